@@ -1,0 +1,32 @@
+LINT = go tool -modfile=tools/go.mod golangci-lint
+FUZZTIME ?= 30s
+
+.PHONY: test race lint fmt tidy demo fuzz ci
+
+test:
+	go test ./...
+
+race:
+	go test -race -timeout 20m ./...
+
+lint:
+	$(LINT) run ./...
+
+fmt:
+	$(LINT) fmt
+
+tidy:
+	for m in $$(git ls-files '*go.mod'); do go -C "$$(dirname "$$m")" mod tidy || exit 1; done
+
+demo:
+	go run ./cmd/etcdlock demo
+
+# Every fuzz target of the root package in turn: FUZZTIME=5m make fuzz
+fuzz:
+	for f in $$(go test -list '^Fuzz' . | grep '^Fuzz'); do \
+		go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) . || exit 1; \
+	done
+
+# All that a change is checked with
+ci:
+	bash .ci/run

@@ -1,0 +1,2 @@
+// Package etcdlock is a fair mutex and a fair read-write lock on etcd.
+package etcdlock

@@ -1,0 +1,159 @@
+package etcdlock
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// cluster is one embedded member that the tests of this package share, each
+// with names of its own. Tests that break something start their own.
+var cluster *etcdtest.Cluster
+
+func TestMain(m *testing.M) {
+	os.Exit(runMain(m))
+}
+
+func runMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "etcdlock-test-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	if cluster, err = etcdtest.New(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer cluster.Close()
+	return m.Run()
+}
+
+// hang is a generous bound on what must not hang.
+const hang = 30 * time.Second
+
+func testCtx(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+var nameSeq atomic.Int64
+
+// lockName is a name that no other test uses.
+func lockName(t testing.TB) string {
+	return fmt.Sprintf("test/%s/%d", strings.ReplaceAll(t.Name(), "/", "-"), nameSeq.Add(1))
+}
+
+func newTestSession(t testing.TB, client *clientv3.Client, opts ...SessionOption) *Session {
+	t.Helper()
+	s, err := NewSession(testCtx(t), client, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), hang)
+		defer cancel()
+		_ = s.Close(ctx)
+	})
+	return s
+}
+
+// entries lists the keys below name, oldest first.
+func entries(t testing.TB, client *clientv3.Client, name string) []string {
+	t.Helper()
+	resp, err := client.Get(testCtx(t), name+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	require.NoError(t, err)
+	keys := []string{}
+	for _, kv := range resp.Kvs {
+		keys = append(keys, string(kv.Key))
+	}
+	return keys
+}
+
+func TestSmoke(t *testing.T) {
+	c := cluster.Client(t)
+	s1, s2 := newTestSession(t, c), newTestSession(t, c)
+	name := lockName(t)
+	m1, m2 := NewMutex(s1, name), NewMutex(s2, name)
+	h1, err := m1.Lock(testCtx(t))
+	require.NoError(t, err)
+	_, err = m2.TryLock(testCtx(t))
+	require.ErrorIs(t, err, ErrLocked)
+	tk, err := m2.Enqueue(testCtx(t))
+	require.NoError(t, err)
+	n, err := tk.Ahead(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+	require.NoError(t, h1.Unlock(testCtx(t)))
+	h2, err := tk.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.Greater(t, h2.Token(), h1.Token())
+	require.NoError(t, h2.Check(testCtx(t)))
+	resp, err := h2.Txn(testCtx(t)).Then(clientv3.OpPut(name+"-x", "1")).Commit()
+	require.NoError(t, err)
+	require.True(t, resp.Succeeded)
+	require.NotNil(t, resp.Responses[0].GetResponsePut())
+	require.NoError(t, h2.Unlock(testCtx(t)))
+	require.ErrorIs(t, h2.Unlock(testCtx(t)), ErrNotHeld)
+	require.Empty(t, entries(t, c, name))
+}
+
+func BenchmarkUncontended(b *testing.B) {
+	s := newTestSession(b, cluster.Client(b))
+	m := NewMutex(s, lockName(b))
+	for b.Loop() {
+		h, err := m.Lock(context.Background())
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := h.Unlock(context.Background()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// tick is how often a test looks whether something has come about.
+const tick = 5 * time.Millisecond
+
+func revision(t testing.TB, c *clientv3.Client) int64 {
+	t.Helper()
+	resp, err := c.Get(testCtx(t), "nothing")
+	require.NoError(t, err)
+	return resp.Header.Revision
+}
+
+// keepBusy writes to etcd, so that its revision is never the one just seen,
+// until the returned function is called.
+func keepBusy(t testing.TB) (stop func()) {
+	c := cluster.Client(t)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			if _, err := c.Put(ctx, "busy", "x"); err != nil && ctx.Err() == nil {
+				t.Error(err)
+				return
+			}
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// permutation is a random order of 0..n-1, told in the test's log.
+func permutation(n int) []int { return rand.Perm(n) }
+
+func sorted(keys []string) []string {
+	slices.Sort(keys)
+	return keys
+}

@@ -1,0 +1,387 @@
+package etcdlock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// An entry is one acquisition: a key in the lock's queue, waiting or holding.
+// This file puts it there and takes it away; waiter.go waits in between.
+type entry struct {
+	s     *Session
+	name  string
+	wants wants
+	// key is what the entry is known by. A write lock has another one, in the
+	// shared range and of the same revision, which Downgrade leaves.
+	key, other slot
+	value      string // of the keys; its nonce is in no other entry's value
+	// rev is the keys' CreateRevision: place in the queue and token.
+	//
+	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it
+	// compares both, so that a late or repeated request of ours can't touch a
+	// newer entry under the same key.
+	rev int64
+	// doubt: an attempt to write the keys may have been carried out, or be
+	// carried out yet, without our knowing.
+	doubt bool
+
+	mu    sync.Mutex // guards what follows, and wants, key and other once held
+	state state
+	cause error  // why the entry is not held anymore, nil before
+	own   *watch // on the deletion of key, nil until needed
+	// unseen: own was opened after the entry was last seen in the queue.
+	unseen bool
+	ctx    context.Context         // of the hold, nil until asked for
+	end    context.CancelCauseFunc // ends ctx
+}
+
+// wants is the kind of hold that an entry asks for.
+type wants uint8
+
+const (
+	mutexHold wants = iota
+	readHold
+	writeHold // a mutexHold that can be downgraded to a readHold
+)
+
+func (w wants) kind() kind {
+	if w == readHold {
+		return shared
+	}
+	return exclusive
+}
+
+// state says how far an entry is. It only goes down this list, and only in
+// becomeLocked.
+type state uint8
+
+const (
+	enqueued  state = iota // its keys are written, or may be
+	held                   // granted
+	released               // given back by its holder
+	abandoned              // withdrawn before its owner had it
+	lost                   // removed by somebody else, or with its session
+)
+
+// becomeLocked changes the state; the caller holds e.mu. It returns false if
+// the entry has come to its end before: whoever ends it first says why.
+func (e *entry) becomeLocked(to state, cause error) bool {
+	switch {
+	case e.state >= released:
+		return false
+	case to == held && e.state == enqueued,
+		to == released && e.state == held,
+		to == abandoned && e.state == enqueued,
+		to == lost && e.state == held:
+		e.state, e.cause = to, cause
+		return true
+	}
+	panic("bug: entry " + e.key.key + " can't go from state " + strconv.Itoa(int(e.state)) + " to " + strconv.Itoa(int(to)))
+}
+
+// entryValue is what people see in the queue. Only the nonce is ever read
+// again, to tell a ghost of ours (a late write of an attempt given up) from
+// other keys.
+type entryValue struct {
+	Owner  string    `json:"owner"`
+	Queued time.Time `json:"queued"`
+	Nonce  string    `json:"nonce"`
+}
+
+// takeKeys reserves the lowest free keys of the name for the entry.
+func (e *entry) takeKeys() {
+	s := e.s
+	s.mu.Lock()
+	if e.wants == readHold {
+		e.key = s.slots.take(sharedBase(e.name, s.id))
+	} else {
+		e.key = s.slots.take(exclusiveBase(e.name, s.id))
+	}
+	if e.wants == writeHold {
+		e.other = s.slots.take(sharedBase(e.name, s.id))
+	}
+	s.seq++
+	v := entryValue{s.owner, time.Now().UTC().Truncate(time.Millisecond), s.nonce + strconv.FormatUint(s.seq, 16)}
+	s.mu.Unlock()
+	value, err := json.Marshal(v)
+	if err != nil {
+		panic("bug: " + err.Error())
+	}
+	e.value = string(value)
+}
+
+func (e *entry) freeKeys() {
+	e.s.mu.Lock()
+	defer e.s.mu.Unlock()
+	e.s.slots.free(e.key)
+	if e.other.key != "" {
+		e.s.slots.free(e.other)
+	}
+}
+
+// absent are the compares, and puts the operations, that write the entry's
+// keys where there are none.
+func (e *entry) absent() []clientv3.Cmp {
+	cmps := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.key.key), "=", 0)}
+	if e.other.key != "" {
+		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(e.other.key), "=", 0))
+	}
+	return cmps
+}
+
+func (e *entry) puts() []clientv3.Op {
+	ops := []clientv3.Op{clientv3.OpPut(e.key.key, e.value, clientv3.WithLease(e.s.id))}
+	if e.other.key != "" {
+		ops = append(ops, clientv3.OpPut(e.other.key, e.value, clientv3.WithLease(e.s.id)))
+	}
+	return ops
+}
+
+// blocking is the range of keys that can block the entry.
+func (e *entry) blocking() (from, to string) {
+	if e.wants == readHold {
+		return exclusiveRange(e.name)
+	}
+	return prefixRange(e.name)
+}
+
+// commit sends the txn that writes the entry until etcd has answered. It is
+// safe to repeat, since a repetition finds the keys of an earlier attempt.
+func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, err error) {
+	err = e.s.persist(ctx, func(ctx context.Context) (err error) {
+		resp, err = build(e.s.client.Txn(ctx)).Commit()
+		if err != nil && !refused(err) {
+			e.doubt = true
+		}
+		return err
+	})
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		e.s.end(ErrSessionExpired, "lease not found")
+		e.s.leaseGone()
+		err = ErrSessionExpired
+	}
+	return resp, err
+}
+
+// txnLimit is how many keys the txn of enqueue reads: as many as one holder
+// can have.
+const txnLimit = 2
+
+// enqueue puts the entry at the end of the queue: one request, one commit.
+// The read stands before the writes and so shows the queue without the entry.
+// It is limited, and in key order: to sort by create revision, etcd would load
+// the whole queue, in the apply loop of every member. ok is false if what it
+// shows is too little to say what the entry has to wait for.
+func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
+	from, to := e.blocking()
+	for {
+		e.takeKeys()
+		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
+			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(txnLimit))
+			return t.If(e.absent()...).
+				Then(append([]clientv3.Op{read}, e.puts()...)...).
+				Else(clientv3.OpGet(e.key.key))
+		})
+		if err != nil {
+			return view{}, false, err
+		}
+		got := resp.Responses[0].GetResponseRange()
+		if resp.Succeeded {
+			e.rev = resp.Header.Revision
+			complete := got.Count <= int64(len(got.Kvs))
+			if complete {
+				v, ok = blocker(e.name, e.wants.kind(), e.rev, toQueue(got.Kvs), true)
+			}
+			v.at = e.rev
+			return v, ok, nil
+		}
+		if e.mine(got.Kvs) {
+			return view{at: resp.Header.Revision}, false, nil
+		}
+		e.passOver(got.Kvs)
+	}
+}
+
+// try writes the entry only if nothing that blocks it is in the queue, and
+// returns ErrLocked otherwise: one request, and no entry on failure. Only where
+// keys that are no entries are in the way does another txn follow, which
+// asks that nothing was written there since they were listed.
+func (e *entry) try(ctx context.Context) error {
+	from, to := e.blocking()
+	free := clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0)
+	list := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(8))
+	for e.takeKeys(); ; {
+		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
+			return t.If(append(e.absent(), free)...).Then(e.puts()...).Else(clientv3.OpGet(e.key.key), list)
+		})
+		if err != nil {
+			return err
+		}
+		if resp.Succeeded {
+			e.rev = resp.Header.Revision
+			return nil
+		}
+		own, got := resp.Responses[0].GetResponseRange(), resp.Responses[1].GetResponseRange()
+		if e.mine(own.Kvs) {
+			return nil // the txn was carried out before, so nothing blocked it
+		}
+		at, keys := resp.Header.Revision, got.Kvs
+		v, ok := blocker(e.name, e.wants.kind(), maxRev, toQueue(keys), got.Count <= int64(len(keys)))
+		if !ok {
+			all, _, err := e.s.get(ctx, 0, from, clientv3.WithRange(to), clientv3.WithKeysOnly())
+			if err != nil {
+				return err
+			}
+			at = all.Header.Revision
+			v, _ = blocker(e.name, e.wants.kind(), maxRev, toQueue(all.Kvs), true)
+		}
+		if len(v.blockers) > 0 {
+			return ErrLocked
+		}
+		if len(own.Kvs) > 0 {
+			e.passOver(own.Kvs)
+			e.takeKeys()
+		}
+		free = clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1)
+	}
+}
+
+// mine reports whether kvs, the key of the entry as etcd has it, was written by
+// an earlier attempt of this very entry, and notes its revision then.
+func (e *entry) mine(kvs []*mvccpb.KeyValue) bool {
+	if len(kvs) == 0 || string(kvs[0].Value) != e.value {
+		return false
+	}
+	e.rev = kvs[0].CreateRevision
+	return true
+}
+
+// passOver leaves the entry's keys to whoever has them: another user of an
+// adopted lease, for as long as the session lives, or a ghost of this session
+// that came after its settling, which is removed.
+func (e *entry) passOver(kvs []*mvccpb.KeyValue) {
+	for _, kv := range kvs {
+		if strings.Contains(string(kv.Value), `"`+e.s.nonce) {
+			ghost := &entry{s: e.s, name: e.name, key: slot{key: string(kv.Key)}}
+			e.s.background(func(ctx context.Context) { _, _ = ghost.remove(ctx, kv.CreateRevision) })
+		}
+	}
+}
+
+// remove deletes the keys of the entry as far as they are at rev, until etcd
+// has confirmed it or ctx ends. found says whether the entry was there, or may
+// have been removed by an earlier attempt of this call.
+func (e *entry) remove(ctx context.Context, rev int64) (found bool, err error) {
+	repeated := false
+	err = e.s.persist(ctx, func(ctx context.Context) error {
+		is := func(k slot) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(k.key), "=", rev) }
+		txn := e.s.client.Txn(ctx)
+		if e.other.key == "" {
+			txn = txn.If(is(e.key)).Then(clientv3.OpDelete(e.key.key))
+		} else { // each on its own: one may be gone already
+			del := func(k slot) clientv3.Op {
+				return clientv3.OpTxn([]clientv3.Cmp{is(k)}, []clientv3.Op{clientv3.OpDelete(k.key)}, nil)
+			}
+			txn = txn.Then(del(e.key), del(e.other))
+		}
+		resp, err := txn.Commit()
+		if err != nil {
+			repeated = repeated || !refused(err)
+			return err
+		}
+		found = resp.Succeeded
+		if e.other.key != "" {
+			found = resp.Responses[0].GetResponseTxn().Succeeded
+		}
+		return nil
+	})
+	return found || repeated, err
+}
+
+// abandon gives up an entry that its owner did not get: whatever of it is in
+// the queue, or comes there late, is removed in the background.
+func (e *entry) abandon(cause error) {
+	e.mu.Lock()
+	ok := e.becomeLocked(abandoned, cause)
+	e.closeOwnLocked()
+	e.mu.Unlock()
+	switch {
+	case !ok:
+	case e.rev == 0 && !e.doubt:
+		e.freeKeys() // never written
+	default:
+		e.s.background(e.discard)
+	}
+}
+
+// discard removes the entry and settles it. ctx ends with the lease, which
+// removes the entry too.
+func (e *entry) discard(ctx context.Context) {
+	for e.rev != 0 {
+		_, err := e.remove(ctx, e.rev)
+		if err == nil {
+			break
+		}
+		if pause(ctx, retryMax) != nil { // refused, which may pass
+			return
+		}
+	}
+	e.settle(settleFirst)
+}
+
+const (
+	settleFirst = 25 * time.Millisecond
+	settleMax   = 4 * time.Second
+	settleTimes = 12 // over some 20 s, three times as long as etcd lets a request live
+)
+
+// settle frees the entry's keys. Where an attempt's outcome is in doubt, it
+// first looks for a late write, again and again for a while, and removes what
+// it finds: a request that was given up may still be on its way.
+//
+// Invariant (I6): no key is used anew while a write of its last user may yet
+// come, so a key that holds another's nonce is a ghost and never a neighbour.
+func (e *entry) settle(delay time.Duration) {
+	if !e.doubt {
+		e.freeKeys()
+		return
+	}
+	e.lookForGhost(delay, settleTimes)
+}
+
+func (e *entry) lookForGhost(delay time.Duration, times int) {
+	e.s.background(func(ctx context.Context) {
+		got, _, err := e.s.get(ctx, 0, e.key.key)
+		if err == nil && len(got.Kvs) > 0 && string(got.Kvs[0].Value) == e.value {
+			_, err = e.remove(ctx, got.Kvs[0].CreateRevision)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			times++ // no answer: this look does not count
+		case times == 0:
+			e.freeKeys()
+			return
+		}
+		// A timer, not a goroutine: there may be many to settle.
+		time.AfterFunc(delay, func() { e.lookForGhost(min(2*delay, settleMax), times-1) })
+	})
+}
+
+func toQueue(kvs []*mvccpb.KeyValue) []queued {
+	q := make([]queued, len(kvs))
+	for i, kv := range kvs {
+		q[i] = queued{string(kv.Key), kv.CreateRevision}
+	}
+	return q
+}

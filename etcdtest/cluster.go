@@ -1,0 +1,147 @@
+package etcdtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"testing"
+)
+
+// startAttempts bounds how often a cluster is started with new ports because a port
+// was taken.
+const startAttempts = 20
+
+// A Cluster is an etcd cluster that runs inside this process. It is safe for
+// concurrent use.
+type Cluster struct {
+	members []*Member
+	tempDir string // removed by Close, unless empty
+
+	mu        sync.Mutex // guards Member.isolated and the cuts between members
+	closeOnce sync.Once
+}
+
+// Start starts a cluster with its data in tb's temporary directory, waits until all
+// members serve, and closes it when the test ends. It fails the test when
+// that is impossible.
+func Start(tb testing.TB, opts ...Option) *Cluster {
+	tb.Helper()
+	c, err := New(tb.TempDir(), opts...)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	tb.Cleanup(c.Close)
+	return c
+}
+
+// New is [Start] for code that has no [testing.TB]. The data goes to dir, which
+// must not hold those of an earlier cluster; for an empty dir it goes to a
+// temporary directory that Close removes. The caller must call Close.
+func New(dir string, opts ...Option) (*Cluster, error) {
+	cfg := config{members: 1}
+	for _, o := range opts {
+		o.apply(&cfg)
+	}
+	if cfg.members < 1 {
+		return nil, fmt.Errorf("etcdtest: a cluster of %d members", cfg.members)
+	}
+	c := &Cluster{}
+	if dir == "" {
+		var err error
+		if c.tempDir, err = os.MkdirTemp("", "etcdtest-"); err != nil {
+			return nil, fmt.Errorf("etcdtest: %w", err)
+		}
+		dir = c.tempDir
+	}
+	if err := c.start(dir, cfg); err != nil {
+		c.Close()
+		return nil, fmt.Errorf("etcdtest: start: %w", err)
+	}
+	return c, nil
+}
+
+// start tries with other ports as long as a port was taken between its choice and
+// the listen: no choice of ports rules that out when packages are tested in
+// parallel.
+func (c *Cluster) start(dir string, cfg config) error {
+	for i := range cfg.members {
+		d := filepath.Join(dir, memberName(i))
+		if _, err := os.Stat(d); err == nil {
+			return fmt.Errorf("%s: %w", d, os.ErrExist)
+		}
+	}
+	var err error
+	for range startAttempts {
+		if err = c.startOnce(dir, cfg); err == nil {
+			return nil
+		}
+		for i, m := range c.members {
+			m.Kill()
+			if rerr := os.RemoveAll(filepath.Join(dir, memberName(i))); rerr != nil {
+				return errors.Join(err, rerr)
+			}
+		}
+		c.members = nil
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			return err
+		}
+	}
+	return err
+}
+
+func (c *Cluster) startOnce(dir string, cfg config) error {
+	configs, err := memberConfigs(dir, cfg)
+	if err != nil {
+		return err
+	}
+	for i, ec := range configs {
+		c.members = append(c.members, &Member{cluster: c, index: i, config: ec})
+	}
+	// A member only becomes ready when a majority runs, so start all first.
+	for _, m := range c.members {
+		if err := m.start(); err != nil {
+			return err
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
+	defer cancel()
+	for _, m := range c.members {
+		if err := m.waitReady(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Member returns the i-th member, counted from 0.
+func (c *Cluster) Member(i int) *Member { return c.members[i] }
+
+// Endpoints returns the client URLs of all members, in the order of the members.
+func (c *Cluster) Endpoints() []string {
+	eps := make([]string, len(c.members))
+	for i, m := range c.members {
+		eps[i] = m.Endpoint()
+	}
+	return eps
+}
+
+// Close stops all members at once, whatever clients are still connected. It is
+// idempotent.
+func (c *Cluster) Close() {
+	c.closeOnce.Do(func() {
+		var wg sync.WaitGroup
+		for _, m := range c.members {
+			wg.Go(m.Kill)
+		}
+		wg.Wait()
+		if c.tempDir != "" {
+			_ = os.RemoveAll(c.tempDir) // what stays behind is in the temporary directory
+		}
+	})
+}
+
+func memberName(i int) string { return fmt.Sprintf("m%d", i) }

@@ -1,0 +1,45 @@
+// Package etcdtest runs a real etcd of one or several members inside a Go
+// test, breaks it, and mends it.
+//
+//	func TestMyService(t *testing.T) {
+//		cluster := etcdtest.Start(t)
+//		client := cluster.Client(t)
+//		// ... use the client; all is closed when the test ends
+//	}
+//
+// [Start] never skips: a test fails when etcd can't start. Code without a
+// [testing.TB], such as TestMain, an example or a command, uses [New] and
+// [Cluster.Close].
+//
+// # Defaults
+//
+// A cluster has one member, listens on loopback only, and logs nothing but the
+// reason of a crash. It differs from a production etcd in two points:
+//
+//   - It doesn't fsync. A write then costs tens of microseconds and the tests of
+//     several packages don't queue for one disk. What a test can observe is the
+//     same, since stopping a member (even abruptly) loses nothing that was
+//     handed to the operating system. [WithFsync] turns it on.
+//   - Its clock is quicker: one member ticks each 10 ms and elects itself after
+//     at most 0.2 s; several members tick each 50 ms and elect after 0.6 to
+//     1.2 s. The shortest lease that etcd grants is 1.5 times the election
+//     timeout, rounded up to seconds, so with either setting a TTL of 1 s is
+//     granted as 1 s (etcd's own default would make it 2 s). Several
+//     members run in one process: a pause of the process stops all their
+//     clocks at once and costs no leader.
+//
+// [WithConfig] changes any of this.
+//
+// # Leak checks
+//
+// After the end of a one-member cluster none of its goroutines is left. With several
+// members a few connections between them outlive it by up to 5 s: etcd's peer
+// listener overrides the deadline by which net/http wakes its reader, and
+// nothing outside can close them. A goleak check then needs the option
+// goleak.IgnoreAnyFunction for each of
+//
+//	net/http.(*conn).serve
+//	net/http.(*connReader).backgroundRead
+//	net/http.(*persistConn).readLoop
+//	net/http.(*persistConn).writeLoop
+package etcdtest

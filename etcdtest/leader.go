@@ -1,0 +1,134 @@
+package etcdtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/client/pkg/v3/types"
+	"go.etcd.io/etcd/server/v3/storage/mvcc"
+)
+
+const (
+	// leaderPoll is how often Leader looks.
+	leaderPoll = 5 * time.Millisecond
+
+	// transferTimeout is when MoveLeader asks again: raft gives a transfer up after an
+	// election timeout, without telling anybody.
+	transferTimeout = 2 * time.Second
+)
+
+// Leader waits until a majority of the members agrees on a leader, and returns it. A
+// leader that has been isolated is none, even while it doesn't know that yet.
+func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
+	tick := time.NewTicker(leaderPoll)
+	defer tick.Stop()
+	for {
+		if m := c.leader(); m != nil {
+			return m, nil
+		}
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil, fmt.Errorf("etcdtest: no leader: %w", ctx.Err())
+		}
+	}
+}
+
+func (c *Cluster) leader() *Member {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	votes := map[types.ID]int{}
+	byID := map[types.ID]*Member{}
+	for _, m := range c.members {
+		if e := m.Etcd(); e != nil && !m.isolated {
+			byID[e.Server.MemberID()] = m
+			votes[e.Server.Leader()]++
+		}
+	}
+	for id, n := range votes {
+		if n > len(c.members)/2 {
+			// Nil when the majority has no leader (the ID is 0), or hasn't noticed
+			// yet that its leader is stopped or isolated.
+			return byID[id]
+		}
+	}
+	return nil
+}
+
+// MoveLeader makes the i-th member the leader, and waits until a majority knows it.
+func (c *Cluster) MoveLeader(ctx context.Context, i int) error {
+	tick := time.NewTicker(leaderPoll)
+	defer tick.Stop()
+	for ; ; <-tick.C {
+		from, err := c.Leader(ctx)
+		if err != nil {
+			return err
+		}
+		to := c.members[i]
+		if from == to {
+			return nil
+		}
+		source, target := from.Etcd(), to.Etcd()
+		if target == nil {
+			return fmt.Errorf("etcdtest: move leader: %s: stopped", to.config.Name)
+		}
+		if source == nil {
+			continue // stopped meanwhile: there will be another
+		}
+		tctx, cancel := context.WithTimeout(ctx, transferTimeout)
+		err = source.Server.MoveLeader(tctx, uint64(source.Server.MemberID()), uint64(target.Server.MemberID()))
+		cancel()
+		if err != nil && ctx.Err() != nil {
+			return fmt.Errorf("etcdtest: move leader: %w", ctx.Err())
+		}
+		// Whatever the error is otherwise, only the next look counts.
+	}
+}
+
+// Compact compacts the history up to the newest revision, and returns that. A watch
+// from any lower revision is then refused. Nothing to compact is no error.
+func (c *Cluster) Compact(ctx context.Context) (int64, error) {
+	leader, err := c.Leader(ctx)
+	if err != nil {
+		return 0, err
+	}
+	e := leader.Etcd()
+	if e == nil {
+		return 0, fmt.Errorf("etcdtest: compact: %s: stopped", leader.config.Name)
+	}
+	rev := e.Server.KV().Rev()
+	if _, err := e.Server.Compact(ctx, &pb.CompactionRequest{Revision: rev, Physical: true}); err != nil && !errors.Is(err, mvcc.ErrCompacted) {
+		return 0, fmt.Errorf("etcdtest: compact: %w", err)
+	}
+	return rev, nil
+}
+
+func (c *Cluster) setIsolated(m *Member, isolated bool) {
+	c.mu.Lock()
+	m.isolated = isolated
+	c.mu.Unlock()
+	c.applyIsolation()
+}
+
+// applyIsolation cuts or mends each connection between two members. Each end of it has
+// its own switch, and a server forgets its switches when it stops.
+func (c *Cluster) applyIsolation() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, a := range c.members {
+		for _, b := range c.members {
+			from, to := a.Etcd(), b.Etcd()
+			if a == b || from == nil || to == nil {
+				continue
+			}
+			if a.isolated || b.isolated {
+				from.Server.CutPeer(to.Server.MemberID())
+			} else {
+				from.Server.MendPeer(to.Server.MemberID())
+			}
+		}
+	}
+}

@@ -1,0 +1,212 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A Held is a lock that is held: one acquisition, from its grant to its Unlock
+// or its loss. It is safe for concurrent use; it is not reused, the next
+// acquisition gives another one.
+//
+// What no lock service can do is stop a process that was paused from going on
+// as if it held its lock. So a hold has a Token, for stores that compare
+// numbers, and Txn, for what is kept in etcd itself.
+type Held struct{ entry }
+
+// Context ends when the hold does: at Unlock, at its loss and at the session's
+// deadline, whichever comes first. Its cause is what Err returns then.
+//
+// The first use of Context, Done or Do starts to watch the entry in etcd, if
+// waiting for the lock has not done so already: from then on a hold whose entry
+// was removed by somebody else ends within an instant, and not only at
+// its next use. The watch costs a goroutine and, where the lock was taken
+// without waiting, at most one read.
+func (h *Held) Context() context.Context {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ctx == nil {
+		h.ctx, h.end = context.WithCancelCause(context.Background())
+		h.refreshLocked()
+		if h.state != held {
+			h.end(h.cause)
+		} else {
+			h.guardLocked()
+		}
+	}
+	return h.ctx
+}
+
+// Done is Context().Done().
+func (h *Held) Done() <-chan struct{} { return h.Context().Done() }
+
+// Err is nil while the lock is held, ErrNotHeld after Unlock, and ErrLost after
+// a loss, with ErrSessionExpired or ErrSessionClosed where that is why. It asks
+// nobody; see Check.
+func (h *Held) Err() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.refreshLocked()
+	return h.cause
+}
+
+// Valid reports whether the lock can be vouched for at this moment, from what
+// is known locally: it is not unlocked, not lost, and the deadline has not
+// passed, by the monotonic clock and by the other. After a process was paused
+// it is right at once, when Done may still need a moment.
+func (h *Held) Valid() bool { return h.Err() == nil && h.s.valid() }
+
+// Deadline is the session's: the time up to which the lock can be vouched for
+// without hearing of etcd again.
+func (h *Held) Deadline() time.Time { return h.s.Deadline() }
+
+// Check asks etcd, with one linearizable read, whether the entry is still there:
+// nil if it was at some moment during the call. It blocks until etcd has
+// answered, or ctx or the session ends. After an error of ctx nothing is known;
+// the hold stays as it was.
+func (h *Held) Check(ctx context.Context) error {
+	if err := h.Err(); err != nil {
+		return wrap("check", h.name, err)
+	}
+	ctx, stop := h.s.bind(ctx)
+	defer stop()
+	there, err := h.present(ctx, h.Key(), 0)
+	if err == nil && !there {
+		err = h.gone()
+	}
+	return wrap("check", h.name, err)
+}
+
+// Token is the entry's create revision. It grows with every acquisition of the
+// name, so a store that refuses tokens lower than the highest it has seen can't
+// be written by a former holder (a "fencing token").
+func (h *Held) Token() int64 { return h.rev }
+
+// Key is the entry's key in etcd.
+func (h *Held) Key() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.key.key
+}
+
+// IsOwner is a comparison that is true in a transaction exactly while the lock
+// is held; see Txn, which adds it and tells its failure from others.
+func (h *Held) IsOwner() clientv3.Cmp {
+	return clientv3.Compare(clientv3.CreateRevision(h.Key()), "=", h.rev)
+}
+
+// readOnly reports whether the hold is one for reading.
+func (h *Held) readOnly() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.wants == readHold
+}
+
+// Downgrade turns a write hold into a read hold with nobody in between: readers
+// that wait next in line get in, writers wait on. The token stays; Key names the
+// shared entry from now on. On a read hold it does nothing. It costs one commit.
+//
+// It blocks until etcd has confirmed, or ctx or the session ends. After an error
+// of ctx the lock is still held, for reading at least; call it again, or Unlock.
+func (h *Held) Downgrade(ctx context.Context) error {
+	return wrap("downgrade", h.name, h.downgrade(ctx))
+}
+
+func (h *Held) downgrade(ctx context.Context) error {
+	h.mu.Lock()
+	h.refreshLocked()
+	switch {
+	case h.state != held:
+		defer h.mu.Unlock()
+		return h.cause
+	case h.wants == mutexHold:
+		defer h.mu.Unlock()
+		return errors.New("a Mutex has no read holds: use an RWMutex")
+	case h.wants == readHold && h.other.key == "":
+		defer h.mu.Unlock()
+		return nil
+	}
+	if h.wants == writeHold {
+		// From here on the shared entry is what the hold is known by: it is
+		// there from the start, and stays whatever becomes of the request.
+		h.key, h.other, h.wants = h.other, h.key, readHold
+		h.closeOwnLocked()
+	}
+	key, other := h.key.key, h.other.key
+	h.mu.Unlock()
+
+	ctx, stop := h.s.bind(ctx)
+	defer stop()
+	return h.s.persist(ctx, func(ctx context.Context) error {
+		is := func(key string) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(key), "=", h.rev) }
+		resp, err := h.s.client.Txn(ctx).If(is(key)).
+			Then(clientv3.OpTxn([]clientv3.Cmp{is(other)}, []clientv3.Op{clientv3.OpDelete(other)}, nil)).Commit()
+		if err == nil && !resp.Succeeded {
+			return h.gone()
+		}
+		return err
+	})
+}
+
+// Unlock gives the lock back. It blocks until etcd has confirmed that, one
+// request and one commit, or ctx ends; then it returns ctx's error and the
+// release goes on in the background, until etcd has confirmed it or the lease
+// is gone. With a ctx that has ended it returns at once.
+//
+// From the first call on the lock is not Valid. A further call returns
+// ErrNotHeld. If the hold was lost before, Unlock returns ErrLost: somebody
+// else may have been in the section.
+func (h *Held) Unlock(ctx context.Context) error {
+	return wrap("unlock", h.name, h.unlock(ctx))
+}
+
+func (h *Held) unlock(ctx context.Context) error {
+	h.mu.Lock()
+	h.refreshLocked()
+	if h.state != held {
+		defer h.mu.Unlock()
+		return h.cause
+	}
+	if ctx.Value(doKey{h.s, h.name}) == h {
+		var cancel context.CancelFunc
+		ctx, cancel = outlive(ctx, ErrNotHeld)
+		defer cancel()
+	}
+	h.endLocked(released, ErrNotHeld) // before anybody else can have the lock
+	h.mu.Unlock()
+
+	bound, stop := h.s.bind(ctx)
+	defer stop()
+	found, err := h.remove(bound, h.rev)
+	switch {
+	case err != nil:
+		h.s.background(h.discard)
+		if cause := h.s.Err(); cause != nil && ctx.Err() == nil {
+			err = lossOf(cause)
+		}
+		return err
+	case !found:
+		err = ErrLost
+	}
+	h.settle(settleFirst)
+	return err
+}
+
+// outlive returns a ctx that ends with ctx unless because of cause: the ctx that
+// Do gives ends when its hold is unlocked, and the unlocking is to go on.
+func outlive(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
+	out, free := context.WithoutCancel(ctx), func() {}
+	if d, ok := ctx.Deadline(); ok {
+		out, free = context.WithDeadline(out, d)
+	}
+	out, cancel := context.WithCancelCause(out)
+	stop := context.AfterFunc(ctx, func() {
+		if c := context.Cause(ctx); !errors.Is(c, cause) {
+			cancel(c)
+		}
+	})
+	return out, func() { stop(); cancel(nil); free() }
+}

@@ -1,0 +1,208 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+)
+
+// A Mutex is a mutual exclusion lock among all sessions that use its name on
+// one etcd, like [sync.Mutex] among goroutines, but: it queues in the order in
+// which etcd got the requests and nobody passes anybody; every acquisition is
+// a value of its own, a *Held, and only that can be unlocked; it may be lost,
+// and its holder is told; waiting ends with ctx. A Mutex has no state: it may
+// be copied, and two of one session exclude each other like any other two. It is
+// safe for concurrent use.
+//
+// It excludes the [RWMutex] of the same name, and etcd's own concurrency.Mutex,
+// `etcdctl lock` and v3lock too, which write the same keys.
+type Mutex struct{ l lock }
+
+// NewMutex makes a Mutex; it makes no request. A name that is not valid, or a nil
+// session, is an error of every call.
+func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} }
+
+// Lock takes the lock and waits for it. It blocks while an earlier entry is in
+// the queue, and until etcd has answered, through leader changes and lost
+// replies. It ends early when ctx ends, within milliseconds whether etcd
+// answers or not, when the session ends, or when somebody removes its entry
+// (ErrLost). After an error the caller holds nothing and owes nothing: its entry
+// is removed in the background.
+//
+// With nobody before it Lock costs one request, which is one commit. A Lock that
+// waits costs two watches and at most two reads more if it is next in line,
+// three if it is deeper in the queue.
+func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexHold) }
+
+// TryLock takes the lock if nobody holds it or waits for it, and otherwise
+// returns ErrLocked. It never waits for others, costs one request, and writes
+// nothing when it fails. It blocks until etcd has answered or ctx or the session
+// ends; nothing of it stays in the queue then.
+func (m *Mutex) TryLock(ctx context.Context) (*Held, error) {
+	return m.l.try(ctx, "try to lock", mutexHold)
+}
+
+// Enqueue takes a place in the queue, to wait for later or to select on. ctx
+// bounds the call only; the place stays until Cancel or the session's end. It
+// costs what Lock does.
+func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
+	return m.l.enqueue(ctx, "enqueue for", mutexHold)
+}
+
+// Do takes the lock, runs fn and gives the lock back, also when fn panics. fn's
+// ctx ends when the hold does, with its cause. Do returns fn's error, joined with
+// ErrLost if the hold was lost before fn was done: somebody else may
+// have been in the section.
+//
+// It is the one way to take a lock that one has already: under the ctx that fn
+// got, Do on the same session and name runs its fn at once, inside the hold;
+// Lock and Enqueue return ErrWouldDeadlock there, TryLock ErrLocked.
+func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
+	return m.l.do(ctx, "do under", mutexHold, fn)
+}
+
+// lock is a name in a session: what a Mutex and an RWMutex are made of.
+type lock struct {
+	s    *Session
+	name string
+	err  error // of every call
+}
+
+func newLock(s *Session, name string) lock {
+	l := lock{s: s, name: name, err: checkName(name)}
+	if s == nil {
+		l.err = errors.New("the session is nil: make one with NewSession")
+	}
+	return l
+}
+
+// enter makes the entry that op asks for, unless there is a reason not to begin.
+func (l *lock) enter(ctx context.Context, w wants) (*Held, error) {
+	switch {
+	case l.err != nil:
+		return nil, l.err
+	case l.s == nil:
+		return nil, errors.New("it was not made with NewMutex or NewRWMutex")
+	case l.s.Err() != nil:
+		return nil, l.s.Err()
+	case ctx.Err() != nil:
+		return nil, ended(ctx, nil)
+	}
+	return &Held{entry{s: l.s, name: l.name, wants: w}}, nil
+}
+
+func (l *lock) lock(ctx context.Context, op string, w wants) (*Held, error) {
+	h, v, looked, err := l.queue(ctx, w)
+	if err != nil {
+		return nil, wrap(op, l.name, err)
+	}
+	if looked && len(v.blockers) == 0 {
+		err = h.grant(ctx)
+	} else {
+		err = h.wait(ctx, v, looked)
+	}
+	if err != nil {
+		h.abandon(err)
+		return nil, wrap(op, l.name, err)
+	}
+	return h, nil
+}
+
+func (l *lock) enqueue(ctx context.Context, op string, w wants) (*Ticket, error) {
+	h, v, looked, err := l.queue(ctx, w)
+	if err != nil {
+		return nil, wrap(op, l.name, err)
+	}
+	t, err := newTicket(h, v, looked)
+	return t, wrap(op, l.name, err)
+}
+
+// queue puts a new entry into the queue; after an error nothing is left of it.
+func (l *lock) queue(ctx context.Context, w wants) (h *Held, v view, looked bool, err error) {
+	if l.s != nil && l.holdIn(ctx) != nil {
+		return nil, view{}, false, ErrWouldDeadlock
+	}
+	h, err = l.enter(ctx, w)
+	if err != nil {
+		return nil, view{}, false, err
+	}
+	bound, stop := l.s.bind(ctx)
+	defer stop()
+	v, looked, err = h.enqueue(bound)
+	if err != nil {
+		h.abandon(err)
+	}
+	return h, v, looked, err
+}
+
+func (l *lock) try(ctx context.Context, op string, w wants) (*Held, error) {
+	if l.s != nil && l.holdIn(ctx) != nil {
+		return nil, wrap(op, l.name, ErrLocked)
+	}
+	h, err := l.enter(ctx, w)
+	if err != nil {
+		return nil, wrap(op, l.name, err)
+	}
+	bound, stop := l.s.bind(ctx)
+	defer stop()
+	if err = h.try(bound); err == nil {
+		err = h.grant(bound)
+	}
+	if err != nil {
+		h.abandon(err)
+		return nil, wrap(op, l.name, err)
+	}
+	return h, nil
+}
+
+// doKey is the key of the hold of a name in the ctx that Do gives.
+type doKey struct {
+	s    *Session
+	name string
+}
+
+// holdIn is the hold of this name that ctx runs under, unless it was unlocked.
+func (l *lock) holdIn(ctx context.Context) *Held {
+	h, _ := ctx.Value(doKey{l.s, l.name}).(*Held)
+	if h == nil || errors.Is(h.Err(), ErrNotHeld) {
+		return nil
+	}
+	return h
+}
+
+func (l *lock) do(ctx context.Context, op string, w wants, fn func(context.Context, *Held) error) error {
+	if h := l.holdIn(ctx); h != nil {
+		switch err := h.Err(); {
+		case err != nil:
+			return wrap(op, l.name, err)
+		case w != readHold && h.readOnly():
+			return wrap(op, l.name, ErrWouldDeadlock)
+		}
+		return l.run(ctx, op, h, fn)
+	}
+	h, err := l.lock(ctx, op, w)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = h.Unlock(ctx) }() // when fn panics; else it is done
+	err = l.run(ctx, op, h, fn)
+	if uerr := h.unlock(ctx); uerr != nil && !errors.Is(uerr, ErrNotHeld) && ctx.Err() == nil {
+		// Not ErrNotHeld: fn has unlocked. Not ctx's: the release goes on.
+		if !errors.Is(err, ErrLost) || !errors.Is(uerr, ErrLost) {
+			err = errors.Join(err, wrap(op, l.name, uerr))
+		}
+	}
+	return err
+}
+
+// run runs fn under h, with a ctx that ends with h.
+func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Context, *Held) error) error {
+	inner, cancel := context.WithCancelCause(context.WithValue(ctx, doKey{l.s, l.name}, h))
+	defer cancel(nil)
+	hold := h.Context()
+	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()
+	err := fn(inner, h)
+	if lost := h.Err(); errors.Is(lost, ErrLost) {
+		err = errors.Join(err, wrap(op, l.name, lost))
+	}
+	return err
+}

@@ -1,0 +1,221 @@
+package etcdlock
+
+import (
+	"context"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// What each operation costs, in requests on the wire, exactly.
+
+func (w *wire) require(t *testing.T, want map[string]int, watches int) {
+	t.Helper()
+	calls, created := w.counts()
+	require.Equal(t, want, calls)
+	require.Len(t, created, watches)
+	requireFromNow(t, created)
+}
+
+// requireFromNow: a watch that is opened at a revision that exists is served
+// from a loop that runs each 100 ms.
+func requireFromNow(t *testing.T, created []*pb.WatchCreateRequest) {
+	t.Helper()
+	for _, r := range created {
+		require.Zero(t, r.StartRevision, "watch of %q", r.Key)
+	}
+}
+
+func TestRequests_Uncontended(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	s := newTestSession(t, c)
+	for name, lock := range lockFuncs(s, lockName(t)) {
+		t.Run(name, func(t *testing.T) {
+			w.reset()
+			h, err := lock(testCtx(t))
+			require.NoError(t, err)
+			require.True(t, h.Valid())
+			require.NoError(t, h.Err())
+			require.NoError(t, h.Unlock(testCtx(t)))
+			w.require(t, map[string]int{"Txn": 2}, 0)
+		})
+	}
+}
+
+// lockFuncs are the four ways to take a lock of this name.
+func lockFuncs(s *Session, name string) map[string]func(context.Context) (*Held, error) {
+	return map[string]func(context.Context) (*Held, error){
+		"Mutex":        NewMutex(s, name).Lock,
+		"RWMutex":      NewRWMutex(s, name).Lock,
+		"RWMutex read": NewRWMutex(s, name).RLock,
+		"Try":          NewMutex(s, name).TryLock,
+		"Try write":    NewRWMutex(s, name).TryLock,
+		"Try read":     NewRWMutex(s, name).TryRLock,
+	}
+}
+
+func TestRequests_TryOnAHeldLock(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	before := entries(t, c, name)
+	for _, try := range []func(context.Context) (*Held, error){NewMutex(s, name).TryLock, NewRWMutex(s, name).TryLock, NewRWMutex(s, name).TryRLock} {
+		rev := revision(t, cluster.Client(t))
+		w.reset()
+		_, err := try(testCtx(t))
+		require.ErrorIs(t, err, ErrLocked)
+		w.require(t, map[string]int{"Txn": 1}, 0)
+		require.Equal(t, rev, revision(t, cluster.Client(t)), "it writes nothing")
+	}
+	require.Equal(t, before, entries(t, cluster.Client(t), name))
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+// quiet waits until the waiter of a ticket watches what it waits for.
+func waitsFor(t *testing.T, w *wire, watches int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		_, created := w.counts()
+		return len(created) >= watches
+	}, hang, tick)
+}
+
+func TestRequests_ContendedFirstInLine(t *testing.T) {
+	for _, busy := range []bool{false, true} {
+		t.Run(map[bool]string{false: "quiet cluster", true: "busy cluster"}[busy], func(t *testing.T) {
+			for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+				t.Run(kind, func(t *testing.T) {
+					name := lockName(t)
+					other := newTestSession(t, cluster.Client(t))
+					h, err := NewRWMutex(other, name).Lock(testCtx(t))
+					require.NoError(t, err)
+					c, w := wiredClient(t, cluster)
+					s := newTestSession(t, c)
+					w.reset()
+					if busy {
+						defer keepBusy(t)()
+					}
+					granted := make(chan *Held, 1)
+					go func() {
+						h, err := lockFuncs(s, name)[kind](testCtx(t))
+						if err != nil {
+							t.Error(err)
+						}
+						granted <- h
+					}()
+					waitsFor(t, w, 2)
+					require.NoError(t, h.Unlock(testCtx(t)))
+					h2 := <-granted
+					require.NotNil(t, h2)
+					require.NoError(t, h2.Unlock(testCtx(t)))
+					calls, created := w.counts()
+					require.Equal(t, 2, calls["Txn"])
+					require.LessOrEqual(t, calls["Range"], 2)
+					require.Len(t, created, 2)
+					requireFromNow(t, created)
+				})
+			}
+		})
+	}
+}
+
+func TestRequests_ContendedDeeper(t *testing.T) {
+	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+		t.Run(kind, func(t *testing.T) {
+			name := lockName(t)
+			m := NewMutex(newTestSession(t, cluster.Client(t)), name)
+			h, err := m.Lock(testCtx(t))
+			require.NoError(t, err)
+			var tickets []*Ticket
+			for range 3 {
+				tk, err := m.Enqueue(testCtx(t))
+				require.NoError(t, err)
+				tickets = append(tickets, tk)
+			}
+			c, w := wiredClient(t, cluster)
+			s := newTestSession(t, c)
+			w.reset()
+			granted := make(chan *Held, 1)
+			go func() {
+				h, err := lockFuncs(s, name)[kind](testCtx(t))
+				if err != nil {
+					t.Error(err)
+				}
+				granted <- h
+			}()
+			waitsFor(t, w, 2)
+			require.NoError(t, h.Unlock(testCtx(t)))
+			for _, tk := range tickets {
+				h, err := tk.Wait(testCtx(t))
+				require.NoError(t, err)
+				require.NoError(t, h.Unlock(testCtx(t)))
+			}
+			h2 := <-granted
+			require.NotNil(t, h2)
+			require.NoError(t, h2.Unlock(testCtx(t)))
+			calls, created := w.counts()
+			require.Equal(t, 2, calls["Txn"])
+			require.LessOrEqual(t, calls["Range"], 3)
+			require.Len(t, created, 2)
+			requireFromNow(t, created)
+		})
+	}
+}
+
+// A writer behind R readers that leave in any order: neither reads nor watches
+// depend on R.
+func TestRequests_WriterBehindReaders(t *testing.T) {
+	var costs []map[string]int
+	for _, readers := range []int{5, 50} {
+		name := lockName(t)
+		rw := NewRWMutex(newTestSession(t, cluster.Client(t)), name)
+		var holds []*Held
+		for range readers {
+			h, err := rw.RLock(testCtx(t))
+			require.NoError(t, err)
+			holds = append(holds, h)
+		}
+		c, w := wiredClient(t, cluster)
+		s := newTestSession(t, c)
+		w.reset()
+		granted := make(chan *Held, 1)
+		go func() {
+			h, err := NewRWMutex(s, name).Lock(testCtx(t))
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- h
+		}()
+		waitsFor(t, w, 2)
+		for _, i := range permutation(readers) {
+			require.NoError(t, holds[i].Unlock(testCtx(t)))
+		}
+		h := <-granted
+		require.NotNil(t, h)
+		require.NoError(t, h.Unlock(testCtx(t)))
+		calls, created := w.counts()
+		require.Len(t, created, 2)
+		requireFromNow(t, created)
+		costs = append(costs, calls)
+	}
+	require.Equal(t, costs[0], costs[1])
+	require.LessOrEqual(t, costs[0]["Range"], 3)
+	require.Equal(t, 2, costs[0]["Txn"])
+}
+
+func TestRequests_HoldContext(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	s := newTestSession(t, c)
+	m := NewMutex(s, lockName(t))
+	require.NoError(t, m.Do(testCtx(t), func(ctx context.Context, h *Held) error {
+		waitsFor(t, w, 1)
+		return h.Context().Err()
+	}))
+	calls, created := w.counts()
+	require.Len(t, created, 1)
+	require.Equal(t, 2, calls["Txn"])
+	require.LessOrEqual(t, calls["Range"], 1)
+}

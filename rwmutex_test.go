@@ -1,0 +1,268 @@
+package etcdlock
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func TestRWMutex_ReadersTogether(t *testing.T) {
+	const readers = 50
+	name := lockName(t)
+	s := newTestSession(t, cluster.Client(t))
+	rw := NewRWMutex(s, name)
+	w, err := rw.Lock(testCtx(t))
+	require.NoError(t, err)
+	var inside, done sync.WaitGroup
+	inside.Add(readers)
+	for range readers {
+		done.Go(func() {
+			h, err := rw.RLock(testCtx(t))
+			if err != nil {
+				t.Error(err)
+				inside.Done()
+				return
+			}
+			inside.Done()
+			inside.Wait() // ends only if all are inside together
+			if err := h.Unlock(testCtx(t)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	require.Eventually(t, func() bool { return len(entries(t, s.Client(), name)) == readers+2 }, hang, tick)
+	require.NoError(t, w.Unlock(testCtx(t)))
+	done.Wait()
+	require.Empty(t, entries(t, s.Client(), name))
+	require.Empty(t, s.slots)
+}
+
+// notGranted: the ticket's place is known to be behind others, and stays so.
+func notGranted(t *testing.T, tk *Ticket, ahead int) {
+	t.Helper()
+	n, err := tk.Ahead(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, ahead, n)
+	select {
+	case <-tk.Done():
+		t.Fatal("granted too early")
+	default:
+	}
+}
+
+func TestRWMutex_OrderOfReadersAndWriters(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	rw := NewRWMutex(newTestSession(t, c), name)
+	r1, err := rw.RLock(testCtx(t))
+	require.NoError(t, err)
+	w2, err := rw.Enqueue(testCtx(t))
+	require.NoError(t, err)
+	r3, err := rw.REnqueue(testCtx(t))
+	require.NoError(t, err)
+	r4, err := rw.REnqueue(testCtx(t))
+	require.NoError(t, err)
+	m5, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, w2, 1)
+	notGranted(t, r3, 1)
+	notGranted(t, r4, 1)
+	notGranted(t, m5, 4)
+	_, err = rw.TryRLock(testCtx(t))
+	require.ErrorIs(t, err, ErrLocked, "it does not pass the writer in the queue")
+
+	require.NoError(t, r1.Unlock(testCtx(t)))
+	h2, err := w2.Wait(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, r3, 1)
+	require.NoError(t, h2.Unlock(testCtx(t)))
+	h3, err := r3.Wait(testCtx(t))
+	require.NoError(t, err)
+	h4, err := r4.Wait(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, m5, 2)
+	require.NoError(t, h4.Unlock(testCtx(t)))
+	notGranted(t, m5, 1)
+	require.NoError(t, h3.Unlock(testCtx(t)))
+	h5, err := m5.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, h5.Unlock(testCtx(t)))
+	require.IsIncreasing(t, []int64{r1.Token(), h2.Token(), h3.Token(), h4.Token(), h5.Token()})
+}
+
+func TestRWMutex_TryReadWithReaders(t *testing.T) {
+	rw := NewRWMutex(newTestSession(t, cluster.Client(t)), lockName(t))
+	a, err := rw.TryRLock(testCtx(t))
+	require.NoError(t, err)
+	b, err := rw.TryRLock(testCtx(t))
+	require.NoError(t, err)
+	require.NotEqual(t, a.Key(), b.Key())
+	_, err = rw.TryLock(testCtx(t))
+	require.ErrorIs(t, err, ErrLocked)
+	require.NoError(t, a.Unlock(testCtx(t)))
+	require.NoError(t, b.Unlock(testCtx(t)))
+}
+
+func TestDowngrade(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	rw := NewRWMutex(s, name)
+	h, err := rw.Lock(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, exclusive, kindOf(name, h.Key()))
+	require.Equal(t, []string{exclusiveBase(name, s.Lease()), sharedBase(name, s.Lease())}, sorted(entries(t, c, name)))
+	token := h.Token()
+	done := h.Done()
+
+	reader, err := rw.REnqueue(testCtx(t))
+	require.NoError(t, err)
+	writer, err := rw.Enqueue(testCtx(t))
+	require.NoError(t, err)
+	mutex, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, reader, 1)
+	notGranted(t, writer, 2)
+
+	require.NoError(t, h.Downgrade(testCtx(t)))
+	require.NoError(t, h.Downgrade(testCtx(t)), "again does nothing")
+	require.Equal(t, shared, kindOf(name, h.Key()))
+	require.Equal(t, token, h.Token())
+	require.NoError(t, h.Check(testCtx(t)))
+	hr, err := reader.Wait(testCtx(t))
+	require.NoError(t, err, "the reader next in line gets in")
+	notGranted(t, writer, 2)
+	notGranted(t, mutex, 3)
+	resp, err := h.Txn(testCtx(t)).Then(clientv3.OpGet(name)).Commit()
+	require.NoError(t, err)
+	require.True(t, resp.Succeeded)
+	require.NoError(t, hr.Unlock(testCtx(t)))
+	notGranted(t, writer, 1)
+	select {
+	case <-done:
+		t.Fatal("downgrading is no loss")
+	default:
+	}
+	require.NoError(t, h.Unlock(testCtx(t)))
+	<-done
+	hw, err := writer.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, hw.Unlock(testCtx(t)))
+	hm, err := mutex.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, hm.Unlock(testCtx(t)))
+	require.Empty(t, entries(t, c, name))
+}
+
+// A writer that waits for a writer who downgrades waits on, also when it was
+// next in line and nothing else was in the queue.
+func TestDowngrade_NextWriterWaitsOn(t *testing.T) {
+	for range 20 {
+		name := lockName(t)
+		c := cluster.Client(t)
+		rw := NewRWMutex(newTestSession(t, c), name)
+		h, err := rw.Lock(testCtx(t))
+		require.NoError(t, err)
+		next, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, h.Downgrade(testCtx(t)))
+		// A reader that comes now is granted at once? No: the writer is before it.
+		r, err := rw.REnqueue(testCtx(t))
+		require.NoError(t, err)
+		notGranted(t, r, 1)
+		notGranted(t, next, 1)
+		require.NoError(t, h.Unlock(testCtx(t)))
+		hn, err := next.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, hn.Unlock(testCtx(t)))
+		hr, err := r.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, hr.Unlock(testCtx(t)))
+	}
+}
+
+// The loss of a downgraded hold is that of its shared entry.
+func TestDowngrade_Loss(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	for _, inUse := range []bool{true, false} {
+		h, err := NewRWMutex(s, name).Lock(testCtx(t))
+		require.NoError(t, err)
+		if inUse {
+			h.Context()
+		}
+		require.NoError(t, h.Downgrade(testCtx(t)))
+		_, err = c.Delete(testCtx(t), h.Key())
+		require.NoError(t, err)
+		select {
+		case <-h.Done():
+		case <-time.After(hang):
+			t.Fatal("not told")
+		}
+		require.ErrorIs(t, h.Err(), ErrLost)
+		require.NotErrorIs(t, h.Err(), ErrSessionExpired)
+		require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
+		require.ErrorIs(t, h.Downgrade(testCtx(t)), ErrLost)
+	}
+}
+
+// Somebody removes the exclusive entry of a write hold: the hold is lost, and
+// its shared entry does not jam the lock.
+func TestWriteHold_LossRemovesTheRest(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	h, err := NewRWMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	done := h.Done()
+	next, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	_, err = c.Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	<-done
+	hn, err := next.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, hn.Unlock(testCtx(t)))
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 0 }, hang, tick)
+	require.NoError(t, s.Err())
+}
+
+func TestRWMutex_CounterUnderRace(t *testing.T) {
+	name := lockName(t)
+	c := cluster.Client(t)
+	sessions := []*Session{newTestSession(t, c), newTestSession(t, c)}
+	value := 0
+	var wg sync.WaitGroup
+	for i := range 60 {
+		rw := NewRWMutex(sessions[i%2], name)
+		wg.Go(func() {
+			var err error
+			switch i % 3 {
+			case 0:
+				err = rw.Do(testCtx(t), func(context.Context, *Held) error { value++; return nil })
+			case 1:
+				err = rw.RDo(testCtx(t), func(context.Context, *Held) error { _ = value; return nil })
+			default:
+				err = rw.Do(testCtx(t), func(ctx context.Context, h *Held) error {
+					value++
+					if err := h.Downgrade(ctx); err != nil {
+						return err
+					}
+					_ = value
+					return nil
+				})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	require.Equal(t, 40, value)
+	require.Empty(t, entries(t, c, name))
+}

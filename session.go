@@ -1,0 +1,329 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A Session is a lease kept alive: what its locks hang on. While it lives, its
+// entries stay in their queues; when it ends, by Close, by the death of its
+// process or by a time without etcd that is as long as its TTL, etcd removes
+// them all at once. One session serves a whole process and any number of
+// locks; it is safe for concurrent use.
+//
+// A session ends on its own clock before etcd can have given its locks to
+// somebody else: see Deadline.
+type Session struct {
+	client *clientv3.Client
+	id     clientv3.LeaseID
+	ttl    time.Duration
+	owner  string
+	nonce  string // begins the nonce of every entry of this session
+	log    *slog.Logger
+	// keepAlive renews the lease once and returns the TTL etcd granted anew,
+	// not positive if the lease is gone.
+	keepAlive func(ctx context.Context) (ttl int64, err error)
+
+	ctx    context.Context // ends with the session
+	cancel context.CancelCauseFunc
+	// lease ends when the lease is known to be gone, a TTL after the session at
+	// the latest: until then entries are worth removing.
+	lease     context.Context
+	leaseGone context.CancelFunc
+	// renewed tells run how the attempts to renew end.
+	renewed chan renewal
+	revoke  sync.Once
+	revoked chan struct{} // closed after the revocation, whose error is revokeErr
+	// confirming serializes confirm, so that 10,000 holds that are lost
+	// together ask once.
+	confirming sync.Mutex
+
+	mu        sync.Mutex
+	revokeErr error
+	deadline  time.Time
+	sent      time.Time // when the last renewal that succeeded was sent
+	expiry    *time.Timer
+	slots     slots
+	seq       uint64 // of the last nonce
+	closing   bool   // Close waits: start nothing anymore
+
+	// wg counts the session's goroutines: run, its attempts to renew, the
+	// waiting of tickets, the guards of holds, and clean-up. All of them end
+	// with s.ctx or s.lease.
+	wg sync.WaitGroup
+}
+
+// renewal is the outcome of one attempt to renew.
+type renewal struct {
+	sent time.Time
+	err  error
+}
+
+const (
+	defaultTTL = 10 * time.Second
+	minTTL     = time.Second
+)
+
+type sessionConfig struct {
+	ttl   time.Duration
+	owner string
+	lease clientv3.LeaseID
+	log   *slog.Logger
+}
+
+// A SessionOption changes what NewSession makes.
+type SessionOption interface{ apply(*sessionConfig) }
+
+type sessionOption func(*sessionConfig)
+
+func (f sessionOption) apply(c *sessionConfig) { f(c) }
+
+// WithTTL sets for how long locks outlive a process that dies, and how long
+// etcd may be away before they are lost. It is rounded up to whole seconds;
+// etcd may grant more (see Session.TTL) and never less. The default is 10 s, the
+// minimum 1 s.
+func WithTTL(ttl time.Duration) SessionOption {
+	return sessionOption(func(c *sessionConfig) { c.ttl = ttl })
+}
+
+// WithOwner sets what the session's entries say of their owner to people who
+// look at the queue. The default names host and process.
+func WithOwner(owner string) SessionOption {
+	return sessionOption(func(c *sessionConfig) { c.owner = owner })
+}
+
+// WithLease adopts a lease that was granted elsewhere, instead of granting
+// one; WithTTL has no effect then. The session keeps it alive, and Close
+// revokes it. Entries that others made with it are nothing to this session.
+func WithLease(id clientv3.LeaseID) SessionOption {
+	return sessionOption(func(c *sessionConfig) { c.lease = id })
+}
+
+// WithLogger sets where the session tells of its beginning and end, of lost
+// locks and of trouble with etcd; the default is nowhere.
+func WithLogger(l *slog.Logger) SessionOption {
+	return sessionOption(func(c *sessionConfig) { c.log = l })
+}
+
+// NewSession grants a lease (one request) and keeps it alive. It blocks until
+// etcd has answered or ctx ends; ctx bounds nothing else. After an error no
+// lease is left behind: where it is not known whether one was granted, it is
+// revoked in the background.
+//
+// The client must stay open for as long as the session is used; closing it
+// ends the session.
+func NewSession(ctx context.Context, client *clientv3.Client, opts ...SessionOption) (*Session, error) {
+	s, err := newSession(ctx, client, opts)
+	if err != nil {
+		return nil, fmt.Errorf("etcdlock: new session: %w", err)
+	}
+	s.log.Info("session up", "lease", s.leaseString(), "ttl", s.ttl)
+	return s, nil
+}
+
+func newSession(ctx context.Context, client *clientv3.Client, opts []SessionOption) (*Session, error) {
+	c := sessionConfig{ttl: defaultTTL, log: slog.New(slog.DiscardHandler)}
+	for _, o := range opts {
+		o.apply(&c)
+	}
+	switch {
+	case client == nil:
+		return nil, errors.New("the client is nil: make one with clientv3.New")
+	case c.ttl < minTTL:
+		return nil, fmt.Errorf("TTL %v: etcd's leases last %v at least", c.ttl, minTTL)
+	case c.log == nil:
+		return nil, errors.New("the logger is nil: leave WithLogger out for silence")
+	}
+	if c.owner == "" {
+		c.owner = defaultOwner()
+	}
+	s := makeSession(client, c)
+	if s.id == clientv3.NoLease {
+		s.id = clientv3.LeaseID(rand.Int64N(1<<63-1) + 1)
+		if err := s.grant(ctx, c.ttl); err != nil {
+			return nil, err
+		}
+	} else if err := s.Refresh(ctx); err != nil {
+		s.end(ErrSessionExpired, "not adopted")
+		s.leaseGone()
+		return nil, fmt.Errorf("adopt lease %s: %w", s.leaseString(), err)
+	}
+	s.wg.Add(1)
+	go s.run()
+	return s, nil
+}
+
+// makeSession is NewSession without requests and goroutines.
+func makeSession(client *clientv3.Client, c sessionConfig) *Session {
+	s := &Session{
+		client: client, id: c.lease, ttl: c.ttl, owner: c.owner, log: c.log,
+		nonce:   strconv.FormatUint(rand.Uint64(), 16) + ".",
+		renewed: make(chan renewal, 16),
+		revoked: make(chan struct{}),
+		slots:   make(slots),
+	}
+	s.keepAlive = s.keepAliveOnce
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.lease, s.leaseGone = context.WithCancel(context.Background())
+	return s
+}
+
+func defaultOwner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return fmt.Sprintf("%s %s[%d]", host, filepath.Base(os.Args[0]), os.Getpid())
+}
+
+// grant asks for a lease under an ID of the session's own choice. That makes
+// the request safe to repeat, and lets a lease be found again whose reply was
+// lost; with an ID of etcd's choice, every lost reply leaks a lease.
+func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
+	seconds := int64((ttl + time.Second - 1) / time.Second)
+	doubt := false
+	err := s.persist(ctx, func(ctx context.Context) error {
+		sent := time.Now()
+		resp, err := clientv3.RetryLeaseClient(s.client).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
+		err = clientv3.ContextError(ctx, err)
+		switch {
+		case err == nil:
+			s.record(sent, resp.TTL)
+		case errors.Is(err, rpctypes.ErrLeaseExist):
+			err = s.renew(ctx) // an earlier attempt's, its reply was lost
+		case !refused(err):
+			doubt = true
+		}
+		return err
+	})
+	if err != nil {
+		s.end(ErrSessionExpired, "not granted")
+		if doubt {
+			s.background(s.revokeUngranted)
+		}
+		return err
+	}
+	return nil
+}
+
+// Client is the client that the session was made with.
+func (s *Session) Client() *clientv3.Client { return s.client }
+
+// Lease is the ID of the session's lease.
+func (s *Session) Lease() clientv3.LeaseID { return s.id }
+
+// TTL is the time to live that etcd granted, at least that of WithTTL.
+func (s *Session) TTL() time.Duration { return s.ttl }
+
+// Context ends with the session; its cause is ErrSessionExpired or
+// ErrSessionClosed.
+func (s *Session) Context() context.Context { return s.ctx }
+
+// Done is closed when the session ends, at its deadline at the latest.
+func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
+
+// Err is nil while the session lives, then ErrSessionExpired or
+// ErrSessionClosed.
+func (s *Session) Err() error {
+	if d := s.Deadline(); s.ctx.Err() == nil && !d.IsZero() && !time.Now().Before(d) {
+		// The timer is late: the process may just have been woken.
+		s.end(ErrSessionExpired, "deadline passed")
+	}
+	return context.Cause(s.ctx)
+}
+
+// Deadline is the time up to which the session's locks can be vouched for
+// without hearing of etcd again: the last renewal that etcd confirmed, counted
+// from before it was sent, plus the TTL, less a margin of a tenth (50 ms to
+// 1 s) for clocks that drift and timers that are late. Each renewal moves it on;
+// at the deadline the session ends.
+func (s *Session) Deadline() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.deadline
+}
+
+// Refresh renews the lease now and waits for etcd's confirmation, one request
+// if all is well; it repeats the request until ctx or the session ends. After
+// nil, Deadline is nearly a TTL away. An error of ctx leaves the session as it
+// was.
+func (s *Session) Refresh(ctx context.Context) error {
+	ctx, stop := s.bind(ctx)
+	defer stop()
+	if err := s.persist(ctx, s.renew); err != nil {
+		return fmt.Errorf("etcdlock: refresh session: %w", err)
+	}
+	return nil
+}
+
+// Orphan ends the session and leaves its lease, with all entries, until the
+// TTL has passed: for a process that hands its locks to a successor, which
+// adopts them with WithLease. It makes no request. Close after it still revokes.
+func (s *Session) Orphan() { s.end(ErrSessionClosed, "orphaned") }
+
+// Close ends the session at once and revokes its lease, which removes all its
+// entries in one commit. It blocks until etcd has confirmed that and the
+// session's goroutines have ended, or ctx ends; then it returns ctx's error and
+// goes on in the background until the lease must have expired by itself.
+// Further calls wait for the same and return the same.
+func (s *Session) Close(ctx context.Context) error {
+	s.end(ErrSessionClosed, "closed")
+	s.revoke.Do(func() {
+		s.mu.Lock()
+		s.closing = true
+		s.mu.Unlock()
+		go func() { // ends with revoked, a TTL from now at the latest
+			defer close(s.revoked)
+			err := s.revokeLease()
+			s.leaseGone() // or given up: nothing goes on after Close
+			s.wg.Wait()
+			s.mu.Lock()
+			s.revokeErr = err
+			s.mu.Unlock()
+		}()
+	})
+	err := error(nil)
+	select {
+	case <-s.revoked:
+		s.mu.Lock()
+		err = s.revokeErr
+		s.mu.Unlock()
+	case <-ctx.Done():
+		err = ended(ctx, nil)
+	}
+	if err != nil {
+		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire: %w", s.leaseString(), err)
+	}
+	return nil
+}
+
+// end is the one way for a session to end; the first cause stays.
+func (s *Session) end(cause error, why string) {
+	if s.ctx.Err() != nil {
+		return
+	}
+	s.cancel(cause)
+	time.AfterFunc(s.ttl, s.leaseGone)
+	s.mu.Lock()
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+	s.mu.Unlock()
+	if errors.Is(cause, ErrSessionExpired) {
+		s.log.Warn("session lost", "lease", s.leaseString(), "why", why)
+	}
+}
+
+func (s *Session) leaseString() string { return strconv.FormatInt(int64(s.id), 16) }

@@ -1,0 +1,147 @@
+package etcdlock
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A Ticket is a place in a lock's queue. It is granted or fails by itself, in
+// the background; whoever has it waits for that when it suits, or not at all.
+// It is safe for concurrent use.
+//
+// A grant that nobody claims with Wait keeps the lock: every Ticket needs its
+// Wait and the hold's Unlock, or Cancel, or the session's end.
+type Ticket struct {
+	h      *Held
+	done   chan struct{} // closed when granted or failed
+	err    error         // why it failed; written before done is closed
+	cancel context.CancelFunc
+
+	mu      sync.Mutex
+	claimed bool          // Wait has returned the hold
+	removed chan struct{} // not nil after Cancel; closed when the place is given back
+}
+
+// newTicket starts to wait for an entry that is in the queue. The goroutine is
+// the session's; it ends with the grant, Cancel or the session.
+func newTicket(h *Held, v view, looked bool) (*Ticket, error) {
+	ctx, cancel := context.WithCancel(context.Background())
+	t := &Ticket{h: h, done: make(chan struct{}), cancel: cancel}
+	ok := h.s.background(func(context.Context) {
+		defer cancel()
+		defer close(t.done)
+		t.err = h.wait(ctx, v, looked)
+		if t.err != nil && ctx.Err() == nil {
+			h.abandon(t.err) // else Cancel does it
+		}
+	})
+	if !ok {
+		cancel()
+		h.abandon(h.s.Err())
+		return nil, h.s.Err()
+	}
+	return t, nil
+}
+
+// Done is closed when the lock is granted, or the place is lost. Wait tells
+// which, without blocking from then on.
+func (t *Ticket) Done() <-chan struct{} { return t.done }
+
+// Wait blocks until the lock is granted and returns the hold, the same one on
+// every call. If ctx ends first, it returns ctx's error and the place stays. It
+// fails for good if the session ends or the entry is removed by somebody else
+// before the hold is claimed (ErrSessionExpired, ErrSessionClosed, ErrLost),
+// and after Cancel (ErrNotHeld). It makes no requests of its own.
+func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
+	select {
+	case <-t.done:
+	default:
+		select {
+		case <-t.done:
+		case <-ctx.Done():
+			return nil, wrap("wait for", t.h.name, ended(ctx, nil))
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err := t.err
+	switch {
+	case t.removed != nil:
+		err = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
+	case err == nil && !t.claimed:
+		err = t.h.Err() // a grant that was lost before anybody claimed it
+	}
+	if err != nil {
+		return nil, wrap("wait for", t.h.name, err)
+	}
+	t.claimed = true
+	return t.h, nil
+}
+
+// Ahead counts the acquisitions that have to leave the queue before this one is
+// granted, with one linearizable read: a write lock counts once, readers before
+// a reader don't count. It is 0 once granted.
+func (t *Ticket) Ahead(ctx context.Context) (int, error) {
+	h := t.h
+	select {
+	case <-t.done:
+		return 0, wrap("count before", h.name, t.err)
+	default:
+	}
+	ctx, stop := h.s.bind(ctx)
+	defer stop()
+	from, to := h.blocking()
+	resp, _, err := h.s.get(ctx, 0, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.rev-1))
+	if err != nil {
+		return 0, wrap("count before", h.name, err)
+	}
+	return ahead(h.name, h.wants.kind(), h.rev, toQueue(resp.Kvs)), nil
+}
+
+// Cancel gives the place back, or the grant that nobody has claimed. It blocks
+// until etcd has confirmed that or the lease is gone, or ctx ends; then it
+// returns ctx's error and the removal goes on in the background. After Wait has
+// returned the hold, Cancel does nothing, so it may be deferred.
+func (t *Ticket) Cancel(ctx context.Context) error {
+	t.mu.Lock()
+	switch {
+	case t.claimed:
+		t.mu.Unlock()
+		return nil
+	case t.removed == nil:
+		t.removed = make(chan struct{})
+		t.cancel()
+		if !t.h.s.background(t.giveBack) {
+			close(t.removed) // the lease is gone, or going
+		}
+	}
+	t.mu.Unlock()
+	select {
+	case <-t.removed:
+		return nil
+	case <-ctx.Done():
+		return wrap("cancel", t.h.name, ended(ctx, nil))
+	}
+}
+
+func (t *Ticket) giveBack(ctx context.Context) {
+	defer close(t.removed)
+	<-t.done
+	h := t.h
+	h.mu.Lock()
+	to := released
+	if h.state == enqueued {
+		to = abandoned
+	}
+	mine := h.becomeLocked(to, ErrNotHeld)
+	if mine {
+		h.finishLocked()
+	}
+	h.mu.Unlock()
+	if mine {
+		h.discard(ctx)
+	}
+}

@@ -1,0 +1,292 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A waiter waits, from the txn that put its entry into the queue, until the
+// entry has the lock:
+//
+//  1. Watch the own entry, from now. This watch goes on to guard the hold.
+//  2. Look what blocks the entry, unless the txn has shown it already.
+//  3. Watch that, from now, and see whether it was still there when the watch
+//     was. If not, go to 5.
+//  4. Wait for its deletion, or for another of the ends in wait.
+//  5. If nothing can be left below, the entry has the lock. Else look again, at
+//     the revision of the deletion: nothing is left, or go to 3.
+//
+// Invariant (I1): an entry has the lock only after a revision at which it was
+// in the queue and nothing that blocks it was below. Nothing is ever added
+// below an entry, so what was true there stays true.
+//
+// Invariant (I3): the queue is judged only at a revision at which the entry is
+// in it. A read below that shows a queue without us, a read of a member that
+// lags may miss what the watch has missed too; so reads are pinned, or
+// linearizable.
+type waiter struct {
+	*entry
+	view                 // what it waits for, if looked
+	looked bool          // view is known
+	lookAt int64         // if not: the revision to look at, 0 for the present
+	on     *watch        // on the blockers
+	seen   int64         // the entry was in the queue at this revision
+	timer  *time.Timer   // for recheck
+	pause  time.Duration // after the next trouble
+}
+
+// errGone: the entry is not in the queue anymore.
+var errGone = errors.New("entry gone")
+
+// wait blocks until the entry is held, or ctx or the session ends, or somebody
+// else removes the entry, or etcd refuses. After an error the entry is still to
+// be abandoned.
+func (e *entry) wait(ctx context.Context, v view, looked bool) error {
+	ctx, stop := e.s.bind(ctx)
+	defer stop()
+	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, seen: v.at, pause: retryMin}
+	w.timer = time.NewTimer(w.untilRecheck())
+	defer w.timer.Stop()
+	defer w.unwatch()
+	for {
+		if err := w.prepare(ctx); err != nil {
+			// Trouble with etcd keeps the place in the queue; the rest ends.
+			if err := w.overcome(ctx, err); err != nil {
+				return err
+			}
+			continue
+		}
+		if len(w.blockers) == 0 {
+			e.unseen = w.seen < e.own.at
+			return e.grant(ctx)
+		}
+		var err error
+		select {
+		case <-ctx.Done():
+			// The caller's ctx, or the session's end.
+			err = ctx.Err()
+		case wr, ok := <-e.own.events():
+			// Somebody removed the entry, or its lease went; or the watch ended.
+			err = broken(wr, ok)
+			if deleted(wr, e.key.key, e.rev) {
+				err = errGone
+			} else if err != nil {
+				e.closeOwn()
+			}
+		case wr, ok := <-w.on.events():
+			// A blocker left; or the watch ended (no leader, compacted, closed)
+			// and may have missed that: look again at the present.
+			err = broken(wr, ok)
+			w.strike(latest(wr), func(q queued) bool { return deleted(wr, q.key, w.at) })
+			if w.looked && len(w.blockers) == 0 {
+				err = nil
+			}
+		case <-w.timer.C:
+			// Correctness hangs on no event: now and then, ask.
+			err = w.recheck(ctx)
+			w.timer.Reset(w.untilRecheck())
+		}
+		if err != nil {
+			if err := w.overcome(ctx, err); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// prepare brings the waiter to the point of waiting: the own entry and the
+// blockers are watched and were there after the watches were. On the way it
+// may find that no blocker is left.
+func (w *waiter) prepare(ctx context.Context) (err error) {
+	opened := w.own == nil
+	if opened {
+		if w.own, err = w.s.openWatch(ctx, w.key.key, ""); err != nil {
+			return err
+		}
+		if w.lookAt > 0 { // pinned: the look shows the own entry behind the watch
+			w.lookAt = max(w.lookAt, w.own.at)
+		}
+	}
+	for !w.looked || len(w.blockers) > 0 && w.on == nil {
+		if !w.looked {
+			if err := w.look(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		from, to := w.target()
+		if w.on, err = w.s.openWatch(ctx, from, to); err != nil {
+			return err
+		}
+		w.pause = retryMin
+		if w.on.at > w.at { // otherwise nothing can have gone before the watch
+			if err := w.still(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	if opened && w.seen < w.own.at {
+		// The own entry may have gone between its txn and its watch. That is
+		// not worth a read that delays the grant; ask soon if it comes to that.
+		w.timer.Reset(w.untilRecheck())
+	}
+	return nil
+}
+
+// lookLimit is how many keys a look reads at first: a writer's own two, and the
+// two of a writer below it.
+const lookLimit = 4
+
+// look reads what blocks the entry.
+func (w *waiter) look(ctx context.Context) error {
+	from, to := w.blocking()
+	for limit := int64(lookLimit); ; limit = 0 {
+		resp, at, err := w.s.get(ctx, w.lookAt, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(w.rev),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(limit))
+		if err != nil {
+			return err
+		}
+		queue := toQueue(resp.Kvs)
+		if w.wants != readHold { // a reader's own entry lies outside of the range
+			if !slices.Contains(queue, queued{w.key.key, w.rev}) {
+				return errGone
+			}
+			w.seen = at
+		}
+		if v, ok := blocker(w.name, w.wants.kind(), w.rev, queue, !resp.More); ok {
+			w.view, w.view.at, w.looked = v, at, true
+			return nil
+		}
+		// Readers or foreign keys stand next below: list all, this once.
+	}
+}
+
+func (w *waiter) lookAgain(at int64) {
+	w.unwatch()
+	w.looked, w.lookAt = false, at
+}
+
+func (w *waiter) unwatch() {
+	w.on.close()
+	w.on = nil
+}
+
+// target is what to watch for the blockers to leave.
+func (w *waiter) target() (from, to string) {
+	if kindOf(w.name, w.blockers[0].key) == shared {
+		return sharedRange(w.name)
+	}
+	return w.blockers[0].key, ""
+}
+
+// still strikes off the blockers that were gone when the watch on them began.
+func (w *waiter) still(ctx context.Context) error {
+	from, to := w.target()
+	resp, at, err := w.s.get(ctx, w.on.at, from, clientv3.WithRange(to), clientv3.WithKeysOnly())
+	if err != nil {
+		return err
+	}
+	there := toQueue(resp.Kvs)
+	w.strike(at, func(q queued) bool { return !slices.Contains(there, q) })
+	return nil
+}
+
+// strike strikes off the blockers that were gone at revision at. If none is
+// left but something else may be, it remains to look at that revision.
+func (w *waiter) strike(at int64, gone func(queued) bool) {
+	w.blockers = slices.DeleteFunc(w.blockers, gone)
+	if len(w.blockers) == 0 && !w.last {
+		w.lookAgain(at)
+	}
+}
+
+// recheck asks etcd, linearizably, whether the queue is as the waiter thinks.
+// Where etcd does not answer, things stay as they are.
+func (w *waiter) recheck(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, w.s.attemptTime())
+	defer cancel()
+	if w.wants == readHold {
+		resp, at, err := w.s.get(ctx, 0, w.key.key, clientv3.WithKeysOnly())
+		if err == nil && !slices.Contains(toQueue(resp.Kvs), queued{w.key.key, w.rev}) {
+			return errGone
+		}
+		w.seen = max(w.seen, at)
+	}
+	was, _ := w.target()
+	w.lookAt = 0
+	if err := w.look(ctx); err != nil {
+		if errors.Is(err, errGone) || refused(err) {
+			return err
+		}
+		return nil
+	}
+	if len(w.blockers) > 0 {
+		if is, _ := w.target(); is != was {
+			w.unwatch()
+		}
+	}
+	return nil
+}
+
+// untilRecheck is jittered, so that waiters don't ask together.
+func (w *waiter) untilRecheck() time.Duration {
+	if w.own != nil && w.seen < w.own.at {
+		return 150*time.Millisecond + rand.N(100*time.Millisecond)
+	}
+	return w.s.ttl*3/8 + rand.N(w.s.ttl/4)
+}
+
+// overcome returns the error that ends the wait, or nil after a pause if err is
+// trouble that passes; then the waiter looks again at the present.
+func (w *waiter) overcome(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return w.s.endedOr(ctx, nil)
+	case errors.Is(err, errGone):
+		w.s.confirm()
+		if err := w.s.Err(); err != nil {
+			return err
+		}
+		return ErrLost
+	case !errors.Is(err, errWatch) && refused(err), errors.Is(err, ErrSessionExpired):
+		return err
+	}
+	w.s.log.Warn("waiting goes on in spite of trouble with etcd", "lock", w.name, "error", err)
+	_ = pause(ctx, w.pause/2+rand.N(w.pause)) // ctx is looked at next
+	w.pause = min(2*w.pause, retryMax)
+	w.lookAgain(0)
+	return nil
+}
+
+// grant makes the entry held, unless its owner does not want it anymore, or it
+// can't be vouched for.
+func (e *entry) grant(ctx context.Context) error {
+	select {
+	case wr := <-e.own.events():
+		// The last chance to hear that the entry itself went before its
+		// blocker did. A moment later it is the loss of a hold.
+		if deleted(wr, e.key.key, e.rev) {
+			e.s.confirm()
+			return lossOf(e.s.Err())
+		}
+		if err := broken(wr, true); err != nil {
+			e.closeOwn()
+		}
+	default:
+	}
+	if ctx.Err() != nil {
+		return e.s.endedOr(ctx, nil)
+	}
+	if !e.s.valid() {
+		return ErrSessionExpired
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.becomeLocked(held, nil)
+	return nil
+}

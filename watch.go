@@ -1,0 +1,123 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// watch is an etcd watch for deletions, opened from now: every deletion above
+// revision at is delivered on ch.
+type watch struct {
+	ch     clientv3.WatchChan
+	at     int64
+	cancel context.CancelFunc
+}
+
+// errWatch: a watch could not be opened, or ended; what it watched for may have
+// happened unseen.
+var errWatch = errors.New("watch ended")
+
+// openWatch watches key, or the range from key to end, and waits for etcd's
+// notice that it does. It gives up after an attempt's time, since a watch waits
+// silently for a member that hangs. The watch lives until closed, or the
+// session ends.
+//
+// It names no start revision. etcd serves a watch that starts at a revision it
+// has already got from a loop that runs each 100 ms (watchResyncPeriod), which
+// is why concurrency.Mutex hands over 28 times a second between two contenders.
+// So the watch comes first, and what happened before it is read afterwards.
+//
+// With RequireLeader the watch ends when its member is cut off from the rest;
+// without, it would stay silent for as long as that lasts.
+func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
+	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(s.ctx))
+	unbind := context.AfterFunc(ctx, cancel)
+	timer := time.AfterFunc(s.attemptTime(), cancel)
+	opts := []clientv3.OpOption{clientv3.WithCreatedNotify(), clientv3.WithFilterPut()}
+	if end != "" {
+		opts = append(opts, clientv3.WithRange(end))
+	}
+	ch := s.client.Watch(wctx, key, opts...)
+	created, ok := <-ch
+	err := broken(created, ok && created.Created)
+	if intime, bound := timer.Stop(), unbind(); err == nil && !(intime && bound) {
+		err = errWatch // cancelled meanwhile
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return &watch{ch, created.Header.Revision, cancel}, nil
+}
+
+func (w *watch) close() {
+	if w != nil {
+		w.cancel()
+	}
+}
+
+// events is the watch's channel; none is nil, which blocks forever.
+func (w *watch) events() clientv3.WatchChan {
+	if w == nil {
+		return nil
+	}
+	return w.ch
+}
+
+// broken is the error of a watch that ended with wr, nil if it goes on. It is
+// always errWatch: whatever ends a watch, a read tells whether it is for good.
+func broken(wr clientv3.WatchResponse, ok bool) error {
+	if !ok {
+		return errWatch
+	}
+	if err := wr.Err(); err != nil {
+		return fmt.Errorf("%w: %w", errWatch, err)
+	}
+	return nil
+}
+
+// latest is the revision of the last event of wr.
+func latest(wr clientv3.WatchResponse) int64 {
+	if len(wr.Events) == 0 {
+		return 0
+	}
+	return wr.Events[len(wr.Events)-1].Kv.ModRevision
+}
+
+// deleted reports whether wr tells that key was deleted above revision rev.
+// Deletions up to rev are those of earlier users of the key: a watch on a member
+// that lags may still deliver them.
+func deleted(wr clientv3.WatchResponse, key string, rev int64) bool {
+	return slices.ContainsFunc(wr.Events, func(ev *clientv3.Event) bool {
+		return ev.Type == clientv3.EventTypeDelete && ev.Kv.ModRevision > rev && string(ev.Kv.Key) == key
+	})
+}
+
+// get reads the state at revision rev, which is the same on every member, so
+// that any of them can answer; one that has not come so far, or has compacted
+// rev away, or does not answer, is passed over by a linearizable read of the
+// present. With rev 0 it is that from the start. at is the revision that
+// resp shows.
+func (s *Session) get(ctx context.Context, rev int64, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, at int64, err error) {
+	if rev > 0 {
+		attempt, cancel := context.WithTimeout(ctx, s.attemptTime())
+		resp, err = s.client.Get(attempt, key, append(opts[:len(opts):len(opts)], clientv3.WithRev(rev), clientv3.WithSerializable())...)
+		cancel()
+		if err == nil {
+			return resp, rev, nil
+		}
+	}
+	err = s.persist(ctx, func(ctx context.Context) (err error) {
+		resp, err = s.client.Get(ctx, key, opts...)
+		return err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	return resp, resp.Header.Revision, nil
+}

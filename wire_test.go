@@ -1,0 +1,182 @@
+package etcdlock
+
+import (
+	"context"
+	"path"
+	"sync"
+	"testing"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// wire counts what a client sends, attempt by attempt, and lets a test step in.
+type wire struct {
+	mu      sync.Mutex
+	calls   map[string]int // unary, by method: "Txn", "Range", ...
+	watches []*pb.WatchCreateRequest
+
+	// unary, if set, is called instead of each unary call and makes it by send.
+	unary func(ctx context.Context, method string, req any, send func(context.Context) error) error
+	// recv, if set, sees each message that a stream receives; an error ends the
+	// stream, and false drops the message.
+	recv func(method string, msg any) (bool, error)
+	// stream, if set, is called before a stream is opened.
+	stream func(ctx context.Context, method string) error
+}
+
+// errLost is how a call fails whose reply was lost. It is neither
+// DeadlineExceeded nor Canceled, which etcd's client repeats by itself.
+var errLostReply = status.Error(codes.Unavailable, "transport is closing")
+
+// wiredClient is a client of cluster with a wire in it.
+func wiredClient(t testing.TB, c *etcdtest.Cluster, change ...func(*clientv3.Config)) (*clientv3.Client, *wire) {
+	w := &wire{calls: map[string]int{}}
+	client := c.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
+		cfg.DialOptions = append(cfg.DialOptions,
+			grpc.WithChainUnaryInterceptor(w.interceptUnary), grpc.WithChainStreamInterceptor(w.interceptStream))
+		for _, f := range change {
+			f(cfg)
+		}
+	}))
+	return client, w
+}
+
+func (w *wire) interceptUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	method = path.Base(method)
+	w.mu.Lock()
+	w.calls[method]++
+	hook := w.unary
+	w.mu.Unlock()
+	send := func(ctx context.Context) error {
+		return invoker(ctx, "/"+serviceOf(method)+"/"+method, req, reply, cc, opts...)
+	}
+	if hook != nil {
+		return hook(ctx, method, req, send)
+	}
+	return send(ctx)
+}
+
+func serviceOf(method string) string {
+	switch method {
+	case "Range", "Txn", "Put", "DeleteRange", "Compact":
+		return "etcdserverpb.KV"
+	case "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive", "LeaseLeases":
+		return "etcdserverpb.Lease"
+	case "Authenticate":
+		return "etcdserverpb.Auth"
+	}
+	return "etcdserverpb.Maintenance"
+}
+
+func (w *wire) interceptStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	w.mu.Lock()
+	hook := w.stream
+	w.mu.Unlock()
+	if hook != nil {
+		if err := hook(ctx, path.Base(method)); err != nil {
+			return nil, err
+		}
+	}
+	s, err := streamer(ctx, desc, cc, method, opts...)
+	return &wireStream{s, w, path.Base(method)}, err
+}
+
+type wireStream struct {
+	grpc.ClientStream
+	w      *wire
+	method string
+}
+
+func (s *wireStream) SendMsg(m any) error {
+	if r, ok := m.(*pb.WatchRequest); ok && r.GetCreateRequest() != nil {
+		s.w.mu.Lock()
+		s.w.watches = append(s.w.watches, r.GetCreateRequest())
+		s.w.mu.Unlock()
+	}
+	return s.ClientStream.SendMsg(m)
+}
+
+func (s *wireStream) RecvMsg(m any) error {
+	for {
+		if err := s.ClientStream.RecvMsg(m); err != nil {
+			return err
+		}
+		s.w.mu.Lock()
+		hook := s.w.recv
+		s.w.mu.Unlock()
+		if hook == nil {
+			return nil
+		}
+		if pass, err := hook(s.method, m); pass || err != nil {
+			return err
+		}
+	}
+}
+
+// onUnary sets the hook; nil takes it away.
+func (w *wire) onUnary(f func(ctx context.Context, method string, req any, send func(context.Context) error) error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.unary = f
+}
+
+func (w *wire) onRecv(f func(method string, msg any) (bool, error)) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.recv = f
+}
+
+func (w *wire) onStream(f func(ctx context.Context, method string) error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stream = f
+}
+
+// once replaces the next call of method by f, and then goes out of the way.
+// The channel is closed when f has returned.
+func (w *wire) once(method string, f func(ctx context.Context, send func(context.Context) error) error) <-chan struct{} {
+	done := make(chan struct{})
+	w.onUnary(func(ctx context.Context, m string, _ any, send func(context.Context) error) error {
+		if m != method {
+			return send(ctx)
+		}
+		w.onUnary(nil)
+		defer close(done)
+		return f(ctx, send)
+	})
+	return done
+}
+
+// loseReply makes the next call of method happen, and its reply get lost.
+func (w *wire) loseReply(method string) <-chan struct{} {
+	return w.once(method, func(ctx context.Context, send func(context.Context) error) error {
+		if err := send(ctx); err != nil {
+			return err
+		}
+		return errLostReply
+	})
+}
+
+// reset forgets the counts.
+func (w *wire) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.calls, w.watches = map[string]int{}, nil
+}
+
+// counts returns a copy of the counts, and the watches created.
+func (w *wire) counts() (calls map[string]int, watches []*pb.WatchCreateRequest) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	calls = map[string]int{}
+	for m, n := range w.calls {
+		calls[m] = n
+	}
+	return calls, append(watches, w.watches...)
+}
