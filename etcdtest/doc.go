@@ -30,6 +30,22 @@
 //
 // [WithConfig] changes any of this.
 //
+// # Breaking it
+//
+//   - [Member] stops, kills, restarts and isolates one server. [Cluster.MoveLeader] and
+//     [Cluster.Compact] do what their names say.
+//   - [Proxy] damages the network between one client and the members: it discards,
+//     holds back or delays bytes in either direction, and resets or refuses connections.
+//   - [Tap] sits inside a client: it loses the reply of a chosen call, fails it, or sends
+//     it after the caller has left; it counts calls, and drops or rewrites messages of
+//     the Watch and LeaseKeepAlive streams.
+//
+// Proxy and Tap are options of [Cluster.Client], so that one client is broken while
+// another one looks on:
+//
+//	tap, proxy := etcdtest.NewTap(), cluster.Proxy(t)
+//	client, observer := cluster.Client(t, tap, proxy), cluster.Client(t)
+//
 // # Leak checks
 //
 // After the end of a one-member cluster none of its goroutines is left. With several

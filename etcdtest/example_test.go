@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"log"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
@@ -30,4 +32,32 @@ func ExampleNew() {
 	}
 	fmt.Printf("%s, revision %d\n", resp.Kvs[0].Value, resp.Header.Revision)
 	// Output: hello, revision 2
+}
+
+// A transaction whose reply gets lost: the client can't know that it was executed.
+func ExampleTap() {
+	cluster, err := etcdtest.New("")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cluster.Close()
+	tap := etcdtest.NewTap()
+	client, err := cluster.NewClient(tap)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+
+	ctx := context.Background()
+	tap.Next("Txn", etcdtest.DropReply)
+	_, err = client.Txn(ctx).Then(clientv3.OpPut("greeting", "hello")).Commit()
+	fmt.Println(err)
+	resp, err := client.Get(ctx, "greeting")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", resp.Kvs[0].Value)
+	// Output:
+	// rpc error: code = Unavailable desc = transport is closing
+	// hello
 }

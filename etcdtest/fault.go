@@ -10,8 +10,8 @@ import (
 )
 
 // ErrTransport is what a client gets when its connection breaks during a call: the call
-// may have been executed or not. etcd's client passes it on for Txn, Put and
-// DeleteRange, and repeats the others.
+// may have been executed or not. etcd's client passes it on for Txn, Put, DeleteRange
+// and Compact; reads, LeaseGrant and LeaseRevoke it repeats.
 var ErrTransport = status.Error(codes.Unavailable, "transport is closing")
 
 // A Call is one attempt of a unary call.

@@ -10,13 +10,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ErrDrop, returned by a stream hook, removes the message from the stream.
+// ErrDrop removes, when a stream hook returns it, the message from the stream.
 var ErrDrop = errors.New("etcdtest: drop this message")
 
-// A hook sees each message of one kind. It may change the message, and keeps it back as
-// long as it doesn't return; ctx ends with the stream. On nil the message goes on,
-// on [ErrDrop] the stream goes on without it, and any other error, io.EOF
-// included, breaks the stream with that error.
+// A hook is the function of one of the On methods, or nil.
 type hook[M proto.Message] func(ctx context.Context, m M) error
 
 type hooks struct {
@@ -36,8 +33,9 @@ func (t *Tap) OnStream(f func(ctx context.Context, method string) error) {
 
 // OnWatchRequest calls f for each message that the client sends on a Watch stream. f may
 // change the message, and keeps it back until it returns; ctx ends with the
-// stream. On nil the message goes on, on [ErrDrop] the stream goes on without it,
-// any other error breaks the stream, and the client gets that error.
+// stream. On nil the message goes on, on [ErrDrop] the stream goes on without it, any
+// other error breaks the stream, and the client gets that error: after [ErrTransport]
+// it opens another stream and resumes, after io.EOF it closes its watchers.
 func (t *Tap) OnWatchRequest(f func(ctx context.Context, m *pb.WatchRequest) error) {
 	t.setHook(func(h *hooks) { h.watchRequest = f })
 }

@@ -54,33 +54,35 @@ func (t *Tap) DialOptions() []grpc.DialOption {
 	}
 }
 
-func (t *Tap) applyClient(c *clientv3.Config) { c.DialOptions = append(c.DialOptions, t.DialOptions()...) }
+func (t *Tap) applyClient(c *clientv3.Config) {
+	c.DialOptions = append(c.DialOptions, t.DialOptions()...)
+}
 
 // Next applies f to the next call of method. The channel is closed when f has
 // returned.
 func (t *Tap) Next(method string, f Fault) <-chan struct{} { return t.Nth(method, 1, f) }
 
 // Nth applies f to the n-th call of method from now on; 1 is the next one. The channel is
-// closed when f has returned. When several faults are due at one call, the
-// first one that was set is applied.
+// closed when f has returned. When several are due at one call, the one that was set
+// first is applied, and the others wait for the calls that follow.
 func (t *Tap) Nth(method string, n int, f Fault) <-chan struct{} {
 	if n < 1 {
 		panic(fmt.Sprintf("etcdtest: the %d-th call", n))
 	}
-	r := &rule{method: checked(method), n: n, fault: f, done: make(chan struct{})}
+	r := &rule{method: checkUnary(method), n: n, fault: f, done: make(chan struct{})}
 	t.add(r)
 	return r.done
 }
 
-// Every applies f to each call of method until stop is called. A fault by Next or Nth
-// that was set before comes first.
+// Every applies f to each call of method until stop is called, except to those for which a
+// fault by Next or Nth is due.
 func (t *Tap) Every(method string, f Fault) (stop func()) {
-	r := &rule{method: checked(method), every: true, fault: f}
+	r := &rule{method: checkUnary(method), every: true, fault: f}
 	t.add(r)
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		t.rules = slices.DeleteFunc(t.rules, func(o *rule) bool { return o == r })
+		t.removeLocked(r)
 	}
 }
 
@@ -97,7 +99,9 @@ func (t *Tap) Clear() {
 // LeaseKeepAlive it counts the streams.
 func (t *Tap) Calls(methods ...string) int {
 	for _, m := range methods {
-		checked(m)
+		if !streaming[m] {
+			checkUnary(m)
+		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -151,25 +155,28 @@ func (t *Tap) due(method string) *rule {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.calls[method]++
-	var due *rule
-	kept := t.rules[:0]
+	var nth, every *rule
 	for _, r := range t.rules {
-		if r.method == method && !r.every {
-			r.n--
+		switch {
+		case r.method != method:
+		case r.every && every == nil:
+			every = r
+		case !r.every:
+			if r.n--; r.n <= 0 && nth == nil {
+				nth = r
+			}
 		}
-		switch isDue := r.method == method && (r.every || r.n <= 0); {
-		case !isDue || due != nil: // keep it for a later call
-		case r.every:
-			due = r
-		default:
-			due = r
-			continue // used up
-		}
-		kept = append(kept, r)
 	}
-	clear(t.rules[len(kept):])
-	t.rules = kept
-	return due
+	if nth == nil {
+		return every
+	}
+	t.removeLocked(nth)
+	return nth
+}
+
+// removeLocked needs t.mu.
+func (t *Tap) removeLocked(r *rule) {
+	t.rules = slices.DeleteFunc(t.rules, func(o *rule) bool { return o == r })
 }
 
 // unaryMethods and streaming hold the methods of etcd's API by their short names, which
@@ -192,9 +199,9 @@ func methods() (unary, streaming map[string]bool) {
 	return unary, streaming
 }
 
-func checked(method string) string {
-	if !unaryMethods[method] && !streaming[method] {
-		panic(fmt.Sprintf("etcdtest: etcd has no method %q", method))
+func checkUnary(method string) string {
+	if !unaryMethods[method] {
+		panic(fmt.Sprintf("etcdtest: etcd has no unary method %q", method))
 	}
 	return method
 }

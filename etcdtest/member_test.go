@@ -1,0 +1,178 @@
+package etcdtest_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+func endpoint(m *etcdtest.Member) etcdtest.ClientOption {
+	return etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Endpoints = []string{m.Endpoint()} })
+}
+
+func TestRestartKeepsDataAndAddress(t *testing.T) {
+	stops := map[string]func(*etcdtest.Member){
+		"stop":    (*etcdtest.Member).Stop,
+		"kill":    (*etcdtest.Member).Kill,
+		"running": func(*etcdtest.Member) {},
+	}
+	for name, stop := range stops {
+		t.Run(name, func(t *testing.T) {
+			cluster := etcdtest.Start(t)
+			client := cluster.Client(t)
+			m := cluster.Member(0)
+			_, err := client.Put(t.Context(), "a", "1")
+			require.NoError(t, err)
+			watch := client.Watch(t.Context(), "a", clientv3.WithCreatedNotify(), clientv3.WithFilterPut())
+			require.True(t, (<-watch).Created)
+
+			began := time.Now()
+			stop(m)
+			if name != "running" {
+				assert.Nil(t, m.Etcd())
+				assert.Less(t, time.Since(began), 4*time.Second, "an open watch must not hold it up")
+			}
+			ep := m.Endpoint()
+			require.NoError(t, m.Restart(short(t, patience)))
+			assert.Equal(t, ep, m.Endpoint())
+
+			resp, err := client.Get(short(t, patience), "a")
+			require.NoError(t, err)
+			require.Len(t, resp.Kvs, 1)
+			_, err = client.Delete(short(t, patience), "a")
+			require.NoError(t, err)
+			select {
+			case w := <-watch:
+				require.NoError(t, w.Err())
+				require.Len(t, w.Events, 1)
+			case <-time.After(patience):
+				require.Fail(t, "the client's watch must resume")
+			}
+		})
+	}
+}
+
+func TestStoppedMinorityAndMajority(t *testing.T) {
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	client := cluster.Client(t)
+	leader, err := cluster.Leader(short(t, patience))
+	require.NoError(t, err)
+
+	leader.Kill()
+	leader.Kill()
+	next, err := cluster.Leader(short(t, patience))
+	require.NoError(t, err)
+	require.NotEqual(t, leader.Index(), next.Index())
+	eventually(t, func() bool {
+		_, err := client.Put(short(t, patience), "a", "1")
+		return err == nil
+	}, "two of three must serve")
+
+	next.Stop()
+	_, err = cluster.Leader(short(t, 100*time.Millisecond))
+	require.Error(t, err, "one of three has no leader")
+
+	a := result(func() error { return leader.Restart(short(t, patience)) })
+	b := result(func() error { return next.Restart(short(t, patience)) })
+	require.NoError(t, await(t, a))
+	require.NoError(t, await(t, b))
+	resp, err := client.Get(short(t, patience), "a")
+	require.NoError(t, err)
+	require.Len(t, resp.Kvs, 1)
+}
+
+func TestStopHandsOver(t *testing.T) {
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	leader, err := cluster.Leader(short(t, patience))
+	require.NoError(t, err)
+	leader.Stop()
+	began := time.Now()
+	_, err = cluster.Leader(short(t, patience))
+	require.NoError(t, err)
+	assert.Less(t, time.Since(began), 500*time.Millisecond, "less than an election timeout")
+}
+
+func TestIsolate(t *testing.T) {
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	leader, err := cluster.Leader(short(t, patience))
+	require.NoError(t, err)
+	client := cluster.Client(t, endpoint(leader))
+	_, err = client.Put(t.Context(), "a", "old")
+	require.NoError(t, err)
+
+	leader.Isolate()
+	_, err = client.Put(short(t, 300*time.Millisecond), "a", "lost")
+	require.Error(t, err, "an isolated leader commits nothing")
+	next, err := cluster.Leader(short(t, patience))
+	require.NoError(t, err)
+	require.NotEqual(t, leader.Index(), next.Index())
+	_, err = cluster.Client(t, endpoint(next)).Put(short(t, patience), "a", "new")
+	require.NoError(t, err)
+
+	stale, err := client.Get(short(t, patience), "a", clientv3.WithSerializable())
+	require.NoError(t, err)
+	assert.Equal(t, "old", string(stale.Kvs[0].Value), "nothing new may reach it")
+	eventually(t, func() bool { return leader.Etcd().Server.Leader() == 0 }, "it must see that it is alone")
+
+	// A member that restarts meanwhile must not reconnect the isolated one.
+	require.NoError(t, next.Restart(short(t, patience)))
+	_, err = cluster.Leader(short(t, patience))
+	require.NoError(t, err)
+	assert.Zero(t, leader.Etcd().Server.Leader())
+
+	leader.Heal()
+	fresh, err := client.Get(short(t, patience), "a")
+	require.NoError(t, err)
+	assert.Equal(t, "new", string(fresh.Kvs[0].Value))
+}
+
+func TestMoveLeader(t *testing.T) {
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	for _, i := range []int{1, 2, 0, 0} {
+		require.NoError(t, cluster.MoveLeader(short(t, patience), i))
+		leader, err := cluster.Leader(short(t, patience))
+		require.NoError(t, err)
+		assert.Same(t, cluster.Member(i), leader)
+	}
+	cluster.Member(1).Stop()
+	require.Error(t, cluster.MoveLeader(short(t, patience), 1))
+	cluster.Member(2).Isolate()
+	require.Error(t, cluster.MoveLeader(short(t, 100*time.Millisecond), 2))
+}
+
+func TestCompact(t *testing.T) {
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	_, err := client.Put(t.Context(), "a", "1")
+	require.NoError(t, err)
+	put, err := client.Put(t.Context(), "a", "2")
+	require.NoError(t, err)
+	for range 2 {
+		rev, err := cluster.Compact(short(t, patience))
+		require.NoError(t, err)
+		assert.Equal(t, put.Header.Revision, rev)
+	}
+	w := <-client.Watch(t.Context(), "a", clientv3.WithRev(2))
+	assert.ErrorIs(t, w.Err(), rpctypes.ErrCompacted)
+}
+
+// One member leaves nothing behind, as the package documentation says.
+func TestNoLeakOfOneMember(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	cluster, err := etcdtest.New("")
+	require.NoError(t, err)
+	defer cluster.Close()
+	client, err := cluster.NewClient()
+	require.NoError(t, err)
+	defer client.Close()
+	_, err = client.Put(t.Context(), "a", "1")
+	require.NoError(t, err)
+	require.NoError(t, cluster.Member(0).Restart(short(t, patience)))
+}

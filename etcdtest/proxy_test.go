@@ -1,0 +1,198 @@
+package etcdtest_test
+
+import (
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// proxied starts a cluster, a client behind a proxy that has already connected, and a
+// client that goes straight to the cluster.
+func proxied(t *testing.T) (p *etcdtest.Proxy, client, direct *clientv3.Client) {
+	t.Helper()
+	cluster := etcdtest.Start(t)
+	p = cluster.Proxy(t)
+	client, direct = cluster.Client(t, p), cluster.Client(t)
+	_, err := client.Put(short(t, patience), "a", "0")
+	require.NoError(t, err)
+	require.Equal(t, 1, p.Connections())
+	return p, client, direct
+}
+
+func value(t *testing.T, c *clientv3.Client) string {
+	t.Helper()
+	resp, err := c.Get(short(t, patience), "a")
+	require.NoError(t, err)
+	require.Len(t, resp.Kvs, 1)
+	return string(resp.Kvs[0].Value)
+}
+
+func TestProxyHoldsRequest(t *testing.T) {
+	p, client, direct := proxied(t)
+	p.Hold(etcdtest.ToServer)
+	put := result(func() error { _, err := client.Put(t.Context(), "a", "1"); return err })
+	eventually(t, func() bool { return p.Pending(etcdtest.ToServer) > 0 }, "the request must be held")
+	assert.Equal(t, "0", value(t, direct))
+	p.Release(etcdtest.ToClient) // the other one
+	assert.NotZero(t, p.Pending(etcdtest.Both))
+	p.Release(etcdtest.ToServer)
+	require.NoError(t, await(t, put))
+	assert.Equal(t, "1", value(t, direct))
+	assert.Equal(t, 1, p.Connections(), "it is still the same connection")
+}
+
+func TestProxyHoldsReply(t *testing.T) {
+	p, client, direct := proxied(t)
+	p.Hold(etcdtest.ToClient)
+	put := result(func() error { _, err := client.Put(t.Context(), "a", "1"); return err })
+	eventually(t, func() bool { return value(t, direct) == "1" }, "the request must arrive")
+	eventually(t, func() bool { return p.Pending(etcdtest.ToClient) > 0 }, "the reply must be held")
+	assert.Empty(t, put)
+	p.Heal()
+	require.NoError(t, await(t, put))
+}
+
+func TestProxyBlackhole(t *testing.T) {
+	p, client, direct := proxied(t)
+	p.Blackhole(etcdtest.Both)
+	_, err := client.Put(short(t, 200*time.Millisecond), "a", "1")
+	require.Error(t, err)
+	assert.Equal(t, "0", value(t, direct), "a discarded request must not arrive")
+	assert.Equal(t, 1, p.Connections(), "nobody may notice")
+	p.Heal()
+	eventually(t, func() bool { // a Put that meets the reset fails
+		_, err := client.Put(short(t, patience), "a", "2")
+		return err == nil
+	}, "the client must connect again")
+	assert.Equal(t, "2", value(t, direct))
+}
+
+// What was held and then discarded is lost, even if Heal follows at once.
+func TestProxyDiscardsWhatItHeld(t *testing.T) {
+	p, client, direct := proxied(t)
+	p.Hold(etcdtest.ToServer)
+	put := result(func() error { _, err := client.Put(t.Context(), "a", "1"); return err })
+	eventually(t, func() bool { return p.Pending(etcdtest.ToServer) > 0 }, "the request must be held")
+	p.Blackhole(etcdtest.ToServer)
+	assert.Zero(t, p.Pending(etcdtest.ToServer))
+	p.Heal()
+	require.Error(t, await(t, put), "its connection was reset")
+	assert.Equal(t, "0", value(t, direct))
+}
+
+func TestProxyDelay(t *testing.T) {
+	p, client, _ := proxied(t)
+	const delay = 150 * time.Millisecond
+	p.Delay(etcdtest.ToServer, delay)
+	began := time.Now()
+	assert.Equal(t, "0", value(t, client))
+	assert.GreaterOrEqual(t, time.Since(began), delay)
+	p.Delay(etcdtest.Both, delay)
+	began = time.Now()
+	assert.Equal(t, "0", value(t, client))
+	assert.GreaterOrEqual(t, time.Since(began), 2*delay)
+	p.Delay(etcdtest.Both, 0)
+	assert.Equal(t, "0", value(t, client))
+}
+
+func TestProxyReset(t *testing.T) {
+	p, client, _ := proxied(t)
+	conn, err := net.Dial("tcp", mustHost(t, p.Endpoints()[0]))
+	require.NoError(t, err)
+	defer conn.Close()
+	eventually(t, func() bool { return p.Connections() == 2 }, "it must connect")
+	p.Reset()
+	assert.Zero(t, p.Connections())
+	_, err = io.ReadAll(conn)
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+	assert.Equal(t, "0", value(t, client), "the client must connect again")
+}
+
+func TestProxyRefuse(t *testing.T) {
+	p, client, _ := proxied(t)
+	p.Refuse()
+	assert.Equal(t, "0", value(t, client), "the existing connection must go on")
+	p.Reset()
+	_, err := client.Get(short(t, 200*time.Millisecond), "a")
+	require.Error(t, err)
+	requireReset(t, p)
+	p.Accept()
+	assert.Equal(t, "0", value(t, client))
+}
+
+func TestProxyPassesTheEndOn(t *testing.T) {
+	cluster := etcdtest.Start(t)
+	p := cluster.Proxy(t)
+	conn, err := net.Dial("tcp", mustHost(t, p.Endpoints()[0]))
+	require.NoError(t, err)
+	eventually(t, func() bool { return p.Connections() == 1 }, "it must connect")
+	require.NoError(t, conn.Close())
+	eventually(t, func() bool { return p.Connections() == 0 }, "the client's close must end the link")
+
+	// With the server stopped a client sees a reset, not a silence.
+	cluster.Member(0).Kill()
+	requireReset(t, p)
+}
+
+func requireReset(t *testing.T, p *etcdtest.Proxy) {
+	t.Helper()
+	conn, err := net.Dial("tcp", mustHost(t, p.Endpoints()[0]))
+	if err == nil { // the reset may even arrive before Dial returns
+		_, err = io.ReadAll(conn)
+		_ = conn.Close()
+	}
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+}
+
+// One proxy per member: one of them hangs, and the client goes on with the others.
+func TestProxyPerMember(t *testing.T) {
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	proxies := []*etcdtest.Proxy{cluster.Proxy(t, 0), cluster.Proxy(t, 1), cluster.Proxy(t, 2)}
+	client := cluster.Client(t, proxies[0], proxies[1], proxies[2])
+	require.Len(t, client.Endpoints(), 3)
+	for _, p := range proxies {
+		eventually(t, func() bool {
+			_, err := client.Put(short(t, patience), "a", "0")
+			return err == nil && p.Connections() == 1
+		}, "the client must connect to each")
+	}
+	proxies[1].Blackhole(etcdtest.Both)
+	var failed, served int
+	for range 6 {
+		if _, err := client.Get(short(t, 300*time.Millisecond), "a"); err != nil {
+			failed++
+		} else {
+			served++
+		}
+	}
+	assert.Equal(t, 2, failed, "every third call goes to the one that hangs")
+	assert.Equal(t, 4, served)
+
+	both := cluster.Proxy(t, 2, 0)
+	require.Len(t, both.Endpoints(), 2)
+	assert.True(t, strings.HasPrefix(both.Endpoints()[0], "http://127.0.0.1:"))
+}
+
+func TestProxyClose(t *testing.T) {
+	cluster := etcdtest.Start(t)
+	p, err := cluster.NewProxy()
+	require.NoError(t, err)
+	client := cluster.Client(t, p)
+	_, err = client.Put(short(t, patience), "a", "1")
+	require.NoError(t, err)
+	p.Close()
+	p.Close()
+	_, err = net.DialTimeout("tcp", mustHost(t, p.Endpoints()[0]), time.Second)
+	var op *net.OpError
+	require.True(t, errors.As(err, &op), "nothing may listen after Close")
+}
