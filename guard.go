@@ -112,25 +112,29 @@ func (e *entry) guardLocked() {
 }
 
 func (e *entry) guard() {
-	delay := retryMin
-	for e.ctx.Err() == nil {
-		own, key, err := e.guardWatch()
-		switch {
-		case errors.Is(err, errGone):
+	ctx, stop := e.s.bind(e.ctx)
+	defer stop()
+	for delay := retryMin; ; {
+		e.mu.Lock()
+		e.refreshLocked() // has the session ended?
+		over := e.state != held
+		e.mu.Unlock()
+		if over {
+			return
+		}
+		own, key, err := e.guardWatch(ctx)
+		if errors.Is(err, errGone) {
 			_ = e.gone()
 			return
-		case err != nil: // etcd does not answer: the deadline stands
-			_ = pause(e.ctx, delay/2+rand.N(delay))
+		}
+		if err != nil { // etcd does not answer: the deadline stands
+			_ = pause(ctx, delay/2+rand.N(delay))
 			delay = min(2*delay, retryMax)
 			continue
 		}
 		delay = retryMin
 		select {
-		case <-e.ctx.Done(): // Unlock or loss, which has closed the watch
-		case <-e.s.ctx.Done():
-			e.mu.Lock()
-			e.refreshLocked()
-			e.mu.Unlock()
+		case <-ctx.Done(): // Unlock, loss, or the session's end
 		case wr, ok := <-own.ch:
 			e.mu.Lock()
 			switch {
@@ -147,18 +151,18 @@ func (e *entry) guard() {
 
 // guardWatch returns the watch on the entry, opened if there is none, and sure
 // to have begun while the entry was there; errGone if it was not.
-func (e *entry) guardWatch() (own *watch, key string, err error) {
+func (e *entry) guardWatch(ctx context.Context) (own *watch, key string, err error) {
 	e.mu.Lock()
 	own, key, unseen := e.own, e.key.key, e.unseen
 	e.mu.Unlock()
 	opened := own == nil
 	if opened {
-		if own, err = e.s.openWatch(e.ctx, key, ""); err != nil {
+		if own, err = e.s.openWatch(ctx, key, ""); err != nil {
 			return nil, key, err
 		}
 	}
 	if opened || unseen {
-		there, err := e.present(e.ctx, key, own.at)
+		there, err := e.present(ctx, key, own.at)
 		if err == nil && !there {
 			err = errGone
 		}

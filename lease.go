@@ -204,26 +204,26 @@ func (s *Session) background(f func(ctx context.Context)) bool {
 const (
 	retryMin = 10 * time.Millisecond
 	retryMax = 500 * time.Millisecond
+	// An attempt of a request gets a limited time, the next one twice that: a
+	// member that hangs is not to hold up what the others would answer.
+	attemptMin = time.Second
+	attemptMax = 8 * time.Second
 )
-
-// attemptTime bounds one attempt of a request, so that a member that hangs
-// does not hold up what the others would answer.
-func (s *Session) attemptTime() time.Duration {
-	return min(max(s.ttl/3, time.Second), 5*time.Second)
-}
 
 // persist calls op until it succeeds or is refused, or ctx ends: through
 // leader changes, lost replies and members that hang. op must be safe to
 // repeat.
 func (s *Session) persist(ctx context.Context, op func(ctx context.Context) error) error {
 	var last error
+	limit := attemptMin
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		if ctx.Err() != nil {
 			return s.endedOr(ctx, last)
 		}
-		attempt, cancel := context.WithTimeout(ctx, s.attemptTime())
+		attempt, cancel := context.WithTimeout(ctx, limit)
 		err := op(attempt)
 		cancel()
+		limit = min(2*limit, attemptMax)
 		switch {
 		case err == nil:
 			return nil

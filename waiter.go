@@ -62,7 +62,7 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 			continue
 		}
 		if len(w.blockers) == 0 {
-			e.unseen = w.seen < e.own.at
+			e.unseen = e.own != nil && w.seen < e.own.at
 			return e.grant(ctx)
 		}
 		var err error
@@ -105,11 +105,8 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 func (w *waiter) prepare(ctx context.Context) (err error) {
 	opened := w.own == nil
 	if opened {
-		if w.own, err = w.s.openWatch(ctx, w.key.key, ""); err != nil {
-			return err
-		}
-		if w.lookAt > 0 { // pinned: the look shows the own entry behind the watch
-			w.lookAt = max(w.lookAt, w.own.at)
+		if w.own, err = w.s.openWatch(ctx, w.key.key, ""); err == nil && w.lookAt > 0 {
+			w.lookAt = max(w.lookAt, w.own.at) // where the look shows the own entry behind its watch
 		}
 	}
 	for !w.looked || len(w.blockers) > 0 && w.on == nil {
@@ -118,6 +115,9 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 				return err
 			}
 			continue
+		}
+		if err != nil {
+			break // no watch is to be had, but by looking it gets on too
 		}
 		from, to := w.target()
 		if w.on, err = w.s.openWatch(ctx, from, to); err != nil {
@@ -130,7 +130,10 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 			}
 		}
 	}
-	if opened && w.seen < w.own.at {
+	if err != nil && len(w.blockers) > 0 {
+		return err
+	}
+	if opened && w.own != nil && w.seen < w.own.at {
 		// The own entry may have gone between its txn and its watch. That is
 		// not worth a read that delays the grant; ask soon if it comes to that.
 		w.timer.Reset(w.untilRecheck())
@@ -208,7 +211,7 @@ func (w *waiter) strike(at int64, gone func(queued) bool) {
 // recheck asks etcd, linearizably, whether the queue is as the waiter thinks.
 // Where etcd does not answer, things stay as they are.
 func (w *waiter) recheck(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, w.s.attemptTime())
+	ctx, cancel := context.WithTimeout(ctx, 2*attemptMin)
 	defer cancel()
 	if w.wants == readHold {
 		resp, at, err := w.s.get(ctx, 0, w.key.key, clientv3.WithKeysOnly())

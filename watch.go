@@ -23,8 +23,8 @@ type watch struct {
 var errWatch = errors.New("watch ended")
 
 // openWatch watches key, or the range from key to end, and waits for etcd's
-// notice that it does. It gives up after an attempt's time, since a watch waits
-// silently for a member that hangs. The watch lives until closed, or the
+// notice that it does. It gives up after attemptMin, since a watch waits silently
+// for a member that hangs. The watch lives until closed, or the
 // session ends.
 //
 // It names no start revision. etcd serves a watch that starts at a revision it
@@ -37,7 +37,7 @@ var errWatch = errors.New("watch ended")
 func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
 	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(s.ctx))
 	unbind := context.AfterFunc(ctx, cancel)
-	timer := time.AfterFunc(s.attemptTime(), cancel)
+	timer := time.AfterFunc(attemptMin, cancel)
 	opts := []clientv3.OpOption{clientv3.WithCreatedNotify(), clientv3.WithFilterPut()}
 	if end != "" {
 		opts = append(opts, clientv3.WithRange(end))
@@ -105,7 +105,7 @@ func deleted(wr clientv3.WatchResponse, key string, rev int64) bool {
 // resp shows.
 func (s *Session) get(ctx context.Context, rev int64, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, at int64, err error) {
 	if rev > 0 {
-		attempt, cancel := context.WithTimeout(ctx, s.attemptTime())
+		attempt, cancel := context.WithTimeout(ctx, attemptMin)
 		resp, err = s.client.Get(attempt, key, append(opts[:len(opts):len(opts)], clientv3.WithRev(rev), clientv3.WithSerializable())...)
 		cancel()
 		if err == nil {

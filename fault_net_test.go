@@ -1,0 +1,445 @@
+package etcdlock
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// soon bounds what must return with its ctx: generous for a busy machine, far
+// below any time limit of a request.
+const soon = 700 * time.Millisecond
+
+// withTimeout is a ctx that ends after d, and whether f returned soon after.
+func returnsWithCtx(t *testing.T, d time.Duration, f func(ctx context.Context) error) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), d)
+	defer cancel()
+	start := time.Now()
+	err := f(ctx)
+	require.Less(t, time.Since(start), d+soon, "it does not return with its ctx")
+	return err
+}
+
+func TestFault_B1_CtxOnPartition(t *testing.T) {
+	c := cluster.Client(t)
+	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+		name := lockName(t)
+		h, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+		require.NoError(t, err)
+		proxy := cluster.Proxy(t)
+		s := newTestSession(t, cluster.Client(t, proxy), WithTTL(time.Minute))
+
+		// Waiting.
+		err = returnsWithCtx(t, time.Second, func(ctx context.Context) error {
+			time.AfterFunc(300*time.Millisecond, func() { proxy.Blackhole(etcdtest.Both) })
+			_, err := lockFuncs(s, name)[kind](ctx)
+			return err
+		})
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		// From the start; Try, Check, Txn, Unlock, Refresh too.
+		other, err := NewMutex(s, name+".2"), error(nil)
+		for what, f := range map[string]func(ctx context.Context) error{
+			"Lock":    func(ctx context.Context) error { _, err := other.Lock(ctx); return err },
+			"TryLock": func(ctx context.Context) error { _, err := other.TryLock(ctx); return err },
+			"Enqueue": func(ctx context.Context) error { _, err := other.Enqueue(ctx); return err },
+			"Refresh": s.Refresh,
+		} {
+			require.ErrorIs(t, returnsWithCtx(t, 200*time.Millisecond, f), context.DeadlineExceeded, what)
+		}
+		require.Greater(t, len(entries(t, c, name)), 1, "the test is to leave something to remove")
+		proxy.Heal()
+		proxy.Reset()
+		require.Eventually(t, func() bool { return len(entries(t, c, name)) == 1 }, hang, tick)
+		requireGone(t, c, name+".2")
+		require.NoError(t, s.Err())
+		require.NoError(t, h.Unlock(testCtx(t)))
+	}
+}
+
+func TestFault_B1_HoldOnPartition(t *testing.T) {
+	c := cluster.Client(t)
+	proxy := cluster.Proxy(t)
+	s := newTestSession(t, cluster.Client(t, proxy), WithTTL(time.Minute))
+	name := lockName(t)
+	h, err := NewRWMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	proxy.Blackhole(etcdtest.Both)
+	for what, f := range map[string]func(ctx context.Context) error{
+		"Check": h.Check, "Downgrade": h.Downgrade,
+		"Txn": func(ctx context.Context) error {
+			_, err := h.Txn(ctx).Then(clientv3.OpPut(name+".x", "")).Commit()
+			return err
+		},
+	} {
+		require.ErrorIs(t, returnsWithCtx(t, 200*time.Millisecond, f), context.DeadlineExceeded, what)
+	}
+	require.True(t, h.Valid(), "an error of ctx changes nothing")
+	require.ErrorIs(t, returnsWithCtx(t, 200*time.Millisecond, h.Unlock), context.DeadlineExceeded)
+	require.NotEmpty(t, entries(t, c, name))
+	proxy.Heal()
+	proxy.Reset()
+	requireGone(t, c, name)
+}
+
+func TestFault_B2_NewSessionOnPartition(t *testing.T) {
+	proxy := cluster.Proxy(t)
+	proxy.Blackhole(etcdtest.Both)
+	client := cluster.Client(t, proxy)
+	require.ErrorIs(t, returnsWithCtx(t, 300*time.Millisecond, func(ctx context.Context) error {
+		_, err := NewSession(ctx, client)
+		return err
+	}), context.DeadlineExceeded)
+}
+
+// The ctx of the creation bounds nothing else.
+func TestFault_B3_CreationCtx(t *testing.T) {
+	ctx, cancel := context.WithCancel(testCtx(t))
+	own := etcdtest.Start(t)
+	c := own.Client(t)
+	s, err := NewSession(ctx, c, WithTTL(time.Second))
+	require.NoError(t, err)
+	cancel()
+	for range 2 { // two renewals
+		was := s.Deadline()
+		require.Eventually(t, func() bool { return s.Deadline().After(was) }, hang, tick)
+	}
+	require.NoError(t, s.Err())
+	require.NoError(t, s.Close(testCtx(t)))
+	require.Zero(t, leases(t, c))
+}
+
+func TestFault_B4_CloseOnPartition(t *testing.T) {
+	own := etcdtest.Start(t)
+	proxy := own.Proxy(t)
+	c := own.Client(t)
+	s, err := NewSession(testCtx(t), own.Client(t, proxy), WithTTL(time.Minute))
+	require.NoError(t, err)
+	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	proxy.Blackhole(etcdtest.Both)
+	err = returnsWithCtx(t, 300*time.Millisecond, s.Close)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.ErrorIs(t, h.Err(), ErrSessionClosed)
+	require.Equal(t, 1, leases(t, c))
+	proxy.Heal()
+	proxy.Reset()
+	require.NoError(t, s.Close(testCtx(t)), "it goes on behind, and again waits for it")
+	require.Zero(t, leases(t, c))
+}
+
+// Goroutines of this process that are in the library or in a client's watch.
+func ownGoroutines() string {
+	buf := make([]byte, 16<<20)
+	buf = buf[:runtime.Stack(buf, true)]
+	var own []string
+	for _, g := range strings.Split(string(buf), "\n\n") {
+		if strings.Contains(g, "etcdlock.(*") && !strings.Contains(g, "testing.tRunner") || strings.Contains(g, "serveSubstream") {
+			own = append(own, g)
+		}
+	}
+	return strings.Join(own, "\n\n")
+}
+
+// 1,000 calls with a ctx of 0 to 5 ms on a slow link leave nothing.
+func TestFault_B8_NothingLeaks(t *testing.T) {
+	own := etcdtest.Start(t)
+	proxy := own.Proxy(t)
+	c := own.Client(t)
+	s, err := NewSession(testCtx(t), own.Client(t, proxy))
+	require.NoError(t, err)
+	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	proxy.Delay(etcdtest.Both, time.Millisecond)
+	before := ownGoroutines()
+	var wg sync.WaitGroup
+	var granted atomic.Int32
+	next := make(chan int)
+	for range 20 {
+		wg.Go(func() {
+			for i := range next {
+				name := []string{"a", "b"}[i%2] // held, and free
+				ctx, cancel := context.WithTimeout(context.Background(), rand.N(5*time.Millisecond))
+				lock := []func(context.Context) (*Held, error){NewMutex(s, name).Lock, NewRWMutex(s, name).Lock, NewRWMutex(s, name).RLock, NewMutex(s, name).TryLock}[i/2%4]
+				if h, err := lock(ctx); err == nil {
+					granted.Add(1)
+					_ = h.Unlock(ctx)
+				}
+				cancel()
+			}
+		})
+	}
+	for i := range 1000 {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	t.Log("granted", granted.Load())
+	require.Eventually(t, func() bool { return len(entries(t, c, "b")) == 0 && len(entries(t, c, "a")) == 1 }, hang, tick)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	hb, err := NewMutex(s, "b").Lock(ctx)
+	require.NoError(t, err, "the next Lock works at once")
+	require.NoError(t, hb.Unlock(ctx))
+	require.NoError(t, h.Check(ctx))
+	require.Eventually(t, func() bool {
+		return strings.Count(ownGoroutines(), "goroutine ") <= strings.Count(before, "goroutine ")
+	}, hang, 100*time.Millisecond, "goroutines or watches are left:\n%s", ownGoroutines())
+	require.NoError(t, s.Close(testCtx(t)))
+}
+
+// The waiter's watch is on a member that is cut off from the rest.
+func TestFault_C1_IsolatedMember(t *testing.T) {
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	leader, err := own.Leader(testCtx(t))
+	require.NoError(t, err)
+	x := own.Member((leader.Index() + 1) % 3)
+	h, err := NewMutex(newTestSession(t, own.Client(t), WithTTL(time.Minute)), "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	c := own.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.Endpoints = []string{x.Endpoint()} }))
+	s := newTestSession(t, c, WithTTL(10*time.Second))
+	tk, err := NewMutex(s, "a").Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	require.Eventually(t, func() bool { return strings.Count(ownGoroutines(), "serveSubstream") >= 2 }, hang, tick)
+	c.SetEndpoints(own.Endpoints()...)
+	x.Isolate()
+	require.NoError(t, h.Unlock(testCtx(t)))
+	h2, err := tk.Wait(testCtx(t))
+	require.NoError(t, err, "it waits for the member to come back")
+	require.NoError(t, h2.Check(testCtx(t)))
+	x.Heal()
+	require.NoError(t, h2.Unlock(testCtx(t)))
+}
+
+func TestFault_C2_CompactionThenReconnect(t *testing.T) {
+	c := cluster.Client(t)
+	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+		name := lockName(t)
+		h, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+		require.NoError(t, err)
+		proxy := cluster.Proxy(t)
+		client, w := wiredClient(t, cluster, func(cfg *clientv3.Config) { cfg.Endpoints = proxy.Endpoints() })
+		s := newTestSession(t, client)
+		w.reset()
+		granted := make(chan *Held, 1)
+		go func() {
+			h, err := lockFuncs(s, name)[kind](testCtx(t))
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- h
+		}()
+		waitsFor(t, w, 2)
+		queue := queueOf(t, c, name)
+		for range 5 {
+			var rev int64
+			for range 5 {
+				put, err := c.Put(testCtx(t), "elsewhere", "")
+				require.NoError(t, err)
+				rev = put.Header.Revision
+			}
+			_, err = c.Compact(testCtx(t), rev)
+			require.NoError(t, err)
+			w.reset()
+			proxy.Reset()
+			waitsFor(t, w, 2)
+		}
+		require.Equal(t, queue, queueOf(t, c, name), "it lost its place")
+		require.NoError(t, h.Unlock(testCtx(t)))
+		h2 := <-granted
+		require.NotNil(t, h2)
+		require.NoError(t, h2.Unlock(testCtx(t)))
+	}
+}
+
+// queueOf is the queue with its create revisions.
+func queueOf(t *testing.T, c *clientv3.Client, name string) []queued {
+	t.Helper()
+	from, to := prefixRange(name)
+	resp, err := c.Get(testCtx(t), from, clientv3.WithRange(to))
+	require.NoError(t, err)
+	return toQueue(resp.Kvs)
+}
+
+// Compaction between any two steps of an acquisition, and then no busy loop.
+func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
+	c := cluster.Client(t)
+	compact := func() {
+		var rev int64
+		for range 2 {
+			put, err := c.Put(testCtx(t), "elsewhere", "")
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			rev = put.Header.Revision
+		}
+		if _, err := c.Compact(testCtx(t), rev); err != nil && !strings.Contains(err.Error(), "compacted") {
+			t.Error(err)
+		}
+	}
+	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+		name := lockName(t)
+		m := NewMutex(newTestSession(t, c), name)
+		h, err := m.Lock(testCtx(t))
+		require.NoError(t, err)
+		second, err := m.Enqueue(testCtx(t))
+		require.NoError(t, err)
+		client, w := wiredClient(t, cluster)
+		s := newTestSession(t, client)
+		w.reset()
+		w.onUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+			err := send(ctx)
+			compact()
+			return err
+		})
+		granted := make(chan *Held, 1)
+		go func() {
+			h, err := lockFuncs(s, name)[kind](testCtx(t))
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- h
+		}()
+		waitsFor(t, w, 2)
+		w.onUnary(nil)
+		require.NoError(t, second.Cancel(testCtx(t)))
+		w.reset()
+		idle := time.NewTimer(time.Second)
+		<-idle.C // the time over which the row counts
+		calls, _ := w.counts()
+		require.LessOrEqual(t, calls["Range"]+calls["Txn"], 4, "a waiter that spins") // one look and one recheck
+		require.NoError(t, h.Unlock(testCtx(t)))
+		h2 := <-granted
+		require.NotNil(t, h2)
+		require.NoError(t, h2.Unlock(testCtx(t)))
+	}
+}
+
+// The event of the deletion never comes: asking now and then finds out.
+func TestFault_C5_LostEvent(t *testing.T) {
+	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+		name := lockName(t)
+		h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+		require.NoError(t, err)
+		client, w := wiredClient(t, cluster)
+		s := newTestSession(t, client, WithTTL(2*time.Second))
+		w.onRecv(func(_ string, msg any) (bool, error) {
+			if r, ok := msg.(*pb.WatchResponse); ok {
+				for _, ev := range r.Events {
+					if ev.Type == mvccpb.Event_DELETE {
+						return false, nil
+					}
+				}
+			}
+			return true, nil
+		})
+		w.reset()
+		granted := make(chan *Held, 1)
+		go func() {
+			h, err := lockFuncs(s, name)[kind](testCtx(t))
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- h
+		}()
+		waitsFor(t, w, 2)
+		require.NoError(t, h.Unlock(testCtx(t)))
+		h2 := <-granted
+		require.NotNil(t, h2)
+		require.NoError(t, h2.Unlock(testCtx(t)))
+	}
+}
+
+// The watch stream breaks again and again, in every way.
+func TestFault_C6_WatchBreaks(t *testing.T) {
+	for i, broken := range []error{io.EOF, errLostReply, rpctypes.ErrGRPCNoLeader} {
+		t.Run(fmt.Sprint(broken), func(t *testing.T) {
+			name := lockName(t)
+			h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+			require.NoError(t, err)
+			client, w := wiredClient(t, cluster)
+			s := newTestSession(t, client)
+			var left atomic.Int32
+			left.Store(6)
+			w.onRecv(func(method string, _ any) (bool, error) {
+				if method == "Watch" && left.Add(-1) >= 0 {
+					return false, broken
+				}
+				return true, nil
+			})
+			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+			require.NoError(t, err)
+			if i == 0 {
+				require.Eventually(t, func() bool { return left.Load() < 0 }, hang, tick)
+			}
+			require.NoError(t, h.Unlock(testCtx(t)))
+			h2, err := tk.Wait(testCtx(t))
+			require.NoError(t, err)
+			require.NoError(t, h2.Unlock(testCtx(t)))
+		})
+	}
+}
+
+// Closing the client ends everything that uses it.
+func TestFault_C6_ClientClosed(t *testing.T) {
+	name := lockName(t)
+	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	c, err := cluster.NewClient()
+	require.NoError(t, err)
+	s, err := NewSession(testCtx(t), c)
+	require.NoError(t, err)
+	held, err := NewMutex(s, name+".2").Lock(testCtx(t))
+	require.NoError(t, err)
+	done := held.Done()
+	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, c.Close())
+	_, err = tk.Wait(testCtx(t))
+	require.ErrorIs(t, err, ErrSessionExpired)
+	<-done
+	require.ErrorIs(t, held.Err(), ErrSessionExpired)
+	require.Error(t, s.Close(testCtx(t)), "the lease is left to expire, and that is said")
+	require.NoError(t, h.Unlock(testCtx(t)))
+	_, err = cluster.Client(t).Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+}
+
+// Messages of the watch are late by seconds.
+func TestFault_C7_DelayedEvents(t *testing.T) {
+	name := lockName(t)
+	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	client, w := wiredClient(t, cluster)
+	s := newTestSession(t, client, WithTTL(2*time.Second))
+	w.onRecv(func(method string, _ any) (bool, error) {
+		if method == "Watch" {
+			late := time.NewTimer(3 * time.Second)
+			<-late.C
+		}
+		return true, nil
+	})
+	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	h2, err := tk.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, h2.Unlock(testCtx(t)))
+}

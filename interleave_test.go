@@ -1,0 +1,256 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+var discard = slog.New(slog.DiscardHandler)
+
+// What may befall an acquisition between any two of its steps.
+var mishaps = map[string]func(*scene) error{
+	"nothing": func(*scene) error { return nil },
+	"ctx ends": func(s *scene) error {
+		s.cancel()
+		return nil
+	},
+	"session ends": func(s *scene) error {
+		s.own.end(ErrSessionClosed, "test")
+		return nil
+	},
+	"the entry is deleted": func(s *scene) error {
+		s.interfered = true
+		for _, q := range s.f.keys("a/") {
+			if kindOf("a", q.key) != foreign && strings.Contains(q.key, "/5") && !strings.HasPrefix(q.key, "a/r") {
+				s.f.del(q.key)
+			}
+		}
+		return nil
+	},
+	"the lease is revoked": func(s *scene) error {
+		s.interfered = true
+		s.revoked.Store(true)
+		var keys []string
+		for _, q := range s.f.keys("a/") {
+			if s.isOwn(q) {
+				keys = append(keys, q.key)
+			}
+		}
+		s.f.del(keys...)
+		return nil
+	},
+	"the watches break":       func(s *scene) error { s.f.breakWatches(); return nil },
+	"the reply is lost":       func(*scene) error { return errLostReply },
+	"the reply is lost twice": func(s *scene) error { s.again = func() error { return errLostReply }; return errLostReply },
+	"the reply is lost and ctx ends": func(s *scene) error {
+		s.cancel()
+		return errLostReply
+	},
+	"the holder downgrades": func(s *scene) error { s.f.del("a/1"); return nil },
+	"the next one leaves":   func(s *scene) error { s.f.del("a/2"); return nil },
+	"a reader comes and a writer": func(s *scene) error {
+		s.f.put("a/r8")
+		s.f.put("a/9")
+		return nil
+	},
+}
+
+// scene is one acquisition on the fake, in a queue behind some others.
+type scene struct {
+	f          *fakeEtcd
+	own        *Session
+	cancel     context.CancelFunc
+	again      func() error // at the next step
+	revoked    atomic.Bool
+	interfered bool         // the own entry may be gone by the hand of others
+}
+
+func (s *scene) isOwn(q queued) bool {
+	return strings.HasPrefix(q.key, "a/5") || strings.HasPrefix(q.key, "a/r5")
+}
+
+// queues are what stands in the queue before: a holder and others, by key.
+var queues = map[string][]string{
+	"free":                     nil,
+	"a mutex":                  {"a/1"},
+	"a write lock":             {"a/1 a/r1"},
+	"two":                      {"a/1", "a/2"},
+	"write lock and writer":    {"a/1 a/r1", "a/2 a/r2"},
+	"readers":                  {"a/r1", "a/r2", "a/r3"},
+	"a writer and readers":     {"a/1", "a/r2", "a/r3"},
+	"reader, writer":           {"a/r1", "a/2"},
+	"foreign keys":             {"a/config", "a/b/1", "a/zz"},
+	"foreign keys and a mutex": {"a/config", "a/b/1", "a/1", "a/zz"},
+}
+
+func (f *fakeEtcd) putAll(keys string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	var ops []*pb.RequestOp
+	for _, key := range strings.Fields(keys) {
+		ops = append(ops, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key)}}})
+	}
+	f.applyLocked(ops, nil)
+}
+
+// leave lets the others leave, the first in the queue first.
+func (s *scene) leave(queue []string) {
+	for _, keys := range queue {
+		s.f.del(strings.Fields(keys)...)
+	}
+	s.f.del("a/r8", "a/9")
+}
+
+// TestInterleavings_I1_I3: in every queue, for every kind of lock, every
+// mishap at every step of the acquisition, with the others leaving at every
+// step: it is granted only when entitled, or fails for a reason; and nothing
+// stays behind, no entry, no key in use and, since the bubble would not end
+// with one, no goroutine.
+func TestInterleavings_I1_I3(t *testing.T) {
+	for queueName, queue := range queues {
+		t.Run(queueName, func(t *testing.T) {
+			t.Parallel()
+			for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Ticket", "Try"} {
+				for mishapName, mishap := range mishaps {
+					for at := 0; ; at++ {
+						reached := false
+						for leaveAt := -1; leaveAt <= at+6; leaveAt++ {
+							name := fmt.Sprintf("%s, %s at step %d, the others leave at %d", kind, mishapName, at, leaveAt)
+							ok := true
+							synctest.Test(t, func(t *testing.T) {
+								reached = playScene(t, name, kind, queue, mishap, at, leaveAt) || reached
+								ok = !t.Failed()
+							})
+							if !ok {
+								return
+							}
+							if leaveAt >= 0 && len(queue) == 0 {
+								break
+							}
+						}
+						if !reached || at > 60 {
+							break
+						}
+					}
+				}
+			}
+		})
+	}
+}
+
+// playScene reports whether the step of the mishap was reached.
+func playScene(t *testing.T, name, kind string, queue []string, mishap func(*scene) error, at, leaveAt int) (reached bool) {
+	f := newFakeEtcd()
+	for _, keys := range queue {
+		f.putAll(keys)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	s := &scene{f: f, own: f.session(5), cancel: cancel}
+	s.own.keepAlive = func(context.Context) (int64, error) {
+		if s.revoked.Load() {
+			return 0, nil
+		}
+		return 10, nil
+	}
+	var mu sync.Mutex // steps may come from the background too
+	n := -1
+	f.step = func(_ context.Context, what string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		n++
+		if n == leaveAt {
+			s.leave(queue)
+		}
+		if again := s.again; again != nil {
+			s.again = nil
+			return again()
+		}
+		if n == at {
+			reached = true
+			if err := mishap(s); err != nil {
+				if what == "Watch" || what == "Watch." {
+					f.breakWatches()
+				}
+				return err
+			}
+		}
+		return nil
+	}
+	time.AfterFunc(100*time.Second, func() { s.leave(queue) }) // at last
+
+	h, err := acquire(ctx, s.own, kind)
+	switch {
+	case err == nil:
+		// Entitled at the moment, if it is still there at all.
+		there := false
+		for _, q := range f.keys("a/") {
+			there = there || q == (queued{h.Key(), h.Token()})
+		}
+		if !there && !s.interfered {
+			t.Errorf("%s: granted without an entry", name)
+		}
+		if there && !entitled(h.wants.kind(), h.Token(), f.keys("a/")) {
+			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.keys("a/"))
+		}
+		if err := h.Unlock(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrLost) {
+			t.Errorf("%s: unlock: %v", name, err)
+		}
+	case errors.Is(err, context.Canceled), errors.Is(err, ErrSessionClosed), errors.Is(err, ErrSessionExpired):
+	case errors.Is(err, ErrLost) && s.interfered:
+	case errors.Is(err, ErrLocked) && kind == "Try":
+	default:
+		t.Errorf("%s: %v", name, err)
+	}
+	ended := s.own.Err() != nil
+	// Long enough for all settling; the clock is the bubble's.
+	<-time.After(time.Minute)
+	if !ended { // else the lease takes what is left
+		for _, q := range f.keys("a/") {
+			if s.isOwn(q) {
+				t.Errorf("%s: %v is left", name, q)
+			}
+		}
+		s.own.mu.Lock()
+		if len(s.own.slots) > 0 {
+			t.Errorf("%s: keys are left in use: %v", name, s.own.slots)
+		}
+		s.own.mu.Unlock()
+	}
+	<-time.After(time.Minute) // past the last timer
+	s.own.end(ErrSessionClosed, "test")
+	s.own.leaseGone()
+	return reached
+}
+
+func acquire(ctx context.Context, s *Session, kind string) (*Held, error) {
+	switch kind {
+	case "Mutex":
+		return NewMutex(s, "a").Lock(ctx)
+	case "RWMutex":
+		return NewRWMutex(s, "a").Lock(ctx)
+	case "RWMutex read":
+		return NewRWMutex(s, "a").RLock(ctx)
+	case "Try":
+		return NewMutex(s, "a").TryLock(ctx)
+	}
+	tk, err := NewMutex(s, "a").Enqueue(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h, err := tk.Wait(ctx)
+	if err != nil {
+		_ = tk.Cancel(context.WithoutCancel(ctx))
+	}
+	return h, err
+}
