@@ -1,2 +1,98 @@
-// Package etcdlock is a fair mutex and a fair read-write lock on etcd.
+// Package etcdlock is a fair mutex and a fair read-write lock for services that
+// already run etcd.
+//
+// A [Session] is a lease that is kept alive. A [Mutex] or [RWMutex] is a name in
+// a session. An acquisition is a value: a [Held] that is unlocked once, or a
+// [Ticket], a place in the queue to wait at.
+//
+// # What it guarantees
+//
+//   - One queue per name, ordered by etcd's create revision. Nobody passes
+//     anybody: not a Try, not a reader a writer, not a goroutine of the same
+//     session another.
+//   - Of the entries in etcd, never two exclusive ones, nor an exclusive and a
+//     shared one, are entitled to the lock at the same revision.
+//   - A holder learns of its loss: [Held.Context] ends before etcd can give the
+//     lock to somebody else because the lease was not renewed, and within
+//     500 ms if somebody revokes the lease or deletes the entry. That is so while
+//     the process runs, and etcd's clocks and its own run alike to a tenth.
+//   - A ctx that ends ends the call within milliseconds, whether etcd answers or
+//     not. After any error but Unlock's the caller holds nothing and owes
+//     nothing; what was left in etcd is removed in the background.
+//   - Leader changes, compaction, lost replies, and members that are stopped,
+//     hang or are cut off cost time and not the place in the queue.
+//
+// # What no lock service can give
+//
+// A process that is paused, by its machine or by a debugger, goes on when it is
+// woken as if it held its lock, until it looks. So protect what matters where it
+// is written: what is in etcd with [Held.Txn], what is elsewhere by its
+// comparing [Held.Token] with the highest it has seen. [Held.Valid] looks at the
+// clocks and costs nothing; it narrows the gap without closing it.
+//
+// A lock whose holder died stays taken until its lease expires: a TTL, and more
+// if etcd elects leaders meanwhile, as each election starts all leases anew. The
+// TTL is a lower bound and no more.
+//
+// A snapshot that is restored brings back the entries and leases of its time.
+// Who held the lock since then has lost it, and is told when it next reaches
+// etcd, no sooner than its deadline otherwise; tokens may go back, so raise the
+// revision when restoring (etcdutl snapshot restore --bump-revision).
+//
+// # Keys
+//
+//	<name>/<lease>[-<n>]    exclusive: a Mutex, a write lock
+//	<name>/r<lease>[-<n>]   shared: a read lock, and the second key of a write lock
+//
+// Lease and n are in lower-case hex. Etcd's own concurrency.Mutex, `etcdctl lock`
+// and v3lock write the first form, so all of them queue with each other. Other
+// keys below <name>/, those of a lock <name>/x among them, are passed over, but
+// not by the others: a concurrency.Mutex on "a" waits also for the keys of
+// "a/b". The value, JSON, is for people.
+//
+// A client needs read and write rights on the prefix <name>/. A client wrapped
+// by clientv3/namespace works.
+//
+// # States of an entry
+//
+//	enqueued   its keys are written, or may be
+//	held       granted
+//	released   given back by its holder
+//	abandoned  withdrawn before its owner had it
+//	lost       removed by somebody else, or with its session
+//
+// # Invariants
+//
+//	I1  An entry has the lock only after a revision at which it was in the queue
+//	    and nothing that blocks it was below. Nothing is ever added below.
+//	I2  Exclusive entries wait for all lower ones, shared ones for all lower
+//	    exclusive ones.
+//	I3  The queue is judged only at a revision at which the entry is in it, by a
+//	    read that is pinned there or linearizable.
+//	I4  The session's deadline counts from before the renewal was sent.
+//	I5  An entry is its key and its create revision: what releases it compares
+//	    both.
+//	I6  A key is used anew only when its last use is settled: its removal is
+//	    confirmed, and no write of it can come any more.
+//
+// # When something fails
+//
+//	what happens                         what the caller sees
+//	ctx ends in Lock                     ctx's error at once; the entry is removed behind
+//	reply lost, leader changes           nothing: the request is repeated
+//	etcd away, shorter than the TTL      waiting goes on; the hold stays
+//	etcd away, longer                    Done at the deadline: ErrLost, ErrSessionExpired
+//	lease revoked by somebody            the same, within 500 ms where a hold or wait is watched
+//	entry deleted by somebody            ErrLost alone
+//	session closed or orphaned           ErrLost and ErrSessionClosed; waiters: ErrSessionClosed
+//	process dies                         the next one is granted when the lease has expired
+//	process paused for longer            Valid is false at once on waking, Txn says ErrLost
+//	etcd refuses (rights, space)         its error, from Lock at once
+//	watches break, compaction            nothing: looked at again, in the same place
+//
+// # Cost
+//
+// Lock and Unlock are one request and one commit each. A Lock that waits costs
+// two watches and up to two reads if it is next in line, three deeper in the
+// queue. A release wakes one waiter, or the readers next in line.
 package etcdlock

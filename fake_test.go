@@ -30,6 +30,8 @@ type fakeEtcd struct {
 	mu       sync.Mutex
 	rev      int64
 	states   map[int64]map[string]*mvccpb.KeyValue // by revision
+	events   map[int64][]*clientv3.Event           // by revision
+	lag      int64                                 // how far behind the member is that serves watches
 	watchers []*fakeWatcher
 }
 
@@ -40,7 +42,7 @@ type fakeWatcher struct {
 }
 
 func newFakeEtcd() *fakeEtcd {
-	return &fakeEtcd{rev: 1, states: map[int64]map[string]*mvccpb.KeyValue{1: {}}, step: func(context.Context, string) error { return nil }}
+	return &fakeEtcd{rev: 1, states: map[int64]map[string]*mvccpb.KeyValue{1: {}}, events: map[int64][]*clientv3.Event{}, step: func(context.Context, string) error { return nil }}
 }
 
 // session is a session on the fake, without the goroutine that renews.
@@ -92,6 +94,20 @@ func (f *fakeEtcd) breakWatches() {
 	}
 }
 
+// tell sends the deletions among events; the library filters puts.
+func (w *fakeWatcher) tell(rev int64, events []*clientv3.Event) {
+	var wr clientv3.WatchResponse
+	for _, ev := range events {
+		if ev.Type == clientv3.EventTypeDelete && within(string(ev.Kv.Key), w.from, w.to) {
+			wr.Events = append(wr.Events, ev)
+		}
+	}
+	if len(wr.Events) > 0 && !w.closed {
+		wr.Header = &pb.ResponseHeader{Revision: rev}
+		w.ch <- wr
+	}
+}
+
 func (w *fakeWatcher) close() {
 	if !w.closed {
 		w.closed = true
@@ -113,8 +129,11 @@ func (f *fakeEtcd) txn(r *pb.TxnRequest) *pb.TxnResponse {
 }
 
 func (f *fakeEtcd) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (resp *pb.RangeResponse, err error) {
-	future := false
-	err = f.call(ctx, "Range", func() {
+	future, what := false, "Range"
+	if r.Revision > 0 {
+		what = "pinned Range"
+	}
+	err = f.call(ctx, what, func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		if future = r.Revision > f.rev; !future {
@@ -134,7 +153,11 @@ func (f *fakeEtcd) Watch(ctx context.Context, key string, opts ...clientv3.OpOpt
 		f.mu.Lock()
 		defer f.mu.Unlock()
 		f.watchers = append(f.watchers, w)
-		w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: f.rev}, Created: true}
+		at := max(1, f.rev-f.lag)
+		w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: at}, Created: true}
+		for rev := at + 1; rev <= f.rev; rev++ { // what that member gets to see yet
+			w.tell(rev, f.events[rev])
+		}
 	})
 	stop := func() {
 		f.mu.Lock()
@@ -265,17 +288,9 @@ func (f *fakeEtcd) applyLocked(ops []*pb.RequestOp, resp *pb.TxnResponse) int64 
 	}
 	f.rev++
 	f.states[f.rev] = next
+	f.events[f.rev] = events
 	for _, w := range f.watchers {
-		var wr clientv3.WatchResponse
-		for _, ev := range events { // the library filters puts
-			if ev.Type == clientv3.EventTypeDelete && within(string(ev.Kv.Key), w.from, w.to) {
-				wr.Events = append(wr.Events, ev)
-			}
-		}
-		if len(wr.Events) > 0 && !w.closed {
-			wr.Header = &pb.ResponseHeader{Revision: f.rev}
-			w.ch <- wr
-		}
+		w.tell(f.rev, events)
 	}
 	return f.rev
 }

@@ -351,7 +351,7 @@ func TestFault_B6_OwnLeaseGone(t *testing.T) {
 			_, err := lockFuncs(s, name)[kind](testCtx(t))
 			failed <- err
 		}()
-		waitsFor(t, w, 2)
+		waitsFor(t, w, 1)
 		_, err = c.Revoke(testCtx(t), s.Lease())
 		require.NoError(t, err)
 		select {
@@ -409,7 +409,7 @@ func TestFault_D5_WrongIncarnation(t *testing.T) {
 		w.reset()
 		tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 		require.NoError(t, err)
-		waitsFor(t, w, 2)
+		waitsFor(t, w, 1)
 		key := exclusiveBase(name, s.Lease())
 		_, err = c.Delete(testCtx(t), key)
 		require.NoError(t, err)

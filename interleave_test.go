@@ -13,12 +13,27 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
 var discard = slog.New(slog.DiscardHandler)
 
 // What may befall an acquisition between any two of its steps.
 var mishaps = map[string]func(*scene) error{
+	"watches are served by a member that lags": func(s *scene) error {
+		s.f.mu.Lock()
+		defer s.f.mu.Unlock()
+		s.f.lag = 6
+		return nil
+	},
+	"reads are served by a member that lags": func(s *scene) error {
+		s.pinned = rpctypes.ErrGRPCFutureRev
+		return nil
+	},
+	"the revision is compacted": func(s *scene) error {
+		s.pinned = rpctypes.ErrGRPCCompacted
+		return nil
+	},
 	"nothing": func(*scene) error { return nil },
 	"ctx ends": func(s *scene) error {
 		s.cancel()
@@ -71,8 +86,9 @@ type scene struct {
 	own        *Session
 	cancel     context.CancelFunc
 	again      func() error // at the next step
+	pinned     error        // of the next pinned read
 	revoked    atomic.Bool
-	interfered bool         // the own entry may be gone by the hand of others
+	interfered bool // the own entry may be gone by the hand of others
 }
 
 func (s *scene) isOwn(q queued) bool {
@@ -151,6 +167,11 @@ func TestInterleavings_I1_I3(t *testing.T) {
 // playScene reports whether the step of the mishap was reached.
 func playScene(t *testing.T, name, kind string, queue []string, mishap func(*scene) error, at, leaveAt int) (reached bool) {
 	f := newFakeEtcd()
+	// The keys have been in use before, and so have the session's own.
+	for _, keys := range []string{"a/1 a/r1", "a/r5 a/5", "a/2 a/r2 a/r3"} {
+		f.putAll(keys)
+		f.del(strings.Fields(keys)...)
+	}
 	for _, keys := range queue {
 		f.putAll(keys)
 	}
@@ -175,6 +196,10 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		if again := s.again; again != nil {
 			s.again = nil
 			return again()
+		}
+		if err := s.pinned; err != nil && what == "pinned Range" {
+			s.pinned = nil
+			return err
 		}
 		if n == at {
 			reached = true

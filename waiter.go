@@ -13,13 +13,12 @@ import (
 // A waiter waits, from the txn that put its entry into the queue, until the
 // entry has the lock:
 //
-//  1. Watch the own entry, from now. This watch goes on to guard the hold.
-//  2. Look what blocks the entry, unless the txn has shown it already.
-//  3. Watch that, from now, and see whether it was still there when the watch
-//     was. If not, go to 5.
-//  4. Wait for its deletion, or for another of the ends in wait.
-//  5. If nothing can be left below, the entry has the lock. Else look again, at
-//     the revision of the deletion: nothing is left, or go to 3.
+//  1. Look what blocks the entry, unless the txn has shown it already.
+//  2. Watch that, and the own entry, from now, and see whether both were there
+//     when the watches were. If not, go to 4.
+//  3. Wait for the blocker's deletion, or for another of the ends in wait.
+//  4. If nothing can be left below, the entry has the lock. Else look again, at
+//     the revision of the deletion: nothing is left, or go to 2.
 //
 // Invariant (I1): an entry has the lock only after a revision at which it was
 // in the queue and nothing that blocks it was below. Nothing is ever added
@@ -31,13 +30,14 @@ import (
 // linearizable.
 type waiter struct {
 	*entry
-	view                 // what it waits for, if looked
-	looked bool          // view is known
-	lookAt int64         // if not: the revision to look at, 0 for the present
-	on     *watch        // on the blockers
-	seen   int64         // the entry was in the queue at this revision
-	timer  *time.Timer   // for recheck
-	pause  time.Duration // after the next trouble
+	view            // what it waits for, if looked
+	looked   bool   // view is known
+	lookAt   int64  // if not: the revision to look at, 0 for the present
+	on       *watch // on the blockers, in the range from..to
+	from, to string
+	seen     int64         // the entry was in the queue at this revision
+	timer    *time.Timer   // for recheck
+	pause    time.Duration // after the next trouble
 }
 
 // errGone: the entry is not in the queue anymore.
@@ -83,7 +83,9 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 			// and may have missed that: look again at the present.
 			err = broken(wr, ok)
 			w.strike(latest(wr), func(q queued) bool { return deleted(wr, q.key, w.at) })
-			if w.looked && len(w.blockers) == 0 {
+			if deleted(wr, e.key.key, e.rev) {
+				err = errGone
+			} else if w.looked && len(w.blockers) == 0 {
 				err = nil
 			}
 		case <-w.timer.C:
@@ -103,7 +105,7 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 // blockers are watched and were there after the watches were. On the way it
 // may find that no blocker is left.
 func (w *waiter) prepare(ctx context.Context) (err error) {
-	opened := w.own == nil
+	opened := w.own == nil && !(w.looked && w.last)
 	if opened {
 		if w.own, err = w.s.openWatch(ctx, w.key.key, ""); err == nil && w.lookAt > 0 {
 			w.lookAt = max(w.lookAt, w.own.at) // where the look shows the own entry behind its watch
@@ -119,8 +121,8 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 		if err != nil {
 			break // no watch is to be had, but by looking it gets on too
 		}
-		from, to := w.target()
-		if w.on, err = w.s.openWatch(ctx, from, to); err != nil {
+		w.from, w.to = w.target()
+		if w.on, err = w.s.openWatch(ctx, w.from, w.to); err != nil {
 			return err
 		}
 		w.pause = retryMin
@@ -134,8 +136,8 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	if opened && w.own != nil && w.seen < w.own.at {
-		// The own entry may have gone between its txn and its watch. That is
-		// not worth a read that delays the grant; ask soon if it comes to that.
+		// The own entry may have gone between its txn and its watch. The look
+		// before the grant will tell; a waiter is to hear of it sooner.
 		w.timer.Reset(w.untilRecheck())
 	}
 	return nil
@@ -180,22 +182,55 @@ func (w *waiter) unwatch() {
 }
 
 // target is what to watch for the blockers to leave.
+//
+// Where nothing can be left when they have, no read comes before the grant. So
+// the same watch, in which events keep their order, has to tell whether the
+// own entry was still there then: its range reaches to the own key. There is
+// little else to hear in it, for all the others are behind.
 func (w *waiter) target() (from, to string) {
-	if kindOf(w.name, w.blockers[0].key) == shared {
-		return sharedRange(w.name)
+	from, to = w.blockers[0].key, w.blockers[0].key+"\x00"
+	if kindOf(w.name, from) == shared {
+		from, to = sharedRange(w.name)
 	}
-	return w.blockers[0].key, ""
+	if w.last {
+		from, to = min(from, w.key.key), max(to, w.key.key+"\x00")
+	}
+	return from, to
 }
 
-// still strikes off the blockers that were gone when the watch on them began.
+// still sees to it that the blockers, and where the watch on them is to tell
+// of it the own entry, were there when the watch began.
 func (w *waiter) still(ctx context.Context) error {
-	from, to := w.target()
-	resp, at, err := w.s.get(ctx, w.on.at, from, clientv3.WithRange(to), clientv3.WithKeysOnly())
+	if w.last && w.wants != readHold {
+		w.lookAt = w.on.at
+		return w.relook(ctx) // shows both
+	}
+	if w.last {
+		if there, err := w.present(ctx, w.key.key, w.on.at); err != nil {
+			return err
+		} else if !there {
+			return errGone
+		}
+	}
+	resp, at, err := w.s.get(ctx, w.on.at, w.blockers[0].key, clientv3.WithKeysOnly())
 	if err != nil {
 		return err
 	}
 	there := toQueue(resp.Kvs)
 	w.strike(at, func(q queued) bool { return !slices.Contains(there, q) })
+	return nil
+}
+
+// relook looks again, and keeps the watch if it is the right one still.
+func (w *waiter) relook(ctx context.Context) error {
+	if err := w.look(ctx); err != nil {
+		return err
+	}
+	if len(w.blockers) > 0 {
+		if from, to := w.target(); from != w.from || to != w.to {
+			w.unwatch()
+		}
+	}
 	return nil
 }
 
@@ -220,18 +255,9 @@ func (w *waiter) recheck(ctx context.Context) error {
 		}
 		w.seen = max(w.seen, at)
 	}
-	was, _ := w.target()
 	w.lookAt = 0
-	if err := w.look(ctx); err != nil {
-		if errors.Is(err, errGone) || refused(err) {
-			return err
-		}
-		return nil
-	}
-	if len(w.blockers) > 0 {
-		if is, _ := w.target(); is != was {
-			w.unwatch()
-		}
+	if err := w.relook(ctx); errors.Is(err, errGone) || err != nil && refused(err) {
+		return err
 	}
 	return nil
 }

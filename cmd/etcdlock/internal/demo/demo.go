@@ -1,0 +1,179 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+const (
+	// demoTTL is short, so that the lease of the killed holder is worth waiting for.
+	demoTTL = 2 * time.Second
+
+	// timeLimit ends a demo that does not end by itself. It leaves time to clean up.
+	timeLimit = 25 * time.Second
+)
+
+var errTooLong = fmt.Errorf("the demo did not end within %v: a lock is stuck, or this machine or its etcd is very slow", timeLimit)
+
+// specs are the phases of the demo.
+func specs() []spec {
+	const ms = time.Millisecond
+	mutex := spec{name: "mutex", title: "1. One lock, six processes; one is killed while it holds the lock"}
+	for i := range 6 {
+		mutex.jobs = append(mutex.jobs, job{Worker: fmt.Sprintf("p%d", i+1), Mode: modeMutex, Rounds: 3, Section: 250 * ms, Pause: 400 * ms})
+	}
+	mutex.jobs[3].HangIn = 2
+
+	rw := spec{name: "rwmutex", title: "2. A read-write lock, four readers and two writers", rw: true}
+	for i := range 4 {
+		rw.jobs = append(rw.jobs, job{Worker: fmt.Sprintf("r%d", i+1), Mode: modeRead, Rounds: 4, Section: 300 * ms, Pause: 400 * ms})
+	}
+	for i := range 2 {
+		rw.jobs = append(rw.jobs, job{Worker: fmt.Sprintf("w%d", i+1), Mode: modeWrite, Rounds: 4, Section: 200 * ms, Pause: 600 * ms})
+	}
+	return []spec{mutex, rw}
+}
+
+// A demo is one run of it.
+type demo struct {
+	view    *view
+	store   *store
+	workers *processes
+	watch   clientv3.WatchChan
+	phases  []*phase
+	leases  []clientv3.LeaseID // of all workers
+	zero    time.Time          // when the first of them were started
+
+	caughtUp bool // the watch has delivered all
+}
+
+// run runs the demo and leaves nothing behind: no process, no key, no file.
+func run(ctx context.Context, endpoints []string, v *view) error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeoutCause(ctx, timeLimit, errTooLong)
+	defer cancel()
+	st, err := openStore(ctx, endpoints)
+	if err != nil {
+		return err
+	}
+	d := &demo{view: v, store: st}
+	if d.workers, err = newProcesses(); err != nil {
+		return oneLine(err, st.shut())
+	}
+	v.print(text(st.about))
+	err = d.contend(ctx)
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = cause // what it broke off does not matter
+	}
+	v.close()
+	d.workers.killAll()
+	err = oneLine(err, st.clean(ctx, d.leases), st.shut())
+	if err == nil {
+		v.print(line{}, line{{fmt.Sprintf("passed in %s", seconds(time.Since(began))), green}})
+		err = v.err
+	}
+	return err
+}
+
+// contend is the demo between its start and its clean-up.
+func (d *demo) contend(ctx context.Context) error {
+	if err := d.play(ctx); err != nil {
+		return err
+	}
+	final, err := d.finals(ctx)
+	if err != nil {
+		return err
+	}
+	return d.judge(final)
+}
+
+// play runs the phases, one after the other, under one watch.
+func (d *demo) play(ctx context.Context) (err error) {
+	if d.watch, err = d.store.watch(ctx); err != nil {
+		return err
+	}
+	for _, s := range specs() {
+		rec := newRecord(d.store.paths(s.name))
+		p := &phase{demo: d, spec: s, rec: rec, story: &story{rec: rec, rw: s.rw}}
+		d.phases = append(d.phases, p)
+		if err := p.run(ctx); err != nil {
+			return err
+		}
+	}
+	// The watch delivers in order: with the marker all before it has come.
+	revision, err := d.store.mark(ctx)
+	if err != nil {
+		return err
+	}
+	last := d.phases[len(d.phases)-1]
+	if err := last.wait(ctx, func() bool { return d.caughtUp }); err != nil {
+		return err
+	}
+	d.view.close()
+	d.view.print(line{}, line{{fmt.Sprintf("Checked, from etcd's own history (revisions %d to %d) and the workers' reports", d.store.revision, revision), bold}})
+	return nil
+}
+
+// finals reads what etcd holds of each phase in the end.
+func (d *demo) finals(ctx context.Context) ([]finalState, error) {
+	var all []finalState
+	for _, p := range d.phases {
+		f, err := d.store.final(ctx, p.rec.paths)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, f)
+	}
+	return all, nil
+}
+
+// judge prints the summary, and returns an error that says what failed.
+func (d *demo) judge(final []finalState) error {
+	var o outcome
+	for i, p := range d.phases {
+		l, ws := p.outcome(final[i])
+		o.locks = append(o.locks, l)
+		o.workers = append(o.workers, ws...)
+		o.ttl = max(o.ttl, p.ttl)
+	}
+	lines, err := verdict(check(o))
+	d.view.print(lines...)
+	return err
+}
+
+// verdict is the summary in lines, and an error if any check has failed.
+func verdict(findings []finding) (lines []line, err error) {
+	var errs []error
+	for _, f := range findings {
+		result := span{"  ok    ", green}
+		if len(f.problems) > 0 {
+			result = span{"  FAIL  ", red}
+			errs = append(errs, fmt.Errorf("%s: %s", f.title, f.problems[0]))
+		}
+		lines = append(lines, line{result, {pad(f.title, 36), plain}, {f.detail, dim}})
+		for _, problem := range f.problems {
+			lines = append(lines, line{{"        " + problem, red}})
+		}
+	}
+	if len(errs) > 0 {
+		err = fmt.Errorf("the demo found a fault in the locks, please report it: %w", oneLine(errs...))
+	}
+	return lines, err
+}
+
+// oneLine is errors.Join in one line.
+func oneLine(errs ...error) (err error) {
+	for _, e := range errs {
+		switch {
+		case err == nil:
+			err = e
+		case e != nil:
+			err = fmt.Errorf("%w; %w", err, e)
+		}
+	}
+	return err
+}

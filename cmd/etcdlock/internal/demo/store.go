@@ -1,0 +1,200 @@
+package demo
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+const (
+	connectTimeout = 5 * time.Second
+	cleanTimeout   = 5 * time.Second
+)
+
+// A store is the etcd of the demo: one in this process, or a running one.
+type store struct {
+	client    *clientv3.Client
+	endpoints []string
+	about     string // for people
+	prefix    string // of all keys of this demo
+	revision  int64  // when it began
+
+	cluster *etcdtest.Cluster // nil for a running etcd
+	dir     string            // the data of cluster
+}
+
+// openStore connects to the endpoints; if there are none it starts an etcd.
+func openStore(ctx context.Context, endpoints []string) (st *store, err error) {
+	st = &store{endpoints: endpoints, prefix: fmt.Sprintf("etcdlock-demo/%08x/", rand.Uint32())}
+	defer func() {
+		if err != nil {
+			_ = st.shut() // err says more
+		}
+	}()
+	if len(endpoints) == 0 {
+		if err := st.start(); err != nil {
+			return nil, err
+		}
+	}
+	st.client, err = clientv3.New(clientv3.Config{Endpoints: st.endpoints, Logger: zap.NewNop()})
+	if err != nil {
+		return nil, fmt.Errorf("connect to %s: %w; endpoints look like 127.0.0.1:2379", st.at(), err)
+	}
+	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	// A read of our own prefix also tells whether we may.
+	resp, err := st.client.Get(bounded, st.prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
+	switch {
+	case ctx.Err() != nil:
+		return nil, context.Cause(ctx)
+	case errors.Is(err, context.DeadlineExceeded):
+		return nil, fmt.Errorf("no etcd answers at %s within %v: start one there, or leave out --endpoints and %s to run one inside this process",
+			st.at(), connectTimeout, endpointsEnv)
+	case err != nil:
+		return nil, fmt.Errorf("etcd at %s refuses to read below etcdlock-demo/: %w; leave out --endpoints and %s to run one inside this process",
+			st.at(), err, endpointsEnv)
+	}
+	st.revision = resp.Header.Revision
+	st.about = st.describe(bounded)
+	return st, nil
+}
+
+func (st *store) start() (err error) {
+	if st.dir, err = os.MkdirTemp("", "etcdlock-demo-"); err != nil {
+		return fmt.Errorf("no folder for etcd's data: %w; set TMPDIR to one that can be written", err)
+	}
+	if st.cluster, err = etcdtest.New(st.dir, etcdtest.WithFsync()); err != nil {
+		return fmt.Errorf("can't run etcd in this process: %w; --endpoints uses a running one", err)
+	}
+	st.endpoints = st.cluster.Endpoints()
+	return nil
+}
+
+func (st *store) describe(ctx context.Context) string {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	version := "etcd"
+	if s, err := st.client.Status(ctx, st.endpoints[0]); err == nil { // it is only for the title
+		version += " " + s.Version
+	}
+	if st.cluster != nil {
+		return version + " inside this process, with fsync; data in " + st.dir
+	}
+	return version + " at " + st.at() + "; keys below " + st.prefix
+}
+
+func (st *store) at() string { return strings.Join(st.endpoints, ", ") }
+
+// paths are those of one of the demo's locks.
+func (st *store) paths(name string) lockPaths {
+	return lockPaths{Name: st.prefix + name, Data: st.prefix + "data/" + name}
+}
+
+// watch delivers all that happens below the prefix, in etcd's order. It is in
+// place when watch returns.
+func (st *store) watch(ctx context.Context) (clientv3.WatchChan, error) {
+	wch := st.client.Watch(ctx, st.prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
+	select {
+	case wr, ok := <-wch:
+		if !ok || wr.Err() != nil {
+			return nil, fmt.Errorf("watch etcd: %w", errors.Join(wr.Err(), ctx.Err()))
+		}
+		return wch, nil
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
+}
+
+// marker is the last key that the demo writes.
+func (st *store) marker() string { return st.prefix + "data/end" }
+
+func (st *store) mark(ctx context.Context) (revision int64, err error) {
+	resp, err := st.client.Put(ctx, st.marker(), "")
+	if err != nil {
+		return 0, fmt.Errorf("write to etcd: %w", err)
+	}
+	return resp.Header.Revision, nil
+}
+
+// final reads what there is of a lock and its data.
+func (st *store) final(ctx context.Context, p lockPaths) (f finalState, err error) {
+	f.sections = make(map[int64]sectionValue)
+	resp, err := st.client.Txn(ctx).Then(
+		clientv3.OpGet(p.Name+"/", clientv3.WithPrefix()),
+		clientv3.OpGet(p.counter()),
+		clientv3.OpGet(p.sections(), clientv3.WithPrefix()),
+	).Commit()
+	if err != nil {
+		return f, fmt.Errorf("read from etcd: %w", err)
+	}
+	for _, kv := range resp.Responses[0].GetResponseRange().Kvs {
+		f.entries = append(f.entries, string(kv.Key))
+	}
+	c, err := parseCounter(resp.Responses[1].GetResponseRange().Kvs)
+	if err != nil {
+		return f, err
+	}
+	f.counter = c.N
+	for _, kv := range resp.Responses[2].GetResponseRange().Kvs {
+		token, v, err := parseSection(p, kv)
+		if err != nil {
+			return f, err
+		}
+		f.sections[token] = v
+	}
+	return f, nil
+}
+
+// leaseGone reports whether etcd knows no such lease anymore.
+func (st *store) leaseGone(ctx context.Context, id clientv3.LeaseID) (bool, error) {
+	resp, err := st.client.TimeToLive(ctx, id)
+	if err != nil {
+		return false, fmt.Errorf("ask etcd for a lease: %w", err)
+	}
+	return resp.TTL < 0, nil
+}
+
+// clean removes all that the demo and its workers have left in etcd. The workers
+// must have ended. Revoked leases keep requests of theirs that are still under
+// way from writing entries, and entries that are gone keep them from writing
+// anything else.
+func (st *store) clean(ctx context.Context, leases []clientv3.LeaseID) error {
+	if st.cluster != nil {
+		return nil // it goes altogether
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
+	defer cancel()
+	for _, id := range leases {
+		_, _ = st.client.Revoke(ctx, id) // mostly it is revoked; if not, it ends in seconds
+	}
+	if _, err := st.client.Delete(ctx, st.prefix, clientv3.WithPrefix()); err != nil {
+		return fmt.Errorf("keys are left in etcd: %w; remove them with: etcdctl del --prefix %s", err, st.prefix)
+	}
+	return nil
+}
+
+// shut ends the connection, and the etcd if it is in this process.
+func (st *store) shut() error {
+	if st.client != nil {
+		_ = st.client.Close() // there is nothing to be done about it
+	}
+	if st.cluster != nil {
+		st.cluster.Close()
+	}
+	if st.dir == "" {
+		return nil
+	}
+	if err := os.RemoveAll(st.dir); err != nil {
+		return fmt.Errorf("the folder of etcd's data is left: %w", err)
+	}
+	return nil
+}

@@ -1,0 +1,196 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// These tests run the command as it is built, as users do.
+
+var (
+	buildFlags []string // -race, where the tests are
+	binary     string
+)
+
+func TestMain(m *testing.M) {
+	os.Exit(runMain(m))
+}
+
+func runMain(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "etcdlock-command-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	binary = filepath.Join(dir, "etcdlock")
+	build := exec.Command("go", append(append([]string{"build", "-o", binary}, buildFlags...), ".")...)
+	if out, err := build.CombinedOutput(); err != nil {
+		fmt.Fprintf(os.Stderr, "go build: %v\n%s", err, out)
+		return 1
+	}
+	return m.Run()
+}
+
+// hang is a generous bound on what must not hang.
+const hang = 60 * time.Second
+
+// A run is the command at work.
+type run struct {
+	cmd    *exec.Cmd
+	tmp    string // its temporary files are to be here
+	stderr bytes.Buffer
+	lines  []string // of stdout
+	more   chan string
+	read   error // why there are no more; set before more is closed
+}
+
+// start runs the command without a terminal.
+func start(t *testing.T, env []string, args ...string) *run {
+	t.Helper()
+	r := command(t, env, args...)
+	r.cmd.Stderr = &r.stderr
+	out, err := r.cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, r.cmd.Start())
+	go func() { // until the command's output ends
+		defer close(r.more)
+		s := bufio.NewScanner(out)
+		for s.Scan() {
+			r.more <- s.Text()
+		}
+		r.read = s.Err()
+	}()
+	return r
+}
+
+func command(t *testing.T, env []string, args ...string) *run {
+	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	t.Cleanup(cancel)
+	r := &run{cmd: exec.CommandContext(ctx, binary, args...), tmp: t.TempDir(), more: make(chan string)}
+	r.cmd.Env = append(os.Environ(), "TMPDIR="+r.tmp, "ETCDCTL_ENDPOINTS=", "TERM=xterm-256color", "NO_COLOR=")
+	r.cmd.Env = append(r.cmd.Env, env...)
+	return r
+}
+
+// until reads on until a line matches, and returns what its groups match.
+func (r *run) until(t *testing.T, pattern string) []string {
+	t.Helper()
+	re := regexp.MustCompile(pattern)
+	for l := range r.more {
+		r.lines = append(r.lines, l)
+		if m := re.FindStringSubmatch(l); m != nil {
+			return m
+		}
+	}
+	require.FailNow(t, "no line matches", "%s in:\n%s\nstderr:\n%s", pattern, r.output(), r.stderr.String())
+	return nil
+}
+
+func (r *run) output() string { return strings.Join(r.lines, "\n") }
+
+// wait reads all and returns the exit status.
+func (r *run) wait(t *testing.T) int {
+	t.Helper()
+	for l := range r.more {
+		r.lines = append(r.lines, l)
+	}
+	require.NoError(t, r.read)
+	err := r.cmd.Wait()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return r.cmd.ProcessState.ExitCode()
+}
+
+// noTrace requires that nothing is left of the run on this machine.
+func (r *run) noTrace(t *testing.T) {
+	t.Helper()
+	files, err := os.ReadDir(r.tmp)
+	require.NoError(t, err)
+	require.Empty(t, files, "temporary files")
+	for _, pid := range r.pids(t) {
+		require.False(t, alive(pid), "process %d", pid)
+	}
+}
+
+// pids are the worker processes that the run has told of.
+func (r *run) pids(t *testing.T) (pids []int) {
+	t.Helper()
+	for _, l := range r.lines {
+		if list, ok := strings.CutPrefix(strings.TrimSpace(l), "processes: "); ok {
+			for w := range strings.SplitSeq(list, ", ") {
+				_, pid, _ := strings.Cut(w, " ")
+				n, err := strconv.Atoi(pid)
+				require.NoError(t, err)
+				pids = append(pids, n)
+			}
+		}
+	}
+	return pids
+}
+
+// alive reports whether a process runs. One that is dead but that its new
+// parent has not buried yet doesn't.
+func alive(pid int) bool {
+	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
+		return false
+	}
+	if runtime.GOOS == "linux" {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		return err == nil && !strings.Contains(string(stat), ") Z ")
+	}
+	return true
+}
+
+// noKeys requires that nothing is left of any run in etcd.
+func noKeys(t *testing.T, client *clientv3.Client) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	defer cancel()
+	all, err := client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
+	require.NoError(t, err)
+	require.Empty(t, all.Kvs)
+	leases, err := client.Leases(ctx)
+	require.NoError(t, err)
+	require.Empty(t, leases.Leases)
+}
+
+func TestUsage(t *testing.T) {
+	t.Parallel()
+	r := start(t, nil, "--help")
+	require.Zero(t, r.wait(t))
+	require.Contains(t, r.output(), "demo ")
+	require.NotContains(t, r.output(), "demo-worker")
+	for _, args := range [][]string{{"demonstration"}, {"demo", "x"}, {"demo", "--endpoints="}, {"demo-worker", "p1"}} {
+		r := start(t, nil, args...)
+		require.Equal(t, 1, r.wait(t), args)
+		require.Empty(t, r.output(), args)
+		require.Regexp(t, `^etcdlock: .+\n$`, r.stderr.String(), args)
+	}
+}
+
+func mustInt(s string) int64 {
+	n, err := strconv.ParseInt(s, 10, 64)
+	if err != nil {
+		panic(err)
+	}
+	return n
+}

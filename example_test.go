@@ -1,0 +1,169 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"os"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// exampleClient is a client of an etcd started for one example.
+func exampleClient() (client *clientv3.Client, stop func()) {
+	dir, err := os.MkdirTemp("", "etcdlock-example-")
+	if err != nil {
+		log.Fatal(err)
+	}
+	cluster, err := etcdtest.New(dir)
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err = cluster.NewClient()
+	if err != nil {
+		log.Fatal(err)
+	}
+	return client, func() {
+		client.Close()
+		cluster.Close()
+		os.RemoveAll(dir)
+	}
+}
+
+func Example() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+
+	session, err := etcdlock.NewSession(ctx, client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close(ctx)
+	m := etcdlock.NewMutex(session, "jobs/report")
+	err = m.Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
+		fmt.Println("only one replica is in here")
+		return ctx.Err() // ctx ends when the lock is lost
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: only one replica is in here
+}
+
+func ExampleMutex_TryLock() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	session, err := etcdlock.NewSession(ctx, client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close(ctx)
+
+	m := etcdlock.NewMutex(session, "jobs/report")
+	h, err := m.TryLock(ctx)
+	fmt.Println(err)
+	_, err = m.TryLock(ctx)
+	fmt.Println(errors.Is(err, etcdlock.ErrLocked))
+	fmt.Println(h.Unlock(ctx))
+	// Output:
+	// <nil>
+	// true
+	// <nil>
+}
+
+func ExampleMutex_Enqueue() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	session, err := etcdlock.NewSession(ctx, client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close(ctx)
+
+	ticket, err := etcdlock.NewMutex(session, "jobs/report").Enqueue(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer ticket.Cancel(ctx) // does nothing once the hold is claimed
+	select {
+	case <-ticket.Done():
+		h, err := ticket.Wait(ctx)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println("granted")
+		if err := h.Unlock(ctx); err != nil {
+			log.Fatal(err)
+		}
+	case <-time.After(time.Minute):
+		fmt.Println("something else to do")
+	}
+	// Output: granted
+}
+
+func ExampleHeld_Txn() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	session, err := etcdlock.NewSession(ctx, client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close(ctx)
+
+	h, err := etcdlock.NewMutex(session, "accounts").Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := h.Txn(ctx).Then(clientv3.OpPut("balance", "10")).Commit(); err != nil {
+		log.Fatal(err)
+	}
+	// Somebody revokes the lease; this process goes on.
+	if _, err := client.Revoke(ctx, session.Lease()); err != nil {
+		log.Fatal(err)
+	}
+	_, err = h.Txn(ctx).Then(clientv3.OpPut("balance", "0")).Commit()
+	fmt.Println(errors.Is(err, etcdlock.ErrLost))
+	got, err := client.Get(ctx, "balance")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Printf("%s\n", got.Kvs[0].Value)
+	// Output:
+	// true
+	// 10
+}
+
+func ExampleHeld_Downgrade() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	session, err := etcdlock.NewSession(ctx, client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close(ctx)
+
+	config := etcdlock.NewRWMutex(session, "config")
+	w, err := config.Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := w.Downgrade(ctx); err != nil { // nobody writes in between
+		log.Fatal(err)
+	}
+	r, err := config.TryRLock(ctx)
+	fmt.Println("another reader:", err)
+	fmt.Println(r.Unlock(ctx), w.Unlock(ctx))
+	// Output:
+	// another reader: <nil>
+	// <nil> <nil>
+}

@@ -1,0 +1,393 @@
+package etcdlock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// Rows F1 to F7: loss, and when it is told.
+
+// runs is how often a row that is a matter of chance is tried: ETCDLOCK_RUNS
+// times, by default 50.
+func runs(t testing.TB) int {
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_RUNS"), "50"))
+	require.NoError(t, err, "ETCDLOCK_RUNS")
+	return n
+}
+
+// runTTLs are the TTLs it is tried with: the seconds in ETCDLOCK_TTLS, by default 2.
+func runTTLs(t testing.TB) (ttls []time.Duration) {
+	for s := range strings.SplitSeq(cmp.Or(os.Getenv("ETCDLOCK_TTLS"), "2"), ",") {
+		n, err := strconv.Atoi(s)
+		require.NoError(t, err, "ETCDLOCK_TTLS")
+		ttls = append(ttls, time.Duration(n)*time.Second)
+	}
+	return ttls
+}
+
+// A holder is a lock held, by whatever means.
+type holder struct {
+	done <-chan struct{} // closed when its owner is told of the loss
+	key  string
+	// check, if not nil, is asked after the loss. answered is when the last
+	// grant or renewal was sent that etcd has answered.
+	check func(answered time.Time) error
+}
+
+// A cutting is a way to lose etcd, and what is known of a loss by it.
+type cutting struct {
+	delay      time.Duration // of whatever the client receives
+	stuck      bool          // renewals are, from the first one on, nothing else
+	ttl        time.Duration
+	told, gone time.Time // when its owner was told; and etcd had removed the key
+}
+
+// cut has n holders lose etcd at once, each with a network of its own: at the
+// very moment of an answered renewal, or some time after it.
+func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *clientv3.Client, name string) (holder, error)) []cutting {
+	t.Helper()
+	own := etcdtest.Start(t)
+	observer := own.Client(t)
+	var mu sync.Mutex
+	gone := map[string]time.Time{}
+	deletions := observer.Watch(testCtx(t), "cut", clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	<-deletions
+	go func() {
+		for wr := range deletions {
+			at := time.Now()
+			for _, ev := range wr.Events {
+				mu.Lock()
+				gone[string(ev.Kv.Key)] = at
+				mu.Unlock()
+			}
+		}
+	}()
+	cuts := make([]cutting, n)
+	var wg sync.WaitGroup
+	for i := range cuts {
+		wg.Go(func() {
+			c := how
+			var h holder
+			if err := c.run(own, i, &h, lock); err != nil {
+				t.Error(err)
+				return
+			}
+			for c.gone.IsZero() { // etcd says so to the observer within a moment
+				mu.Lock()
+				c.gone = gone[h.key]
+				mu.Unlock()
+				if err := pause(testCtx(t), tick); err != nil {
+					t.Error("the key stays")
+					return
+				}
+			}
+			cuts[i] = c
+		})
+	}
+	wg.Wait()
+	require.False(t, t.Failed())
+	return cuts
+}
+
+func (c *cutting) run(own *etcdtest.Cluster, i int, h *holder, lock func(ctx context.Context, c *clientv3.Client, name string) (holder, error)) error {
+	proxy, err := own.NewProxy()
+	if err != nil {
+		return err
+	}
+	defer proxy.Close()
+	tap := etcdtest.NewTap()
+	var mu sync.Mutex
+	sent := map[context.Context]time.Time{}
+	var answered time.Time
+	held, cut := false, false
+	tap.Next("LeaseGrant", etcdtest.Before(func() { answered = time.Now() }))
+	tap.OnKeepAliveRequest(func(ctx context.Context, _ *pb.LeaseKeepAliveRequest) error {
+		mu.Lock()
+		defer mu.Unlock()
+		sent[ctx] = time.Now()
+		return nil
+	})
+	tap.OnKeepAliveResponse(func(ctx context.Context, _ *pb.LeaseKeepAliveResponse) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if sent[ctx].After(answered) {
+			answered = sent[ctx]
+		}
+		switch {
+		case !held || cut:
+			return nil
+		case i%2 == 0:
+			proxy.Blackhole(etcdtest.Both)
+		default:
+			time.AfterFunc(rand.N(c.ttl/3), func() { proxy.Blackhole(etcdtest.Both) })
+		}
+		cut = true
+		return nil
+	})
+	if c.stuck {
+		tap.OnStream(func(ctx context.Context, method string) error {
+			if method != "LeaseKeepAlive" {
+				return nil
+			}
+			<-ctx.Done()
+			return ctx.Err()
+		})
+	}
+	proxy.Delay(etcdtest.ToClient, c.delay)
+	client, err := own.NewClient(tap, proxy, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.DialTimeout = 2 * time.Second }))
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), hang+c.ttl)
+	defer cancel()
+	_ = pause(ctx, rand.N(500*time.Millisecond)) // etcd looks for leases to expire twice a second
+	if *h, err = lock(ctx, client, fmt.Sprintf("cut%d", i)); err != nil {
+		return err
+	}
+	mu.Lock()
+	held = true
+	mu.Unlock()
+	select {
+	case <-h.done:
+		c.told = time.Now()
+	case <-ctx.Done():
+		return errors.New("its owner is never told")
+	}
+	if h.check == nil {
+		return nil
+	}
+	mu.Lock()
+	defer mu.Unlock()
+	return h.check(answered)
+}
+
+// cutTold requires that all owners are told in time.
+func cutTold(t *testing.T, how cutting) {
+	t.Helper()
+	for _, how.ttl = range runTTLs(t) {
+		cuts := cut(t, runs(t), how, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
+			s, err := NewSession(ctx, c, WithTTL(how.ttl))
+			if err != nil {
+				return holder{}, err
+			}
+			h, err := NewMutex(s, name).Lock(ctx)
+			if err != nil {
+				return holder{}, err
+			}
+			return holder{h.Done(), h.Key(), func(answered time.Time) error {
+				switch {
+				case h.Valid(), s.Err() == nil:
+					return errors.New("told, but still valid")
+				case !errors.Is(h.Err(), ErrLost), !errors.Is(h.Err(), ErrSessionExpired):
+					return h.Err()
+				case !s.Deadline().Before(answered.Add(how.ttl)):
+					return fmt.Errorf("the deadline, %v after the renewal was sent, is not counted from there", s.Deadline().Sub(answered))
+				}
+				return nil
+			}}, nil
+		})
+		earliest := time.Hour
+		for _, c := range cuts {
+			earliest = min(earliest, c.gone.Sub(c.told))
+			require.Truef(t, c.told.Before(c.gone), "TTL %v: told %v after another could have the lock", c.ttl, c.told.Sub(c.gone))
+		}
+		t.Logf("TTL %v, %d runs: told %v at the least before the entry was gone", how.ttl, len(cuts), earliest.Round(time.Millisecond))
+	}
+}
+
+func TestFault_F1_DeadlineCountedFromSend(t *testing.T) {
+	t.Run("blackholed", func(t *testing.T) { cutTold(t, cutting{}) })
+	t.Run("replies delayed", func(t *testing.T) { cutTold(t, cutting{delay: 500 * time.Millisecond}) })
+}
+
+func TestFault_F2_FirstKeepAliveStuck(t *testing.T) {
+	t.Run("told in time", func(t *testing.T) { cutTold(t, cutting{stuck: true}) })
+	// And not before: etcd's own client gives a lease of a minute up after 5 s.
+	t.Run("not given up", func(t *testing.T) {
+		c, w := wiredClient(t, cluster)
+		w.onStream(func(ctx context.Context, method string) error {
+			if method == "LeaseKeepAlive" {
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return nil
+		})
+		began := time.Now()
+		s := newTestSession(t, c, WithTTL(time.Minute))
+		require.False(t, s.Deadline().Before(began.Add(59*time.Second)))
+		require.NoError(t, s.Err())
+	})
+}
+
+// told is how soon a loss must show after etcd has confirmed what caused it.
+const told = 500 * time.Millisecond
+
+// lossIsTold takes locks of all kinds with a TTL of a minute, has each taken
+// away, and requires that its holder is told; see the errors wanted.
+func lossIsTold(t *testing.T, take func(h *Held), check func(t *testing.T, h *Held)) {
+	t.Helper()
+	c := cluster.Client(t)
+	slowest := time.Duration(0)
+	for i := range runs(t) {
+		kind := []string{"Mutex", "RWMutex", "RWMutex read", "Try read"}[i%4]
+		name := lockName(t)
+		client, w := wiredClient(t, cluster)
+		s := newTestSession(t, client, WithTTL(time.Minute))
+		locked := make(chan *Held, 1)
+		lock := func() {
+			h, err := lockFuncs(s, name)[kind](testCtx(t))
+			if err != nil {
+				t.Error(err)
+			}
+			locked <- h
+		}
+		if i/4%3 == 0 && kind != "Try read" { // a hold that was waited for brings its watch along
+			before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+			require.NoError(t, err)
+			go lock()
+			waitsFor(t, w, 2)
+			require.NoError(t, before.Unlock(testCtx(t)))
+		} else {
+			lock()
+		}
+		h := <-locked
+		require.NotNil(t, h)
+		done := h.Done()
+		if i/4%3 == 1 {
+			waitsFor(t, w, 1) // else the watch may be behind the loss
+		}
+		take(h)
+		began := time.Now()
+		select {
+		case <-done:
+		case <-time.After(hang):
+			t.Fatal("its holder is not told")
+		}
+		slowest = max(slowest, time.Since(began))
+		require.Less(t, time.Since(began), told, kind)
+		require.False(t, h.Valid())
+		require.ErrorIs(t, h.Err(), ErrLost)
+		check(t, h)
+		require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
+		requireGone(t, c, name)
+	}
+	t.Logf("%d runs: told %v at the most after", runs(t), slowest.Round(time.Microsecond))
+}
+
+func TestFault_F3_RevokedByAnother(t *testing.T) {
+	c := cluster.Client(t)
+	lossIsTold(t, func(h *Held) {
+		_, err := c.Revoke(testCtx(t), h.s.Lease())
+		require.NoError(t, err)
+	}, func(t *testing.T, h *Held) {
+		require.ErrorIs(t, h.Err(), ErrSessionExpired, "the cause is to be the lease")
+		select {
+		case <-h.s.Done():
+		case <-time.After(told):
+			t.Fatal("the session lives on")
+		}
+	})
+}
+
+func TestFault_F5_KeyDeleted(t *testing.T) {
+	c := cluster.Client(t)
+	lossIsTold(t, func(h *Held) {
+		_, err := c.Delete(testCtx(t), h.Key())
+		require.NoError(t, err)
+	}, func(t *testing.T, h *Held) {
+		require.NotErrorIs(t, h.Err(), ErrSessionExpired, "the cause is not the lease")
+		require.NoError(t, h.s.Err())
+		again, err := NewMutex(h.s, h.name).Lock(testCtx(t))
+		require.NoError(t, err, "the session serves on")
+		require.Greater(t, again.Token(), h.Token())
+		require.NoError(t, again.Unlock(testCtx(t)))
+	})
+}
+
+// An old leader revokes leases that live (etcd-io/etcd#15247): the client
+// renews as before, and loses its lock all the same. The next one's is its own.
+func TestFault_F6_LiveLeaseRevoked(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
+	h, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	done := h.Done()
+	next, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, s.Refresh(testCtx(t)))
+	_, err = c.Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	h2, err := next.Wait(testCtx(t))
+	require.NoError(t, err)
+	select {
+	case <-done:
+	case <-time.After(told):
+		t.Fatal("the old holder is not told")
+	}
+	_, err = h.Txn(testCtx(t)).Then(clientv3.OpPut(name+".x", "stale")).Commit()
+	require.ErrorIs(t, err, ErrLost)
+	require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
+	require.NoError(t, h2.Check(testCtx(t)), "it took the next one's lock along")
+	require.Greater(t, h2.Token(), h.Token())
+	require.NoError(t, h2.Unlock(testCtx(t)))
+}
+
+// Renewals are confirmed although the lease is gone (etcd-io/etcd#14758): no
+// answer to a renewal proves that a lock is held.
+func TestFault_F7_RenewalConfirmedAfterRevoke(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	tap := etcdtest.NewTap()
+	tap.OnKeepAliveResponse(func(_ context.Context, m *pb.LeaseKeepAliveResponse) error {
+		m.TTL = 60
+		return nil
+	})
+	s := newTestSession(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	lock := func(name string) *Held {
+		h, err := NewMutex(s, name).Lock(testCtx(t))
+		require.NoError(t, err)
+		return h
+	}
+	watched, checked, guarded, unlocked := lock(name+"1"), lock(name+"2"), lock(name+"3"), lock(name+"4")
+	done := watched.Done()
+	blocking, err := NewMutex(newTestSession(t, c), name+"5").Lock(testCtx(t))
+	require.NoError(t, err)
+	waiting, err := NewMutex(s, name+"5").Enqueue(testCtx(t))
+	require.NoError(t, err)
+
+	_, err = c.Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	began := time.Now()
+	<-done
+	require.Less(t, time.Since(began), told)
+	require.NoError(t, s.Refresh(testCtx(t)), "the lie is not told")
+	require.ErrorIs(t, watched.Err(), ErrLost)
+	require.ErrorIs(t, checked.Check(testCtx(t)), ErrLost)
+	_, err = guarded.Txn(testCtx(t)).Then(clientv3.OpPut(name+".x", "stale")).Commit()
+	require.ErrorIs(t, err, ErrLost)
+	require.ErrorIs(t, unlocked.Unlock(testCtx(t)), ErrLost)
+	_, err = waiting.Wait(testCtx(t))
+	require.ErrorIs(t, err, ErrLost)
+	// What etcd refuses, it may be believed.
+	_, err = NewMutex(s, name+"6").Lock(testCtx(t))
+	require.ErrorIs(t, err, ErrSessionExpired)
+	require.ErrorIs(t, s.Err(), ErrSessionExpired)
+	require.NoError(t, blocking.Unlock(testCtx(t)))
+}
