@@ -44,24 +44,12 @@ var mishaps = map[string]func(*scene) error{
 		return nil
 	},
 	"the entry is deleted": func(s *scene) error {
-		s.interfered = true
-		for _, q := range s.f.keys("a/") {
-			if kindOf("a", q.key) != foreign && strings.Contains(q.key, "/5") && !strings.HasPrefix(q.key, "a/r") {
-				s.f.del(q.key)
-			}
-		}
+		s.takeEntry(func(q queued) bool { return s.wants == readHold || kindOf("a", q.key) == exclusive })
 		return nil
 	},
 	"the lease is revoked": func(s *scene) error {
-		s.interfered = true
 		s.revoked.Store(true)
-		var keys []string
-		for _, q := range s.f.keys("a/") {
-			if s.isOwn(q) {
-				keys = append(keys, q.key)
-			}
-		}
-		s.f.del(keys...)
+		s.takeEntry(func(queued) bool { return true })
 		return nil
 	},
 	"the watches break":       func(s *scene) error { s.f.breakWatches(); return nil },
@@ -80,6 +68,12 @@ var mishaps = map[string]func(*scene) error{
 	},
 }
 
+// unhurt are the mishaps that must not delay a grant.
+var unhurt = map[string]bool{
+	"nothing": true, "watches are served by a member that lags": true, "reads are served by a member that lags": true,
+	"the revision is compacted": true, "the holder downgrades": true, "the next one leaves": true, "a reader comes and a writer": true,
+}
+
 // scene is one acquisition on the fake, in a queue behind some others.
 type scene struct {
 	f          *fakeEtcd
@@ -88,7 +82,25 @@ type scene struct {
 	again      func() error // at the next step
 	pinned     error        // of the next pinned read
 	revoked    atomic.Bool
-	interfered bool // the own entry may be gone by the hand of others
+	wants      wants
+	taken      time.Time // when the entry was deleted, if before it was entitled
+	interfered bool      // the own entry may be gone by the hand of others
+}
+
+// takeEntry deletes the own keys of which is.
+func (s *scene) takeEntry(is func(queued) bool) {
+	s.interfered = true
+	queue := s.f.keys("a/")
+	var keys []string
+	for _, q := range queue {
+		if s.isOwn(q) && is(q) {
+			keys = append(keys, q.key)
+			if !entitled(s.wants.kind(), q.rev, queue) {
+				s.taken = time.Now()
+			}
+		}
+	}
+	s.f.del(keys...)
 }
 
 func (s *scene) isOwn(q queued) bool {
@@ -106,6 +118,7 @@ var queues = map[string][]string{
 	"a writer and readers":     {"a/1", "a/r2", "a/r3"},
 	"reader, writer":           {"a/r1", "a/2"},
 	"foreign keys":             {"a/config", "a/b/1", "a/zz"},
+	"two, and foreign keys":    {"a/1", "a/2", "a/config", "a/zz"},
 	"foreign keys and a mutex": {"a/config", "a/b/1", "a/1", "a/zz"},
 }
 
@@ -140,18 +153,18 @@ func TestInterleavings_I1_I3(t *testing.T) {
 				for mishapName, mishap := range mishaps {
 					for at := 0; ; at++ {
 						reached := false
-						for leaveAt := -1; leaveAt <= at+6; leaveAt++ {
+						for leaveAt := at - 3; leaveAt <= at+4; leaveAt++ {
+							if len(queue) == 0 && leaveAt != at {
+								continue // there is nobody to leave
+							}
 							name := fmt.Sprintf("%s, %s at step %d, the others leave at %d", kind, mishapName, at, leaveAt)
 							ok := true
 							synctest.Test(t, func(t *testing.T) {
-								reached = playScene(t, name, kind, queue, mishap, at, leaveAt) || reached
+								reached = playScene(t, name, kind, queue, mishap, unhurt[mishapName], at, leaveAt) || reached
 								ok = !t.Failed()
 							})
 							if !ok {
 								return
-							}
-							if leaveAt >= 0 && len(queue) == 0 {
-								break
 							}
 						}
 						if !reached || at > 60 {
@@ -165,7 +178,7 @@ func TestInterleavings_I1_I3(t *testing.T) {
 }
 
 // playScene reports whether the step of the mishap was reached.
-func playScene(t *testing.T, name, kind string, queue []string, mishap func(*scene) error, at, leaveAt int) (reached bool) {
+func playScene(t *testing.T, name, kind string, queue []string, mishap func(*scene) error, unhurt bool, at, leaveAt int) (reached bool) {
 	f := newFakeEtcd()
 	// The keys have been in use before, and so have the session's own.
 	for _, keys := range []string{"a/1 a/r1", "a/r5 a/5", "a/2 a/r2 a/r3"} {
@@ -178,6 +191,9 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s := &scene{f: f, own: f.session(5), cancel: cancel}
+	if kind == "RWMutex read" {
+		s.wants = readHold
+	}
 	s.own.keepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
 			return 0, nil
@@ -186,12 +202,14 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	}
 	var mu sync.Mutex // steps may come from the background too
 	n := -1
+	var free time.Time // when all others have left
 	f.step = func(_ context.Context, what string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		n++
 		if n == leaveAt {
 			s.leave(queue)
+			free = time.Now()
 		}
 		if again := s.again; again != nil {
 			s.again = nil
@@ -203,6 +221,9 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		}
 		if n == at {
 			reached = true
+			if n == leaveAt {
+				free = time.Time{} // others may come now
+			}
 			if err := mishap(s); err != nil {
 				if what == "Watch" || what == "Watch." {
 					f.breakWatches()
@@ -212,10 +233,27 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		}
 		return nil
 	}
-	time.AfterFunc(100*time.Second, func() { s.leave(queue) }) // at last
+	time.AfterFunc(100*time.Second, func() {
+		mu.Lock()
+		defer mu.Unlock()
+		s.leave(queue) // at last
+		if free.IsZero() {
+			free = time.Now()
+		}
+	})
 
 	h, err := acquire(ctx, s.own, kind)
+	if taken := s.taken; !taken.IsZero() {
+		if err == nil {
+			t.Errorf("%s: granted after its entry had gone", name)
+		} else if late := time.Since(taken); late > 500*time.Millisecond {
+			t.Errorf("%s: told %v late that its entry had gone", name, late)
+		}
+	}
 	switch {
+	case err == nil && ctx.Err() != nil && kind != "Ticket":
+		t.Errorf("%s: granted although ctx had ended", name)
+		fallthrough
 	case err == nil:
 		// Entitled at the moment, if it is still there at all.
 		there := false
@@ -225,6 +263,11 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		if !there && !s.interfered {
 			t.Errorf("%s: granted without an entry", name)
 		}
+		mu.Lock()
+		if late := time.Since(free); unhurt && !free.IsZero() && late > 0 {
+			t.Errorf("%s: granted %v late", name, late)
+		}
+		mu.Unlock()
 		if there && !entitled(h.wants.kind(), h.Token(), f.keys("a/")) {
 			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.keys("a/"))
 		}

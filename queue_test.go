@@ -111,8 +111,14 @@ func FuzzBlocker(f *testing.F) {
 			// Any part that holds the highest says the same, or that it can't.
 			byRev := slices.Clone(queue)
 			slices.SortFunc(byRev, func(a, b queued) int { return int(b.rev - a.rev) })
-			if p, ok := blocker("a", wants, rev, byRev[:r.IntN(len(byRev)+1)], false); ok && !slices.Equal(p.blockers, v.blockers) {
-				t.Fatalf("part %v, whole %v", p, v)
+			if p, ok := blocker("a", wants, rev, byRev[:r.IntN(len(byRev)+1)], false); ok {
+				if !slices.Equal(p.blockers, v.blockers) {
+					t.Fatalf("part %v, whole %v", p, v)
+				}
+				rest := slices.DeleteFunc(slices.Clone(queue), func(q queued) bool { return slices.Contains(p.blockers, q) })
+				if p.last && !entitled(wants, rev, rest) {
+					t.Fatalf("part %v: something is left of %v", p, queue)
+				}
 			}
 			if len(v.blockers) == 0 {
 				return

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"os"
-	"path/filepath"
 	"strconv"
 	"sync"
 	"time"
@@ -71,52 +69,6 @@ type renewal struct {
 	err  error
 }
 
-const (
-	defaultTTL = 10 * time.Second
-	minTTL     = time.Second
-)
-
-type sessionConfig struct {
-	ttl   time.Duration
-	owner string
-	lease clientv3.LeaseID
-	log   *slog.Logger
-}
-
-// A SessionOption changes what NewSession makes.
-type SessionOption interface{ apply(*sessionConfig) }
-
-type sessionOption func(*sessionConfig)
-
-func (f sessionOption) apply(c *sessionConfig) { f(c) }
-
-// WithTTL sets for how long locks outlive a process that dies, and how long
-// etcd may be away before they are lost. It is rounded up to whole seconds;
-// etcd may grant more (see Session.TTL) and never less. The default is 10 s, the
-// minimum 1 s.
-func WithTTL(ttl time.Duration) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.ttl = ttl })
-}
-
-// WithOwner sets what the session's entries say of their owner to people who
-// look at the queue. The default names host and process.
-func WithOwner(owner string) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.owner = owner })
-}
-
-// WithLease adopts a lease that was granted elsewhere, instead of granting
-// one; WithTTL has no effect then. The session keeps it alive, and Close
-// revokes it. Entries that others made with it are nothing to this session.
-func WithLease(id clientv3.LeaseID) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.lease = id })
-}
-
-// WithLogger sets where the session tells of its beginning and end, of lost
-// locks and of trouble with etcd; the default is nowhere.
-func WithLogger(l *slog.Logger) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.log = l })
-}
-
 // NewSession grants a lease (one request) and keeps it alive. It blocks until
 // etcd has answered or ctx ends; ctx bounds nothing else. After an error no
 // lease is left behind: where it is not known whether one was granted, it is
@@ -155,10 +107,8 @@ func newSession(ctx context.Context, client *clientv3.Client, opts []SessionOpti
 		if err := s.grant(ctx, c.ttl); err != nil {
 			return nil, err
 		}
-	} else if err := s.Refresh(ctx); err != nil {
-		s.end(ErrSessionExpired, "not adopted")
-		s.leaseGone()
-		return nil, fmt.Errorf("adopt lease %s: %w", s.leaseString(), err)
+	} else if err := s.adopt(ctx); err != nil {
+		return nil, err
 	}
 	s.wg.Add(1)
 	go s.run()
@@ -180,19 +130,14 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 	return s
 }
 
-func defaultOwner() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown host"
-	}
-	return fmt.Sprintf("%s %s[%d]", host, filepath.Base(os.Args[0]), os.Getpid())
-}
-
 // grant asks for a lease under an ID of the session's own choice. That makes
 // the request safe to repeat, and lets a lease be found again whose reply was
 // lost; with an ID of etcd's choice, every lost reply leaks a lease.
 func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
-	seconds := int64((ttl + time.Second - 1) / time.Second)
+	seconds := int64(ttl / time.Second)
+	if ttl%time.Second > 0 {
+		seconds++
+	}
 	doubt := false
 	err := s.persist(ctx, func(ctx context.Context) error {
 		sent := time.Now()
@@ -216,6 +161,23 @@ func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
 		return err
 	}
 	return nil
+}
+
+// adopt renews a lease that was granted elsewhere, which tells its TTL too.
+func (s *Session) adopt(ctx context.Context) error {
+	ctx, stop := s.bind(ctx)
+	defer stop()
+	err := s.persist(ctx, s.renew)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrSessionExpired):
+		err = rpctypes.ErrLeaseNotFound
+	default:
+		s.end(ErrSessionExpired, "not adopted")
+		s.leaseGone()
+	}
+	return fmt.Errorf("adopt lease %s: %w", s.leaseString(), err)
 }
 
 // Client is the client that the session was made with.

@@ -136,11 +136,28 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 		return err
 	}
 	if opened && w.own != nil && w.seen < w.own.at {
-		// The own entry may have gone between its txn and its watch. The look
-		// before the grant will tell; a waiter is to hear of it sooner.
+		// The own entry may have gone between its txn and its watch.
+		if w.wants == readHold {
+			return w.here(ctx, w.own.at)
+		}
+		// A writer's look before its grant will tell; ask soon, to hear of it
+		// before that.
 		w.timer.Reset(w.untilRecheck())
 	}
 	return nil
+}
+
+// here returns errGone unless the own entry is in the queue at revision at, 0
+// for the present. A reader needs it, for its looks don't show its entry.
+func (w *waiter) here(ctx context.Context, at int64) error {
+	there, err := w.present(ctx, w.key.key, at)
+	if err == nil && !there {
+		err = errGone
+	}
+	if err == nil {
+		w.seen = max(w.seen, at)
+	}
+	return err
 }
 
 // lookLimit is how many keys a look reads at first: a writer's own two, and the
@@ -206,10 +223,8 @@ func (w *waiter) still(ctx context.Context) error {
 		return w.relook(ctx) // shows both
 	}
 	if w.last {
-		if there, err := w.present(ctx, w.key.key, w.on.at); err != nil {
+		if err := w.here(ctx, w.on.at); err != nil {
 			return err
-		} else if !there {
-			return errGone
 		}
 	}
 	resp, at, err := w.s.get(ctx, w.on.at, w.blockers[0].key, clientv3.WithKeysOnly())
@@ -249,11 +264,9 @@ func (w *waiter) recheck(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*attemptMin)
 	defer cancel()
 	if w.wants == readHold {
-		resp, at, err := w.s.get(ctx, 0, w.key.key, clientv3.WithKeysOnly())
-		if err == nil && !slices.Contains(toQueue(resp.Kvs), queued{w.key.key, w.rev}) {
-			return errGone
+		if err := w.here(ctx, 0); errors.Is(err, errGone) {
+			return err
 		}
-		w.seen = max(w.seen, at)
 	}
 	w.lookAt = 0
 	if err := w.relook(ctx); errors.Is(err, errGone) || err != nil && refused(err) {

@@ -1,0 +1,303 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// Rows F8 to F15: the lease, and what a cluster does to it.
+
+// elapse waits where the row itself is about a duration.
+func elapse(d time.Duration) { <-time.NewTimer(d).C }
+
+// Every change of the leader gives all leases their TTL anew: the lock of a
+// holder that crashed goes over late, never early.
+func TestFault_F8_LeaderChangesExtendLeases(t *testing.T) {
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	proxy := own.Proxy(t)
+	client, err := own.NewClient(proxy)
+	require.NoError(t, err)
+	defer client.Close()
+	s, err := NewSession(testCtx(t), client, WithTTL(2*time.Second))
+	require.NoError(t, err)
+	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	done := h.Done()
+	next, err := NewMutex(newTestSession(t, own.Client(t)), "a").Enqueue(testCtx(t))
+	require.NoError(t, err)
+	proxy.Blackhole(etcdtest.Both)
+	crashed := time.Now()
+	for i := 0; time.Since(crashed) < 3*time.Second; i++ {
+		require.NoError(t, own.MoveLeader(testCtx(t), i%3))
+	}
+	moved := time.Now()
+	h2, err := next.Wait(testCtx(t))
+	require.NoError(t, err)
+	granted := time.Now()
+	select {
+	case <-done:
+	default:
+		t.Fatal("the old holder still thinks that it holds")
+	}
+	t.Logf("TTL 2 s, leaders moved for %v: granted %v after that", moved.Sub(crashed).Round(time.Millisecond), granted.Sub(moved).Round(time.Millisecond))
+	require.NoError(t, h2.Unlock(testCtx(t)))
+}
+
+// A lease that etcd never expires, as once happened, or an entry without one
+// keeps the lock; it is seen, waited for no longer than ctx allows, and an
+// operator's deletion of the entry frees the lock.
+func TestFault_F9_LeaseNeverExpires(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	for _, leaseless := range []bool{true, false} {
+		name := lockName(t)
+		var id clientv3.LeaseID
+		if !leaseless {
+			grant, err := c.Grant(testCtx(t), 1_000_000)
+			require.NoError(t, err)
+			id = grant.ID
+		}
+		stuck := exclusiveBase(name, 0xdead)
+		_, err := c.Put(testCtx(t), stuck, "", clientv3.WithLease(id))
+		require.NoError(t, err)
+		require.ErrorIs(t, returnsWithCtx(t, 100*time.Millisecond, func(ctx context.Context) error {
+			_, err := NewMutex(s, name).Lock(ctx)
+			return err
+		}), context.DeadlineExceeded)
+		tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+		require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick)
+		notGranted(t, tk, 1)
+		_, err = c.Delete(testCtx(t), stuck)
+		require.NoError(t, err)
+		h, err := tk.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(testCtx(t)))
+		if !leaseless {
+			_, err = c.Revoke(testCtx(t), id)
+			require.NoError(t, err)
+		}
+	}
+}
+
+// etcd grants no less than one and a half election timeouts. What it granted
+// counts, and is told.
+func TestFault_F10_GrantedTTLCounts(t *testing.T) {
+	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.TickMs, c.ElectionMs = 100, 1000 }))
+	began := time.Now()
+	s := newTestSession(t, own.Client(t), WithTTL(time.Second))
+	require.Equal(t, 2*time.Second, s.TTL())
+	require.True(t, s.Deadline().After(began.Add(1500*time.Millisecond)), "the deadline is that of the TTL asked for")
+	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, s.Deadline(), h.Deadline())
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+// One renewal each third of the TTL, whoever listens; none after the end.
+func TestFault_F11_RenewalsAreFew(t *testing.T) {
+	tap := etcdtest.NewTap()
+	began := time.Now()
+	s := newTestSession(t, cluster.Client(t, tap), WithTTL(time.Second))
+	require.Zero(t, tap.Calls("LeaseKeepAlive"))
+	for range 3 {
+		was := s.Deadline()
+		require.Eventually(t, func() bool { return s.Deadline().After(was) }, hang, tick)
+	}
+	n := tap.Calls("LeaseKeepAlive")
+	// A renewal that takes a sixth of the TTL is followed by another one.
+	require.LessOrEqual(t, n, int(time.Since(began)/(s.TTL()/6)))
+	s.Orphan()
+	n = tap.Calls("LeaseKeepAlive")
+	elapse(s.TTL())
+	require.LessOrEqual(t, tap.Calls("LeaseKeepAlive"), n+1, "an orphan is renewed")
+	require.ErrorIs(t, s.Err(), ErrSessionClosed)
+}
+
+// Do's function is told of the loss, and so is who called Do.
+func TestFault_F15_DoIsTold(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
+	name := lockName(t)
+	fail := errors.New("the work was cut short")
+	for _, take := range []func(h *Held) error{
+		func(h *Held) error { _, err := c.Delete(testCtx(t), h.Key()); return err },
+		func(h *Held) error { _, err := c.Revoke(testCtx(t), s.Lease()); return err },
+	} {
+		err := NewMutex(s, name).Do(testCtx(t), func(ctx context.Context, h *Held) error {
+			if err := take(h); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return errors.Join(fail, context.Cause(ctx))
+			case <-time.After(told):
+				return errors.New("fn is not told")
+			}
+		})
+		require.ErrorIs(t, err, fail)
+		require.ErrorIs(t, err, ErrLost)
+	}
+	require.ErrorIs(t, s.Err(), ErrSessionExpired)
+}
+
+// authCluster is a cluster that demands a password, with tokens that last for
+// two seconds of idleness, and three users: root; worker, who may read and
+// write below a/ and no more; and reader, who may read there.
+func authCluster(t *testing.T) (own *etcdtest.Cluster, as func(user string, opts ...etcdtest.ClientOption) *clientv3.Client) {
+	t.Helper()
+	own = etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL, c.BcryptCost = 2, 4 }))
+	c := own.Client(t)
+	for user, perm := range map[string]clientv3.PermissionType{"root": 0, "worker": clientv3.PermissionType(clientv3.PermReadWrite), "reader": clientv3.PermissionType(clientv3.PermRead)} {
+		_, err := c.RoleAdd(testCtx(t), user)
+		require.NoError(t, err)
+		_, err = c.UserAdd(testCtx(t), user, "secret")
+		require.NoError(t, err)
+		_, err = c.UserGrantRole(testCtx(t), user, user)
+		require.NoError(t, err)
+		if user != "root" {
+			_, err = c.RoleGrantPermission(testCtx(t), user, "a/", clientv3.GetPrefixRangeEnd("a/"), perm)
+			require.NoError(t, err)
+		}
+	}
+	_, err := c.AuthEnable(testCtx(t))
+	require.NoError(t, err)
+	return own, func(user string, opts ...etcdtest.ClientOption) *clientv3.Client {
+		return own.Client(t, append(opts, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Username, c.Password = user, "secret" }))...)
+	}
+}
+
+// A lock is held and waited for, in silence, for longer than tokens last.
+func TestFault_F13_AuthTokenExpires(t *testing.T) {
+	own, as := authCluster(t)
+	proxy := own.Proxy(t)
+	worker := as("worker", proxy)
+	s := newTestSession(t, worker)
+	held, err := NewMutex(s, "a/1").Lock(testCtx(t))
+	require.NoError(t, err)
+	done := held.Done()
+	waiter := newTestSession(t, as("worker"))
+	waiting, err := NewMutex(waiter, "a/1").Enqueue(testCtx(t))
+	require.NoError(t, err)
+	quiet, err := NewMutex(newTestSession(t, as("worker")), "a/2").Lock(testCtx(t))
+	require.NoError(t, err)
+
+	elapse(s.TTL()/3 + 500*time.Millisecond) // the token was used at the last renewal
+	// The streams that are open have old tokens. What is new on them still works.
+	second, err := NewMutex(s, "a/3").Lock(testCtx(t))
+	require.NoError(t, err)
+	lost := second.Done()
+	_, err = as("root").Delete(testCtx(t), second.Key())
+	require.NoError(t, err)
+	select {
+	case <-lost:
+	case <-time.After(told):
+		t.Error("a loss is not told: the watch's token has expired")
+	}
+	require.NoError(t, quiet.Check(testCtx(t)))
+	require.NoError(t, quiet.Unlock(testCtx(t)))
+	proxy.Reset()
+	require.NoError(t, s.Refresh(testCtx(t)))
+	select {
+	case <-done:
+		t.Fatal(held.Err())
+	default:
+	}
+	began := time.Now()
+	require.NoError(t, held.Unlock(testCtx(t)))
+	h, err := waiting.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.Less(t, time.Since(began), 2*time.Second)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	for _, s := range []*Session{s, waiter} {
+		require.NoError(t, s.Err())
+		require.NoError(t, s.Close(testCtx(t)))
+	}
+	require.Empty(t, entries(t, as("root"), "a"))
+}
+
+// A change of any user or role makes all tokens old, those of open streams too.
+func TestFault_F13_RolesChange(t *testing.T) {
+	_, as := authCluster(t)
+	root := as("root")
+	s := newTestSession(t, as("worker"))
+	first, err := NewMutex(s, "a/1").Lock(testCtx(t))
+	require.NoError(t, err)
+	done := first.Done()
+	_, err = root.RoleAdd(testCtx(t), "another")
+	require.NoError(t, err)
+	second, err := NewMutex(s, "a/2").Lock(testCtx(t))
+	require.NoError(t, err)
+	lost := second.Done()
+	_, err = root.Delete(testCtx(t), second.Key())
+	require.NoError(t, err)
+	select {
+	case <-lost:
+	case <-time.After(told):
+		t.Error("a loss is not told: the watch's token is of an old revision")
+	}
+	require.NoError(t, s.Refresh(testCtx(t)))
+	select {
+	case <-done:
+		t.Error(first.Err())
+	default:
+	}
+	require.NoError(t, first.Unlock(testCtx(t)))
+}
+
+// Read and write below the lock's name is all the right that a lock needs.
+func TestFault_F13_LeastRights(t *testing.T) {
+	_, as := authCluster(t)
+	root := as("root")
+	for kind := range lockFuncs(nil, "a") {
+		a, b := newTestSession(t, as("worker")), newTestSession(t, as("worker"))
+		h, err := lockFuncs(a, "a")[kind](testCtx(t))
+		require.NoError(t, err, kind)
+		done := h.Done()
+		require.NoError(t, h.Check(testCtx(t)))
+		_, err = h.Txn(testCtx(t)).Then(clientv3.OpPut("a/config", kind)).Commit()
+		require.NoError(t, err)
+		_, err = h.Txn(testCtx(t)).Then(clientv3.OpPut("b", "")).Commit()
+		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+		require.NoError(t, h.Err())
+		w, err := NewRWMutex(b, "a").Enqueue(testCtx(t))
+		require.NoError(t, err)
+		r, err := NewRWMutex(b, "a").REnqueue(testCtx(t))
+		require.NoError(t, err)
+		notGranted(t, w, 1)
+		require.NoError(t, h.Unlock(testCtx(t)))
+		<-done
+		hw, err := w.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, hw.Downgrade(testCtx(t)))
+		hr, err := r.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, hw.Unlock(testCtx(t)))
+		require.NoError(t, hr.Unlock(testCtx(t)))
+		require.Equal(t, []string{"a/config"}, entries(t, root, "a"))
+	}
+	// Less is an error that says what is missing, at once, and leaves nothing.
+	for user, name := range map[string]string{"reader": "a", "worker": "b"} {
+		s := newTestSession(t, as(user), WithTTL(2*time.Second))
+		for kind, lock := range lockFuncs(s, name) {
+			began := time.Now()
+			_, err := lock(testCtx(t))
+			require.ErrorIs(t, err, rpctypes.ErrPermissionDenied, kind)
+			require.ErrorContains(t, err, `needs readwrite on the prefix "`+name+`/"`)
+			require.Less(t, time.Since(began), soon)
+		}
+		was := s.Deadline()
+		require.Eventually(t, func() bool { return s.Deadline().After(was) }, hang, tick, "the session goes on")
+		require.Equal(t, map[string]int{"a": 1, "b": 0}[name], len(entries(t, root, name)))
+		require.NoError(t, s.Close(testCtx(t)))
+	}
+}

@@ -1,0 +1,126 @@
+package etcdlock
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// How entries are taken out of the queue, also those of which it is not known
+// whether they are in it.
+
+// passOver leaves the entry's keys to whoever has them: another user of an
+// adopted lease, for as long as the session lives, or a ghost of this session
+// that came after its settling, which is removed.
+func (e *entry) passOver(kvs []*mvccpb.KeyValue) {
+	for _, kv := range kvs {
+		if strings.Contains(string(kv.Value), `"`+e.s.nonce) {
+			ghost := &entry{s: e.s, name: e.name, key: slot{key: string(kv.Key)}}
+			e.s.background(func(ctx context.Context) { _, _ = ghost.remove(ctx, kv.CreateRevision) })
+		}
+	}
+}
+
+// remove deletes the keys of the entry as far as they are at rev, until etcd
+// has confirmed it or ctx ends. found says whether the entry was there, or may
+// have been removed by an earlier attempt of this call.
+func (e *entry) remove(ctx context.Context, rev int64) (found bool, err error) {
+	repeated := false
+	err = e.s.persist(ctx, func(ctx context.Context) error {
+		is := func(k slot) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(k.key), "=", rev) }
+		txn := e.s.client.Txn(ctx)
+		if e.other.key == "" {
+			txn = txn.If(is(e.key)).Then(clientv3.OpDelete(e.key.key))
+		} else { // each on its own: one may be gone already
+			del := func(k slot) clientv3.Op {
+				return clientv3.OpTxn([]clientv3.Cmp{is(k)}, []clientv3.Op{clientv3.OpDelete(k.key)}, nil)
+			}
+			txn = txn.Then(del(e.key), del(e.other))
+		}
+		resp, err := txn.Commit()
+		if err != nil {
+			repeated = repeated || !refused(err)
+			return err
+		}
+		found = resp.Succeeded
+		if e.other.key != "" {
+			found = resp.Responses[0].GetResponseTxn().Succeeded
+		}
+		return nil
+	})
+	return found || repeated, err
+}
+
+// abandon gives up an entry that its owner did not get: whatever of it is in
+// the queue, or comes there late, is removed in the background.
+func (e *entry) abandon(cause error) {
+	e.mu.Lock()
+	ok := e.becomeLocked(abandoned, cause)
+	e.closeOwnLocked()
+	e.mu.Unlock()
+	switch {
+	case !ok:
+	case e.rev == 0 && !e.doubt:
+		e.freeKeys() // never written
+	default:
+		e.s.background(e.discard)
+	}
+}
+
+// discard removes the entry and settles it. ctx ends with the lease, which
+// removes the entry too.
+func (e *entry) discard(ctx context.Context) {
+	for e.rev != 0 {
+		_, err := e.remove(ctx, e.rev)
+		if err == nil {
+			break
+		}
+		if pause(ctx, retryMax) != nil { // refused, which may pass
+			return
+		}
+	}
+	e.settle(settleFirst)
+}
+
+const (
+	settleFirst = 25 * time.Millisecond
+	settleMax   = 4 * time.Second
+	settleTimes = 12 // over some 20 s, three times as long as etcd lets a request live
+)
+
+// settle frees the entry's keys. Where an attempt's outcome is in doubt, it
+// first looks for a late write, again and again for a while, and removes what
+// it finds: a request that was given up may still be on its way.
+//
+// Invariant (I6): no key is used anew while a write of its last user may yet
+// come, so a key that holds another's nonce is a ghost and never a neighbour.
+func (e *entry) settle(delay time.Duration) {
+	if !e.doubt {
+		e.freeKeys()
+		return
+	}
+	e.lookForGhost(delay, settleTimes)
+}
+
+func (e *entry) lookForGhost(delay time.Duration, times int) {
+	e.s.background(func(ctx context.Context) {
+		got, _, err := e.s.get(ctx, 0, e.key.key)
+		if err == nil && len(got.Kvs) > 0 && string(got.Kvs[0].Value) == e.value {
+			_, err = e.remove(ctx, got.Kvs[0].CreateRevision)
+		}
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			times++ // no answer: this look does not count
+		case times == 0:
+			e.freeKeys()
+			return
+		}
+		// A timer, not a goroutine: there may be many to settle.
+		time.AfterFunc(delay, func() { e.lookForGhost(min(2*delay, settleMax), times-1) })
+	})
+}

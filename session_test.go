@@ -1,0 +1,270 @@
+package etcdlock
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func TestSession_BadInput(t *testing.T) {
+	c := cluster.Client(t)
+	before := leases(t, c)
+	for text, f := range map[string]func() (*Session, error){
+		"client is nil": func() (*Session, error) { return NewSession(testCtx(t), nil) },
+		"TTL 0s":        func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(0)) },
+		"TTL 999ms":     func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(999*time.Millisecond)) },
+		"TTL -1m0s":     func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(-time.Minute)) },
+		"logger is nil": func() (*Session, error) { return NewSession(testCtx(t), c, WithLogger(nil)) },
+		"too large":     func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(1<<63-1)) },
+		"not found":     func() (*Session, error) { return NewSession(testCtx(t), c, WithLease(12345)) },
+	} {
+		s, err := f()
+		require.Nil(t, s, text)
+		require.ErrorContains(t, err, text)
+		require.ErrorContains(t, err, "etcdlock: new session")
+	}
+	require.Equal(t, before, leases(t, c))
+}
+
+func TestSession_TTLIsRoundedUpAndGranted(t *testing.T) {
+	s := newTestSession(t, cluster.Client(t), WithTTL(2100*time.Millisecond), WithOwner("me"))
+	require.Equal(t, 3*time.Second, s.TTL())
+	left := time.Until(s.Deadline())
+	require.Greater(t, left, time.Duration(0))
+	require.Less(t, left, 3*time.Second)
+	got, err := s.Client().TimeToLive(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	require.EqualValues(t, 3, got.GrantedTTL)
+
+	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
+	require.NoError(t, err)
+	kv, err := s.Client().Get(testCtx(t), h.Key())
+	require.NoError(t, err)
+	require.Contains(t, string(kv.Kvs[0].Value), `"owner":"me"`)
+	require.EqualValues(t, s.Lease(), kv.Kvs[0].Lease)
+	require.False(t, h.Deadline().Before(s.Deadline().Add(-time.Second)))
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+func TestSession_Refresh(t *testing.T) {
+	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
+	was := s.Deadline()
+	require.NoError(t, s.Refresh(testCtx(t)))
+	require.True(t, s.Deadline().After(was))
+	_, err := s.Client().Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
+	<-s.Done()
+	require.ErrorIs(t, context.Cause(s.Context()), ErrSessionExpired)
+}
+
+func TestSession_Close(t *testing.T) {
+	own := cluster.Client(t)
+	s, err := NewSession(testCtx(t), own)
+	require.NoError(t, err)
+	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
+	require.NoError(t, err)
+	done := h.Done()
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			if err := s.Close(testCtx(t)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	<-done
+	require.ErrorIs(t, context.Cause(s.Context()), ErrSessionClosed)
+	require.ErrorIs(t, h.Err(), ErrLost)
+	require.ErrorIs(t, h.Err(), ErrSessionClosed)
+	require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
+	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionClosed)
+	got, err := own.TimeToLive(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	require.EqualValues(t, -1, got.TTL)
+}
+
+func TestSession_OrphanAndAdopt(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s, err := NewSession(testCtx(t), c)
+	require.NoError(t, err)
+	h, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	s.Orphan()
+	<-s.Done()
+	require.ErrorIs(t, s.Err(), ErrSessionClosed)
+	require.ErrorIs(t, h.Err(), ErrSessionClosed)
+	require.Len(t, entries(t, c, name), 1, "the entry stays")
+
+	s2, err := NewSession(testCtx(t), c, WithLease(s.Lease()))
+	require.NoError(t, err)
+	require.Equal(t, s.Lease(), s2.Lease())
+	require.Equal(t, s.TTL(), s2.TTL())
+	_, err = NewMutex(s2, name).TryLock(testCtx(t))
+	require.ErrorIs(t, err, ErrLocked, "entries of others are nothing to it")
+	tk, err := NewMutex(s2, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	_, err = c.Delete(testCtx(t), exclusiveBase(name, s.Lease()))
+	require.NoError(t, err)
+	h2, err := tk.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, exclusiveBase(name, s.Lease())+"-1", h2.Key())
+	require.NoError(t, s.Close(testCtx(t)), "Close after Orphan still revokes")
+	_, err = NewMutex(s2, name).Lock(testCtx(t))
+	require.ErrorIs(t, err, ErrSessionExpired)
+	require.NoError(t, s2.Close(testCtx(t)))
+}
+
+func TestSession_LogsItsLoss(t *testing.T) {
+	var mu sync.Mutex
+	var buf bytes.Buffer
+	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute), WithLogger(slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return buf.Write(p)
+	}), nil))))
+	name := lockName(t)
+	h, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	done := h.Done()
+	_, err = cluster.Client(t).Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	<-done
+	<-s.Done()
+	require.NoError(t, s.Close(testCtx(t)))
+	mu.Lock()
+	defer mu.Unlock()
+	for _, line := range []string{"session up", "session lost", "lock lost", name} {
+		require.Contains(t, buf.String(), line)
+	}
+}
+
+type writer func([]byte) (int, error)
+
+func (f writer) Write(p []byte) (int, error) { return f(p) }
+
+// The deadline counts from before the request was sent, whatever the reply took,
+// and no lock is granted behind it.
+func TestInvariant_I4_Deadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 10 * time.Second, log: discard})
+		s.client.KV = clientv3.NewKVFromKVClient(f, s.client)
+		s.client.Watcher = f
+		start := time.Now()
+		s.keepAlive = func(context.Context) (int64, error) {
+			<-time.After(3 * time.Second)
+			return 10, nil
+		}
+		require.NoError(t, s.renew(t.Context()))
+		require.Equal(t, start.Add(9*time.Second), s.Deadline())
+		require.True(t, s.valid())
+
+		<-time.After(6*time.Second - time.Nanosecond)
+		h, err := NewMutex(s, "a").Lock(t.Context())
+		require.NoError(t, err)
+		require.True(t, h.Valid())
+		<-time.After(time.Nanosecond)
+		require.False(t, h.Valid(), "Valid looks at the clock, not for a timer")
+		require.ErrorIs(t, h.Err(), ErrLost)
+		require.ErrorIs(t, s.Err(), ErrSessionExpired)
+		_, err = NewMutex(s, "a").Lock(t.Context())
+		require.ErrorIs(t, err, ErrSessionExpired)
+		s.leaseGone()
+
+		// A grant that comes behind the deadline is none, although no timer has
+		// told of it yet.
+		s = f.session(6)
+		f.step = func(_ context.Context, what string) error {
+			if what == "Txn." {
+				f.step = func(context.Context, string) error { return nil }
+				s.mu.Lock()
+				s.deadline = time.Now()
+				s.mu.Unlock()
+			}
+			return nil
+		}
+		_, err = NewMutex(s, "b").Lock(t.Context())
+		require.ErrorIs(t, err, ErrSessionExpired)
+		s.leaseGone()
+	})
+}
+
+// Renewals: each third of the TTL; hedged if there is no reply; a member that
+// hangs costs nothing, an etcd that is away for too long the session, at its
+// deadline.
+func TestSession_Renewals(t *testing.T) {
+	play := func(t *testing.T, keepAlive func(ctx context.Context, n int) (int64, error)) (*Session, *int) {
+		n := new(int)
+		var mu sync.Mutex
+		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 9 * time.Second, log: discard})
+		s.keepAlive = func(ctx context.Context) (int64, error) {
+			mu.Lock()
+			*n++
+			i := *n
+			mu.Unlock()
+			return keepAlive(ctx, i)
+		}
+		s.record(time.Now(), 9)
+		s.wg.Add(1)
+		go s.run()
+		return s, n
+	}
+	hang := func(ctx context.Context) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }
+	for name, tc := range map[string]struct {
+		keepAlive func(ctx context.Context, n int) (int64, error)
+		lives     bool
+		requests  int // in a minute
+	}{
+		"all well": {func(context.Context, int) (int64, error) { return 9, nil }, true, 20},
+		"every second hangs": {func(ctx context.Context, n int) (int64, error) {
+			return map[bool]int64{true: 9}[true], hangIf(ctx, n%2 == 1)
+		}, true, 26},
+		"slow replies":        {func(ctx context.Context, n int) (int64, error) { <-time.After(4 * time.Second); return 9, nil }, true, 0},
+		"fails fast for 5 s":  {func(ctx context.Context, n int) (int64, error) { return 9, failIf(n > 1 && n < 11) }, true, 0},
+		"all hang":            {func(ctx context.Context, _ int) (int64, error) { return hang(ctx) }, false, 4},
+		"lease gone":          {func(ctx context.Context, n int) (int64, error) { return int64(9 - 9*(n/3)), nil }, false, 3},
+		"refused to the last": {func(ctx context.Context, n int) (int64, error) { return 0, errors.New("x") }, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, n := play(t, tc.keepAlive)
+				<-time.After(time.Minute)
+				synctest.Wait()
+				require.Equal(t, tc.lives, s.Err() == nil)
+				if tc.requests > 0 {
+					require.InDelta(t, tc.requests, *n, 1)
+				}
+				s.end(ErrSessionClosed, "test")
+				s.leaseGone()
+				s.wg.Wait()
+			})
+		})
+	}
+}
+
+func hangIf(ctx context.Context, hangs bool) error {
+	if !hangs {
+		return nil
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+func failIf(fails bool) error {
+	if fails {
+		return errors.New("away")
+	}
+	return nil
+}
