@@ -145,7 +145,7 @@ func TestFault_A1_GhostUnderTheOwnKey(t *testing.T) {
 	requireGone(t, c, name)
 }
 
-func TestFault_A2_StaleUnlock(t *testing.T) {
+func TestFault_A2_I5_StaleUnlock(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
 	name := lockName(t)

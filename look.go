@@ -1,0 +1,149 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// How a waiter reads the queue, and keeps its view of it.
+
+// lookLimit is how many keys a look reads at first: a writer's own two, and the
+// two of a writer below it.
+const lookLimit = 4
+
+// look reads what blocks the entry.
+func (w *waiter) look(ctx context.Context) error {
+	from, to := w.blocking()
+	for limit := int64(lookLimit); ; limit = 0 {
+		resp, at, err := w.s.get(ctx, w.lookAt, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(w.rev),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(limit))
+		if err != nil {
+			return err
+		}
+		queue := toQueue(resp.Kvs)
+		if w.wants != readHold { // a reader's own entry lies outside of the range
+			if !slices.Contains(queue, queued{w.key.key, w.rev}) {
+				return errGone
+			}
+			w.seen = at
+		}
+		if v, ok := blocker(w.name, w.wants.kind(), w.rev, queue, !resp.More); ok {
+			w.view, w.view.at, w.looked = v, at, true
+			return nil
+		}
+		// Readers or foreign keys stand next below: list all, this once.
+	}
+}
+
+func (w *waiter) lookAgain(at int64) {
+	w.unwatch()
+	w.looked, w.lookAt = false, at
+}
+
+func (w *waiter) unwatch() {
+	w.on.close()
+	w.on = nil
+}
+
+// target is what to watch for the blockers to leave.
+//
+// Where nothing can be left when they have, no read comes before the grant. So
+// the same watch, in which events keep their order, has to tell whether the
+// own entry was still there then: its range reaches to the own key. There is
+// little else to hear in it, for all the others are behind.
+func (w *waiter) target() (from, to string) {
+	from, to = w.blockers[0].key, w.blockers[0].key+"\x00"
+	if kindOf(w.name, from) == shared {
+		from, to = sharedRange(w.name)
+	}
+	if w.last {
+		from, to = min(from, w.key.key), max(to, w.key.key+"\x00")
+	}
+	return from, to
+}
+
+// still sees to it that the blockers, and where the watch on them is to tell
+// of it the own entry, were there when the watch began.
+func (w *waiter) still(ctx context.Context) error {
+	if w.last && w.wants != readHold {
+		w.lookAt = w.on.at
+		return w.relook(ctx) // shows both
+	}
+	if w.last {
+		if err := w.here(ctx, w.on.at); err != nil {
+			return err
+		}
+	}
+	resp, at, err := w.s.get(ctx, w.on.at, w.blockers[0].key, clientv3.WithKeysOnly())
+	if err != nil {
+		return err
+	}
+	there := toQueue(resp.Kvs)
+	w.strike(at, func(q queued) bool { return !slices.Contains(there, q) })
+	return nil
+}
+
+// relook looks again, and keeps the watch if it is the right one still.
+func (w *waiter) relook(ctx context.Context) error {
+	if err := w.look(ctx); err != nil {
+		return err
+	}
+	if len(w.blockers) > 0 {
+		if from, to := w.target(); from != w.from || to != w.to {
+			w.unwatch()
+		}
+	}
+	return nil
+}
+
+// strike strikes off the blockers that were gone at revision at. If none is
+// left but something else may be, it remains to look at that revision.
+func (w *waiter) strike(at int64, gone func(queued) bool) {
+	w.blockers = slices.DeleteFunc(w.blockers, gone)
+	if len(w.blockers) == 0 && !w.last {
+		w.lookAgain(at)
+	}
+}
+
+// recheck asks etcd, linearizably, whether the queue is as the waiter thinks.
+// Where etcd does not answer, things stay as they are.
+func (w *waiter) recheck(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*attemptMin)
+	defer cancel()
+	if w.wants == readHold {
+		if err := w.here(ctx, 0); errors.Is(err, errGone) {
+			return err
+		}
+	}
+	w.lookAt = 0
+	if err := w.relook(ctx); errors.Is(err, errGone) || err != nil && refused(err) {
+		return err
+	}
+	return nil
+}
+
+// untilRecheck is jittered, so that waiters don't ask together.
+func (w *waiter) untilRecheck() time.Duration {
+	if w.own != nil && w.seen < w.own.at {
+		return 150*time.Millisecond + rand.N(100*time.Millisecond)
+	}
+	return w.s.ttl*3/8 + rand.N(w.s.ttl/4)
+}
+
+// here returns errGone unless the own entry is in the queue at revision at, 0
+// for the present. A reader needs it, for its looks don't show its entry.
+func (w *waiter) here(ctx context.Context, at int64) error {
+	there, err := w.present(ctx, w.key.key, at)
+	if err == nil && !there {
+		err = errGone
+	}
+	if err == nil {
+		w.seen = max(w.seen, at)
+	}
+	return err
+}
