@@ -123,11 +123,22 @@ func (e *entry) guard() {
 			return
 		}
 		own, key, err := e.guardWatch(ctx)
-		if errors.Is(err, errGone) {
-			_ = e.gone()
-			return
+		if err != nil && !errors.Is(err, errGone) {
+			// No watch is to be had: ask. If etcd does not answer either, the
+			// deadline stands.
+			if there, perr := e.present(ctx, key, 0); perr == nil && !there {
+				err = errGone
+			}
 		}
-		if err != nil { // etcd does not answer: the deadline stands
+		if errors.Is(err, errGone) {
+			e.mu.Lock()
+			if key == e.key.key { // else downgraded meanwhile
+				e.goneLocked()
+			}
+			e.mu.Unlock()
+			continue
+		}
+		if err != nil {
 			_ = pause(ctx, delay/2+rand.N(delay))
 			delay = min(2*delay, retryMax)
 			continue

@@ -48,14 +48,16 @@ type Session struct {
 	// together ask once.
 	confirming sync.Mutex
 
-	mu        sync.Mutex
-	revokeErr error
-	deadline  time.Time
-	sent      time.Time // when the last renewal that succeeded was sent
-	expiry    *time.Timer
-	slots     slots
-	seq       uint64 // of the last nonce
-	closing   bool   // Close waits: start nothing anymore
+	mu         sync.Mutex
+	watcher    clientv3.Watcher // for new watches
+	watcherBad bool             // a watch could not be opened with it
+	revokeErr  error
+	deadline   time.Time
+	sent       time.Time // when the last renewal that succeeded was sent
+	expiry     *time.Timer
+	slots      slots
+	seq        uint64 // of the last nonce
+	closing    bool   // Close waits: start nothing anymore
 
 	// wg counts the session's goroutines: run, its attempts to renew, the
 	// waiting of tickets, the guards of holds, and clean-up. All of them end
@@ -118,7 +120,7 @@ func newSession(ctx context.Context, client *clientv3.Client, opts []SessionOpti
 // makeSession is NewSession without requests and goroutines.
 func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 	s := &Session{
-		client: client, id: c.lease, ttl: c.ttl, owner: c.owner, log: c.log,
+		client: client, watcher: client.Watcher, id: c.lease, ttl: c.ttl, owner: c.owner, log: c.log,
 		nonce:   strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewed: make(chan renewal, 16),
 		revoked: make(chan struct{}),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"time"
 
@@ -42,7 +43,8 @@ func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error
 	if end != "" {
 		opts = append(opts, clientv3.WithRange(end))
 	}
-	ch := s.client.Watch(wctx, key, opts...)
+	watcher := s.currentWatcher()
+	ch := watcher.Watch(wctx, key, opts...)
 	created, ok := <-ch
 	err := broken(created, ok && created.Created)
 	if intime, bound := timer.Stop(), unbind(); err == nil && !(intime && bound) {
@@ -50,9 +52,43 @@ func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error
 	}
 	if err != nil {
 		cancel()
+		if ctx.Err() == nil {
+			s.watcherFailed(watcher)
+		}
 		return nil, err
 	}
 	return &watch{ch, created.Header.Revision, cancel}, nil
+}
+
+// All watches of a client's Watcher share a stream, and with it what may be
+// wrong with that for as long as any of them lives: a member that hangs, or a
+// token that has expired, since etcd checks new watches with the token that the
+// stream was opened with. So when a watch can't be opened although etcd answers,
+// the session's next watches get a Watcher, and so a stream, of their own.
+// That goes for etcd's own Watcher only: one that the user has put in its place
+// (see clientv3/namespace) can't be made anew, and holds and waits poll instead.
+
+func (s *Session) currentWatcher() clientv3.Watcher {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.watcher
+}
+
+func (s *Session) watcherFailed(w clientv3.Watcher) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if w == s.watcher && reflect.TypeOf(w) == reflect.TypeOf(clientv3.NewWatcher(s.client)) {
+		s.watcherBad = true
+	}
+}
+
+// etcdAnswers notes that it is not etcd that a watch failed for.
+func (s *Session) etcdAnswers() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.watcherBad {
+		s.watcher, s.watcherBad = clientv3.NewWatcher(s.client), false
+	}
 }
 
 func (w *watch) close() {
@@ -119,5 +155,6 @@ func (s *Session) get(ctx context.Context, rev int64, key string, opts ...client
 	if err != nil {
 		return nil, 0, err
 	}
+	s.etcdAnswers()
 	return resp, resp.Header.Revision, nil
 }
