@@ -3,10 +3,14 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -19,9 +23,70 @@ import (
 // elapse waits where the row itself is about a duration.
 func elapse(d time.Duration) { <-time.NewTimer(d).C }
 
+// A member that serves a watch may lag behind the one that took the lock's txn.
+// What it shows is a queue without the entry; that is no loss.
+func TestFault_F5_WatchOnAMemberThatLags(t *testing.T) {
+	c := cluster.Client(t)
+	tap := etcdtest.NewTap()
+	tap.OnWatchResponse(func(_ context.Context, m *pb.WatchResponse) error {
+		if m.Created {
+			m.Header.Revision-- // that of the txn, with nothing else going on
+		}
+		return nil
+	})
+	s := newTestSession(t, cluster.Client(t, tap))
+	for kind, lock := range lockFuncs(s, lockName(t)) {
+		h, err := lock(testCtx(t))
+		require.NoError(t, err)
+		done := h.Done()
+		require.Eventually(t, func() bool { return len(tap.WatchCreates()) > 0 }, hang, tick)
+		require.NoError(t, s.Refresh(testCtx(t)))
+		select {
+		case <-done:
+			t.Fatal(kind, h.Err())
+		case <-time.After(20 * time.Millisecond): // for the guard to think about it
+		}
+		require.NoError(t, h.Check(testCtx(t)))
+		// And the loss shows all the same.
+		_, err = c.Delete(testCtx(t), h.Key())
+		require.NoError(t, err)
+		select {
+		case <-done:
+		case <-time.After(told):
+			t.Fatal(kind, "its holder is not told")
+		}
+		requireGone(t, c, h.name)
+	}
+}
+
+// The same on real members, that lag as they like.
+func TestFault_F5_NoFalseLoss(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	var sessions []*Session
+	for range 3 {
+		sessions = append(sessions, newTestSession(t, own.Client(t), WithTTL(time.Minute)))
+	}
+	for i := range 2 * runs(t) {
+		for kind, lock := range lockFuncs(sessions[i%3], fmt.Sprint("a", i)) {
+			h, err := lock(testCtx(t))
+			require.NoError(t, err)
+			done := h.Done()
+			require.NoError(t, h.Check(testCtx(t)), kind)
+			select {
+			case <-done:
+				t.Fatal(kind, h.Err())
+			default:
+			}
+			require.NoError(t, h.Unlock(testCtx(t)), kind)
+		}
+	}
+}
+
 // Every change of the leader gives all leases their TTL anew: the lock of a
 // holder that crashed goes over late, never early.
 func TestFault_F8_LeaderChangesExtendLeases(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
 	proxy := own.Proxy(t)
 	client, err := own.NewClient(proxy)
@@ -123,6 +188,53 @@ func TestFault_F11_RenewalsAreFew(t *testing.T) {
 	require.ErrorIs(t, s.Err(), ErrSessionClosed)
 }
 
+// One of three members hangs with its connections open, and the client is busy,
+// so that its balancer gives any request to any member. The renewals find the
+// members that answer.
+func TestFault_F12_MemberHangsUnderLoad(t *testing.T) {
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	leader, err := own.Leader(testCtx(t))
+	require.NoError(t, err)
+	hung := (leader.Index() + 1) % 3
+	ctx, cancel := context.WithCancel(testCtx(t))
+	defer cancel()
+	sessions := make([]*Session, runs(t))
+	proxies := make([]*etcdtest.Proxy, len(sessions))
+	var wg sync.WaitGroup
+	for i := range sessions {
+		proxies[i] = own.Proxy(t, hung)
+		c, err := own.NewClient(proxies[i], etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
+			cfg.Endpoints = append(cfg.Endpoints, own.Member((hung+1)%3).Endpoint(), own.Member((hung+2)%3).Endpoint())
+		}))
+		require.NoError(t, err)
+		defer c.Close()
+		sessions[i], err = NewSession(testCtx(t), c, WithTTL(time.Second))
+		require.NoError(t, err)
+		for range 2 {
+			wg.Go(func() {
+				for pause(ctx, rand.N(60*time.Millisecond)) == nil {
+					ctx, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+					_, _ = c.Get(ctx, "busy")
+					cancel()
+				}
+			})
+		}
+	}
+	for _, p := range proxies {
+		p.Blackhole(etcdtest.Both)
+	}
+	elapse(5 * time.Second)
+	lost := 0
+	for _, s := range sessions {
+		if s.Err() != nil {
+			lost++
+		}
+	}
+	cancel()
+	wg.Wait()
+	require.Zero(t, lost, "of %d sessions", len(sessions))
+}
+
 // Do's function is told of the loss, and so is who called Do.
 func TestFault_F15_DoIsTold(t *testing.T) {
 	c := cluster.Client(t)
@@ -178,6 +290,7 @@ func authCluster(t *testing.T) (own *etcdtest.Cluster, as func(user string, opts
 
 // A lock is held and waited for, in silence, for longer than tokens last.
 func TestFault_F13_AuthTokenExpires(t *testing.T) {
+	t.Parallel()
 	own, as := authCluster(t)
 	proxy := own.Proxy(t)
 	worker := as("worker", proxy)

@@ -212,8 +212,12 @@ func cutTold(t *testing.T, how cutting) {
 }
 
 func TestFault_F1_DeadlineCountedFromSend(t *testing.T) {
-	t.Run("blackholed", func(t *testing.T) { cutTold(t, cutting{}) })
-	t.Run("replies delayed", func(t *testing.T) { cutTold(t, cutting{delay: 500 * time.Millisecond}) })
+	for name, how := range map[string]cutting{"blackholed": {}, "replies delayed": {delay: 500 * time.Millisecond}} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // with each other, and nothing else
+			cutTold(t, how)
+		})
+	}
 }
 
 func TestFault_F2_FirstKeepAliveStuck(t *testing.T) {
@@ -260,8 +264,9 @@ func lossIsTold(t *testing.T, take func(h *Held), check func(t *testing.T, h *He
 		if i/4%3 == 0 && kind != "Try read" { // a hold that was waited for brings its watch along
 			before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 			require.NoError(t, err)
+			w.reset()
 			go lock()
-			waitsFor(t, w, 2)
+			waitsFor(t, w, 1)
 			require.NoError(t, before.Unlock(testCtx(t)))
 		} else {
 			lock()

@@ -173,6 +173,7 @@ func storeWrite(ctx context.Context, c *clientv3.Client, key, value string, toke
 // A holder is stopped for twice its TTL, and its lock goes to the next one.
 // Whatever it does first when it wakes, it finds the lock lost.
 func TestFault_F4_HolderPaused(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t)
 	c := own.Client(t)
 	s := newTestSession(t, c)
@@ -288,79 +289,139 @@ func startProcesses(t *testing.T) (members []*process, endpoints []string) {
 	return members, urls[:3]
 }
 
+// processClient is a client of etcd processes.
+func processClient(t *testing.T, endpoints ...string) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// leaderOf is the index of the leader.
+func leaderOf(t *testing.T, endpoints []string) int {
+	t.Helper()
+	for i, e := range endpoints {
+		st, err := processClient(t, e).Status(testCtx(t), e)
+		require.NoError(t, err)
+		if st.Header.MemberId == st.Leader {
+			return i
+		}
+	}
+	t.Fatal("no leader")
+	return 0
+}
+
 // A member is stopped with its connections open. No session is lost, no waiter
 // fails, and locks go from hand to hand meanwhile.
 func TestFault_F12_MemberPaused(t *testing.T) {
+	t.Parallel()
 	members, endpoints := startProcesses(t)
-	dial := func() *clientv3.Client {
-		c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
-		require.NoError(t, err)
-		t.Cleanup(func() { _ = c.Close() })
-		return c
-	}
-	leader := func() int {
-		for i, e := range endpoints {
-			st, err := dial().Status(testCtx(t), e)
-			require.NoError(t, err)
-			if st.Header.MemberId == st.Leader {
-				return i
-			}
-		}
-		t.Fatal("no leader")
-		return 0
-	}
-	const sessions = 6
-	ttl := 3 * time.Second
-	for _, paused := range []string{"leader", "follower"} {
-		at := leader()
-		if paused == "follower" {
+	for _, of := range []struct {
+		who        string
+		ttl, pause time.Duration
+	}{
+		{"follower", 3 * time.Second, 4500 * time.Millisecond},
+		// Not for longer than the TTL, see TestFault_F6_OldLeaderWakes.
+		{"leader", 10 * time.Second, 3 * time.Second},
+	} {
+		at := leaderOf(t, endpoints)
+		if of.who == "follower" {
 			at = (at + 1) % 3
 		}
-		var all []*Session
+		var sessions []*Session
 		var tickets []*Ticket
-		var dones []<-chan struct{}
-		for i := range sessions {
-			s := newTestSession(t, dial(), WithTTL(ttl))
-			all = append(all, s)
+		var holds []*Held
+		for i := range 3 {
+			s := newTestSession(t, processClient(t, endpoints...), WithTTL(of.ttl))
 			tk, err := NewMutex(s, "shared").Enqueue(testCtx(t))
 			require.NoError(t, err)
-			tickets = append(tickets, tk)
-			own, err := NewMutex(s, fmt.Sprint("own", i)).Lock(testCtx(t))
+			h, err := NewMutex(s, fmt.Sprint("own", i)).Lock(testCtx(t))
 			require.NoError(t, err)
-			dones = append(dones, own.Done())
+			h.Done()
+			sessions, tickets, holds = append(sessions, s), append(tickets, tk), append(holds, h)
 		}
 		members[at].signal(t, syscall.SIGSTOP)
-		began := time.Now()
-		var wg sync.WaitGroup
-		for _, s := range all {
-			wg.Go(func() { // more than a TTL without that member
-				for was := s.Deadline(); s.Err() == nil && s.Deadline().Sub(was) < ttl*3/2; {
-					_ = pause(testCtx(t), tick)
-				}
-			})
-		}
-		var slowest time.Duration
+		over := time.NewTimer(of.pause)
+		slowest := time.Duration(0)
 		for _, tk := range tickets {
-			step := time.Now()
+			began := time.Now()
 			h, err := tk.Wait(testCtx(t))
-			require.NoError(t, err, paused)
-			require.NoError(t, h.Check(testCtx(t)))
+			require.NoError(t, err, of.who)
 			require.NoError(t, h.Unlock(testCtx(t)))
-			slowest = max(slowest, time.Since(step))
+			slowest = max(slowest, time.Since(began))
 		}
-		handed := time.Since(began)
-		wg.Wait()
+		if of.pause > of.ttl {
+			<-over.C
+		}
 		members[at].signal(t, syscall.SIGCONT)
-		for i, s := range all {
-			require.NoError(t, s.Err(), paused)
+		for i, s := range sessions {
+			require.NoError(t, holds[i].Check(testCtx(t)))
+			require.NoError(t, s.Refresh(testCtx(t)))
 			select {
-			case <-dones[i]:
-				t.Error("a hold is lost")
+			case <-holds[i].Done():
+				t.Error(of.who, holds[i].Err())
 			default:
 			}
+			require.NoError(t, holds[i].Unlock(testCtx(t)))
 			require.NoError(t, s.Close(testCtx(t)))
 		}
-		t.Logf("%s paused for %v: %d locks went on in %v, the slowest in %v", paused, time.Since(began).Round(time.Millisecond),
-			len(tickets), handed.Round(time.Millisecond), slowest.Round(time.Millisecond))
+		t.Logf("%s paused: a lock went on in %v at the most", of.who, slowest.Round(time.Millisecond))
 	}
+}
+
+// A leader that was paused for longer than a TTL may revoke, as it wakes, leases
+// that the new leader has seen renewed: its clock ticks before it asks whether it
+// still leads (EtcdServer.ensureLeadership, isActive). Nothing that a client
+// does helps; whose lock goes is told.
+func TestFault_F6_OldLeaderWakes(t *testing.T) {
+	t.Parallel()
+	members, endpoints := startProcesses(t)
+	at := leaderOf(t, endpoints)
+	others := []string{endpoints[(at+1)%3], endpoints[(at+2)%3]}
+	gone := map[string]time.Time{}
+	ctx, cancel := context.WithCancel(testCtx(t))
+	deletions := processClient(t, others...).Watch(ctx, "a", clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	<-deletions
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for wr := range deletions {
+			for _, ev := range wr.Events {
+				gone[string(ev.Kv.Key)] = time.Now()
+			}
+		}
+	})
+	holds := make([]*Held, 10)
+	lost := make([]time.Time, len(holds))
+	for i := range holds {
+		s := newTestSession(t, processClient(t, endpoints...), WithTTL(3*time.Second))
+		h, err := NewMutex(s, fmt.Sprint("a", i)).Lock(testCtx(t))
+		require.NoError(t, err)
+		holds[i] = h
+		wg.Go(func() {
+			select {
+			case <-h.Done():
+				lost[i] = time.Now()
+			case <-ctx.Done():
+			}
+		})
+	}
+	members[at].signal(t, syscall.SIGSTOP)
+	elapse(5 * time.Second)
+	members[at].signal(t, syscall.SIGCONT)
+	elapse(2 * told)
+	for _, h := range holds {
+		if err := h.Check(testCtx(t)); err != nil {
+			require.ErrorIs(t, err, ErrLost)
+		}
+	}
+	cancel()
+	wg.Wait()
+	for i, h := range holds {
+		if at, is := gone[h.Key()]; is {
+			require.Falsef(t, lost[i].IsZero(), "%d: its holder is not told", i)
+			require.Less(t, lost[i].Sub(at), told)
+		}
+	}
+	t.Logf("%d of %d leases revoked in spite of renewals", len(gone), len(holds))
 }

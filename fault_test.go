@@ -79,6 +79,24 @@ func TestFault_A1_CtxEndsInFlight(t *testing.T) {
 	}
 }
 
+// ctx has ended when the reply comes: the lock is given back, not handed out.
+func TestFault_A1_CtxEndsBeforeTheReply(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	s := newTestSession(t, c)
+	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
+		name := lockName(t)
+		ctx, cancel := context.WithCancel(testCtx(t))
+		w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+			err := send(ctx)
+			cancel()
+			return err
+		})
+		_, err := lockFuncs(s, name)[kind](ctx)
+		require.ErrorIs(t, err, context.Canceled, kind)
+		requireGone(t, c, name)
+	}
+}
+
 // The request itself is held back: the entry appears after Lock has returned.
 func TestFault_A1_LateRequest(t *testing.T) {
 	c, w := wiredClient(t, cluster)

@@ -172,7 +172,9 @@ func (e *entry) guardWatch(ctx context.Context) (own *watch, key string, err err
 			return nil, key, err
 		}
 	}
-	if opened || unseen {
+	// Where the member that watches has not come to the entry's own revision yet,
+	// nothing can have been missed, and its queue would show no entry (I3).
+	if (opened || unseen) && own.at > e.rev {
 		there, err := e.present(ctx, key, own.at)
 		if err == nil && !there {
 			err = errGone

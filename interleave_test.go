@@ -271,6 +271,13 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		if there && !entitled(h.wants.kind(), h.Token(), f.keys("a/")) {
 			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.keys("a/"))
 		}
+		if unhurt { // a hold that nothing has happened to is not lost by looking at it
+			h.Context()
+			<-time.After(time.Second)
+			if err := h.Err(); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
 		if err := h.Unlock(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrLost) {
 			t.Errorf("%s: unlock: %v", name, err)
 		}

@@ -24,6 +24,7 @@ import (
 // the reply and looks at it once a second, and stays with a member that hangs.
 func (s *Session) run() {
 	defer s.wg.Done()
+	gap := s.ttl / 6
 	next := time.NewTimer(s.ttl / 3)
 	defer next.Stop()
 	for {
@@ -40,12 +41,14 @@ func (s *Session) run() {
 				sent := time.Now()
 				s.renewed <- renewal{sent, s.renew(ctx)}
 			})
-			next.Reset(s.ttl / 6)
+			next.Reset(gap)
+			gap = max(gap/2, s.ttl/48)
 		case r := <-s.renewed:
 			if r.err == nil {
+				gap = s.ttl / 6
 				next.Reset(max(0, time.Until(r.sent.Add(s.ttl/3))))
 			} else {
-				next.Reset(min(s.ttl/6, retryMax))
+				next.Reset(min(gap, retryMax))
 			}
 		}
 	}

@@ -122,7 +122,7 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 	s := &Session{
 		client: client, watcher: client.Watcher, id: c.lease, ttl: c.ttl, owner: c.owner, log: c.log,
 		nonce:   strconv.FormatUint(rand.Uint64(), 16) + ".",
-		renewed: make(chan renewal, 16),
+		renewed: make(chan renewal, 64),
 		revoked: make(chan struct{}),
 		slots:   make(slots),
 	}
