@@ -2,7 +2,6 @@ package etcdlock
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"strconv"
 	"sync"
@@ -87,15 +86,6 @@ func (e *entry) becomeLocked(to state, cause error) bool {
 	panic("bug: entry " + e.key.key + " can't go from state " + strconv.Itoa(int(e.state)) + " to " + strconv.Itoa(int(to)))
 }
 
-// entryValue is what people see in the queue. Only the nonce is ever read
-// again, to tell a ghost of ours (a late write of an attempt given up) from
-// other keys.
-type entryValue struct {
-	Owner  string    `json:"owner"`
-	Queued time.Time `json:"queued"`
-	Nonce  string    `json:"nonce"`
-}
-
 // takeKeys reserves the lowest free keys of the name for the entry.
 func (e *entry) takeKeys() {
 	s := e.s
@@ -109,13 +99,24 @@ func (e *entry) takeKeys() {
 		e.other = s.slots.take(sharedBase(e.name, s.id))
 	}
 	s.seq++
-	v := entryValue{s.owner, time.Now().UTC().Truncate(time.Millisecond), s.nonce + strconv.FormatUint(s.seq, 16)}
+	seq := s.seq
 	s.mu.Unlock()
-	value, err := json.Marshal(v)
-	if err != nil {
-		panic("bug: " + err.Error())
-	}
-	e.value = string(value)
+	e.value = s.entryValue(time.Now(), seq)
+}
+
+// entryValue is a JSON object for people who look at the queue. Only the nonce
+// is ever read again, to tell a ghost of ours (a late write of an attempt that
+// was given up) from other keys.
+func (s *Session) entryValue(queued time.Time, seq uint64) string {
+	b := make([]byte, 0, 160)
+	b = append(b, `{"owner":`...)
+	b = append(b, s.owner...)
+	b = append(b, `,"queued":"`...)
+	b = queued.UTC().AppendFormat(b, "2006-01-02T15:04:05.000Z07:00")
+	b = append(b, `","nonce":"`...)
+	b = append(b, s.nonce...)
+	b = strconv.AppendUint(b, seq, 16)
+	return string(append(b, `"}`...))
 }
 
 func (e *entry) freeKeys() {

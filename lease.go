@@ -223,8 +223,12 @@ func (s *Session) persist(ctx context.Context, op func(ctx context.Context) erro
 		if ctx.Err() != nil {
 			return s.endedOr(ctx, last)
 		}
-		attempt, cancel := context.WithTimeout(ctx, limit)
+		// Not WithTimeout: gRPC would send the time limit along, and etcd start a
+		// timer of its own, for each request (measured: 6 to 9 us of 300).
+		attempt, cancel := context.WithCancel(ctx)
+		timer := time.AfterFunc(limit, cancel)
 		err := op(attempt)
+		timer.Stop()
 		cancel()
 		limit = min(2*limit, attemptMax)
 		switch {

@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -27,7 +28,7 @@ type Session struct {
 	client *clientv3.Client
 	id     clientv3.LeaseID
 	ttl    time.Duration
-	owner  string
+	owner  string // in JSON
 	nonce  string // begins the nonce of every entry of this session
 	log    *slog.Logger
 	// keepAlive renews the lease once and returns the TTL etcd granted anew,
@@ -119,8 +120,12 @@ func newSession(ctx context.Context, client *clientv3.Client, opts []SessionOpti
 
 // makeSession is NewSession without requests and goroutines.
 func makeSession(client *clientv3.Client, c sessionConfig) *Session {
+	owner, err := json.Marshal(c.owner)
+	if err != nil {
+		panic("bug: " + err.Error())
+	}
 	s := &Session{
-		client: client, watcher: client.Watcher, id: c.lease, ttl: c.ttl, owner: c.owner, log: c.log,
+		client: client, watcher: client.Watcher, id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log,
 		nonce:   strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewed: make(chan renewal, 64),
 		revoked: make(chan struct{}),

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"sync"
@@ -35,7 +36,7 @@ func TestSession_BadInput(t *testing.T) {
 }
 
 func TestSession_TTLIsRoundedUpAndGranted(t *testing.T) {
-	s := newTestSession(t, cluster.Client(t), WithTTL(2100*time.Millisecond), WithOwner("me"))
+	s := newTestSession(t, cluster.Client(t), WithTTL(2100*time.Millisecond), WithOwner("me <\"ö\">\n"))
 	require.Equal(t, 3*time.Second, s.TTL())
 	left := time.Until(s.Deadline())
 	require.Greater(t, left, time.Duration(0))
@@ -48,7 +49,14 @@ func TestSession_TTLIsRoundedUpAndGranted(t *testing.T) {
 	require.NoError(t, err)
 	kv, err := s.Client().Get(testCtx(t), h.Key())
 	require.NoError(t, err)
-	require.Contains(t, string(kv.Kvs[0].Value), `"owner":"me"`)
+	var value struct {
+		Owner, Nonce string
+		Queued       time.Time
+	}
+	require.NoError(t, json.Unmarshal(kv.Kvs[0].Value, &value))
+	require.Equal(t, "me <\"ö\">\n", value.Owner)
+	require.NotEmpty(t, value.Nonce)
+	require.WithinDuration(t, time.Now(), value.Queued, time.Minute)
 	require.EqualValues(t, s.Lease(), kv.Kvs[0].Lease)
 	require.False(t, h.Deadline().Before(s.Deadline().Add(-time.Second)))
 	require.NoError(t, h.Unlock(testCtx(t)))
