@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
@@ -36,8 +37,25 @@ func runMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	defer cluster.Close()
-	return m.Run()
+	code := m.Run()
+	cluster.Close()
+	if code == 0 {
+		// Neither the library nor its use of etcd's client leaves a goroutine.
+		if err := goleak.Find(embedLeftovers...); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
+		}
+	}
+	return code
+}
+
+// embedLeftovers are what an embedded etcd of several members leaves for some
+// seconds; see etcdtest.
+var embedLeftovers = []goleak.Option{
+	goleak.IgnoreAnyFunction("net/http.(*conn).serve"),
+	goleak.IgnoreAnyFunction("net/http.(*connReader).backgroundRead"),
+	goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
+	goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
 }
 
 // hang is a generous bound on what must not hang.

@@ -32,7 +32,7 @@ import (
 
 const helperEnv = "ETCDLOCK_TEST_HELPER"
 
-// helpers are what a helper process can be. It ends with its stdin.
+// helpers are what a helper process can be.
 var helpers = map[string]func(arg string, in *bufio.Reader) error{"holder": holderProcess, "etcd": etcdProcess}
 
 // init runs a helper, before TestMain would start a cluster.
@@ -60,9 +60,9 @@ func startHelper(t *testing.T, name string, arg any) *process {
 	a, err := json.Marshal(arg)
 	require.NoError(t, err)
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), helperEnv+"="+name+" "+string(a))
+	cmd.Env = append(os.Environ(), helperEnv+"="+name+" "+string(a), "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
+	in, err := cmd.StdinPipe() // it ends with this process at the latest
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -119,8 +119,24 @@ func holderProcess(arg string, in *bufio.Reader) error {
 	if err := out.Encode(h.Token()); err != nil {
 		return err
 	}
-	if _, err := in.ReadString('\n'); err != nil { // it is paused in here
+	if _, err := in.ReadByte(); err != nil { // spin no longer than needed
 		return err
+	}
+	// It is paused while it looks at the clock, and so goes on, when it wakes,
+	// before any timer has fired.
+	began := time.Now()
+	last := began
+	if err := out.Encode("awake"); err != nil {
+		return err
+	}
+	for {
+		now := time.Now()
+		if now.Sub(last) > time.Second {
+			break
+		}
+		if last = now; now.Sub(began) > hang {
+			return errors.New("never paused")
+		}
 	}
 	calls := map[string]func() error{
 		"Valid": func() error {
@@ -194,6 +210,10 @@ func TestFault_F4_HolderPaused(t *testing.T) {
 	}
 	paused := time.NewTimer(4 * time.Second)
 	for _, p := range holders {
+		_, err := p.in.Write([]byte{'\n'})
+		require.NoError(t, err)
+		var awake string
+		p.read(t, &awake)
 		p.signal(t, syscall.SIGSTOP)
 	}
 	for _, first := range firsts {
@@ -206,8 +226,6 @@ func TestFault_F4_HolderPaused(t *testing.T) {
 	}
 	<-paused.C
 	for _, p := range holders {
-		_, err := io.WriteString(p.in, "wake\n")
-		require.NoError(t, err)
 		p.signal(t, syscall.SIGCONT)
 	}
 	for _, first := range firsts {
@@ -366,7 +384,7 @@ func TestFault_F12_MemberPaused(t *testing.T) {
 			require.NoError(t, holds[i].Unlock(testCtx(t)))
 			require.NoError(t, s.Close(testCtx(t)))
 		}
-		t.Logf("%s paused: a lock went on in %v at the most", of.who, slowest.Round(time.Millisecond))
+		t.Logf("shown: %s paused: a lock went on in %v at the most", of.who, slowest.Round(100*time.Millisecond))
 	}
 }
 
@@ -423,5 +441,5 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 			require.Less(t, lost[i].Sub(at), told)
 		}
 	}
-	t.Logf("%d of %d leases revoked in spite of renewals", len(gone), len(holds))
+	t.Logf("shown: TTL 3 s, leader paused for 5 s: %d of %d leases revoked in spite of renewals, all holders told", len(gone), len(holds))
 }

@@ -52,7 +52,7 @@ func TestDemo(t *testing.T) {
 	require.NotContains(t, out, "\x1b", "no terminal, no sequences")
 	require.Regexp(t, `etcd 3\.\S+ inside this process, with fsync; data in `+r.tmp, out)
 	require.Regexp(t, `\d s  p\d +\d+ +[<\d. ]+ ms  1 p\d  2 p\d`, out, "who holds, token, hand-over, who waits")
-	require.Regexp(t, `p4 is killed \(SIGKILL\) in its section; its lease of 2 s runs on\n.*p4's lease ran out [123]\.\d\d s after the kill`, out)
+	require.Regexp(t, `p4 is killed \(SIGKILL\); its lease lasts 2 s from its last renewal\n.*p4's lease ran out [123]\.\d\d s after the kill`, out)
 	require.Regexp(t, `r\d r\d( r\d)* (together|overlapping)`, out)
 	require.Regexp(t, `w\d writes`, out)
 	require.Len(t, r.pids(t), 12)

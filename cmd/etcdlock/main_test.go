@@ -51,8 +51,8 @@ func runMain(m *testing.M) int {
 // hang is a generous bound on what must not hang.
 const hang = 60 * time.Second
 
-// A run is the command at work.
-type run struct {
+// An invocation is the command at work.
+type invocation struct {
 	cmd    *exec.Cmd
 	tmp    string // its temporary files are to be here
 	stderr bytes.Buffer
@@ -62,7 +62,7 @@ type run struct {
 }
 
 // start runs the command without a terminal.
-func start(t *testing.T, env []string, args ...string) *run {
+func start(t *testing.T, env []string, args ...string) *invocation {
 	t.Helper()
 	r := command(t, env, args...)
 	r.cmd.Stderr = &r.stderr
@@ -80,17 +80,18 @@ func start(t *testing.T, env []string, args ...string) *run {
 	return r
 }
 
-func command(t *testing.T, env []string, args ...string) *run {
+func command(t *testing.T, env []string, args ...string) *invocation {
 	ctx, cancel := context.WithTimeout(context.Background(), hang)
 	t.Cleanup(cancel)
-	r := &run{cmd: exec.CommandContext(ctx, binary, args...), tmp: t.TempDir(), more: make(chan string)}
-	r.cmd.Env = append(os.Environ(), "TMPDIR="+r.tmp, "ETCDCTL_ENDPOINTS=", "TERM=xterm-256color", "NO_COLOR=")
+	r := &invocation{cmd: exec.CommandContext(ctx, binary, args...), tmp: t.TempDir(), more: make(chan string)}
+	r.cmd.Env = append(os.Environ(), "TMPDIR="+r.tmp, "ETCDCTL_ENDPOINTS=", "TERM=xterm-256color", "NO_COLOR=",
+		"GORACE=atexit_sleep_ms=100") // by default each process takes a second to end
 	r.cmd.Env = append(r.cmd.Env, env...)
 	return r
 }
 
 // until reads on until a line matches, and returns what its groups match.
-func (r *run) until(t *testing.T, pattern string) []string {
+func (r *invocation) until(t *testing.T, pattern string) []string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
 	for l := range r.more {
@@ -103,10 +104,10 @@ func (r *run) until(t *testing.T, pattern string) []string {
 	return nil
 }
 
-func (r *run) output() string { return strings.Join(r.lines, "\n") }
+func (r *invocation) output() string { return strings.Join(r.lines, "\n") }
 
 // wait reads all and returns the exit status.
-func (r *run) wait(t *testing.T) int {
+func (r *invocation) wait(t *testing.T) int {
 	t.Helper()
 	for l := range r.more {
 		r.lines = append(r.lines, l)
@@ -121,7 +122,7 @@ func (r *run) wait(t *testing.T) int {
 }
 
 // noTrace requires that nothing is left of the run on this machine.
-func (r *run) noTrace(t *testing.T) {
+func (r *invocation) noTrace(t *testing.T) {
 	t.Helper()
 	files, err := os.ReadDir(r.tmp)
 	require.NoError(t, err)
@@ -132,7 +133,7 @@ func (r *run) noTrace(t *testing.T) {
 }
 
 // pids are the worker processes that the run has told of.
-func (r *run) pids(t *testing.T) (pids []int) {
+func (r *invocation) pids(t *testing.T) (pids []int) {
 	t.Helper()
 	for _, l := range r.lines {
 		if list, ok := strings.CutPrefix(strings.TrimSpace(l), "processes: "); ok {

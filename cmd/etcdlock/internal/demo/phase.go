@@ -93,7 +93,8 @@ func (p *phase) wait(ctx context.Context, done func() bool) error {
 		case <-ctx.Done():
 			cause := context.Cause(ctx)
 			if errors.Is(cause, errTooLong) {
-				cause = fmt.Errorf("%w; at the %s,%s", cause, p.spec.name, queueLine(turnsOf(inQueue(p.rec.ordered()))).text())
+				queue := strings.Fields(queueLine(turnsOf(inQueue(p.rec.ordered()))).text())
+				cause = fmt.Errorf("%w; at the %s, %s", cause, p.spec.name, strings.Join(queue, " "))
 			}
 			return cause
 		case n := <-p.workers.news:
@@ -125,8 +126,7 @@ func (p *phase) hear(n news) error {
 	w := n.from
 	if n.exited {
 		w.exited = true
-		if !w.finished && !w.killed {
-			err := n.err
+		if err := n.err; !w.killed && (err != nil || !w.finished) {
 			if err == nil {
 				err = errors.New("it gave no reason")
 			}
@@ -168,7 +168,7 @@ func (p *phase) killHung(ctx context.Context) error {
 		w := p.process(a.worker)
 		a.killed, w.killed = now, true
 		w.kill()
-		p.view.print(p.story.note(now, fmt.Sprintf("%s is killed (SIGKILL) in its section; its lease of %s runs on", a.worker, whole(p.ttl))))
+		p.view.print(p.story.note(now, fmt.Sprintf("%s is killed (SIGKILL); its lease lasts %s from its last renewal", a.worker, whole(p.ttl))))
 	case !a.killed.IsZero() && a.gone != 0:
 		gone, err := p.store.leaseGone(ctx, p.process(a.worker).lease)
 		if err != nil {

@@ -8,9 +8,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/etcdlock/etcdlock"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
 )
 
 // lockPaths are the names below which one lock and its data lie in etcd.

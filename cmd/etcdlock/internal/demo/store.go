@@ -33,21 +33,23 @@ type store struct {
 }
 
 // openStore connects to the endpoints; if there are none it starts an etcd.
-func openStore(ctx context.Context, endpoints []string) (st *store, err error) {
-	st = &store{endpoints: endpoints, prefix: fmt.Sprintf("etcdlock-demo/%08x/", rand.Uint32())}
-	defer func() {
-		if err != nil {
-			_ = st.shut() // err says more
-		}
-	}()
-	if len(endpoints) == 0 {
+func openStore(ctx context.Context, endpoints []string) (*store, error) {
+	st := &store{endpoints: endpoints, prefix: fmt.Sprintf("etcdlock-demo/%08x/", rand.Uint32())}
+	if err := st.open(ctx); err != nil {
+		return nil, oneLine(err, st.shut())
+	}
+	return st, nil
+}
+
+func (st *store) open(ctx context.Context) (err error) {
+	if len(st.endpoints) == 0 {
 		if err := st.start(); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	st.client, err = clientv3.New(clientv3.Config{Endpoints: st.endpoints, Logger: zap.NewNop()})
 	if err != nil {
-		return nil, fmt.Errorf("connect to %s: %w; endpoints look like 127.0.0.1:2379", st.at(), err)
+		return fmt.Errorf("connect to %s: %w; endpoints look like 127.0.0.1:2379", st.at(), err)
 	}
 	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -55,17 +57,17 @@ func openStore(ctx context.Context, endpoints []string) (st *store, err error) {
 	resp, err := st.client.Get(bounded, st.prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
 	switch {
 	case ctx.Err() != nil:
-		return nil, context.Cause(ctx)
+		return context.Cause(ctx)
 	case errors.Is(err, context.DeadlineExceeded):
-		return nil, fmt.Errorf("no etcd answers at %s within %v: start one there, or leave out --endpoints and %s to run one inside this process",
+		return fmt.Errorf("no etcd answers at %s within %v: start one there, or leave out --endpoints and %s to run one inside this process",
 			st.at(), connectTimeout, endpointsEnv)
 	case err != nil:
-		return nil, fmt.Errorf("etcd at %s refuses to read below etcdlock-demo/: %w; leave out --endpoints and %s to run one inside this process",
+		return fmt.Errorf("etcd at %s refuses to read below etcdlock-demo/: %w; leave out --endpoints and %s to run one inside this process",
 			st.at(), err, endpointsEnv)
 	}
 	st.revision = resp.Header.Revision
 	st.about = st.describe(bounded)
-	return st, nil
+	return nil
 }
 
 func (st *store) start() (err error) {

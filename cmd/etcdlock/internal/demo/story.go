@@ -28,7 +28,7 @@ func (s *story) columns() (holders, tokens int) {
 
 func (s *story) header() line {
 	holders, tokens := s.columns()
-	return line{{"  " + pad("time", -7) + "  " + pad("holds", holders) + pad("token", -tokens) + pad("hand-over", -11) + "  waits, in which place", dim}}
+	return line{{"  " + pad("time", -7) + "  " + pad("holds", holders) + pad("token", -tokens) + pad("hand-over", -11) + "  waiting, by place", dim}}
 }
 
 // next returns what can be told now and was not before.

@@ -12,9 +12,10 @@ import (
 	"os/signal"
 	"time"
 
-	"github.com/etcdlock/etcdlock"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock"
 )
 
 // closeTimeout bounds how long a worker tries to give back its lease.

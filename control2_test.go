@@ -1,0 +1,129 @@
+package etcdlock
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// The control, continued: compaction, and the loss of the lease.
+
+func TestControl_C2_CompactionThenReconnect(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	tap, proxy := etcdtest.NewTap(), own.Proxy(t)
+	holder := concurrency.NewMutex(incumbent(t, own.Client(t)), "a")
+	require.NoError(t, holder.Lock(testCtx(t)))
+	s := incumbent(t, own.Client(t, tap, proxy))
+	locking := async(func() error { return concurrency.NewMutex(s, "a").Lock(testCtx(t)) })
+	waitsOn(t, tap, 1)
+	compactPast(t, own.Client(t))
+	proxy.Reset()
+	require.ErrorIs(t, result(t, locking), rpctypes.ErrCompacted)
+	seen(t, "a waiter that reconnects after a compaction fails and loses its place")
+}
+
+// Also C3: the compaction comes between the read and the watch.
+func TestControl_C4_CompactionMakesReadersSpin(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	c, tap := own.Client(t), etcdtest.NewTap()
+	holder := recipe.NewRWMutex(incumbent(t, c), "a")
+	require.NoError(t, holder.Lock())
+	m := recipe.NewRWMutex(incumbent(t, own.Client(t, tap)), "a")
+	tap.Next("Range", etcdtest.After(func() { compactPast(t, c) }))
+	locking := async(m.Lock)
+	waitsOn(t, tap, 1)
+	before := tap.Calls("Range")
+	hangs(t, locking, time.Second)
+	reads := tap.Calls("Range") - before
+	require.Greater(t, reads, 4)
+	require.NoError(t, holder.Unlock())
+	require.NoError(t, result(t, locking))
+	seen(t, "RWMutex: a waiter reads %d times a second until the holder leaves", reads)
+}
+
+// late cuts holders of the incumbent off, and counts those told after another
+// could have the lock.
+func late(t *testing.T, n int, how cutting) (count int, worst time.Duration) {
+	t.Helper()
+	how.ttl = 2 * time.Second
+	for _, c := range cut(t, n, how, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
+		s, err := concurrency.NewSession(c, concurrency.WithTTL(2))
+		if err != nil {
+			return holder{}, err
+		}
+		m := concurrency.NewMutex(s, name)
+		err = m.Lock(ctx)
+		return holder{s.Done(), m.Key(), nil}, err
+	}) {
+		if after := c.told.Sub(c.gone); after > 0 {
+			count++
+			worst = max(worst, after)
+		}
+	}
+	return count, worst.Round(time.Millisecond)
+}
+
+func TestControl_F1_DeadlineCountedFromReply(t *testing.T) {
+	t.Parallel()
+	n, worst := late(t, 40, cutting{})
+	require.Positive(t, n)
+	seen(t, "TTL 2 s, blackholed: %d of 40 told too late, by up to %v", n, worst)
+}
+
+func TestControl_F1_RepliesDelayed(t *testing.T) {
+	t.Parallel()
+	n, worst := late(t, 24, cutting{delay: 500 * time.Millisecond})
+	require.Positive(t, n)
+	seen(t, "and with replies delayed by 0.5 s: %d of 24, by up to %v", n, worst)
+}
+
+func TestControl_F2_FirstKeepAliveStuck(t *testing.T) {
+	t.Parallel()
+	n, worst := late(t, 8, cutting{stuck: true})
+	require.Equal(t, 8, n)
+	seen(t, "TTL 2 s, DialTimeout 2 s: 8 of 8 told too late, by up to %v", worst)
+}
+
+func TestControl_F3_RevokedByAnother(t *testing.T) {
+	t.Parallel()
+	c := cluster.Client(t)
+	s := incumbent(t, c)
+	require.NoError(t, concurrency.NewMutex(s, lockName(t)).Lock(testCtx(t)))
+	_, err := c.Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	notTold(t, s)
+	seen(t, "TTL 60 s: the holder is not told of the revocation for 2 s and more (the next renewal is after 20 s)")
+}
+
+func TestControl_F5_KeyDeleted(t *testing.T) {
+	t.Parallel()
+	c, name := cluster.Client(t), lockName(t)
+	s := incumbent(t, c)
+	m := concurrency.NewMutex(s, name)
+	require.NoError(t, m.Lock(testCtx(t)))
+	_, err := c.Delete(testCtx(t), m.Key())
+	require.NoError(t, err)
+	require.NoError(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(testCtx(t)))
+	notTold(t, s)
+	seen(t, "the holder is never told, and another one gets the lock")
+}
+
+// notTold requires that the session does not end for a while.
+func notTold(t *testing.T, s *concurrency.Session) {
+	t.Helper()
+	select {
+	case <-s.Done():
+		t.Fatal("the holder is told")
+	case <-time.After(4 * told):
+	}
+}

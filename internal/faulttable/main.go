@@ -1,0 +1,189 @@
+// Faulttable runs the fault tests and writes docs/faults.md from what they
+// show: for each row, whether etcd's own packages are seen to fail (the
+// tests named TestControl_), and whether this package passes (TestFault_).
+//
+//	go run ./internal/faulttable
+//
+// It fails, and writes nothing, if a test fails or a row has none.
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"time"
+)
+
+func main() {
+	if err := run("docs/faults.md"); err != nil {
+		fmt.Fprintln(os.Stderr, "faulttable:", err)
+		os.Exit(1)
+	}
+}
+
+func run(file string) error {
+	pattern := []string{"TestFault_.*", "TestControl_.*"}
+	for _, r := range rows {
+		pattern = append(pattern, r.elsewhere...)
+	}
+	slices.Sort(pattern)
+	args := []string{"test", "-json", "-count=1", "-run", "^(" + strings.Join(slices.Compact(pattern), "|") + ")$", "."}
+	tests, err := test(args)
+	if err != nil {
+		return err
+	}
+	table, err := render(tests)
+	if err != nil {
+		return err
+	}
+	head, err := header()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(head+table), 0o644)
+}
+
+// result is what became of a test, and what it logged for the table.
+type result struct {
+	name   string
+	passed bool
+	notes  []string
+}
+
+var note = regexp.MustCompile(`: (?:seen|shown): (.*)\n$`)
+
+// test runs go and returns the results of the tests, in the order of their names.
+func test(args []string) ([]*result, error) {
+	cmd := exec.Command("go", args...)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	tests, failed, err := read(out)
+	if werr := cmd.Wait(); err == nil {
+		err = werr
+	}
+	if err != nil || len(failed) > 0 {
+		return nil, fmt.Errorf("go test failed: %w\n%s", cmp.Or(err, errors.New("see below")), strings.Join(failed, ""))
+	}
+	return tests, nil
+}
+
+// read reads the events of go test; failed is the output of what failed.
+func read(out io.Reader) (tests []*result, failed []string, err error) {
+	byName, output := map[string]*result{}, map[string][]string{}
+	lines := bufio.NewScanner(out)
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		var event struct{ Action, Test, Output string }
+		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
+			return nil, nil, err
+		}
+		name, _, sub := strings.Cut(event.Test, "/") // notes of a subtest are its test's
+		if name == "" {
+			continue
+		}
+		r := byName[name]
+		if r == nil {
+			r = &result{name: name}
+			byName[name], tests = r, append(tests, r)
+		}
+		output[name] = append(output[name], event.Output)
+		if m := note.FindStringSubmatch(event.Output); m != nil {
+			r.notes = append(r.notes, m[1])
+		}
+		switch {
+		case sub:
+		case event.Action == "pass":
+			r.passed = true
+		case event.Action == "fail", event.Action == "skip":
+			failed = append(failed, output[name]...)
+		}
+	}
+	slices.SortFunc(tests, func(a, b *result) int { return cmp.Compare(a.name, b.name) })
+	return tests, failed, lines.Err()
+}
+
+// of are the tests of a row: those whose name begins with kind and has its id, as
+// in TestFault_C3_C4_Compaction, and those elsewhere.
+func of(tests []*result, kind, id string, elsewhere []string) (its []*result) {
+	for _, t := range tests {
+		rest, is := strings.CutPrefix(t.name, kind)
+		if is && slices.Contains(strings.Split(rest, "_"), id) || slices.Contains(elsewhere, t.name) {
+			its = append(its, t)
+		}
+	}
+	return its
+}
+
+func render(tests []*result) (string, error) {
+	var b strings.Builder
+	b.WriteString("| row | what happens | etcd's own packages | this package |\n|---|---|---|---|\n")
+	for _, r := range rows {
+		control, fault := of(tests, "TestControl_", r.id, nil), of(tests, "TestFault_", r.id, r.elsewhere)
+		if len(fault) == 0 && r.instead == "" {
+			return "", fmt.Errorf("row %s has no test", r.id)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.id, r.what, cell("fails", control, "not tried"), cell("passes", fault, r.instead))
+	}
+	return b.String(), nil
+}
+
+func cell(verdict string, tests []*result, otherwise string) string {
+	if len(tests) == 0 {
+		return otherwise
+	}
+	var names, notes []string
+	for _, t := range tests {
+		names = append(names, "`"+t.name+"`")
+		notes = append(notes, t.notes...)
+	}
+	s := verdict
+	if len(notes) > 0 {
+		s += ": " + strings.Join(notes, "; ")
+	}
+	return s + " (" + strings.Join(names, ", ") + ")"
+}
+
+func header() (string, error) {
+	version := func(module string) (string, error) {
+		out, err := exec.Command("go", "list", "-m", "-f", "{{.Version}}", module).Output()
+		return strings.TrimSpace(string(out)), err
+	}
+	server, err := version("go.etcd.io/etcd/server/v3")
+	if err != nil {
+		return "", err
+	}
+	client, err := version("go.etcd.io/etcd/client/v3")
+	if err != nil {
+		return "", err
+	}
+	command := "go run ./internal/faulttable"
+	for _, name := range []string{"ETCDLOCK_TTLS", "ETCDLOCK_RUNS"} {
+		if v := os.Getenv(name); v != "" {
+			command = name + "=" + v + " " + command
+		}
+	}
+	return fmt.Sprintf(`# What goes wrong with locks on etcd
+
+Everything below happens to users of locks on etcd. The third column is what etcd's own `+"`concurrency`"+` and
+`+"`experimental/recipes`"+` did in this run: "fails" means that a control test did the same steps to them and saw them fail in the way
+that it says. The fourth is this package under the test of the row's name. "Not tried" is no verdict: there is no control.
+
+Generated on %s by `+"`%s`"+` from a run on etcd server %s, client %s, %s, %s/%s, %d cores. Don't edit.
+
+`, time.Now().UTC().Format("2 January 2006"), command, server, client, runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU()), nil
+}
