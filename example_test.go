@@ -92,7 +92,7 @@ func ExampleMutex_Enqueue() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer ticket.Cancel(ctx) // does nothing once the hold is claimed
+	defer func() { _ = ticket.Cancel(ctx) }() // does nothing once the hold is claimed
 	select {
 	case <-ticket.Done():
 		h, err := ticket.Wait(ctx)

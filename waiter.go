@@ -102,7 +102,7 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 // blockers are watched and were there after the watches were. On the way it
 // may find that no blocker is left.
 func (w *waiter) prepare(ctx context.Context) (err error) {
-	opened := w.own == nil && !(w.looked && w.last)
+	opened := w.own == nil && (!w.looked || !w.last)
 	if opened {
 		if w.own, err = w.s.openWatch(ctx, w.key.key, ""); err == nil && w.lookAt > 0 {
 			w.lookAt = max(w.lookAt, w.own.at) // where the look shows the own entry behind its watch

@@ -47,7 +47,7 @@ func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error
 	ch := watcher.Watch(wctx, key, opts...)
 	created, ok := <-ch
 	err := broken(created, ok && created.Created)
-	if intime, bound := timer.Stop(), unbind(); err == nil && !(intime && bound) {
+	if intime, bound := timer.Stop(), unbind(); err == nil && (!intime || !bound) {
 		err = errWatch // cancelled meanwhile
 	}
 	if err != nil {

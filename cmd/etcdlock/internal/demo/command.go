@@ -11,7 +11,7 @@
 //	store.go     etcd, in this process or elsewhere
 //	record.go    what etcd and the workers say has happened
 //	turns.go     who held the lock together, and who waited behind
-//	checks.go    what has to be true of that
+//	checks.go    what has to be true of that; checks_writes.go: more of it
 //	story.go     the lines that tell it; board.go: the live view below them
 //	view.go      the terminal
 package demo
