@@ -443,3 +443,26 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 	}
 	t.Logf("shown: TTL 3 s, leader paused for 5 s: %d of %d leases revoked in spite of renewals, all holders told", len(gone), len(holds))
 }
+
+// The first of two waiters is a process that is killed: the second waits until
+// its lease has run out, and does not pass the holder.
+func TestMutex_WaiterInTheMiddleIsKilled(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	c := own.Client(t)
+	h, err := NewMutex(newTestSession(t, c), "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	middle := startHelper(t, "holder", holderArg{own.Endpoints(), "a", "Err"})
+	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick)
+	last, err := NewMutex(newTestSession(t, c), "a").Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, last, 2)
+	middle.signal(t, syscall.SIGKILL)
+	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick, "etcd removes its entry")
+	notGranted(t, last, 1)
+	require.NoError(t, h.Check(testCtx(t)))
+	require.NoError(t, h.Unlock(testCtx(t)))
+	h2, err := last.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, h2.Unlock(testCtx(t)))
+}
