@@ -61,7 +61,7 @@ type cutting struct {
 // which renews and looks at the clock in even steps, is told in time.
 const latency = 20 * time.Millisecond
 
-// cut has n holders lose etcd, 50 at once, each with a network of its own: at the
+// cut has n holders lose etcd, 20 at once, each with a network of its own: at the
 // very moment of an answered renewal, or some time after it.
 func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *clientv3.Client, name string) (holder, error)) []cutting {
 	t.Helper()
@@ -84,7 +84,7 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 		}
 	}()
 	cuts := make([]cutting, n)
-	turns := make(chan struct{}, 50) // or the machine is what is too slow
+	turns := make(chan struct{}, 20) // or the machine is what is too slow
 	var wg sync.WaitGroup
 	for i := range cuts {
 		turns <- struct{}{}
