@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
@@ -96,9 +97,15 @@ func TestControl_F2_FirstKeepAliveStuck(t *testing.T) {
 
 func TestControl_F3_RevokedByAnother(t *testing.T) {
 	t.Parallel()
-	c := cluster.Client(t)
+	tap, renewed := etcdtest.NewTap(), make(chan struct{}, 100)
+	tap.OnKeepAliveResponse(func(context.Context, *pb.LeaseKeepAliveResponse) error {
+		renewed <- struct{}{}
+		return nil
+	})
+	c := cluster.Client(t, tap)
 	s := incumbent(t, c)
 	require.NoError(t, concurrency.NewMutex(s, lockName(t)).Lock(testCtx(t)))
+	<-renewed // it does that at once, and then after 20 s
 	_, err := c.Revoke(testCtx(t), s.Lease())
 	require.NoError(t, err)
 	notTold(t, s)

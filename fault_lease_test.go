@@ -61,7 +61,7 @@ type cutting struct {
 // which renews and looks at the clock in even steps, is told in time.
 const latency = 20 * time.Millisecond
 
-// cut has n holders lose etcd, 20 at once, each with a network of its own: at the
+// cut has n holders lose etcd, each with a network of its own: at the
 // very moment of an answered renewal, or some time after it.
 func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *clientv3.Client, name string) (holder, error)) []cutting {
 	t.Helper()
@@ -84,15 +84,17 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 		}
 	}()
 	cuts := make([]cutting, n)
-	turns := make(chan struct{}, 20) // or the machine is what is too slow
+	turns := make(chan struct{}, 20) // to begin; or it is the machine that is too slow
 	var wg sync.WaitGroup
 	for i := range cuts {
-		turns <- struct{}{}
 		wg.Go(func() {
-			defer func() { <-turns }()
 			c := how
 			var h holder
-			if err := c.run(own, i, &h, lock); err != nil {
+			if err := c.run(own, i, &h, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
+				turns <- struct{}{}
+				defer func() { <-turns }()
+				return lock(ctx, c, name)
+			}); err != nil {
 				t.Error(err)
 				return
 			}
