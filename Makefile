@@ -1,7 +1,7 @@
 LINT = go tool -modfile=tools/go.mod golangci-lint
 FUZZTIME ?= 30s
 
-.PHONY: test race lint fmt tidy demo fuzz ci
+.PHONY: test race lint fmt tidy demo fuzz bench ci
 
 test:
 	go test ./...
@@ -26,6 +26,12 @@ fuzz:
 	for f in $$(go test -list '^Fuzz' . | grep '^Fuzz'); do \
 		go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) . || exit 1; \
 	done
+
+# The package beside its peers, on real servers; installs redis and ZooKeeper if they are missing, and takes about an hour.
+# It writes bench/results.json, and bench/README.md and its plots from that.
+bench:
+	bench/setup.sh
+	cd bench && go run . && go run . report
 
 # All that a change is checked with
 ci:

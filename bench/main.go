@@ -1,0 +1,74 @@
+// Command bench measures etcdlock beside its peers, on real servers that it
+// starts itself on loopback, and writes README.md from what it found.
+//
+//	./setup.sh              # once: redis-server and ZooKeeper
+//	go run .                # measures, writes results.json (about 40 minutes)
+//	go run . report         # README.md and plots/ from results.json
+//	go run . -rounds 1 -servers embedded -quantity 'grants|hand-over' -peer 'etcdlock|floor' -out /tmp/some.json
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"syscall"
+	"time"
+
+	"github.com/etcdlock/etcdlock/bench/report"
+)
+
+func main() {
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run() error {
+	if len(os.Args) > 1 && os.Args[1] == "report" {
+		fs := flag.NewFlagSet("report", flag.ExitOnError)
+		in := fs.String("in", "results.json", "the raw results")
+		dir := fs.String("dir", ".", "where to write README.md and plots/")
+		if err := fs.Parse(os.Args[2:]); err != nil {
+			return err
+		}
+		r, err := report.Read(*in)
+		if err != nil {
+			return err
+		}
+		return r.WriteReadme(*dir)
+	}
+	b := &bench{}
+	flag.IntVar(&b.rounds, "rounds", 5, "how often each peer is measured for each quantity, by turns")
+	flag.DurationVar(&b.d, "d", time.Second, "time of a measurement, beyond its warm-up")
+	flag.IntVar(&b.conns, "conns", 8, "etcd connections that the sessions of a peer share")
+	flag.IntVar(&b.used, "used", 50_000, "acquisitions of one name before 'uncontended, used'")
+	flag.IntVar(&b.deep, "deep", 5_000, "waiters of 'hand-over, deep'")
+	out := flag.String("out", "results.json", "where to write the raw results")
+	servers := flag.String("servers", "", "only servers that match this regular expression: embedded, three, far, process")
+	quantity := flag.String("quantity", "", "only quantities that match, such as 'uncontended', 'grants/2$', 'hand-over'")
+	peers := flag.String("peer", "", "only peers that match, such as 'etcdlock|floor'")
+	flag.Parse()
+	for pattern, to := range map[*string]**regexp.Regexp{servers: &b.servers, quantity: &b.quantity, peers: &b.peers} {
+		re, err := regexp.Compile(*pattern)
+		if err != nil {
+			return err
+		}
+		*to = re
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	dir, err := os.MkdirTemp("", "etcdlock-bench-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }() // what stays behind is in the temporary directory
+	err = b.measureAll(ctx, dir)
+	if werr := b.result.Write(*out); werr != nil {
+		return werr
+	}
+	return err
+}

@@ -1,0 +1,41 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/etcdlock/etcdlock/bench/peer"
+)
+
+// Handover is the time from the start of an Unlock to the return of another
+// session's Lock. waiters sessions want the lock all the time, and each keeps it
+// for hold.
+func Handover(ctx context.Context, p peer.Peer, waiters int, hold, d time.Duration) (v Values, err error) {
+	ss, closeAll, err := open(ctx, p, waiters)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, closeAll()) }()
+	// Guarded by the lock itself; where that fails, the numbers are void.
+	var times []time.Duration
+	var released time.Time
+	before, same := -1, 0
+	sec, err := contend(ctx, mutexes(ss, newName()), warmupFor(d), d, func(i int, warm bool) {
+		switch now := time.Now(); {
+		case !warm || released.IsZero():
+		case before == i:
+			same++ // it did not change hands
+		default:
+			times = append(times, now.Sub(released))
+		}
+		before = i
+		time.Sleep(hold)
+	}, func(int, bool) { released = time.Now() })
+	if err != nil {
+		return nil, err
+	}
+	v = Values{"overlaps": float64(sec.overlaps.Load()), "same": float64(same)}
+	v.distribution(times)
+	return v, nil
+}

@@ -1,0 +1,104 @@
+// Package measure takes the quantities that are compared. Each is one function
+// in one file. They know nothing of the peers but the interface.
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/etcdlock/etcdlock/bench/peer"
+)
+
+// Values are what one measurement found, by name.
+type Values map[string]float64
+
+// newName is a lock name that nobody has used.
+func newName() string { return fmt.Sprintf("/bench/%x", rand.Uint64()) }
+
+// open opens n sessions at once.
+func open(ctx context.Context, p peer.Peer, n int) (sessions []peer.Session, closeAll func() error, err error) {
+	sessions = make([]peer.Session, n)
+	err = each(n, func(i int) (err error) {
+		sessions[i], err = p.Open(ctx, i)
+		return err
+	})
+	closeAll = func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		return each(n, func(i int) error {
+			if sessions[i] == nil {
+				return nil
+			}
+			return sessions[i].Close(ctx)
+		})
+	}
+	if err != nil {
+		return nil, nil, errors.Join(fmt.Errorf("open sessions: %w", err), closeAll())
+	}
+	return sessions, closeAll, nil
+}
+
+// each calls f(0) ... f(n-1), 64 at a time, and returns the first error.
+func each(n int, f func(i int) error) error {
+	var wg sync.WaitGroup
+	var next atomic.Int64
+	errs := make([]error, min(n, 64))
+	for w := range errs {
+		wg.Go(func() {
+			for {
+				i := int(next.Add(1)) - 1
+				if i >= n {
+					return
+				}
+				if err := f(i); err != nil && errs[w] == nil {
+					errs[w] = err
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// section is what the lock protects. It counts whenever somebody enters while
+// another is still inside: such a lock has failed, however fast it was.
+type section struct{ inside, overlaps, most atomic.Int64 }
+
+func (s *section) enter() {
+	n := s.inside.Add(1)
+	if n > 1 {
+		s.overlaps.Add(1)
+	}
+	for m := s.most.Load(); n > m && !s.most.CompareAndSwap(m, n); m = s.most.Load() {
+	}
+}
+
+func (s *section) leave() { s.inside.Add(-1) }
+
+// distribution adds what is to be known of a set of durations, in µs.
+func (v Values) distribution(d []time.Duration) {
+	if len(d) == 0 {
+		return
+	}
+	slices.Sort(d)
+	var sum time.Duration
+	for _, x := range d {
+		sum += x
+	}
+	v["p50_us"] = micros(quantile(d, 0.5))
+	v["p99_us"] = micros(quantile(d, 0.99))
+	v["mean_us"] = micros(sum) / float64(len(d))
+	v["samples"] = float64(len(d))
+}
+
+func quantile(sorted []time.Duration, q float64) time.Duration {
+	return sorted[min(len(sorted)-1, int(q*float64(len(sorted))))]
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }

@@ -1,0 +1,86 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/bench/peer"
+)
+
+// Waiting is what a waiter costs in its own process, beyond its session and a
+// goroutine that waits for nothing: goroutines, and bytes of heap and stacks.
+// The server has to be another process.
+func Waiting(ctx context.Context, p peer.Peer, look *clientv3.Client, waiters int) (v Values, err error) {
+	ss, closeAll, err := open(ctx, p, waiters+1)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, closeAll()) }()
+	ctx, cancel := context.WithCancel(ctx)
+	name := newName()
+	lockers := mutexes(ss, name)
+	if err := lockers[waiters].Lock(ctx); err != nil {
+		cancel()
+		return nil, err
+	}
+	gate := make(chan struct{})
+	all := start(waiters, func(i int) error {
+		<-gate
+		return lockers[i].Lock(ctx)
+	})
+	before := measureMemory()
+	close(gate)
+	err = errors.Join(queued(ctx, look, name, waiters+1), atRest(ctx))
+	after := measureMemory()
+	cancel() // they give up
+	if gaveUp := <-all; gaveUp == nil {
+		err = errors.Join(err, errors.New("a waiter got the lock"))
+	}
+	v = after.per(before, waiters)
+	v["bytes"] = v["heap_bytes"] + v["stack_bytes"]
+	return v, err
+}
+
+// Holding is what a lock that is held costs in its process: bytes of heap, of
+// n locks of one session; and the time in which closing the session releases
+// them all. The server has to be another process.
+func Holding(ctx context.Context, p peer.Peer, n int) (v Values, err error) {
+	ss, closeAll, err := open(ctx, p, 1)
+	if err != nil {
+		return nil, err
+	}
+	name := newName()
+	lockers := make([]peer.Locker, n)
+	for i := range lockers {
+		lockers[i] = ss[0].Mutex(fmt.Sprintf("%s/%d", name, i))
+	}
+	before := measureMemory()
+	err = each(n, func(i int) error { return lockers[i].Lock(ctx) })
+	v = measureMemory().per(before, n)
+	runtime.KeepAlive(lockers)
+	start := time.Now()
+	err = errors.Join(err, closeAll())
+	v["close_us"] = micros(time.Since(start))
+	return v, err
+}
+
+// measureMemory is how much of everything there is after all that has gone is
+// collected and connections have come to rest.
+func measureMemory() Values {
+	var m runtime.MemStats
+	for range 6 { // each halves the stacks that are too large, at most
+		time.Sleep(100 * time.Millisecond)
+		runtime.GC()
+	}
+	runtime.ReadMemStats(&m)
+	return Values{
+		"goroutines":  float64(runtime.NumGoroutine()),
+		"heap_bytes":  float64(m.HeapAlloc),
+		"stack_bytes": float64(m.StackInuse),
+	}
+}

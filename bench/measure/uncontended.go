@@ -1,0 +1,63 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/etcdlock/etcdlock/bench/peer"
+)
+
+// Uncontended is the time of a Lock and its Unlock where nobody else wants the
+// lock. The peers take turns, cycle by cycle, so that whatever else goes on in
+// the machine hits all of them alike: their differences are small. First each
+// takes and releases its lock used times, untimed.
+func Uncontended(ctx context.Context, peers []peer.Peer, used int, d time.Duration) (vs []Values, err error) {
+	lockers := make([]peer.Locker, len(peers))
+	for i, p := range peers {
+		// A connection each: on a shared one, which goes to the members by turns,
+		// each peer would always meet the same ones.
+		s, err := p.Open(ctx, i)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, s.Close(context.WithoutCancel(ctx))) }()
+		lockers[i] = s.Mutex(newName())
+	}
+	err = each(len(peers), func(i int) error {
+		for range max(used, 20) { // the first ones open connections
+			if _, err := cycle(ctx, lockers[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	times := make([][]time.Duration, len(peers))
+	for end := time.Now().Add(time.Duration(len(peers)) * d); time.Now().Before(end); {
+		for i, l := range lockers {
+			t, err := cycle(ctx, l)
+			if err != nil {
+				return nil, err
+			}
+			times[i] = append(times[i], t)
+		}
+	}
+	for _, t := range times {
+		v := Values{}
+		v.distribution(t)
+		vs = append(vs, v)
+	}
+	return vs, nil
+}
+
+func cycle(ctx context.Context, l peer.Locker) (time.Duration, error) {
+	start := time.Now()
+	if err := l.Lock(ctx); err != nil {
+		return 0, err
+	}
+	err := l.Unlock(ctx)
+	return time.Since(start), err
+}

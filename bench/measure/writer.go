@@ -1,0 +1,63 @@
+package measure
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/bench/peer"
+)
+
+// WriterBehind is the time from the start of the last reader's RUnlock to the
+// return of the Lock of a writer that has waited for all the readers, which
+// leave in any order. With it come the requests of the writer, from its Lock
+// to the grant: c counts those of writers, not of readers.
+func WriterBehind(ctx context.Context, readers, writers peer.Peer, look *clientv3.Client, c *Counter, n int) (v Values, err error) {
+	rs, closeReaders, err := open(ctx, readers, n)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, closeReaders()) }()
+	ws, closeWriter, err := open(ctx, writers, 1)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, closeWriter()) }()
+	var times []time.Duration
+	for range 10 {
+		name := newName()
+		locks, writer := rwMutexes(rs, name), rwMutexes(ws, name)[0]
+		if err := each(n, func(i int) error { return locks[i].RLock(ctx) }); err != nil {
+			return nil, err
+		}
+		before := c.count()
+		granted := start(1, func(int) error { return writer.Lock(ctx) })
+		if err := errors.Join(queued(ctx, look, name, n+1), atRest(ctx)); err != nil {
+			return nil, err
+		}
+		order := rand.Perm(n)
+		if err := each(n-1, func(i int) error { return locks[order[i]].RUnlock(ctx) }); err != nil {
+			return nil, err
+		}
+		if err := atRest(ctx); err != nil { // what the others have set off is over
+			return nil, err
+		}
+		begin := time.Now()
+		if err := locks[order[n-1]].RUnlock(ctx); err != nil {
+			return nil, err
+		}
+		if err := <-granted; err != nil {
+			return nil, err
+		}
+		times = append(times, time.Since(begin))
+		v = c.count().per(before, 1)
+		if err := writer.Unlock(ctx); err != nil {
+			return nil, err
+		}
+	}
+	v.distribution(times)
+	return v, nil
+}

@@ -1,0 +1,25 @@
+package peer
+
+import (
+	"context"
+
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+// Concurrency is the Mutex of etcd's own client library.
+func Concurrency(clients Clients) Peer {
+	return Peer{"concurrency", func(_ context.Context, i int) (Session, error) {
+		// Not WithContext(ctx): that would be the context of the session's
+		// whole life. Without it nothing bounds this call.
+		s, err := concurrency.NewSession(clients(i), concurrency.WithTTL(ttl))
+		return concurrencySession{s}, err
+	}}
+}
+
+type concurrencySession struct{ *concurrency.Session }
+
+func (s concurrencySession) Mutex(name string) Locker {
+	return concurrency.NewMutex(s.Session, name)
+}
+
+func (s concurrencySession) Close(context.Context) error { return s.Session.Close() }

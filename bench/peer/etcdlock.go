@@ -1,0 +1,57 @@
+package peer
+
+import (
+	"context"
+	"time"
+
+	"github.com/etcdlock/etcdlock"
+)
+
+// Etcdlock is this repository's library.
+func Etcdlock(clients Clients) Peer {
+	return Peer{"etcdlock", func(ctx context.Context, i int) (Session, error) {
+		s, err := etcdlock.NewSession(ctx, clients(i), etcdlock.WithTTL(ttl*time.Second))
+		return etcdlockSession{s}, err
+	}}
+}
+
+type etcdlockSession struct{ *etcdlock.Session }
+
+func (s etcdlockSession) Mutex(name string) Locker {
+	return &etcdlockMutex{mutex: etcdlock.NewMutex(s.Session, name)}
+}
+
+func (s etcdlockSession) RWMutex(name string) RWLocker {
+	return &etcdlockRWMutex{mutex: etcdlock.NewRWMutex(s.Session, name)}
+}
+
+type etcdlockMutex struct {
+	mutex *etcdlock.Mutex
+	held  *etcdlock.Held
+}
+
+func (l *etcdlockMutex) Lock(ctx context.Context) (err error) {
+	l.held, err = l.mutex.Lock(ctx)
+	return err
+}
+
+func (l *etcdlockMutex) Unlock(ctx context.Context) error { return l.held.Unlock(ctx) }
+
+type etcdlockRWMutex struct {
+	mutex *etcdlock.RWMutex
+	held  *etcdlock.Held
+}
+
+func (l *etcdlockRWMutex) Lock(ctx context.Context) (err error) {
+	l.held, err = l.mutex.Lock(ctx)
+	return err
+}
+
+func (l *etcdlockRWMutex) RLock(ctx context.Context) (err error) {
+	l.held, err = l.mutex.RLock(ctx)
+	return err
+}
+
+func (l *etcdlockRWMutex) Unlock(ctx context.Context) error { return l.held.Unlock(ctx) }
+
+func (l *etcdlockRWMutex) RUnlock(ctx context.Context) error { return l.held.Unlock(ctx) }

@@ -1,0 +1,48 @@
+package peer
+
+import (
+	"context"
+	"sync"
+
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
+
+// Serialized is what a process with several goroutines has to do with
+// [Concurrency]: all mutexes of one session and name write the same key, so that
+// its own goroutines would hold the lock together. A sync.Mutex in front of it
+// keeps all but one away from etcd.
+func Serialized(clients Clients) Peer {
+	return Peer{"concurrency behind sync.Mutex", func(_ context.Context, i int) (Session, error) {
+		s, err := concurrency.NewSession(clients(i), concurrency.WithTTL(ttl))
+		return &serializedSession{concurrencySession: concurrencySession{s}}, err
+	}}
+}
+
+type serializedSession struct {
+	concurrencySession
+	local sync.Map // of *sync.Mutex, by name
+}
+
+func (s *serializedSession) Mutex(name string) Locker {
+	local, _ := s.local.LoadOrStore(name, new(sync.Mutex))
+	return &serializedMutex{local.(*sync.Mutex), concurrency.NewMutex(s.Session, name)}
+}
+
+type serializedMutex struct {
+	local  *sync.Mutex
+	global *concurrency.Mutex
+}
+
+func (l *serializedMutex) Lock(ctx context.Context) error {
+	l.local.Lock() // whatever becomes of ctx
+	if err := l.global.Lock(ctx); err != nil {
+		l.local.Unlock()
+		return err
+	}
+	return nil
+}
+
+func (l *serializedMutex) Unlock(ctx context.Context) error {
+	defer l.local.Unlock()
+	return l.global.Unlock(ctx)
+}

@@ -1,0 +1,247 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/bench/measure"
+	"github.com/etcdlock/etcdlock/bench/peer"
+	"github.com/etcdlock/etcdlock/bench/server"
+)
+
+// hold is for how long a lock is kept where hand-overs are timed.
+const hold = 3 * time.Millisecond
+
+// onEmbedded measures on one etcd member in this process, and all that is not
+// etcd.
+func (b *bench) onEmbedded(ctx context.Context) (err error) {
+	var stops []func() error
+	defer func() {
+		for _, stop := range slices.Backward(stops) {
+			err = errors.Join(err, stop())
+		}
+	}()
+	etcd, err := server.Embedded()
+	if err != nil {
+		return err
+	}
+	stops = append(stops, etcd.Close)
+	others, stopOthers, err := startOthers()
+	stops = append(stops, stopOthers...)
+	if err != nil {
+		return err
+	}
+	clients, err := etcd.Connect(b.conns)
+	if err != nil {
+		return err
+	}
+	stops = append(stops, clients.Close)
+
+	get := clients.Get
+	b.passing(ctx, get, others)
+	b.together(ctx, "uncontended, used", onEtcd(get), func(ctx context.Context, ps []peer.Peer) ([]measure.Values, error) {
+		return measure.Uncontended(ctx, ps, b.used, b.d)
+	})
+	for _, n := range []int{50, b.deep} {
+		b.each(ctx, fmt.Sprintf("hand-over, deep/%d", n), locksOnEtcd(get), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+			return measure.Deep(ctx, p, clients[0], n, hold, b.d)
+		})
+	}
+	b.requests(ctx, etcd)
+	b.readersAndWriters(ctx, etcd, clients[0])
+	b.each(ctx, "order", append(locksOnEtcd(get), others...), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+		return measure.Order(ctx, p, 20, 4)
+	})
+	b.each(ctx, "one session/16", append(locksOnEtcd(get), peer.Serialized(get)), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+		return measure.OneSession(ctx, p, 16, time.Millisecond, b.d)
+	})
+	return nil
+}
+
+// onThree measures on three etcd processes.
+func (b *bench) onThree(ctx context.Context) (err error) {
+	etcd, err := server.Processes(b.etcd, 3, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, etcd.Close()) }()
+	clients, err := etcd.Connect(b.conns)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, clients.Close()) }()
+	b.passing(ctx, clients.Get, nil)
+	return nil
+}
+
+// onFar measures on three etcd processes with a network between them: 2 ms for
+// a round trip between members, 1 ms for one to a client.
+func (b *bench) onFar(ctx context.Context) (err error) {
+	delays := &server.Delays{Peer: server.NewDelay(time.Millisecond), Client: server.NewDelay(time.Millisecond / 2)}
+	etcd, err := server.Processes(b.etcd, 3, delays)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, etcd.Close()) }()
+	clients, err := etcd.Connect(b.conns)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, clients.Close()) }()
+	b.passing(ctx, clients.Get, nil)
+
+	// Round trips are counted with all clients at the leader: elsewhere each
+	// request makes another one to get there.
+	leader, err := etcd.Leader(ctx)
+	if err != nil {
+		return err
+	}
+	near, err := (&server.Etcd{Endpoints: []string{leader}}).Connect(b.conns)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, near.Close()) }()
+	// Held for longer than any waiter needs to come to rest.
+	const hold = 150 * time.Millisecond
+	roundTrip := func(d time.Duration) { delays.Peer.Set(d / 2) }
+	b.one(ctx, "round trips", "floor", func(ctx context.Context) (measure.Values, error) {
+		return measure.RoundTrips(roundTrip, func() (measure.Values, error) { return measure.Floor(ctx, near.Get(0), near.Get(1), hold, 2*b.d) })
+	})
+	b.each(ctx, "round trips", locksOnEtcd(near.Get), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+		return measure.RoundTrips(roundTrip, func() (measure.Values, error) { return measure.Handover(ctx, p, 2, hold, 2*b.d) })
+	})
+	return nil
+}
+
+// onProcess measures what locks cost in their own process, with the server in
+// another one.
+func (b *bench) onProcess(ctx context.Context) (err error) {
+	etcd, err := server.Processes(b.etcd, 1, nil)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, etcd.Close()) }()
+	clients, err := etcd.Connect(8)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, clients.Close()) }()
+	b.each(ctx, "waiting/512", locksOnEtcd(clients.Get), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+		return measure.Waiting(ctx, p, clients[0], 512)
+	})
+	b.each(ctx, "holding/10000", locksOnEtcd(clients.Get), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+		return measure.Holding(ctx, p, 10_000)
+	})
+	return nil
+}
+
+// passing measures how fast a lock is had and passed on.
+func (b *bench) passing(ctx context.Context, get peer.Clients, others []peer.Peer) {
+	b.together(ctx, "uncontended", append(onEtcd(get), others...), func(ctx context.Context, ps []peer.Peer) ([]measure.Values, error) {
+		return measure.Uncontended(ctx, ps, 0, b.d)
+	})
+	for _, n := range []int{2, 16, 128, 512} {
+		b.one(ctx, fmt.Sprintf("grants/%d", n), "floor", func(ctx context.Context) (measure.Values, error) {
+			return measure.Relay(ctx, get, n, b.d)
+		})
+		b.each(ctx, fmt.Sprintf("grants/%d", n), append(locksOnEtcd(get), others...), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+			return measure.Grants(ctx, p, n, b.d)
+		})
+	}
+	b.one(ctx, "hand-over", "floor", func(ctx context.Context) (measure.Values, error) {
+		return measure.Floor(ctx, get(0), get(1), hold, 2*b.d)
+	})
+	for _, n := range []int{2, 64} {
+		b.each(ctx, fmt.Sprintf("hand-over/%d", n), append(locksOnEtcd(get), others...), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+			return measure.Handover(ctx, p, n, hold, 2*b.d)
+		})
+	}
+}
+
+// locksOnEtcd are the mutexes, onEtcd is with the floor.
+func locksOnEtcd(get peer.Clients) []peer.Peer {
+	return []peer.Peer{peer.Etcdlock(get), peer.Concurrency(get)}
+}
+
+func onEtcd(get peer.Clients) []peer.Peer {
+	return append(locksOnEtcd(get), peer.Floor(get))
+}
+
+// startOthers starts the peers that are not on etcd.
+func startOthers() (peers []peer.Peer, stops []func() error, err error) {
+	for name, fsync := range map[string]bool{"redsync": false, "redsync, fsync": true} {
+		addr, stop, err := server.Redis(fsync)
+		if err != nil {
+			return nil, stops, err
+		}
+		stops = append(stops, stop)
+		peers = append(peers, peer.Redsync(name, addr))
+	}
+	addr, stop, err := server.ZooKeeper()
+	if err != nil {
+		return nil, stops, err
+	}
+	return append(peers, peer.ZooKeeper(addr)), append(stops, stop), nil
+}
+
+// counting are clients of their own for a peer whose requests are counted.
+func (b *bench) counting(etcd *server.Etcd, f func(c *measure.Counter, clients server.Clients) (measure.Values, error)) (v measure.Values, err error) {
+	c := measure.NewCounter()
+	clients, err := etcd.Connect(b.conns, c.Tap.DialOptions()...)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, clients.Close()) }()
+	return f(c, clients)
+}
+
+func (b *bench) requests(ctx context.Context, etcd *server.Etcd) {
+	for _, c := range []struct {
+		name     string
+		sessions int
+		hold     time.Duration
+	}{
+		{"requests/1", 1, 0},
+		{"requests/2", 2, hold},
+		{"requests/64", 64, hold},
+		{"requests/64, empty section", 64, 0},
+	} {
+		for _, newPeer := range []func(peer.Clients) peer.Peer{peer.Etcdlock, peer.Concurrency} {
+			b.one(ctx, c.name, newPeer(nil).Name, func(ctx context.Context) (measure.Values, error) {
+				return b.counting(etcd, func(count *measure.Counter, clients server.Clients) (measure.Values, error) {
+					return measure.Requests(ctx, newPeer(clients.Get), count, c.sessions, c.hold, b.d)
+				})
+			})
+		}
+	}
+}
+
+func (b *bench) readersAndWriters(ctx context.Context, etcd *server.Etcd, look *clientv3.Client) {
+	makers := []func(peer.Clients) peer.Peer{peer.Etcdlock, peer.Recipes}
+	for _, n := range []int{1, 16, 128, 512} {
+		for _, newPeer := range makers {
+			for name, rested := range map[string]bool{"burst/%d": false, "burst, at rest/%d": true} {
+				b.one(ctx, fmt.Sprintf(name, n), newPeer(nil).Name, func(ctx context.Context) (measure.Values, error) {
+					return b.counting(etcd, func(count *measure.Counter, clients server.Clients) (measure.Values, error) {
+						return measure.Burst(ctx, newPeer(clients.Get), look, count, n, rested)
+					})
+				})
+			}
+		}
+	}
+	readers := server.Clients{look}
+	for _, n := range []int{16, 512} {
+		for _, newPeer := range makers {
+			b.one(ctx, fmt.Sprintf("writer behind/%d", n), newPeer(nil).Name, func(ctx context.Context) (measure.Values, error) {
+				return b.counting(etcd, func(count *measure.Counter, clients server.Clients) (measure.Values, error) {
+					return measure.WriterBehind(ctx, newPeer(readers.Get), newPeer(clients.Get), look, count, n)
+				})
+			})
+		}
+	}
+}

@@ -1,0 +1,149 @@
+package report
+
+import (
+	"fmt"
+	"html"
+	"math"
+	"os"
+	"strings"
+)
+
+// A plot is a chart with one line for each series over the same points, on a
+// logarithmic scale: what is twice as much is always as much higher.
+type plot struct {
+	title, unit string
+	points      []string
+	series      []series
+}
+
+// A series is what one peer has at the points; 0 is nothing.
+type series struct {
+	name   string
+	values []float64
+}
+
+const (
+	plotWidth, plotHeight   = 760, 400
+	left, right, top, below = 70, 190, 50, 50
+)
+
+// colours tells the peers apart, the same in every plot, for the colour-blind
+// too.
+var colours = map[string]string{
+	"floor":          "#999999",
+	"etcdlock":       "#d55e00",
+	"concurrency":    "#0072b2",
+	"recipes":        "#0072b2",
+	"zookeeper":      "#009e73",
+	"redsync":        "#cc79a7",
+	"redsync, fsync": "#e69f00",
+}
+
+// write draws the plot as SVG.
+func (p plot) write(path string) error {
+	low, high := p.limits()
+	y := func(v float64) float64 {
+		share := (math.Log10(v) - math.Log10(low)) / (math.Log10(high) - math.Log10(low))
+		return plotHeight - below - share*(plotHeight-below-top)
+	}
+	x := func(i int) float64 {
+		return left + (float64(i)+0.5)*float64(plotWidth-left-right)/float64(len(p.points))
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" viewBox="0 0 %d %d" font-family="sans-serif" font-size="13">`+"\n",
+		plotWidth, plotHeight, plotWidth, plotHeight)
+	fmt.Fprintf(&b, `<rect width="%d" height="%d" fill="white"/>`+"\n", plotWidth, plotHeight)
+	text(&b, left, 24, "start", "#000000", `font-size="16"`, p.title)
+	text(&b, left, 42, "start", "#555555", "", p.unit)
+	for v := low; v <= high*1.0001; v *= 10 {
+		fmt.Fprintf(&b, `<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#dddddd"/>`+"\n", left, plotWidth-right, y(v), y(v))
+		text(&b, left-8, y(v)+4, "end", "#555555", "", number(v))
+	}
+	for i, name := range p.points {
+		text(&b, x(i), plotHeight-below+20, "middle", "#000000", "", name)
+	}
+	labels := make([]float64, 0, len(p.series))
+	for _, s := range p.series {
+		p.draw(&b, s, x, y, &labels)
+	}
+	b.WriteString("</svg>\n")
+	return os.WriteFile(path, []byte(b.String()), 0o644)
+}
+
+// draw draws a line, and its name behind its last point, where no other is.
+func (p plot) draw(b *strings.Builder, s series, x func(int) float64, y func(float64) float64, labels *[]float64) {
+	colour := colours[s.name]
+	if colour == "" {
+		colour = "#000000"
+	}
+	var line []string
+	last := 0.0
+	for i, v := range s.values {
+		if v <= 0 {
+			continue
+		}
+		last = y(v)
+		line = append(line, fmt.Sprintf("%.1f,%.1f", x(i), last))
+		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="4" fill="%s"><title>%s, %s: %s</title></circle>`+"\n",
+			x(i), last, colour, html.EscapeString(s.name), html.EscapeString(p.points[i]), number(v))
+		text(b, x(i), last-8, "middle", colour, `font-size="11"`, number(v))
+	}
+	if len(line) == 0 {
+		return
+	}
+	fmt.Fprintf(b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(line, " "), colour)
+	at := last
+	for moved := true; moved; {
+		moved = false
+		for _, other := range *labels {
+			if math.Abs(at-other) < 15 {
+				at, moved = other+15, true
+			}
+		}
+	}
+	*labels = append(*labels, at)
+	text(b, plotWidth-right+8, at+4, "start", colour, `font-weight="bold"`, s.name)
+}
+
+// limits are the powers of ten around all values.
+func (p plot) limits() (low, high float64) {
+	low, high = math.Inf(1), 0
+	for _, s := range p.series {
+		for _, v := range s.values {
+			if v > 0 {
+				low, high = min(low, v), max(high, v)
+			}
+		}
+	}
+	if high == 0 {
+		return 1, 10
+	}
+	low = math.Pow(10, math.Floor(math.Log10(low)))
+	return low, max(10*low, math.Pow(10, math.Ceil(math.Log10(high))))
+}
+
+func text(b *strings.Builder, x, y float64, anchor, colour, more, s string) {
+	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" fill="%s" %s>%s</text>`+"\n", x, y, anchor, colour, more, html.EscapeString(s))
+}
+
+// number shows three digits that count.
+func number(v float64) string {
+	switch a := math.Abs(v); {
+	case a == 0:
+		return "0"
+	case a >= 99.5:
+		return grouped(int64(math.Round(v)))
+	case a >= 9.95:
+		return fmt.Sprintf("%.1f", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// grouped writes 12345 as 12,345.
+func grouped(n int64) string {
+	s := fmt.Sprint(n)
+	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {
+		s = s[:i] + "," + s[i:]
+	}
+	return s
+}

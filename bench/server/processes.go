@@ -1,0 +1,93 @@
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+)
+
+// BuildEtcd builds etcd's server from the module that this one requires, into
+// dir. It has to be called in the folder of the bench module.
+func BuildEtcd(dir string) (path string, err error) {
+	path = filepath.Join(dir, "etcd")
+	out, err := exec.Command("go", "build", "-o", path, "go.etcd.io/etcd/server/v3").CombinedOutput()
+	if err != nil {
+		return "", fmt.Errorf("build etcd (in the folder bench/?): %w: %s", err, out)
+	}
+	return path, nil
+}
+
+// Delays are what a network adds to each message, one way.
+type Delays struct{ Peer, Client *Delay }
+
+// Processes starts n members, each a process of the etcd at path, with fsync,
+// and with etcd's defaults. With delays, members and clients reach them through
+// proxies.
+func Processes(path string, n int, delays *Delays) (*Etcd, error) {
+	dir, err := os.MkdirTemp("", "etcdlock-bench-")
+	if err != nil {
+		return nil, err
+	}
+	var closers []func() error
+	e := &Etcd{stop: func() error {
+		var err error
+		for i := len(closers) - 1; i >= 0; i-- {
+			err = errors.Join(err, closers[i]())
+		}
+		return errors.Join(err, os.RemoveAll(dir))
+	}}
+	// through gives the address at which others reach addr.
+	through := func(addr string, d *Delay) (string, error) {
+		p, err := Proxy(addr, d)
+		if err != nil {
+			return "", err
+		}
+		closers = append(closers, p.Close)
+		return p.Addr(), nil
+	}
+	addrs, err := freeAddrs(2 * n)
+	if err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	var initial, peers []string
+	for i := range n {
+		client, peer := addrs[2*i], addrs[2*i+1]
+		if delays != nil {
+			c, cerr := through(client, delays.Client)
+			p, perr := through(peer, delays.Peer)
+			if err := errors.Join(cerr, perr); err != nil {
+				return nil, errors.Join(err, e.Close())
+			}
+			client, peer = c, p
+		}
+		e.Endpoints = append(e.Endpoints, "http://"+client)
+		peers = append(peers, "http://"+peer)
+		initial = append(initial, fmt.Sprintf("m%d=http://%s", i, peer))
+	}
+	for i := range n {
+		stop, err := start(filepath.Join(dir, fmt.Sprintf("m%d.log", i)), path,
+			"--name", fmt.Sprintf("m%d", i),
+			"--data-dir", filepath.Join(dir, fmt.Sprintf("m%d", i)),
+			"--listen-client-urls", "http://"+addrs[2*i],
+			"--advertise-client-urls", e.Endpoints[i],
+			"--listen-peer-urls", "http://"+addrs[2*i+1],
+			"--initial-advertise-peer-urls", peers[i],
+			"--initial-cluster", strings.Join(initial, ","),
+			"--log-level", "error")
+		if err != nil {
+			return nil, errors.Join(err, e.Close())
+		}
+		closers = append(closers, stop)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	if err := e.ready(ctx); err != nil {
+		return nil, errors.Join(err, e.Close())
+	}
+	return e, nil
+}

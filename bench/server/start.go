@@ -1,0 +1,69 @@
+package server
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+)
+
+// start starts a server; what it prints goes to the file log. stop ends it and
+// waits for that. The server does not outlive this process.
+func start(log, name string, args ...string) (stop func() error, err error) {
+	f, err := os.Create(log)
+	if err != nil {
+		return nil, err
+	}
+	cmd := exec.Command(name, args...)
+	cmd.Stdout, cmd.Stderr = f, f
+	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
+	if err := cmd.Start(); err != nil {
+		return nil, errors.Join(fmt.Errorf("start %s (bench/setup.sh installs what is missing): %w", name, err), f.Close())
+	}
+	ended := make(chan struct{})
+	go func() { // ends with the process, which stop ends
+		_ = cmd.Wait() // killed, by us
+		close(ended)
+	}()
+	return func() error {
+		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+		select {
+		case <-ended:
+		case <-time.After(5 * time.Second):
+			_ = cmd.Process.Kill() // it may have ended just now
+			<-ended
+		}
+		return f.Close()
+	}, nil
+}
+
+// listens waits until something accepts connections at addr.
+func listens(addr string) error {
+	var err error
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		var c net.Conn
+		if c, err = net.Dial("tcp", addr); err == nil {
+			return c.Close()
+		}
+	}
+	return fmt.Errorf("no server came up: %w", err)
+}
+
+// freeAddrs are loopback addresses that were free a moment ago.
+func freeAddrs(n int) ([]string, error) {
+	addrs := make([]string, n)
+	for i := range addrs {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = l.Close() }() // all at once, so that none is picked twice
+		addrs[i] = l.Addr().String()
+	}
+	return addrs, nil
+}

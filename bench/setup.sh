@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Installs what the benchmark needs beyond Go: redis-server and ZooKeeper, from Debian. It starts none of them: the benchmark
+# starts its own, on free loopback ports and with their data in temporary folders.
+set -euo pipefail
+
+missing=()
+command -v redis-server >/dev/null || missing+=(redis-server)
+[[ -e /usr/share/java/zookeeper.jar ]] || missing+=(zookeeper)
+command -v java >/dev/null || missing+=(default-jre-headless)
+if [[ ${#missing[@]} -eq 0 ]]; then exit 0; fi
+
+# Debian's packages start their service when they are installed, unless this says no.
+policy=/usr/sbin/policy-rc.d
+if [[ ! -e $policy ]]; then
+	trap 'rm -f "$policy"' EXIT
+	printf '#!/bin/sh\nexit 101\n' >"$policy"
+	chmod +x "$policy"
+fi
+apt-get update -q
+DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends "${missing[@]}"
