@@ -34,6 +34,14 @@
 // if etcd elects leaders meanwhile, as each election starts all leases anew. The
 // TTL is a lower bound and no more.
 //
+// A member that was the leader, and was paused for longer than a TTL, may revoke
+// leases on waking that were renewed with its successor (etcd 3.7.3): their
+// holders are told, as of any other revocation.
+//
+// A watch on a member that hangs, with its connections open, is silent. Waits
+// get on by asking each half TTL; a hold whose entry somebody deletes meanwhile
+// is told by its next Check or Txn only. Set the client's DialKeepAliveTime.
+//
 // A snapshot that is restored brings back the entries and leases of its time.
 // Who held the lock since then has lost it, and is told when it next reaches
 // etcd, no sooner than its deadline otherwise; tokens may go back, so raise the
