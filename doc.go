@@ -38,9 +38,9 @@
 // leases on waking that were renewed with its successor (etcd 3.7.3): their
 // holders are told, as of any other revocation.
 //
-// A watch on a member that hangs, with its connections open, is silent. Waits
-// get on by asking each half TTL; a hold whose entry somebody deletes meanwhile
-// is told by its next Check or Txn only. Set the client's DialKeepAliveTime.
+// A watch on a member that hangs, with its connections open, is silent. Waits and
+// watched holds ask for themselves each half TTL then, so that this is how long
+// the news takes.
 //
 // A snapshot that is restored brings back the entries and leases of its time.
 // Who held the lock since then has lost it, and is told when it next reaches

@@ -367,6 +367,30 @@ func TestFault_C5_LostEvent(t *testing.T) {
 	}
 }
 
+// The same for a hold: its watch is silent, as on a member that hangs.
+func TestFault_C5_LostEventOfAHold(t *testing.T) {
+	client, w := wiredClient(t, cluster)
+	s := newTestSession(t, client, WithTTL(2*time.Second))
+	w.onRecv(func(_ string, msg any) (bool, error) {
+		r, ok := msg.(*pb.WatchResponse)
+		return !ok || len(r.Events) == 0, nil
+	})
+	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
+	require.NoError(t, err)
+	w.reset()
+	done := h.Done()
+	waitsFor(t, w, 1)
+	_, err = cluster.Client(t).Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	select {
+	case <-done:
+	case <-time.After(hang):
+		t.Fatal("its holder is not told")
+	}
+	require.ErrorIs(t, h.Err(), ErrLost)
+	require.NoError(t, s.Err())
+}
+
 // The watch stream breaks again and again, in every way.
 func TestFault_C6_WatchBreaks(t *testing.T) {
 	for i, broken := range []error{io.EOF, errLostReply, rpctypes.ErrGRPCNoLeader} {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"slices"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -144,8 +145,18 @@ func (e *entry) guard() {
 			continue
 		}
 		delay = retryMin
+		// A watch on a member that hangs is silent: now and then, ask.
+		recheck := time.NewTimer(e.s.ttl*3/8 + rand.N(e.s.ttl/4))
 		select {
 		case <-ctx.Done(): // Unlock, loss, or the session's end
+		case <-recheck.C:
+			if there, err := e.present(ctx, key, 0); err == nil && !there {
+				e.mu.Lock()
+				if key == e.key.key { // else downgraded meanwhile
+					e.goneLocked()
+				}
+				e.mu.Unlock()
+			}
 		case wr, ok := <-own.ch:
 			e.mu.Lock()
 			switch {
@@ -157,6 +168,7 @@ func (e *entry) guard() {
 			}
 			e.mu.Unlock()
 		}
+		recheck.Stop()
 	}
 }
 

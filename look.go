@@ -130,7 +130,7 @@ func (w *waiter) recheck(ctx context.Context) error {
 // untilRecheck is jittered, so that waiters don't ask together.
 func (w *waiter) untilRecheck() time.Duration {
 	if w.own != nil && w.seen < w.own.at {
-		return 150*time.Millisecond + rand.N(100*time.Millisecond)
+		return 300*time.Millisecond + rand.N(100*time.Millisecond)
 	}
 	return w.s.ttl*3/8 + rand.N(w.s.ttl/4)
 }

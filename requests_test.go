@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -99,6 +100,7 @@ func TestRequests_ContendedFirstInLine(t *testing.T) {
 						defer keepBusy(t)()
 					}
 					granted := make(chan *Held, 1)
+					start := time.Now()
 					go func() {
 						h, err := lockFuncs(s, name)[kind](testCtx(t))
 						if err != nil {
@@ -117,7 +119,11 @@ func TestRequests_ContendedFirstInLine(t *testing.T) {
 					require.NoError(t, h2.Unlock(testCtx(t)))
 					calls, created := w.counts()
 					require.Equal(t, 2, calls["Txn"])
-					require.LessOrEqual(t, calls["Range"], 2)
+					reads := 2
+					if time.Since(start) > 300*time.Millisecond {
+						reads++ // a slow machine: it has asked after its own entry meanwhile
+					}
+					require.LessOrEqual(t, calls["Range"], reads)
 					require.Len(t, created, watches)
 					requireFromNow(t, created)
 				})

@@ -28,6 +28,9 @@ func main() {
 }
 
 func run() error {
+	if len(os.Args) > 1 && os.Args[1] == "cost" {
+		return cost(os.Args[2:])
+	}
 	if len(os.Args) > 1 && os.Args[1] == "report" {
 		fs := flag.NewFlagSet("report", flag.ExitOnError)
 		in := fs.String("in", "results.json", "the raw results")

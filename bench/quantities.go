@@ -126,17 +126,11 @@ func (b *bench) onProcess(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, etcd.Close()) }()
-	clients, err := etcd.Connect(8)
-	if err != nil {
-		return err
+	for quantity, which := range map[string]string{"waiting/512": "waiting", "holding/10000": "holding"} {
+		b.each(ctx, quantity, locksOnEtcd(nil), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+			return inOwnProcess(ctx, etcd, which, p.Name)
+		})
 	}
-	defer func() { err = errors.Join(err, clients.Close()) }()
-	b.each(ctx, "waiting/512", locksOnEtcd(clients.Get), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
-		return measure.Waiting(ctx, p, clients[0], 512)
-	})
-	b.each(ctx, "holding/10000", locksOnEtcd(clients.Get), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
-		return measure.Holding(ctx, p, 10_000)
-	})
 	return nil
 }
 

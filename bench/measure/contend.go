@@ -65,7 +65,7 @@ func contend(ctx context.Context, lockers []peer.Locker, warmup func(context.Con
 // warmupFor is a warm-up as long as d, or 1.5 s if that is longer.
 func warmupFor(d time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
-		sleep(ctx, min(d, 1500*time.Millisecond))
+		sleep(ctx, max(d, 1500*time.Millisecond))
 		return ctx.Err()
 	}
 }
