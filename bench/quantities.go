@@ -136,9 +136,11 @@ func (b *bench) onProcess(ctx context.Context) (err error) {
 
 // passing measures how fast a lock is had and passed on.
 func (b *bench) passing(ctx context.Context, get peer.Clients, others []peer.Peer) {
-	b.together(ctx, "uncontended", append(onEtcd(get), others...), func(ctx context.Context, ps []peer.Peer) ([]measure.Values, error) {
-		return measure.Uncontended(ctx, ps, 0, b.d)
-	})
+	for _, peers := range [][]peer.Peer{onEtcd(get), others} {
+		b.together(ctx, "uncontended", peers, func(ctx context.Context, ps []peer.Peer) ([]measure.Values, error) {
+			return measure.Uncontended(ctx, ps, 0, b.d)
+		})
+	}
 	for _, n := range []int{2, 16, 128, 512} {
 		b.one(ctx, fmt.Sprintf("grants/%d", n), "floor", func(ctx context.Context) (measure.Values, error) {
 			return measure.Relay(ctx, get, n, b.d)

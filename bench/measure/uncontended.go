@@ -3,15 +3,17 @@ package measure
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"time"
 
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
 // Uncontended is the time of a Lock and its Unlock where nobody else wants the
-// lock. The peers take turns, cycle by cycle, so that whatever else goes on in
-// the machine hits all of them alike: their differences are small. First each
-// takes and releases its lock used times, untimed.
+// lock. The peers take turns, cycle by cycle and in random order, so that
+// whatever else goes on in the machine, and what a peer leaves behind, hits all
+// of them alike: their differences are small. First each takes and releases its
+// lock used times, untimed.
 func Uncontended(ctx context.Context, peers []peer.Peer, used int, d time.Duration) (vs []Values, err error) {
 	lockers := make([]peer.Locker, len(peers))
 	for i, p := range peers {
@@ -37,8 +39,8 @@ func Uncontended(ctx context.Context, peers []peer.Peer, used int, d time.Durati
 	}
 	times := make([][]time.Duration, len(peers))
 	for end := time.Now().Add(time.Duration(len(peers)) * d); time.Now().Before(end); {
-		for i, l := range lockers {
-			t, err := cycle(ctx, l)
+		for _, i := range rand.Perm(len(lockers)) {
+			t, err := cycle(ctx, lockers[i])
 			if err != nil {
 				return nil, err
 			}

@@ -84,8 +84,13 @@ func (r *Run) plots() map[string]plot {
 		p := plot{title: title, unit: "microseconds", points: []string{"p50", "mean", "p99"}}
 		for _, name := range peers {
 			q := quantity
-			if name == "floor" && strings.HasPrefix(q, "hand-over") {
-				q = "hand-over"
+			if strings.HasPrefix(q, "hand-over") {
+				if strings.HasPrefix(name, "redsync") {
+					continue // hardly ever hands over
+				}
+				if name == "floor" {
+					q = "hand-over"
+				}
 			}
 			s := series{name: name}
 			for _, v := range p.points {

@@ -1,10 +1,12 @@
 package report
 
 import (
+	"cmp"
 	"fmt"
 	"html"
 	"math"
 	"os"
+	"slices"
 	"strings"
 )
 
@@ -62,47 +64,46 @@ func (p plot) write(path string) error {
 	for i, name := range p.points {
 		text(&b, x(i), plotHeight-below+20, "middle", "#000000", "", name)
 	}
-	labels := make([]float64, 0, len(p.series))
+	slices.SortStableFunc(p.series, func(s, t series) int { return cmp.Compare(t.last(), s.last()) })
+	label := 0.0
 	for _, s := range p.series {
-		p.draw(&b, s, x, y, &labels)
+		if s.last() > 0 {
+			label = max(label+15, y(s.last()))
+			p.draw(&b, s, x, y, label)
+		}
 	}
 	b.WriteString("</svg>\n")
 	return os.WriteFile(path, []byte(b.String()), 0o644)
 }
 
-// draw draws a line, and its name behind its last point, where no other is.
-func (p plot) draw(b *strings.Builder, s series, x func(int) float64, y func(float64) float64, labels *[]float64) {
+// draw draws a line, and its name behind it at the height label. The figures
+// themselves are shown of one series only: those of all would hide each other.
+func (p plot) draw(b *strings.Builder, s series, x func(int) float64, y func(float64) float64, label float64) {
 	colour := colours[s.name]
-	if colour == "" {
-		colour = "#000000"
-	}
 	var line []string
-	last := 0.0
 	for i, v := range s.values {
 		if v <= 0 {
 			continue
 		}
-		last = y(v)
-		line = append(line, fmt.Sprintf("%.1f,%.1f", x(i), last))
+		line = append(line, fmt.Sprintf("%.1f,%.1f", x(i), y(v)))
 		fmt.Fprintf(b, `<circle cx="%.1f" cy="%.1f" r="4" fill="%s"><title>%s, %s: %s</title></circle>`+"\n",
-			x(i), last, colour, html.EscapeString(s.name), html.EscapeString(p.points[i]), number(v))
-		text(b, x(i), last-8, "middle", colour, `font-size="11"`, number(v))
-	}
-	if len(line) == 0 {
-		return
-	}
-	fmt.Fprintf(b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(line, " "), colour)
-	at := last
-	for moved := true; moved; {
-		moved = false
-		for _, other := range *labels {
-			if math.Abs(at-other) < 15 {
-				at, moved = other+15, true
-			}
+			x(i), y(v), colour, html.EscapeString(s.name), html.EscapeString(p.points[i]), number(v))
+		if s.name == "etcdlock" {
+			text(b, x(i), y(v)-9, "middle", colour, `font-size="11"`, number(v))
 		}
 	}
-	*labels = append(*labels, at)
-	text(b, plotWidth-right+8, at+4, "start", colour, `font-weight="bold"`, s.name)
+	fmt.Fprintf(b, `<polyline points="%s" fill="none" stroke="%s" stroke-width="2"/>`+"\n", strings.Join(line, " "), colour)
+	text(b, plotWidth-right+8, label+4, "start", colour, `font-weight="bold"`, s.name)
+}
+
+// last is the last value there is.
+func (s series) last() float64 {
+	for _, v := range slices.Backward(s.values) {
+		if v > 0 {
+			return v
+		}
+	}
+	return 0
 }
 
 // limits are the powers of ten around all values.
