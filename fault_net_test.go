@@ -237,14 +237,7 @@ func TestFault_C2_CompactionThenReconnect(t *testing.T) {
 		client, w := wiredClient(t, cluster, func(cfg *clientv3.Config) { cfg.Endpoints = proxy.Endpoints() })
 		s := newTestSession(t, client)
 		w.reset()
-		granted := make(chan *Held, 1)
-		go func() {
-			h, err := lockFuncs(s, name)[kind](testCtx(t))
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- h
-		}()
+		granted := inBackground(t, lockFuncs(s, name)[kind])
 		waitsFor(t, w, 1)
 		queue := queueOf(t, c, name)
 		for range 5 {
@@ -309,14 +302,7 @@ func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 			compact()
 			return err
 		})
-		granted := make(chan *Held, 1)
-		go func() {
-			h, err := lockFuncs(s, name)[kind](testCtx(t))
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- h
-		}()
+		granted := inBackground(t, lockFuncs(s, name)[kind])
 		waitsFor(t, w, 2)
 		w.onUnary(nil)
 		require.NoError(t, second.Cancel(testCtx(t)))
@@ -351,14 +337,7 @@ func TestFault_C5_LostEvent(t *testing.T) {
 			return true, nil
 		})
 		w.reset()
-		granted := make(chan *Held, 1)
-		go func() {
-			h, err := lockFuncs(s, name)[kind](testCtx(t))
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- h
-		}()
+		granted := inBackground(t, lockFuncs(s, name)[kind])
 		waitsFor(t, w, 1)
 		require.NoError(t, h.Unlock(testCtx(t)))
 		h2 := <-granted

@@ -56,6 +56,20 @@ func lockFuncs(s *Session, name string) map[string]func(context.Context) (*Held,
 	}
 }
 
+// inBackground calls lock, and sends the hold when it has it; nil after an error,
+// which the test is told.
+func inBackground(t *testing.T, lock func(context.Context) (*Held, error)) <-chan *Held {
+	granted := make(chan *Held, 1)
+	go func() {
+		h, err := lock(testCtx(t))
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- h
+	}()
+	return granted
+}
+
 func TestRequests_TryOnAHeldLock(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
@@ -99,15 +113,8 @@ func TestRequests_ContendedFirstInLine(t *testing.T) {
 					if busy {
 						defer keepBusy(t)()
 					}
-					granted := make(chan *Held, 1)
 					start := time.Now()
-					go func() {
-						h, err := lockFuncs(s, name)[kind](testCtx(t))
-						if err != nil {
-							t.Error(err)
-						}
-						granted <- h
-					}()
+					granted := inBackground(t, lockFuncs(s, name)[kind])
 					watches := 2
 					if kind == "RWMutex read" {
 						watches = 1 // behind one entry, not the two of a write lock
@@ -168,14 +175,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 			c, w := wiredClient(t, cluster)
 			s := newTestSession(t, c)
 			w.reset()
-			granted := make(chan *Held, 1)
-			go func() {
-				h, err := lockFuncs(s, name)[kind](testCtx(t))
-				if err != nil {
-					t.Error(err)
-				}
-				granted <- h
-			}()
+			granted := inBackground(t, lockFuncs(s, name)[kind])
 			waitsFor(t, w, 2)
 			require.NoError(t, h.Unlock(testCtx(t)))
 			for _, tk := range tickets {
@@ -211,14 +211,7 @@ func TestRequests_WriterBehindReaders(t *testing.T) {
 		c, w := wiredClient(t, cluster)
 		s := newTestSession(t, c)
 		w.reset()
-		granted := make(chan *Held, 1)
-		go func() {
-			h, err := NewRWMutex(s, name).Lock(testCtx(t))
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- h
-		}()
+		granted := inBackground(t, NewRWMutex(s, name).Lock)
 		waitsFor(t, w, 2)
 		for _, i := range permutation(readers) {
 			require.NoError(t, holds[i].Unlock(testCtx(t)))
