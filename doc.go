@@ -90,8 +90,8 @@
 //	reply lost, leader changes           nothing: the request is repeated
 //	etcd away, shorter than the TTL      waiting goes on; the hold stays
 //	etcd away, longer                    Done at the deadline: ErrLost, ErrSessionExpired
-//	lease revoked by somebody            the same, within 500 ms where a hold or wait is watched
-//	entry deleted by somebody            ErrLost alone
+//	lease revoked by somebody            the same, within 500 ms where a hold is watched or a wait next in line
+//	entry deleted by somebody            ErrLost alone, as soon; deeper in the queue within 5/8 of the TTL
 //	session closed or orphaned           ErrLost and ErrSessionClosed; waiters: ErrSessionClosed
 //	process dies                         the next one is granted when the lease has expired
 //	process paused for longer            Valid is false at once on waking, Txn says ErrLost
@@ -101,6 +101,8 @@
 // # Cost
 //
 // Lock and Unlock are one request and one commit each. A Lock that waits costs
-// two watches and up to two reads if it is next in line, three deeper in the
-// queue. A release wakes one waiter, or the readers next in line.
+// one watch and up to two reads if it is next in line; deeper in the queue two
+// watches and two reads, and one read more for a read lock, and one where more than
+// 16 keys are before it. A waiter has one watch at a time. A release wakes two
+// waiters, one to take the lock and one to prepare, or the readers next in line.
 package etcdlock

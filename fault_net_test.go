@@ -303,7 +303,7 @@ func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 			return err
 		})
 		granted := inBackground(t, lockFuncs(s, name)[kind])
-		waitsFor(t, w, 2)
+		w.waitFor(t, 1, 1)
 		w.onUnary(nil)
 		require.NoError(t, second.Cancel(testCtx(t)))
 		w.reset()

@@ -359,7 +359,7 @@ func TestFault_B6_OwnLeaseGone(t *testing.T) {
 	c := cluster.Client(t)
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
 		name := lockName(t)
-		h, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+		h, err := NewRWMutex(newTestSession(t, c), name).Lock(testCtx(t))
 		require.NoError(t, err)
 		c2, w := wiredClient(t, cluster)
 		s := newTestSession(t, c2, WithTTL(time.Minute))
@@ -380,6 +380,52 @@ func TestFault_B6_OwnLeaseGone(t *testing.T) {
 		}
 		<-s.Done()
 		require.NoError(t, h.Unlock(testCtx(t)))
+	}
+}
+
+// Deeper in the queue there is no watch on the own entry: the session tells of a
+// lease that is gone when it renews, and a recheck of an entry that is gone.
+func TestFault_B6_DeepInTheQueue(t *testing.T) {
+	c := cluster.Client(t)
+	for what, tc := range map[string]struct {
+		remove func(ctx context.Context, s *Session, key string) error
+		want   error
+	}{
+		"revoked": {func(ctx context.Context, s *Session, _ string) error { _, err := c.Revoke(ctx, s.Lease()); return err }, ErrSessionExpired},
+		"deleted": {func(ctx context.Context, _ *Session, key string) error { _, err := c.Delete(ctx, key); return err }, ErrLost},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+				name := lockName(t)
+				m := NewMutex(newTestSession(t, c), name)
+				h, err := m.Lock(testCtx(t))
+				require.NoError(t, err)
+				_, err = m.Enqueue(testCtx(t))
+				require.NoError(t, err)
+				c2, w := wiredClient(t, cluster)
+				s := newTestSession(t, c2, WithTTL(2*time.Second))
+				failed := make(chan error, 1)
+				w.reset()
+				go func() {
+					_, err := lockFuncs(s, name)[kind](testCtx(t))
+					failed <- err
+				}()
+				waitsFor(t, w, 1)
+				key := exclusiveBase(name, s.Lease())
+				if kind == "RWMutex read" {
+					key = sharedBase(name, s.Lease())
+				}
+				require.NoError(t, tc.remove(testCtx(t), s, key))
+				select {
+				case err := <-failed:
+					require.ErrorIs(t, err, tc.want, kind)
+				case <-time.After(10 * time.Second):
+					t.Fatal("it waits on")
+				}
+				require.NoError(t, h.Unlock(testCtx(t)))
+			}
+		})
 	}
 }
 

@@ -23,45 +23,18 @@ func (e *entry) finishLocked() {
 	if e.end != nil {
 		e.end(e.cause)
 	}
-	e.closeOwnLocked()
 	if e.state == lost {
 		e.s.log.Warn("lock lost", "lock", e.name, "key", e.key.key, "token", e.rev, "cause", e.cause)
 	}
 }
 
-func (e *entry) closeOwnLocked() {
-	e.own.close()
-	e.own = nil
-}
-
-func (e *entry) closeOwn() {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.closeOwnLocked()
-}
-
-// refreshLocked brings the state of a hold up to what is known here: that the
-// session has ended, or that the watch from the waiting, which nobody reads
-// while there is no guard, has told of the entry's deletion.
+// refreshLocked ends a hold whose session has ended.
 func (e *entry) refreshLocked() {
 	if e.state != held {
 		return
 	}
 	if cause := e.s.Err(); cause != nil {
 		e.endLocked(lost, lossOf(cause))
-		return
-	}
-	if e.own == nil || e.ctx != nil {
-		return
-	}
-	select {
-	case wr, ok := <-e.own.ch:
-		if deleted(wr, e.key.key, e.rev) {
-			e.goneLocked()
-		} else if broken(wr, ok) != nil {
-			e.closeOwnLocked()
-		}
-	default:
 	}
 }
 
@@ -95,13 +68,14 @@ func (e *entry) goneLocked() {
 	}
 }
 
-// present reports whether the entry is in etcd, at revision at or now.
-func (e *entry) present(ctx context.Context, key string, at int64) (bool, error) {
+// here returns errGone unless the entry is in etcd under key, at revision at or,
+// with 0, at present.
+func (e *entry) here(ctx context.Context, key string, at int64) error {
 	resp, _, err := e.s.get(ctx, at, key, clientv3.WithKeysOnly())
-	if err != nil {
-		return false, err
+	if err == nil && !slices.Contains(toQueue(resp.Kvs), queued{key, e.rev}) {
+		err = errGone
 	}
-	return slices.Contains(toQueue(resp.Kvs), queued{key, e.rev}), nil
+	return err
 }
 
 // guardLocked starts to watch over the hold, to end its ctx when it is lost. The
@@ -118,93 +92,70 @@ func (e *entry) guard() {
 	for delay := retryMin; ; {
 		e.mu.Lock()
 		e.refreshLocked() // has the session ended?
-		over := e.state != held
+		key, over := e.key.key, e.state != held
+		keyCtx, rewatch := context.WithCancel(ctx)
+		e.rewatch = rewatch
 		e.mu.Unlock()
 		if over {
+			rewatch()
 			return
 		}
-		own, key, err := e.guardWatch(ctx)
-		if err != nil && !errors.Is(err, errGone) {
-			// No watch is to be had: ask. If etcd does not answer either, the
-			// deadline stands.
-			if there, perr := e.present(ctx, key, 0); perr == nil && !there {
-				err = errGone
-			}
-		}
-		if errors.Is(err, errGone) {
+		start := time.Now()
+		err := e.watchOver(keyCtx, key)
+		switch {
+		case errors.Is(err, errGone):
 			e.mu.Lock()
 			if key == e.key.key { // else downgraded meanwhile
 				e.goneLocked()
 			}
 			e.mu.Unlock()
-			continue
-		}
-		if err != nil {
-			_ = pause(ctx, delay/2+rand.N(delay))
+		default:
+			if time.Since(start) > retryMax {
+				delay = retryMin // it went well for a while
+			}
+			_ = pause(keyCtx, delay/2+rand.N(delay)) // not long if keyCtx has ended
 			delay = min(2*delay, retryMax)
-			continue
 		}
-		delay = retryMin
-		// A watch on a member that hangs is silent: now and then, ask.
-		recheck := time.NewTimer(e.s.ttl*3/8 + rand.N(e.s.ttl/4))
-		select {
-		case <-ctx.Done(): // Unlock, loss, or the session's end
-		case <-recheck.C:
-			if there, err := e.present(ctx, key, 0); err == nil && !there {
-				e.mu.Lock()
-				if key == e.key.key { // else downgraded meanwhile
-					e.goneLocked()
-				}
-				e.mu.Unlock()
-			}
-		case wr, ok := <-own.ch:
-			e.mu.Lock()
-			switch {
-			case key != e.key.key: // downgraded meanwhile: watch the other key
-			case deleted(wr, key, e.rev):
-				e.goneLocked()
-			case broken(wr, ok) != nil:
-				e.closeOwnLocked()
-			}
-			e.mu.Unlock()
-		}
-		recheck.Stop()
+		rewatch()
 	}
 }
 
-// guardWatch returns the watch on the entry, opened if there is none, and sure
-// to have begun while the entry was there; errGone if it was not.
-func (e *entry) guardWatch(ctx context.Context) (own *watch, key string, err error) {
-	e.mu.Lock()
-	own, key, unseen := e.own, e.key.key, e.unseen
-	e.mu.Unlock()
-	opened := own == nil
-	if opened {
-		if own, err = e.s.openWatch(ctx, key, ""); err != nil {
-			return nil, key, err
-		}
+// watchOver watches the entry until ctx ends or the watch does. errGone: the entry
+// is not there anymore.
+func (e *entry) watchOver(ctx context.Context, key string) error {
+	own, err := e.s.openWatch(ctx, key, "")
+	if err != nil {
+		// No watch is to be had: ask. If etcd does not answer either, the
+		// deadline stands.
+		return e.here(ctx, key, 0)
 	}
+	defer own.close()
 	// Where the member that watches has not come to the entry's own revision yet,
 	// nothing can have been missed, and its queue would show no entry (I3).
-	if (opened || unseen) && own.at > e.rev {
-		there, err := e.present(ctx, key, own.at)
-		if err == nil && !there {
-			err = errGone
+	if own.at > e.rev {
+		if err := e.here(ctx, key, own.at); err != nil {
+			return err
 		}
-		if err != nil {
-			if opened {
-				own.close()
+	}
+	// A watch on a member that hangs is silent: now and then, ask.
+	recheck := time.NewTimer(e.s.untilRecheck())
+	defer recheck.Stop()
+	for {
+		select {
+		case <-ctx.Done(): // Unlock, loss, Downgrade, or the session's end
+			return nil
+		case <-recheck.C:
+			if err := e.here(ctx, key, 0); errors.Is(err, errGone) {
+				return err
 			}
-			return nil, key, err
+			recheck.Reset(e.s.untilRecheck())
+		case wr, ok := <-own.ch:
+			if deleted(wr, key, e.rev) {
+				return errGone
+			}
+			if err := broken(wr, ok); err != nil {
+				return err
+			}
 		}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.unseen = false
-	if e.state == held && key == e.key.key {
-		e.own = own
-	} else if opened {
-		own.close()
-	}
-	return own, key, nil
 }

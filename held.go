@@ -20,11 +20,10 @@ type Held struct{ entry }
 // Context ends when the hold does: at Unlock, at its loss and at the session's
 // deadline, whichever comes first. Its cause is what Err returns then.
 //
-// The first use of Context, Done or Do starts to watch the entry in etcd, if
-// waiting for the lock has not done so already: from then on a hold whose entry
-// was removed by somebody else ends within an instant, and not only at
-// its next use. The watch costs a goroutine and, where the lock was taken
-// without waiting, at most one read.
+// The first use of Context, Done or Do starts to watch the entry in etcd: from then
+// on a hold whose entry was removed by somebody else ends within an instant, and
+// not only when it is used or the session asks. The watch costs two goroutines
+// and at most one read.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -73,8 +72,8 @@ func (h *Held) Check(ctx context.Context) error {
 	}
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
-	there, err := h.present(ctx, h.Key(), 0)
-	if err == nil && !there {
+	err := h.here(ctx, h.Key(), 0)
+	if errors.Is(err, errGone) {
 		err = h.gone()
 	}
 	return wrap("check", h.name, err)
@@ -133,7 +132,9 @@ func (h *Held) downgrade(ctx context.Context) error {
 		// From here on the shared entry is what the hold is known by: it is
 		// there from the start, and stays whatever becomes of the request.
 		h.key, h.other, h.wants = h.other, h.key, readHold
-		h.closeOwnLocked()
+		if h.rewatch != nil {
+			h.rewatch()
+		}
 	}
 	key, other := h.key.key, h.other.key
 	h.mu.Unlock()

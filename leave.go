@@ -59,7 +59,6 @@ func (e *entry) remove(ctx context.Context, rev int64) (found bool, err error) {
 func (e *entry) abandon(cause error) {
 	e.mu.Lock()
 	ok := e.becomeLocked(abandoned, cause)
-	e.closeOwnLocked()
 	e.mu.Unlock()
 	switch {
 	case !ok:

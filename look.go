@@ -3,9 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -13,8 +11,8 @@ import (
 // How a waiter reads the queue, and keeps its view of it.
 
 // lookLimit is how many keys a look reads at first: a writer's own two, and the
-// two of a writer below it.
-const lookLimit = 4
+// two each of the last two writers below it.
+const lookLimit = 6
 
 // look reads what blocks the entry.
 func (w *waiter) look(ctx context.Context) error {
@@ -26,14 +24,14 @@ func (w *waiter) look(ctx context.Context) error {
 			return err
 		}
 		queue := toQueue(resp.Kvs)
-		if w.wants != readHold { // a reader's own entry lies outside of the range
-			if !slices.Contains(queue, queued{w.key.key, w.rev}) {
-				return errGone
-			}
-			w.seen = at
+		if w.wants != readHold && !slices.Contains(queue, queued{w.key.key, w.rev}) {
+			return errGone // (a reader's own entry lies outside of the range)
 		}
 		if v, ok := blocker(w.name, w.wants.kind(), w.rev, queue, !resp.More); ok {
-			w.view, w.view.at, w.looked = v, at, true
+			w.view, w.view.at, w.looked, w.guessed = v, at, true, false
+			if w.wants == readHold && len(v.blockers) == 0 && at > w.rev {
+				return w.here(ctx, w.key.key, at)
+			}
 			return nil
 		}
 		// Readers or foreign keys stand next below: list all, this once.
@@ -52,16 +50,16 @@ func (w *waiter) unwatch() {
 
 // target is what to watch for the blockers to leave.
 //
-// Where nothing can be left when they have, no read comes before the grant. So
-// the same watch, in which events keep their order, has to tell whether the
-// own entry was still there then: its range reaches to the own key. There is
-// little else to hear in it, for all the others are behind.
+// Next in line it reaches to the own key. Where nothing can be left when the
+// blockers have gone, no read comes before the grant, so the same watch, in which
+// events keep their order, has to tell whether the own entry was still there then.
+// There is little else to hear in it, for nearly all the others are behind.
 func (w *waiter) target() (from, to string) {
 	from, to = w.blockers[0].key, w.blockers[0].key+"\x00"
 	if kindOf(w.name, from) == shared {
 		from, to = sharedRange(w.name)
 	}
-	if w.last {
+	if w.next.rev == 0 {
 		from, to = min(from, w.key.key), max(to, w.key.key+"\x00")
 	}
 	return from, to
@@ -70,14 +68,13 @@ func (w *waiter) target() (from, to string) {
 // still sees to it that the blockers, and where the watch on them is to tell
 // of it the own entry, were there when the watch began.
 func (w *waiter) still(ctx context.Context) error {
-	if w.last && w.wants != readHold {
-		w.lookAt = w.on.at
-		return w.relook(ctx) // shows both
-	}
-	if w.last {
-		if err := w.here(ctx, w.on.at); err != nil {
+	if w.next.rev == 0 {
+		at := max(w.at, w.on.at) // not below, where the member that watches lags
+		w.lookAt = at
+		if err := w.relook(ctx); err != nil || w.wants != readHold || len(w.blockers) == 0 || w.on == nil {
 			return err
 		}
+		return w.here(ctx, w.key.key, at) // a reader's look does not show it
 	}
 	resp, at, err := w.s.get(ctx, w.on.at, w.blockers[0].key, clientv3.WithKeysOnly())
 	if err != nil {
@@ -88,13 +85,13 @@ func (w *waiter) still(ctx context.Context) error {
 	return nil
 }
 
-// relook looks again, and keeps the watch if it is the right one still.
+// relook looks again, and keeps the watch if it covers what it has to.
 func (w *waiter) relook(ctx context.Context) error {
 	if err := w.look(ctx); err != nil {
 		return err
 	}
 	if len(w.blockers) > 0 {
-		if from, to := w.target(); from != w.from || to != w.to {
+		if from, to := w.target(); from < w.from || to > w.to {
 			w.unwatch()
 		}
 	}
@@ -102,10 +99,16 @@ func (w *waiter) relook(ctx context.Context) error {
 }
 
 // strike strikes off the blockers that were gone at revision at. If none is
-// left but something else may be, it remains to look at that revision.
+// left but something else may be, what is said to be next is probably the last; or
+// else it remains to look at that revision.
 func (w *waiter) strike(at int64, gone func(queued) bool) {
 	w.blockers = slices.DeleteFunc(w.blockers, gone)
-	if len(w.blockers) == 0 && !w.last {
+	switch {
+	case len(w.blockers) > 0 || w.last:
+	case w.next.rev != 0:
+		w.unwatch()
+		w.view, w.guessed = view{at: at, blockers: []queued{w.next}, last: true}, true
+	default:
 		w.lookAgain(at)
 	}
 }
@@ -116,7 +119,7 @@ func (w *waiter) recheck(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*attemptMin)
 	defer cancel()
 	if w.wants == readHold {
-		if err := w.here(ctx, 0); errors.Is(err, errGone) {
+		if err := w.here(ctx, w.key.key, 0); errors.Is(err, errGone) {
 			return err
 		}
 	}
@@ -125,25 +128,4 @@ func (w *waiter) recheck(ctx context.Context) error {
 		return err
 	}
 	return nil
-}
-
-// untilRecheck is jittered, so that waiters don't ask together.
-func (w *waiter) untilRecheck() time.Duration {
-	if w.own != nil && w.seen < w.own.at {
-		return 300*time.Millisecond + rand.N(100*time.Millisecond)
-	}
-	return w.s.ttl*3/8 + rand.N(w.s.ttl/4)
-}
-
-// here returns errGone unless the own entry is in the queue at revision at, 0
-// for the present. A reader needs it, for its looks don't show its entry.
-func (w *waiter) here(ctx context.Context, at int64) error {
-	there, err := w.present(ctx, w.key.key, at)
-	if err == nil && !there {
-		err = errGone
-	}
-	if err == nil {
-		w.seen = max(w.seen, at)
-	}
-	return err
 }

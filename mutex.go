@@ -29,8 +29,8 @@ func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} 
 // is removed in the background.
 //
 // With nobody before it Lock costs one request, which is one commit. A Lock that
-// waits costs two watches and at most two reads more if it is next in line,
-// three if it is deeper in the queue.
+// waits costs one watch and at most two reads more if it is next in line; deeper
+// in the queue two watches, and two reads or, behind more than 16 keys, three.
 func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexHold) }
 
 // TryLock takes the lock if nobody holds it or waits for it, and otherwise

@@ -15,10 +15,13 @@ type queued struct {
 // view is what an entry knows of the queue below it.
 type view struct {
 	at int64 // the revision at which this is so
-	// blockers are the entries that have to leave: the last of the lower
-	// exclusive ones, or, where there is none and the viewer is exclusive, all
-	// readers below it. None: the viewer is entitled to the lock.
+	// blockers are the entries to wait for: the last but one of the lower
+	// exclusive ones, or the only one, or, where there is none and the viewer is
+	// exclusive, all readers below it. None: the viewer is entitled to the lock.
 	blockers []queued
+	// next is the last of two or more lower exclusive entries: the one to wait
+	// for when the blocker is gone.
+	next queued
 	// last says that nothing can be left below the viewer when the blockers
 	// are gone: no entry can ever be added below it, so no read is needed to
 	// know that it has the lock.
@@ -30,6 +33,12 @@ type view struct {
 // includes, if it is not complete, the highest below rev. ok is false when that
 // part does not suffice.
 //
+// Any lower entry is right to wait for. The last one is the one whose leaving
+// makes the viewer the owner; the last but one leaves just before that one gets
+// the lock. So a viewer that waits for the last but one first has the time
+// of a hold to see whether the last is all that is left, and needs no read between
+// that one's leaving and its own grant.
+//
 // Exclusive entries wait for all lower ones, shared entries for all lower
 // exclusive ones: so consecutive readers run together, and no reader passes a
 // writer that was there before it (I2).
@@ -39,7 +48,7 @@ type view struct {
 // once it is gone they are listed and watched together. That is what keeps the
 // cost of a writer behind R readers independent of R.
 func blocker(name string, wants kind, rev int64, queue []queued, complete bool) (v view, ok bool) {
-	var writer queued
+	var before, writer queued // the last two
 	var readers []queued
 	below := 0
 	for _, q := range queue {
@@ -50,7 +59,9 @@ func blocker(name string, wants kind, rev int64, queue []queued, complete bool) 
 		case exclusive:
 			below++
 			if q.rev > writer.rev {
-				writer = q
+				before, writer = writer, q
+			} else if q.rev > before.rev {
+				before = q
 			}
 		case shared:
 			if wants == exclusive {
@@ -62,6 +73,8 @@ func blocker(name string, wants kind, rev int64, queue []queued, complete bool) 
 		}
 	}
 	switch {
+	case before.rev != 0:
+		return view{blockers: []queued{before}, next: writer}, true
 	case writer.rev != 0:
 		return view{blockers: []queued{writer}, last: complete && below == 1}, true
 	case !complete:

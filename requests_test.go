@@ -2,8 +2,8 @@ package etcdlock
 
 import (
 	"context"
+	"fmt"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -113,25 +113,16 @@ func TestRequests_ContendedFirstInLine(t *testing.T) {
 					if busy {
 						defer keepBusy(t)()
 					}
-					start := time.Now()
 					granted := inBackground(t, lockFuncs(s, name)[kind])
-					watches := 2
-					if kind == "RWMutex read" {
-						watches = 1 // behind one entry, not the two of a write lock
-					}
-					waitsFor(t, w, watches)
+					waitsFor(t, w, 1)
 					require.NoError(t, h.Unlock(testCtx(t)))
 					h2 := <-granted
 					require.NotNil(t, h2)
 					require.NoError(t, h2.Unlock(testCtx(t)))
 					calls, created := w.counts()
 					require.Equal(t, 2, calls["Txn"])
-					reads := 2
-					if time.Since(start) > 300*time.Millisecond {
-						reads++ // a slow machine: it has asked after its own entry meanwhile
-					}
-					require.LessOrEqual(t, calls["Range"], reads)
-					require.Len(t, created, watches)
+					require.LessOrEqual(t, calls["Range"], 2)
+					require.LessOrEqual(t, len(created), 2)
 					requireFromNow(t, created)
 				})
 			}
@@ -159,47 +150,75 @@ func TestRequests_MutexBehindMutex(t *testing.T) {
 	w.require(t, map[string]int{"Txn": 2, "Range": 1}, 1)
 }
 
+// Deeper in the queue: a watch on the last but one below, and when that has left
+// one on the last; when that leaves too, no read is needed.
 func TestRequests_ContendedDeeper(t *testing.T) {
-	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
-		t.Run(kind, func(t *testing.T) {
-			name := lockName(t)
-			m := NewMutex(newTestSession(t, cluster.Client(t)), name)
-			h, err := m.Lock(testCtx(t))
-			require.NoError(t, err)
-			var tickets []*Ticket
-			for range 3 {
-				tk, err := m.Enqueue(testCtx(t))
-				require.NoError(t, err)
-				tickets = append(tickets, tk)
-			}
-			c, w := wiredClient(t, cluster)
-			s := newTestSession(t, c)
-			w.reset()
-			granted := inBackground(t, lockFuncs(s, name)[kind])
-			waitsFor(t, w, 2)
-			require.NoError(t, h.Unlock(testCtx(t)))
-			for _, tk := range tickets {
-				h, err := tk.Wait(testCtx(t))
-				require.NoError(t, err)
-				require.NoError(t, h.Unlock(testCtx(t)))
-			}
-			h2 := <-granted
-			require.NotNil(t, h2)
-			require.NoError(t, h2.Unlock(testCtx(t)))
-			calls, created := w.counts()
-			require.Equal(t, 2, calls["Txn"])
-			require.LessOrEqual(t, calls["Range"], 3)
-			require.Len(t, created, 2)
-			requireFromNow(t, created)
-		})
+	for _, below := range []int{2, 4, txnLimit + 2} {
+		for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+			t.Run(fmt.Sprintf("%s behind %d", kind, below), func(t *testing.T) {
+				defer keepBusy(t)()
+				name := lockName(t)
+				m := NewMutex(newTestSession(t, cluster.Client(t)), name)
+				var tickets []*Ticket
+				for range below {
+					tk, err := m.Enqueue(testCtx(t))
+					require.NoError(t, err)
+					tickets = append(tickets, tk)
+				}
+				c, w := wiredClient(t, cluster)
+				s := newTestSession(t, c)
+				w.reset()
+				granted := inBackground(t, lockFuncs(s, name)[kind])
+				last := len(tickets) - 1
+				for i, tk := range tickets {
+					h, err := tk.Wait(testCtx(t))
+					require.NoError(t, err)
+					reads := 1 // to see that the last but one was there behind the watch
+					if below > txnLimit {
+						reads++ // to find it
+					}
+					if i == last-1 {
+						w.waitFor(t, reads, 1)
+					}
+					if i == last { // it is seen that the last is the last
+						reads++
+						if kind == "RWMutex read" {
+							reads++ // the look does not show the own entry
+						}
+						w.waitFor(t, reads, 2)
+					}
+					require.NoError(t, h.Unlock(testCtx(t)))
+				}
+				h2 := <-granted
+				require.NotNil(t, h2)
+				require.NoError(t, h2.Unlock(testCtx(t)))
+				reads := 2
+				if kind == "RWMutex read" {
+					reads++
+				}
+				if below > txnLimit {
+					reads++
+				}
+				w.require(t, map[string]int{"Txn": 2, "Range": reads}, 2)
+			})
+		}
 	}
+}
+
+// waitFor waits until so many reads were made and watches created.
+func (w *wire) waitFor(t *testing.T, reads, watches int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		calls, created := w.counts()
+		return calls["Range"] >= reads && len(created) >= watches
+	}, hang, tick)
 }
 
 // A writer behind R readers that leave in any order: neither reads nor watches
 // depend on R.
 func TestRequests_WriterBehindReaders(t *testing.T) {
 	var costs []map[string]int
-	for _, readers := range []int{5, 50} {
+	for _, readers := range []int{txnLimit + 1, 60} {
 		name := lockName(t)
 		rw := NewRWMutex(newTestSession(t, cluster.Client(t)), name)
 		var holds []*Held
@@ -212,7 +231,7 @@ func TestRequests_WriterBehindReaders(t *testing.T) {
 		s := newTestSession(t, c)
 		w.reset()
 		granted := inBackground(t, NewRWMutex(s, name).Lock)
-		waitsFor(t, w, 2)
+		waitsFor(t, w, 1)
 		for _, i := range permutation(readers) {
 			require.NoError(t, holds[i].Unlock(testCtx(t)))
 		}
@@ -220,7 +239,7 @@ func TestRequests_WriterBehindReaders(t *testing.T) {
 		require.NotNil(t, h)
 		require.NoError(t, h.Unlock(testCtx(t)))
 		calls, created := w.counts()
-		require.Len(t, created, 2)
+		require.Len(t, created, 1)
 		requireFromNow(t, created)
 		costs = append(costs, calls)
 	}

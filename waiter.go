@@ -10,12 +10,17 @@ import (
 // A waiter waits, from the txn that put its entry into the queue, until the
 // entry has the lock:
 //
-//  1. Look what blocks the entry, unless the txn has shown it already.
-//  2. Watch that, and the own entry, from now, and see whether both were there
-//     when the watches were. If not, go to 4.
+//  1. Look what blocks the entry, unless the txn has shown it already. Deep in
+//     the queue that is the last but one before it, else the last.
+//  2. Watch that from now, and see whether it was there when the watch was. If
+//     not, go to 4.
 //  3. Wait for the blocker's deletion, or for another of the ends in wait.
-//  4. If nothing can be left below, the entry has the lock. Else look again, at
-//     the revision of the deletion: nothing is left, or go to 2.
+//  4. If nothing can be left below, the entry has the lock. If the blocker was
+//     the last but one, the last is the blocker now: go to 2, and look there what
+//     is left. Else look at the revision of the deletion: nothing is left, or go to 2.
+//
+// Who is next in line watches its own entry too, in the same watch. Who is deeper
+// learns that it was removed from the rechecks, or when it comes to be next.
 //
 // Invariant (I1): an entry has the lock only after a revision at which it was
 // in the queue and nothing that blocks it was below. Nothing is ever added
@@ -29,11 +34,10 @@ type waiter struct {
 	*entry
 	view            // what it waits for, if looked
 	looked   bool   // view is known
+	guessed  bool   // view is to be confirmed by a look behind the watch
 	lookAt   int64  // if not: the revision to look at, 0 for the present
 	on       *watch // on the blockers, in the range from..to
 	from, to string
-	seen     int64         // the entry was in the queue at this revision
-	timer    *time.Timer   // for recheck
 	pause    time.Duration // after the next trouble
 }
 
@@ -46,9 +50,9 @@ var errGone = errors.New("entry gone")
 func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 	ctx, stop := e.s.bind(ctx)
 	defer stop()
-	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, seen: v.at, pause: retryMin}
-	w.timer = time.NewTimer(w.untilRecheck())
-	defer w.timer.Stop()
+	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, pause: retryMin}
+	recheck := time.NewTimer(e.s.untilRecheck())
+	defer recheck.Stop()
 	defer w.unwatch()
 	for {
 		if err := w.prepare(ctx); err != nil {
@@ -59,7 +63,6 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 			continue
 		}
 		if len(w.blockers) == 0 {
-			e.unseen = e.own != nil && w.seen < e.own.at
 			return e.grant(ctx)
 		}
 		var err error
@@ -67,14 +70,6 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 		case <-ctx.Done():
 			// The caller's ctx, or the session's end.
 			err = ctx.Err()
-		case wr, ok := <-e.own.events():
-			// Somebody removed the entry, or its lease went; or the watch ended.
-			err = broken(wr, ok)
-			if deleted(wr, e.key.key, e.rev) {
-				err = errGone
-			} else if err != nil {
-				e.closeOwn()
-			}
 		case wr, ok := <-w.on.events():
 			// A blocker left; or the watch ended (no leader, compacted, closed)
 			// and may have missed that: look again at the present.
@@ -85,10 +80,10 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 			} else if w.looked && len(w.blockers) == 0 {
 				err = nil
 			}
-		case <-w.timer.C:
+		case <-recheck.C:
 			// Correctness hangs on no event: now and then, ask.
 			err = w.recheck(ctx)
-			w.timer.Reset(w.untilRecheck())
+			recheck.Reset(e.s.untilRecheck())
 		}
 		if err != nil {
 			if err := w.overcome(ctx, err); err != nil {
@@ -98,16 +93,9 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 	}
 }
 
-// prepare brings the waiter to the point of waiting: the own entry and the
-// blockers are watched and were there after the watches were. On the way it
-// may find that no blocker is left.
+// prepare brings the waiter to the point of waiting: the blockers are watched and
+// were there after the watch was. On the way it may find that none is left.
 func (w *waiter) prepare(ctx context.Context) (err error) {
-	opened := w.own == nil && (!w.looked || !w.last)
-	if opened {
-		if w.own, err = w.s.openWatch(ctx, w.key.key, ""); err == nil && w.lookAt > 0 {
-			w.lookAt = max(w.lookAt, w.own.at) // where the look shows the own entry behind its watch
-		}
-	}
 	for !w.looked || len(w.blockers) > 0 && w.on == nil {
 		if !w.looked {
 			if err := w.look(ctx); err != nil {
@@ -115,31 +103,16 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 			}
 			continue
 		}
-		if err != nil {
-			break // no watch is to be had, but by looking it gets on too
-		}
 		w.from, w.to = w.target()
 		if w.on, err = w.s.openWatch(ctx, w.from, w.to); err != nil {
 			return err
 		}
 		w.pause = retryMin
-		if w.on.at > w.at { // otherwise nothing can have gone before the watch
+		if w.guessed || w.on.at > w.at { // otherwise nothing can have gone before the watch
 			if err := w.still(ctx); err != nil {
 				return err
 			}
 		}
-	}
-	if err != nil && len(w.blockers) > 0 {
-		return err
-	}
-	if opened && w.own != nil && w.seen < w.own.at {
-		// The own entry may have gone between its txn and its watch.
-		if w.wants == readHold {
-			return w.here(ctx, w.own.at)
-		}
-		// A writer's look before its grant will tell; ask soon, to hear of it
-		// before that.
-		w.timer.Reset(w.untilRecheck())
 	}
 	return nil
 }
@@ -169,19 +142,6 @@ func (w *waiter) overcome(ctx context.Context, err error) error {
 // grant makes the entry held, unless its owner does not want it anymore, or it
 // can't be vouched for.
 func (e *entry) grant(ctx context.Context) error {
-	select {
-	case wr := <-e.own.events():
-		// The last chance to hear that the entry itself went before its
-		// blocker did. A moment later it is the loss of a hold.
-		if deleted(wr, e.key.key, e.rev) {
-			e.s.confirm()
-			return lossOf(e.s.Err())
-		}
-		if err := broken(wr, true); err != nil {
-			e.closeOwn()
-		}
-	default:
-	}
 	if ctx.Err() != nil {
 		return e.s.endedOr(ctx, nil)
 	}

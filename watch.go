@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"time"
@@ -90,6 +91,10 @@ func (s *Session) etcdAnswers() {
 		s.watcher, s.watcherBad = clientv3.NewWatcher(s.client), false
 	}
 }
+
+// untilRecheck is the time from one linearizable look at what is only watched to
+// the next: about half a TTL, jittered, so that they don't come together.
+func (s *Session) untilRecheck() time.Duration { return s.ttl*3/8 + rand.N(s.ttl/4) }
 
 func (w *watch) close() {
 	if w != nil {
