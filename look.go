@@ -17,9 +17,9 @@ const lookLimit = 6
 // look reads what blocks the entry.
 func (w *waiter) look(ctx context.Context) error {
 	from, to := w.blocking()
-	for limit := int64(lookLimit); ; limit = 0 {
+	for ; ; w.limit = 0 {
 		resp, at, err := w.s.get(ctx, w.lookAt, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(w.rev),
-			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(limit))
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(w.limit))
 		if err != nil {
 			return err
 		}
@@ -34,7 +34,7 @@ func (w *waiter) look(ctx context.Context) error {
 			}
 			return nil
 		}
-		// Readers or foreign keys stand next below: list all, this once.
+		// Readers or foreign keys stand next below: list all, from now on.
 	}
 }
 

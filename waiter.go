@@ -36,6 +36,7 @@ type waiter struct {
 	looked   bool   // view is known
 	guessed  bool   // view is to be confirmed by a look behind the watch
 	lookAt   int64  // if not: the revision to look at, 0 for the present
+	limit    int64  // of a look, in keys; 0 for none
 	on       *watch // on the blockers, in the range from..to
 	from, to string
 	pause    time.Duration // after the next trouble
@@ -50,7 +51,7 @@ var errGone = errors.New("entry gone")
 func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 	ctx, stop := e.s.bind(ctx)
 	defer stop()
-	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, pause: retryMin}
+	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, limit: lookLimit, pause: retryMin}
 	recheck := time.NewTimer(e.s.untilRecheck())
 	defer recheck.Stop()
 	defer w.unwatch()
