@@ -24,6 +24,9 @@ var (
 	ErrLost = errors.New("lock lost")
 	// ErrNotHeld: the hold was given back before, or its ticket cancelled.
 	ErrNotHeld = errors.New("lock not held")
+	// ErrNotFound: no such entry is in the queue: it was given back, or broken,
+	// or its session ended.
+	ErrNotFound = errors.New("entry not found")
 	// ErrWouldDeadlock: the acquisition would wait for a hold of its own caller.
 	ErrWouldDeadlock = errors.New("would deadlock: its own caller holds the lock")
 	// ErrInvalidName: a name is non-empty UTF-8 without control characters
