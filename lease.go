@@ -241,8 +241,11 @@ func persist(ctx context.Context, client *clientv3.Client, op func(ctx context.C
 	var last error
 	limit := attemptMin
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
-		if ctx.Err() != nil {
+		switch {
+		case ctx.Err() != nil:
 			return ended(ctx, last)
+		case client.Ctx().Err() != nil:
+			return errClientClosed
 		}
 		// Not WithTimeout: gRPC would send the time limit along, and etcd start a
 		// timer of its own, for each request (measured: 6 to 9 us of 300).
@@ -259,8 +262,6 @@ func persist(ctx context.Context, client *clientv3.Client, op func(ctx context.C
 			return ended(ctx, last)
 		case refused(err), errors.Is(err, ErrSessionExpired):
 			return err
-		case client.Ctx().Err() != nil:
-			return fmt.Errorf("%w: %w", errClientClosed, err)
 		}
 		last = err
 		_ = pause(ctx, delay/2+rand.N(delay)) // ctx is looked at next
