@@ -85,7 +85,7 @@ func (q Queue) filter(holds bool) []Entry {
 // hang, or ctx ends.
 func Inspect(ctx context.Context, client *clientv3.Client, name string) (Queue, error) {
 	q, err := inspect(ctx, client, name)
-	return q, wrap("inspect", name, err)
+	return q, wrapNeeding("read", name+"/", "inspect", name, err)
 }
 
 func inspect(ctx context.Context, client *clientv3.Client, name string) (Queue, error) {
