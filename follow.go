@@ -20,7 +20,7 @@ import (
 // that nobody uses has an empty one, which is yielded too.
 //
 // Leader changes, compaction, lost connections and members that hang delay
-// the next state, by some six seconds at the most once a majority of etcd
+// the next state, by some ten seconds at the most once a majority of etcd
 // answers again; nothing is yielded for them. An error is the last thing that
 // is yielded: ctx's when that has ended, or what makes going on useless, such as
 // a right that is missing, or that the client was closed. So the loop ends
@@ -35,8 +35,7 @@ func Watch(ctx context.Context, client *clientv3.Client, name string) iter.Seq2[
 			yield(Queue{}, wrapNeeding("read", name+"/", "watch", name, err))
 			return
 		}
-		f := &follower{client: client, name: name, every: checkEvery, watcher: client.Watcher, news: make(chan struct{}, 1)}
-		f.yieldAll(ctx, yield)
+		newFollower(client, name).yieldAll(ctx, yield)
 	}
 }
 
@@ -56,6 +55,10 @@ type follower struct {
 
 	mu      sync.Mutex
 	content *content // nil before the first read
+}
+
+func newFollower(client *clientv3.Client, name string) *follower {
+	return &follower{client: client, name: name, every: checkEvery, watcher: client.Watcher, news: make(chan struct{}, 1)}
 }
 
 func (f *follower) yieldAll(ctx context.Context, yield func(Queue, error) bool) {
