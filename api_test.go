@@ -2,6 +2,7 @@ package etcdlock_test
 
 import (
 	"context"
+	"iter"
 	"log/slog"
 	"time"
 
@@ -68,5 +69,13 @@ var (
 	_ interface {
 		Close(ctx context.Context) error
 	} = (*etcdlock.Pool)(nil)
-	_ = []error{etcdlock.ErrLocked, etcdlock.ErrSessionExpired, etcdlock.ErrSessionClosed, etcdlock.ErrLost, etcdlock.ErrNotHeld, etcdlock.ErrWouldDeadlock, etcdlock.ErrInvalidName}
+	_ func(context.Context, *clientv3.Client, string) (etcdlock.Queue, error)          = etcdlock.Inspect
+	_ func(context.Context, *clientv3.Client, string) iter.Seq2[etcdlock.Queue, error] = etcdlock.Watch
+	_ func(context.Context, *clientv3.Client, string) iter.Seq2[string, error]         = etcdlock.Names
+	_ func(context.Context, *clientv3.Client, etcdlock.Entry) error                    = etcdlock.Break
+	_ interface {
+		Holders() []etcdlock.Entry
+		Waiters() []etcdlock.Entry
+	} = etcdlock.Queue{}
+	_ = []error{etcdlock.ErrLocked, etcdlock.ErrSessionExpired, etcdlock.ErrSessionClosed, etcdlock.ErrLost, etcdlock.ErrNotHeld, etcdlock.ErrNotFound, etcdlock.ErrWouldDeadlock, etcdlock.ErrInvalidName}
 )
