@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -321,8 +322,9 @@ func TestWatchEnds(t *testing.T) {
 	stopped := func() {
 		t.Helper()
 		buf := make([]byte, 16<<20)
-		require.NotContains(t, string(buf[:runtime.Stack(buf, true)]), "(*follower)", "a goroutine is left")
+		require.False(t, bytes.Contains(buf[:runtime.Stack(buf, true)], []byte("(*follower).run")), "it goes on behind")
 		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "serveSubstream") }, hang, tick, "a watch is left")
+		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "(*follower)") }, hang, tick, "a goroutine is left")
 	}
 	stopped()
 	for range Watch(testCtx(t), c, name) {
