@@ -239,8 +239,10 @@ func next(t *testing.T, pull func() (Queue, error, bool)) Queue {
 // A lock is taken, waited for, handed over and given back, and each is shown.
 func TestWatchShowsEachState(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
-	pull, stop := iter.Pull2(Watch(testCtx(t), c, name))
+	c, name, tap := cluster.Client(t), lockName(t), etcdtest.NewTap()
+	f := newFollower(cluster.Client(t, tap), name)
+	f.every = time.Hour // it costs a read each time
+	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { f.yieldAll(testCtx(t), yield) })
 	defer stop()
 	q := next(t, pull)
 	require.Equal(t, Queue{Name: name, Revision: q.Revision, Entries: []Entry{}}, q) // none
@@ -275,6 +277,9 @@ func TestWatchShowsEachState(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	require.Empty(t, next(t, pull).Entries)
+	require.Equal(t, 1, tap.Calls(), "changes are read from the watch")
+	requireFromNow(t, tap.WatchCreates())
+	require.Len(t, tap.WatchCreates(), 1)
 }
 
 // While the consumer is busy, everything is taken from the client and nothing is
@@ -315,11 +320,10 @@ func TestWatchSlowConsumer(t *testing.T) {
 	require.Empty(t, <-states, "an old state was kept")
 }
 
-// stacks are those of all goroutines.
-func stacks() string {
-	buf := make([]byte, 16<<20)
-	return string(buf[:runtime.Stack(buf, true)])
-}
+var stackBuf = make([]byte, 16<<20)
+
+// stacks are those of all goroutines at this moment.
+func stacks() string { return string(stackBuf[:runtime.Stack(stackBuf, true)]) }
 
 // Left by a break, a panic or the end of ctx, the loop leaves no goroutine.
 func TestWatchEnds(t *testing.T) {
@@ -330,9 +334,11 @@ func TestWatchEnds(t *testing.T) {
 		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "serveSubstream") }, hang, tick, "a watch is left")
 		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "(*follower)") }, hang, tick, "a goroutine is left")
 	}
-	stopped()
-	for range Watch(testCtx(t), c, name) {
-		break
+	for range 20 {
+		for range Watch(testCtx(t), c, name) {
+			break
+		}
+		require.False(t, strings.Contains(stacks(), "(*follower).run"), "it goes on behind")
 	}
 	stopped()
 	require.Panics(t, func() {
@@ -373,6 +379,10 @@ func TestWatchEnds(t *testing.T) {
 func TestWatchSilentStream(t *testing.T) {
 	t.Parallel()
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
+	c := cluster.Client(t, tap)
+	// Somebody else's watch keeps the client's stream as it is.
+	other := c.Watch(clientv3.WithRequireLeader(testCtx(t)), name+"-2", clientv3.WithCreatedNotify())
+	require.True(t, (<-other).Created)
 	var arm atomic.Bool
 	var mu sync.Mutex
 	silent := map[context.Context]bool{}
@@ -388,7 +398,7 @@ func TestWatchSilentStream(t *testing.T) {
 		}
 		return ctx.Err()
 	})
-	f := newFollower(cluster.Client(t, tap), name)
+	f := newFollower(c, name)
 	f.every = 20 * time.Millisecond
 	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { f.yieldAll(testCtx(t), yield) })
 	defer stop()
@@ -408,6 +418,8 @@ func TestWatchSilentStream(t *testing.T) {
 	_, err := direct.Put(testCtx(t), name+"/3f", "")
 	require.NoError(t, err)
 	require.Len(t, next(t, pull).Entries, 2)
+	stop()
+	require.Nil(t, f.own, "a watcher is left open")
 }
 
 // Where no watch is to be had, it asks, and leaves nothing that tries on.
@@ -460,6 +472,46 @@ func TestWatchHungMember(t *testing.T) {
 	_, err = direct.Delete(testCtx(t), "a/1f")
 	require.NoError(t, err)
 	require.Empty(t, next(t, pull).Entries)
+}
+
+// What the read has shown already comes again from the watch, and is no news; news
+// is taken with the state that it is about; and after ctx's end there is none.
+func TestWatchNews(t *testing.T) {
+	t.Parallel()
+	c, name := cluster.Client(t), lockName(t)
+	h := newHistory(t, c, name, 3)
+	for range 20 {
+		h.step()
+	}
+	f := newFollower(c, name)
+	f.adopt(h.states[20])
+	require.Len(t, f.news, 1)
+	require.Equal(t, h.states[20].queue(), f.newest())
+	require.Empty(t, f.news)
+	f.adopt(h.states[20])
+	require.Empty(t, f.news)
+	history := c.Watch(testCtx(t), name+"/", clientv3.WithPrefix(), clientv3.WithRev(h.states[1].rev))
+	for last := int64(0); last < h.states[20].rev; {
+		wr := <-history
+		require.NoError(t, wr.Err())
+		f.apply(wr)
+		require.Empty(t, f.news)
+		require.Equal(t, h.states[20], f.content)
+		last = latest(wr)
+	}
+	ended, cancel := context.WithCancel(testCtx(t))
+	cancel()
+	for range 50 {
+		f.news <- struct{}{}
+		f.yieldAll(ended, func(_ Queue, err error) bool {
+			require.ErrorIs(t, err, context.Canceled)
+			return true
+		})
+		select {
+		case <-f.news:
+		default:
+		}
+	}
 }
 
 // What missed asks tells any change from none. An etcd that was restored from a
