@@ -61,6 +61,12 @@
 // A client needs read and write rights on the prefix <name>/. A client wrapped
 // by clientv3/namespace works.
 //
+// # Looking at a queue
+//
+// [Inspect] shows a lock's queue and [Watch] each change of it, [Names] the locks
+// there are, and [Break] takes an entry out. They need a client and no session,
+// and see the entries of etcd's own locks too.
+//
 // # States of an entry
 //
 //	enqueued   its keys are written, or may be
