@@ -103,4 +103,8 @@
 // Lock and Unlock are one request and one commit each. A Lock that waits costs
 // two watches and up to two reads if it is next in line, three deeper in the
 // queue. A release wakes one waiter, or the readers next in line.
+//
+// A request that has no answer after 300 ms, or four times as long as they took
+// lately, is sent again beside the first one, twice at most, and then after a
+// second all anew: a member that hangs delays a lock by that much.
 package etcdlock

@@ -140,12 +140,10 @@ func (h *Held) downgrade(ctx context.Context) error {
 
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
-	var resp *clientv3.TxnResponse
-	err := h.s.persist(ctx, func(ctx context.Context) (err error) {
-		is := func(key string) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(key), "=", h.rev) }
-		resp, err = h.s.client.Txn(ctx).If(is(key)).
+	is := func(key string) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(key), "=", h.rev) }
+	resp, _, err := hedged(ctx, h.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return h.s.client.Txn(ctx).If(is(key)).
 			Then(clientv3.OpTxn([]clientv3.Cmp{is(other)}, []clientv3.Op{clientv3.OpDelete(other)}, nil)).Commit()
-		return err
 	})
 	if err == nil && !resp.Succeeded {
 		err = h.gone()

@@ -217,19 +217,25 @@ const (
 // leader changes, lost replies and members that hang. op must be safe to
 // repeat.
 func (s *Session) persist(ctx context.Context, op func(ctx context.Context) error) error {
+	return s.attempts(ctx, func(ctx context.Context, limit time.Duration) error {
+		// Not WithTimeout: gRPC would send the time limit along, and etcd start a
+		// timer of its own, for each request (measured: 6 to 9 us of 300).
+		ctx, cancel := context.WithCancel(ctx)
+		defer cancel()
+		defer time.AfterFunc(limit, cancel).Stop()
+		return op(ctx)
+	})
+}
+
+// attempts is persist for an op that keeps its time limit itself.
+func (s *Session) attempts(ctx context.Context, op func(ctx context.Context, limit time.Duration) error) error {
 	var last error
 	limit := attemptMin
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		if ctx.Err() != nil {
 			return s.endedOr(ctx, last)
 		}
-		// Not WithTimeout: gRPC would send the time limit along, and etcd start a
-		// timer of its own, for each request (measured: 6 to 9 us of 300).
-		attempt, cancel := context.WithCancel(ctx)
-		timer := time.AfterFunc(limit, cancel)
-		err := op(attempt)
-		timer.Stop()
-		cancel()
+		err := op(ctx, limit)
 		limit = min(2*limit, attemptMax)
 		switch {
 		case err == nil:
