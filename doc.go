@@ -40,12 +40,17 @@
 //
 // A watch on a member that hangs, with its connections open, is silent. Waits and
 // watched holds ask for themselves each half TTL then, so that this is how long
-// the news takes.
+// the news takes. A client with a DialKeepAliveTime (gRPC takes 10 s at least)
+// and a DialKeepAliveTimeout leaves such a member after the two.
 //
 // A snapshot that is restored brings back the entries and leases of its time.
-// Who held the lock since then has lost it, and is told when it next reaches
-// etcd, no sooner than its deadline otherwise; tokens may go back, so raise the
-// revision when restoring (etcdutl snapshot restore --bump-revision).
+// Who came since has lost its entry, and is told when the session next asks
+// etcd, for a wait and a watched hold within about half a TTL; until then
+// somebody else may have the lock. What was given back since is in the queue
+// again, until its session takes that lock anew or ends. And tokens are given
+// out a second time, so that they no longer fence: restore with etcdutl's
+// --bump-revision, by more than was written since, and --mark-compacted, which
+// has holders told at once too, and start the clients anew.
 //
 // # Keys
 //
@@ -111,4 +116,8 @@
 // watches and two reads, and one read more for a read lock, and one where more than
 // 16 keys are before it. A waiter has one watch at a time. A release wakes two
 // waiters, one to take the lock and one to prepare, or the readers next in line.
+//
+// A request that has no answer after 300 ms, or four times as long as they took
+// lately, is sent again beside the first one, twice at most, and then after a
+// second all anew: a member that hangs delays a lock by that much.
 package etcdlock

@@ -156,14 +156,11 @@ func (e *entry) blocking() (from, to string) {
 
 // commit sends the txn that writes the entry until etcd has answered. It is
 // safe to repeat, since a repetition finds the keys of an earlier attempt.
-func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, err error) {
-	err = e.s.persist(ctx, func(ctx context.Context) (err error) {
-		resp, err = build(e.s.client.Txn(ctx)).Commit()
-		if err != nil && !refused(err) {
-			e.doubt = true
-		}
-		return err
+func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
+	resp, doubt, err := hedged(ctx, e.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return build(e.s.client.Txn(ctx)).Commit()
 	})
+	e.doubt = e.doubt || doubt
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		e.s.end(ErrSessionExpired, "lease not found")
 		e.s.leaseGone()

@@ -3,8 +3,6 @@ package etcdlock
 import (
 	"context"
 	"errors"
-	"fmt"
-	"math/rand/v2"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -12,7 +10,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// How a session keeps its lease alive, and how its requests are repeated.
+// How a session keeps its lease alive.
 
 // run renews the lease each third of the TTL until the session ends. Every
 // attempt has a stream of its own, which the client's balancer gives to the
@@ -202,93 +200,4 @@ func (s *Session) background(f func(ctx context.Context)) bool {
 		f(ctx)
 	})
 	return true
-}
-
-const (
-	retryMin = 10 * time.Millisecond
-	retryMax = 500 * time.Millisecond
-	// An attempt of a request gets a limited time, the next one twice that: a
-	// member that hangs is not to hold up what the others would answer.
-	attemptMin = time.Second
-	attemptMax = 8 * time.Second
-)
-
-// persist is [persist] for a ctx of bind: the session's end comes first. That
-// the client was closed ends the session.
-func (s *Session) persist(ctx context.Context, op func(ctx context.Context) error) error {
-	err := persist(ctx, s.client, op)
-	if err == nil {
-		return nil
-	}
-	if s.endedBy(ctx) {
-		return s.Err()
-	}
-	if errors.Is(err, errClientClosed) {
-		s.end(ErrSessionExpired, "client closed")
-		return fmt.Errorf("%w: %w", ErrSessionExpired, err)
-	}
-	return err
-}
-
-// errClientClosed: the etcd client was closed, so that nothing can be asked
-// any more.
-var errClientClosed = errors.New("the etcd client is closed")
-
-// persist calls op until it succeeds or is refused, or ctx ends: through
-// leader changes, lost replies and members that hang. op must be safe to
-// repeat.
-func persist(ctx context.Context, client *clientv3.Client, op func(ctx context.Context) error) error {
-	var last error
-	limit := attemptMin
-	for delay := retryMin; ; delay = min(2*delay, retryMax) {
-		switch {
-		case ctx.Err() != nil:
-			return ended(ctx, last)
-		case client.Ctx().Err() != nil:
-			return errClientClosed
-		}
-		// Not WithTimeout: gRPC would send the time limit along, and etcd start a
-		// timer of its own, for each request (measured: 6 to 9 us of 300).
-		attempt, cancel := context.WithCancel(ctx)
-		timer := time.AfterFunc(limit, cancel)
-		err := op(attempt)
-		timer.Stop()
-		cancel()
-		limit = min(2*limit, attemptMax)
-		switch {
-		case err == nil:
-			return nil
-		case ctx.Err() != nil:
-			return ended(ctx, last)
-		case refused(err), errors.Is(err, ErrSessionExpired):
-			return err
-		}
-		last = err
-		_ = pause(ctx, delay/2+rand.N(delay)) // ctx is looked at next
-	}
-}
-
-// endedBy reports whether it was the session's end that ended ctx, one of bind.
-func (s *Session) endedBy(ctx context.Context) bool {
-	cause := s.Err()
-	return cause != nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), cause)
-}
-
-// endedOr is ended for a ctx of bind: the session's end comes first.
-func (s *Session) endedOr(ctx context.Context, last error) error {
-	if s.endedBy(ctx) {
-		return s.Err()
-	}
-	return ended(ctx, last)
-}
-
-func pause(ctx context.Context, d time.Duration) error {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-t.C:
-		return nil
-	}
 }

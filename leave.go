@@ -28,30 +28,26 @@ func (e *entry) passOver(kvs []*mvccpb.KeyValue) {
 // has confirmed it or ctx ends. found says whether the entry was there, or may
 // have been removed by an earlier attempt of this call.
 func (e *entry) remove(ctx context.Context, rev int64) (found bool, err error) {
-	repeated := false
-	err = e.s.persist(ctx, func(ctx context.Context) error {
-		is := func(k slot) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(k.key), "=", rev) }
+	is := func(k slot) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(k.key), "=", rev) }
+	resp, doubt, err := hedged(ctx, e.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		txn := e.s.client.Txn(ctx)
 		if e.other.key == "" {
-			txn = txn.If(is(e.key)).Then(clientv3.OpDelete(e.key.key))
-		} else { // each on its own: one may be gone already
-			del := func(k slot) clientv3.Op {
-				return clientv3.OpTxn([]clientv3.Cmp{is(k)}, []clientv3.Op{clientv3.OpDelete(k.key)}, nil)
-			}
-			txn = txn.Then(del(e.key), del(e.other))
+			return txn.If(is(e.key)).Then(clientv3.OpDelete(e.key.key)).Commit()
 		}
-		resp, err := txn.Commit()
-		if err != nil {
-			repeated = repeated || !refused(err)
-			return err
+		del := func(k slot) clientv3.Op { // each on its own: one may be gone already
+			return clientv3.OpTxn([]clientv3.Cmp{is(k)}, []clientv3.Op{clientv3.OpDelete(k.key)}, nil)
 		}
-		found = resp.Succeeded
-		if e.other.key != "" {
-			found = resp.Responses[0].GetResponseTxn().Succeeded
-		}
-		return nil
+		return txn.Then(del(e.key), del(e.other)).Commit()
 	})
-	return found || repeated, err
+	switch {
+	case err != nil:
+		return doubt, err
+	case e.other.key == "":
+		found = resp.Succeeded
+	default:
+		found = resp.Responses[0].GetResponseTxn().Succeeded
+	}
+	return found || doubt, nil
 }
 
 // abandon gives up an entry that its owner did not get: whatever of it is in

@@ -211,6 +211,21 @@ func TestDowngrade_Loss(t *testing.T) {
 	}
 }
 
+// Downgrade finds that the shared entry is gone, and says so at once.
+func TestDowngrade_AfterLoss(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	h, err := NewRWMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	_, err = c.Delete(testCtx(t), sharedBase(name, s.Lease()))
+	require.NoError(t, err)
+	err = h.Downgrade(testCtx(t))
+	require.ErrorIs(t, err, ErrLost)
+	require.NotErrorIs(t, err, context.DeadlineExceeded, "it was tried until ctx ended")
+	requireGone(t, c, name)
+}
+
 // Somebody removes the exclusive entry of a write hold: the hold is lost, and
 // its shared entry does not jam the lock.
 func TestWriteHold_LossRemovesTheRest(t *testing.T) {

@@ -41,6 +41,7 @@ type Session struct {
 	// the latest: until then entries are worth removing.
 	lease     context.Context
 	leaseGone context.CancelFunc
+	pace      pace // of its requests
 	// renewed tells run how the attempts to renew end.
 	renewed chan renewal
 	revoke  sync.Once

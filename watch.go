@@ -158,16 +158,18 @@ func deleted(wr clientv3.WatchResponse, key string, rev int64) bool {
 // resp shows.
 func (s *Session) get(ctx context.Context, rev int64, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, at int64, err error) {
 	if rev > 0 {
-		attempt, cancel := context.WithTimeout(ctx, attemptMin)
-		resp, err = s.client.Get(attempt, key, append(opts[:len(opts):len(opts)], clientv3.WithRev(rev), clientv3.WithSerializable())...)
+		pinned := append(opts[:len(opts):len(opts)], clientv3.WithRev(rev), clientv3.WithSerializable())
+		attempt, cancel := context.WithCancel(ctx)
+		resp, _, err = race(attempt, cancel, hedges, s.pace.late(), attemptMin, func(ctx context.Context) (*clientv3.GetResponse, error) {
+			return s.client.Get(ctx, key, pinned...)
+		})
 		cancel()
 		if err == nil {
 			return resp, rev, nil
 		}
 	}
-	err = s.persist(ctx, func(ctx context.Context) (err error) {
-		resp, err = s.client.Get(ctx, key, opts...)
-		return err
+	resp, _, err = hedged(ctx, s, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		return s.client.Get(ctx, key, opts...)
 	})
 	if err != nil {
 		return nil, 0, err

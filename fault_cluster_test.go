@@ -1,0 +1,219 @@
+//go:build unix
+
+package etcdlock
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// What a cluster outlives, a session outlives: no hold is lost, no waiter fails.
+
+// handOver bounds how long a lock may take from hand to hand when one member of
+// three is in trouble, and after it was mended.
+const handOver = 2 * time.Second
+
+// seconds is for how long a test goes on that may go on for as long as one likes:
+// ETCDLOCK_SECONDS, by default 5.
+func seconds(t testing.TB) time.Duration {
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_SECONDS"), "5"))
+	require.NoError(t, err, "ETCDLOCK_SECONDS")
+	return time.Duration(n) * time.Second
+}
+
+// anchored is a session with a lock that it watches over. All its watches are on
+// the members at first, whatever its client reaches later: the stream that
+// they share stays open.
+func anchored(t *testing.T, name string, endpoints []string, first ...string) (*Session, *Held) {
+	t.Helper()
+	c := processClient(t, first...)
+	s := newTestSession(t, c, WithTTL(time.Minute))
+	h, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	h.Done()
+	w, err := s.openWatch(testCtx(t), h.Key(), "")
+	require.NoError(t, err)
+	t.Cleanup(w.close)
+	c.SetEndpoints(endpoints...)
+	return s, h
+}
+
+// A member hangs, and the requests of each hand-over meet it in turn: the
+// holder's, and those by which the next one sees that nobody is left before it.
+func TestFault_F12_HandOverBesideAPausedMember(t *testing.T) {
+	t.Parallel()
+	members, endpoints := startProcesses(t)
+	at := (leaderOf(t, endpoints) + 1) % 3
+	var queue []*Ticket
+	var mutexes []*Mutex
+	enqueue := func(m *Mutex) {
+		tk, err := m.Enqueue(testCtx(t))
+		require.NoError(t, err)
+		queue = append(queue, tk)
+	}
+	for _, name := range []string{"0", "1", "2"} {
+		s, _ := anchored(t, name, endpoints, endpoints[(at+1)%3], endpoints[(at+2)%3])
+		mutexes = append(mutexes, NewMutex(s, "a"))
+		enqueue(mutexes[len(mutexes)-1])
+	}
+	members[at].signal(t, syscall.SIGSTOP)
+	var slowest time.Duration
+	for i := range 12 {
+		h, err := queue[0].Wait(testCtx(t))
+		require.NoError(t, err)
+		queue = queue[1:]
+		enqueue(mutexes[i%3])
+		began := time.Now()
+		require.NoError(t, h.Unlock(testCtx(t)))
+		_, err = queue[0].Wait(testCtx(t))
+		require.NoError(t, err)
+		slowest = max(slowest, time.Since(began))
+	}
+	members[at].signal(t, syscall.SIGCONT)
+	require.Less(t, slowest, handOver)
+	t.Logf("shown: beside a paused member a lock goes on in %v at the most", slowest.Round(100*time.Millisecond))
+}
+
+// outlives breaks a member while a lock is held, waited for and given back, and
+// mends it when the waiter is granted, or after d. All the watches of the waiter
+// are on that member.
+func outlives(t *testing.T, what string, endpoints []string, at int, breaks, mends func(), d time.Duration) (granted bool) {
+	t.Helper()
+	holder, _ := anchored(t, what+".1", endpoints, endpoints...)
+	waiter, kept := anchored(t, what+".2", endpoints, endpoints[at])
+	h, err := NewMutex(holder, what).Lock(testCtx(t))
+	require.NoError(t, err)
+	tk, err := NewMutex(waiter, what).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	breaks()
+	require.NoError(t, h.Unlock(testCtx(t)), what)
+	broken := time.NewTimer(d)
+	select {
+	case <-tk.Done():
+		granted = true
+	case <-broken.C:
+	}
+	mends()
+	mended := time.Now()
+	h, err = tk.Wait(testCtx(t))
+	require.NoError(t, err, what)
+	require.Less(t, time.Since(mended), handOver, what)
+	for _, h := range []*Held{h, kept} {
+		require.NoError(t, h.Check(testCtx(t)), what)
+		select {
+		case <-h.Done():
+			t.Error(what, h.Err())
+		default:
+		}
+		require.NoError(t, h.Unlock(testCtx(t)))
+	}
+	return granted
+}
+
+// The watches on a member that hangs are silent until it wakes, or the waiter
+// asks for itself, which is long after this with a TTL of a minute.
+func TestFault_F12_PausedMemberWakes(t *testing.T) {
+	t.Parallel()
+	members, endpoints := startProcesses(t)
+	for i, who := range []string{"leader", "follower"} {
+		at := (leaderOf(t, endpoints) + i) % 3
+		outlives(t, who, endpoints, at, func() { members[at].signal(t, syscall.SIGSTOP) }, func() { members[at].signal(t, syscall.SIGCONT) }, time.Second)
+	}
+}
+
+// Where a member is gone, or knows that it is cut off, the watches move on before
+// it is back.
+func TestFault_C1_MembersComeBack(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	for what, do := range map[string]struct{ breaks, mends func(*etcdtest.Member) }{
+		"leader stopped":  {(*etcdtest.Member).Stop, nil},
+		"leader killed":   {(*etcdtest.Member).Kill, nil},
+		"leader isolated": {(*etcdtest.Member).Isolate, (*etcdtest.Member).Heal},
+	} {
+		m, err := own.Leader(testCtx(t))
+		require.NoError(t, err)
+		require.True(t, outlives(t, what, own.Endpoints(), m.Index(), func() { do.breaks(m) }, func() {
+			if do.mends != nil {
+				do.mends(m)
+			} else {
+				require.NoError(t, m.Restart(testCtx(t)))
+			}
+		}, hang/2), what)
+	}
+}
+
+// The leader changes each second, and six sessions wait for a lock in turn.
+func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	ctx, cancel := context.WithCancel(context.Background())
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	var last time.Time // grant
+	var slowest time.Duration
+	grants := 0
+	var kept []*Held
+	for i := range 6 {
+		s := newTestSession(t, own.Client(t), WithTTL(3*time.Second))
+		h, err := NewMutex(s, fmt.Sprint("own", i)).Lock(testCtx(t))
+		require.NoError(t, err)
+		h.Done()
+		kept = append(kept, h)
+		lock := []func(context.Context) (*Held, error){NewMutex(s, "a").Lock, NewRWMutex(s, "a").RLock}[i%2]
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				h, err := lock(testCtx(t))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				now := time.Now()
+				if !last.IsZero() {
+					slowest = max(slowest, now.Sub(last))
+				}
+				last = now
+				grants++
+				mu.Unlock()
+				if err := h.Unlock(testCtx(t)); err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	each := time.NewTicker(time.Second)
+	defer each.Stop()
+	moves := 0
+	for end := time.Now().Add(seconds(t)); time.Now().Before(end); moves++ {
+		require.NoError(t, own.MoveLeader(testCtx(t), moves%3))
+		<-each.C
+	}
+	cancel()
+	wg.Wait()
+	for _, h := range kept {
+		require.NoError(t, h.Check(testCtx(t)))
+		select {
+		case <-h.Done():
+			t.Error(h.Err())
+		default:
+		}
+	}
+	require.Less(t, slowest, handOver)
+	t.Logf("shown: %d moves of the leader: %d grants, at most %v from one to the next", moves, grants, slowest.Round(time.Millisecond))
+}

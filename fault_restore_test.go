@@ -1,0 +1,126 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/etcdutl/v3/snapshot"
+	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// takeSnapshot returns a function that puts the cluster's only member back to
+// this moment. bump is how far it raises the revision, as
+// `etcdutl snapshot restore --bump-revision --mark-compacted` does.
+func takeSnapshot(t *testing.T, own *etcdtest.Cluster) (restore func(bump uint64)) {
+	t.Helper()
+	snap, err := own.Client(t).Snapshot(testCtx(t))
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "snapshot")
+	out, err := os.Create(file)
+	require.NoError(t, err)
+	_, err = io.Copy(out, snap)
+	require.NoError(t, errors.Join(err, snap.Close(), out.Close()))
+	return func(bump uint64) {
+		m := own.Member(0)
+		cfg := m.Etcd().Config()
+		m.Kill()
+		require.NoError(t, os.RemoveAll(cfg.Dir))
+		require.NoError(t, snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
+			SnapshotPath: file, Name: cfg.Name, OutputDataDir: cfg.Dir,
+			PeerURLs: []string{cfg.AdvertisePeerUrls[0].String()}, InitialCluster: cfg.InitialCluster, InitialClusterToken: cfg.InitialClusterToken,
+			RevisionBump: bump, MarkCompacted: bump > 0,
+		}))
+		require.NoError(t, m.Restart(testCtx(t)))
+	}
+}
+
+// A snapshot is restored while locks are held and waited for. What is older than
+// it goes on as if nothing had happened; who came since is told.
+func TestFault_F5_SnapshotRestored(t *testing.T) {
+	for _, bump := range []uint64{0, 1_000_000} {
+		t.Run(fmt.Sprint("bump ", bump), func(t *testing.T) {
+			t.Parallel()
+			own := etcdtest.Start(t)
+			lock := func(s *Session, name string) *Held {
+				h, err := NewMutex(s, name).Lock(testCtx(t))
+				require.NoError(t, err)
+				h.Done()
+				return h
+			}
+			enqueue := func(s *Session, name string) *Ticket {
+				tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+				require.NoError(t, err)
+				notGranted(t, tk, len(entries(t, s.Client(), name))-1)
+				return tk
+			}
+			older := newTestSession(t, own.Client(t))
+			held, back := lock(older, "a"), lock(older, "b")
+			waits := enqueue(newTestSession(t, own.Client(t)), "a")
+			restore := takeSnapshot(t, own)
+			newer := newTestSession(t, own.Client(t))
+			entryGone, leaseGone := lock(older, "c"), lock(newer, "d")
+			placeGone, allGone := enqueue(older, "a"), enqueue(newer, "a")
+			require.NoError(t, back.Unlock(testCtx(t)))
+			c := own.Client(t)
+			for range 20 {
+				_, err := c.Put(testCtx(t), "elsewhere", "")
+				require.NoError(t, err)
+			}
+			last := lock(older, "e")
+
+			restore(bump)
+			restored := time.Now()
+			for _, h := range []*Held{entryGone, leaseGone, last} {
+				select {
+				case <-h.Done():
+				case <-time.After(hang):
+					t.Fatal("its holder is not told")
+				}
+				require.ErrorIs(t, h.Err(), ErrLost)
+				require.Equal(t, h == leaseGone, errors.Is(h.Err(), ErrSessionExpired))
+				_, err := h.Txn(testCtx(t)).Then(clientv3.OpPut("x", "")).Commit()
+				require.ErrorIs(t, err, ErrLost)
+			}
+			t.Logf("shown: holders told within %v of the restore", time.Since(restored).Round(100*time.Millisecond))
+			_, err := placeGone.Wait(testCtx(t))
+			require.ErrorIs(t, err, ErrLost)
+			_, err = allGone.Wait(testCtx(t))
+			require.ErrorIs(t, err, ErrSessionExpired)
+
+			require.NoError(t, held.Check(testCtx(t)))
+			notGranted(t, waits, 1)
+			require.NoError(t, held.Unlock(testCtx(t)))
+			h, err := waits.Wait(testCtx(t))
+			require.NoError(t, err)
+			require.Greater(t, h.Token(), held.Token())
+			require.NoError(t, h.Check(testCtx(t)))
+
+			// What was given back since is back, for as long as its session lives.
+			other := newTestSession(t, c)
+			_, err = NewMutex(other, "b").TryLock(testCtx(t))
+			require.ErrorIs(t, err, ErrLocked)
+			again := lock(older, "b") // finds its old self, and removes it
+			require.NoError(t, again.Unlock(testCtx(t)))
+			require.NoError(t, lock(other, "b").Unlock(testCtx(t)))
+
+			// Tokens are given out twice, unless the revision was raised.
+			fresh := lock(other, "e")
+			if bump == 0 {
+				require.Less(t, fresh.Token(), last.Token())
+			} else {
+				require.Greater(t, fresh.Token(), last.Token())
+			}
+			require.NoError(t, older.Close(context.Background()))
+		})
+	}
+}
