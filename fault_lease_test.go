@@ -200,9 +200,14 @@ func (c *cutting) run(own *etcdtest.Cluster, i int, h *holder, lock func(ctx con
 }
 
 // cutTold requires that all owners are told in time.
+//
+// A process that gets no time to run for longer than the deadline's margin is a
+// paused one, for which no timer fires in time. So the test looks how late its own
+// timers are; on a machine that is that busy, a loss may be told as late.
 func cutTold(t *testing.T, how cutting) {
 	t.Helper()
 	for _, how.ttl = range runTTLs(t) {
+		lateness := measureLateness(t)
 		cuts := cut(t, runs(t), how, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
 			s, err := NewSession(ctx, c, WithTTL(how.ttl))
 			if err != nil {
@@ -224,13 +229,34 @@ func cutTold(t *testing.T, how cutting) {
 				return nil
 			}}, nil
 		})
-		earliest := time.Hour
+		earliest, late := time.Hour, lateness()
+		if late < how.ttl/10 {
+			late = 0
+		}
 		for _, c := range cuts {
 			earliest = min(earliest, c.gone.Sub(c.told))
-			require.Truef(t, c.told.Before(c.gone), "TTL %v: told %v after another could have the lock", c.ttl, c.told.Sub(c.gone))
+			require.Truef(t, c.told.Before(c.gone.Add(late)), "TTL %v: told %v after another could have the lock", c.ttl, c.told.Sub(c.gone))
 		}
 		t.Logf("shown: TTL %v, %s%d runs: told %v at the least before the entry was gone", how.ttl, map[bool]string{true: "replies late, "}[how.delay > latency], len(cuts), earliest.Round(time.Millisecond))
 	}
+}
+
+// measureLateness returns a function that ends the measuring and tells by how much a
+// timer of this process was late at most.
+func measureLateness(t *testing.T) func() time.Duration {
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	most := make(chan time.Duration, 1)
+	go func() {
+		var late time.Duration
+		for ctx.Err() == nil {
+			due := time.Now().Add(tick)
+			_ = pause(ctx, tick)
+			late = max(late, time.Since(due))
+		}
+		most <- late
+	}()
+	return func() time.Duration { cancel(); return <-most }
 }
 
 func TestFault_F1_DeadlineCountedFromSend(t *testing.T) {
