@@ -32,6 +32,7 @@ type history struct {
 	name   string
 	r      *rand.Rand
 	states []*content // by ascending revision
+	news   int64      // the revision at which the entries have changed last
 }
 
 func newHistory(t *testing.T, c *clientv3.Client, name string, seed uint64) *history {
@@ -97,6 +98,9 @@ func (h *history) commit(build func(next *content) []clientv3.Op) {
 		}
 	}
 	h.states = append(h.states, next)
+	if !maps.Equal(last.entries, next.entries) {
+		h.news = next.rev
+	}
 }
 
 // check: q was the state at its revision.
@@ -116,7 +120,7 @@ const end = "/ff"
 
 // watched collects what Watch yields, until an entry under end is there; slow may
 // hold up the loop. Each state must be newer than the one before.
-func watched(t *testing.T, c *clientv3.Client, name string, slow func()) (all []Queue) {
+func watched(t *testing.T, c *clientv3.Client, name string, slow func(Queue)) (all []Queue) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*hang)
 	defer cancel()
 	for q, err := range Watch(ctx, c, name) {
@@ -130,7 +134,7 @@ func watched(t *testing.T, c *clientv3.Client, name string, slow func()) (all []
 		if slices.ContainsFunc(q.Entries, func(e Entry) bool { return e.Key == name+end }) {
 			break
 		}
-		slow()
+		slow(q)
 	}
 	return all
 }
@@ -144,29 +148,36 @@ func play(t *testing.T, direct, watcher *clientv3.Client, steps int, mishaps map
 	h := newHistory(t, direct, lockName(t), seed)
 	h.step()
 	pace := make(chan struct{}) // a step, for who waits for it
+	var seen atomic.Int64       // the last revision that was yielded
 	slow := rand.New(rand.NewPCG(seed, 5))
 	result := make(chan []Queue)
 	go func() {
-		result <- watched(t, watcher, h.name, func() {
+		result <- watched(t, watcher, h.name, func(q Queue) {
+			seen.Store(q.Revision)
 			for range slow.IntN(4) * slow.IntN(10) {
 				<-pace
 			}
 		})
 	}()
-	for i := range steps {
-		h.step()
-		if mishap := mishaps[i]; mishap != nil {
-			mishap(h)
-		}
+	goOn := func() {
 		select {
 		case pace <- struct{}{}:
 		default:
 		}
 	}
+	for i := range steps {
+		h.step()
+		if mishap := mishaps[i]; mishap != nil {
+			mishap(h)
+		}
+		goOn()
+		if i%20 == 19 {
+			require.Eventually(t, func() bool { goOn(); return seen.Load() >= h.news }, hang, tick, "Watch is stuck")
+		}
+	}
 	close(pace)
 	h.commit(func(next *content) []clientv3.Op { return h.put(next, h.name+end) })
 	all := <-result
-	require.Greater(t, len(all), steps/20, "too few states for a test")
 	for _, q := range all {
 		h.check(q)
 	}
