@@ -15,8 +15,8 @@ import (
 // was taken.
 const startAttempts = 20
 
-// A Cluster is an etcd cluster that runs inside this process. It is safe for
-// concurrent use.
+// A Cluster is an etcd cluster that runs inside this process, or is attached (see
+// [Attach]). It is safe for concurrent use.
 type Cluster struct {
 	members []*Member
 	tempDir string // removed by Close, unless empty
@@ -64,6 +64,24 @@ func New(dir string, opts ...Option) (*Cluster, error) {
 	return c, nil
 }
 
+// errAttached is what can't be done to an attached cluster.
+var errAttached = errors.New("etcdtest: the servers of an attached cluster are not this package's to rule")
+
+// Attach returns a Cluster of servers that run elsewhere, such as etcd processes of
+// another version, by the URLs at which they serve clients. It makes no request.
+//
+// Clients, proxies and taps are made as with any other Cluster. What needs a server of
+// this process is not to be had: Stop, Kill, Isolate and Heal panic; Restart, Leader,
+// MoveLeader and Compact return an error; Etcd returns nil. Close leaves the servers
+// alone.
+func Attach(endpoints ...string) *Cluster {
+	c := &Cluster{}
+	for i, e := range endpoints {
+		c.members = append(c.members, &Member{cluster: c, index: i, endpoint: e})
+	}
+	return c
+}
+
 // start tries with other ports as long as a port was taken between its choice and
 // the listen: no choice of ports rules that out when packages are tested in
 // parallel.
@@ -99,7 +117,7 @@ func (c *Cluster) startOnce(dir string, cfg config) error {
 		return err
 	}
 	for i, ec := range configs {
-		c.members = append(c.members, &Member{cluster: c, index: i, config: ec})
+		c.members = append(c.members, &Member{cluster: c, index: i, endpoint: ec.ListenClientUrls[0].String(), config: ec})
 	}
 	// A member only becomes ready when a majority runs, so start all first.
 	for _, m := range c.members {
@@ -135,7 +153,9 @@ func (c *Cluster) Close() {
 	c.closeOnce.Do(func() {
 		var wg sync.WaitGroup
 		for _, m := range c.members {
-			wg.Go(m.Kill)
+			if m.config != nil {
+				wg.Go(m.Kill)
+			}
 		}
 		wg.Wait()
 		if c.tempDir != "" {

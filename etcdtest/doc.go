@@ -46,6 +46,11 @@
 //	tap, proxy := etcdtest.NewTap(), cluster.Proxy(t)
 //	client, observer := cluster.Client(t, tap, proxy), cluster.Client(t)
 //
+// # Other servers
+//
+// [Attach] makes clients, proxies and taps for servers that run already, such as
+// processes of the version that runs in production.
+//
 // # Leak checks
 //
 // After the end of a one-member cluster none of its goroutines is left. With several

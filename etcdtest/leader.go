@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -23,6 +24,9 @@ const (
 // Leader waits until a majority of the members agrees on a leader, and returns it. A
 // leader that has been isolated is none, even while it doesn't know that yet.
 func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
+	if slices.ContainsFunc(c.members, func(m *Member) bool { return m.config == nil }) {
+		return nil, errAttached
+	}
 	tick := time.NewTicker(leaderPoll)
 	defer tick.Stop()
 	for {
@@ -107,6 +111,9 @@ func (c *Cluster) Compact(ctx context.Context) (int64, error) {
 }
 
 func (c *Cluster) setIsolated(m *Member, isolated bool) {
+	if m.config == nil {
+		panic(errAttached)
+	}
 	c.mu.Lock()
 	m.isolated = isolated
 	c.mu.Unlock()

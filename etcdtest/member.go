@@ -27,9 +27,10 @@ const (
 
 // A Member is one etcd server of a [Cluster]. It is safe for concurrent use.
 type Member struct {
-	cluster *Cluster
-	index   int
-	config  *embed.Config
+	cluster  *Cluster
+	index    int
+	endpoint string        // its client URL
+	config   *embed.Config // nil where the cluster is attached
 
 	lifecycle sync.Mutex // held while the member is started or stopped
 
@@ -51,10 +52,10 @@ type server struct {
 func (m *Member) Index() int { return m.index }
 
 // Endpoint returns the member's client URL. It stays the same over a restart.
-func (m *Member) Endpoint() string { return m.config.ListenClientUrls[0].String() }
+func (m *Member) Endpoint() string { return m.endpoint }
 
 // Etcd returns the running server, for what this package has no method for, or nil
-// while the member is stopped. After a restart it is another one.
+// while the member is stopped or where it is attached. After a restart it is another one.
 func (m *Member) Etcd() *embed.Etcd {
 	if s := m.current(); s != nil {
 		return s.etcd
@@ -77,6 +78,9 @@ func (m *Member) Kill() { m.shut((*server).kill) }
 // member serves only once a majority runs: after more than a minority was
 // stopped, restart them concurrently.
 func (m *Member) Restart(ctx context.Context) error {
+	if m.config == nil {
+		return errAttached
+	}
 	m.Kill()
 	m.cluster.setIsolated(m, false)
 	if err := m.restart(ctx); err != nil {
@@ -166,6 +170,9 @@ func (m *Member) waitReady(ctx context.Context) error {
 }
 
 func (m *Member) shut(how func(*server)) {
+	if m.config == nil {
+		panic(errAttached)
+	}
 	m.lifecycle.Lock()
 	defer m.lifecycle.Unlock()
 	s := m.current()
