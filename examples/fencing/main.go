@@ -1,0 +1,196 @@
+//go:build unix
+
+// Fencing shows what no lock can do, stop a process that was paused from going
+// on, and what keeps the data whole nevertheless.
+//
+//	go run ./examples/fencing
+//
+// Process A takes a lock and is stopped (SIGSTOP) for twice its TTL, in the middle
+// of its work. B gets the lock and writes. Then A wakes and goes on where it
+// was. The program exits with an error if any of what it says is not so.
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"syscall"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+const (
+	ttl     = 2 * time.Second  // of A's session
+	timeout = 15 * time.Second // of it all
+)
+
+// The environment of process A, which is this program once more.
+const (
+	envEtcd  = "FENCING_ETCD"
+	envStore = "FENCING_STORE"
+)
+
+func main() {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
+	defer cancel()
+	var err error
+	if etcd := os.Getenv(envEtcd); etcd != "" {
+		err = processA(ctx, etcd, os.Getenv(envStore))
+	} else {
+		err = show(ctx, os.Stdout)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "fencing:", err)
+		os.Exit(1)
+	}
+}
+
+// processA takes the lock, works, and writes what came of it.
+func processA(ctx context.Context, etcd, store string) error {
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}, Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithTTL(ttl))
+	if err != nil {
+		return err
+	}
+	defer session.Close(ctx)
+	h, err := etcdlock.NewMutex(session, "report").Lock(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Println(h.Token())
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // its work, in which it is stopped
+
+	// What is kept in another store: that compares tokens.
+	rows, err := update(store, "A's report", h.Token())
+	switch {
+	case err != nil:
+		return err
+	case rows != 0:
+		return errors.New("the store took a report of a former holder")
+	}
+	fmt.Println("  A: the store has updated 0 rows, for it has seen a higher token")
+
+	// What costs nothing: to look at the clocks before each step. It narrows the
+	// gap, and does not close it.
+	if h.Valid() {
+		return errors.New("Valid is true")
+	}
+	fmt.Println("  A: Valid says false")
+
+	// What is kept in etcd itself: a transaction that is guarded by the hold.
+	_, err = h.Txn(ctx).Then(clientv3.OpPut("last-report", "A's")).Commit()
+	if !errors.Is(err, etcdlock.ErrLost) {
+		return fmt.Errorf("the guarded transaction gave: %w", err)
+	}
+	fmt.Println("  A: Txn says", err)
+	return nil
+}
+
+// show starts etcd, the store and process A, and is B.
+func show(ctx context.Context, out io.Writer) error {
+	cluster, err := etcdtest.New("")
+	if err != nil {
+		return err
+	}
+	defer cluster.Close()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		return err
+	}
+	defer listener.Close()
+	reports := serve(listener)
+
+	a, work, says, err := startA(ctx, cluster.Endpoints()[0], listener.Addr().String())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = a.Process.Kill() }() // after an error
+	var tokenA int64
+	if _, err := fmt.Fscanln(says, &tokenA); err != nil {
+		return fmt.Errorf("process A: %w", err)
+	}
+	fmt.Fprintf(out, "A has the lock with token %d, and works on its report\n", tokenA)
+	if err := a.Process.Signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	wake := time.NewTimer(2 * ttl)
+	fmt.Fprintf(out, "A is stopped for %v, twice its TTL\n", 2*ttl)
+
+	client, err := cluster.NewClient()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	session, err := etcdlock.NewSession(ctx, client)
+	if err != nil {
+		return err
+	}
+	defer session.Close(ctx)
+	b, err := etcdlock.NewMutex(session, "report").Lock(ctx)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(out, "B has the lock with token %d, and writes its report\n", b.Token())
+	if b.Token() <= tokenA {
+		return errors.New("the token of the next holder is not higher")
+	}
+	if rows := reports.update("B's report", b.Token()); rows != 1 {
+		return errors.New("the store refuses the holder of the lock")
+	}
+
+	<-wake.C
+	fmt.Fprintln(out, "A wakes and goes on")
+	if err := a.Process.Signal(syscall.SIGCONT); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(work, "done\n"); err != nil {
+		return err
+	}
+	if _, err := io.Copy(out, says); err != nil {
+		return err
+	}
+	if err := a.Wait(); err != nil {
+		return fmt.Errorf("process A: %w", err)
+	}
+	if body := reports.read(); body != "B's report" {
+		return fmt.Errorf("the store has %q", body)
+	}
+	if err := b.Check(ctx); err != nil {
+		return err
+	}
+	fmt.Fprintln(out, "the store has B's report, and B still has the lock")
+	return b.Unlock(ctx)
+}
+
+// startA starts process A: a line on work ends its work, and says is what it
+// prints, its token first.
+func startA(ctx context.Context, etcd, store string) (a *exec.Cmd, work io.Writer, says io.Reader, err error) {
+	self, err := os.Executable()
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	a = exec.CommandContext(ctx, self)
+	a.Env = append(os.Environ(), envEtcd+"="+etcd, envStore+"="+store)
+	a.Stderr = os.Stderr
+	if work, err = a.StdinPipe(); err != nil {
+		return nil, nil, nil, err
+	}
+	if says, err = a.StdoutPipe(); err != nil {
+		return nil, nil, nil, err
+	}
+	return a, work, says, a.Start()
+}
