@@ -25,6 +25,12 @@ var (
 	_ func(string) etcdlock.SessionOption                                                           = etcdlock.WithOwner
 	_ func(clientv3.LeaseID) etcdlock.SessionOption                                                 = etcdlock.WithLease
 	_ func(*slog.Logger) etcdlock.SessionOption                                                     = etcdlock.WithLogger
+	_ func(...*etcdlock.Hooks) etcdlock.SessionOption                                               = etcdlock.WithHooks
+	_                                                                                               = etcdlock.Hooks{
+		SessionUp: func(etcdlock.SessionUpInfo) {}, Renewed: func(etcdlock.RenewedInfo) {}, SessionEnded: func(etcdlock.SessionEndedInfo) {},
+		Enqueued: func(context.Context, etcdlock.EnqueuedInfo) {}, Granted: func(context.Context, etcdlock.GrantedInfo) {}, Abandoned: func(context.Context, etcdlock.AbandonedInfo) {},
+		Released: func(context.Context, etcdlock.ReleasedInfo) {}, Lost: func(context.Context, etcdlock.LostInfo) {},
+	}
 	_ interface {
 		Client() *clientv3.Client
 		Lease() clientv3.LeaseID

@@ -32,12 +32,15 @@ type entry struct {
 	// doubt: an attempt to write the keys may have been carried out, or be
 	// carried out yet, without our knowing.
 	doubt bool
+	trace *trace // for hooks, nil without
 
 	mu    sync.Mutex // guards what follows, and wants, key and other once held
 	state state
-	cause error                   // why the entry is not held anymore, nil before
-	ctx   context.Context         // of the hold, nil until asked for
-	end   context.CancelCauseFunc // ends ctx
+	// untold: lost, and nobody was told; see unlockAndTell.
+	untold bool
+	cause  error                   // why the entry is not held anymore, nil before
+	ctx    context.Context         // of the hold, nil until asked for
+	end    context.CancelCauseFunc // ends ctx
 	// rewatch makes the guard watch key anew.
 	rewatch context.CancelFunc
 }

@@ -12,7 +12,8 @@ import (
 
 // How a hold ends, and how it hears that it was ended by others.
 
-// endLocked ends a hold; the caller holds e.mu. ctx ends with it.
+// endLocked ends a hold; the caller holds e.mu, and lets go with unlockAndTell.
+// ctx ends with it.
 func (e *entry) endLocked(to state, cause error) {
 	if e.becomeLocked(to, cause) {
 		e.finishLocked()
@@ -23,9 +24,8 @@ func (e *entry) finishLocked() {
 	if e.end != nil {
 		e.end(e.cause)
 	}
-	if e.state == lost {
-		e.s.log.Warn("lock lost", "lock", e.name, "key", e.key.key, "token", e.rev, "cause", e.cause)
-	}
+	e.unlistenLocked()
+	e.untold = e.state == lost
 }
 
 // refreshLocked ends a hold whose session has ended.
@@ -42,7 +42,7 @@ func (e *entry) refreshLocked() {
 // hold's error.
 func (e *entry) gone() error {
 	e.mu.Lock()
-	defer e.mu.Unlock()
+	defer e.unlockAndTell()
 	e.goneLocked()
 	return e.cause
 }
@@ -59,13 +59,36 @@ func (e *entry) goneLocked() {
 		e.mu.Lock()
 		e.cause = lossOf(e.s.Err())
 		e.finishLocked()
-		e.mu.Unlock()
+		e.unlockAndTell()
 		e.discard(ctx)
 	})
 	if !ok {
 		e.cause = lossOf(e.s.Err())
 		e.finishLocked()
 	}
+}
+
+// confirmTime bounds what asking after the lease may add to the news that an
+// entry is gone.
+const confirmTime = 250 * time.Millisecond
+
+// confirm asks etcd after the lease, since an entry of the session is gone, and
+// ends the session if the lease is what took it.
+func (s *Session) confirm() {
+	start := time.Now()
+	s.confirming.Lock()
+	s.mu.Lock()
+	known := s.sent.After(start)
+	s.mu.Unlock()
+	if known || s.ctx.Err() != nil {
+		s.confirming.Unlock()
+		return
+	}
+	ctx, cancel := context.WithDeadline(s.ctx, start.Add(confirmTime))
+	defer cancel()
+	info := s.renewOnce(ctx) // if it fails, run goes on trying, and the deadline stands
+	s.confirming.Unlock()
+	s.tellRenewed(info)
 }
 
 // here returns errGone unless the entry is in etcd under key, at revision at or,
@@ -95,7 +118,7 @@ func (e *entry) guard() {
 		key, over := e.key.key, e.state != held
 		keyCtx, rewatch := context.WithCancel(ctx)
 		e.rewatch = rewatch
-		e.mu.Unlock()
+		e.unlockAndTell()
 		if over {
 			rewatch()
 			return
@@ -108,7 +131,7 @@ func (e *entry) guard() {
 			if key == e.key.key { // else downgraded meanwhile
 				e.goneLocked()
 			}
-			e.mu.Unlock()
+			e.unlockAndTell()
 		default:
 			if time.Since(start) > retryMax {
 				delay = retryMin // it went well for a while

@@ -26,7 +26,7 @@ type Held struct{ entry }
 // and at most one read.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
-	defer h.mu.Unlock()
+	defer h.unlockAndTell()
 	if h.ctx == nil {
 		h.ctx, h.end = context.WithCancelCause(context.Background())
 		h.refreshLocked()
@@ -47,7 +47,7 @@ func (h *Held) Done() <-chan struct{} { return h.Context().Done() }
 // nobody; see Check.
 func (h *Held) Err() error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
+	defer h.unlockAndTell()
 	h.refreshLocked()
 	return h.cause
 }
@@ -119,13 +119,13 @@ func (h *Held) downgrade(ctx context.Context) error {
 	h.refreshLocked()
 	switch {
 	case h.state != held:
-		defer h.mu.Unlock()
+		defer h.unlockAndTell()
 		return h.cause
 	case h.wants == mutexHold:
-		defer h.mu.Unlock()
+		defer h.unlockAndTell()
 		return errors.New("a Mutex has no read holds: use an RWMutex")
 	case h.wants == readHold && h.other.key == "":
-		defer h.mu.Unlock()
+		defer h.unlockAndTell()
 		return nil
 	}
 	if h.wants == writeHold {
@@ -168,7 +168,7 @@ func (h *Held) unlock(ctx context.Context) error {
 	h.mu.Lock()
 	h.refreshLocked()
 	if h.state != held {
-		defer h.mu.Unlock()
+		defer h.unlockAndTell()
 		return h.cause
 	}
 	if ctx.Value(doKey{h.from, h.name}) == h {
@@ -178,7 +178,14 @@ func (h *Held) unlock(ctx context.Context) error {
 	}
 	h.endLocked(released, ErrNotHeld) // before anybody else can have the lock
 	h.mu.Unlock()
+	at := time.Now()
+	err := h.giveBack(ctx)
+	h.tellOver(at, err)
+	return err
+}
 
+// giveBack removes the entry of a hold that has been released here.
+func (h *Held) giveBack(ctx context.Context) error {
 	bound, stop := h.s.bind(ctx)
 	defer stop()
 	found, err := h.remove(bound, h.rev)

@@ -223,6 +223,8 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s := &scene{f: f, own: f.session(5), cancel: cancel}
+	hooks := &recorder{}
+	s.own.hooks = []*Hooks{hooks.hooks()}
 	if kind == "RWMutex read" {
 		s.wants = readHold
 	}
@@ -346,6 +348,9 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 			t.Errorf("%s: keys are left in use: %v", name, s.own.slots)
 		}
 		s.own.mu.Unlock()
+	}
+	if stories := hooks.stories(); len(stories) != 1 || !whole.MatchString(stories[0]) || kind != "Ticket" && (err == nil) != strings.Contains(stories[0], "granted") {
+		t.Errorf("%s: the hooks were told %q of %v", name, stories, err)
 	}
 	<-time.After(time.Minute) // past the last timer
 	s.own.end(ErrSessionClosed, "test")

@@ -22,6 +22,7 @@ import (
 // the reply and looks at it once a second, and stays with a member that hangs.
 func (s *Session) run() {
 	defer s.wg.Done()
+	defer s.tellEnded()
 	gap := s.ttl / 6
 	next := time.NewTimer(s.ttl / 3)
 	defer next.Stop()
@@ -55,18 +56,25 @@ func (s *Session) run() {
 // renew asks etcd once to renew the lease, and ends the session if the lease
 // is gone.
 func (s *Session) renew(ctx context.Context) error {
+	info := s.renewOnce(ctx)
+	s.tellRenewed(info)
+	return info.Err
+}
+
+// renewOnce is renew without telling of it.
+func (s *Session) renewOnce(ctx context.Context) RenewedInfo {
 	sent := time.Now()
 	ttl, err := s.keepAlive(ctx)
+	info := RenewedInfo{s, time.Since(sent), err}
 	switch {
 	case err == nil && ttl <= 0, errors.Is(err, rpctypes.ErrLeaseNotFound):
 		s.end(ErrSessionExpired, "lease not found")
 		s.leaseGone()
-		return ErrSessionExpired
-	case err != nil:
-		return err
+		info.Err = ErrSessionExpired
+	case err == nil:
+		s.record(sent, ttl)
 	}
-	s.record(sent, ttl)
-	return nil
+	return info
 }
 
 func (s *Session) keepAliveOnce(ctx context.Context) (int64, error) {
@@ -129,29 +137,6 @@ func (s *Session) expire() {
 func (s *Session) valid() bool {
 	now, deadline := time.Now(), s.Deadline()
 	return s.Err() == nil && now.Before(deadline) && now.Round(0).Before(deadline.Round(0))
-}
-
-// confirmTime bounds what asking after the lease may add to the news that an
-// entry is gone.
-const confirmTime = 250 * time.Millisecond
-
-// confirm asks etcd after the lease, since an entry of the session is gone, and
-// ends the session if the lease is what took it.
-func (s *Session) confirm() {
-	start := time.Now()
-	s.confirming.Lock()
-	defer s.confirming.Unlock()
-	s.mu.Lock()
-	known := s.sent.After(start)
-	s.mu.Unlock()
-	if known || s.ctx.Err() != nil {
-		return
-	}
-	ctx, cancel := context.WithDeadline(s.ctx, start.Add(confirmTime))
-	defer cancel()
-	if err := s.renew(ctx); err != nil {
-		return // run goes on trying, and the deadline stands
-	}
 }
 
 // revokeLease revokes the lease, for a TTL at most: it can't live longer.

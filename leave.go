@@ -58,11 +58,13 @@ func (e *entry) abandon(cause error) {
 	e.mu.Unlock()
 	switch {
 	case !ok:
+		return
 	case e.rev == 0 && !e.doubt:
 		e.freeKeys() // never written
 	default:
 		e.s.background(e.discard)
 	}
+	e.tellAbandoned(cause)
 }
 
 // discard removes the entry and settles it. ctx ends with the lease, which

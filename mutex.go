@@ -129,6 +129,7 @@ func (l *lock) lockIn(ctx context.Context, s *Session, w wants) (*Held, error) {
 		h.abandon(err)
 		return nil, err
 	}
+	h.tellGranted()
 	return h, nil
 }
 
@@ -149,18 +150,20 @@ func (l *lock) enqueueIn(ctx context.Context, s *Session, w wants) (*Ticket, err
 
 // queue puts a new entry into the queue; after an error nothing is left of it.
 func (l *lock) queue(ctx context.Context, s *Session, w wants) (h *Held, v view, looked bool, err error) {
-	h = l.entry(s, w)
+	h = l.entry(ctx, s, w)
 	bound, stop := s.bind(ctx)
 	defer stop()
 	v, looked, err = h.enqueue(bound)
 	if err != nil {
 		h.abandon(err)
+	} else {
+		h.tellEnqueued()
 	}
 	return h, v, looked, err
 }
 
-func (l *lock) entry(s *Session, w wants) *Held {
-	return &Held{entry{s: s, from: l.from, name: l.name, wants: w}}
+func (l *lock) entry(ctx context.Context, s *Session, w wants) *Held {
+	return &Held{entry{s: s, from: l.from, name: l.name, wants: w, trace: s.newTrace(ctx, w)}}
 }
 
 func (l *lock) try(ctx context.Context, op string, w wants) (*Held, error) {
@@ -171,17 +174,19 @@ func (l *lock) try(ctx context.Context, op string, w wants) (*Held, error) {
 }
 
 func (l *lock) tryIn(ctx context.Context, s *Session, w wants) (*Held, error) {
-	h := l.entry(s, w)
+	h := l.entry(ctx, s, w)
 	bound, stop := s.bind(ctx)
 	defer stop()
 	err := h.try(bound)
 	if err == nil {
+		h.tellEnqueued()
 		err = h.grant(bound)
 	}
 	if err != nil {
 		h.abandon(err)
 		return nil, err
 	}
+	h.tellGranted()
 	return h, nil
 }
 

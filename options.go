@@ -20,6 +20,7 @@ type sessionConfig struct {
 	owner string
 	lease clientv3.LeaseID
 	log   *slog.Logger
+	hooks []*Hooks
 }
 
 // configOf is what opts make of the defaults.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -31,6 +32,7 @@ type Session struct {
 	owner  string // in JSON
 	nonce  string // begins the nonce of every entry of this session
 	log    *slog.Logger
+	hooks  []*Hooks
 	// keepAlive renews the lease once and returns the TTL etcd granted anew,
 	// not positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)
@@ -60,6 +62,9 @@ type Session struct {
 	slots      slots
 	seq        uint64 // of the last nonce
 	closing    bool   // Close waits: start nothing anymore
+	why        string // the session has ended
+	// holds are told when the session ends; nil if nobody listens.
+	holds map[*entry]struct{}
 
 	// wg counts the session's goroutines: run, its attempts to renew, the
 	// waiting of tickets, the guards of holds, and clean-up. All of them end
@@ -96,6 +101,8 @@ func newSession(ctx context.Context, client *clientv3.Client, c sessionConfig) (
 		return nil, fmt.Errorf("TTL %v: etcd's leases last %v at least", c.ttl, minTTL)
 	case c.log == nil:
 		return nil, errors.New("the logger is nil: leave WithLogger out for silence")
+	case slices.Contains(c.hooks, nil):
+		return nil, errors.New("the hooks are nil: leave WithHooks out for none")
 	}
 	if c.owner == "" {
 		c.owner = defaultOwner()
@@ -109,9 +116,9 @@ func newSession(ctx context.Context, client *clientv3.Client, c sessionConfig) (
 	} else if err := s.adopt(ctx); err != nil {
 		return nil, err
 	}
+	s.tellUp()
 	s.wg.Add(1)
 	go s.run()
-	s.log.Info("session up", "lease", s.leaseString(), "ttl", s.ttl)
 	return s, nil
 }
 
@@ -122,11 +129,14 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 		panic("bug: " + err.Error())
 	}
 	s := &Session{
-		client: client, watcher: client.Watcher, id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log,
+		client: client, watcher: client.Watcher, id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
 		nonce:   strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewed: make(chan renewal, 64),
 		revoked: make(chan struct{}),
 		slots:   make(slots),
+	}
+	if c.listened() {
+		s.holds = make(map[*entry]struct{})
 	}
 	s.keepAlive = s.keepAliveOnce
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
@@ -151,7 +161,7 @@ func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
 		case err == nil:
 			s.record(sent, resp.TTL)
 		case errors.Is(err, rpctypes.ErrLeaseExist):
-			err = s.renew(ctx) // an earlier attempt's, its reply was lost
+			err = s.renewOnce(ctx).Err // an earlier attempt's, its reply was lost
 		case !refused(err):
 			doubt = true
 		}
@@ -171,7 +181,7 @@ func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
 func (s *Session) adopt(ctx context.Context) error {
 	ctx, stop := s.bind(ctx)
 	defer stop()
-	err := s.persist(ctx, s.renew)
+	err := s.persist(ctx, func(ctx context.Context) error { return s.renewOnce(ctx).Err })
 	switch {
 	case err == nil:
 		return nil
@@ -273,23 +283,6 @@ func (s *Session) Close(ctx context.Context) error {
 		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire: %w", s.leaseString(), err)
 	}
 	return nil
-}
-
-// end is the one way for a session to end; the first cause stays.
-func (s *Session) end(cause error, why string) {
-	if s.ctx.Err() != nil {
-		return
-	}
-	s.cancel(cause)
-	time.AfterFunc(s.ttl, s.leaseGone)
-	s.mu.Lock()
-	if s.expiry != nil {
-		s.expiry.Stop()
-	}
-	s.mu.Unlock()
-	if errors.Is(cause, ErrSessionExpired) {
-		s.log.Warn("session lost", "lease", s.leaseString(), "why", why)
-	}
 }
 
 func (s *Session) leaseString() string { return strconv.FormatInt(int64(s.id), 16) }

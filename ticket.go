@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -25,6 +26,9 @@ type Ticket struct {
 	removed chan struct{} // not nil after Cancel; closed when the place is given back
 }
 
+// errCancelled is what Wait returns after Cancel.
+var errCancelled = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
+
 // newTicket starts to wait for an entry that is in the queue. The goroutine is
 // the session's; it ends with the grant, Cancel or the session.
 func newTicket(h *Held, v view, looked bool) (*Ticket, error) {
@@ -34,8 +38,13 @@ func newTicket(h *Held, v view, looked bool) (*Ticket, error) {
 		defer cancel()
 		defer close(t.done)
 		t.err = h.wait(ctx, v, looked)
-		if t.err != nil && ctx.Err() == nil {
-			h.abandon(t.err) // else Cancel does it
+		switch {
+		case t.err == nil:
+			h.tellGranted()
+		case ctx.Err() == nil:
+			h.abandon(t.err)
+		default:
+			h.tellAbandoned(errCancelled) // and Cancel abandons it
 		}
 	})
 	if !ok {
@@ -70,7 +79,7 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 	err := t.err
 	switch {
 	case t.removed != nil:
-		err = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
+		err = errCancelled
 	case err == nil && !t.claimed:
 		err = t.h.Err() // a grant that was lost before anybody claimed it
 	}
@@ -141,6 +150,9 @@ func (t *Ticket) giveBack(ctx context.Context) {
 		h.finishLocked()
 	}
 	h.mu.Unlock()
+	if mine && to == released {
+		h.tellOver(time.Now(), nil)
+	}
 	if mine {
 		h.discard(ctx)
 	}

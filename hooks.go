@@ -1,0 +1,137 @@
+package etcdlock
+
+import (
+	"context"
+	"time"
+)
+
+// Hooks are functions that a session calls when something becomes of it or of an
+// acquisition of its locks: for metrics, traces and logs, in the manner of
+// [net/http/httptrace]. Any may be nil. Package promlock makes metrics with them,
+// package otellock spans.
+//
+// The calls about one acquisition come one after the other: Enqueued; then
+// Granted or Abandoned; after Granted, one of Released and Lost. Each comes once
+// at most. A call of Lock, Try, Enqueue or Do that ends without a lock is told of
+// by Abandoned, with or without Enqueued before it; only one that could not even
+// begin, since the name is not valid, the session or its ctx had ended or it would
+// wait for its own caller, is told of by nothing but its error. A Do inside the
+// hold of another one is no acquisition. A Lock of a Pool that goes on in another
+// session is another acquisition there.
+//
+// Hooks are called in the goroutine in which it happens, that of the call or
+// one of the session's, with no lock of this package taken: what they take,
+// waits. They are called concurrently. They may use the session and its locks,
+// but must not wait for a lock, or for Session.Close, which waits for them. A
+// panic is the program's, as in any other function.
+type Hooks struct {
+	// SessionUp: a lease was granted, or adopted. NewSession has yet to return.
+	SessionUp func(SessionUpInfo)
+	// Renewed: an attempt to renew the lease succeeded or failed. Attempts may
+	// overlap: a second one is made when the first has no reply for a while.
+	Renewed func(RenewedInfo)
+	// SessionEnded is the last word on a session, apart from Lost for what it
+	// held. Close has yet to return.
+	SessionEnded func(SessionEndedInfo)
+
+	// The ctx of the following is that of the call that asked for the lock:
+	// Lock, Try, Enqueue or Do. It is there for its values, and may have ended.
+
+	// Enqueued: the entry is in the lock's queue in etcd.
+	Enqueued func(ctx context.Context, info EnqueuedInfo)
+	// Granted: the acquisition has the lock; the call, or the Ticket, has yet to
+	// say so.
+	Granted func(ctx context.Context, info GrantedInfo)
+	// Abandoned: it ended without the lock. What is left of its entry is
+	// removed in the background.
+	Abandoned func(ctx context.Context, info AbandonedInfo)
+	// Released: Unlock has given the lock back, or a Ticket its unclaimed
+	// grant. It is called when Unlock returns, with an error of ctx too.
+	Released func(ctx context.Context, info ReleasedInfo)
+	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session
+	// that ends tells at once of all that it held, whether somebody looks or not.
+	// An entry that somebody else removed while the session lives is told of
+	// within an instant if Context, Done or Do is used, and otherwise when the
+	// hold is used next, at Unlock at the latest.
+	Lost func(ctx context.Context, info LostInfo)
+}
+
+// An Acquisition is what a hook is told about: a wait for a lock, and its hold.
+type Acquisition struct {
+	Session *Session
+	Name    string // of the lock
+	Read    bool   // it asked to read beside other readers; Downgrade does not change that
+	// Key and Token are the entry in the queue, as in Held; empty before
+	// Enqueued.
+	Key   string
+	Token int64
+	// Asked is when the call began, Enqueued when etcd's word came that the
+	// entry is in the queue, and Granted when it had the lock; zero before.
+	Asked, Enqueued, Granted time.Time
+}
+
+// SessionUpInfo is what SessionUp is told.
+type SessionUpInfo struct {
+	Session *Session
+}
+
+// RenewedInfo is what Renewed is told.
+type RenewedInfo struct {
+	Session   *Session
+	RoundTrip time.Duration // from before the request was sent to the reply or the failure
+	// Err is nil, or why this attempt failed; the session makes others until
+	// its deadline.
+	Err error
+}
+
+// SessionEndedInfo is what SessionEnded is told.
+type SessionEndedInfo struct {
+	Session *Session
+	Cause   error // ErrSessionExpired or ErrSessionClosed
+}
+
+// EnqueuedInfo is what Enqueued is told.
+type EnqueuedInfo struct {
+	Acquisition
+}
+
+// GrantedInfo is what Granted is told.
+type GrantedInfo struct {
+	Acquisition
+	Wait time.Duration // from Asked to Granted
+}
+
+// AbandonedInfo is what Abandoned is told.
+type AbandonedInfo struct {
+	Acquisition
+	Wait time.Duration // from Asked to its end
+	// Err is why, as the call returns it, or Ticket.Wait: ErrLocked of a Try,
+	// ctx's error, ErrNotHeld after Ticket.Cancel, ErrSessionExpired or
+	// ErrSessionClosed, ErrLost if somebody removed the entry, or etcd's refusal.
+	Err error
+}
+
+// ReleasedInfo is what Released is told.
+type ReleasedInfo struct {
+	Acquisition
+	Held time.Duration // from Granted to the call of Unlock
+	// Err is nil, or why Unlock returned before etcd had confirmed: the release
+	// goes on in the background.
+	Err error
+}
+
+// LostInfo is what Lost is told.
+type LostInfo struct {
+	Acquisition
+	Held time.Duration // from Granted to when the loss was found, or Unlock was called
+	// Cause is ErrLost, and also ErrSessionExpired or ErrSessionClosed if that
+	// is why; see Held.Err.
+	Cause error
+}
+
+// WithHooks sets functions to be called when something becomes of the session or
+// of its locks. Given more than once, all are called, in the order given. They
+// must not be changed afterwards. A session without hooks pays nothing for them.
+func WithHooks(hooks ...*Hooks) SessionOption {
+	return sessionOption(func(c *sessionConfig) { c.hooks = append(c.hooks, hooks...) })
+}

@@ -1,0 +1,595 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// recorder is a set of hooks that notes what they are told.
+type recorder struct {
+	mu     sync.Mutex
+	events []event
+	// on, if set, is called for each event, without r.mu.
+	on func(event)
+}
+
+// event is one call of a hook.
+type event struct {
+	what  string
+	about Acquisition
+	ctx   context.Context
+	took  time.Duration // Wait, Held or RoundTrip
+	err   error         // Err or Cause
+}
+
+func (r *recorder) note(e event) {
+	r.mu.Lock()
+	r.events = append(r.events, e)
+	r.mu.Unlock()
+	if r.on != nil {
+		r.on(e)
+	}
+}
+
+func (r *recorder) hooks() *Hooks {
+	return &Hooks{
+		SessionUp: func(i SessionUpInfo) { r.note(event{what: "up", about: Acquisition{Session: i.Session}}) },
+		Renewed: func(i RenewedInfo) {
+			r.note(event{"renewed", Acquisition{Session: i.Session}, nil, i.RoundTrip, i.Err})
+		},
+		SessionEnded: func(i SessionEndedInfo) { r.note(event{"ended", Acquisition{Session: i.Session}, nil, 0, i.Cause}) },
+		Enqueued:     func(ctx context.Context, i EnqueuedInfo) { r.note(event{"enqueued", i.Acquisition, ctx, 0, nil}) },
+		Granted:      func(ctx context.Context, i GrantedInfo) { r.note(event{"granted", i.Acquisition, ctx, i.Wait, nil}) },
+		Abandoned: func(ctx context.Context, i AbandonedInfo) {
+			r.note(event{"abandoned", i.Acquisition, ctx, i.Wait, i.Err})
+		},
+		Released: func(ctx context.Context, i ReleasedInfo) {
+			r.note(event{"released", i.Acquisition, ctx, i.Held, i.Err})
+		},
+		Lost: func(ctx context.Context, i LostInfo) { r.note(event{"lost", i.Acquisition, ctx, i.Held, i.Cause}) },
+	}
+}
+
+// all are the events so far; acquisitions those of acquisitions alone.
+func (r *recorder) all() []event {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.events)
+}
+
+func (r *recorder) acquisitions() []event {
+	return slices.DeleteFunc(r.all(), func(e event) bool { return e.about.Name == "" })
+}
+
+// errWord names the errors that the tests tell apart.
+func errWord(err error) string {
+	for _, s := range []struct {
+		err  error
+		word string
+	}{
+		{nil, ""}, {ErrSessionExpired, "expired"}, {ErrSessionClosed, "closed"}, {ErrLost, "lost"}, {ErrLocked, "locked"}, {ErrNotHeld, "cancelled"},
+		{context.Canceled, "ctx"}, {context.DeadlineExceeded, "ctx"},
+	} {
+		if s.err == err || s.err != nil && errors.Is(err, s.err) {
+			return s.word
+		}
+	}
+	return err.Error()
+}
+
+// words are the events of one acquisition, or of a session, in few words.
+func words(events []event) string {
+	var out []string
+	for _, e := range events {
+		w := e.what
+		if e.err != nil {
+			w += ":" + errWord(e.err)
+		}
+		out = append(out, w)
+	}
+	return strings.Join(out, " ")
+}
+
+// stories are the events of each acquisition, in words, sorted. Acquisitions that
+// got into no queue tell one event each.
+func (r *recorder) stories() []string {
+	type entry struct {
+		name  string
+		token int64
+	}
+	queued, out := map[entry][]event{}, []string{}
+	for _, e := range r.acquisitions() {
+		if id := (entry{e.about.Name, e.about.Token}); id.token != 0 {
+			queued[id] = append(queued[id], e)
+		} else {
+			out = append(out, words([]event{e}))
+		}
+	}
+	for _, events := range queued {
+		out = append(out, words(events))
+	}
+	return sorted(out)
+}
+
+// requireStories waits for the acquisitions to tell what they are to tell, and for
+// no more than that.
+func (r *recorder) requireStories(t *testing.T, want ...string) {
+	t.Helper()
+	slices.Sort(want)
+	assert.Eventually(t, func() bool { return slices.Equal(want, r.stories()) }, hang, tick)
+	require.Equal(t, want, r.stories())
+}
+
+func hookedSession(t testing.TB, opts ...SessionOption) (*Session, *recorder) {
+	r := &recorder{}
+	return newTestSession(t, cluster.Client(t), append(opts, WithHooks(r.hooks()))...), r
+}
+
+// whole matches a story that has come to its end.
+var whole = regexp.MustCompile(`^((enqueued )?abandoned:[^ ].*|enqueued granted (released|lost)(:[^ ].*)?)$`)
+
+type hookKey struct{}
+
+// What the hooks are told of an ordinary acquisition.
+func TestHooks_LockAndUnlock(t *testing.T) {
+	t.Parallel()
+	for kind := range lockFuncs(nil, "a") {
+		t.Run(kind, func(t *testing.T) {
+			s, r := hookedSession(t)
+			name := lockName(t)
+			ctx := context.WithValue(testCtx(t), hookKey{}, kind)
+			start := time.Now()
+			h, err := lockFuncs(s, name)[kind](ctx)
+			require.NoError(t, err)
+			got := time.Now()
+			require.Equal(t, "enqueued granted", words(r.acquisitions()), "before the call returns")
+			require.NoError(t, h.Unlock(testCtx(t)))
+			unlocked := time.Since(start)
+			require.ErrorIs(t, h.Unlock(testCtx(t)), ErrNotHeld)
+			require.Equal(t, "enqueued granted released", words(r.acquisitions()))
+			for i, e := range r.acquisitions() {
+				a := e.about
+				require.Equal(t, kind, e.ctx.Value(hookKey{}), "the ctx is the call's")
+				require.Same(t, s, a.Session)
+				require.Equal(t, name, a.Name)
+				require.Equal(t, strings.HasSuffix(kind, "read"), a.Read)
+				require.Equal(t, h.Token(), a.Token)
+				require.Equal(t, h.Key(), a.Key)
+				require.False(t, a.Asked.Before(start))
+				require.False(t, a.Enqueued.Before(a.Asked))
+				if i == 0 {
+					require.Zero(t, a.Granted)
+					continue
+				}
+				require.False(t, a.Granted.Before(a.Enqueued))
+				require.False(t, a.Granted.After(got))
+				if e.what == "granted" {
+					require.Equal(t, a.Granted.Sub(a.Asked), e.took)
+				} else {
+					require.LessOrEqual(t, e.took, unlocked)
+					require.Positive(t, e.took)
+				}
+			}
+		})
+	}
+}
+
+// Every end of a wait and of a hold is told of, once.
+func TestHooks_Stories(t *testing.T) {
+	t.Parallel()
+	for what, tc := range map[string]struct {
+		want []string
+		play func(t *testing.T, s *Session, name string)
+	}{
+		"Try on a taken lock": {[]string{"enqueued granted released", "abandoned:locked"}, func(t *testing.T, s *Session, name string) {
+			h := mustLock(t, s, name)
+			_, err := NewMutex(s, name).TryLock(testCtx(t))
+			require.ErrorIs(t, err, ErrLocked)
+			require.NoError(t, h.Unlock(testCtx(t)))
+		}},
+		"ctx ends while waiting": {[]string{"enqueued granted released", "enqueued abandoned:ctx"}, func(t *testing.T, s *Session, name string) {
+			h := mustLock(t, s, name)
+			ctx, cancel := context.WithCancel(testCtx(t))
+			ended := make(chan error, 1)
+			go func() {
+				_, err := NewMutex(s, name).Lock(ctx)
+				ended <- err
+			}()
+			require.Eventually(t, func() bool { return len(entries(t, s.Client(), name)) == 2 }, hang, tick)
+			cancel()
+			require.ErrorIs(t, <-ended, context.Canceled)
+			require.NoError(t, h.Unlock(testCtx(t)))
+		}},
+		"tickets: claimed, cancelled when granted, cancelled before": {[]string{"enqueued granted released", "enqueued granted released", "enqueued abandoned:cancelled"}, func(t *testing.T, s *Session, name string) {
+			var tickets []*Ticket
+			for range 3 {
+				tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+				require.NoError(t, err)
+				tickets = append(tickets, tk)
+			}
+			h, err := tickets[0].Wait(testCtx(t))
+			require.NoError(t, err)
+			require.NoError(t, tickets[0].Cancel(testCtx(t)))
+			require.NoError(t, tickets[2].Cancel(testCtx(t)))
+			require.NoError(t, h.Unlock(testCtx(t)))
+			<-tickets[1].Done()
+			require.NoError(t, tickets[1].Cancel(testCtx(t)))
+			require.NoError(t, tickets[1].Cancel(testCtx(t)))
+		}},
+		"Do, and Do in it": {[]string{"enqueued granted released"}, func(t *testing.T, s *Session, name string) {
+			m := NewMutex(s, name)
+			require.NoError(t, m.Do(testCtx(t), func(ctx context.Context, h *Held) error {
+				_, err := m.Lock(ctx)
+				require.ErrorIs(t, err, ErrWouldDeadlock)
+				return m.Do(ctx, func(context.Context, *Held) error { return nil })
+			}))
+		}},
+		"downgraded": {[]string{"enqueued granted released"}, func(t *testing.T, s *Session, name string) {
+			h, err := NewRWMutex(s, name).Lock(testCtx(t))
+			require.NoError(t, err)
+			require.NoError(t, h.Downgrade(testCtx(t)))
+			require.NoError(t, h.Unlock(testCtx(t)))
+		}},
+		"the lease is revoked, and nobody looks": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued granted lost:expired"}, func(t *testing.T, s *Session, name string) {
+			for i := range 3 {
+				mustLock(t, s, fmt.Sprint(name, i))
+			}
+			revoke(t, s)
+			<-s.Done()
+		}},
+		"the lease is revoked, and all look": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued abandoned:expired"}, func(t *testing.T, s *Session, name string) {
+			h, h2 := mustLock(t, s, name), mustLock(t, s, name+"2")
+			done := h.Done()
+			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+			require.NoError(t, err)
+			revoke(t, s)
+			<-done
+			_, err = tk.Wait(testCtx(t))
+			require.ErrorIs(t, err, ErrSessionExpired)
+			for _, h := range []*Held{h, h2} {
+				require.ErrorIs(t, h.Err(), ErrSessionExpired)
+				require.ErrorIs(t, h.Unlock(testCtx(t)), ErrSessionExpired)
+			}
+		}},
+		"closed": {[]string{"enqueued granted lost:closed", "enqueued granted lost:closed", "enqueued abandoned:closed"}, func(t *testing.T, s *Session, name string) {
+			mustLock(t, s, name+"2").Done()
+			mustLock(t, s, name)
+			_, err := NewMutex(s, name).Enqueue(testCtx(t))
+			require.NoError(t, err)
+			require.NoError(t, s.Close(testCtx(t)))
+			_, err = NewMutex(s, name).Lock(testCtx(t))
+			require.ErrorIs(t, err, ErrSessionClosed) // and it is told of by nothing else
+		}},
+		"orphaned": {[]string{"enqueued granted lost:closed"}, func(t *testing.T, s *Session, name string) {
+			mustLock(t, s, name)
+			s.Orphan()
+		}},
+		"the entries are deleted: one watched, one unlocked, one checked": {[]string{"enqueued granted lost:lost", "enqueued granted lost:lost", "enqueued granted lost:lost"}, func(t *testing.T, s *Session, name string) {
+			var holds []*Held
+			for i := range 3 {
+				holds = append(holds, mustLock(t, s, fmt.Sprint(name, i)))
+			}
+			done := holds[0].Done()
+			_, err := s.Client().Delete(testCtx(t), name, clientv3.WithPrefix())
+			require.NoError(t, err)
+			<-done
+			require.ErrorIs(t, holds[1].Unlock(testCtx(t)), ErrLost)
+			require.ErrorIs(t, holds[2].Check(testCtx(t)), ErrLost)
+			require.ErrorIs(t, holds[2].Unlock(testCtx(t)), ErrLost)
+		}},
+		"a waiter's entry is deleted": {[]string{"enqueued granted released", "enqueued abandoned:lost"}, func(t *testing.T, s *Session, name string) {
+			h := mustLock(t, s, name)
+			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+			require.NoError(t, err)
+			_, err = s.Client().Delete(testCtx(t), exclusiveBase(name, s.Lease())+"-1")
+			require.NoError(t, err)
+			_, err = tk.Wait(testCtx(t))
+			require.ErrorIs(t, err, ErrLost)
+			require.NoError(t, h.Unlock(testCtx(t)))
+		}},
+		"Unlock with a ctx that has ended": {[]string{"enqueued granted released:ctx"}, func(t *testing.T, s *Session, name string) {
+			h := mustLock(t, s, name)
+			ctx, cancel := context.WithCancel(testCtx(t))
+			cancel()
+			require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
+		}},
+		"nothing could begin": {[]string{}, func(t *testing.T, s *Session, name string) {
+			ctx, cancel := context.WithCancel(testCtx(t))
+			cancel()
+			_, err := NewMutex(s, name).Lock(ctx)
+			require.ErrorIs(t, err, context.Canceled)
+			_, err = NewMutex(s, name+"/").Lock(testCtx(t))
+			require.ErrorIs(t, err, ErrInvalidName)
+		}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			r := &recorder{}
+			s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(3*time.Second), WithHooks(r.hooks()))
+			require.NoError(t, err)
+			tc.play(t, s, lockName(t))
+			r.requireStories(t, tc.want...)
+			_ = s.Close(testCtx(t))
+			require.Equal(t, sorted(tc.want), r.stories(), "and Close adds nothing")
+		})
+	}
+}
+
+func mustLock(t testing.TB, s *Session, name string) *Held {
+	t.Helper()
+	h, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	return h
+}
+
+func revoke(t testing.TB, s *Session) {
+	t.Helper()
+	_, err := cluster.Client(t).Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+}
+
+// A session tells of its beginning, its renewals and its end; when Close has
+// returned all is told.
+func TestHooks_Session(t *testing.T) {
+	t.Parallel()
+	r := &recorder{}
+	c, w := wiredClient(t, cluster)
+	s, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithTTL(time.Minute))
+	require.NoError(t, err)
+	require.Equal(t, "up", words(r.all()))
+	require.NoError(t, s.Refresh(testCtx(t)))
+	require.Equal(t, "up renewed", words(r.all()))
+	w.onStream(func(context.Context, string) error {
+		w.onStream(nil)
+		return errLostReply
+	})
+	require.NoError(t, s.Refresh(testCtx(t)))
+	events := r.all()
+	require.Len(t, events, 4)
+	require.ErrorContains(t, events[2].err, "transport is closing")
+	require.NoError(t, events[3].err)
+	for _, e := range events {
+		require.Same(t, s, e.about.Session)
+		require.Equal(t, e.what == "renewed", e.took > 0)
+	}
+	adopted, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithLease(s.Lease()))
+	require.NoError(t, err)
+	require.NoError(t, s.Close(testCtx(t)))
+	require.ErrorIs(t, adopted.Refresh(testCtx(t)), ErrSessionExpired)
+	require.NoError(t, adopted.Close(testCtx(t)))
+	require.Equal(t, "up ended:closed ended:expired", words(r.all()[4:]), "an end is not a renewal, and neither is the adoption")
+}
+
+// All hooks of all sets are called, in their order, and those that are nil are not.
+func TestHooks_Several(t *testing.T) {
+	t.Parallel()
+	_, err := NewSession(testCtx(t), cluster.Client(t), WithHooks(nil))
+	require.ErrorContains(t, err, "hooks are nil: leave WithHooks out")
+	var order []string
+	a, b := &recorder{on: func(e event) { order = append(order, "a "+e.what) }}, &recorder{on: func(e event) { order = append(order, "b "+e.what) }}
+	s, err := NewSession(testCtx(t), cluster.Client(t), WithHooks(a.hooks(), &Hooks{}), WithHooks(b.hooks()), WithTTL(time.Minute))
+	require.NoError(t, err)
+	h := mustLock(t, s, lockName(t))
+	_, err = NewMutex(s, h.name).TryLock(testCtx(t))
+	require.ErrorIs(t, err, ErrLocked)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	mustLock(t, s, h.name)
+	require.NoError(t, s.Refresh(testCtx(t)))
+	require.NoError(t, s.Close(testCtx(t)))
+	var want []string
+	for _, what := range []string{"up", "enqueued", "granted", "abandoned", "released", "enqueued", "granted", "renewed", "ended", "lost"} {
+		want = append(want, "a "+what, "b "+what)
+	}
+	require.Equal(t, want, order)
+}
+
+// tryLock says whether mu can be had: at once, or when another has done with it.
+// A mutex of the caller's own can't be had however long it tries.
+func tryLock(mu *sync.Mutex) bool {
+	for start := time.Now(); !mu.TryLock(); {
+		if time.Since(start) > hang {
+			return false
+		}
+	}
+	mu.Unlock()
+	return true
+}
+
+// In every hook, no lock of the library is taken; sessions and locks can be used.
+func TestHooks_OutsideOfLocks(t *testing.T) {
+	t.Parallel()
+	var holds sync.Map // *Held by token
+	called := map[string]int{}
+	r := &recorder{}
+	var other *Mutex
+	r.on = func(e event) {
+		s := e.about.Session
+		if !tryLock(&s.mu) || !tryLock(&s.confirming) {
+			t.Errorf("%s: the session's mutex is taken", e.what)
+			return
+		}
+		if h, ok := holds.Load(e.about.Token); ok {
+			h := h.(*Held)
+			if !tryLock(&h.mu) {
+				t.Errorf("%s: the hold's mutex is taken", e.what)
+				return
+			}
+			if held := h.Err() == nil; held != (e.what == "granted") {
+				t.Errorf("%s: held %v", e.what, held)
+			}
+			_ = h.Unlock(testCtx(t))
+		}
+		_, _, _ = s.Deadline(), s.Err(), s.TTL()
+		if e.about.Name != "" { // else before the session can be used, or after
+			if h, err := other.TryLock(testCtx(t)); err == nil {
+				_ = h.Unlock(testCtx(t))
+			}
+		}
+		r.mu.Lock()
+		called[e.what]++
+		r.mu.Unlock()
+	}
+	other = NewMutex(newTestSession(t, cluster.Client(t)), lockName(t))
+	s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(3*time.Second), WithHooks(r.hooks()))
+	require.NoError(t, err)
+	name := lockName(t)
+	lock := func(i int) *Held {
+		h := mustLock(t, s, fmt.Sprint(name, i))
+		holds.Store(h.Token(), h)
+		return h
+	}
+	// Lost by each way of finding out; then by the session's end.
+	byDone, byErr, byUnlock, byCheck, byTxn := lock(1), lock(2), lock(3), lock(4), lock(5)
+	done := byDone.Done()
+	_, err = s.Client().Delete(testCtx(t), name, clientv3.WithPrefix())
+	require.NoError(t, err)
+	<-done
+	require.ErrorIs(t, byUnlock.Unlock(testCtx(t)), ErrLost)
+	require.ErrorIs(t, byCheck.Check(testCtx(t)), ErrLost)
+	_, err = byTxn.Txn(testCtx(t)).Commit()
+	require.ErrorIs(t, err, ErrLost)
+	require.NoError(t, s.Refresh(testCtx(t)))
+	require.NoError(t, lock(6).Unlock(testCtx(t)))
+	h := lock(7)
+	_, err = NewMutex(s, h.name).TryLock(testCtx(t))
+	require.ErrorIs(t, err, ErrLocked)
+	s.end(ErrSessionExpired, "test")
+	require.ErrorIs(t, byErr.Err(), ErrSessionExpired)
+	require.NoError(t, s.Close(testCtx(t)))
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	require.GreaterOrEqual(t, called["renewed"], 1)
+	delete(called, "renewed")
+	require.Equal(t, map[string]int{"up": 1, "ended": 1, "enqueued": 7, "granted": 7, "abandoned": 1, "released": 1, "lost": 6}, called)
+}
+
+// Many at once, in every way, until the lease is revoked: every acquisition has
+// one story, and it is whole.
+func TestHooks_ManyAtOnce(t *testing.T) {
+	t.Parallel()
+	for range 3 {
+		r := &recorder{}
+		s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(3*time.Second), WithHooks(r.hooks()))
+		require.NoError(t, err)
+		name := lockName(t)
+		var begun, got atomic.Int64
+		var wg sync.WaitGroup
+		for i := range 12 {
+			wg.Go(func() {
+				for s.Err() == nil {
+					ctx, cancel := context.WithCancel(testCtx(t))
+					if rand.N(2) == 0 {
+						ctx, cancel = context.WithTimeout(ctx, rand.N(50*time.Millisecond))
+					}
+					m := NewMutex(s, fmt.Sprint(name, i%3))
+					var h *Held
+					var err error
+					switch rand.N(3) {
+					case 0:
+						h, err = m.Lock(ctx)
+					case 1:
+						h, err = m.TryLock(ctx)
+					case 2:
+						var tk *Ticket
+						if tk, err = m.Enqueue(ctx); err == nil {
+							if rand.N(2) == 0 {
+								h, err = tk.Wait(ctx)
+							}
+							_ = tk.Cancel(ctx)
+						}
+					}
+					begun.Add(1)
+					if err == nil && h != nil {
+						got.Add(1)
+						if rand.N(2) == 0 {
+							h.Done()
+						}
+						go func() { _ = h.Unlock(ctx) }()
+						_ = h.Unlock(testCtx(t))
+					}
+					cancel()
+				}
+			})
+		}
+		require.Eventually(t, func() bool { return got.Load() > 20 }, hang, tick)
+		revoke(t, s)
+		wg.Wait()
+		require.NoError(t, s.Close(testCtx(t)))
+		stories := r.stories()
+		for _, story := range stories {
+			require.Regexp(t, whole, story)
+		}
+		require.LessOrEqual(t, got.Load(), int64(len(stories)))
+		require.LessOrEqual(t, int64(len(stories)), begun.Load())
+		seen := map[int64]bool{}
+		for _, e := range r.acquisitions() {
+			if e.what == "enqueued" {
+				require.False(t, seen[e.about.Token])
+				seen[e.about.Token] = true
+			}
+			require.Equal(t, e.about.Token != 0, !e.about.Enqueued.IsZero())
+		}
+	}
+}
+
+// Without hooks none of the places that would call them allocates.
+func TestHooks_UnsetCostNothing(t *testing.T) {
+	s := newFakeEtcd().session(5)
+	e := &entry{s: s, name: "a", key: slot{key: "a/5"}, rev: 7}
+	ctx := t.Context()
+	require.Zero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }))
+	require.Nil(t, s.holds)
+	s.hooks = []*Hooks{{}}
+	require.NotZero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }), "the count counts")
+}
+
+// playHooks is all that hooks have to do with a Lock and its Unlock.
+func (e *entry) playHooks(ctx context.Context) {
+	e.trace = e.s.newTrace(ctx, mutexHold)
+	e.tellEnqueued()
+	e.tellGranted()
+	e.mu.Lock()
+	e.unlistenLocked()
+	e.unlockAndTell()
+	e.tellOver(time.Now(), nil)
+	e.tellAbandoned(nil)
+	e.s.tellRenewed(RenewedInfo{})
+}
+
+// BenchmarkHooks is what hooks add to a Lock and its Unlock.
+func BenchmarkHooks(b *testing.B) {
+	count := 0
+	for name, hooks := range map[string][]*Hooks{
+		"unset":  nil,
+		"no-ops": {{}},
+		"two sets": {
+			{Granted: func(context.Context, GrantedInfo) { count++ }, Released: func(context.Context, ReleasedInfo) { count++ }},
+			{Enqueued: func(context.Context, EnqueuedInfo) { count++ }, Granted: func(context.Context, GrantedInfo) { count++ }, Released: func(context.Context, ReleasedInfo) { count++ }},
+		},
+	} {
+		b.Run(name, func(b *testing.B) {
+			s := newFakeEtcd().session(5)
+			if s.hooks = hooks; hooks != nil {
+				s.holds = map[*entry]struct{}{}
+			}
+			e := &entry{s: s, name: "a", key: slot{key: "a/5"}, rev: 7}
+			b.ReportAllocs()
+			for b.Loop() {
+				e.playHooks(b.Context())
+			}
+		})
+	}
+}

@@ -1,0 +1,210 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+)
+
+// How a session ends, and tells its hooks and its log what becomes of it and of
+// its locks: never with a lock of the package taken.
+
+// trace is what the hooks are told of an entry; nil where there are none.
+type trace struct {
+	ctx                      context.Context // of the call that asked for the lock
+	read                     bool
+	asked, enqueued, granted time.Time
+}
+
+func (s *Session) newTrace(ctx context.Context, w wants) *trace {
+	if len(s.hooks) == 0 {
+		return nil
+	}
+	return &trace{ctx: ctx, read: w == readHold, asked: time.Now()}
+}
+
+// acquisition is what the hooks are told of an entry that nobody changes: its
+// owner does not have it yet, or not anymore.
+func (e *entry) acquisition() Acquisition {
+	t := e.trace
+	a := Acquisition{Session: e.s, Name: e.name, Read: t.read, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
+	if e.rev != 0 {
+		a.Key = e.key.key
+	}
+	return a
+}
+
+func (e *entry) tellEnqueued() {
+	if e.trace == nil {
+		return
+	}
+	e.trace.enqueued = time.Now()
+	for _, h := range e.s.hooks {
+		if h.Enqueued != nil {
+			h.Enqueued(e.trace.ctx, EnqueuedInfo{e.acquisition()})
+		}
+	}
+}
+
+// tellGranted is called when the entry is held, before its owner has it.
+func (e *entry) tellGranted() {
+	if t := e.trace; t != nil {
+		t.granted = time.Now()
+		for _, h := range e.s.hooks {
+			if h.Granted != nil {
+				h.Granted(t.ctx, GrantedInfo{e.acquisition(), t.granted.Sub(t.asked)})
+			}
+		}
+	}
+	e.listen()
+}
+
+func (e *entry) tellAbandoned(err error) {
+	if e.trace == nil {
+		return
+	}
+	info := AbandonedInfo{e.acquisition(), time.Since(e.trace.asked), err}
+	for _, h := range e.s.hooks {
+		if h.Abandoned != nil {
+			h.Abandoned(e.trace.ctx, info)
+		}
+	}
+}
+
+// tellOver tells that a hold is over since at, as Unlock says with err or, where
+// it was lost, Err.
+func (e *entry) tellOver(at time.Time, err error) {
+	lost := errors.Is(err, ErrLost)
+	if lost && !errors.Is(err, ErrSessionClosed) { // else whoever closed it knows
+		e.s.log.Warn("lock lost", "lock", e.name, "key", e.key.key, "token", e.rev, "cause", err)
+	}
+	if e.trace == nil {
+		return
+	}
+	a := e.acquisition()
+	for _, h := range e.s.hooks {
+		switch {
+		case lost && h.Lost != nil:
+			h.Lost(e.trace.ctx, LostInfo{a, at.Sub(a.Granted), err})
+		case !lost && h.Released != nil:
+			h.Released(e.trace.ctx, ReleasedInfo{a, at.Sub(a.Granted), err})
+		}
+	}
+}
+
+// unlockAndTell lets go of e.mu, and tells of the loss that was found under it.
+// Whatever may find one lets go in this way.
+func (e *entry) unlockAndTell() {
+	untold, cause := e.untold, e.cause
+	e.untold = false
+	e.mu.Unlock()
+	if untold {
+		e.tellOver(time.Now(), cause)
+	}
+}
+
+// listen has the hold be told when the session ends, if somebody listens: its
+// owner may not look for long.
+func (e *entry) listen() {
+	s := e.s
+	if s.holds == nil {
+		return
+	}
+	s.mu.Lock()
+	ended := s.ctx.Err() != nil // then tellEnded may have been there before
+	if !ended {
+		s.holds[e] = struct{}{}
+	}
+	s.mu.Unlock()
+	if ended {
+		e.look()
+	}
+}
+
+// look finds out whether the session's end has ended the hold.
+func (e *entry) look() {
+	e.mu.Lock()
+	e.refreshLocked()
+	e.unlockAndTell()
+}
+
+// unlistenLocked is called with e.mu taken, when the hold has ended.
+func (e *entry) unlistenLocked() {
+	s := e.s
+	if s.holds == nil {
+		return
+	}
+	s.mu.Lock()
+	delete(s.holds, e)
+	s.mu.Unlock()
+}
+
+// listened reports whether there is anybody to tell of what happens to holds
+// that nobody looks at.
+func (c *sessionConfig) listened() bool {
+	return len(c.hooks) > 0 || c.log.Handler() != slog.DiscardHandler
+}
+
+func (s *Session) tellUp() {
+	s.log.Info("session up", "lease", s.leaseString(), "ttl", s.ttl)
+	for _, h := range s.hooks {
+		if h.SessionUp != nil {
+			h.SessionUp(SessionUpInfo{s})
+		}
+	}
+}
+
+// tellRenewed: what ends the session, or comes after its end, is no news of its
+// renewal.
+func (s *Session) tellRenewed(info RenewedInfo) {
+	if len(s.hooks) == 0 || s.ctx.Err() != nil {
+		return
+	}
+	for _, h := range s.hooks {
+		if h.Renewed != nil {
+			h.Renewed(info)
+		}
+	}
+}
+
+// end is the one way for a session to end; the first cause stays.
+func (s *Session) end(cause error, why string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return
+	}
+	s.why = why // run tells of it
+	s.cancel(cause)
+	time.AfterFunc(s.ttl, s.leaseGone)
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+}
+
+// tellEnded tells that the session has ended, and of the losses that come with
+// it.
+func (s *Session) tellEnded() {
+	cause := context.Cause(s.ctx)
+	s.mu.Lock()
+	why := s.why
+	s.mu.Unlock()
+	if errors.Is(cause, ErrSessionExpired) {
+		s.log.Warn("session lost", "lease", s.leaseString(), "why", why)
+	}
+	for _, h := range s.hooks {
+		if h.SessionEnded != nil {
+			h.SessionEnded(SessionEndedInfo{s, cause})
+		}
+	}
+	s.mu.Lock()
+	holds := make([]*entry, 0, len(s.holds))
+	for e := range s.holds {
+		holds = append(holds, e)
+	}
+	s.mu.Unlock()
+	for _, e := range holds {
+		e.look()
+	}
+}
