@@ -40,6 +40,7 @@ type waiter struct {
 	on       *watch // on the blockers, in the range from..to
 	from, to string
 	pause    time.Duration // after the next trouble
+	trouble  bool          // and that this was said
 }
 
 // errGone: the entry is not in the queue anymore.
@@ -62,6 +63,10 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 				return err
 			}
 			continue
+		}
+		if w.trouble {
+			w.s.log.Info("trouble with etcd is over, the place in the queue is kept", "lock", w.name, "key", w.key.key)
+			w.trouble = false
 		}
 		if len(w.blockers) == 0 {
 			return e.grant(ctx)
@@ -133,7 +138,10 @@ func (w *waiter) overcome(ctx context.Context, err error) error {
 	case !errors.Is(err, errWatch) && refused(err), errors.Is(err, ErrSessionExpired):
 		return err
 	}
-	w.s.log.Warn("waiting goes on in spite of trouble with etcd", "lock", w.name, "error", err)
+	if !w.trouble {
+		w.s.log.Warn("waiting goes on in spite of trouble with etcd", "lock", w.name, "key", w.key.key, "error", err)
+	}
+	w.trouble = true
 	_ = pause(ctx, w.pause/2+rand.N(w.pause)) // ctx is looked at next
 	w.pause = min(2*w.pause, retryMax)
 	w.lookAgain(0)
