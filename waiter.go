@@ -157,6 +157,9 @@ func (e *entry) grant(ctx context.Context) error {
 	if !e.s.valid() {
 		return ErrSessionExpired
 	}
+	if !e.doubt {
+		e.value = "" // most of what a hold would cost; only doubt asks for it again
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.becomeLocked(held, nil)
