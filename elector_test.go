@@ -201,8 +201,14 @@ func TestElector_LeadFails(t *testing.T) {
 		queueIs(t, c, name, 2)
 		term.leave <- fails
 		err := a.result(t)
-		require.Equal(t, kind == "error", err == boom, "lead's own error")
-		require.Equal(t, kind == "panic", a.panicked == boom)
+		switch kind {
+		case "error":
+			require.Equal(t, boom, err, "lead's own error, as it is")
+		case "panic":
+			require.Equal(t, boom, a.panicked)
+		default:
+			require.NoError(t, err) // Run did not return
+		}
 		require.False(t, a.IsLeader())
 		leaseGone(t, c, term.held.s.Lease())
 		b.leads(t).returns(nil)
@@ -305,7 +311,7 @@ func TestElector_Overrun(t *testing.T) {
 	queueIs(t, c, name, 2)
 	_, err := c.Revoke(testCtx(t), term.held.s.Lease())
 	require.NoError(t, err)
-	term.ended(t)
+	require.ErrorIs(t, term.ended(t), ErrLost)
 	other := b.leads(t)
 	select {
 	case h := <-told:
@@ -448,7 +454,7 @@ func TestElector_BadInput(t *testing.T) {
 
 // observe sends what Observe yields; the channel is closed behind the error that
 // comes last, whose value err is then.
-func observe(t testing.TB, e *Elector, ctx context.Context) (seen <-chan Entry, err func() error) {
+func observe(ctx context.Context, t testing.TB, e *Elector) (seen <-chan Entry, err func() error) {
 	ch := make(chan Entry, 1000)
 	var last error
 	var done sync.WaitGroup
@@ -481,7 +487,7 @@ func TestElector_Observe(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	seen, err := observe(t, NewElector(c, name), ctx)
+	seen, err := observe(ctx, t, NewElector(c, name))
 	require.Equal(t, Entry{}, nextLeader(t, seen), "nobody, at first")
 	a := runElector(t, NewElector(cluster.Client(t), name, WithOwner("a")))
 	require.Equal(t, "a", nextLeader(t, seen).Owner)
@@ -515,7 +521,8 @@ func TestElector_Observe(t *testing.T) {
 	require.Empty(t, seen)
 
 	n := 0
-	for range a.Observe(testCtx(t)) {
+	for _, err := range a.Observe(testCtx(t)) {
+		require.NoError(t, err)
 		n++
 		break
 	}
@@ -531,7 +538,7 @@ func TestElector_ObserveThroughTrouble(t *testing.T) {
 	observer, err := own.NewClient(proxy)
 	require.NoError(t, err)
 	defer observer.Close()
-	seen, _ := observe(t, NewElector(observer, "a"), testCtx(t))
+	seen, _ := observe(testCtx(t), t, NewElector(observer, "a"))
 	require.Equal(t, Entry{}, nextLeader(t, seen))
 	e := NewElector(own.Client(t), "a", WithTTL(time.Minute))
 	var tokens []int64
