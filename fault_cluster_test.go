@@ -20,9 +20,9 @@ import (
 
 // What a cluster outlives, a session outlives: no hold is lost, no waiter fails.
 
-// handOver bounds how long a lock may take from hand to hand when one member of
+// handOverWithin bounds how long a lock may take from hand to hand when one member of
 // three is in trouble, and after it was mended.
-const handOver = 2 * time.Second
+const handOverWithin = 2 * time.Second
 
 // seconds is for how long a test goes on that may go on for as long as one likes:
 // ETCDLOCK_SECONDS, by default 5.
@@ -81,7 +81,7 @@ func TestFault_F12_HandOverBesideAPausedMember(t *testing.T) {
 		slowest = max(slowest, time.Since(began))
 	}
 	members[at].signal(t, syscall.SIGCONT)
-	require.Less(t, slowest, handOver)
+	require.Less(t, slowest, handOverWithin)
 	t.Logf("shown: beside a paused member a lock goes on in %v at the most", slowest.Round(100*time.Millisecond))
 }
 
@@ -109,7 +109,7 @@ func outlives(t *testing.T, what string, endpoints []string, at int, breaks, men
 	mended := time.Now()
 	h, err = tk.Wait(testCtx(t))
 	require.NoError(t, err, what)
-	require.Less(t, time.Since(mended), handOver, what)
+	require.Less(t, time.Since(mended), handOverWithin, what)
 	for _, h := range []*Held{h, kept} {
 		require.NoError(t, h.Check(testCtx(t)), what)
 		select {
@@ -221,6 +221,6 @@ func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
 	for i := range moved {
 		slowest = max(slowest, next[i].Sub(moved[i]))
 	}
-	require.Less(t, slowest, handOver)
+	require.Less(t, slowest, handOverWithin)
 	t.Logf("shown: %d moves of the leader: %d grants, the first after each within %v", len(moved), grants, slowest.Round(time.Millisecond))
 }
