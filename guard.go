@@ -112,6 +112,8 @@ func (e *entry) guardLocked() {
 func (e *entry) guard() {
 	ctx, stop := e.s.bind(e.ctx)
 	defer stop()
+	trouble := trouble{e: e}
+	defer trouble.end(false)
 	for delay := retryMin; ; {
 		e.mu.Lock()
 		e.refreshLocked() // has the session ended?
@@ -124,7 +126,7 @@ func (e *entry) guard() {
 			return
 		}
 		start := time.Now()
-		err := e.watchOver(keyCtx, key)
+		err := e.watchOver(keyCtx, key, &trouble)
 		switch {
 		case errors.Is(err, errGone):
 			e.mu.Lock()
@@ -133,6 +135,9 @@ func (e *entry) guard() {
 			}
 			e.unlockAndTell()
 		default:
+			if err != nil {
+				trouble.begin(keyCtx, err)
+			}
 			if time.Since(start) > retryMax {
 				delay = retryMin // it went well for a while
 			}
@@ -145,11 +150,12 @@ func (e *entry) guard() {
 
 // watchOver watches the entry until ctx ends or the watch does. errGone: the entry
 // is not there anymore.
-func (e *entry) watchOver(ctx context.Context, key string) error {
+func (e *entry) watchOver(ctx context.Context, key string, trouble *trouble) error {
 	own, err := e.s.openWatch(ctx, key, "")
 	if err != nil {
 		// No watch is to be had: ask. If etcd does not answer either, the
 		// deadline stands.
+		trouble.begin(ctx, err)
 		return e.here(ctx, key, 0)
 	}
 	defer own.close()
@@ -160,6 +166,7 @@ func (e *entry) watchOver(ctx context.Context, key string) error {
 			return err
 		}
 	}
+	trouble.end(true)
 	// A watch on a member that hangs is silent: now and then, ask.
 	recheck := time.NewTimer(e.s.untilRecheck())
 	defer recheck.Stop()

@@ -64,7 +64,8 @@ type Session struct {
 	closing    bool   // Close waits: start nothing anymore
 	why        string // the session has ended
 	// holds are told when the session ends; nil if nobody listens.
-	holds map[*entry]struct{}
+	holds    map[*entry]struct{}
+	troubles troubles
 
 	// wg counts the session's goroutines: run, its attempts to renew, the
 	// waiting of tickets, the guards of holds, and clean-up. All of them end
