@@ -24,7 +24,9 @@ func (s *Session) run() {
 	defer s.wg.Done()
 	defer s.tellEnded()
 	gap := s.ttl / 6
-	next := time.NewTimer(s.ttl / 3)
+	s.mu.Lock()
+	next := time.NewTimer(time.Until(s.sent.Add(s.ttl / 3)))
+	s.mu.Unlock()
 	defer next.Stop()
 	for {
 		select {
@@ -102,12 +104,11 @@ func (s *Session) keepAliveOnce(ctx context.Context) (int64, error) {
 // etcd counts from a moment between that and the reply, so its lease outlives
 // the deadline however long the reply took.
 func (s *Session) record(sent time.Time, seconds int64) {
-	ttl := time.Duration(seconds) * time.Second
-	deadline := sent.Add(ttl - min(max(ttl/10, 50*time.Millisecond), time.Second))
+	deadline := vouched(sent, seconds)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sent.IsZero() {
-		s.ttl = ttl
+		s.ttl = time.Duration(seconds) * time.Second
 	}
 	if deadline.After(s.deadline) {
 		s.deadline, s.sent = deadline, sent
@@ -116,6 +117,17 @@ func (s *Session) record(sent time.Time, seconds int64) {
 		s.expiry = time.AfterFunc(time.Until(deadline), s.expire)
 	}
 }
+
+// vouched is up to when a lease can be vouched for that etcd has granted, or
+// renewed, for so many seconds, when asked at sent.
+func vouched(sent time.Time, seconds int64) time.Time {
+	ttl := time.Duration(seconds) * time.Second
+	return sent.Add(ttl - min(max(ttl/10, 50*time.Millisecond), time.Second))
+}
+
+// errTooLate: when its reply came, the lease had expired, or might have. So it
+// is granted again, or renewed.
+var errTooLate = errors.New("the lease was granted too long ago")
 
 // expire ends the session at its deadline, or waits for it again if renewals
 // have moved it on.

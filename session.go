@@ -149,22 +149,23 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 // the request safe to repeat, and lets a lease be found again whose reply was
 // lost; with an ID of etcd's choice, every lost reply leaks a lease.
 func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
-	seconds := int64(ttl / time.Second)
-	if ttl%time.Second > 0 {
-		seconds++
-	}
+	seconds := int64((ttl-1)/time.Second + 1) // rounded up
 	doubt := false
 	err := s.persist(ctx, func(ctx context.Context) error {
 		sent := time.Now()
 		resp, err := clientv3.RetryLeaseClient(s.client).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
-		err = clientv3.ContextError(ctx, err)
+		granted := resp.GetTTL()
+		if err = clientv3.ContextError(ctx, err); errors.Is(err, rpctypes.ErrLeaseExist) {
+			sent = time.Now() // an earlier attempt's, its reply was lost
+			granted, err = s.keepAlive(ctx)
+		}
 		switch {
-		case err == nil:
-			s.record(sent, resp.TTL)
-		case errors.Is(err, rpctypes.ErrLeaseExist):
-			err = s.renewOnce(ctx).Err // an earlier attempt's, its reply was lost
-		case !refused(err):
-			doubt = true
+		case err != nil:
+			doubt = doubt || !refused(err)
+		case !time.Now().Before(vouched(sent, granted)):
+			doubt, err = true, errTooLate
+		default:
+			s.record(sent, granted)
 		}
 		return err
 	})

@@ -12,7 +12,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
 func TestSession_BadInput(t *testing.T) {
@@ -72,6 +75,68 @@ func TestSession_Refresh(t *testing.T) {
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 	<-s.Done()
 	require.ErrorIs(t, context.Cause(s.Context()), ErrSessionExpired)
+}
+
+// A grant that takes longer than its TTL, or whose lease is gone when it is found
+// again, is no end of NewSession: it goes on until it has a lease that lasts.
+func TestSession_SlowGrant(t *testing.T) {
+	t.Parallel()
+	other := cluster.Client(t)
+	// gone waits until the lease of a request has expired, and it does.
+	gone := func(ctx context.Context, c *etcdtest.Call) error {
+		if err := c.Send(ctx); err != nil {
+			return err
+		}
+		for {
+			resp, err := other.TimeToLive(ctx, clientv3.LeaseID(c.Request.(*pb.LeaseGrantRequest).ID))
+			if err != nil || resp.TTL < 0 {
+				return err
+			}
+		}
+	}
+	for name, steps := range map[string]func(tap *etcdtest.Tap){
+		"the reply comes when the lease is gone": func(tap *etcdtest.Tap) { tap.Next("LeaseGrant", gone) },
+		"the reply is lost, and the lease revoked before it is renewed": func(tap *etcdtest.Tap) {
+			tap.Next("LeaseGrant", etcdtest.DropReply)
+			tap.OnKeepAliveRequest(func(ctx context.Context, m *pb.LeaseKeepAliveRequest) error {
+				tap.OnKeepAliveRequest(nil)
+				_, err := other.Revoke(ctx, clientv3.LeaseID(m.ID))
+				return err
+			})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			tap := etcdtest.NewTap()
+			c := cluster.Client(t, tap)
+			steps(tap)
+			s := newTestSession(t, c, WithTTL(time.Second))
+			require.NoError(t, s.Err())
+			h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
+			require.NoError(t, err)
+			require.NoError(t, h.Check(testCtx(t)))
+		})
+	}
+}
+
+// The first renewal is due a third of the TTL after the grant was sent, not after
+// its reply came.
+func TestSession_RenewsSoonAfterASlowGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 9 * time.Second, log: discard})
+		s.keepAlive = func(context.Context) (int64, error) {
+			<-time.After(time.Second)
+			return 9, nil
+		}
+		s.record(time.Now().Add(-7*time.Second), 9)
+		s.wg.Add(1)
+		go s.run()
+		<-time.After(time.Minute)
+		require.NoError(t, s.Err())
+		s.end(ErrSessionClosed, "test")
+		s.leaseGone()
+		s.wg.Wait()
+	})
 }
 
 func TestSession_Close(t *testing.T) {

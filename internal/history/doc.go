@@ -1,0 +1,20 @@
+// Package history keeps the history of a run in which locks were used while
+// things broke, and judges it.
+//
+// There are two sides to it. A [Log] is etcd's own: every event, complete and in
+// order. A [Record] is what the workers say: which guarded transactions etcd
+// carried out for them ([Claim]), when a hold said that it was valid ([Sample]),
+// and what they did to sets that are kept in etcd ([SetOp]). Three things are
+// asked of them:
+//
+//   - [Log.CheckGrants]: whoever acted as holder was entitled to the lock at that
+//     revision of etcd. This knows no clocks.
+//   - [Log.CheckValid]: no hold said that it was valid after etcd had removed its
+//     entry.
+//   - [CheckSets]: the sets are linearizable. They are changed only in transactions
+//     that a hold guards, by reading the whole, adding one element and writing the
+//     whole back, so that two holders at a time lose something.
+//
+// The package does not use the code that it judges: it knows the grammar of the
+// keys and what an entry is from doc.go alone.
+package history
