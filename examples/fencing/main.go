@@ -94,7 +94,7 @@ func processA(ctx context.Context, etcd, store string) error {
 	// What is kept in etcd itself: a transaction that is guarded by the hold.
 	_, err = h.Txn(ctx).Then(clientv3.OpPut("last-report", "A's")).Commit()
 	if !errors.Is(err, etcdlock.ErrLost) {
-		return fmt.Errorf("the guarded transaction gave: %w", err)
+		return errors.Join(errors.New("the guarded transaction was not refused as lost"), err)
 	}
 	fmt.Println("  A: Txn says", err)
 	return nil
