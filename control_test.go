@@ -179,7 +179,7 @@ func TestControl_B3_CreationCtx(t *testing.T) {
 		t.Fatal("the session lives on")
 	}
 	require.ErrorIs(t, s.Close(), context.DeadlineExceeded)
-	require.Equal(t, 1, leases(t, c))
+	require.Len(t, leases(t, c), 1)
 	seen(t, "the session ends with the ctx of its creation, Close fails, and the lease is left")
 }
 

@@ -33,7 +33,9 @@ func runMain(m *testing.M) int {
 		return 1
 	}
 	defer os.RemoveAll(dir)
-	if cluster, err = etcdtest.New(dir); err != nil {
+	if endpoints := os.Getenv("ETCDLOCK_TEST_ENDPOINTS"); endpoints != "" {
+		cluster = etcdtest.Attach(strings.Split(endpoints, ",")...)
+	} else if cluster, err = etcdtest.New(dir); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}

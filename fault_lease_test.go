@@ -65,13 +65,12 @@ const latency = 20 * time.Millisecond
 // very moment of an answered renewal, or some time after it.
 func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *clientv3.Client, name string) (holder, error)) []cutting {
 	t.Helper()
-	own := etcdtest.Start(t)
-	observer := own.Client(t)
+	observer, prefix := cluster.Client(t), lockName(t)
 	var mu sync.Mutex
 	gone := map[string]time.Time{}
 	watching, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	deletions := observer.Watch(watching, "cut", clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	deletions := observer.Watch(watching, prefix, clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 	<-deletions
 	go func() {
 		for wr := range deletions {
@@ -90,7 +89,7 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 		wg.Go(func() {
 			c := how
 			var h holder
-			if err := c.run(own, i, &h, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
+			if err := c.run(prefix, i, &h, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
 				turns <- struct{}{}
 				defer func() { <-turns }()
 				return lock(ctx, c, name)
@@ -116,8 +115,8 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 	return cuts
 }
 
-func (c *cutting) run(own *etcdtest.Cluster, i int, h *holder, lock func(ctx context.Context, c *clientv3.Client, name string) (holder, error)) error {
-	proxy, err := own.NewProxy()
+func (c *cutting) run(prefix string, i int, h *holder, lock func(ctx context.Context, c *clientv3.Client, name string) (holder, error)) error {
+	proxy, err := cluster.NewProxy()
 	if err != nil {
 		return err
 	}
@@ -167,7 +166,7 @@ func (c *cutting) run(own *etcdtest.Cluster, i int, h *holder, lock func(ctx con
 			return ctx.Err()
 		})
 	}
-	client, err := own.NewClient(tap, proxy, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.DialTimeout = 2 * time.Second }))
+	client, err := cluster.NewClient(tap, proxy, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.DialTimeout = 2 * time.Second }))
 	if err != nil {
 		return err
 	}
@@ -179,7 +178,7 @@ func (c *cutting) run(own *etcdtest.Cluster, i int, h *holder, lock func(ctx con
 	}
 	proxy.Delay(etcdtest.ToClient, c.delay)
 	_ = pause(ctx, rand.N(500*time.Millisecond)) // etcd looks for leases to expire twice a second
-	if *h, err = lock(ctx, client, fmt.Sprintf("cut%d", i)); err != nil {
+	if *h, err = lock(ctx, client, fmt.Sprintf("%s/%d", prefix, i)); err != nil {
 		return err
 	}
 	mu.Lock()

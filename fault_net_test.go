@@ -110,8 +110,8 @@ func TestFault_B2_NewSessionOnPartition(t *testing.T) {
 // The ctx of the creation bounds nothing else.
 func TestFault_B3_CreationCtx(t *testing.T) {
 	ctx, cancel := context.WithCancel(testCtx(t))
-	own := etcdtest.Start(t)
-	c := own.Client(t)
+	c := cluster.Client(t)
+	before := leases(t, c)
 	s, err := NewSession(ctx, c, WithTTL(time.Second))
 	require.NoError(t, err)
 	cancel()
@@ -121,26 +121,26 @@ func TestFault_B3_CreationCtx(t *testing.T) {
 	}
 	require.NoError(t, s.Err())
 	require.NoError(t, s.Close(testCtx(t)))
-	require.Zero(t, leases(t, c))
+	require.Empty(t, leases(t, c, before...))
 }
 
 func TestFault_B4_CloseOnPartition(t *testing.T) {
-	own := etcdtest.Start(t)
-	proxy := own.Proxy(t)
-	c := own.Client(t)
-	s, err := NewSession(testCtx(t), own.Client(t, proxy), WithTTL(time.Minute))
+	proxy := cluster.Proxy(t)
+	c := cluster.Client(t)
+	before := leases(t, c)
+	s, err := NewSession(testCtx(t), cluster.Client(t, proxy), WithTTL(time.Minute))
 	require.NoError(t, err)
-	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
 	proxy.Blackhole(etcdtest.Both)
 	err = returnsWithCtx(t, 300*time.Millisecond, s.Close)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.ErrorIs(t, h.Err(), ErrSessionClosed)
-	require.Equal(t, 1, leases(t, c))
+	require.Equal(t, []clientv3.LeaseID{s.Lease()}, leases(t, c, before...))
 	proxy.Heal()
 	proxy.Reset()
 	require.NoError(t, s.Close(testCtx(t)), "it goes on behind, and again waits for it")
-	require.Zero(t, leases(t, c))
+	require.Empty(t, leases(t, c, before...))
 }
 
 // Goroutines of this process that are in the library or in a client's watch.
@@ -158,12 +158,12 @@ func ownGoroutines() string {
 
 // 1,000 calls with a ctx of 0 to 5 ms on a slow link leave nothing.
 func TestFault_B8_NothingLeaks(t *testing.T) {
-	own := etcdtest.Start(t)
-	proxy := own.Proxy(t)
-	c := own.Client(t)
-	s, err := NewSession(testCtx(t), own.Client(t, proxy))
+	proxy := cluster.Proxy(t)
+	c := cluster.Client(t)
+	a, b := lockName(t), lockName(t)
+	s, err := NewSession(testCtx(t), cluster.Client(t, proxy))
 	require.NoError(t, err)
-	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	h, err := NewMutex(s, a).Lock(testCtx(t))
 	require.NoError(t, err)
 	proxy.Delay(etcdtest.Both, time.Millisecond)
 	before := ownGoroutines()
@@ -173,7 +173,7 @@ func TestFault_B8_NothingLeaks(t *testing.T) {
 	for range 20 {
 		wg.Go(func() {
 			for i := range next {
-				name := []string{"a", "b"}[i%2] // held, and free
+				name := []string{a, b}[i%2] // held, and free
 				ctx, cancel := context.WithTimeout(context.Background(), rand.N(5*time.Millisecond))
 				lock := []func(context.Context) (*Held, error){NewMutex(s, name).Lock, NewRWMutex(s, name).Lock, NewRWMutex(s, name).RLock, NewMutex(s, name).TryLock}[i/2%4]
 				if h, err := lock(ctx); err == nil {
@@ -190,10 +190,10 @@ func TestFault_B8_NothingLeaks(t *testing.T) {
 	close(next)
 	wg.Wait()
 	t.Log("granted", granted.Load())
-	require.Eventually(t, func() bool { return len(entries(t, c, "b")) == 0 && len(entries(t, c, "a")) == 1 }, hang, tick)
+	require.Eventually(t, func() bool { return len(entries(t, c, b)) == 0 && len(entries(t, c, a)) == 1 }, hang, tick)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	hb, err := NewMutex(s, "b").Lock(ctx)
+	hb, err := NewMutex(s, b).Lock(ctx)
 	require.NoError(t, err, "the next Lock works at once")
 	require.NoError(t, hb.Unlock(ctx))
 	require.NoError(t, h.Check(ctx))

@@ -23,8 +23,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
-
-	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
 // Rows F4 and F12: a process that is paused, the holder's and etcd's. Both are
@@ -190,20 +188,20 @@ func storeWrite(ctx context.Context, c *clientv3.Client, key, value string, toke
 // Whatever it does first when it wakes, it finds the lock lost.
 func TestFault_F4_HolderPaused(t *testing.T) {
 	t.Parallel()
-	own := etcdtest.Start(t)
-	c := own.Client(t)
+	c := cluster.Client(t)
 	s := newTestSession(t, c)
+	name := lockName(t)
 	firsts := []string{"Valid", "Err", "Check", "Txn", "Unlock"}
 	holders := map[string]*process{}
 	for _, first := range firsts {
-		holders[first] = startHelper(t, "holder", holderArg{own.Endpoints(), first, first})
+		holders[first] = startHelper(t, "holder", holderArg{cluster.Endpoints(), name + first, first})
 	}
 	tokens, next := map[string]int64{}, map[string]*Ticket{}
 	for _, first := range firsts {
 		var token int64
 		holders[first].read(t, &token)
 		tokens[first] = token
-		tk, err := NewMutex(s, first).Enqueue(testCtx(t))
+		tk, err := NewMutex(s, name+first).Enqueue(testCtx(t))
 		require.NoError(t, err)
 		notGranted(t, tk, 1)
 		next[first] = tk
@@ -220,7 +218,7 @@ func TestFault_F4_HolderPaused(t *testing.T) {
 		h, err := next[first].Wait(testCtx(t))
 		require.NoError(t, err)
 		require.Greater(t, h.Token(), tokens[first])
-		ok, err := storeWrite(testCtx(t), c, first+".store", "new", h.Token())
+		ok, err := storeWrite(testCtx(t), c, name+first+".store", "new", h.Token())
 		require.NoError(t, err)
 		require.True(t, ok)
 	}
@@ -237,7 +235,7 @@ func TestFault_F4_HolderPaused(t *testing.T) {
 		h, err := next[first].Wait(testCtx(t))
 		require.NoError(t, err)
 		require.NoError(t, h.Check(testCtx(t)))
-		got, err := c.Get(testCtx(t), first+".", clientv3.WithPrefix())
+		got, err := c.Get(testCtx(t), name+first+".", clientv3.WithPrefix())
 		require.NoError(t, err)
 		for _, kv := range got.Kvs {
 			require.NotEqual(t, "stale", string(kv.Value), string(kv.Key))
@@ -448,17 +446,16 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 // its lease has run out, and does not pass the holder.
 func TestMutex_WaiterInTheMiddleIsKilled(t *testing.T) {
 	t.Parallel()
-	own := etcdtest.Start(t)
-	c := own.Client(t)
-	h, err := NewMutex(newTestSession(t, c), "a").Lock(testCtx(t))
+	c, name := cluster.Client(t), lockName(t)
+	h, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 	require.NoError(t, err)
-	middle := startHelper(t, "holder", holderArg{own.Endpoints(), "a", "Err"})
-	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick)
-	last, err := NewMutex(newTestSession(t, c), "a").Enqueue(testCtx(t))
+	middle := startHelper(t, "holder", holderArg{cluster.Endpoints(), name, "Err"})
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick)
+	last, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	notGranted(t, last, 2)
 	middle.signal(t, syscall.SIGKILL)
-	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick, "etcd removes its entry")
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick, "etcd removes its entry")
 	notGranted(t, last, 1)
 	require.NoError(t, h.Check(testCtx(t)))
 	require.NoError(t, h.Unlock(testCtx(t)))
