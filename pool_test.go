@@ -295,7 +295,7 @@ func TestPool_OneGrantForAll(t *testing.T) {
 	}
 	require.Equal(t, 2, tap.Calls("LeaseGrant"))
 	_ = grant.Send(testCtx(t)) // it comes late, or not any more
-	require.Eventually(t, func() bool { return leases(t, c) == 1 }, hang, tick, "the lease of who left stays")
+	require.Eventually(t, func() bool { return len(leases(t, c)) == 1 }, hang, tick, "the lease of who left stays")
 	require.NoError(t, p.Close(testCtx(t)))
 	require.Zero(t, leases(t, c))
 }
@@ -336,7 +336,7 @@ func TestPool_Close(t *testing.T) {
 	require.NoError(t, p.Close(testCtx(t)))
 	require.ErrorIs(t, result(t, granting), ErrSessionClosed)
 	_ = grant.Send(testCtx(t))
-	require.Eventually(t, func() bool { return leases(t, c) == 0 }, hang, tick)
+	require.Eventually(t, func() bool { return len(leases(t, c)) == 0 }, hang, tick)
 
 	// While the reply is on its way.
 	p = NewPool(c)
