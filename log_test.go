@@ -118,11 +118,14 @@ func TestLog_Trouble(t *testing.T) {
 	s := newTestSession(t, c, WithTTL(time.Minute), WithLogger(log.logger()))
 	name := lockName(t)
 	var holds []*Held
+	var tickets []*Ticket
 	failed := failWatches(w)
 	for i := range 3 {
 		h := mustLock(t, s, fmt.Sprint(name, i))
 		h.Done()
-		holds = append(holds, h)
+		tk, err := NewMutex(s, h.name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+		holds, tickets = append(holds, h), append(tickets, tk)
 	}
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
 	require.Equal(t, []string{logUp, logTrouble}, log.messages())
@@ -135,6 +138,7 @@ func TestLog_Trouble(t *testing.T) {
 	_, err := cluster.Client(t).Delete(testCtx(t), holds[0].Key())
 	require.NoError(t, err)
 	<-holds[0].Done()
+	<-tickets[0].Done()
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
 	w.onRecv(nil)
 	requireLines(t, &log, logUp, logTrouble, logOver, logTrouble, logLoss, logOver)
@@ -144,10 +148,10 @@ func TestLog_Trouble(t *testing.T) {
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 	require.NoError(t, s.Close(testCtx(t)))
 	lines := log.messages()
-	require.Len(t, lines, 9)
-	require.ElementsMatch(t, []string{logLost, logLoss, logLoss}, lines[6:])
+	require.Len(t, lines, 10)
+	require.ElementsMatch(t, []string{logLost, logLoss, logLoss, logLoss}, lines[6:], "two are held, and one that nobody has claimed")
 	require.ErrorIs(t, holds[1].Unlock(testCtx(t)), ErrLost)
-	require.Len(t, log.messages(), 9)
+	require.Len(t, log.messages(), 10)
 }
 
 func requireLines(t *testing.T, log *logged, want ...string) {
@@ -166,12 +170,19 @@ func TestLog_TroubleIsLeft(t *testing.T) {
 	name := lockName(t)
 	failWatches(w)
 	h := mustLock(t, s, name)
-	h.Done()
+	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
 	requireLines(t, &log, logUp, logTrouble)
-	require.NoError(t, h.Unlock(testCtx(t)))
+	require.NoError(t, tk.Cancel(testCtx(t)))
 	requireLines(t, &log, logUp, logTrouble, logNobody)
+	h.Done()
+	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble, logNobody)
 	mustLock(t, s, name).Done()
-	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble)
+	_, err = NewMutex(s, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble, logNobody, logTrouble)
 	require.NoError(t, s.Close(testCtx(t)))
-	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble)
+	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble, logNobody, logTrouble)
 }

@@ -66,8 +66,11 @@ func WithLease(id clientv3.LeaseID) SessionOption {
 	return sessionOption(func(c *sessionConfig) { c.lease = id })
 }
 
-// WithLogger sets where the session tells of its beginning and end, of lost
-// locks and of trouble with etcd; the default is nowhere.
+// WithLogger sets where the session tells what becomes of it; the default is
+// nowhere. In good times that is one line, when it is up. There is one when it is
+// lost, and one for each lock that is; one when the first of its waits and
+// watched holds can't get on for trouble with etcd, and one when the last of
+// them is out of it. What Close and Orphan end is not logged.
 func WithLogger(l *slog.Logger) SessionOption {
 	return sessionOption(func(c *sessionConfig) { c.log = l })
 }

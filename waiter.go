@@ -40,7 +40,7 @@ type waiter struct {
 	on       *watch // on the blockers, in the range from..to
 	from, to string
 	pause    time.Duration // after the next trouble
-	trouble  bool          // and that this was said
+	trouble  trouble       // for the log
 }
 
 // errGone: the entry is not in the queue anymore.
@@ -52,10 +52,11 @@ var errGone = errors.New("entry gone")
 func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 	ctx, stop := e.s.bind(ctx)
 	defer stop()
-	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, limit: lookLimit, pause: retryMin}
+	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, trouble: trouble{e: e}, limit: lookLimit, pause: retryMin}
 	recheck := time.NewTimer(e.s.untilRecheck())
 	defer recheck.Stop()
 	defer w.unwatch()
+	defer w.trouble.end(false)
 	for {
 		if err := w.prepare(ctx); err != nil {
 			// Trouble with etcd keeps the place in the queue; the rest ends.
@@ -64,10 +65,7 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 			}
 			continue
 		}
-		if w.trouble {
-			w.s.log.Info("trouble with etcd is over, the place in the queue is kept", "lock", w.name, "key", w.key.key)
-			w.trouble = false
-		}
+		w.trouble.end(true)
 		if len(w.blockers) == 0 {
 			return e.grant(ctx)
 		}
@@ -138,10 +136,7 @@ func (w *waiter) overcome(ctx context.Context, err error) error {
 	case !errors.Is(err, errWatch) && refused(err), errors.Is(err, ErrSessionExpired):
 		return err
 	}
-	if !w.trouble {
-		w.s.log.Warn("waiting goes on in spite of trouble with etcd", "lock", w.name, "key", w.key.key, "error", err)
-	}
-	w.trouble = true
+	w.trouble.begin(ctx, err)
 	_ = pause(ctx, w.pause/2+rand.N(w.pause)) // ctx is looked at next
 	w.pause = min(2*w.pause, retryMax)
 	w.lookAgain(0)
