@@ -140,15 +140,18 @@ func (h *Held) downgrade(ctx context.Context) error {
 
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
-	return h.s.persist(ctx, func(ctx context.Context) error {
+	there := false
+	err := h.s.persist(ctx, func(ctx context.Context) error {
 		is := func(key string) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(key), "=", h.rev) }
 		resp, err := h.s.client.Txn(ctx).If(is(key)).
 			Then(clientv3.OpTxn([]clientv3.Cmp{is(other)}, []clientv3.Op{clientv3.OpDelete(other)}, nil)).Commit()
-		if err == nil && !resp.Succeeded {
-			return h.gone()
-		}
+		there = err == nil && resp.Succeeded
 		return err
 	})
+	if err == nil && !there {
+		err = h.gone()
+	}
+	return err
 }
 
 // Unlock gives the lock back. It blocks until etcd has confirmed that, one

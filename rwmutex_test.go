@@ -211,6 +211,21 @@ func TestDowngrade_Loss(t *testing.T) {
 	}
 }
 
+// Downgrade is the first to find that somebody has removed the entry: it says so at
+// once, where repeating would find the same until ctx ends.
+func TestDowngrade_OfALostHold(t *testing.T) {
+	c, name := cluster.Client(t), lockName(t)
+	s := newTestSession(t, c)
+	h, err := NewRWMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	_, err = c.Delete(testCtx(t), name+"/", clientv3.WithPrefix())
+	require.NoError(t, err)
+	ctx := testCtx(t)
+	require.ErrorIs(t, h.Downgrade(ctx), ErrLost)
+	require.NoError(t, ctx.Err())
+	require.ErrorIs(t, h.Err(), ErrLost)
+}
+
 // Somebody removes the exclusive entry of a write hold: the hold is lost, and
 // its shared entry does not jam the lock.
 func TestWriteHold_LossRemovesTheRest(t *testing.T) {
