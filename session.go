@@ -153,7 +153,8 @@ func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
 	doubt := false
 	err := s.persist(ctx, func(ctx context.Context) error {
 		sent := time.Now()
-		resp, err := clientv3.RetryLeaseClient(s.client).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
+		// Not the client's own LeaseClient: it repeats until ctx ends, and hides why.
+		resp, err := pb.NewLeaseClient(s.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
 		granted := resp.GetTTL()
 		if err = clientv3.ContextError(ctx, err); errors.Is(err, rpctypes.ErrLeaseExist) {
 			sent = time.Now() // an earlier attempt's, its reply was lost
