@@ -83,17 +83,15 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 		}
 	}()
 	cuts := make([]cutting, n)
-	turns := make(chan struct{}, 20) // to begin; or it is the machine that is too slow
+	turns := make(chan struct{}, 17) // at once; or it is the machine that is too slow
 	var wg sync.WaitGroup
 	for i := range cuts {
 		wg.Go(func() {
 			c := how
 			var h holder
-			if err := c.run(prefix, i, &h, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
-				turns <- struct{}{}
-				defer func() { <-turns }()
-				return lock(ctx, c, name)
-			}); err != nil {
+			turns <- struct{}{}
+			defer func() { <-turns }()
+			if err := c.run(prefix, i, &h, lock); err != nil {
 				t.Error(err)
 				return
 			}
