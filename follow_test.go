@@ -346,15 +346,16 @@ func TestWatchEnds(t *testing.T) {
 		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "(*follower)") }, hang, tick, "a goroutine is left")
 	}
 	for range 20 {
-		for range Watch(testCtx(t), c, name) {
+		for _, err := range Watch(testCtx(t), c, name) {
+			require.NoError(t, err)
 			break
 		}
 		require.False(t, strings.Contains(stacks(), "(*follower).run"), "it goes on behind")
 	}
 	stopped()
 	require.Panics(t, func() {
-		for range Watch(testCtx(t), c, name) {
-			panic("in the loop")
+		for _, err := range Watch(testCtx(t), c, name) {
+			panic(err)
 		}
 	})
 	stopped()
@@ -433,7 +434,8 @@ func TestWatchSilentStream(t *testing.T) {
 	require.Nil(t, f.own, "a watcher is left open")
 }
 
-// Where no watch is to be had, it asks, and leaves nothing that tries on.
+// Where no watch is to be had, the loop asks, as a hold does; neither leaves
+// anything behind that tries on.
 func TestWatchWithoutWatches(t *testing.T) {
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
 	tap.OnStream(func(_ context.Context, method string) error {
@@ -442,7 +444,12 @@ func TestWatchWithoutWatches(t *testing.T) {
 		}
 		return nil
 	})
-	pull, stop := iter.Pull2(Watch(testCtx(t), cluster.Client(t, tap), name))
+	c := cluster.Client(t, tap)
+	s := newTestSession(t, c)
+	h, err := NewMutex(s, name+"-2").Lock(testCtx(t))
+	require.NoError(t, err)
+	h.Done()
+	pull, stop := iter.Pull2(Watch(testCtx(t), c, name))
 	defer stop()
 	require.Empty(t, next(t, pull).Entries)
 	for i := range 2 {
@@ -450,13 +457,36 @@ func TestWatchWithoutWatches(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, next(t, pull).Entries, i+1)
 	}
-	// The client's own watcher goes on trying for a stream, and one of the loop's.
-	require.LessOrEqual(t, strings.Count(stacks(), "openWatchClient("), 2)
+	tries := func() int { return strings.Count(stacks(), "openWatchClient(") }
+	require.Eventually(t, func() bool { return tries() == 3 }, hang, tick, "not one each, for the client, the session and the loop")
+	require.NoError(t, s.Close(testCtx(t)))
+	require.LessOrEqual(t, tries(), 2, "the session's goes on")
 	tap.Clear() // watches work again
 	require.Eventually(t, func() bool { return len(tap.WatchCreates()) > 0 }, hang, tick)
-	_, err := direct.Delete(testCtx(t), name+"/", clientv3.WithPrefix())
+	_, err = direct.Delete(testCtx(t), name+"/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	require.Empty(t, next(t, pull).Entries)
+}
+
+// A session's watcher that has watches is not closed when the next ones get
+// another one.
+func TestWatcherWithWatchesStays(t *testing.T) {
+	t.Parallel()
+	c, name := cluster.Client(t), lockName(t)
+	s := newTestSession(t, c)
+	s.replaceWatcher(clientv3.NewWatcher(c))
+	first := s.currentWatcher()
+	w, err := s.openWatch(testCtx(t), name, "")
+	require.NoError(t, err)
+	defer w.close()
+	s.watcherFailed(first)
+	s.etcdAnswers()
+	require.NotSame(t, first, s.currentWatcher())
+	_, err = c.Put(testCtx(t), name, "")
+	require.NoError(t, err)
+	_, err = c.Delete(testCtx(t), name)
+	require.NoError(t, err)
+	require.True(t, deleted(<-w.ch, name, 0))
 }
 
 // The member that serves the watch hangs, with its connections open.

@@ -23,6 +23,7 @@ import (
 func (s *Session) run() {
 	defer s.wg.Done()
 	defer s.tellEnded()
+	defer s.replaceWatcher(nil)
 	gap := s.ttl / 6
 	s.mu.Lock()
 	next := time.NewTimer(time.Until(s.sent.Add(s.ttl / 3)))
