@@ -1,0 +1,229 @@
+package otellock_test
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/codes"
+	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/otellock"
+)
+
+const hang = 30 * time.Second
+
+func testCtx(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// tracing is a provider whose spans are kept.
+func tracing(opts ...sdktrace.TracerProviderOption) (*sdktrace.TracerProvider, *tracetest.InMemoryExporter) {
+	spans := tracetest.NewInMemoryExporter()
+	return sdktrace.NewTracerProvider(append(opts, sdktrace.WithSyncer(spans))...), spans
+}
+
+func newSession(t testing.TB, c *clientv3.Client, p trace.TracerProvider) *etcdlock.Session {
+	t.Helper()
+	s, err := etcdlock.NewSession(testCtx(t), c, etcdlock.WithTTL(time.Minute), etcdlock.WithHooks(otellock.Hooks(otellock.WithTracerProvider(p))))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	return s
+}
+
+func attrs(s tracetest.SpanStub) map[string]any {
+	m := map[string]any{}
+	for _, a := range s.Attributes {
+		m[string(a.Key)] = a.Value.AsInterface()
+	}
+	return m
+}
+
+// summary are the spans of locks: name, outcome and status of each.
+func summary(spans tracetest.SpanStubs) []string {
+	out := []string{}
+	for _, s := range spans {
+		if outcome := attrs(s)["etcdlock.outcome"]; outcome != nil {
+			out = append(out, s.Name+" "+outcome.(string)+" "+s.Status.Code.String())
+		}
+	}
+	return out
+}
+
+// Wait and hold are children of the caller's span, and are where they were in
+// time.
+func TestSpans(t *testing.T) {
+	provider, spans := tracing()
+	s := newSession(t, etcdtest.Start(t).Client(t), provider)
+	m := etcdlock.NewRWMutex(s, "jobs/report")
+	before := time.Now()
+	ctx, caller := provider.Tracer("test").Start(testCtx(t), "request")
+	h, err := m.RLock(ctx)
+	require.NoError(t, err)
+	granted := time.Now()
+	require.NoError(t, h.Unlock(testCtx(t)), "with whatever ctx")
+	after := time.Now()
+	caller.End()
+
+	got := spans.GetSpans()
+	require.Equal(t, []string{"etcdlock.wait granted Unset", "etcdlock.hold released Unset"}, summary(got))
+	wait, hold := got[0], got[1]
+	for _, span := range []tracetest.SpanStub{wait, hold} {
+		require.Equal(t, caller.SpanContext().TraceID(), span.SpanContext.TraceID())
+		require.Equal(t, caller.SpanContext().SpanID(), span.Parent.SpanID())
+		require.Empty(t, span.Links)
+		require.Equal(t, trace.SpanKindInternal, span.SpanKind)
+		require.Equal(t, "github.com/etcdlock/etcdlock/otellock", span.InstrumentationScope.Name)
+		a := attrs(span)
+		require.NotEmpty(t, a["etcdlock.lease"])
+		delete(a, "etcdlock.lease")
+		delete(a, "etcdlock.outcome")
+		require.Equal(t, map[string]any{"etcdlock.name": "jobs/report", "etcdlock.mode": "shared", "etcdlock.key": h.Key(), "etcdlock.token": h.Token()}, a)
+	}
+	require.Len(t, wait.Events, 1)
+	require.Equal(t, "enqueued", wait.Events[0].Name)
+	times := []time.Time{before, wait.StartTime, wait.Events[0].Time, wait.EndTime, granted}
+	require.True(t, slices.IsSortedFunc(times, time.Time.Compare), times)
+	times = []time.Time{wait.EndTime, hold.StartTime, granted, hold.EndTime, after}
+	require.True(t, slices.IsSortedFunc(times, time.Time.Compare), times)
+	require.Equal(t, wait.EndTime, hold.StartTime)
+}
+
+// Every end has its outcome; an error is what nobody here did on purpose.
+func TestSpans_Outcomes(t *testing.T) {
+	client := etcdtest.Start(t).Client(t)
+	provider, spans := tracing()
+	s := newSession(t, client, provider)
+	m := etcdlock.NewMutex(s, "a")
+	h, err := m.Lock(testCtx(t))
+	require.NoError(t, err)
+	_, err = m.TryLock(testCtx(t))
+	require.ErrorIs(t, err, etcdlock.ErrLocked)
+	ctx, cancel := context.WithTimeout(testCtx(t), 20*time.Millisecond)
+	defer cancel()
+	_, err = m.Lock(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	tk, err := m.Enqueue(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, tk.Cancel(testCtx(t)))
+	_, err = client.Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	require.ErrorIs(t, h.Unlock(testCtx(t)), etcdlock.ErrLost)
+	_, err = m.Lock(testCtx(t))
+	require.NoError(t, err)
+	_, err = client.Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	require.ErrorIs(t, s.Refresh(testCtx(t)), etcdlock.ErrSessionExpired)
+	require.NoError(t, s.Close(testCtx(t)))
+	require.Equal(t, []string{
+		"etcdlock.wait granted Unset",
+		"etcdlock.wait locked Unset",
+		"etcdlock.wait timeout Error",
+		"etcdlock.wait cancelled Unset",
+		"etcdlock.hold removed Error",
+		"etcdlock.wait granted Unset",
+		"etcdlock.hold session_expired Error",
+	}, summary(spans.GetSpans()))
+	for _, span := range spans.GetSpans() {
+		failed := span.Status.Code == codes.Error
+		if failed {
+			require.Equal(t, attrs(span)["etcdlock.outcome"], attrs(span)["error.type"])
+			require.NotEmpty(t, span.Status.Description)
+		}
+		require.Equal(t, failed, attrs(span)["error.type"] != nil)
+		require.False(t, span.Parent.IsValid(), "without a caller's span, a trace of its own")
+		require.Empty(t, span.Links)
+	}
+	locked := spans.GetSpans()[1]
+	require.NotContains(t, attrs(locked), "etcdlock.key", "it was in no queue")
+	require.Empty(t, locked.Events)
+
+	spans.Reset()
+	s = newSession(t, client, provider)
+	_, err = etcdlock.NewMutex(s, "b").Lock(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, s.Close(testCtx(t)))
+	require.Equal(t, []string{"etcdlock.wait granted Unset", "etcdlock.hold session_closed Unset"}, summary(spans.GetSpans()))
+}
+
+// What outlives the caller's span is linked to it.
+func TestSpans_OutliveTheCaller(t *testing.T) {
+	client := etcdtest.Start(t).Client(t)
+	provider, spans := tracing()
+	s := newSession(t, client, provider)
+	m := etcdlock.NewMutex(s, "a")
+	ctx, caller := provider.Tracer("test").Start(testCtx(t), "start the service")
+	h, err := m.Lock(ctx)
+	require.NoError(t, err)
+	tk, err := m.Enqueue(ctx)
+	require.NoError(t, err)
+	caller.End()
+	require.NoError(t, h.Unlock(testCtx(t)))
+	<-tk.Done()
+	require.NoError(t, tk.Cancel(testCtx(t)))
+	got := spans.GetSpans()
+	require.ElementsMatch(t, []string{"etcdlock.wait granted Unset", "etcdlock.hold released Unset", "etcdlock.wait granted Unset", "etcdlock.hold released Unset"}, summary(got))
+	linked := 0
+	for _, span := range got {
+		if attrs(span)["etcdlock.outcome"] == nil || span.Parent.SpanID() == caller.SpanContext().SpanID() {
+			continue // the caller's own, and the wait that was within it
+		}
+		linked++
+		require.False(t, span.Parent.IsValid())
+		require.NotEqual(t, caller.SpanContext().TraceID(), span.SpanContext.TraceID())
+		require.Len(t, span.Links, 1)
+		require.Equal(t, caller.SpanContext().SpanID(), span.Links[0].SpanContext.SpanID())
+	}
+	require.Equal(t, 3, linked)
+}
+
+// A caller whose span is not sampled gets none, and a caller in another process is
+// a parent like any other.
+func TestSpans_Sampling(t *testing.T) {
+	client := etcdtest.Start(t).Client(t)
+	provider, spans := tracing()
+	s := newSession(t, client, provider)
+	lock := func(ctx context.Context) {
+		h, err := etcdlock.NewMutex(s, "a").Lock(ctx)
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(ctx))
+	}
+	remote := func(flags trace.TraceFlags) trace.SpanContext {
+		return trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: flags, Remote: true})
+	}
+	lock(trace.ContextWithRemoteSpanContext(testCtx(t), remote(0)))
+	require.Empty(t, spans.GetSpans())
+	lock(trace.ContextWithRemoteSpanContext(testCtx(t), remote(trace.FlagsSampled)))
+	require.Len(t, spans.GetSpans(), 2)
+	for _, span := range spans.GetSpans() {
+		require.Equal(t, trace.SpanID{2}, span.Parent.SpanID())
+		require.Empty(t, span.Links)
+	}
+}
+
+// Without an option, and with a nil provider, spans go to the global one.
+func TestSpans_GlobalProvider(t *testing.T) {
+	was := otel.GetTracerProvider()
+	provider, spans := tracing()
+	otel.SetTracerProvider(provider)
+	defer otel.SetTracerProvider(was)
+	for _, opts := range [][]otellock.Option{nil, {otellock.WithTracerProvider(nil)}} {
+		spans.Reset()
+		s, err := etcdlock.NewSession(testCtx(t), etcdtest.Start(t).Client(t), etcdlock.WithHooks(otellock.Hooks(opts...)))
+		require.NoError(t, err)
+		_, err = etcdlock.NewMutex(s, "a").TryLock(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, s.Close(testCtx(t)))
+		require.Len(t, spans.GetSpans(), 2)
+	}
+}
