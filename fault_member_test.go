@@ -1,0 +1,141 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// addLearner starts one more member of the cluster, which does not vote yet.
+func addLearner(t *testing.T, own *etcdtest.Cluster, c *clientv3.Client) (id uint64, endpoint string) {
+	t.Helper()
+	var urls []url.URL
+	for range 2 {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		urls = append(urls, url.URL{Scheme: "http", Host: l.Addr().String()})
+		require.NoError(t, l.Close())
+	}
+	added, err := c.MemberAddAsLearner(testCtx(t), []string{urls[0].String()})
+	require.NoError(t, err)
+	as, cfg := own.Member(0).Etcd().Config(), embed.NewConfig()
+	cfg.TickMs, cfg.ElectionMs, cfg.UnsafeNoFsync, cfg.LogLevel = as.TickMs, as.ElectionMs, true, "fatal"
+	cfg.InitialClusterToken = as.InitialClusterToken
+	cfg.Name, cfg.Dir, cfg.ClusterState = "learner", t.TempDir(), embed.ClusterStateFlagExisting
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = urls[:1], urls[:1]
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = urls[1:], urls[1:]
+	cfg.InitialCluster = "learner=" + urls[0].String()
+	for _, m := range added.Members {
+		if m.Name != "" {
+			cfg.InitialCluster += "," + m.Name + "=" + strings.Join(m.PeerURLs, ",")
+		}
+	}
+	learner, err := embed.StartEtcd(cfg)
+	require.NoError(t, err)
+	t.Cleanup(learner.Close)
+	<-learner.Server.ReadyNotify()
+	return added.Member.ID, urls[1].String()
+}
+
+// A learner comes, is promoted, and the leader is removed, while locks are held,
+// waited for, and go from hand to hand.
+func TestFault_C1_MembersComeAndGo(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithMembers(3), etcdtest.WithConfig(func(c *embed.Config) {
+		c.StrictReconfigCheck = false // which wants members that have been up for 5 s
+	}))
+	ctx, cancel := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+	var clients []*clientv3.Client
+	var holds []*Held
+	var waiting []*Ticket
+	var cycles atomic.Int64
+	for i := range 4 {
+		c := own.Client(t)
+		s := newTestSession(t, c)
+		h, err := NewMutex(s, fmt.Sprint("own", i)).Lock(testCtx(t))
+		require.NoError(t, err)
+		h.Done()
+		tk, err := NewMutex(s, "waited for").Enqueue(testCtx(t))
+		require.NoError(t, err)
+		clients, holds, waiting = append(clients, c), append(holds, h), append(waiting, tk)
+		lock := []func(context.Context) (*Held, error){NewMutex(s, "a").Lock, NewRWMutex(s, "a").RLock}[i%2]
+		wg.Go(func() {
+			for ; ctx.Err() == nil; cycles.Add(1) {
+				h, err := lock(testCtx(t))
+				if err == nil {
+					err = h.Unlock(testCtx(t))
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	goesOn := func(what string) {
+		t.Helper()
+		from := cycles.Load()
+		require.Eventually(t, func() bool { return cycles.Load() > from+20 || t.Failed() }, hang, tick, what)
+	}
+	goesOn("at first")
+	admin := own.Client(t)
+	id, endpoint := addLearner(t, own, admin)
+	for _, c := range clients {
+		c.SetEndpoints(append(own.Endpoints(), endpoint)...)
+	}
+	goesOn("with a learner, which refuses all that is asked of it")
+	for {
+		_, err := admin.MemberPromote(testCtx(t), id)
+		if err == nil {
+			break
+		}
+		require.True(t, errors.Is(err, rpctypes.ErrMemberLearnerNotReady) || !refused(err), err)
+		require.NoError(t, pause(testCtx(t), tick))
+	}
+	goesOn("with four members")
+	leader, err := own.Leader(testCtx(t))
+	require.NoError(t, err)
+	removed := leader.Etcd().Server
+	_, err = admin.MemberRemove(testCtx(t), uint64(removed.MemberID()))
+	require.NoError(t, err)
+	<-removed.StopNotify()
+	leader.Kill() // as the process would end
+	goesOn("with its leader removed")
+	for i, c := range clients {
+		if i%2 == 0 { // the others still try to reach it
+			c.SetEndpoints(endpoint, own.Member((leader.Index()+1)%3).Endpoint(), own.Member((leader.Index()+2)%3).Endpoint())
+		}
+	}
+	goesOn("in the end")
+	cancel()
+	wg.Wait()
+	for i, tk := range waiting {
+		require.NoError(t, holds[i].Check(testCtx(t)))
+		select {
+		case <-holds[i].Done():
+			t.Error(holds[i].Err())
+		default:
+		}
+		h, err := tk.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(testCtx(t)))
+		require.NoError(t, h.s.Close(testCtx(t)))
+		require.NoError(t, clients[i].Close()) // the learner would wait for it to leave
+	}
+}
