@@ -65,6 +65,13 @@ type invocation struct {
 func start(t *testing.T, env []string, args ...string) *invocation {
 	t.Helper()
 	r := command(t, env, args...)
+	r.launch(t)
+	return r
+}
+
+// launch starts it and begins to read its output.
+func (r *invocation) launch(t *testing.T) {
+	t.Helper()
 	r.cmd.Stderr = &r.stderr
 	out, err := r.cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -77,7 +84,6 @@ func start(t *testing.T, env []string, args ...string) *invocation {
 		}
 		r.read = s.Err()
 	}()
-	return r
 }
 
 func command(t *testing.T, env []string, args ...string) *invocation {
@@ -169,9 +175,11 @@ func noKeys(t *testing.T, client *clientv3.Client) {
 	all, err := client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	require.NoError(t, err)
 	require.Empty(t, all.Kvs)
-	leases, err := client.Leases(ctx)
-	require.NoError(t, err)
-	require.Empty(t, leases.Leases)
+	require.Eventually(t, func() bool { // each member lists those that it knows, and may lag
+		leases, err := client.Leases(ctx)
+		require.NoError(t, err)
+		return len(leases.Leases) == 0
+	}, hang, 5*time.Millisecond, "leases")
 }
 
 func TestUsage(t *testing.T) {

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 )
 
 const (
@@ -52,11 +54,11 @@ type demo struct {
 }
 
 // run runs the demo and leaves nothing behind: no process, no key, no file.
-func run(ctx context.Context, endpoints []string, v *view) error {
+func run(ctx context.Context, etcd connect.Config, v *view) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, timeLimit, errTooLong)
 	defer cancel()
-	st, err := openStore(ctx, endpoints)
+	st, err := openStore(ctx, etcd)
 	if err != nil {
 		return err
 	}

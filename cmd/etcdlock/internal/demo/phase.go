@@ -40,7 +40,7 @@ type phase struct {
 func (p *phase) run(ctx context.Context) error {
 	pids := make([]string, 0, len(p.spec.jobs))
 	for _, j := range p.spec.jobs {
-		j.Lock, j.Endpoints, j.TTL = p.rec.paths, p.store.endpoints, demoTTL
+		j.Lock, j.Etcd, j.TTL = p.rec.paths, p.store.etcd, demoTTL
 		w, err := p.workers.start(j)
 		if err != nil {
 			return err
