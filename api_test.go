@@ -36,11 +36,14 @@ var (
 		Orphan()
 		Close(ctx context.Context) error
 	} = (*etcdlock.Session)(nil)
-	_ func(*etcdlock.Session, string) *etcdlock.Mutex   = etcdlock.NewMutex
-	_ func(*etcdlock.Session, string) *etcdlock.RWMutex = etcdlock.NewRWMutex
-	_                                                   = []lockFunc{(&etcdlock.Mutex{}).Lock, (&etcdlock.Mutex{}).TryLock, (&etcdlock.RWMutex{}).Lock, (&etcdlock.RWMutex{}).TryLock, (&etcdlock.RWMutex{}).RLock, (&etcdlock.RWMutex{}).TryRLock}
-	_                                                   = []enqueueFunc{(&etcdlock.Mutex{}).Enqueue, (&etcdlock.RWMutex{}).Enqueue, (&etcdlock.RWMutex{}).REnqueue}
-	_                                                   = []doFunc{(&etcdlock.Mutex{}).Do, (&etcdlock.RWMutex{}).Do, (&etcdlock.RWMutex{}).RDo}
+	// A SessionSource where there was a *Session once: every call that compiled
+	// then does now.
+	_ func(etcdlock.SessionSource, string) *etcdlock.Mutex   = etcdlock.NewMutex
+	_ func(etcdlock.SessionSource, string) *etcdlock.RWMutex = etcdlock.NewRWMutex
+	_                                                        = []etcdlock.SessionSource{(*etcdlock.Session)(nil), (*etcdlock.Pool)(nil)}
+	_                                                        = []lockFunc{(&etcdlock.Mutex{}).Lock, (&etcdlock.Mutex{}).TryLock, (&etcdlock.RWMutex{}).Lock, (&etcdlock.RWMutex{}).TryLock, (&etcdlock.RWMutex{}).RLock, (&etcdlock.RWMutex{}).TryRLock}
+	_                                                        = []enqueueFunc{(&etcdlock.Mutex{}).Enqueue, (&etcdlock.RWMutex{}).Enqueue, (&etcdlock.RWMutex{}).REnqueue}
+	_                                                        = []doFunc{(&etcdlock.Mutex{}).Do, (&etcdlock.RWMutex{}).Do, (&etcdlock.RWMutex{}).RDo}
 	_ interface {
 		Done() <-chan struct{}
 		Wait(ctx context.Context) (*etcdlock.Held, error)
@@ -61,5 +64,9 @@ var (
 		Downgrade(ctx context.Context) error
 		Unlock(ctx context.Context) error
 	} = (*etcdlock.Held)(nil)
+	_ func(*clientv3.Client, ...etcdlock.SessionOption) *etcdlock.Pool = etcdlock.NewPool
+	_ interface {
+		Close(ctx context.Context) error
+	} = (*etcdlock.Pool)(nil)
 	_ = []error{etcdlock.ErrLocked, etcdlock.ErrSessionExpired, etcdlock.ErrSessionClosed, etcdlock.ErrLost, etcdlock.ErrNotHeld, etcdlock.ErrWouldDeadlock, etcdlock.ErrInvalidName}
 )

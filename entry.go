@@ -16,6 +16,7 @@ import (
 // This file puts it there, leave.go takes it away, waiter.go waits in between.
 type entry struct {
 	s     *Session
+	from  SessionSource // s is of
 	name  string
 	wants wants
 	// key is what the entry is known by. A write lock has another one, in the

@@ -24,8 +24,13 @@ var (
 	ErrLost = errors.New("lock lost")
 	// ErrNotHeld: the hold was given back before, or its ticket cancelled.
 	ErrNotHeld = errors.New("lock not held")
+	// ErrNotFound: no such entry is in the queue: it was given back, or broken,
+	// or its session ended.
+	ErrNotFound = errors.New("entry not found")
 	// ErrWouldDeadlock: the acquisition would wait for a hold of its own caller.
 	ErrWouldDeadlock = errors.New("would deadlock: its own caller holds the lock")
+	// ErrNoLeader: nobody leads.
+	ErrNoLeader = errors.New("no leader")
 	// ErrInvalidName: a name is non-empty UTF-8 without control characters
 	// that does not end in "/".
 	ErrInvalidName = errors.New("invalid lock name")
@@ -33,13 +38,18 @@ var (
 
 // wrap is applied once, at the exported boundary.
 func wrap(op, name string, err error) error {
+	return wrapNeeding("readwrite", name+"/", op, name, err)
+}
+
+// wrapNeeding is wrap for an operation that needs that right on that prefix.
+func wrapNeeding(right, prefix, op, name string, err error) error {
 	if err == nil {
 		return nil
 	}
 	hint := ""
 	switch {
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
-		hint = fmt.Sprintf(" (the client's role needs readwrite on the prefix %q)", name+"/")
+		hint = fmt.Sprintf(" (the client's role needs %s on the prefix %q)", right, prefix)
 	case errors.Is(err, ErrWouldDeadlock):
 		hint = " (use the hold that Do gave, or call this with a ctx from outside of Do)"
 	}

@@ -170,7 +170,7 @@ func (h *Held) unlock(ctx context.Context) error {
 		defer h.mu.Unlock()
 		return h.cause
 	}
-	if ctx.Value(doKey{h.s, h.name}) == h {
+	if ctx.Value(doKey{h.from, h.name}) == h {
 		var cancel context.CancelFunc
 		ctx, cancel = outlive(ctx, ErrNotHeld)
 		defer cancel()

@@ -17,9 +17,9 @@ import (
 // `etcdctl lock` and v3lock too, which write the same keys.
 type Mutex struct{ l lock }
 
-// NewMutex makes a Mutex; it makes no request. A name that is not valid, or a nil
-// session, is an error of every call.
-func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} }
+// NewMutex makes a Mutex of a *Session or a *Pool; it makes no request. A name
+// that is not valid, or a nil session or pool, is an error of every call.
+func NewMutex(s SessionSource, name string) *Mutex { return &Mutex{newLock(s, name)} }
 
 // Lock takes the lock and waits for it. It blocks while an earlier entry is in
 // the queue, and until etcd has answered, through leader changes and lost
@@ -54,46 +54,71 @@ func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
 // have been in the section.
 //
 // It is the one way to take a lock that one has already: under the ctx that fn
-// got, Do on the same session and name runs its fn at once, inside the hold;
-// Lock and Enqueue return ErrWouldDeadlock there, TryLock ErrLocked.
+// got, Do on the same session (or pool) and name runs its fn at once, inside the
+// hold; Lock and Enqueue return ErrWouldDeadlock there, TryLock ErrLocked. Once
+// the hold is lost such a Do returns ErrLost without calling fn, also where a
+// pool has another session by then.
 func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "do under", mutexHold, fn)
 }
 
-// lock is a name in a session: what a Mutex and an RWMutex are made of.
+// lock is a name in the sessions of a source: what a Mutex and an RWMutex are
+// made of.
 type lock struct {
-	s    *Session
+	from SessionSource
 	name string
 	err  error // of every call
 }
 
-func newLock(s *Session, name string) lock {
-	l := lock{s: s, name: name, err: checkName(name)}
-	if s == nil {
-		l.err = errors.New("the session is nil: make one with NewSession")
+func newLock(from SessionSource, name string) lock {
+	l := lock{from: from, name: name, err: checkName(name)}
+	if from == nil {
+		l.err = errNilSession
 	}
 	return l
 }
 
-// enter makes the entry that op asks for, unless there is a reason not to begin.
-func (l *lock) enter(ctx context.Context, w wants) (*Held, error) {
+// obtain takes the lock by the given way in a session of its source, and again
+// in the next one where the source says that only the session failed.
+func obtain[T any](ctx context.Context, l *lock, op string, w wants, in func(context.Context, *Session, wants) (T, error)) (got T, err error) {
+	for {
+		s, err := l.session(ctx)
+		if err != nil {
+			return got, wrap(op, l.name, err)
+		}
+		got, err = in(ctx, s, w)
+		if err == nil || !l.from.again(ctx, s, err) {
+			return got, wrap(op, l.name, err)
+		}
+	}
+}
+
+// session is the one to begin an acquisition in, unless there is a reason not to.
+func (l *lock) session(ctx context.Context) (*Session, error) {
 	switch {
 	case l.err != nil:
 		return nil, l.err
-	case l.s == nil:
+	case l.from == nil:
 		return nil, errors.New("it was not made with NewMutex or NewRWMutex")
-	case l.s.Err() != nil:
-		return nil, l.s.Err()
-	case ctx.Err() != nil:
-		return nil, ended(ctx, nil)
 	}
-	return &Held{entry{s: l.s, name: l.name, wants: w}}, nil
+	s, err := l.from.session(ctx)
+	if err == nil && ctx.Err() != nil {
+		err = ended(ctx, nil)
+	}
+	return s, err
 }
 
 func (l *lock) lock(ctx context.Context, op string, w wants) (*Held, error) {
-	h, v, looked, err := l.queue(ctx, w)
+	if l.holdIn(ctx) != nil {
+		return nil, wrap(op, l.name, ErrWouldDeadlock)
+	}
+	return obtain(ctx, l, op, w, l.lockIn)
+}
+
+func (l *lock) lockIn(ctx context.Context, s *Session, w wants) (*Held, error) {
+	h, v, looked, err := l.queue(ctx, s, w)
 	if err != nil {
-		return nil, wrap(op, l.name, err)
+		return nil, err
 	}
 	if looked && len(v.blockers) == 0 {
 		err = h.grant(ctx)
@@ -102,30 +127,30 @@ func (l *lock) lock(ctx context.Context, op string, w wants) (*Held, error) {
 	}
 	if err != nil {
 		h.abandon(err)
-		return nil, wrap(op, l.name, err)
+		return nil, err
 	}
 	return h, nil
 }
 
 func (l *lock) enqueue(ctx context.Context, op string, w wants) (*Ticket, error) {
-	h, v, looked, err := l.queue(ctx, w)
-	if err != nil {
-		return nil, wrap(op, l.name, err)
+	if l.holdIn(ctx) != nil {
+		return nil, wrap(op, l.name, ErrWouldDeadlock)
 	}
-	t, err := newTicket(h, v, looked)
-	return t, wrap(op, l.name, err)
+	return obtain(ctx, l, op, w, l.enqueueIn)
+}
+
+func (l *lock) enqueueIn(ctx context.Context, s *Session, w wants) (*Ticket, error) {
+	h, v, looked, err := l.queue(ctx, s, w)
+	if err != nil {
+		return nil, err
+	}
+	return newTicket(h, v, looked)
 }
 
 // queue puts a new entry into the queue; after an error nothing is left of it.
-func (l *lock) queue(ctx context.Context, w wants) (h *Held, v view, looked bool, err error) {
-	if l.s != nil && l.holdIn(ctx) != nil {
-		return nil, view{}, false, ErrWouldDeadlock
-	}
-	h, err = l.enter(ctx, w)
-	if err != nil {
-		return nil, view{}, false, err
-	}
-	bound, stop := l.s.bind(ctx)
+func (l *lock) queue(ctx context.Context, s *Session, w wants) (h *Held, v view, looked bool, err error) {
+	h = l.entry(s, w)
+	bound, stop := s.bind(ctx)
 	defer stop()
 	v, looked, err = h.enqueue(bound)
 	if err != nil {
@@ -134,35 +159,43 @@ func (l *lock) queue(ctx context.Context, w wants) (h *Held, v view, looked bool
 	return h, v, looked, err
 }
 
+func (l *lock) entry(s *Session, w wants) *Held {
+	return &Held{entry{s: s, from: l.from, name: l.name, wants: w}}
+}
+
 func (l *lock) try(ctx context.Context, op string, w wants) (*Held, error) {
-	if l.s != nil && l.holdIn(ctx) != nil {
+	if l.holdIn(ctx) != nil {
 		return nil, wrap(op, l.name, ErrLocked)
 	}
-	h, err := l.enter(ctx, w)
-	if err != nil {
-		return nil, wrap(op, l.name, err)
-	}
-	bound, stop := l.s.bind(ctx)
+	return obtain(ctx, l, op, w, l.tryIn)
+}
+
+func (l *lock) tryIn(ctx context.Context, s *Session, w wants) (*Held, error) {
+	h := l.entry(s, w)
+	bound, stop := s.bind(ctx)
 	defer stop()
-	if err = h.try(bound); err == nil {
+	err := h.try(bound)
+	if err == nil {
 		err = h.grant(bound)
 	}
 	if err != nil {
 		h.abandon(err)
-		return nil, wrap(op, l.name, err)
+		return nil, err
 	}
 	return h, nil
 }
 
-// doKey is the key of the hold of a name in the ctx that Do gives.
+// doKey is the key of the hold of a name in the ctx that Do gives: by the source
+// of the session, since a pool's hold is its caller's own whatever session the
+// next acquisition would be in.
 type doKey struct {
-	s    *Session
+	from SessionSource
 	name string
 }
 
 // holdIn is the hold of this name that ctx runs under, unless it was unlocked.
 func (l *lock) holdIn(ctx context.Context) *Held {
-	h, _ := ctx.Value(doKey{l.s, l.name}).(*Held)
+	h, _ := ctx.Value(doKey{l.from, l.name}).(*Held)
 	if h == nil || errors.Is(h.Err(), ErrNotHeld) {
 		return nil
 	}
@@ -196,7 +229,7 @@ func (l *lock) do(ctx context.Context, op string, w wants, fn func(context.Conte
 
 // run runs fn under h, with a ctx that ends with h.
 func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Context, *Held) error) error {
-	inner, cancel := context.WithCancelCause(context.WithValue(ctx, doKey{l.s, l.name}, h))
+	inner, cancel := context.WithCancelCause(context.WithValue(ctx, doKey{l.from, l.name}, h))
 	defer cancel(nil)
 	hold := h.Context()
 	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()

@@ -22,7 +22,17 @@ type sessionConfig struct {
 	log   *slog.Logger
 }
 
-// A SessionOption changes what NewSession makes.
+// configOf is what opts make of the defaults.
+func configOf(opts []SessionOption) sessionConfig {
+	c := sessionConfig{ttl: defaultTTL, log: slog.New(slog.DiscardHandler)}
+	for _, o := range opts {
+		o.apply(&c)
+	}
+	return c
+}
+
+// A SessionOption changes what NewSession makes, and the sessions that a Pool
+// makes.
 type SessionOption interface{ apply(*sessionConfig) }
 
 type sessionOption func(*sessionConfig)

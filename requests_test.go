@@ -45,7 +45,7 @@ func TestRequests_Uncontended(t *testing.T) {
 }
 
 // lockFuncs are the four ways to take a lock of this name.
-func lockFuncs(s *Session, name string) map[string]func(context.Context) (*Held, error) {
+func lockFuncs(s SessionSource, name string) map[string]func(context.Context) (*Held, error) {
 	return map[string]func(context.Context) (*Held, error){
 		"Mutex":        NewMutex(s, name).Lock,
 		"RWMutex":      NewRWMutex(s, name).Lock,

@@ -13,9 +13,9 @@ import "context"
 // It shares its name's queue with [Mutex], which is a writer in it.
 type RWMutex struct{ l lock }
 
-// NewRWMutex makes an RWMutex; it makes no request. A name that is not valid, or
-// a nil session, is an error of every call.
-func NewRWMutex(s *Session, name string) *RWMutex { return &RWMutex{newLock(s, name)} }
+// NewRWMutex makes an RWMutex of a *Session or a *Pool; it makes no request. A
+// name that is not valid, or a nil session or pool, is an error of every call.
+func NewRWMutex(s SessionSource, name string) *RWMutex { return &RWMutex{newLock(s, name)} }
 
 // Lock takes the lock for writing and waits for it, as Mutex.Lock does. Behind
 // any number of readers it costs one read more to list them, and one watch for

@@ -80,19 +80,14 @@ type renewal struct {
 // The client must stay open for as long as the session is used; closing it
 // ends the session.
 func NewSession(ctx context.Context, client *clientv3.Client, opts ...SessionOption) (*Session, error) {
-	s, err := newSession(ctx, client, opts)
+	s, err := newSession(ctx, client, configOf(opts))
 	if err != nil {
 		return nil, fmt.Errorf("etcdlock: new session: %w", err)
 	}
-	s.log.Info("session up", "lease", s.leaseString(), "ttl", s.ttl)
 	return s, nil
 }
 
-func newSession(ctx context.Context, client *clientv3.Client, opts []SessionOption) (*Session, error) {
-	c := sessionConfig{ttl: defaultTTL, log: slog.New(slog.DiscardHandler)}
-	for _, o := range opts {
-		o.apply(&c)
-	}
+func newSession(ctx context.Context, client *clientv3.Client, c sessionConfig) (*Session, error) {
 	switch {
 	case client == nil:
 		return nil, errors.New("the client is nil: make one with clientv3.New")
@@ -115,6 +110,7 @@ func newSession(ctx context.Context, client *clientv3.Client, opts []SessionOpti
 	}
 	s.wg.Add(1)
 	go s.run()
+	s.log.Info("session up", "lease", s.leaseString(), "ttl", s.ttl)
 	return s, nil
 }
 

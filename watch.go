@@ -36,14 +36,24 @@ var errWatch = errors.New("watch ended")
 // With RequireLeader the watch ends when its member is cut off from the rest;
 // without, it would stay silent for as long as that lasts.
 func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
-	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(s.ctx))
+	watcher := s.currentWatcher()
+	w, err := openWatch(ctx, s.ctx, watcher, key, end, clientv3.WithFilterPut())
+	if err != nil && ctx.Err() == nil {
+		s.watcherFailed(watcher)
+	}
+	return w, err
+}
+
+// openWatch is that of a session, for a watch that lives until life ends; end
+// is as for clientv3.WithRange, or empty for one key.
+func openWatch(ctx, life context.Context, watcher clientv3.Watcher, key, end string, opts ...clientv3.OpOption) (*watch, error) {
+	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(life))
 	unbind := context.AfterFunc(ctx, cancel)
 	timer := time.AfterFunc(attemptMin, cancel)
-	opts := []clientv3.OpOption{clientv3.WithCreatedNotify(), clientv3.WithFilterPut()}
+	opts = append(opts, clientv3.WithCreatedNotify())
 	if end != "" {
 		opts = append(opts, clientv3.WithRange(end))
 	}
-	watcher := s.currentWatcher()
 	ch := watcher.Watch(wctx, key, opts...)
 	created, ok := <-ch
 	err := broken(created, ok && created.Created)
@@ -52,9 +62,6 @@ func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error
 	}
 	if err != nil {
 		cancel()
-		if ctx.Err() == nil {
-			s.watcherFailed(watcher)
-		}
 		return nil, err
 	}
 	return &watch{ch, created.Header.Revision, cancel}, nil
@@ -77,9 +84,14 @@ func (s *Session) currentWatcher() clientv3.Watcher {
 func (s *Session) watcherFailed(w clientv3.Watcher) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if w == s.watcher && reflect.TypeOf(w) == reflect.TypeOf(clientv3.NewWatcher(s.client)) {
+	if w == s.watcher && renewable(s.client, w) {
 		s.watcherBad = true
 	}
+}
+
+// renewable reports whether w is etcd's own Watcher, as NewWatcher makes them.
+func renewable(client *clientv3.Client, w clientv3.Watcher) bool {
+	return reflect.TypeOf(w) == reflect.TypeOf(clientv3.NewWatcher(client))
 }
 
 // etcdAnswers notes that it is not etcd that a watch failed for.

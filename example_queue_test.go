@@ -1,0 +1,106 @@
+package etcdlock_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+
+	"github.com/etcdlock/etcdlock"
+)
+
+func ExampleInspect() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithOwner("worker 1"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close(ctx)
+	m := etcdlock.NewRWMutex(session, "jobs/report")
+	if _, err := m.RLock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := m.Enqueue(ctx); err != nil {
+		log.Fatal(err)
+	}
+
+	queue, err := etcdlock.Inspect(ctx, client, "jobs/report")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, e := range queue.Holders() {
+		fmt.Println(e.Owner, "reads:", e.Read, "with a TTL of", e.GrantedTTL)
+	}
+	for _, e := range queue.Waiters() {
+		fmt.Println(e.Owner, "waits to read:", e.Read)
+	}
+	// Output:
+	// worker 1 reads: true with a TTL of 10s
+	// worker 1 waits to read: false
+}
+
+// A key without a lease, written by hand, would keep its lock for ever.
+func ExampleBreak() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	if _, err := client.Put(ctx, "jobs/report/1f", ""); err != nil {
+		log.Fatal(err)
+	}
+
+	for name, err := range etcdlock.Names(ctx, client, "jobs/") {
+		if err != nil {
+			log.Fatal(err)
+		}
+		queue, err := etcdlock.Inspect(ctx, client, name)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, e := range queue.Holders() {
+			if e.Lease != 0 {
+				continue
+			}
+			fmt.Println(e.Key, "has no lease")
+			fmt.Println(etcdlock.Break(ctx, client, e))
+			fmt.Println(errors.Is(etcdlock.Break(ctx, client, e), etcdlock.ErrNotFound))
+		}
+	}
+	// Output:
+	// jobs/report/1f has no lease
+	// <nil>
+	// true
+}
+
+func ExampleWatch() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithOwner("worker 1"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	m := etcdlock.NewMutex(session, "jobs/report")
+
+	for queue, err := range etcdlock.Watch(ctx, client, "jobs/report") {
+		if err != nil {
+			log.Fatal(err) // the last thing that comes
+		}
+		holders := queue.Holders()
+		if len(holders) > 0 {
+			fmt.Println("held by", holders[0].Owner)
+			break
+		}
+		fmt.Println("held by nobody")
+		if _, err := m.Lock(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := session.Close(ctx); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// held by nobody
+	// held by worker 1
+}

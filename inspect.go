@@ -1,0 +1,207 @@
+package etcdlock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// An Entry is one acquisition in a lock's queue, holding or waiting, as
+// somebody who looks at the queue sees it. It is a value, of the moment that
+// its Queue names; who holds the lock itself has a [Held] or a [Ticket].
+//
+// Entries of others that queue on the same name (etcd's concurrency.Mutex,
+// `etcdctl lock`, v3lock) are entries too; they tell no owner and no time.
+type Entry struct {
+	Name string // of the lock
+	Key  string // that it is known by
+	// SharedKey is the second key of a write lock, which a downgrade leaves;
+	// it is empty for any other entry.
+	SharedKey string
+	// Token is the create revision of its keys: its place in the queue, and
+	// what Held.Token returns. Name, key and token together are the entry: the
+	// same key with another token is a later acquisition.
+	Token int64
+	Holds bool // it has the lock; false: it waits
+	Read  bool // for reading, so beside other readers; false: for itself alone
+	// Owner and Queued are what the one who made the entry says: see WithOwner,
+	// and the time by the clock of its machine.
+	Owner  string
+	Queued time.Time
+	// Lease is what the entry hangs on: with it the entry goes. An entry with no
+	// lease (0), which this package does not make, stays until somebody
+	// deletes its key; see Break.
+	Lease clientv3.LeaseID
+	// TTL is for how long the lease still lives if nobody renews it, in whole
+	// seconds, GrantedTTL how long it lives after a renewal. Both are zero if
+	// there is no lease, if it has expired meanwhile, and in what Watch yields.
+	TTL        time.Duration
+	GrantedTTL time.Duration
+}
+
+// A Queue is the state of a lock at one revision of etcd: who has it and who
+// waits for it.
+type Queue struct {
+	Name     string `json:"name"`
+	Revision int64  `json:"revision"`
+	// Entries are in the order of the queue, oldest first: by their tokens.
+	Entries []Entry `json:"entries"`
+	// Foreign are the keys below the name that are no entries, in key order:
+	// those of locks nested in it, such as "a/b" in "a", and stray ones. This
+	// package passes them over; a concurrency.Mutex of that name waits for them.
+	Foreign []string `json:"foreign,omitempty"`
+}
+
+// Holders are the entries that have the lock: none, one, or readers.
+func (q Queue) Holders() []Entry { return q.filter(true) }
+
+// Waiters are the entries that wait for the lock, the next one first.
+func (q Queue) Waiters() []Entry { return q.filter(false) }
+
+func (q Queue) filter(holds bool) []Entry {
+	var out []Entry
+	for _, e := range q.Entries {
+		if e.Holds == holds {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// Inspect reads the queue of a lock, of any kind. A lock that nobody uses has an
+// empty one. It needs no session, and read rights on the prefix name + "/" only.
+//
+// It costs a linearizable read for each thousand keys, all at one revision, and
+// then, since etcd tells them apart from keys, a request for each lease in the
+// queue, eight at a time: the TTLs are those of a moment later. The first of
+// Watch costs one read and has no TTLs.
+//
+// It blocks until etcd has answered, through leader changes and members that
+// hang, or ctx ends.
+func Inspect(ctx context.Context, client *clientv3.Client, name string) (Queue, error) {
+	q, err := inspect(ctx, client, name)
+	return q, wrapNeeding("read", name+"/", "inspect", name, err)
+}
+
+func inspect(ctx context.Context, client *clientv3.Client, name string) (Queue, error) {
+	if err := checkLook(client, name); err != nil {
+		return Queue{}, err
+	}
+	c, err := readContent(ctx, client, name)
+	if err != nil {
+		return Queue{}, err
+	}
+	q := c.queue()
+	if err := q.readTTLs(ctx, client); err != nil {
+		return Queue{}, err
+	}
+	return q, nil
+}
+
+func checkLook(client *clientv3.Client, name string) error {
+	if client == nil {
+		return errors.New("the client is nil: make one with clientv3.New")
+	}
+	return checkName(name)
+}
+
+// readTTLs asks after the leases in the queue.
+func (q Queue) readTTLs(ctx context.Context, client *clientv3.Client) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	ttls := make(map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse)
+	for _, e := range q.Entries {
+		if e.Lease != clientv3.NoLease {
+			ttls[e.Lease] = nil
+		}
+	}
+	ids := make(chan clientv3.LeaseID, len(ttls))
+	for id := range ttls {
+		ids <- id
+	}
+	close(ids)
+	var mu sync.Mutex // guards ttls and first
+	var first error
+	var wg sync.WaitGroup
+	for range min(len(ttls), 8) {
+		wg.Go(func() { // ends with ids, or the first error
+			for id := range ids {
+				var resp *clientv3.LeaseTimeToLiveResponse
+				err := persist(ctx, client, func(ctx context.Context) (err error) {
+					resp, err = client.TimeToLive(ctx, id)
+					return err
+				})
+				mu.Lock()
+				if ttls[id] = resp; err != nil && first == nil {
+					first = err
+					cancel(err)
+				}
+				mu.Unlock()
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if first != nil {
+		return first
+	}
+	for i, e := range q.Entries {
+		if r := ttls[e.Lease]; r != nil && r.TTL >= 0 { // negative: it is gone
+			q.Entries[i].TTL = time.Duration(r.TTL) * time.Second
+			q.Entries[i].GrantedTTL = time.Duration(r.GrantedTTL) * time.Second
+		}
+	}
+	return nil
+}
+
+// entryJSON is an Entry for people and scripts: the lease in hex, as etcd's own
+// tools have it (and as a number it would lose digits in most readers), the TTLs
+// in seconds.
+type entryJSON struct {
+	Name       string    `json:"name"`
+	Key        string    `json:"key"`
+	SharedKey  string    `json:"sharedKey,omitempty"`
+	Token      int64     `json:"token"`
+	Holds      bool      `json:"holds"`
+	Read       bool      `json:"read"`
+	Owner      string    `json:"owner,omitempty"`
+	Queued     time.Time `json:"queued,omitzero"`
+	Lease      string    `json:"lease,omitempty"`
+	TTL        int64     `json:"ttl"`
+	GrantedTTL int64     `json:"grantedTTL"`
+}
+
+// MarshalJSON writes the lease in hex, and the TTLs in seconds.
+func (e Entry) MarshalJSON() ([]byte, error) {
+	j := entryJSON{e.Name, e.Key, e.SharedKey, e.Token, e.Holds, e.Read, e.Owner, e.Queued, "",
+		int64(e.TTL / time.Second), int64(e.GrantedTTL / time.Second)}
+	if e.Lease != clientv3.NoLease {
+		j.Lease = strconv.FormatInt(int64(e.Lease), 16)
+	}
+	return json.Marshal(j)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (e *Entry) UnmarshalJSON(b []byte) error {
+	var j entryJSON
+	if err := json.Unmarshal(b, &j); err != nil {
+		return err
+	}
+	var lease int64
+	if j.Lease != "" {
+		var err error
+		if lease, err = strconv.ParseInt(j.Lease, 16, 64); err != nil {
+			return errors.New("etcdlock: lease " + strconv.Quote(j.Lease) + " of an entry is not hex")
+		}
+	}
+	*e = Entry{j.Name, j.Key, j.SharedKey, j.Token, j.Holds, j.Read, j.Owner, j.Queued, clientv3.LeaseID(lease),
+		time.Duration(j.TTL) * time.Second, time.Duration(j.GrantedTTL) * time.Second}
+	return nil
+}

@@ -1,0 +1,362 @@
+package etcdlock
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+func inspected(t testing.TB, c *clientv3.Client, name string) Queue {
+	t.Helper()
+	q, err := Inspect(testCtx(t), c, name)
+	require.NoError(t, err)
+	require.Equal(t, name, q.Name)
+	return q
+}
+
+// tokens are those of entries, in their order.
+func tokens(es []Entry) []int64 {
+	out := []int64{}
+	for _, e := range es {
+		out = append(out, e.Token)
+	}
+	return out
+}
+
+func TestInspectNone(t *testing.T) {
+	t.Parallel()
+	c := cluster.Client(t)
+	before := revision(t, c)
+	q := inspected(t, c, lockName(t))
+	require.NotNil(t, q.Entries)
+	require.Empty(t, q.Entries)
+	require.Empty(t, q.Foreign)
+	require.Empty(t, q.Holders())
+	require.Empty(t, q.Waiters())
+	require.GreaterOrEqual(t, q.Revision, before)
+}
+
+// A queue of all kinds of entries, and keys that are none.
+func TestInspectQueue(t *testing.T) {
+	t.Parallel()
+	c, ctx := cluster.Client(t), testCtx(t)
+	a := newTestSession(t, c, WithOwner("a \"quoted\" owner"), WithTTL(7*time.Second))
+	b := newTestSession(t, c, WithTTL(20*time.Second))
+	name := lockName(t)
+	for _, key := range []string{"/x/1f", "/stray", "/r", "x/1f"} {
+		_, err := c.Put(ctx, name+key, "{not JSON")
+		require.NoError(t, err)
+	}
+	before := time.Now()
+	h, err := NewRWMutex(a, name).Lock(ctx)
+	require.NoError(t, err)
+	r1, err := NewRWMutex(a, name).REnqueue(ctx)
+	require.NoError(t, err)
+	r2, err := NewRWMutex(b, name).REnqueue(ctx)
+	require.NoError(t, err)
+	m, err := NewMutex(b, name).Enqueue(ctx)
+	require.NoError(t, err)
+	orphan, err := c.Put(ctx, name+"/abc-1", "what others write")
+	require.NoError(t, err)
+	after := time.Now()
+
+	q := inspected(t, c, name)
+	require.GreaterOrEqual(t, q.Revision, orphan.Header.Revision)
+	require.Equal(t, []string{name + "/r", name + "/stray", name + "/x/1f"}, q.Foreign)
+	require.Equal(t, []int64{h.Token(), r1.h.Token(), r2.h.Token(), m.h.Token(), orphan.Header.Revision}, tokens(q.Entries))
+	require.Equal(t, q.Entries[:1], q.Holders())
+	require.Equal(t, q.Entries[1:], q.Waiters())
+	for i, s := range []*Session{a, a, b, b} {
+		e := q.Entries[i]
+		require.Equal(t, name, e.Name)
+		require.Equal(t, s.Lease(), e.Lease)
+		require.Equal(t, s.TTL(), e.GrantedTTL)
+		require.Positive(t, e.TTL)
+		require.LessOrEqual(t, e.TTL, e.GrantedTTL)
+		require.WithinRange(t, e.Queued, before.Add(-time.Millisecond), after) // it is written in milliseconds
+	}
+	require.Equal(t, "a \"quoted\" owner", q.Entries[1].Owner)
+	require.Equal(t, defaultOwner(), q.Entries[2].Owner)
+	require.Equal(t, h.Key(), q.Entries[0].Key)
+	require.Equal(t, h.other.key, q.Entries[0].SharedKey)
+	require.False(t, q.Entries[0].Read)
+	for i, tk := range []*Ticket{r1, r2, m} {
+		require.Equal(t, tk.h.Key(), q.Entries[i+1].Key)
+		require.Empty(t, q.Entries[i+1].SharedKey)
+		require.Equal(t, i < 2, q.Entries[i+1].Read)
+	}
+	require.Equal(t, Entry{Name: name, Key: name + "/abc-1", Token: orphan.Header.Revision}, q.Entries[4])
+
+	// A downgrade leaves the entry, by its other key, and lets the readers in.
+	shared := q.Entries[0].SharedKey
+	require.NoError(t, h.Downgrade(ctx))
+	q = inspected(t, c, name)
+	require.Equal(t, []int64{h.Token(), r1.h.Token(), r2.h.Token()}, tokens(q.Holders()))
+	require.Equal(t, []int64{m.h.Token(), orphan.Header.Revision}, tokens(q.Waiters()))
+	require.Equal(t, shared, q.Entries[0].Key)
+	require.Empty(t, q.Entries[0].SharedKey)
+	require.True(t, q.Entries[0].Read)
+}
+
+// Entries of etcd's own locks are entries of the queue like any other.
+func TestInspectOthers(t *testing.T) {
+	t.Parallel()
+	c, name := cluster.Client(t), lockName(t)
+	s, err := concurrency.NewSession(c, concurrency.WithTTL(9))
+	require.NoError(t, err)
+	defer s.Close()
+	m := concurrency.NewMutex(s, name)
+	require.NoError(t, m.Lock(testCtx(t)))
+	require.Equal(t, []Entry{{Name: name, Key: m.Key(), Token: m.Header().Revision, Holds: true, Lease: s.Lease(),
+		TTL: inspected(t, c, name).Entries[0].TTL, GrantedTTL: 9 * time.Second}}, inspected(t, c, name).Entries)
+	require.NoError(t, m.Unlock(testCtx(t)))
+	require.Empty(t, inspected(t, c, name).Entries)
+}
+
+// Whether an entry holds is what the locks themselves go by: all of the queue.
+func TestInspectHoldsProperty(t *testing.T) {
+	t.Parallel()
+	const name = "n"
+	for seed := range uint64(2000) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		c := &content{name: name, rev: 1 << 40, entries: map[string]entryKey{}, foreign: map[string]struct{}{}}
+		writes := 0 // with both of their keys
+		for range r.IntN(8) {
+			rev, lease := 1+r.Int64N(20), clientv3.LeaseID(1+r.IntN(3))
+			ex, sh := exclusiveBase(name, lease), sharedBase(name, lease)
+			if n := r.IntN(3); n > 0 {
+				ex, sh = fmt.Sprintf("%s-%x", ex, n), fmt.Sprintf("%s-%x", sh, 3-n)
+			}
+			if c.entries[ex].rev+c.entries[sh].rev != 0 || slices.ContainsFunc(c.queue().Entries, func(e Entry) bool { return e.Token == rev && e.Lease == lease }) {
+				continue
+			}
+			which := r.IntN(3)
+			if which != 1 {
+				c.entries[ex] = entryKey{rev, int64(lease), ""}
+			}
+			if which != 0 {
+				c.entries[sh] = entryKey{rev, int64(lease), ""}
+			}
+			if which == 2 {
+				writes++
+			}
+		}
+		var all []queued
+		for key, k := range c.entries {
+			all = append(all, queued{key, k.rev})
+		}
+		q := c.queue()
+		require.Len(t, q.Entries, len(c.entries)-writes, "seed %d", seed)
+		require.True(t, slices.IsSortedFunc(q.Entries, func(a, b Entry) int { return int(a.Token - b.Token) }))
+		for _, e := range q.Entries {
+			require.Equal(t, c.entries[e.Key].rev, e.Token)
+			require.Equal(t, kindOf(name, e.Key) == shared, e.Read)
+			if e.SharedKey != "" {
+				require.Equal(t, e.Token, c.entries[e.SharedKey].rev)
+			}
+			v, ok := blocker(name, kindOf(name, e.Key), e.Token, all, true)
+			require.True(t, ok)
+			require.Equal(t, len(v.blockers) == 0, e.Holds, "seed %d: %v in %v", seed, e, all)
+		}
+	}
+}
+
+// deepQueue puts n entries without a lease into the queue of name.
+func deepQueue(t *testing.T, c *clientv3.Client, name string, n int) {
+	t.Helper()
+	for from := 1; from <= n; from += 100 {
+		var ops []clientv3.Op
+		for i := from; i < from+100 && i <= n; i++ {
+			ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s/%x", name, i), ""))
+		}
+		_, err := c.Txn(testCtx(t)).Then(ops...).Commit()
+		require.NoError(t, err)
+	}
+}
+
+// A queue of many pages is shown at one revision, whatever happens between the
+// reads; if that is compacted, at another one.
+func TestInspectOneRevision(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	direct := own.Client(t)
+	tap := etcdtest.NewTap()
+	c := own.Client(t, tap)
+	const n = 2*contentPage + 5
+	deepQueue(t, direct, "a", n)
+
+	var rev int64 // before the change
+	change := func(key string) func() {
+		return func() {
+			rev = revision(t, direct)
+			_, err := direct.Txn(testCtx(t)).Then(clientv3.OpPut("a/"+key, ""), clientv3.OpDelete("a/1")).Commit()
+			require.NoError(t, err)
+		}
+	}
+	// In key order "fffffff" comes after the first page.
+	tap.Next("Range", etcdtest.After(change("fffffff")))
+	q := inspected(t, c, "a")
+	require.Len(t, q.Entries, n)
+	require.Equal(t, rev, q.Revision)
+	require.Equal(t, 3, tap.Calls("Range"))
+	require.Zero(t, tap.Calls("LeaseTimeToLive"))
+
+	tap.Next("Range", etcdtest.After(func() {
+		change("ffffffff")()
+		_, err := own.Compact(testCtx(t))
+		require.NoError(t, err)
+	}))
+	q = inspected(t, c, "a")
+	require.Len(t, q.Entries, n+1) // a/1 is gone, two have come
+	require.Greater(t, q.Revision, rev)
+}
+
+// What it costs: one read, one request for each lease.
+func TestInspectCost(t *testing.T) {
+	t.Parallel()
+	tap, name := etcdtest.NewTap(), lockName(t)
+	s1, s2 := newTestSession(t, cluster.Client(t)), newTestSession(t, cluster.Client(t))
+	for range 3 {
+		for _, s := range []*Session{s1, s2} {
+			_, err := NewRWMutex(s, name).RLock(testCtx(t))
+			require.NoError(t, err)
+		}
+	}
+	require.Len(t, inspected(t, cluster.Client(t, tap), name).Holders(), 6)
+	require.Equal(t, 1, tap.Calls("Range"))
+	require.Equal(t, 2, tap.Calls("LeaseTimeToLive"))
+	require.Equal(t, 3, tap.Calls())
+}
+
+// The lease goes after the queue was read: there is no TTL any more.
+func TestInspectLeaseGone(t *testing.T) {
+	t.Parallel()
+	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
+	gone, there := newTestSession(t, direct), newTestSession(t, direct)
+	for _, s := range []*Session{gone, there} {
+		_, err := NewMutex(s, name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+	}
+	revoke := sync.OnceFunc(func() { // whichever is asked after first
+		_, err := direct.Revoke(testCtx(t), gone.Lease())
+		assert.NoError(t, err)
+	})
+	tap.Every("LeaseTimeToLive", etcdtest.Before(revoke))
+	q := inspected(t, cluster.Client(t, tap), name)
+	require.Equal(t, []clientv3.LeaseID{gone.Lease(), there.Lease()}, []clientv3.LeaseID{q.Entries[0].Lease, q.Entries[1].Lease})
+	require.Zero(t, q.Entries[0].TTL)
+	require.Zero(t, q.Entries[0].GrantedTTL)
+	require.Equal(t, there.TTL(), q.Entries[1].GrantedTTL)
+}
+
+// Lost replies and the like are overcome.
+func TestInspectTrouble(t *testing.T) {
+	t.Parallel()
+	tap, name := etcdtest.NewTap(), lockName(t)
+	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	for _, method := range []string{"Range", "LeaseTimeToLive"} {
+		tap.Nth(method, 1, etcdtest.DropReply)
+		tap.Nth(method, 2, etcdtest.FailBefore)
+	}
+	q := inspected(t, cluster.Client(t, tap), name)
+	require.Equal(t, []int64{h.Token()}, tokens(q.Holders()))
+	require.Positive(t, q.Entries[0].GrantedTTL)
+}
+
+func TestLookErrors(t *testing.T) {
+	t.Parallel()
+	why := errors.New("why")
+	ended, cancel := context.WithCancelCause(testCtx(t))
+	cancel(why)
+	closed, err := cluster.NewClient()
+	require.NoError(t, err)
+	require.NoError(t, closed.Close())
+	_, as := authCluster(t)
+	_, err = as("root").Put(testCtx(t), "a/b/1f", "") // for Names
+	require.NoError(t, err)
+	reader := as("reader")
+	for what, call := range map[string]func(ctx context.Context, c *clientv3.Client, name string) error{
+		"inspect": func(ctx context.Context, c *clientv3.Client, name string) error {
+			_, err := Inspect(ctx, c, name)
+			return err
+		},
+		"watch": func(ctx context.Context, c *clientv3.Client, name string) (err error) {
+			for _, err = range Watch(ctx, c, name) {
+				if err == nil {
+					break
+				}
+			}
+			return err
+		},
+		"list the names below": func(ctx context.Context, c *clientv3.Client, name string) (err error) {
+			for _, err = range Names(ctx, c, strings.TrimSuffix(name, "\x01")) {
+				if err == nil {
+					break
+				}
+			}
+			return err
+		},
+		"break an entry of": func(ctx context.Context, c *clientv3.Client, name string) error {
+			return Break(ctx, c, Entry{Name: name, Key: name + "/1f", Token: 1 << 50})
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := cluster.Client(t)
+			err := call(ended, c, "a/b")
+			require.ErrorIs(t, err, context.Canceled)
+			require.ErrorIs(t, err, why)
+			require.ErrorContains(t, err, "etcdlock: "+what+" \"a/b\": ")
+			require.ErrorContains(t, call(testCtx(t), nil, "a/b"), "client is nil")
+			require.ErrorContains(t, call(testCtx(t), closed, "a/b"), "client is closed")
+			if !strings.Contains(what, "names") {
+				require.ErrorIs(t, call(testCtx(t), c, "a/b\x01"), ErrInvalidName)
+			}
+			if what != "break an entry of" {
+				require.NoError(t, call(testCtx(t), reader, "a/b"))
+			}
+			err = call(testCtx(t), reader, "b/c")
+			require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+			require.ErrorContains(t, err, "on the prefix \"b/c")
+		})
+	}
+}
+
+func TestEntryJSON(t *testing.T) {
+	t.Parallel()
+	when := time.Date(2026, 5, 4, 3, 2, 1, 5e6, time.UTC)
+	q := Queue{Name: "a", Revision: 9, Entries: []Entry{
+		{Name: "a", Key: "a/1f", SharedKey: "a/r1f", Token: 7, Holds: true, Owner: "me", Queued: when, Lease: 0x7fffffffffffffff, TTL: 3 * time.Second, GrantedTTL: 10 * time.Second},
+		{Name: "a", Key: "a/r2", Token: 8, Read: true},
+	}}
+	b, err := json.Marshal(q)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"name": "a", "revision": 9, "entries": [
+		{"name": "a", "key": "a/1f", "sharedKey": "a/r1f", "token": 7, "holds": true, "read": false, "owner": "me", "queued": "2026-05-04T03:02:01.005Z",
+			"lease": "7fffffffffffffff", "ttl": 3, "grantedTTL": 10},
+		{"name": "a", "key": "a/r2", "token": 8, "holds": false, "read": true, "ttl": 0, "grantedTTL": 0}
+	]}`, string(b))
+	var back Queue
+	require.NoError(t, json.Unmarshal(b, &back))
+	require.Equal(t, q, back)
+	require.ErrorContains(t, json.Unmarshal([]byte(`{"lease": "xyz"}`), &Entry{}), `"xyz"`)
+	require.Error(t, json.Unmarshal([]byte(`{"token": "7"}`), &Entry{}))
+	b, err = json.Marshal((&content{name: "a"}).queue())
+	require.NoError(t, err)
+	require.JSONEq(t, `{"name": "a", "revision": 0, "entries": []}`, string(b))
+}

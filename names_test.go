@@ -1,0 +1,158 @@
+package etcdlock
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// randomKeys are keys of nested names, of names that are prefixes of each other,
+// and stray ones, in which all characters that sort around '/' occur.
+func randomKeys(r *rand.Rand) []string {
+	segments := []string{"a", "b", "ab", "r", "r1", "1", "10", "1-1", "-", "a-b", "a.b", "0", "z", "", "a!"}
+	var keys []string
+	for range 1 + r.IntN(30) {
+		var path []string
+		for range 1 + r.IntN(4) {
+			path = append(path, segments[r.IntN(len(segments))])
+		}
+		keys = append(keys, strings.Join(path, "/"))
+	}
+	slices.Sort(keys)
+	return slices.Compact(keys)
+}
+
+// namesIn is what Names is to yield, by trying each possible name on each key.
+func namesIn(keys []string, prefix string) []string {
+	found := map[string]bool{}
+	for _, key := range keys {
+		for n := range len(key) {
+			if name := key[:n]; strings.HasPrefix(name, prefix) && checkName(name) == nil && kindOf(name, key) != foreign {
+				found[name] = true
+			}
+		}
+	}
+	out := []string{}
+	for name := range found {
+		out = append(out, name)
+	}
+	// The order of the ends of their ranges: what is nested comes first.
+	slices.SortFunc(out, func(a, b string) int {
+		_, aEnd := prefixRange(a)
+		_, bEnd := prefixRange(b)
+		return strings.Compare(aEnd, bEnd)
+	})
+	return out
+}
+
+func collect(t *testing.T, names func(yield func(string, error) bool)) []string {
+	t.Helper()
+	out := []string{}
+	for name, err := range names {
+		require.NoError(t, err)
+		out = append(out, name)
+	}
+	return out
+}
+
+// Each name comes once and in order, wherever its keys lie, and no more names
+// are open than are nested in each other.
+func TestNamesProperty(t *testing.T) {
+	t.Parallel()
+	nested, apart := 0, 0
+	for seed := range uint64(5000) {
+		r := rand.New(rand.NewPCG(seed, 2))
+		keys := randomKeys(r)
+		var s nameScan
+		got := []string{}
+		yield := func(name string) bool { got = append(got, name); return true }
+		last := ""
+		for _, key := range keys {
+			require.True(t, s.leave(key, yield))
+			if name, ok := nameOf(key); ok {
+				if slices.Contains(s.open, name) && last != name {
+					apart++
+				}
+				s.enter(name)
+				last = name
+			}
+			require.LessOrEqual(t, len(s.open), strings.Count(key, "/"))
+			nested = max(nested, len(s.open))
+		}
+		s.leave("", yield)
+		require.Equal(t, namesIn(keys, ""), got, "seed %d: %q", seed, keys)
+	}
+	require.Greater(t, nested, 1, "no names were nested")
+	require.Positive(t, apart, "no name's keys were apart")
+}
+
+// The same in etcd, for all prefixes, in pages of all sizes.
+func TestNamesInEtcd(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	c := own.Client(t)
+	for seed := range uint64(10) {
+		keys := randomKeys(rand.New(rand.NewPCG(seed, 3)))
+		_, err := c.Delete(testCtx(t), "", clientv3.WithPrefix())
+		require.NoError(t, err)
+		for _, key := range keys {
+			if key != "" {
+				_, err := c.Put(testCtx(t), key, "")
+				require.NoError(t, err)
+			}
+		}
+		for _, prefix := range []string{"", "a", "a/", "a/b", "1", "r1/", "nothing", keys[len(keys)/2]} {
+			want := namesIn(keys, prefix)
+			require.Equal(t, want, collect(t, Names(testCtx(t), c, prefix)), "seed %d, prefix %q: %q", seed, prefix, keys)
+			for _, page := range []int64{1, 3} {
+				got := []string{}
+				require.NoError(t, walkNames(testCtx(t), c, prefix, page, func(name string) bool {
+					got = append(got, name)
+					return true
+				}))
+				require.Equal(t, want, got, "seed %d, prefix %q, page %d: %q", seed, prefix, page, keys)
+			}
+		}
+	}
+}
+
+// The reads come as the loop comes, and stop with it; names that are there all
+// the while are yielded, whatever happens to the history.
+func TestNamesPages(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	tap := etcdtest.NewTap()
+	c, direct := own.Client(t, tap), own.Client(t)
+	for i := range 10 {
+		_, err := direct.Put(testCtx(t), fmt.Sprintf("name-%d/1f", i), "")
+		require.NoError(t, err)
+	}
+	var got []string
+	err := walkNames(testCtx(t), c, "name-", 2, func(name string) bool {
+		got = append(got, name)
+		// A page's last name may have more keys on the next one.
+		require.Equal(t, len(got)/2+1, tap.Calls("Range"))
+		_, err := direct.Put(testCtx(t), "name-0/2f", "")
+		require.NoError(t, err)
+		_, err = own.Compact(testCtx(t))
+		require.NoError(t, err)
+		return len(got) < 7
+	})
+	require.NoError(t, err)
+	require.Equal(t, []string{"name-0", "name-1", "name-2", "name-3", "name-4", "name-5", "name-6"}, got)
+	require.Equal(t, 4, tap.Calls())
+
+	for name, err := range Names(testCtx(t), c, "name-") {
+		require.NoError(t, err)
+		require.Equal(t, "name-0", name)
+		break
+	}
+	require.Equal(t, 5, tap.Calls())
+}
