@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -33,6 +34,11 @@ func TestMain(m *testing.M) {
 }
 
 func runMain(m *testing.M) int {
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
+		if signal.Ignored(s) { // as in the background of a script: the commands would inherit it
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 	dir, err := os.MkdirTemp("", "etcdlock-command-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -8,12 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/term"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
@@ -122,31 +124,52 @@ func ended(path string, o supervise.Outcome, err error) error {
 	return e
 }
 
-// waitFor returns a ctx that ends with the first signal of sigs that asks to end.
-// The second one ends the process. stop leaves sigs to others.
-func waitFor(ctx context.Context, sigs <-chan os.Signal) (_ context.Context, stop func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	quit, done := make(chan struct{}), make(chan struct{})
-	go func() { // until stop
-		defer close(done)
-		for {
-			select {
-			case s := <-sigs:
-				switch {
-				case supervise.Stops(s):
-					supervise.StopSelf()
-				case !supervise.Ends(s): // there is nobody to pass it on to
-				case ctx.Err() != nil:
-					os.Exit(signalled{s}.status())
-				default:
-					cancel(signalled{s})
-				}
-			case <-quit:
-				return
+// An interrupts ends a ctx with the first signal that asks to end; the second one
+// ends the process.
+type interrupts struct {
+	sigs   chan os.Signal
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	quit   chan struct{} // closed by pause
+	done   chan struct{} // closed when nobody reads sigs
+}
+
+func newInterrupts(ctx context.Context, sigs chan os.Signal) *interrupts {
+	in := &interrupts{sigs: sigs}
+	in.ctx, in.cancel = context.WithCancelCause(ctx)
+	in.resume()
+	return in
+}
+
+// pause leaves the signals to others, until resume.
+func (in *interrupts) pause() {
+	close(in.quit)
+	<-in.done
+}
+
+func (in *interrupts) resume() {
+	in.quit, in.done = make(chan struct{}), make(chan struct{})
+	go in.listen(in.quit, in.done) // until pause, or the process's end
+}
+
+func (in *interrupts) listen(quit <-chan struct{}, done chan<- struct{}) {
+	defer close(done)
+	for {
+		select {
+		case s := <-in.sigs:
+			switch {
+			case supervise.Stops(s):
+				supervise.StopSelf()
+			case !supervise.Ends(s): // there is nobody to pass it on to
+			case in.ctx.Err() != nil:
+				os.Exit(signalled{s}.status())
+			default:
+				in.cancel(signalled{s})
 			}
+		case <-quit:
+			return
 		}
-	}()
-	return ctx, func() { close(quit); <-done }
+	}
 }
 
 // A runner is `etcdlock run`.
@@ -157,7 +180,6 @@ type runner struct {
 	name      string
 	path      string
 	argv      []string
-	sigs      chan os.Signal
 }
 
 func runCommand(etcd *connect.Config) *cobra.Command {
@@ -215,26 +237,27 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	if r.path, err = lookPath(r.argv[0]); err != nil {
 		return err
 	}
-	r.sigs = supervise.Notify()
-	ctx, stop := waitFor(cmd.Context(), r.sigs)
-	cmd.SetContext(ctx)
+	in := newInterrupts(cmd.Context(), supervise.Notify())
+	cmd.SetContext(in.ctx)
 	client, err := open(cmd, etcd)
 	if err != nil {
-		stop()
 		return err
 	}
 	defer func() { _ = client.Close() }() // the process ends anyway
-	session, h, err := r.acquire(ctx, client, etcd)
-	stop()
+	// A pool, so that who loses the place in the queue queues again.
+	pool := etcdlock.NewPool(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner))
+	h, err := r.acquire(in.ctx, client, pool)
+	in.pause()
 	if err != nil {
+		shut(pool)
 		return err
 	}
-	outcome, err := supervise.Outcome{}, context.Cause(ctx)
+	outcome, err := supervise.Outcome{}, context.Cause(in.ctx)
 	if err == nil {
-		outcome, err = r.runUnder(h, r.name, r.path, r.argv, r.sigs)
+		outcome, err = r.runUnder(h, r.name, r.path, r.argv, in.sigs)
 	}
 	lost := outcome.Lost
-	if rerr := r.release(session, h); lost == nil && err == nil {
+	if rerr := r.release(in.sigs, h, pool); lost == nil && err == nil {
 		lost = rerr
 	}
 	if lost != nil {
@@ -246,37 +269,32 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 // errWaited ends the waiting for a lock.
 var errWaited = errors.New("--wait is over")
 
-// acquire gets the lock. A session that expires while it waits costs its place
-// and no more: it queues again, at the end.
-func (r *runner) acquire(ctx context.Context, client *clientv3.Client, etcd *connect.Config) (*etcdlock.Session, *etcdlock.Held, error) {
+// acquire gets the lock, or an error that says why not.
+func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etcdlock.Pool) (*etcdlock.Held, error) {
+	outer := ctx
 	if r.wait > 0 {
 		bounded, cancel := context.WithTimeoutCause(ctx, r.wait, errWaited)
 		defer cancel()
 		ctx = bounded
 	}
-	// The first session within the time limit for a connection, later ones while
-	// somebody waits.
-	first, cancel := context.WithTimeout(ctx, etcd.DialTimeout)
-	defer cancel()
-	for sctx := first; ; sctx = ctx {
-		s, err := etcdlock.NewSession(sctx, client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner))
-		if err != nil {
-			return nil, nil, r.why(ctx, err)
-		}
-		h, err := r.lock(ctx, s)
-		if err == nil {
-			return s, h, nil
-		}
-		r.shut(s)
-		if !errors.Is(err, etcdlock.ErrSessionExpired) || ctx.Err() != nil {
-			return nil, nil, r.why(ctx, err)
-		}
-		say(r.name, "the place in the queue was lost, etcd was away for too long; queueing again, at its end")
+	defer tellWait(ctx, client, r.name, r.owner)()
+	h, err := r.lock(ctx, pool)
+	var by signalled
+	switch {
+	case err == nil:
+		return h, nil
+	case errors.As(context.Cause(ctx), &by):
+		return nil, by
+	case errors.Is(context.Cause(ctx), errWaited):
+		return nil, ending{status: statusTaken, err: fmt.Errorf("%s: still not to be had after %v: %s", r.name, r.wait, holder(outer, client, r.name, r.owner))}
+	case errors.Is(err, etcdlock.ErrLocked):
+		return nil, ending{status: statusTaken, err: fmt.Errorf("%s: not to be had at once: %s", r.name, holder(outer, client, r.name, r.owner))}
 	}
+	return nil, err
 }
 
-func (r *runner) lock(ctx context.Context, s *etcdlock.Session) (*etcdlock.Held, error) {
-	mutex, rw := etcdlock.NewMutex(s, r.name), etcdlock.NewRWMutex(s, r.name)
+func (r *runner) lock(ctx context.Context, pool *etcdlock.Pool) (*etcdlock.Held, error) {
+	mutex, rw := etcdlock.NewMutex(pool, r.name), etcdlock.NewRWMutex(pool, r.name)
 	switch {
 	case r.try && r.read:
 		return rw.TryRLock(ctx)
@@ -288,43 +306,74 @@ func (r *runner) lock(ctx context.Context, s *etcdlock.Session) (*etcdlock.Held,
 	return mutex.Lock(ctx)
 }
 
-// why gives the failure to get a lock its exit status.
-func (r *runner) why(ctx context.Context, err error) error {
-	var by signalled
-	switch {
-	case errors.As(context.Cause(ctx), &by):
-		return by
-	case errors.Is(context.Cause(ctx), errWaited):
-		return ending{status: statusTaken, err: fmt.Errorf("%s: still not to be had after %v", r.name, r.wait)}
-	case errors.Is(err, etcdlock.ErrLocked):
-		return ending{status: statusTaken, err: fmt.Errorf("%s: somebody holds the lock or waits for it", r.name)}
-	}
-	return err
-}
-
 // release gives the lock back, and returns an error if it was lost before.
-func (r *runner) release(s *etcdlock.Session, h *etcdlock.Held) error {
+func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.Pool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
-	ctx, stop := waitFor(ctx, r.sigs)
-	defer stop()
-	err := h.Unlock(ctx)
-	if errors.Is(s.Err(), etcdlock.ErrSessionExpired) {
+	in := newInterrupts(ctx, sigs)
+	defer in.pause()
+	err := h.Unlock(in.ctx)
+	if errors.Is(err, etcdlock.ErrSessionExpired) {
 		return err // there is nothing left to give back
 	}
-	cerr := s.Close(ctx)
+	cerr := pool.Close(in.ctx)
 	switch {
 	case errors.Is(err, etcdlock.ErrLost):
 		return err
 	case err != nil && cerr != nil:
-		say(r.name, "etcd does not answer: the lock is free when its lease ends, in %v at most", s.TTL())
+		say(r.name, "etcd does not answer: the lock is free when its lease ends, a TTL from now at the latest")
 	}
 	return nil
 }
 
-// shut ends a session without a hold.
-func (r *runner) shut(s *etcdlock.Session) {
+// shut closes a pool in which nothing is held.
+func shut(pool *etcdlock.Pool) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
-	_ = s.Close(ctx) // else its lease ends by itself
+	_ = pool.Close(ctx) // else its lease ends by itself
+}
+
+// tellAfter is how long somebody at a terminal waits before being told for what.
+const tellAfter = time.Second
+
+// tellWait tells somebody at a terminal, once, what keeps the lock from being
+// had. stop ends it.
+func tellWait(ctx context.Context, client *clientv3.Client, name, self string) (stop func()) {
+	if !term.IsTerminal(int(os.Stderr.Fd())) {
+		return func() {}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { // until stop
+		defer close(done)
+		timer := time.NewTimer(tellAfter)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			if who := holder(ctx, client, name, self); ctx.Err() == nil {
+				say(name, "waiting: %s", who)
+			}
+		case <-ctx.Done():
+		}
+	}()
+	return func() { cancel(); <-done }
+}
+
+// holder says who holds a lock, and how many others than self wait for it.
+func holder(ctx context.Context, client *clientv3.Client, name, self string) string {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	q, err := etcdlock.Inspect(ctx, client, name)
+	if err != nil || len(q.Entries) == 0 {
+		return "it was taken just now" // it is only for people
+	}
+	who := "held by " + describe(q.Entries[0], time.Now())
+	if n := len(q.Holders()); n > 1 {
+		who += fmt.Sprintf(" and %d more", n-1)
+	}
+	others := slices.DeleteFunc(q.Waiters(), func(e etcdlock.Entry) bool { return e.Owner == self })
+	if n := len(others); n > 0 {
+		who += fmt.Sprintf(", %d waiting", n)
+	}
+	return who
 }

@@ -117,6 +117,15 @@ func shell(t *testing.T, endpoints []string) *screen {
 	return s
 }
 
+// echoes types a line to `cat`, and waits for its answer below the terminal's own.
+// Only then can Ctrl-Z stop it: a shell that is just starting a program (by vfork)
+// waits for that where no signal gets to it.
+func (s *screen) echoes(t *testing.T, text string) {
+	t.Helper()
+	s.types(t, text+"\r")
+	s.until(t, text+`\r\n(.*\n)*`+text+`\r\n`)
+}
+
 // untilStopped waits for the shell to know that its job has stopped.
 func (s *screen) untilStopped(t *testing.T) {
 	t.Helper()
@@ -141,7 +150,7 @@ func TestTerminal(t *testing.T) {
 	require.Equal(t, 4, s.ends(t).ExitStatus())
 	noKeys(t, client)
 
-	s = onScreen(t, cluster.Endpoints(), binary, "run", "x", "--", "sh", "-c", "echo ready; cat")
+	s = onScreen(t, cluster.Endpoints(), binary, "run", "x", "--", "sh", "-c", "echo ready; exec cat")
 	s.until(t, "ready")
 	s.types(t, ctrlC)
 	require.Equal(t, syscall.SIGINT, s.ends(t).Signal(), "as the command, so that loops of shells end")
@@ -149,12 +158,10 @@ func TestTerminal(t *testing.T) {
 
 	// Nobody could wake it up here, so Ctrl-Z stops nothing.
 	s = onScreen(t, cluster.Endpoints(), binary, "run", "x", "--", "cat")
-	s.types(t, "one\r")
-	s.until(t, "one\r\none")
+	s.echoes(t, "one")
 	s.types(t, ctrlZ)
 	s.until(t, "stopped; if it does not go on within")
-	s.types(t, "two\r")
-	s.until(t, "two\r\n(.*\n)*two")
+	s.echoes(t, "two")
 	s.types(t, ctrlD)
 	require.Zero(t, s.ends(t).ExitStatus())
 	noKeys(t, client)
@@ -168,22 +175,21 @@ func TestTerminal_JobControl(t *testing.T) {
 	s := shell(t, cluster.Endpoints())
 	s.types(t, "$L run x --ttl 30s -- sh -c 'echo in; cat; echo out'\r")
 	s.until(t, `\nin`)
+	s.echoes(t, "at first")
 	s.types(t, ctrlZ)
 	s.until(t, `etcdlock: x: stopped; if it does not go on within \d+(\.\d)?s, the lock is lost and process group \d+ killed`)
 	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
 	s.types(t, "fg\r")
-	s.types(t, "hello\r")
-	s.until(t, `hello\r\n(.*\n)*hello`)
+	s.echoes(t, "hello")
 	s.types(t, ctrlZ)
 	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
 	s.types(t, "bg\r") // and cat stops again, since it reads
 	s.until(t, `etcdlock: x: stopped`)
 	s.untilStopped(t)
 	s.types(t, "fg\r")
-	s.types(t, "again\r")
-	s.until(t, `again\r\n(.*\n)*again`)
+	s.echoes(t, "again")
 	s.types(t, ctrlD)
-	s.until(t, `\nout`)
+	s.until(t, `out\r`)
 	s.until(t, `ready> `)
 	s.types(t, "echo status $?\r")
 	s.until(t, "status 0")
@@ -211,6 +217,7 @@ func TestTerminal_StoppedTooLong(t *testing.T) {
 	s.types(t, "$L run x --ttl 2s -- sh -c 'echo in $$; cat; echo out'\r")
 	pid := int(mustInt(s.until(t, `\nin (\d+)`)[1]))
 	outlived, free := contend(t, client, "x")
+	s.echoes(t, "at first")
 	s.types(t, ctrlZ)
 	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
 	require.False(t, outlived(pid))
@@ -240,7 +247,7 @@ func TestTerminal_Scripts(t *testing.T) {
 		noKeys(t, client)
 	}
 	s := shell(t, cluster.Endpoints())
-	s.types(t, "while :; do $L run x -- sh -c 'echo in; cat'; done\r")
+	s.types(t, "while :; do $L run x -- sh -c 'echo in; exec cat'; done\r")
 	s.until(t, `\nin`)
 	s.types(t, ctrlC)
 	s.until(t, `ready> `)
@@ -249,7 +256,7 @@ func TestTerminal_Scripts(t *testing.T) {
 	s.types(t, "hello\r")
 	s.until(t, `\ngot hello`)
 	s.until(t, `ready> `)
-	s.types(t, "$L run x -- sh -c 'echo in; sleep 1000' | cat\r")
+	s.types(t, "$L run x -- sh -c 'echo in; exec sleep 1000' | cat\r")
 	s.until(t, `\nin`)
 	s.types(t, ctrlC)
 	s.until(t, `ready> `)

@@ -13,7 +13,6 @@
 //	turns.go     who held the lock together, and who waited behind
 //	checks.go    what has to be true of that; checks_writes.go: more of it
 //	story.go     the lines that tell it; board.go: the live view below them
-//	view.go      the terminal
 package demo
 
 import (
@@ -22,6 +21,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
 // Command is `etcdlock demo`.
@@ -37,7 +37,7 @@ With --endpoints or ETCDCTL_ENDPOINTS it uses a running etcd instead: all its ke
 etcdlock-demo/ and a random name, and are removed at the end.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return run(cmd.Context(), *etcd, newView(os.Stdout))
+			return run(cmd.Context(), *etcd, screen.New(os.Stdout))
 		},
 	}
 }
