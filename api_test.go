@@ -2,6 +2,7 @@ package etcdlock_test
 
 import (
 	"context"
+	"iter"
 	"log/slog"
 	"time"
 
@@ -68,5 +69,23 @@ var (
 	_ interface {
 		Close(ctx context.Context) error
 	} = (*etcdlock.Pool)(nil)
-	_ = []error{etcdlock.ErrLocked, etcdlock.ErrSessionExpired, etcdlock.ErrSessionClosed, etcdlock.ErrLost, etcdlock.ErrNotHeld, etcdlock.ErrWouldDeadlock, etcdlock.ErrInvalidName}
+	_ func(*clientv3.Client, string, ...etcdlock.ElectorOption) *etcdlock.Elector = etcdlock.NewElector
+	_ func(time.Duration, func(*etcdlock.Held)) etcdlock.ElectorOption            = etcdlock.WithOverrun
+	_ etcdlock.ElectorOption                                                      = etcdlock.SessionOption(nil)
+	_ interface {
+		Run(ctx context.Context, lead func(ctx context.Context, term *etcdlock.Held) error) error
+		Leader(ctx context.Context) (etcdlock.Entry, error)
+		Observe(ctx context.Context) iter.Seq2[etcdlock.Entry, error]
+		IsLeader() bool
+		Check(grace time.Duration) error
+	} = (*etcdlock.Elector)(nil)
+	_ func(context.Context, *clientv3.Client, string) (etcdlock.Queue, error)          = etcdlock.Inspect
+	_ func(context.Context, *clientv3.Client, string) iter.Seq2[etcdlock.Queue, error] = etcdlock.Watch
+	_ func(context.Context, *clientv3.Client, string) iter.Seq2[string, error]         = etcdlock.Names
+	_ func(context.Context, *clientv3.Client, etcdlock.Entry) error                    = etcdlock.Break
+	_ interface {
+		Holders() []etcdlock.Entry
+		Waiters() []etcdlock.Entry
+	} = etcdlock.Queue{}
+	_ = []error{etcdlock.ErrLocked, etcdlock.ErrSessionExpired, etcdlock.ErrSessionClosed, etcdlock.ErrLost, etcdlock.ErrNotHeld, etcdlock.ErrNotFound, etcdlock.ErrNoLeader, etcdlock.ErrWouldDeadlock, etcdlock.ErrInvalidName}
 )

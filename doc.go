@@ -61,6 +61,19 @@
 // A client needs read and write rights on the prefix <name>/. A client wrapped
 // by clientv3/namespace works.
 //
+// # Looking at a queue
+//
+// [Inspect] shows a lock's queue and [Watch] each change of it, [Names] the locks
+// there are, and [Break] takes an entry out. They need a client and no session,
+// and see the entries of etcd's own locks too.
+//
+// # For as long as the process lives
+//
+// A session that is lost stays lost, and its locks with it. Locks of a [Pool] can
+// be taken again, in the pool's next session, and a Lock that waits goes on there
+// by itself. An [Elector] runs a function in one process of many, the leader, and
+// campaigns again after a loss. Neither takes a lock anew that was held.
+//
 // # States of an entry
 //
 //	enqueued   its keys are written, or may be

@@ -167,3 +167,62 @@ func ExampleHeld_Downgrade() {
 	// another reader: <nil>
 	// <nil> <nil>
 }
+
+func ExampleElector_Run() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx, shutDown := context.WithCancel(context.Background()) // or signal.NotifyContext
+	defer shutDown()
+
+	elector := etcdlock.NewElector(client, "billing/leader", etcdlock.WithOwner("replica 1"))
+	err := elector.Run(ctx, func(ctx context.Context, term *etcdlock.Held) error {
+		leader, err := elector.Leader(ctx)
+		if err != nil {
+			return err
+		}
+		fmt.Println(leader.Owner, "leads:", elector.IsLeader())
+		shutDown()
+		<-ctx.Done() // work until then: ctx ends also when the term is lost
+		return ctx.Err()
+	})
+	fmt.Println(errors.Is(err, context.Canceled))
+	_, err = elector.Leader(context.Background())
+	fmt.Println(errors.Is(err, etcdlock.ErrNoLeader))
+	// Output:
+	// replica 1 leads: true
+	// true
+	// true
+}
+
+func ExamplePool() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+
+	pool := etcdlock.NewPool(client) // once, for the whole process
+	defer pool.Close(ctx)
+	m := etcdlock.NewMutex(pool, "jobs/report")
+	h, err := m.Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Somebody revokes the lease: what is held is lost.
+	queue, err := etcdlock.Inspect(ctx, client, "jobs/report")
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := client.Revoke(ctx, queue.Entries[0].Lease); err != nil {
+		log.Fatal(err)
+	}
+	<-h.Done()
+	fmt.Println(errors.Is(h.Err(), etcdlock.ErrLost))
+	// The next lock is taken in another session.
+	h, err = m.Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(h.Unlock(ctx))
+	// Output:
+	// true
+	// <nil>
+}

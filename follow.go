@@ -47,18 +47,18 @@ const checkEvery = 5 * time.Second
 // which it takes all events at once, since the client keeps those that are not
 // taken without any limit.
 type follower struct {
-	client  *clientv3.Client
-	name    string
-	every   time.Duration
-	watcher clientv3.Watcher
-	news    chan struct{} // of capacity 1: content is not what was yielded last
+	client *clientv3.Client
+	name   string
+	every  time.Duration
+	own    clientv3.Watcher // in place of the client's, nil until it is needed
+	news   chan struct{}    // of capacity 1: content is not what was yielded last
 
 	mu      sync.Mutex
 	content *content // nil before the first read
 }
 
 func newFollower(client *clientv3.Client, name string) *follower {
-	return &follower{client: client, name: name, every: checkEvery, watcher: client.Watcher, news: make(chan struct{}, 1)}
+	return &follower{client: client, name: name, every: checkEvery, news: make(chan struct{}, 1)}
 }
 
 func (f *follower) yieldAll(ctx context.Context, yield func(Queue, error) bool) {
@@ -103,9 +103,14 @@ func (f *follower) newest() Queue {
 // watch has not seen, the read shows. From there on each event leads from a
 // state to the next one. What comes twice is told by its revision.
 func (f *follower) run(ctx context.Context) error {
+	defer f.replaceWatcher(nil)
 	from, to := prefixRange(f.name)
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
-		w, err := openWatch(ctx, ctx, f.watcher, from, to)
+		watcher := f.client.Watcher
+		if f.own != nil {
+			watcher = f.own
+		}
+		w, err := openWatch(ctx, ctx, watcher, from, to)
 		silent := err != nil
 		c, err := readContent(ctx, f.client, f.name)
 		if err != nil {
@@ -121,11 +126,19 @@ func (f *follower) run(ctx context.Context) error {
 				delay = retryMin
 			}
 		}
-		if silent && renewable(f.client, f.watcher) {
-			f.watcher = clientv3.NewWatcher(f.client) // see currentWatcher
+		if silent && renewable(f.client, watcher) {
+			f.replaceWatcher(clientv3.NewWatcher(f.client)) // see currentWatcher
 		}
 		_ = pause(ctx, delay/2+rand.N(delay)) // ctx is looked at next
 	}
+}
+
+// replaceWatcher closes the own watcher, which would go on trying for a stream.
+func (f *follower) replaceWatcher(w clientv3.Watcher) {
+	if f.own != nil {
+		_ = f.own.Close()
+	}
+	f.own = w
 }
 
 // adopt replaces what is known by c, a later state.

@@ -32,6 +32,7 @@ type history struct {
 	name   string
 	r      *rand.Rand
 	states []*content // by ascending revision
+	news   int64      // the revision at which the entries have changed last
 }
 
 func newHistory(t *testing.T, c *clientv3.Client, name string, seed uint64) *history {
@@ -97,6 +98,9 @@ func (h *history) commit(build func(next *content) []clientv3.Op) {
 		}
 	}
 	h.states = append(h.states, next)
+	if !maps.Equal(last.entries, next.entries) {
+		h.news = next.rev
+	}
 }
 
 // check: q was the state at its revision.
@@ -116,7 +120,7 @@ const end = "/ff"
 
 // watched collects what Watch yields, until an entry under end is there; slow may
 // hold up the loop. Each state must be newer than the one before.
-func watched(t *testing.T, c *clientv3.Client, name string, slow func()) (all []Queue) {
+func watched(t *testing.T, c *clientv3.Client, name string, slow func(Queue)) (all []Queue) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*hang)
 	defer cancel()
 	for q, err := range Watch(ctx, c, name) {
@@ -130,7 +134,7 @@ func watched(t *testing.T, c *clientv3.Client, name string, slow func()) (all []
 		if slices.ContainsFunc(q.Entries, func(e Entry) bool { return e.Key == name+end }) {
 			break
 		}
-		slow()
+		slow(q)
 	}
 	return all
 }
@@ -144,29 +148,36 @@ func play(t *testing.T, direct, watcher *clientv3.Client, steps int, mishaps map
 	h := newHistory(t, direct, lockName(t), seed)
 	h.step()
 	pace := make(chan struct{}) // a step, for who waits for it
+	var seen atomic.Int64       // the last revision that was yielded
 	slow := rand.New(rand.NewPCG(seed, 5))
 	result := make(chan []Queue)
 	go func() {
-		result <- watched(t, watcher, h.name, func() {
+		result <- watched(t, watcher, h.name, func(q Queue) {
+			seen.Store(q.Revision)
 			for range slow.IntN(4) * slow.IntN(10) {
 				<-pace
 			}
 		})
 	}()
-	for i := range steps {
-		h.step()
-		if mishap := mishaps[i]; mishap != nil {
-			mishap(h)
-		}
+	goOn := func() {
 		select {
 		case pace <- struct{}{}:
 		default:
 		}
 	}
+	for i := range steps {
+		h.step()
+		if mishap := mishaps[i]; mishap != nil {
+			mishap(h)
+		}
+		goOn()
+		if i%20 == 19 {
+			require.Eventually(t, func() bool { goOn(); return seen.Load() >= h.news }, hang, tick, "Watch is stuck")
+		}
+	}
 	close(pace)
 	h.commit(func(next *content) []clientv3.Op { return h.put(next, h.name+end) })
 	all := <-result
-	require.Greater(t, len(all), steps/20, "too few states for a test")
 	for _, q := range all {
 		h.check(q)
 	}
@@ -239,8 +250,10 @@ func next(t *testing.T, pull func() (Queue, error, bool)) Queue {
 // A lock is taken, waited for, handed over and given back, and each is shown.
 func TestWatchShowsEachState(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
-	pull, stop := iter.Pull2(Watch(testCtx(t), c, name))
+	c, name, tap := cluster.Client(t), lockName(t), etcdtest.NewTap()
+	f := newFollower(cluster.Client(t, tap), name)
+	f.every = time.Hour // it costs a read each time
+	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { f.yieldAll(testCtx(t), yield) })
 	defer stop()
 	q := next(t, pull)
 	require.Equal(t, Queue{Name: name, Revision: q.Revision, Entries: []Entry{}}, q) // none
@@ -275,6 +288,9 @@ func TestWatchShowsEachState(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	require.Empty(t, next(t, pull).Entries)
+	require.Equal(t, 1, tap.Calls(), "changes are read from the watch")
+	requireFromNow(t, tap.WatchCreates())
+	require.Len(t, tap.WatchCreates(), 1)
 }
 
 // While the consumer is busy, everything is taken from the client and nothing is
@@ -315,23 +331,31 @@ func TestWatchSlowConsumer(t *testing.T) {
 	require.Empty(t, <-states, "an old state was kept")
 }
 
+var stackBuf = make([]byte, 16<<20)
+
+// stacks are those of all goroutines at this moment.
+func stacks() string { return string(stackBuf[:runtime.Stack(stackBuf, true)]) }
+
 // Left by a break, a panic or the end of ctx, the loop leaves no goroutine.
 func TestWatchEnds(t *testing.T) {
 	c, name := cluster.Client(t), lockName(t)
 	stopped := func() {
 		t.Helper()
-		buf := make([]byte, 16<<20)
-		require.NotContains(t, string(buf[:runtime.Stack(buf, true)]), "(*follower)", "a goroutine is left")
+		require.False(t, strings.Contains(stacks(), "(*follower).run"), "it goes on behind")
 		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "serveSubstream") }, hang, tick, "a watch is left")
+		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "(*follower)") }, hang, tick, "a goroutine is left")
 	}
-	stopped()
-	for range Watch(testCtx(t), c, name) {
-		break
+	for range 20 {
+		for _, err := range Watch(testCtx(t), c, name) {
+			require.NoError(t, err)
+			break
+		}
+		require.False(t, strings.Contains(stacks(), "(*follower).run"), "it goes on behind")
 	}
 	stopped()
 	require.Panics(t, func() {
-		for range Watch(testCtx(t), c, name) {
-			panic("in the loop")
+		for _, err := range Watch(testCtx(t), c, name) {
+			panic(err)
 		}
 	})
 	stopped()
@@ -367,6 +391,10 @@ func TestWatchEnds(t *testing.T) {
 func TestWatchSilentStream(t *testing.T) {
 	t.Parallel()
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
+	c := cluster.Client(t, tap)
+	// Somebody else's watch keeps the client's stream as it is.
+	other := c.Watch(clientv3.WithRequireLeader(testCtx(t)), name+"-2", clientv3.WithCreatedNotify())
+	require.True(t, (<-other).Created)
 	var arm atomic.Bool
 	var mu sync.Mutex
 	silent := map[context.Context]bool{}
@@ -382,7 +410,7 @@ func TestWatchSilentStream(t *testing.T) {
 		}
 		return ctx.Err()
 	})
-	f := newFollower(cluster.Client(t, tap), name)
+	f := newFollower(c, name)
 	f.every = 20 * time.Millisecond
 	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { f.yieldAll(testCtx(t), yield) })
 	defer stop()
@@ -402,11 +430,13 @@ func TestWatchSilentStream(t *testing.T) {
 	_, err := direct.Put(testCtx(t), name+"/3f", "")
 	require.NoError(t, err)
 	require.Len(t, next(t, pull).Entries, 2)
+	stop()
+	require.Nil(t, f.own, "a watcher is left open")
 }
 
-// Where no watch is to be had, it asks.
+// Where no watch is to be had, the loop asks, as a hold does; neither leaves
+// anything behind that tries on.
 func TestWatchWithoutWatches(t *testing.T) {
-	t.Parallel()
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
 	tap.OnStream(func(_ context.Context, method string) error {
 		if method == "Watch" {
@@ -414,17 +444,49 @@ func TestWatchWithoutWatches(t *testing.T) {
 		}
 		return nil
 	})
-	pull, stop := iter.Pull2(Watch(testCtx(t), cluster.Client(t, tap), name))
+	c := cluster.Client(t, tap)
+	s := newTestSession(t, c)
+	h, err := NewMutex(s, name+"-2").Lock(testCtx(t))
+	require.NoError(t, err)
+	h.Done()
+	pull, stop := iter.Pull2(Watch(testCtx(t), c, name))
 	defer stop()
 	require.Empty(t, next(t, pull).Entries)
-	_, err := direct.Put(testCtx(t), name+"/1f", "")
-	require.NoError(t, err)
-	require.Len(t, next(t, pull).Entries, 1)
+	for i := range 2 {
+		_, err := direct.Put(testCtx(t), fmt.Sprint(name, "/1f-", i+1), "")
+		require.NoError(t, err)
+		require.Len(t, next(t, pull).Entries, i+1)
+	}
+	tries := func() int { return strings.Count(stacks(), "openWatchClient(") }
+	require.Eventually(t, func() bool { return tries() == 3 }, hang, tick, "not one each, for the client, the session and the loop")
+	require.NoError(t, s.Close(testCtx(t)))
+	require.LessOrEqual(t, tries(), 2, "the session's goes on")
 	tap.Clear() // watches work again
 	require.Eventually(t, func() bool { return len(tap.WatchCreates()) > 0 }, hang, tick)
-	_, err = direct.Delete(testCtx(t), name+"/1f")
+	_, err = direct.Delete(testCtx(t), name+"/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	require.Empty(t, next(t, pull).Entries)
+}
+
+// A session's watcher that has watches is not closed when the next ones get
+// another one.
+func TestWatcherWithWatchesStays(t *testing.T) {
+	t.Parallel()
+	c, name := cluster.Client(t), lockName(t)
+	s := newTestSession(t, c)
+	s.replaceWatcher(clientv3.NewWatcher(c))
+	first := s.currentWatcher()
+	w, err := s.openWatch(testCtx(t), name, "")
+	require.NoError(t, err)
+	defer w.close()
+	s.watcherFailed(first)
+	s.etcdAnswers()
+	require.NotSame(t, first, s.currentWatcher())
+	_, err = c.Put(testCtx(t), name, "")
+	require.NoError(t, err)
+	_, err = c.Delete(testCtx(t), name)
+	require.NoError(t, err)
+	require.True(t, deleted(<-w.ch, name, 0))
 }
 
 // The member that serves the watch hangs, with its connections open.
@@ -451,6 +513,46 @@ func TestWatchHungMember(t *testing.T) {
 	_, err = direct.Delete(testCtx(t), "a/1f")
 	require.NoError(t, err)
 	require.Empty(t, next(t, pull).Entries)
+}
+
+// What the read has shown already comes again from the watch, and is no news; news
+// is taken with the state that it is about; and after ctx's end there is none.
+func TestWatchNews(t *testing.T) {
+	t.Parallel()
+	c, name := cluster.Client(t), lockName(t)
+	h := newHistory(t, c, name, 3)
+	for range 20 {
+		h.step()
+	}
+	f := newFollower(c, name)
+	f.adopt(h.states[20])
+	require.Len(t, f.news, 1)
+	require.Equal(t, h.states[20].queue(), f.newest())
+	require.Empty(t, f.news)
+	f.adopt(h.states[20])
+	require.Empty(t, f.news)
+	history := c.Watch(testCtx(t), name+"/", clientv3.WithPrefix(), clientv3.WithRev(h.states[1].rev))
+	for last := int64(0); last < h.states[20].rev; {
+		wr := <-history
+		require.NoError(t, wr.Err())
+		f.apply(wr)
+		require.Empty(t, f.news)
+		require.Equal(t, h.states[20], f.content)
+		last = latest(wr)
+	}
+	ended, cancel := context.WithCancel(testCtx(t))
+	cancel()
+	for range 50 {
+		f.news <- struct{}{}
+		f.yieldAll(ended, func(_ Queue, err error) bool {
+			require.ErrorIs(t, err, context.Canceled)
+			return true
+		})
+		select {
+		case <-f.news:
+		default:
+		}
+	}
 }
 
 // What missed asks tells any change from none. An etcd that was restored from a

@@ -30,7 +30,8 @@ type Entry struct {
 	Holds bool // it has the lock; false: it waits
 	Read  bool // for reading, so beside other readers; false: for itself alone
 	// Owner and Queued are what the one who made the entry says: see WithOwner,
-	// and the time by the clock of its machine.
+	// and the time by the clock of its machine. Anybody may have written anything
+	// there: quote the owner where it is printed.
 	Owner  string
 	Queued time.Time
 	// Lease is what the entry hangs on: with it the entry goes. An entry with no

@@ -176,6 +176,17 @@ func TestInspectHoldsProperty(t *testing.T) {
 	}
 }
 
+// A write lock has one shared key; another of the same revision and lease, which
+// only others can have written, is a reader.
+func TestInspectTwoSharedKeys(t *testing.T) {
+	t.Parallel()
+	k := entryKey{rev: 7, lease: 31}
+	q := (&content{name: "n", entries: map[string]entryKey{"n/1f": k, "n/r1f": k, "n/r1f-1": k}}).queue()
+	require.Len(t, q.Entries, 2)
+	require.Equal(t, "n/r1f", q.Entries[0].SharedKey)
+	require.Equal(t, "n/r1f-1", q.Entries[1].Key)
+}
+
 // deepQueue puts n entries without a lease into the queue of name.
 func deepQueue(t *testing.T, c *clientv3.Client, name string, n int) {
 	t.Helper()
@@ -274,9 +285,17 @@ func TestInspectTrouble(t *testing.T) {
 		tap.Nth(method, 1, etcdtest.DropReply)
 		tap.Nth(method, 2, etcdtest.FailBefore)
 	}
-	q := inspected(t, cluster.Client(t, tap), name)
+	c := cluster.Client(t, tap)
+	q := inspected(t, c, name)
 	require.Equal(t, []int64{h.Token()}, tokens(q.Holders()))
 	require.Positive(t, q.Entries[0].GrantedTTL)
+
+	// What etcd refuses is an error.
+	for _, method := range []string{"Range", "LeaseTimeToLive"} {
+		tap.Next(method, func(context.Context, *etcdtest.Call) error { return rpctypes.ErrGRPCPermissionDenied })
+		_, err = Inspect(testCtx(t), c, name)
+		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+	}
 }
 
 func TestLookErrors(t *testing.T) {

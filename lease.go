@@ -24,6 +24,7 @@ import (
 // the reply and looks at it once a second, and stays with a member that hangs.
 func (s *Session) run() {
 	defer s.wg.Done()
+	defer s.replaceWatcher(nil)
 	gap := s.ttl / 6
 	next := time.NewTimer(s.ttl / 3)
 	defer next.Stop()

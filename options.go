@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -32,12 +33,16 @@ func configOf(opts []SessionOption) sessionConfig {
 }
 
 // A SessionOption changes what NewSession makes, and the sessions that a Pool
-// makes.
-type SessionOption interface{ apply(*sessionConfig) }
+// or an Elector makes.
+type SessionOption interface {
+	ElectorOption
+	apply(*sessionConfig)
+}
 
 type sessionOption func(*sessionConfig)
 
-func (f sessionOption) apply(c *sessionConfig) { f(c) }
+func (f sessionOption) apply(c *sessionConfig)        { f(c) }
+func (f sessionOption) applyElector(c *electorConfig) { c.session = append(c.session, f) }
 
 // WithTTL sets for how long locks outlive a process that dies, and how long
 // etcd may be away before they are lost. It is rounded up to whole seconds;
@@ -64,6 +69,33 @@ func WithLease(id clientv3.LeaseID) SessionOption {
 // locks and of trouble with etcd; the default is nowhere.
 func WithLogger(l *slog.Logger) SessionOption {
 	return sessionOption(func(c *sessionConfig) { c.log = l })
+}
+
+type electorConfig struct {
+	session []SessionOption
+	grace   time.Duration
+	overrun func(term *Held) // nil: nobody is told
+	err     error            // of every call
+}
+
+// An ElectorOption changes what NewElector makes. Every [SessionOption] is one.
+type ElectorOption interface{ applyElector(*electorConfig) }
+
+type electorOption func(*electorConfig)
+
+func (f electorOption) applyElector(c *electorConfig) { f(c) }
+
+// WithOverrun has report called when lead has not returned within grace of
+// hearing that its term is lost: it may go on as if it led, while somebody else
+// does. It is called once for such a term, on a goroutine of its own, which Run
+// waits for; it may well end the process. See also [Elector.Check].
+func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
+	return electorOption(func(c *electorConfig) {
+		c.grace, c.overrun = grace, report
+		if report == nil {
+			c.err = errors.New("WithOverrun has no function: leave it out")
+		}
+	})
 }
 
 func defaultOwner() string {

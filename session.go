@@ -52,6 +52,7 @@ type Session struct {
 	mu         sync.Mutex
 	watcher    clientv3.Watcher // for new watches
 	watcherBad bool             // a watch could not be opened with it
+	idle       clientv3.Watcher // watcher, if it is the session's own and has no stream yet
 	revokeErr  error
 	deadline   time.Time
 	sent       time.Time // when the last renewal that succeeded was sent

@@ -38,7 +38,10 @@ var errWatch = errors.New("watch ended")
 func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
 	watcher := s.currentWatcher()
 	w, err := openWatch(ctx, s.ctx, watcher, key, end, clientv3.WithFilterPut())
-	if err != nil && ctx.Err() == nil {
+	switch {
+	case err == nil:
+		s.watcherWorks(watcher)
+	case ctx.Err() == nil:
 		s.watcherFailed(watcher)
 	}
 	return w, err
@@ -74,11 +77,23 @@ func openWatch(ctx, life context.Context, watcher clientv3.Watcher, key, end str
 // the session's next watches get a Watcher, and so a stream, of their own.
 // That goes for etcd's own Watcher only: one that the user has put in its place
 // (see clientv3/namespace) can't be made anew, and holds and waits poll instead.
+//
+// One that has never got a stream is closed when it is replaced: it has no
+// watches, and would go on trying until the client is closed. Any other's stream
+// ends with its last watch.
 
 func (s *Session) currentWatcher() clientv3.Watcher {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.watcher
+}
+
+func (s *Session) watcherWorks(w clientv3.Watcher) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.idle != nil && w == s.watcher {
+		s.idle = nil
+	}
 }
 
 func (s *Session) watcherFailed(w clientv3.Watcher) {
@@ -97,9 +112,26 @@ func renewable(client *clientv3.Client, w clientv3.Watcher) bool {
 // etcdAnswers notes that it is not etcd that a watch failed for.
 func (s *Session) etcdAnswers() {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.watcherBad {
-		s.watcher, s.watcherBad = clientv3.NewWatcher(s.client), false
+	bad := s.watcherBad
+	s.watcherBad = false
+	s.mu.Unlock()
+	if bad {
+		s.replaceWatcher(clientv3.NewWatcher(s.client))
+	}
+}
+
+// replaceWatcher gives the session's next watches w, a new Watcher; at the
+// session's end nil, for there are none.
+func (s *Session) replaceWatcher(w clientv3.Watcher) {
+	s.mu.Lock()
+	idle := s.idle
+	s.idle = w
+	if w != nil {
+		s.watcher = w
+	}
+	s.mu.Unlock()
+	if idle != nil {
+		_ = idle.Close()
 	}
 }
 

@@ -1,0 +1,285 @@
+package etcdlock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// An Elector makes one process of many the leader of a name: the one that holds
+// the [Mutex] of that name, and so the one that has waited longest. A term is
+// one hold of it. It is safe for concurrent use, and must not be copied.
+type Elector struct {
+	client *clientv3.Client
+	name   string
+	config electorConfig
+	err    error // of every call
+
+	running sync.Mutex // held by Run
+
+	mu   sync.Mutex
+	term *Held     // of the lead that runs, nil if none does
+	lost time.Time // when that lead was told that its term is lost, zero before
+}
+
+// NewElector makes an Elector; it makes no request. A client, a name or an option
+// that is not valid is an error of every call. WithLease is none for an elector,
+// which grants leases as it needs them.
+func NewElector(client *clientv3.Client, name string, opts ...ElectorOption) *Elector {
+	e := &Elector{client: client, name: name}
+	for _, o := range opts {
+		o.applyElector(&e.config)
+	}
+	e.err = cmp.Or(checkLook(client, name), e.config.err)
+	return e
+}
+
+// Run waits until this process leads, runs lead on the caller's goroutine, and
+// resigns when lead has returned. lead's ctx ends when ctx does, and when the
+// term is lost, with its cause, ErrLost: before anybody else can lead because the
+// lease was not renewed, and within 500 ms if somebody removed the entry or the
+// lease. term is for lead to protect what it writes, by Held.Token or Held.Txn.
+//
+// What Run does next depends on whether the term lasted until lead returned:
+//
+//   - It did: Run returns what lead returned, an error or nil, also when that was
+//     for the end of ctx.
+//   - It was lost: Run campaigns again, whatever lead returned, since most
+//     functions answer the end of their ctx with nil or its error; another error
+//     is only logged (see WithLogger). It does so at the end of the queue, in a
+//     new session if the old one was lost, and after a pause that grows while
+//     terms are short (50 ms to 5 s, jittered).
+//   - lead panics: Run resigns, and the panic goes on.
+//
+// If ctx ends while this process does not lead, Run returns ctx's error. So, unless
+// ctx ends, Run returns for lead's own reasons only, or with etcd's error if it
+// refuses for good, such as for rights. It campaigns on while etcd is away, for as
+// long as that takes, and when it has no space.
+//
+// Run never calls lead again before the last call has returned, in this process.
+// A lead that ignores the end of its ctx keeps Run from campaigning; if its term
+// was lost, somebody else leads beside it. WithOverrun and Check tell of that. If
+// ctx ended and the term was not lost, the process leads until lead returns.
+//
+// To resign is to unlock, which lets the next one in line lead at once, and to
+// close the session. Run blocks until etcd has confirmed that, for two TTLs at the
+// most; the lease expires by itself then. So a process that ends should wait for
+// Run. One Run of an Elector at a time: another one is an error.
+//
+// A campaign costs what Mutex.Lock does, and waiting or leading a renewal each
+// third of the TTL.
+func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
+	if err := e.misuse(); err != nil {
+		return wrap("run elector", e.name, err)
+	}
+	if lead == nil {
+		return wrap("run elector", e.name, errors.New("lead is nil"))
+	}
+	if !e.running.TryLock() {
+		return wrap("run elector", e.name, errors.New("it runs already: make another Elector"))
+	}
+	defer e.running.Unlock()
+	return e.run(ctx, lead)
+}
+
+func (e *Elector) misuse() error {
+	if e.client == nil && e.err == nil {
+		return errors.New("it was not made with NewElector")
+	}
+	return e.err
+}
+
+const (
+	campaignMin = 50 * time.Millisecond
+	campaignMax = 5 * time.Second
+)
+
+func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) error) error {
+	pool := NewPool(e.client, e.config.session...)
+	defer e.leave(ctx, pool)
+	lock := newLock(pool, e.name)
+	for delay := campaignMin; ; delay = min(2*delay, campaignMax) {
+		term, err := lock.lock(ctx, "campaign for", mutexHold)
+		switch {
+		case err == nil:
+			began := time.Now()
+			var gone error
+			if err, gone = e.serve(ctx, term, lead); !errors.Is(gone, ErrLost) {
+				return err
+			}
+			if err != nil && !isContextErr(err) && !errors.Is(err, ErrLost) {
+				term.s.log.Warn("lead failed in a term that was lost", "elector", e.name, "token", term.Token(), "error", err)
+			}
+			if time.Since(began) > term.s.TTL() {
+				delay = campaignMin
+			}
+		case errors.Is(err, ErrLost), errors.Is(err, rpctypes.ErrNoSpace):
+			// Somebody removed its entry; or etcd is full, for a while.
+			pool.config.log.Warn("campaigning goes on in spite of trouble", "elector", e.name, "error", err)
+		default:
+			return err
+		}
+		_ = pause(ctx, delay/2+rand.N(delay)) // ctx is looked at next
+	}
+}
+
+// serve runs lead for a term, and resigns. gone says whether the term lasted
+// until lead returned: ErrLost, or nil, or ErrNotHeld if lead resigned itself.
+// Where that can't be known, since etcd was away until the deadline, the term
+// counts as lost.
+func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Context, *Held) error) (err, gone error) {
+	// The key lets lead unlock the term with the ctx that ends by that.
+	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, doKey{term.from, term.name}, term))
+	defer cancel(nil)
+	e.lead(term)
+	returned := make(chan struct{})
+	var supervisor sync.WaitGroup
+	supervisor.Go(func() { e.supervise(term, cancel, returned) })
+	defer func() { // also when lead panics
+		close(returned)
+		supervisor.Wait()
+		e.lead(nil)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), term.s.TTL())
+		defer cancel()
+		gone = term.unlock(ctx)
+	}()
+	return lead(ctx, term), nil
+}
+
+// lead notes that lead runs for term, or for none.
+func (e *Elector) lead(term *Held) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.term, e.lost = term, time.Time{}
+}
+
+// supervise ends lead's ctx when the term ends, and tells of a lead that goes on
+// after that. It ends when lead has returned.
+func (e *Elector) supervise(term *Held, cancel context.CancelCauseFunc, returned <-chan struct{}) {
+	select {
+	case <-term.Done():
+	case <-returned:
+		return
+	}
+	cancel(context.Cause(term.Context()))
+	if !errors.Is(term.Err(), ErrLost) {
+		return // lead has resigned, and knows it
+	}
+	e.mu.Lock()
+	e.lost = time.Now()
+	e.mu.Unlock()
+	if e.config.overrun == nil {
+		return
+	}
+	grace := time.NewTimer(e.config.grace)
+	defer grace.Stop()
+	select {
+	case <-grace.C:
+		e.config.overrun(term)
+	case <-returned:
+	}
+}
+
+// leave closes the pool, and with it whatever place in the queue is left.
+func (e *Elector) leave(ctx context.Context, pool *Pool) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(pool.config.ttl, minTTL))
+	defer cancel()
+	if err := pool.Close(ctx); err != nil && pool.config.log != nil {
+		pool.config.log.Warn("elector left without etcd's confirmation", "elector", e.name, "error", err)
+	}
+}
+
+// IsLeader reports whether lead runs and its term can be vouched for at this
+// moment, by Held.Valid. It asks nobody.
+func (e *Elector) IsLeader() bool {
+	e.mu.Lock()
+	term := e.term
+	e.mu.Unlock()
+	return term != nil && term.Valid()
+}
+
+// Check returns an error if lead still runs although its term was lost more than
+// grace ago, and so may act beside another leader: for a health check that has
+// such a process restarted. It asks nobody, and is nil in any other state, also
+// where this process does not lead at all.
+func (e *Elector) Check(grace time.Duration) error {
+	e.mu.Lock()
+	term, lost := e.term, e.lost
+	e.mu.Unlock()
+	if term == nil || term.Valid() || errors.Is(term.Err(), ErrNotHeld) {
+		return nil
+	}
+	if lost.IsZero() { // only just, or the process was asleep until now
+		lost = term.Deadline()
+	}
+	over := time.Since(lost)
+	if over <= grace {
+		return nil
+	}
+	err := fmt.Errorf("lead has not returned, %v after its term was lost", over.Round(time.Millisecond))
+	return wrap("check elector", e.name, fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
+}
+
+// Leader is the entry of whoever leads at the moment, by one linearizable read:
+// its Owner is what WithOwner says. It returns ErrNoLeader if nobody leads. It
+// has no TTLs; see Inspect. It blocks until etcd has answered, or ctx ends.
+func (e *Elector) Leader(ctx context.Context) (Entry, error) {
+	leader, err := e.leader(ctx)
+	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
+}
+
+func (e *Elector) leader(ctx context.Context) (Entry, error) {
+	if err := e.misuse(); err != nil {
+		return Entry{}, err
+	}
+	c, err := readContent(ctx, e.client, e.name)
+	if err != nil {
+		return Entry{}, err
+	}
+	leader := c.queue().leader()
+	if leader == (Entry{}) {
+		err = ErrNoLeader
+	}
+	return leader, err
+}
+
+// leader is the entry that leads, the zero Entry if none does: readers of the
+// name, which an RWMutex makes, lead nobody.
+func (q Queue) leader() Entry {
+	if len(q.Entries) == 0 || q.Entries[0].Read {
+		return Entry{}
+	}
+	return q.Entries[0]
+}
+
+// Observe yields the leader as it is, then again each time another one leads, or
+// another term begins, or nobody leads any more, which is the zero Entry. It
+// goes by Watch, and what that says of a slow consumer, of trouble with etcd, of
+// the error that comes last, and of the cost goes for it too.
+func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		if err := e.misuse(); err != nil {
+			yield(Entry{}, wrap("observe", e.name, err))
+			return
+		}
+		first, last := true, Entry{}
+		for q, err := range Watch(ctx, e.client, e.name) {
+			leader := q.leader()
+			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token {
+				continue // something changed behind it
+			}
+			if !yield(leader, err) {
+				return
+			}
+			first, last = false, leader
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package etcdlock
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// Electors that lose etcd.
+
+// A lead is one call of a lead function, from its begin until its ctx had ended.
+type leadTime struct{ began, over time.Time }
+
+// A log is what several electors of one name did.
+type leadLog struct {
+	mu    sync.Mutex
+	leads []leadTime
+	began chan struct{} // capacity 1: another lead has begun
+}
+
+// lead leads until ctx ends.
+func (l *leadLog) lead(ctx context.Context, _ *Held) error {
+	began := time.Now()
+	l.mu.Lock()
+	i := len(l.leads)
+	l.leads = append(l.leads, leadTime{began: began})
+	l.mu.Unlock()
+	select {
+	case l.began <- struct{}{}:
+	default:
+	}
+	<-ctx.Done()
+	over := time.Now()
+	l.mu.Lock()
+	l.leads[i].over = over
+	l.mu.Unlock()
+	return ctx.Err()
+}
+
+// requireApart requires that each lead's ctx had ended before the next one began,
+// and returns them in their order.
+func (l *leadLog) requireApart(t *testing.T) []leadTime {
+	t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	leads := slices.SortedFunc(slices.Values(l.leads), func(a, b leadTime) int { return a.began.Compare(b.began) })
+	for i := 1; i < len(leads); i++ {
+		require.False(t, leads[i-1].over.IsZero(), "lead %d has not ended when the next one begins", i-1)
+		require.True(t, leads[i-1].over.Before(leads[i].began), "lead %d overlaps the next one by %v", i-1, leads[i-1].over.Sub(leads[i].began))
+	}
+	return leads
+}
+
+// The leader loses etcd, at any moment between two renewals. Its lead's ctx ends
+// before the next leader begins.
+func TestElector_CutOff(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	direct := own.Client(t)
+	turns := make(chan struct{}, 20) // to begin; or it is the machine that is too slow
+	logs := make([]leadLog, runs(t))
+	var wg sync.WaitGroup
+	for i := range logs {
+		logs[i].began = make(chan struct{}, 1)
+		wg.Go(func() {
+			if err := cutOff(own, direct, fmt.Sprintf("cut%d", i), &logs[i], turns); err != nil {
+				t.Errorf("run %d: %v", i, err)
+			}
+		})
+	}
+	wg.Wait()
+	earliest, latest := time.Hour, time.Duration(0)
+	for i := range logs {
+		leads := logs[i].requireApart(t)
+		require.Len(t, leads, 2)
+		gap := leads[1].began.Sub(leads[0].over)
+		earliest, latest = min(earliest, gap), max(latest, gap)
+	}
+	t.Logf("shown: TTL 2 s, %d runs: the next lead began %v to %v after the ctx of the one cut off had ended",
+		len(logs), earliest.Round(time.Millisecond), latest.Round(time.Millisecond))
+}
+
+func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *leadLog, turns chan struct{}) error {
+	proxy, err := own.NewProxy()
+	if err != nil {
+		return err
+	}
+	defer proxy.Close()
+	client, err := own.NewClient(proxy)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	proxy.Delay(etcdtest.ToClient, latency)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*hang)
+	defer cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	run := func(c *clientv3.Client) (stop func() error) {
+		ctx, cancel := context.WithCancel(ctx)
+		done := make(chan error, 1)
+		wg.Go(func() { done <- NewElector(c, name, WithTTL(2*time.Second)).Run(ctx, log.lead) })
+		return func() error { cancel(); return <-done }
+	}
+	begins := func() error {
+		select {
+		case <-log.began:
+			return nil
+		case <-ctx.Done():
+			return errors.New("nobody leads")
+		}
+	}
+	turns <- struct{}{}
+	stopFirst := run(client)
+	err = begins()
+	stopSecond := run(direct)
+	for err == nil { // until the second one is in the queue
+		got, gerr := direct.Get(ctx, name+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
+		if err = gerr; err == nil && got.Count == 2 {
+			break
+		}
+		err = cmp.Or(err, pause(ctx, tick))
+	}
+	<-turns
+	if err == nil {
+		err = pause(ctx, rand.N(2*time.Second/3))
+	}
+	proxy.Blackhole(etcdtest.Both)
+	err = cmp.Or(err, begins())
+	for _, stop := range []func() error{stopSecond, stopFirst} {
+		if rerr := stop(); !errors.Is(rerr, context.Canceled) {
+			err = cmp.Or(err, fmt.Errorf("Run returned %w", rerr))
+		}
+	}
+	return err
+}
+
+// etcd is away for three TTLs: nobody leads meanwhile, campaigns resume by
+// themselves when it is back, and none of them has been busy until then.
+func TestElector_EtcdAway(t *testing.T) {
+	t.Parallel()
+	const ttl = 2 * time.Second
+	own := etcdtest.Start(t)
+	log := leadLog{began: make(chan struct{}, 1)}
+	ctx, cancel := context.WithCancel(testCtx(t))
+	tap := etcdtest.NewTap()
+	var wg sync.WaitGroup
+	var electors []*Elector
+	c := own.Client(t)
+	for i := range 3 {
+		e := NewElector(own.Client(t, tap), "a", WithTTL(ttl))
+		electors = append(electors, e)
+		wg.Go(func() {
+			if err := e.Run(ctx, log.lead); !errors.Is(err, context.Canceled) {
+				t.Error(err)
+			}
+		})
+		queueIs(t, c, "a", i+1)
+	}
+	<-log.began
+	own.Member(0).Kill()
+	away := time.NewTimer(3 * ttl)
+	before := tap.Calls() + tap.Calls("LeaseKeepAlive", "Watch")
+	<-away.C
+	calls := tap.Calls() + tap.Calls("LeaseKeepAlive", "Watch") - before
+	for _, e := range electors {
+		require.False(t, e.IsLeader())
+	}
+	require.Empty(t, log.began, "somebody leads without etcd")
+	// Etcd's client repeats a LeaseGrant by itself, each 25 ms; without a connection
+	// that does not leave the process.
+	require.Less(t, calls, 3*int(3*ttl/(10*time.Millisecond)), "they are busy")
+	require.NoError(t, own.Member(0).Restart(testCtx(t)))
+	back := time.Now()
+	select {
+	case <-log.began:
+	case <-time.After(hang):
+		t.Fatal("nobody campaigns")
+	}
+	t.Logf("shown: etcd away for %v: %d attempts by 3 electors, the next leader %v after", 3*ttl, calls, time.Since(back).Round(time.Millisecond))
+	queueIs(t, c, "a", 3)
+	cancel()
+	wg.Wait()
+	queueIs(t, c, "a", 0)
+	require.Zero(t, leases(t, c))
+	log.requireApart(t)
+}
+
+// It is to resign and etcd does not answer: Run ends all the same, when the lease
+// must have expired.
+func TestElector_ResignWithoutEtcd(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	a := runElector(t, NewElector(own.Client(t), "a", WithTTL(time.Second)))
+	term := a.leads(t)
+	b := runElector(t, NewElector(own.Client(t), "a", WithTTL(time.Second)))
+	queueIs(t, own.Client(t), "a", 2)
+	own.Member(0).Kill()
+	a.cancel()
+	b.cancel()
+	require.ErrorIs(t, b.result(t), context.Canceled)
+	term.returns(nil)
+	// Whether the term lasted that long nobody can say.
+	require.ErrorIs(t, a.result(t), context.Canceled)
+}

@@ -1,0 +1,234 @@
+//go:build unix
+
+package etcdlock
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// Electors in processes of their own, which are this test binary, run again.
+
+func init() { helpers["replica"] = replicaProcess }
+
+type replicaArg struct {
+	Endpoints []string
+	Name      string
+	Seconds   int // of TTL
+}
+
+// replicaProcess is a replica of a service: it campaigns and leads until SIGTERM.
+// What its leads see goes into etcd, which orders it: <name>.log/<token>/began, in a
+// transaction of the term, and .../ended when the lead's ctx has; the values are the
+// times, which compare since all replicas are on one machine.
+func replicaProcess(arg string, _ *bufio.Reader) error {
+	var a replicaArg
+	if err := json.Unmarshal([]byte(arg), &a); err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
+	c, err := clientv3.New(clientv3.Config{Endpoints: a.Endpoints, Logger: zap.NewNop()})
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	e := NewElector(c, a.Name, WithTTL(time.Duration(a.Seconds)*time.Second))
+	err = e.Run(ctx, func(ctx context.Context, term *Held) error {
+		log := fmt.Sprintf("%s.log/%d/", a.Name, term.Token())
+		now := func() string { return strconv.FormatInt(time.Now().UnixNano(), 10) }
+		if _, err := term.Txn(ctx).Then(clientv3.OpPut(log+"began", now())).Commit(); err != nil {
+			return err
+		}
+		<-ctx.Done()
+		ended := now()
+		if !e.IsLeader() {
+			return errors.New("it was not to lose its term")
+		}
+		if _, err := c.Put(context.WithoutCancel(ctx), log+"ended", ended); err != nil {
+			return err
+		}
+		return ctx.Err()
+	})
+	if !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode("resigned")
+}
+
+// A term as etcd saw it, by revisions: its entry's, and those of what its lead wrote;
+// and the times that are in that.
+type termSeen struct {
+	token, gone  int64
+	began, ended int64
+	at           map[string]time.Time
+}
+
+// seenTerms follows the terms of a name; wait waits until n of them have come so far.
+func seenTerms(t *testing.T, c *clientv3.Client, name string) (terms func() []*termSeen, wait func(what string, n int)) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(testCtx(t))
+	t.Cleanup(cancel)
+	events := c.Watch(ctx, name, clientv3.WithPrefix(), clientv3.WithRev(1), clientv3.WithPrevKV())
+	var all []*termSeen
+	byToken := map[int64]*termSeen{}
+	see := func(ev *clientv3.Event) {
+		key := string(ev.Kv.Key)
+		log, ok := strings.CutPrefix(key, name+".log/")
+		if !ok {
+			if ev.Type == clientv3.EventTypeDelete && byToken[ev.PrevKv.CreateRevision] != nil {
+				byToken[ev.PrevKv.CreateRevision].gone = ev.Kv.ModRevision
+			}
+			return
+		}
+		var token int64
+		var what string
+		_, err := fmt.Sscanf(log, "%d/%s", &token, &what)
+		require.NoError(t, err)
+		term := byToken[token]
+		if term == nil {
+			term = &termSeen{token: token, at: map[string]time.Time{}}
+			byToken[token] = term
+			all = append(all, term)
+		}
+		*map[string]*int64{"began": &term.began, "ended": &term.ended}[what] = ev.Kv.ModRevision
+		nanos, err := strconv.ParseInt(string(ev.Kv.Value), 10, 64)
+		require.NoError(t, err)
+		term.at[what] = time.Unix(0, nanos)
+	}
+	count := func(what string) (n int) {
+		for _, term := range all {
+			if what == "gone" && term.gone > 0 || !term.at[what].IsZero() {
+				n++
+			}
+		}
+		return n
+	}
+	return func() []*termSeen { return all }, func(what string, n int) {
+		t.Helper()
+		for count(what) < n {
+			select {
+			case wr := <-events:
+				require.NoError(t, wr.Err())
+				for _, ev := range wr.Events {
+					see(ev)
+				}
+			case <-ctx.Done():
+				t.Fatalf("not so far: %d terms %s", n, what)
+			}
+		}
+	}
+}
+
+// exits requires that the replica ends by itself, and well.
+func exits(t *testing.T, p *process) {
+	t.Helper()
+	var said string
+	p.read(t, &said)
+	require.Equal(t, "resigned", said)
+	require.NoError(t, p.cmd.Wait())
+}
+
+// A Deployment of three replicas is rolled: a new one starts, the oldest gets
+// SIGTERM, which always is the leader. All in all nobody leads for no longer than
+// it takes to hand over three times, far from a TTL; no two lead at once; and each
+// lead's ctx has ended before the next one begins.
+func TestElector_RollingUpdate(t *testing.T) {
+	t.Parallel()
+	const ttl = 15 // seconds
+	own := etcdtest.Start(t)
+	c := own.Client(t)
+	terms, wait := seenTerms(t, c, "roll")
+	var replicas []*process
+	start := func() {
+		replicas = append(replicas, startHelper(t, "replica", replicaArg{own.Endpoints(), "roll", ttl}))
+		queueIs(t, c, "roll", min(len(replicas), 4))
+	}
+	for range 3 {
+		start()
+	}
+	wait("began", 1)
+	for i := range 3 {
+		start()
+		replicas[i].signal(t, syscall.SIGTERM)
+		exits(t, replicas[i])
+		require.Len(t, entries(t, c, "roll"), 3)
+		wait("began", i+2)
+	}
+	// The rest goes at once: those who wait leave nothing behind either.
+	for _, p := range replicas[3:] {
+		p.signal(t, syscall.SIGTERM)
+	}
+	for _, p := range replicas[3:] {
+		exits(t, p)
+	}
+	require.Empty(t, entries(t, c, "roll"))
+	require.Zero(t, leases(t, c))
+	wait("gone", len(terms()))
+
+	all := terms()
+	require.GreaterOrEqual(t, len(all), 4)
+	var without time.Duration
+	var gaps []time.Duration
+	for i, term := range all[:4] {
+		require.Less(t, term.token, term.began)
+		require.Less(t, term.began, term.ended, "its ctx has not ended")
+		require.Less(t, term.ended, term.gone, "it resigned before that")
+		if i > 0 {
+			last := all[i-1]
+			require.Less(t, last.token, term.token, "somebody passed")
+			require.Less(t, last.gone, term.began, "two lead at once")
+			gap := term.at["began"].Sub(last.at["ended"])
+			without += gap
+			gaps = append(gaps, gap.Round(100*time.Microsecond))
+		}
+	}
+	require.Less(t, without, 3*handOver)
+	t.Logf("shown: TTL %d s, three replicas rolled: nobody led for %v in all, %v each", ttl, without.Round(100*time.Microsecond), gaps)
+}
+
+// handOver is a generous bound on the time from the end of a lead to the begin of
+// the next one, if the first one resigns.
+const handOver = time.Second
+
+// The leader is killed: the next one leads within the TTL and a second.
+func TestElector_Killed(t *testing.T) {
+	t.Parallel()
+	const ttl = 2
+	own := etcdtest.Start(t)
+	c := own.Client(t)
+	terms, wait := seenTerms(t, c, "kill")
+	start := func(n int) *process {
+		p := startHelper(t, "replica", replicaArg{own.Endpoints(), "kill", ttl})
+		queueIs(t, c, "kill", n)
+		return p
+	}
+	leader := start(1)
+	next := start(2)
+	wait("began", 1)
+	leader.signal(t, syscall.SIGKILL)
+	killed := time.Now()
+	wait("began", 2)
+	after := terms()[1].at["began"].Sub(killed)
+	require.Less(t, after, ttl*time.Second+time.Second)
+	require.Less(t, terms()[0].gone, terms()[1].began, "two lead at once")
+	t.Logf("shown: TTL %d s, leader killed: the next one leads %v after", ttl, after.Round(time.Millisecond))
+	next.signal(t, syscall.SIGTERM)
+	exits(t, next)
+}

@@ -1,0 +1,585 @@
+package etcdlock
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"log/slog"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// A candidate is an elector that runs. Each of its leads tells that it has begun, and
+// returns what it is told to, whatever becomes of its ctx.
+type candidate struct {
+	*Elector
+	terms  chan *testTerm
+	done   chan struct{} // closed when Run has ended; then err or panicked is set
+	cancel context.CancelFunc
+
+	err      error
+	panicked any
+}
+
+type testTerm struct {
+	ctx   context.Context
+	held  *Held
+	leave chan func() error // what lead does then
+}
+
+// candidateKey is for a value in the ctx of Run.
+type candidateKey struct{}
+
+func runElector(t testing.TB, e *Elector) *candidate {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), candidateKey{}, e))
+	c := &candidate{Elector: e, terms: make(chan *testTerm, 100), done: make(chan struct{}), cancel: cancel}
+	over := make(chan struct{})
+	go func() {
+		defer close(c.done)
+		defer func() { c.panicked = recover() }()
+		c.err = e.Run(ctx, func(ctx context.Context, held *Held) error {
+			term := &testTerm{ctx, held, make(chan func() error, 1)}
+			c.terms <- term
+			select {
+			case f := <-term.leave:
+				return f()
+			case <-over:
+				return nil
+			}
+		})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		close(over)
+		<-c.done
+	})
+	return c
+}
+
+// leads waits until the candidate leads.
+func (c *candidate) leads(t testing.TB) *testTerm {
+	t.Helper()
+	select {
+	case term := <-c.terms:
+		return term
+	case <-c.done:
+		t.Fatalf("Run has ended: %v %v", c.err, c.panicked)
+	case <-time.After(hang):
+		t.Fatal("it never leads")
+	}
+	return nil
+}
+
+// queueIs waits until n entries are in the queue.
+func queueIs(t testing.TB, c *clientv3.Client, name string, n int) []string {
+	t.Helper()
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == n }, hang, tick)
+	return entries(t, c, name)
+}
+
+func (c *candidate) result(t testing.TB) error {
+	t.Helper()
+	select {
+	case <-c.done:
+		return c.err
+	case <-time.After(hang):
+		t.Fatal("Run does not end")
+		return nil
+	}
+}
+
+func (c *candidate) leadsNot(t testing.TB) {
+	t.Helper()
+	require.False(t, c.IsLeader())
+	require.Empty(t, c.terms)
+}
+
+// returns makes lead return err.
+func (term *testTerm) returns(err error) { term.leave <- func() error { return err } }
+
+// ended waits for the end of lead's ctx, and returns its cause.
+func (term *testTerm) ended(t testing.TB) error {
+	t.Helper()
+	select {
+	case <-term.ctx.Done():
+		return context.Cause(term.ctx)
+	case <-time.After(hang):
+		t.Fatal("lead's ctx does not end")
+		return nil
+	}
+}
+
+func leaseGone(t testing.TB, c *clientv3.Client, id clientv3.LeaseID) {
+	t.Helper()
+	resp, err := c.TimeToLive(testCtx(t), id)
+	require.NoError(t, err)
+	require.EqualValues(t, -1, resp.TTL, "the lease lives")
+}
+
+// They lead in the order in which they came; each resigns as its ctx ends, or as
+// its lead returns; nobody waits for a lease.
+func TestElector_InTurn(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	a := runElector(t, NewElector(cluster.Client(t), name, WithOwner("a"), WithTTL(time.Minute)))
+	term := a.leads(t)
+	require.True(t, a.IsLeader())
+	require.NoError(t, a.Check(0))
+	require.Same(t, a.Elector, term.ctx.Value(candidateKey{}))
+	require.NoError(t, term.held.Check(testCtx(t)))
+	b := runElector(t, NewElector(cluster.Client(t), name, WithOwner("b"), WithTTL(time.Minute)))
+	queueIs(t, c, name, 2)
+	tap := etcdtest.NewTap()
+	d := runElector(t, NewElector(cluster.Client(t, tap), name, WithOwner("d"), WithTTL(time.Minute)))
+	queueIs(t, c, name, 3)
+	for _, e := range []*Elector{a.Elector, b.Elector} {
+		leader, err := e.Leader(testCtx(t))
+		require.NoError(t, err)
+		require.Equal(t, term.held.Token(), leader.Token)
+		require.Equal(t, "a", leader.Owner)
+	}
+
+	a.cancel()
+	require.ErrorIs(t, term.ended(t), context.Canceled)
+	require.True(t, a.IsLeader(), "until lead has returned")
+	b.leadsNot(t)
+	require.NoError(t, term.held.Check(testCtx(t)), "it resigns before lead has returned")
+	term.returns(term.ctx.Err())
+	require.Equal(t, context.Canceled, a.result(t), "what lead returned")
+	require.False(t, a.IsLeader())
+	leaseGone(t, c, term.held.s.Lease())
+	next := b.leads(t)
+	require.Greater(t, next.held.Token(), term.held.Token())
+
+	// One that does not lead leaves the queue too, before Run returns.
+	revoke := tap.Postpone("LeaseRevoke", 1)
+	d.cancel()
+	<-revoke.Caught()
+	select {
+	case <-d.done:
+		t.Fatal("Run does not wait for etcd")
+	case <-time.After(20 * time.Millisecond):
+	}
+	require.NoError(t, revoke.Send(testCtx(t)))
+	require.ErrorIs(t, d.result(t), context.Canceled)
+	require.ErrorContains(t, d.result(t), name)
+	require.Equal(t, []string{next.held.Key()}, entries(t, c, name))
+
+	next.returns(nil)
+	require.NoError(t, b.result(t))
+	leaseGone(t, c, next.held.s.Lease())
+	require.Empty(t, entries(t, c, name))
+	_, err := b.Leader(testCtx(t))
+	require.ErrorIs(t, err, ErrNoLeader)
+}
+
+func TestElector_LeadFails(t *testing.T) {
+	c := cluster.Client(t)
+	boom := errors.New("boom")
+	for kind, fails := range map[string]func() error{
+		"error":  func() error { return boom },
+		"panic":  func() error { panic(boom) },
+		"goexit": func() error { runtime.Goexit(); return nil },
+	} {
+		name := lockName(t)
+		e := NewElector(cluster.Client(t), name, WithTTL(time.Minute))
+		a := runElector(t, e)
+		term := a.leads(t)
+		b := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute)))
+		queueIs(t, c, name, 2)
+		term.leave <- fails
+		err := a.result(t)
+		switch kind {
+		case "error":
+			require.Equal(t, boom, err, "lead's own error, as it is")
+		case "panic":
+			require.Equal(t, boom, a.panicked)
+		default:
+			require.NoError(t, err) // Run did not return
+		}
+		require.False(t, a.IsLeader())
+		leaseGone(t, c, term.held.s.Lease())
+		b.leads(t).returns(nil)
+		require.NoError(t, b.result(t))
+		require.Empty(t, entries(t, c, name))
+
+		again := runElector(t, e)
+		again.leads(t).returns(nil)
+		require.NoError(t, again.result(t), "it can run again")
+	}
+}
+
+// A term that was lost ends lead's ctx, with the cause, and Run goes on whatever
+// lead returns.
+func TestElector_Lost(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	var mu sync.Mutex
+	var logged bytes.Buffer
+	log := slog.New(slog.NewTextHandler(writer(func(p []byte) (int, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		return logged.Write(p)
+	}), nil))
+	a := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute), WithLogger(log)))
+	var before *testTerm
+	for _, how := range []struct {
+		name    string
+		lose    func(h *Held) error
+		expired bool
+		returns error
+	}{
+		{"revoked", func(h *Held) error { _, err := c.Revoke(testCtx(t), h.s.Lease()); return err }, true, nil},
+		{"broken", func(h *Held) error {
+			return Break(testCtx(t), c, Entry{Name: name, Key: h.Key(), Token: h.Token()})
+		}, false, context.Canceled},
+		{"revoked again", func(h *Held) error { _, err := c.Revoke(testCtx(t), h.s.Lease()); return err }, true, errors.New("boom")},
+	} {
+		term := a.leads(t)
+		if before != nil {
+			require.Greater(t, term.held.Token(), before.held.Token())
+			require.Equal(t, before.held.s.Err() != nil, before.held.s != term.held.s)
+		}
+		b, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, how.lose(term.held))
+		cause := term.ended(t)
+		require.ErrorIs(t, cause, ErrLost, how.name)
+		require.Equal(t, how.expired, errors.Is(cause, ErrSessionExpired), how.name)
+		require.False(t, a.IsLeader())
+		h, err := b.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.Len(t, entries(t, c, name), 1, "it campaigns while lead runs")
+		term.returns(how.returns)
+		queueIs(t, c, name, 2)
+		a.leadsNot(t)
+		require.NoError(t, a.Check(0), "lead has returned")
+		require.NoError(t, h.Unlock(testCtx(t)))
+		before = term
+	}
+	term := a.leads(t)
+	require.True(t, a.IsLeader())
+	mu.Lock()
+	require.Equal(t, 1, strings.Count(logged.String(), "lead failed"))
+	require.Contains(t, logged.String(), "boom")
+	mu.Unlock()
+	// Lost without anybody's knowing until it resigns: that is no end either.
+	_, err := c.Delete(testCtx(t), term.held.Key())
+	require.NoError(t, err)
+	term.returns(nil)
+	term = a.leads(t)
+	a.cancel()
+	term.returns(nil)
+	require.NoError(t, a.result(t))
+}
+
+// IsLeader is no later than the hold: when the deadline has passed, it is false
+// before any timer has fired.
+func TestElector_IsLeaderByTheClock(t *testing.T) {
+	a := runElector(t, NewElector(cluster.Client(t), lockName(t), WithTTL(time.Minute)))
+	term := a.leads(t)
+	s := term.held.s
+	s.mu.Lock()
+	s.deadline = time.Now()
+	s.mu.Unlock()
+	require.False(t, a.IsLeader())
+	require.ErrorIs(t, term.ended(t), ErrSessionExpired)
+}
+
+// A lead that ignores the end of its term is told of, and nothing starts beside
+// it in this process.
+func TestElector_Overrun(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	told := make(chan *Held, 10)
+	a := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute),
+		WithOverrun(50*time.Millisecond, func(term *Held) { told <- term })))
+	term := a.leads(t)
+	b := runElector(t, NewElector(cluster.Client(t), name))
+	queueIs(t, c, name, 2)
+	_, err := c.Revoke(testCtx(t), term.held.s.Lease())
+	require.NoError(t, err)
+	require.ErrorIs(t, term.ended(t), ErrLost)
+	other := b.leads(t)
+	select {
+	case h := <-told:
+		require.Same(t, term.held, h)
+	case <-time.After(hang):
+		t.Fatal("nobody is told")
+	}
+	err = a.Check(50 * time.Millisecond)
+	require.ErrorIs(t, err, ErrLost)
+	require.ErrorContains(t, err, name)
+	require.NoError(t, a.Check(time.Hour))
+	require.NoError(t, b.Check(0))
+	other.returns(nil)
+	require.NoError(t, b.result(t))
+	queueIs(t, c, name, 0)
+	a.leadsNot(t)
+	require.Error(t, a.Check(0))
+	term.returns(nil)
+
+	// In time, there is nothing to tell.
+	term = a.leads(t)
+	require.NoError(t, a.Check(0))
+	_, err = c.Revoke(testCtx(t), term.held.s.Lease())
+	require.NoError(t, err)
+	term.returns(nil)
+
+	// Nor is there when lead resigns by itself, with the ctx that ends by that.
+	term = a.leads(t)
+	require.NoError(t, term.held.Unlock(term.ctx))
+	require.ErrorIs(t, term.ended(t), ErrNotHeld)
+	require.False(t, a.IsLeader())
+	require.NoError(t, a.Check(0))
+	require.Empty(t, entries(t, c, name))
+	select {
+	case <-told:
+		t.Fatal("told of a term that was not lost")
+	case <-time.After(100 * time.Millisecond):
+	}
+	term.returns(nil)
+	require.NoError(t, a.result(t))
+}
+
+// Check knows of a loss that nothing has told of yet, as after the process was
+// paused, by the deadline.
+func TestElector_CheckByTheClock(t *testing.T) {
+	e := NewElector(cluster.Client(t), lockName(t))
+	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
+	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
+	require.NoError(t, err)
+	e.lead(h)
+	require.NoError(t, e.Check(0))
+	s.mu.Lock()
+	s.deadline = time.Now().Add(-10 * time.Second)
+	s.mu.Unlock()
+	require.ErrorIs(t, e.Check(9*time.Second), ErrSessionExpired)
+	require.NoError(t, e.Check(time.Hour))
+	e.lead(nil)
+	require.NoError(t, e.Check(0))
+
+	// But one that was given back is not lost with the session.
+	s = newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
+	h, err = NewMutex(s, lockName(t)).Lock(testCtx(t))
+	require.NoError(t, err)
+	e.lead(h)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	s.mu.Lock()
+	s.deadline = time.Now().Add(-10 * time.Second)
+	s.mu.Unlock()
+	require.NoError(t, e.Check(0))
+}
+
+// What passes is waited for, in growing pauses; what etcd refuses for good ends
+// Run.
+func TestElector_Refused(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	tap := etcdtest.NewTap()
+	refuse := func(code codes.Code, err error) etcdtest.Fault {
+		return func(context.Context, *etcdtest.Call) error { return status.Error(code, rpctypes.ErrorDesc(err)) }
+	}
+	stop := tap.Every("LeaseGrant", refuse(codes.ResourceExhausted, rpctypes.ErrGRPCNoSpace))
+	a := runElector(t, NewElector(cluster.Client(t, tap), name))
+	began := time.Now()
+	require.Eventually(t, func() bool { return tap.Calls("LeaseGrant") >= 4 }, hang, tick, "it goes on")
+	require.Greater(t, time.Since(began), campaignMin*(1+2+4)/2, "pauses, of half that at the least")
+	stop()
+	term := a.leads(t)
+
+	// Its place in the queue is taken away.
+	b := runElector(t, NewElector(cluster.Client(t, tap), name))
+	_, err := c.Delete(testCtx(t), queueIs(t, c, name, 2)[1])
+	require.NoError(t, err)
+	queueIs(t, c, name, 2)
+	term.returns(nil)
+	term = b.leads(t)
+
+	stop = tap.Every("Txn", refuse(codes.PermissionDenied, rpctypes.ErrGRPCPermissionDenied))
+	d := runElector(t, NewElector(cluster.Client(t, tap), name))
+	err = d.result(t)
+	stop()
+	require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+	require.ErrorContains(t, err, "readwrite")
+	term.returns(nil)
+	require.NoError(t, b.result(t))
+}
+
+func TestElector_BadInput(t *testing.T) {
+	c := cluster.Client(t)
+	lead := func(context.Context, *Held) error { t.Error("called"); return nil }
+	for text, e := range map[string]*Elector{
+		"client is nil":   NewElector(nil, "a"),
+		"NewElector":      {},
+		"invalid lock":    NewElector(c, "a/"),
+		"has no function": NewElector(c, "a", WithOverrun(time.Second, nil)),
+	} {
+		require.ErrorContains(t, e.Run(testCtx(t), lead), text)
+		_, err := e.Leader(testCtx(t))
+		require.ErrorContains(t, err, text)
+		n := 0
+		for _, err := range e.Observe(testCtx(t)) {
+			require.ErrorContains(t, err, text)
+			n++
+		}
+		require.Equal(t, 1, n)
+		require.False(t, e.IsLeader())
+		require.NoError(t, e.Check(0))
+	}
+	for text, opt := range map[string]ElectorOption{"WithLease": WithLease(7), "TTL 0s": WithTTL(0), "logger is nil": WithLogger(nil)} {
+		require.ErrorContains(t, NewElector(c, "a", opt).Run(testCtx(t), lead), text)
+	}
+	require.ErrorContains(t, NewElector(c, "a").Run(testCtx(t), nil), "lead is nil")
+
+	a := runElector(t, NewElector(c, lockName(t)))
+	term := a.leads(t)
+	require.ErrorContains(t, a.Run(testCtx(t), lead), "runs already")
+	require.True(t, a.IsLeader())
+	term.returns(nil)
+	require.NoError(t, a.result(t))
+}
+
+// observe sends what Observe yields; the channel is closed behind the error that
+// comes last, whose value err is then.
+func observe(ctx context.Context, t testing.TB, e *Elector) (seen <-chan Entry, err func() error) {
+	ch := make(chan Entry, 1000)
+	var last error
+	var done sync.WaitGroup
+	done.Go(func() {
+		defer close(ch)
+		for leader, err := range e.Observe(ctx) {
+			if last = err; err == nil {
+				ch <- leader
+			} else if leader != (Entry{}) {
+				t.Error("a leader beside an error")
+			}
+		}
+	})
+	return ch, func() error { done.Wait(); return last }
+}
+
+func nextLeader(t testing.TB, seen <-chan Entry) Entry {
+	t.Helper()
+	select {
+	case e, ok := <-seen:
+		require.True(t, ok, "it has ended")
+		return e
+	case <-time.After(hang):
+		t.Fatal("nothing comes")
+		return Entry{}
+	}
+}
+
+func TestElector_Observe(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	seen, err := observe(ctx, t, NewElector(c, name))
+	require.Equal(t, Entry{}, nextLeader(t, seen), "nobody, at first")
+	a := runElector(t, NewElector(cluster.Client(t), name, WithOwner("a")))
+	require.Equal(t, "a", nextLeader(t, seen).Owner)
+	b := runElector(t, NewElector(cluster.Client(t), name, WithOwner("b")))
+	queueIs(t, c, name, 2)
+	term := a.leads(t)
+	term.returns(nil)
+	got := nextLeader(t, seen)
+	require.Equal(t, "b", got.Owner, "not the ones who wait, nor nobody in between")
+	require.True(t, got.Holds)
+	term = b.leads(t)
+	require.Equal(t, term.held.Token(), got.Token)
+	// Another term of the same.
+	_, derr := c.Delete(testCtx(t), term.held.Key())
+	require.NoError(t, derr)
+	require.Equal(t, Entry{}, nextLeader(t, seen))
+	term.returns(nil)
+	got = nextLeader(t, seen)
+	require.Equal(t, "b", got.Owner)
+	require.Greater(t, got.Token, term.held.Token())
+	b.leads(t).returns(nil)
+	require.Equal(t, Entry{}, nextLeader(t, seen))
+	// Readers lead nobody.
+	h, rerr := NewRWMutex(newTestSession(t, c), name).RLock(testCtx(t))
+	require.NoError(t, rerr)
+	_, rerr = a.Leader(testCtx(t))
+	require.ErrorIs(t, rerr, ErrNoLeader)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	cancel()
+	require.ErrorIs(t, err(), context.Canceled)
+	require.Empty(t, seen)
+
+	n := 0
+	for _, err := range a.Observe(testCtx(t)) {
+		require.NoError(t, err)
+		n++
+		break
+	}
+	require.Equal(t, 1, n, "the loop can be left")
+}
+
+// Through compactions, broken connections and leader changes Observe shows
+// leaders that there were, in their order, and at last the state that is.
+func TestElector_ObserveThroughTrouble(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	proxy := own.Proxy(t)
+	observer, err := own.NewClient(proxy)
+	require.NoError(t, err)
+	defer observer.Close()
+	seen, _ := observe(testCtx(t), t, NewElector(observer, "a"))
+	require.Equal(t, Entry{}, nextLeader(t, seen))
+	e := NewElector(own.Client(t), "a", WithTTL(time.Minute))
+	var tokens []int64
+	for i := range 60 {
+		var token int64
+		err := e.Run(testCtx(t), func(_ context.Context, term *Held) error { token = term.Token(); return nil })
+		require.NoError(t, err)
+		tokens = append(tokens, token)
+		switch i % 6 {
+		case 1:
+			_, err := own.Compact(testCtx(t))
+			require.NoError(t, err)
+		case 3:
+			proxy.Reset()
+		case 5:
+			require.NoError(t, own.MoveLeader(testCtx(t), i/6%3))
+		}
+	}
+	// It is shown, and so everything that came before is too, or never will be.
+	a := runElector(t, e)
+	term := a.leads(t)
+	tokens = append(tokens, term.held.Token())
+	last := Entry{}
+	leaders, nones := 0, 0
+	for last.Token != term.held.Token() {
+		got := nextLeader(t, seen)
+		require.NotEqual(t, last, got, "the same twice")
+		if got == (Entry{}) {
+			nones++
+		} else {
+			leaders++
+			require.Contains(t, tokens, got.Token, "there was no such leader")
+			require.Greater(t, got.Token, tokens[0]-1)
+			for len(tokens) > 0 && tokens[0] <= got.Token { // and none of these comes again
+				tokens = tokens[1:]
+			}
+		}
+		last = got
+	}
+	term.returns(nil)
+	require.Equal(t, Entry{}, nextLeader(t, seen), "nobody, at last")
+	require.Empty(t, seen)
+	t.Logf("shown: %d of 61 leaders, and nobody %d times in between", leaders, nones)
+}
