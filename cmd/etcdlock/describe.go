@@ -39,10 +39,13 @@ func age(d time.Duration) string {
 
 // owner is who an entry belongs to; etcd's own clients don't say.
 func owner(e etcdlock.Entry) string {
-	if e.Owner == "" {
+	switch {
+	case e.Owner != "":
+		return plain(e.Owner)
+	case e.Lease != 0:
 		return "unknown (lease " + strconv.FormatInt(int64(e.Lease), 16) + ")"
 	}
-	return plain(e.Owner)
+	return "unknown"
 }
 
 // describe is an entry in words.

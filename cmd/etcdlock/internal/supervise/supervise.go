@@ -27,6 +27,7 @@ type supervisor struct {
 	status syscall.WaitStatus
 	exited bool // and status says how
 	asked  bool // all have got a signal to end, from somebody else
+	ending bool // and it was one that can mean nothing else
 
 	told   time.Time // the deadline that the guard knows
 	lost   error
@@ -62,9 +63,10 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 	}
 	defer s.tty.close()
 	s.loop(children)
-	o := Outcome{Status: s.status.ExitStatus(), Terminal: s.tty != nil, Keyboard: s.tty != nil && s.tty.lent, Lost: s.lost}
+	o := Outcome{Status: s.status.ExitStatus(), Terminal: s.tty != nil, Keyboard: s.tty != nil && s.tty.lent, Asked: s.ending, Lost: s.lost}
 	if s.status.Signaled() {
 		o.Signal = int(s.status.Signal())
+		o.Asked = o.Asked || s.status.Signal() == syscall.SIGHUP
 		o.Status = 128 + o.Signal
 	}
 	return o, nil
@@ -104,6 +106,7 @@ func (s *supervisor) loop(children <-chan os.Signal) {
 			s.reap()
 		case sig := <-s.sigs:
 			s.asked = s.asked || Ends(sig)
+			s.ending = s.ending || Ends(sig) && sig != syscall.SIGHUP
 			_ = s.kill(sig.(syscall.Signal)) // it may just have ended
 		case <-lost: // look sees why
 			lost = nil
