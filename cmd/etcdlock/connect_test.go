@@ -111,7 +111,11 @@ func TestConnect_TLS(t *testing.T) {
 		{"--cacert: open /no/such: no such file", []string{"--endpoints=" + https, "--cacert=/no/such"}},
 		{"no PEM file", []string{"--endpoints=" + https, "--cacert=/dev/null", full[1], "--key=/dev/null"}},
 	} {
-		r := start(t, nil, append(append([]string{"run", "--dial-timeout=300ms"}, c.args...), "x", "--", "echo", "in")...)
+		patience := "--dial-timeout=300ms"
+		if c.says == "" {
+			patience = "--dial-timeout=30s"
+		}
+		r := start(t, nil, append(append([]string{"run", patience}, c.args...), "x", "--", "echo", "in")...)
 		status := r.wait(t)
 		if c.says == "" {
 			require.Zero(t, status, r.stderr.String())
