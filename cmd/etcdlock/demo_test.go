@@ -162,7 +162,7 @@ func TestDemoNoEtcd(t *testing.T) {
 	for _, args := range [][]string{{"demo", "--endpoints", "127.0.0.1:1"}, {"demo"}} {
 		r := start(t, []string{"ETCDCTL_ENDPOINTS=127.0.0.1:1"}, args...)
 		require.Equal(t, 1, r.wait(t))
-		require.Regexp(t, `^etcdlock: no etcd answers at 127.0.0.1:1 within 5s: start one there, or leave out --endpoints and ETCDCTL_ENDPOINTS to run one inside this process\n$`, r.stderr.String())
+		require.Regexp(t, `^etcdlock: no etcd answers at 127.0.0.1:1 within 5s \(dial tcp .*connection refused\): start one there, or leave out --endpoints and ETCDCTL_ENDPOINTS to run one inside this process\n$`, r.stderr.String())
 	}
 	r := start(t, []string{"TMPDIR=/nonexistent"}, "demo")
 	require.Equal(t, 1, r.wait(t))

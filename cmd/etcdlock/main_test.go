@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
@@ -33,6 +34,11 @@ func TestMain(m *testing.M) {
 }
 
 func runMain(m *testing.M) int {
+	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
+		if signal.Ignored(s) { // as in the background of a script: the commands would inherit it
+			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
 	dir, err := os.MkdirTemp("", "etcdlock-command-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -65,6 +71,13 @@ type invocation struct {
 func start(t *testing.T, env []string, args ...string) *invocation {
 	t.Helper()
 	r := command(t, env, args...)
+	r.launch(t)
+	return r
+}
+
+// launch starts it and begins to read its output.
+func (r *invocation) launch(t *testing.T) {
+	t.Helper()
 	r.cmd.Stderr = &r.stderr
 	out, err := r.cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -77,7 +90,6 @@ func start(t *testing.T, env []string, args ...string) *invocation {
 		}
 		r.read = s.Err()
 	}()
-	return r
 }
 
 func command(t *testing.T, env []string, args ...string) *invocation {
@@ -169,9 +181,11 @@ func noKeys(t *testing.T, client *clientv3.Client) {
 	all, err := client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	require.NoError(t, err)
 	require.Empty(t, all.Kvs)
-	leases, err := client.Leases(ctx)
-	require.NoError(t, err)
-	require.Empty(t, leases.Leases)
+	require.Eventually(t, func() bool { // each member lists those that it knows, and may lag
+		leases, err := client.Leases(ctx)
+		require.NoError(t, err)
+		return len(leases.Leases) == 0
+	}, hang, 5*time.Millisecond, "leases")
 }
 
 func TestUsage(t *testing.T) {

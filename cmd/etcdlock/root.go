@@ -1,19 +1,94 @@
 package main
 
 import (
-	"github.com/spf13/cobra"
+	"context"
+	"slices"
+	"time"
 
+	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/demo"
 )
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
-		Use:               "etcdlock",
-		Short:             "Fair locks on etcd",
-		SilenceUsage:      true, // main prints an error in one line
-		SilenceErrors:     true,
-		CompletionOptions: cobra.CompletionOptions{HiddenDefaultCmd: true},
+		Use:   "etcdlock",
+		Short: "Fair locks on etcd",
+		Long: `Runs commands under fair locks on etcd, and shows who holds them.
+
+Where etcd is and who asks is said by the flags and variables that etcdctl has:
+ETCDCTL_ENDPOINTS for --endpoints, ETCDCTL_CACERT for --cacert, and so on.`,
+		Example: `  etcdlock demo
+  etcdlock run jobs/report -- ./report.sh --all
+  etcdlock elect services/scheduler -- ./scheduler
+  etcdlock show --watch jobs/report`,
+		SilenceUsage:  true, // main prints an error in one line
+		SilenceErrors: true,
 	}
-	root.AddCommand(demo.Command(), demo.WorkerCommand())
+	etcd := &connect.Config{}
+	etcd.AddFlags(root.PersistentFlags())
+	demonstrate := demo.Command(etcd)
+	demonstrate.PreRunE = func(cmd *cobra.Command, _ []string) error { return etcd.Complete(cmd.Flags()) }
+	run, elect := runCommand(etcd), electCommand(etcd)
+	looks := []*cobra.Command{listCommand(etcd), showCommand(etcd), breakCommand(etcd), doctorCommand(etcd)}
+	others := append(slices.Clone(looks), demonstrate, demo.WorkerCommand())
+	for _, cmd := range others { // those that run a command pass signals on to it
+		cmd.RunE = interruptible(cmd.RunE)
+	}
+	for _, cmd := range append(slices.Clone(looks), run, elect) {
+		cmd.ValidArgsFunction = completeNames(etcd)
+	}
+	root.AddCommand(run, elect)
+	root.AddCommand(others...)
 	return root
+}
+
+// open connects to etcd as cmd's flags and the environment say.
+func open(cmd *cobra.Command, etcd *connect.Config) (*clientv3.Client, error) {
+	if err := etcd.Complete(cmd.Flags()); err != nil {
+		return nil, err
+	}
+	return etcd.Open(cmd.Context())
+}
+
+// completeTimeout bounds how long a shell waits at the tab key.
+const completeTimeout = time.Second
+
+// completeNames completes the names of locks, and for break what it may break.
+func completeNames(etcd *connect.Config) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		entries := len(args) == 1 && cmd.Name() == "break"
+		if len(args) > 0 && !entries {
+			return nil, cobra.ShellCompDirectiveDefault // CMD and its files
+		}
+		if etcd.Complete(cmd.Flags()) != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		etcd.DialTimeout = completeTimeout
+		ctx, cancel := context.WithTimeout(cmd.Context(), completeTimeout)
+		defer cancel()
+		client, err := etcd.Open(ctx)
+		if err != nil {
+			return nil, cobra.ShellCompDirectiveNoFileComp
+		}
+		defer func() { _ = client.Close() }() // the process ends anyway
+		var found []cobra.Completion
+		if entries {
+			q, _ := etcdlock.Inspect(ctx, client, args[0]) // none is fine
+			for i, e := range q.Entries {
+				found = append(found, cobra.CompletionWithDesc(ref(e), owner(e)+", "+state(q, i)))
+			}
+			return found, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
+		}
+		for name, err := range etcdlock.Names(ctx, client, begun) {
+			if err != nil || len(found) == 1000 {
+				break
+			}
+			found = append(found, plain(name))
+		}
+		return found, cobra.ShellCompDirectiveNoFileComp
+	}
 }

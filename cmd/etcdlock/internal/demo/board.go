@@ -4,17 +4,19 @@ import (
 	"fmt"
 	"strings"
 	"time"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
 // board is the live view of a phase: the queue as etcd has it at this moment,
 // and what each process does.
-func (p *phase) board(now time.Time) []line {
+func (p *phase) board(now time.Time) []screen.Line {
 	acqs := p.rec.ordered()
 	queue := turnsOf(inQueue(acqs))
-	lines := []line{{}, queueLine(queue), {}}
+	lines := []screen.Line{{}, queueLine(queue), {}}
 	for _, w := range p.procs {
 		rounds := strings.Repeat("●", w.rounds) + strings.Repeat("○", max(0, w.Rounds-w.rounds))
-		l := line{{"  ", plain}, {pad(w.Worker, 4), bold}, {pad(fmt.Sprintf("pid %d", w.pid()), 13) + rounds + "   ", dim}}
+		l := screen.Line{screen.Plain("  "), screen.Bold(screen.Pad(w.Worker, 4)), screen.Dim(screen.Pad(fmt.Sprintf("pid %d", w.pid()), 13) + rounds + "   ")}
 		lines = append(lines, append(l, p.doing(w, acqs, queue, now)...))
 	}
 	return lines
@@ -31,8 +33,8 @@ func inQueue(acqs []*acquisition) []*acquisition {
 }
 
 // queueLine draws the queue, the holders first.
-func queueLine(queue []turn) line {
-	l := line{{"  queue   ", dim}}
+func queueLine(queue []turn) screen.Line {
+	l := screen.Line{screen.Dim("  queue   ")}
 	for i, t := range queue {
 		names := t.names(" ")
 		if len(t) > 1 {
@@ -40,21 +42,21 @@ func queueLine(queue []turn) line {
 		}
 		switch {
 		case i > 0:
-			l = append(l, span{" ← ", dim}, span{names, plain})
+			l = append(l, screen.Dim(" ← "), screen.Plain(names))
 		case t.killed():
-			l = append(l, span{names, red})
+			l = append(l, screen.Red(names))
 		default:
-			l = append(l, span{names, green})
+			l = append(l, screen.Green(names))
 		}
 	}
 	if len(queue) == 0 {
-		l = append(l, span{"empty", dim})
+		l = append(l, screen.Dim("empty"))
 	}
 	return l
 }
 
 // doing is what a process does now.
-func (p *phase) doing(w *process, acqs []*acquisition, queue []turn, now time.Time) line {
+func (p *phase) doing(w *process, acqs []*acquisition, queue []turn, now time.Time) screen.Line {
 	var a *acquisition // its latest
 	for _, b := range acqs {
 		if b.worker == w.Worker {
@@ -63,17 +65,17 @@ func (p *phase) doing(w *process, acqs []*acquisition, queue []turn, now time.Ti
 	}
 	switch {
 	case w.killed && a != nil && a.gone == 0:
-		return line{{fmt.Sprintf("killed %s ago; its lease of %s runs on", seconds(now.Sub(a.killed)), whole(p.ttl)), red}}
+		return screen.Line{screen.Red(fmt.Sprintf("killed %s ago; its lease of %s runs on", seconds(now.Sub(a.killed)), whole(p.ttl)))}
 	case w.killed:
-		return line{{"killed", red}}
+		return screen.Line{screen.Red("killed")}
 	case w.exited || w.finished:
-		return line{{"done", dim}}
+		return screen.Line{screen.Dim("done")}
 	case w.lease == 0:
-		return line{{"starts", dim}}
+		return screen.Line{screen.Dim("starts")}
 	case a == nil || a.gone != 0:
-		return line{{"works elsewhere", dim}}
+		return screen.Line{screen.Dim("works elsewhere")}
 	case !a.releasing.IsZero():
-		return line{{"gives the lock back", dim}}
+		return screen.Line{screen.Dim("gives the lock back")}
 	case !a.granted.IsZero():
 		what := "holds"
 		if p.spec.rw {
@@ -82,14 +84,14 @@ func (p *phase) doing(w *process, acqs []*acquisition, queue []turn, now time.Ti
 		if a.shared {
 			what = "reads"
 		}
-		return line{{what, green}, {fmt.Sprintf(" with token %d for %s", a.token, seconds(now.Sub(a.granted))), plain}}
+		return screen.Line{screen.Green(what), screen.Plain(fmt.Sprintf(" with token %d for %s", a.token, seconds(now.Sub(a.granted))))}
 	}
 	for i, t := range queue {
 		for _, b := range t {
 			if b == a && i > 0 {
-				return line{{fmt.Sprintf("waits in place %d, revision %d", i, a.token), plain}}
+				return screen.Line{screen.Plain(fmt.Sprintf("waits in place %d, revision %d", i, a.token))}
 			}
 		}
 	}
-	return line{{"is next", plain}}
+	return screen.Line{screen.Plain("is next")}
 }

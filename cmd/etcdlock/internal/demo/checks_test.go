@@ -122,7 +122,7 @@ func TestJudge(t *testing.T) {
 	require.EqualError(t, err, "the demo found a fault in the locks, please report it: overlaps seen: 0: p1 and p2; bad: x")
 	var text []string
 	for _, l := range lines {
-		text = append(text, strings.TrimSpace(l.text()))
+		text = append(text, strings.TrimSpace(l.Text()))
 	}
 	require.Len(t, text, 6)
 	require.Equal(t, "ok    fine", text[0])

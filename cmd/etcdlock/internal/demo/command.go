@@ -13,47 +13,33 @@
 //	turns.go     who held the lock together, and who waited behind
 //	checks.go    what has to be true of that; checks_writes.go: more of it
 //	story.go     the lines that tell it; board.go: the live view below them
-//	view.go      the terminal
 package demo
 
 import (
-	"errors"
 	"os"
-	"slices"
-	"strings"
 
 	"github.com/spf13/cobra"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
-// endpointsEnv is where etcdctl looks, too.
-const endpointsEnv = "ETCDCTL_ENDPOINTS"
-
 // Command is `etcdlock demo`.
-func Command() *cobra.Command {
-	var endpoints []string
-	cmd := &cobra.Command{
+func Command(etcd *connect.Config) *cobra.Command {
+	return &cobra.Command{
 		Use:   "demo",
 		Short: "Show the locks at work: processes that contend, one that is killed, readers and writers",
 		Long: `Starts an etcd inside this process, and worker processes that contend for a lock on it.
 One is killed while it holds the lock. Then readers and writers share a read-write lock.
 All that they did is checked against etcd's history; the exit status is 0 only if it was right.
 
-With --endpoints or ` + endpointsEnv + ` it uses a running etcd instead: all its keys are below
+With --endpoints or ETCDCTL_ENDPOINTS it uses a running etcd instead: all its keys are below
 etcdlock-demo/ and a random name, and are removed at the end.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if !cmd.Flags().Changed("endpoints") {
-				endpoints = strings.Split(os.Getenv(endpointsEnv), ",")
-			}
-			endpoints = slices.DeleteFunc(endpoints, func(e string) bool { return strings.TrimSpace(e) == "" })
-			if cmd.Flags().Changed("endpoints") && len(endpoints) == 0 {
-				return errors.New("--endpoints is empty: name a running etcd, such as 127.0.0.1:2379, or leave the option out")
-			}
-			return run(cmd.Context(), endpoints, newView(os.Stdout))
+			return run(cmd.Context(), *etcd, screen.New(os.Stdout))
 		},
 	}
-	cmd.Flags().StringSliceVar(&endpoints, "endpoints", nil, "a running etcd to use, host:port,... (or $"+endpointsEnv+")")
-	return cmd
 }
 
 // workerCommand is the name of the command with which the demo starts its

@@ -7,6 +7,9 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
 const (
@@ -40,7 +43,7 @@ func specs() []spec {
 
 // A demo is one run of it.
 type demo struct {
-	view    *view
+	view    *screen.View
 	store   *store
 	workers *processes
 	watch   clientv3.WatchChan
@@ -52,11 +55,11 @@ type demo struct {
 }
 
 // run runs the demo and leaves nothing behind: no process, no key, no file.
-func run(ctx context.Context, endpoints []string, v *view) error {
+func run(ctx context.Context, etcd connect.Config, v *screen.View) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, timeLimit, errTooLong)
 	defer cancel()
-	st, err := openStore(ctx, endpoints)
+	st, err := openStore(ctx, etcd)
 	if err != nil {
 		return err
 	}
@@ -64,17 +67,17 @@ func run(ctx context.Context, endpoints []string, v *view) error {
 	if d.workers, err = newProcesses(); err != nil {
 		return oneLine(err, st.shut())
 	}
-	v.print(text(st.about))
+	v.Print(screen.Text(st.about))
 	err = d.contend(ctx)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = cause // what it broke off does not matter
 	}
-	v.close()
+	v.Close()
 	d.workers.killAll()
 	err = oneLine(err, st.clean(ctx, d.leases), st.shut())
 	if err == nil {
-		v.print(line{}, line{{fmt.Sprintf("passed in %s", seconds(time.Since(began))), green}})
-		err = v.err
+		v.Print(screen.Line{}, screen.Line{screen.Green(fmt.Sprintf("passed in %s", seconds(time.Since(began))))})
+		err = v.Err()
 	}
 	return err
 }
@@ -113,8 +116,8 @@ func (d *demo) play(ctx context.Context) (err error) {
 	if err := last.wait(ctx, func() bool { return d.caughtUp }); err != nil {
 		return err
 	}
-	d.view.close()
-	d.view.print(line{}, line{{fmt.Sprintf("Checked, from etcd's own history (revisions %d to %d) and the workers' reports", d.store.revision, revision), bold}})
+	d.view.Close()
+	d.view.Print(screen.Line{}, screen.Line{screen.Bold(fmt.Sprintf("Checked, from etcd's own history (revisions %d to %d) and the workers' reports", d.store.revision, revision))})
 	return nil
 }
 
@@ -141,22 +144,22 @@ func (d *demo) judge(final []finalState) error {
 		o.ttl = max(o.ttl, p.ttl)
 	}
 	lines, err := verdict(check(o))
-	d.view.print(lines...)
+	d.view.Print(lines...)
 	return err
 }
 
 // verdict is the summary in lines, and an error if any check has failed.
-func verdict(findings []finding) (lines []line, err error) {
+func verdict(findings []finding) (lines []screen.Line, err error) {
 	var errs []error
 	for _, f := range findings {
-		result := span{"  ok    ", green}
+		result := screen.Green("  ok    ")
 		if len(f.problems) > 0 {
-			result = span{"  FAIL  ", red}
+			result = screen.Red("  FAIL  ")
 			errs = append(errs, fmt.Errorf("%s: %s", f.title, f.problems[0]))
 		}
-		lines = append(lines, line{result, {pad(f.title, 36), plain}, {f.detail, dim}})
+		lines = append(lines, screen.Line{result, screen.Plain(screen.Pad(f.title, 36)), screen.Dim(f.detail)})
 		for _, problem := range f.problems {
-			lines = append(lines, line{{"        " + problem, red}})
+			lines = append(lines, screen.Line{screen.Red("        " + problem)})
 		}
 	}
 	if len(errs) > 0 {

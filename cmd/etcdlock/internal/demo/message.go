@@ -4,21 +4,23 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 )
 
 // A job is what the demo tells a worker process: the first line of its
 // standard input. A second line, whatever it says, is the start. When the input
 // ends, so does the worker: whoever started it is gone.
 type job struct {
-	Worker    string        `json:"worker"`
-	Endpoints []string      `json:"endpoints"`
-	Lock      lockPaths     `json:"lock"`
-	Mode      mode          `json:"mode"`
-	TTL       time.Duration `json:"ttl"`
-	Rounds    int           `json:"rounds"`
-	Section   time.Duration `json:"section"`           // the time in the critical section
-	Pause     time.Duration `json:"pause"`             // at most, between two rounds
-	HangIn    int           `json:"hang_in,omitempty"` // the round in which it never leaves the section
+	Worker  string         `json:"worker"`
+	Etcd    connect.Config `json:"etcd"`
+	Lock    lockPaths      `json:"lock"`
+	Mode    mode           `json:"mode"`
+	TTL     time.Duration  `json:"ttl"`
+	Rounds  int            `json:"rounds"`
+	Section time.Duration  `json:"section"`           // the time in the critical section
+	Pause   time.Duration  `json:"pause"`             // at most, between two rounds
+	HangIn  int            `json:"hang_in,omitempty"` // the round in which it never leaves the section
 }
 
 // mode is what a worker does with its lock.

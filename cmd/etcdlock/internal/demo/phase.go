@@ -8,6 +8,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
 // A spec says what a phase is: one lock, and the processes that contend for it.
@@ -40,7 +42,7 @@ type phase struct {
 func (p *phase) run(ctx context.Context) error {
 	pids := make([]string, 0, len(p.spec.jobs))
 	for _, j := range p.spec.jobs {
-		j.Lock, j.Endpoints, j.TTL = p.rec.paths, p.store.endpoints, demoTTL
+		j.Lock, j.Etcd, j.TTL = p.rec.paths, p.store.etcd, demoTTL
 		w, err := p.workers.start(j)
 		if err != nil {
 			return err
@@ -51,7 +53,7 @@ func (p *phase) run(ctx context.Context) error {
 	if err := p.wait(ctx, func() bool { return p.each(func(w *process) bool { return w.lease != 0 }) }); err != nil {
 		return err
 	}
-	p.view.print(line{}, line{{p.spec.title, bold}}, line{{"  processes: " + strings.Join(pids, ", "), dim}}, line{}, p.story.header())
+	p.view.Print(screen.Line{}, screen.Line{screen.Bold(p.spec.title)}, screen.Line{screen.Dim("  processes: " + strings.Join(pids, ", "))}, screen.Line{}, p.story.header())
 	if p.zero.IsZero() {
 		p.zero = time.Now()
 	}
@@ -68,10 +70,10 @@ func (p *phase) run(ctx context.Context) error {
 		return err
 	}
 	p.story.over = true
-	p.view.draw(nil)
-	p.view.print(p.story.next()...)
-	p.view.print(line{}, p.story.sum())
-	return p.view.err
+	p.view.Draw(nil)
+	p.view.Print(p.story.next()...)
+	p.view.Print(screen.Line{}, p.story.sum())
+	return p.view.Err()
 }
 
 func (p *phase) each(is func(*process) bool) bool {
@@ -93,7 +95,7 @@ func (p *phase) wait(ctx context.Context, done func() bool) error {
 		case <-ctx.Done():
 			cause := context.Cause(ctx)
 			if errors.Is(cause, errTooLong) {
-				queue := strings.Fields(queueLine(turnsOf(inQueue(p.rec.ordered()))).text())
+				queue := strings.Fields(queueLine(turnsOf(inQueue(p.rec.ordered()))).Text())
 				cause = fmt.Errorf("%w; at the %s, %s", cause, p.spec.name, strings.Join(queue, " "))
 			}
 			return cause
@@ -111,11 +113,11 @@ func (p *phase) wait(ctx context.Context, done func() bool) error {
 			return err
 		}
 		if lines := p.story.next(); len(lines) > 0 {
-			p.view.print(lines...)
+			p.view.Print(lines...)
 		}
-		p.view.draw(p.board(time.Now()))
-		if p.view.err != nil {
-			return fmt.Errorf("can't write to standard output: %w", p.view.err)
+		p.view.Draw(p.board(time.Now()))
+		if p.view.Err() != nil {
+			return fmt.Errorf("can't write to standard output: %w", p.view.Err())
 		}
 	}
 	return nil
@@ -168,7 +170,7 @@ func (p *phase) killHung(ctx context.Context) error {
 		w := p.process(a.worker)
 		a.killed, w.killed = now, true
 		w.kill()
-		p.view.print(p.story.note(now, fmt.Sprintf("%s is killed (SIGKILL); its lease lasts %s from its last renewal", a.worker, whole(p.ttl))))
+		p.view.Print(p.story.note(now, fmt.Sprintf("%s is killed (SIGKILL); its lease lasts %s from its last renewal", a.worker, whole(p.ttl))))
 	case !a.killed.IsZero() && a.gone != 0:
 		gone, err := p.store.leaseGone(ctx, p.process(a.worker).lease)
 		if err != nil {
@@ -181,7 +183,7 @@ func (p *phase) killHung(ctx context.Context) error {
 			}
 			return fmt.Errorf("somebody removed the entry of %s, whose lease has not run out", a.worker)
 		}
-		p.view.print(p.story.note(a.goneAt, fmt.Sprintf("%s's lease ran out %s after the kill: etcd removed its entry", a.worker, seconds(a.goneAt.Sub(a.killed)))))
+		p.view.Print(p.story.note(a.goneAt, fmt.Sprintf("%s's lease ran out %s after the kill: etcd removed its entry", a.worker, seconds(a.goneAt.Sub(a.killed)))))
 	}
 	return nil
 }

@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
@@ -22,19 +21,19 @@ const (
 
 // A store is the etcd of the demo: one in this process, or a running one.
 type store struct {
-	client    *clientv3.Client
-	endpoints []string
-	about     string // for people
-	prefix    string // of all keys of this demo
-	revision  int64  // when it began
+	client   *clientv3.Client
+	etcd     connect.Config
+	about    string // for people
+	prefix   string // of all keys of this demo
+	revision int64  // when it began
 
 	cluster *etcdtest.Cluster // nil for a running etcd
 	dir     string            // the data of cluster
 }
 
-// openStore connects to the endpoints; if there are none it starts an etcd.
-func openStore(ctx context.Context, endpoints []string) (*store, error) {
-	st := &store{endpoints: endpoints, prefix: fmt.Sprintf("etcdlock-demo/%08x/", rand.Uint32())}
+// openStore connects to the running etcd; if none is named it starts one.
+func openStore(ctx context.Context, etcd connect.Config) (*store, error) {
+	st := &store{etcd: etcd, prefix: fmt.Sprintf("etcdlock-demo/%08x/", rand.Uint32())}
 	if err := st.open(ctx); err != nil {
 		return nil, oneLine(err, st.shut())
 	}
@@ -42,14 +41,18 @@ func openStore(ctx context.Context, endpoints []string) (*store, error) {
 }
 
 func (st *store) open(ctx context.Context) (err error) {
-	if len(st.endpoints) == 0 {
+	if len(st.etcd.Endpoints) == 0 {
 		if err := st.start(); err != nil {
 			return err
 		}
 	}
-	st.client, err = clientv3.New(clientv3.Config{Endpoints: st.endpoints, Logger: zap.NewNop()})
-	if err != nil {
-		return fmt.Errorf("connect to %s: %w; endpoints look like 127.0.0.1:2379", st.at(), err)
+	var none *connect.Error
+	st.client, err = st.etcd.Open(ctx)
+	switch {
+	case errors.As(err, &none):
+		return fmt.Errorf("%s: start one there, or leave out --endpoints and ETCDCTL_ENDPOINTS to run one inside this process", none.Why())
+	case err != nil:
+		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
@@ -58,12 +61,9 @@ func (st *store) open(ctx context.Context) (err error) {
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
-	case errors.Is(err, context.DeadlineExceeded):
-		return fmt.Errorf("no etcd answers at %s within %v: start one there, or leave out --endpoints and %s to run one inside this process",
-			st.at(), connectTimeout, endpointsEnv)
 	case err != nil:
-		return fmt.Errorf("etcd at %s refuses to read below etcdlock-demo/: %w; leave out --endpoints and %s to run one inside this process",
-			st.at(), err, endpointsEnv)
+		return fmt.Errorf("etcd at %s refuses to read below etcdlock-demo/: %w; leave out --endpoints and ETCDCTL_ENDPOINTS to run one inside this process",
+			st.etcd.At(), err)
 	}
 	st.revision = resp.Header.Revision
 	st.about = st.describe(bounded)
@@ -77,7 +77,7 @@ func (st *store) start() (err error) {
 	if st.cluster, err = etcdtest.New(st.dir, etcdtest.WithFsync()); err != nil {
 		return fmt.Errorf("can't run etcd in this process: %w; --endpoints uses a running one", err)
 	}
-	st.endpoints = st.cluster.Endpoints()
+	st.etcd = connect.Config{Endpoints: st.cluster.Endpoints(), DialTimeout: connectTimeout} // no TLS, no users
 	return nil
 }
 
@@ -85,16 +85,14 @@ func (st *store) describe(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	version := "etcd"
-	if s, err := st.client.Status(ctx, st.endpoints[0]); err == nil { // it is only for the title
+	if s, err := st.client.Status(ctx, st.etcd.Endpoints[0]); err == nil { // it is only for the title
 		version += " " + s.Version
 	}
 	if st.cluster != nil {
 		return version + " inside this process, with fsync; data in " + st.dir
 	}
-	return version + " at " + st.at() + "; keys below " + st.prefix
+	return version + " at " + st.etcd.At() + "; keys below " + st.prefix
 }
-
-func (st *store) at() string { return strings.Join(st.endpoints, ", ") }
 
 // paths are those of one of the demo's locks.
 func (st *store) paths(name string) lockPaths {

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
 // A story tells in lines what happens at one lock: one for each turn, as soon as
@@ -26,14 +28,14 @@ func (s *story) columns() (holders, tokens int) {
 	return 7, 7
 }
 
-func (s *story) header() line {
+func (s *story) header() screen.Line {
 	holders, tokens := s.columns()
-	return line{{"  " + pad("time", -7) + "  " + pad("holds", holders) + pad("token", -tokens) + pad("hand-over", -11) + "  waiting, by place", dim}}
+	return screen.Line{screen.Dim("  " + screen.Pad("time", -7) + "  " + screen.Pad("holds", holders) + screen.Pad("token", -tokens) + screen.Pad("hand-over", -11) + "  waiting, by place")}
 }
 
 // next returns what can be told now and was not before.
-func (s *story) next() []line {
-	var lines []line
+func (s *story) next() []screen.Line {
+	var lines []screen.Line
 	acqs := s.rec.ordered()
 	turns := turnsOf(acqs)
 	for ; s.told < len(turns) && s.known(turns, s.told); s.told++ {
@@ -50,7 +52,7 @@ func (s *story) known(turns []turn, i int) bool {
 	return complete && turns[i].all(inside) && (i == 0 || turns[i-1].all(gone))
 }
 
-func (s *story) tell(acqs []*acquisition, turns []turn, i int) line {
+func (s *story) tell(acqs []*acquisition, turns []turn, i int) screen.Line {
 	t := turns[i]
 	tokens := make([]string, len(t))
 	in := int64(0) // the revision at which all of the turn were in
@@ -65,13 +67,13 @@ func (s *story) tell(acqs []*acquisition, turns []turn, i int) line {
 		}
 	}
 	holders, width := s.columns()
-	return line{
+	return screen.Line{
 		s.stamp(t.start()),
-		{t.names(" "), bold},
-		{pad(s.how(t), holders-len(t.names(" "))) + " ", plain},
-		{pad(strings.Join(tokens, " "), 1-width), plain},
-		{pad(passed, -11), green},
-		{"  " + places(waitingAt(acqs, t.last(), in)), plain},
+		screen.Bold(t.names(" ")),
+		screen.Plain(screen.Pad(s.how(t), holders-len(t.names(" "))) + " "),
+		screen.Plain(screen.Pad(strings.Join(tokens, " "), 1-width)),
+		screen.Green(screen.Pad(passed, -11)),
+		screen.Plain("  " + places(waitingAt(acqs, t.last(), in))),
 	}
 }
 
@@ -103,21 +105,21 @@ func places(waiting []turn) string {
 	return strings.Join(ps, "  ")
 }
 
-func (s *story) note(at time.Time, what string) line {
-	return line{s.stamp(at), {what, red}}
+func (s *story) note(at time.Time, what string) screen.Line {
+	return screen.Line{s.stamp(at), screen.Red(what)}
 }
 
-func (s *story) stamp(at time.Time) span {
-	return span{"  " + pad(seconds(at.Sub(s.zero)), -7) + "  ", dim}
+func (s *story) stamp(at time.Time) screen.Span {
+	return screen.Dim("  " + screen.Pad(seconds(at.Sub(s.zero)), -7) + "  ")
 }
 
 // sum is the last line of a lock.
-func (s *story) sum() line {
+func (s *story) sum() screen.Line {
 	ds := handovers(s.rec.ordered())
 	if len(ds) == 0 {
-		return text("  no hand-overs")
+		return screen.Text("  no hand-overs")
 	}
-	return text(fmt.Sprintf("  hand-overs, Unlock called to Lock returned: %d, median %s, longest %s",
+	return screen.Text(fmt.Sprintf("  hand-overs, Unlock called to Lock returned: %d, median %s, longest %s",
 		len(ds), millis(ds[len(ds)/2]), millis(slices.Max(ds))))
 }
 

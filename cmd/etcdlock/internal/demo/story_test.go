@@ -12,7 +12,7 @@ import (
 func told(s *story) string {
 	var b strings.Builder
 	for _, l := range s.next() {
-		b.WriteString(strings.TrimRight(l.text(), " ") + "\n")
+		b.WriteString(strings.TrimRight(l.Text(), " ") + "\n")
 	}
 	return b.String()
 }
@@ -35,7 +35,7 @@ func TestStoryMutex(t *testing.T) {
 	s.leave(c)
 	st.over = true
 	require.Empty(t, told(st))
-	require.Equal(t, "  hand-overs, Unlock called to Lock returned: 1, median 1.2 ms, longest 1.2 ms", st.sum().text())
+	require.Equal(t, "  hand-overs, Unlock called to Lock returned: 1, median 1.2 ms, longest 1.2 ms", st.sum().Text())
 }
 
 // Readers are told of together, when the next writer has its turn.
@@ -82,7 +82,7 @@ func TestBoard(t *testing.T) {
 	board := func() string {
 		var lines []string
 		for _, l := range p.board(s.now) {
-			lines = append(lines, l.text())
+			lines = append(lines, l.Text())
 		}
 		return strings.Join(lines, "\n")
 	}
@@ -108,17 +108,4 @@ func TestBoard(t *testing.T) {
 	require.Contains(t, board(), "works elsewhere")
 	r1.killed, p.procs[2].killed = s.now, true
 	require.Contains(t, board(), "killed 0.00 s ago; its lease of 2 s runs on")
-}
-
-func TestLineCut(t *testing.T) {
-	l := line{{"abc", bold}, {"défg", plain}}
-	require.Equal(t, 7, l.width())
-	require.Equal(t, "abcdéfg", l.cut(7).text())
-	require.Equal(t, "abcdé…", l.cut(6).text())
-	require.Equal(t, "ab…", l.cut(3).text())
-	require.Equal(t, "…", l.cut(1).text())
-	require.Equal(t, "", l.cut(0).text())
-	require.Equal(t, "\x1b[1mab\x1b[0m\x1b[2m…\x1b[0m", l.cut(3).render(true))
-	require.Equal(t, "ab  ", pad("ab", 4))
-	require.Equal(t, "  äb", pad("äb", -4))
 }

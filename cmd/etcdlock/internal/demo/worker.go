@@ -12,9 +12,6 @@ import (
 	"os/signal"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
-
 	"github.com/etcdlock/etcdlock"
 )
 
@@ -50,7 +47,7 @@ func work(ctx context.Context, in io.Reader, out io.Writer) error {
 		cancel(errOrphan)
 	}()
 
-	client, err := clientv3.New(clientv3.Config{Endpoints: j.Endpoints, Logger: zap.NewNop()})
+	client, err := j.Etcd.Client()
 	if err != nil {
 		return err
 	}

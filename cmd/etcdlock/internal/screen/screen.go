@@ -1,4 +1,5 @@
-package demo
+// Package screen prints lines and, on a terminal, keeps a board below them.
+package screen
 
 import (
 	"os"
@@ -8,9 +9,9 @@ import (
 	"golang.org/x/term"
 )
 
-// A view prints lines. On a terminal it also keeps a board below them, which is
+// A View prints lines. On a terminal it also keeps a board below them, which is
 // drawn anew in its place.
-type view struct {
+type View struct {
 	out   *os.File
 	live  bool // there is a board
 	color bool
@@ -19,17 +20,23 @@ type view struct {
 	err   error // of the first write that failed
 }
 
-// newView makes a view on out.
-func newView(out *os.File) *view {
+// New makes a View on out.
+func New(out *os.File) *View {
 	live := term.IsTerminal(int(out.Fd())) && os.Getenv("TERM") != "dumb"
-	return &view{out: out, live: live, color: live && os.Getenv("NO_COLOR") == ""}
+	return &View{out: out, live: live, color: live && os.Getenv("NO_COLOR") == ""}
 }
 
-// print adds lines above the board, which stay.
-func (v *view) print(lines ...line) {
+// Live reports whether there is a board.
+func (v *View) Live() bool { return v.live }
+
+// Err is the error of the first write that failed.
+func (v *View) Err() error { return v.err }
+
+// Print adds lines above the board, which stay.
+func (v *View) Print(lines ...Line) {
 	if !v.live {
 		for _, l := range lines {
-			v.write(strings.TrimRight(l.text(), " ") + "\n")
+			v.write(strings.TrimRight(l.Text(), " ") + "\n")
 		}
 		return
 	}
@@ -37,15 +44,15 @@ func (v *view) print(lines ...line) {
 	v.home(&b)
 	b.WriteString("\x1b[J") // they may be longer than what they replace
 	for _, l := range lines {
-		b.WriteString(l.render(v.color) + "\n")
+		b.WriteString(l.Render(v.color) + "\n")
 	}
 	v.drawn = nil
 	v.write(b.String())
 }
 
-// draw draws the board, if there is a terminal. Its lines are cut to the
+// Draw draws the board, if there is a terminal. Its lines are cut to the
 // terminal's width, and it to its height: only so does it stay in its place.
-func (v *view) draw(board []line) {
+func (v *View) Draw(board []Line) {
 	if !v.live || len(board) == 0 && len(v.drawn) == 0 {
 		return
 	}
@@ -62,9 +69,9 @@ func (v *view) draw(board []line) {
 	v.home(&b)
 	v.drawn = make([]int, 0, len(board))
 	for _, l := range board {
-		l = l.cut(width - 1) // some terminals wrap when the last column is written
-		b.WriteString(l.render(v.color) + "\x1b[K\n")
-		v.drawn = append(v.drawn, l.width())
+		l = l.Cut(width - 1) // some terminals wrap when the last column is written
+		b.WriteString(l.Render(v.color) + "\x1b[K\n")
+		v.drawn = append(v.drawn, l.Width())
 	}
 	b.WriteString("\x1b[J")
 	v.write(b.String())
@@ -72,7 +79,7 @@ func (v *view) draw(board []line) {
 
 // home moves the cursor to the board's begin. Where the terminal has become
 // narrower, it has wrapped the lines that were drawn.
-func (v *view) home(b *strings.Builder) {
+func (v *View) home(b *strings.Builder) {
 	width, _, err := term.GetSize(int(v.out.Fd()))
 	if err != nil || width < 1 {
 		width = 80
@@ -85,20 +92,20 @@ func (v *view) home(b *strings.Builder) {
 	}
 }
 
-// close removes the board and gives the cursor back. The view may be used on,
+// Close removes the board and gives the cursor back. The view may be used on,
 // for lines.
-func (v *view) close() {
+func (v *View) Close() {
 	if !v.live {
 		return
 	}
-	v.draw(nil)
+	v.Draw(nil)
 	v.live = false
 	if v.mute {
 		v.write("\x1b[?25h")
 	}
 }
 
-func (v *view) write(s string) {
+func (v *View) write(s string) {
 	if _, err := v.out.WriteString(s); err != nil && v.err == nil {
 		v.err = err
 	}
@@ -115,18 +122,37 @@ const (
 	green style = "1;32"
 )
 
-type span struct {
+// A Span is a text in a style.
+type Span struct {
 	text  string
 	style style
 }
 
-// A line is what a view shows in one line.
-type line []span
+// A Line is what a View shows in one line.
+type Line []Span
 
-// text is a line of plain text.
-func text(s string) line { return line{{s, plain}} }
+// The styles.
 
-func (l line) text() string {
+// Plain is text as it is.
+func Plain(s string) Span { return Span{s, plain} }
+
+// Bold is for titles and names.
+func Bold(s string) Span { return Span{s, bold} }
+
+// Dim is for what matters less.
+func Dim(s string) Span { return Span{s, dim} }
+
+// Red is for what is wrong.
+func Red(s string) Span { return Span{s, red} }
+
+// Green is for what is right.
+func Green(s string) Span { return Span{s, green} }
+
+// Text is a line of plain text.
+func Text(s string) Line { return Line{Plain(s)} }
+
+// Text is the line without its styles.
+func (l Line) Text() string {
 	var b strings.Builder
 	for _, s := range l {
 		b.WriteString(s.text)
@@ -134,18 +160,19 @@ func (l line) text() string {
 	return b.String()
 }
 
-func (l line) width() int { return utf8.RuneCountInString(l.text()) }
+// Width is how many columns the line takes.
+func (l Line) Width() int { return utf8.RuneCountInString(l.Text()) }
 
-// cut shortens the line to width.
-func (l line) cut(width int) line {
-	if l.width() <= width {
+// Cut shortens the line to width.
+func (l Line) Cut(width int) Line {
+	if l.Width() <= width {
 		return l
 	}
-	var short line
+	var short Line
 	for _, s := range l {
 		runes := []rune(s.text)
 		if n := max(0, width-1); len(runes) > n {
-			return append(short, span{string(runes[:n]), s.style}, span{"…"[:3*min(1, width)], dim})
+			return append(short, Span{string(runes[:n]), s.style}, Span{"…"[:3*min(1, width)], dim})
 		}
 		short = append(short, s)
 		width -= len(runes)
@@ -153,9 +180,10 @@ func (l line) cut(width int) line {
 	return short
 }
 
-func (l line) render(color bool) string {
+// Render is the line as a terminal is to get it.
+func (l Line) Render(color bool) string {
 	if !color {
-		return l.text()
+		return l.Text()
 	}
 	var b strings.Builder
 	for _, s := range l {
@@ -168,8 +196,8 @@ func (l line) render(color bool) string {
 	return b.String()
 }
 
-// pad fills s with spaces up to width, on its left for a negative one.
-func pad(s string, width int) string {
+// Pad fills s with spaces up to width, on its left for a negative one.
+func Pad(s string, width int) string {
 	fill := strings.Repeat(" ", max(0, max(width, -width)-utf8.RuneCountInString(s)))
 	if width < 0 {
 		return fill + s

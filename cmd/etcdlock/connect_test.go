@@ -1,0 +1,193 @@
+package main
+
+import (
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/pem"
+	"math/big"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// An authority issues certificates, as files.
+type authority struct {
+	dir  string
+	cert *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	a := &authority{dir: t.TempDir()}
+	a.key = a.newKey(t, "ca")
+	a.cert = a.issue(t, "ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, a.key)
+	return a
+}
+
+func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
+
+func (a *authority) write(t *testing.T, name, kind string, der []byte) {
+	t.Helper()
+	require.NoError(t, os.WriteFile(a.file(name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
+}
+
+func (a *authority) newKey(t *testing.T, name string) *ecdsa.PrivateKey {
+	t.Helper()
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	require.NoError(t, err)
+	der, err := x509.MarshalECPrivateKey(key)
+	require.NoError(t, err)
+	a.write(t, name+".key", "EC PRIVATE KEY", der)
+	return key
+}
+
+// issue writes name.crt for a key.
+func (a *authority) issue(t *testing.T, name string, c *x509.Certificate, key *ecdsa.PrivateKey) *x509.Certificate {
+	t.Helper()
+	c.SerialNumber = big.NewInt(time.Now().UnixNano())
+	c.Subject = pkix.Name{CommonName: name}
+	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
+	parent := a.cert
+	if parent == nil {
+		parent = c
+	}
+	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, a.key)
+	require.NoError(t, err)
+	a.write(t, name+".crt", "CERTIFICATE", der)
+	cert, err := x509.ParseCertificate(der)
+	require.NoError(t, err)
+	return cert
+}
+
+func (a *authority) leaf(t *testing.T, name string, use x509.ExtKeyUsage) {
+	t.Helper()
+	a.issue(t, name, &x509.Certificate{
+		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{use},
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+	}, a.newKey(t, name))
+}
+
+func TestConnect_TLS(t *testing.T) {
+	t.Parallel()
+	ca, other := newAuthority(t), newAuthority(t)
+	ca.leaf(t, "server", x509.ExtKeyUsageServerAuth)
+	ca.leaf(t, "client", x509.ExtKeyUsageClientAuth)
+	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) {
+		c.ClientTLSInfo = transport.TLSInfo{
+			CertFile: ca.file("server.crt"), KeyFile: ca.file("server.key"),
+			TrustedCAFile: ca.file("ca.crt"), ClientCertAuth: true, SkipClientSANVerify: true,
+		}
+	}))
+	https := cluster.Endpoints()[0]
+	u, err := url.Parse(https)
+	require.NoError(t, err)
+	full := []string{"--cacert=" + ca.file("ca.crt"), "--cert=" + ca.file("client.crt"), "--key=" + ca.file("client.key")}
+	for _, c := range []struct {
+		says string // nothing if it works
+		args []string
+	}{
+		{"", append([]string{"--endpoints=" + https}, full...)},
+		{"", append([]string{"--endpoints=" + u.Host}, full...)},
+		{"asks for TLS: write https://" + u.Host + " and name its --cacert", []string{"--endpoints=" + u.Host}},
+		{"x509: certificate signed by unknown authority", []string{"--endpoints=" + https}},
+		{"x509: certificate signed by unknown authority", append([]string{"--endpoints=" + https, "--cacert=" + other.file("ca.crt")}, full[1:]...)},
+		{"tls: .*certificate required", []string{"--endpoints=" + https, full[0]}},
+		{"--cert and --key go together", []string{"--endpoints=" + https, full[0], full[1]}},
+		{"--cacert: open /no/such: no such file", []string{"--endpoints=" + https, "--cacert=/no/such"}},
+		{"no PEM file", []string{"--endpoints=" + https, "--cacert=/dev/null", full[1], "--key=/dev/null"}},
+	} {
+		patience := "--dial-timeout=300ms"
+		if c.says == "" {
+			patience = "--dial-timeout=30s"
+		}
+		r := start(t, nil, append(append([]string{"run", patience}, c.args...), "x", "--", "echo", "in")...)
+		status := r.wait(t)
+		if c.says == "" {
+			require.Zero(t, status, r.stderr.String())
+			require.Equal(t, "in", r.output())
+			continue
+		}
+		require.Equal(t, 125, status, c.args)
+		require.Regexp(t, `^etcdlock: [^\n]*`+c.says+`[^\n]*\n$`, r.stderr.String())
+	}
+	env := []string{"ETCDCTL_ENDPOINTS=" + https, "ETCDCTL_CACERT=" + ca.file("ca.crt"), "ETCDCTL_CERT=" + ca.file("client.crt"), "ETCDCTL_KEY=" + ca.file("client.key")}
+	r := start(t, env, "run", "x", "--", "echo", "in")
+	require.Zero(t, r.wait(t), r.stderr.String())
+	r = start(t, env, "demo")
+	r.until(t, `p\d +\d+ .* ms  1 p`) // its workers, too
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	require.Equal(t, 130, r.wait(t))
+	r.noTrace(t)
+
+	plain := etcdtest.Start(t)
+	host := strings.TrimPrefix(plain.Endpoints()[0], "http://")
+	r = start(t, nil, "run", "--dial-timeout=300ms", "--endpoints=https://"+host, "x", "--", "true")
+	require.Equal(t, 125, r.wait(t))
+	require.Contains(t, r.stderr.String(), host+" ends the TLS handshake: if it does not speak TLS, write http://"+host)
+}
+
+func TestConnect_User(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.BcryptCost = 4 })) // passwords, quickly
+	endpoint := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
+	run := func(t *testing.T, env []string, args ...string) (status int, stderr string) {
+		t.Helper()
+		r := start(t, append(env, endpoint...), append(append([]string{"run"}, args...), "jobs/x", "--", "true")...)
+		return r.wait(t), r.stderr.String()
+	}
+	status, says := run(t, nil, "--user=ann:secret")
+	require.Zero(t, status, "authentication is off: %s", says)
+
+	admin := cluster.Client(t)
+	ctx := bounded(t)
+	for _, err := range []error{
+		second(admin.UserAdd(ctx, "root", "root")), second(admin.UserGrantRole(ctx, "root", "root")),
+		second(admin.UserAdd(ctx, "ann", "secret")), second(admin.RoleAdd(ctx, "jobs")), second(admin.UserGrantRole(ctx, "ann", "jobs")),
+		second(admin.RoleGrantPermission(ctx, "jobs", "jobs/", clientv3.GetPrefixRangeEnd("jobs/"), clientv3.PermissionType(clientv3.PermReadWrite))),
+		second(admin.UserAdd(ctx, "bob", "secret")), second(admin.AuthEnable(ctx)),
+	} {
+		require.NoError(t, err)
+	}
+	for _, c := range []struct {
+		says string // nothing if it works
+		env  []string
+		args []string
+	}{
+		{says: "", args: []string{"--user=ann:secret"}},
+		{says: "", args: []string{"--user=ann", "--password=secret"}},
+		{says: "", env: []string{"ETCDCTL_USER=ann:secret"}},
+		{says: "", env: []string{"ETCDCTL_USER=ann", "ETCDCTL_PASSWORD=secret"}},
+		{says: "", env: []string{"ETCDCTL_USER=ann:wrong"}, args: []string{"--user=ann:secret"}},
+		{says: "has authentication on: say who you are with --user"},
+		{says: "does not accept user ann with this password", args: []string{"--user=ann:wrong"}},
+		{says: "no password for user ann: set ETCDCTL_PASSWORD", args: []string{"--user=ann"}},
+		{says: "a password and no user", env: []string{"ETCDCTL_PASSWORD=secret"}},
+		{says: `permission denied .*readwrite on the prefix "jobs/x/"`, args: []string{"--user=bob:secret"}},
+		{says: `ETCDCTL_DIAL_TIMEOUT="soon" is no value for --dial-timeout`, env: []string{"ETCDCTL_DIAL_TIMEOUT=soon"}},
+	} {
+		status, says := run(t, c.env, c.args...)
+		if c.says == "" {
+			require.Zero(t, status, says)
+			continue
+		}
+		require.Equal(t, 125, status, c.args)
+		require.Regexp(t, `^etcdlock: [^\n]*`+c.says+`[^\n]*\n$`, says)
+	}
+}
+
+func second[T any](_ T, err error) error { return err }

@@ -1,0 +1,60 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+	"unicode"
+
+	"github.com/etcdlock/etcdlock"
+)
+
+// plain is a text that somebody else has written, without what could command the
+// terminal.
+func plain(s string) string {
+	return strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return unicode.ReplacementChar
+	}, s)
+}
+
+// age is a duration for people: at most two units, none below a second.
+func age(d time.Duration) string {
+	d = d.Round(time.Second)
+	switch {
+	case d < 0:
+		return "-" + age(-d)
+	case d < time.Minute:
+		return fmt.Sprintf("%ds", d/time.Second)
+	case d < time.Hour:
+		return fmt.Sprintf("%dm%02ds", d/time.Minute, d%time.Minute/time.Second)
+	case d < 24*time.Hour:
+		return fmt.Sprintf("%dh%02dm", d/time.Hour, d%time.Hour/time.Minute)
+	}
+	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
+}
+
+// owner is who an entry belongs to; etcd's own clients don't say.
+func owner(e etcdlock.Entry) string {
+	switch {
+	case e.Owner != "":
+		return plain(e.Owner)
+	case e.Lease != 0:
+		return "unknown (lease " + strconv.FormatInt(int64(e.Lease), 16) + ")"
+	}
+	return "unknown"
+}
+
+// describe is an entry in words.
+func describe(e etcdlock.Entry, now time.Time) string {
+	if e.Queued.IsZero() {
+		return owner(e)
+	}
+	return fmt.Sprintf("%s (queued %s ago)", owner(e), age(now.Sub(e.Queued)))
+}
+
+// ref names an entry, as `etcdlock break` wants it.
+func ref(e etcdlock.Entry) string { return plain(e.Key) + "@" + strconv.FormatInt(e.Token, 10) }

@@ -1,0 +1,100 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+
+	"github.com/spf13/cobra"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/supervise"
+)
+
+func electCommand(etcd *connect.Config) *cobra.Command {
+	u := &under{}
+	cmd := &cobra.Command{
+		Use:                   "elect NAME [flags] -- CMD [ARG...]",
+		DisableFlagsInUseLine: true,
+		Short:                 "Run a command on one machine of many, and elsewhere when that fails",
+		Long: `Start it on every machine: it waits until this one leads, and runs CMD. When the lead is lost
+(etcd was away for too long, or somebody took it), CMD is ended as under etcdlock run, before
+another machine can lead, and it waits again. So CMD runs once, for as long as any machine is
+well.
+
+When CMD ends by itself, the lead is given up, another machine leads, and this command ends with
+CMD's exit status: let the one who started it (systemd, Kubernetes) start it anew.
+
+The signals, CMD's environment, and --ttl and --grace are as for etcdlock run.`,
+		Example: `  # on each of three machines: one runs the scheduler
+  etcdlock elect services/scheduler -- ./scheduler --port 8080
+  # as a unit of systemd, with Restart=always
+  ExecStart=etcdlock elect services/scheduler -- /usr/bin/scheduler`,
+		Args:        nameAndCommand,
+		Annotations: map[string]string{runsCommand: "yes"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return u.elect(cmd, etcd, args[0], args[1:])
+		},
+	}
+	u.addFlags(cmd)
+	return cmd
+}
+
+// errAsked ends the ctx of an elector whose command was asked to end, and has.
+var errAsked = errors.New("asked to end")
+
+func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, argv []string) error {
+	if err := u.complete(cmd, argv[0]); err != nil {
+		return err
+	}
+	path, err := lookPath(argv[0])
+	if err != nil {
+		return err
+	}
+	in := newInterrupts(cmd.Context(), supervise.Notify())
+	cmd.SetContext(in.ctx)
+	client, err := open(cmd, etcd)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = client.Close() }() // the process ends anyway
+
+	elector := etcdlock.NewElector(client, name, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner))
+	var outcome supervise.Outcome
+	lead := func(ctx context.Context, term *etcdlock.Held) (err error) {
+		in.pause()
+		defer in.resume()
+		if err := context.Cause(in.ctx); err != nil {
+			return err
+		}
+		say(name, "leads with token %d: %s is started", term.Token(), filepath.Base(path))
+		outcome, err = u.runUnder(term, name, path, argv, in.sigs)
+		switch {
+		case outcome.Asked:
+			in.cancel(errAsked) // or the elector would campaign again, had it lost the term as well
+		case err == nil && outcome.Lost != nil:
+			say(name, "%s has ended and does not lead any more (%v): waiting to lead again", filepath.Base(path), outcome.Lost)
+		}
+		return err
+	}
+	for {
+		outcome = supervise.Outcome{}
+		err := elector.Run(in.ctx, lead)
+		var by signalled
+		var start *supervise.StartError
+		switch {
+		case outcome.Asked:
+			return ended(path, outcome, nil)
+		case errors.As(context.Cause(in.ctx), &by):
+			return by
+		case err != nil && !errors.As(err, &start):
+			return fmt.Errorf("%s: %w", name, err)
+		case err == nil && outcome.Lost != nil:
+			// It was ended in time, and the term just so not lost.
+			continue
+		}
+		return ended(path, outcome, err)
+	}
+}

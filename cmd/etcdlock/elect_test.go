@@ -1,0 +1,135 @@
+package main
+
+import (
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// candidate starts `etcdlock elect`; its command says its process and token.
+func candidate(t *testing.T, endpoints []string, args ...string) *invocation {
+	t.Helper()
+	return start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(endpoints, ",")},
+		append(append([]string{"elect", "svc"}, args...), "--", "sh", "-c", `echo in $$ $ETCDLOCK_TOKEN; exec sleep 1000`)...)
+}
+
+// One of three runs its command; as one is stopped, the next one does.
+func TestElect(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	client := cluster.Client(t)
+	var all []*invocation
+	for i := range 3 {
+		all = append(all, candidate(t, cluster.Endpoints()))
+		waiters(t, client, "svc", i+1)
+	}
+	var pids []int
+	var tokens []int64
+	for i, r := range all {
+		pid, token := r.inSection(t)
+		require.False(t, slices.ContainsFunc(pids, alive), "the last leader's command has ended")
+		pids, tokens = append(pids, pid), append(tokens, token)
+		require.Len(t, waiters(t, client, "svc", 3-i), 3-i)
+		require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, 143, r.wait(t), "the command's own")
+		require.Contains(t, r.stderr.String(), "etcdlock: svc: leads with token ")
+	}
+	require.True(t, slices.IsSorted(tokens))
+	noKeys(t, client)
+}
+
+// A command that ends by itself ends the term, and its exit status is kept.
+func TestElect_CommandEnds(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
+	for script, status := range map[string]int{"true": 0, "exit 9": 9, "kill -9 $$": 137} {
+		r := start(t, env, "elect", "svc", "--", "sh", "-c", script)
+		require.Equal(t, status, r.wait(t))
+	}
+	r := start(t, env, "elect", "svc", "--", "no-such")
+	require.Equal(t, 127, r.wait(t))
+	r = start(t, env, "elect", "svc/", "--", "true")
+	require.Equal(t, 125, r.wait(t))
+	noKeys(t, client)
+
+	leader := candidate(t, cluster.Endpoints())
+	leader.inSection(t)
+	waiting := candidate(t, cluster.Endpoints())
+	waiters(t, client, "svc", 2)
+	require.NoError(t, waiting.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 143, waiting.wait(t), "while it campaigns")
+	require.Equal(t, "etcdlock: ended by signal: terminated\n", waiting.stderr.String())
+	waiters(t, client, "svc", 1)
+	require.NoError(t, leader.cmd.Process.Signal(syscall.SIGTERM))
+	leader.wait(t)
+	noKeys(t, client)
+}
+
+// Who has lost the lead campaigns again, and leads again.
+func TestElect_Again(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	r := candidate(t, cluster.Endpoints())
+	first, token1 := r.inSection(t)
+	_, err := client.Delete(bounded(t), waiters(t, client, "svc", 1)[0])
+	require.NoError(t, err)
+	second, token2 := r.inSection(t)
+	require.Greater(t, token2, token1)
+	require.NotEqual(t, first, second)
+	require.False(t, alive(first))
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 143, r.wait(t))
+	require.Regexp(t, `etcdlock: svc: leads with token \d+: sh is started
+etcdlock: svc: sh: lock lost; process group \d+ gets SIGTERM, and SIGKILL in 2s
+etcdlock: svc: sh has ended and does not lead any more \(lock lost\): waiting to lead again
+etcdlock: svc: leads with token \d+: sh is started\n$`, r.stderr.String())
+	noKeys(t, client)
+}
+
+// A leader that is cut off is dead before the next one leads, and campaigns when
+// etcd is back.
+func TestElect_CutOff(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	proxy := cluster.Proxy(t)
+	cutOff := candidate(t, proxy.Endpoints(), "--ttl=3s", "--grace=500ms")
+	pid, _ := cutOff.inSection(t)
+	next := candidate(t, cluster.Endpoints())
+	waiters(t, client, "svc", 2)
+	proxy.Blackhole(etcdtest.ToServer)
+	proxy.Refuse()
+	next.inSection(t)
+	require.False(t, alive(pid))
+	proxy.Heal()
+	waiters(t, client, "svc", 2)
+	require.NoError(t, next.cmd.Process.Signal(syscall.SIGTERM))
+	next.wait(t)
+	cutOff.inSection(t)
+	require.NoError(t, cutOff.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 143, cutOff.wait(t))
+	noKeys(t, client)
+}
+
+// Asked to end while etcd is away, it ends, and does not campaign again for ever.
+func TestElect_AskedWhileCutOff(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "elect", "svc", "--ttl=2s", "--grace=300ms", "--",
+		"sh", "-c", `trap "echo TERM" TERM; echo in $$ $ETCDLOCK_TOKEN; while :; do sleep 0.02; done`)
+	r.inSection(t)
+	proxy.Blackhole(etcdtest.ToServer)
+	proxy.Refuse()
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	r.until(t, "^TERM$")
+	require.Equal(t, 137, r.wait(t), "it did not end by itself")
+}

@@ -1,0 +1,184 @@
+// Package connect is the command's connection to etcd: flags and environment
+// variables as etcdctl has them, and errors that say what to do.
+package connect
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// DefaultEndpoint is where etcdctl looks by default, too.
+const DefaultEndpoint = "127.0.0.1:2379"
+
+// A Config says where etcd is and who asks. It can be sent to another process as
+// JSON.
+type Config struct {
+	Endpoints   []string      `json:"endpoints,omitempty"`
+	CACert      string        `json:"cacert,omitempty"`
+	Cert        string        `json:"cert,omitempty"`
+	Key         string        `json:"key,omitempty"`
+	SkipVerify  bool          `json:"skipVerify,omitempty"`
+	User        string        `json:"user,omitempty"`
+	Password    string        `json:"password,omitempty"`
+	DialTimeout time.Duration `json:"dialTimeout,omitempty"`
+}
+
+// AddFlags adds the flags to fs; Complete has to be called once they are parsed.
+func (c *Config) AddFlags(fs *pflag.FlagSet) {
+	fs.StringSliceVar(&c.Endpoints, "endpoints", nil, "etcd's members, host:port,... or https://host:port,... (default "+DefaultEndpoint+")")
+	fs.StringVar(&c.CACert, "cacert", "", "file of the CA that etcd's certificate is checked with")
+	fs.StringVar(&c.Cert, "cert", "", "file of the client's certificate")
+	fs.StringVar(&c.Key, "key", "", "file of the client's key")
+	fs.BoolVar(&c.SkipVerify, "insecure-skip-tls-verify", false, "accept any certificate (for tests only)")
+	fs.StringVar(&c.User, "user", "", "NAME or NAME:PASSWORD, if etcd has authentication on")
+	fs.StringVar(&c.Password, "password", "", "password of --user; better in the environment")
+	fs.DurationVar(&c.DialTimeout, "dial-timeout", 5*time.Second, "how long etcd may take for its first answer")
+}
+
+// env is the variable of a flag, which is etcdctl's.
+func env(flag string) string {
+	return "ETCDCTL_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
+}
+
+// Complete takes from the environment what the flags don't say, and checks all.
+// Endpoints stays empty when nobody named any.
+func (c *Config) Complete(fs *pflag.FlagSet) error {
+	for _, name := range []string{"endpoints", "cacert", "cert", "key", "insecure-skip-tls-verify", "user", "password", "dial-timeout"} {
+		value := os.Getenv(env(name))
+		if value == "" || fs.Changed(name) {
+			continue
+		}
+		if err := fs.Lookup(name).Value.Set(value); err != nil {
+			return fmt.Errorf("%s=%q is no value for --%s: %w", env(name), value, name, err)
+		}
+	}
+	c.Endpoints = slices.DeleteFunc(c.Endpoints, func(e string) bool { return strings.TrimSpace(e) == "" })
+	if name, password, ok := strings.Cut(c.User, ":"); ok {
+		c.User, c.Password = name, password
+	}
+	switch {
+	case fs.Changed("endpoints") && len(c.Endpoints) == 0:
+		return errors.New("--endpoints is empty: name a running etcd, such as " + DefaultEndpoint + ", or leave the option out")
+	case c.User != "" && c.Password == "":
+		return fmt.Errorf("no password for user %s: set %s, or say --user %s:PASSWORD", c.User, env("password"), c.User)
+	case c.User == "" && c.Password != "":
+		return fmt.Errorf("a password and no user: set %s, or say --user NAME", env("user"))
+	case (c.Cert == "") != (c.Key == ""):
+		return errors.New("--cert and --key go together: name both files")
+	case c.DialTimeout <= 0:
+		return fmt.Errorf("--dial-timeout %v: it must be more than 0", c.DialTimeout)
+	}
+	return nil
+}
+
+// tls is nil where no flag asks for TLS; https:// in an endpoint does so by
+// itself, and takes the system's CAs then.
+func (c *Config) tls() (*tls.Config, error) {
+	if c.CACert == "" && c.Cert == "" && !c.SkipVerify {
+		return nil, nil
+	}
+	for _, f := range []struct{ flag, path string }{{"cacert", c.CACert}, {"cert", c.Cert}, {"key", c.Key}} {
+		if f.path == "" {
+			continue
+		}
+		if _, err := os.ReadFile(f.path); err != nil {
+			return nil, fmt.Errorf("--%s: %w", f.flag, err)
+		}
+	}
+	info := transport.TLSInfo{
+		TrustedCAFile: c.CACert, CertFile: c.Cert, KeyFile: c.Key,
+		InsecureSkipVerify: c.SkipVerify, EmptyCN: false, Logger: zap.NewNop(),
+	}
+	config, err := info.ClientConfig()
+	if err != nil {
+		return nil, fmt.Errorf("--cacert, --cert or --key is no PEM file of its kind: %w", err)
+	}
+	return config, nil
+}
+
+// Client makes a client that logs nothing. Only where there is a user does it ask
+// etcd, for a token, and DialTimeout bounds that.
+func (c *Config) Client() (*clientv3.Client, error) {
+	tls, err := c.tls()
+	if err != nil {
+		return nil, err
+	}
+	client, err := clientv3.New(clientv3.Config{
+		Endpoints: c.endpoints(), TLS: tls, Username: c.User, Password: c.Password,
+		DialTimeout: c.DialTimeout, Logger: zap.NewNop(),
+	})
+	if err != nil {
+		return nil, c.explain(err)
+	}
+	return client, nil
+}
+
+func (c *Config) endpoints() []string {
+	if len(c.Endpoints) == 0 {
+		return []string{DefaultEndpoint}
+	}
+	return c.Endpoints
+}
+
+// At says where etcd is looked for.
+func (c *Config) At() string { return strings.Join(c.endpoints(), ", ") }
+
+// Open makes a client and waits until etcd answers it, for DialTimeout at most.
+func (c *Config) Open(ctx context.Context) (*clientv3.Client, error) {
+	client, err := c.Client()
+	if err != nil {
+		return nil, err
+	}
+	bounded, cancel := context.WithTimeout(ctx, c.DialTimeout)
+	defer cancel()
+	// Any key will do: that one may not read it is an answer, too.
+	_, err = client.Get(bounded, "etcdlock", clientv3.WithCountOnly())
+	if err == nil || errors.Is(err, rpctypes.ErrPermissionDenied) {
+		return client, nil
+	}
+	_ = client.Close() // it has failed already
+	if ctx.Err() != nil {
+		return nil, context.Cause(ctx)
+	}
+	return nil, c.explain(err)
+}
+
+// explain says what to do about an error of the first request.
+func (c *Config) explain(err error) error {
+	switch {
+	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrUserNotFound):
+		return fmt.Errorf("etcd at %s has authentication on: say who you are with --user NAME:PASSWORD, or %s and %s",
+			c.At(), env("user"), env("password"))
+	case errors.Is(err, rpctypes.ErrAuthFailed):
+		return fmt.Errorf("etcd at %s does not accept user %s with this password", c.At(), c.User)
+	}
+	return &Error{At: c.At(), Timeout: c.DialTimeout, reason: c.diagnose(err)}
+}
+
+// An Error is that no etcd answered.
+type Error struct {
+	At      string
+	Timeout time.Duration
+	reason  string
+}
+
+// Why says what happened, without advice.
+func (e *Error) Why() string {
+	return fmt.Sprintf("no etcd answers at %s within %v (%s)", e.At, e.Timeout, e.reason)
+}
+
+func (e *Error) Error() string {
+	return e.Why() + ": is it running, and is that its address? --endpoints and " + env("endpoints") + " say where to look"
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/etcdlock/etcdlock"
+)
+
+// A format is the value of --output.
+type format string
+
+const (
+	asTable format = "table"
+	asJSON  format = "json"
+)
+
+func (f *format) addFlag(cmd *cobra.Command) {
+	*f = asTable
+	cmd.Flags().VarP(f, "output", "o", "table, for people, or json, for programs")
+	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{string(asTable), string(asJSON)}, cobra.ShellCompDirectiveNoFileComp))
+}
+
+func (f *format) String() string { return string(*f) }
+
+// Type is what --help shows.
+func (f *format) Type() string { return "format" }
+
+// Set takes one of the two.
+func (f *format) Set(s string) error {
+	switch format(s) {
+	case asTable, asJSON:
+		*f = format(s)
+		return nil
+	}
+	return fmt.Errorf("it is %s or %s", asTable, asJSON)
+}
+
+// printJSON prints a value in a line.
+func printJSON(v any) error {
+	e := json.NewEncoder(os.Stdout)
+	e.SetEscapeHTML(false)
+	return written(e.Encode(v))
+}
+
+// complete is q as programs like it: a list that is empty is one all the same.
+func complete(q etcdlock.Queue) etcdlock.Queue {
+	if q.Entries == nil {
+		q.Entries = []etcdlock.Entry{}
+	}
+	return q
+}
+
+func written(err error) error {
+	if err != nil {
+		return fmt.Errorf("can't write to standard output: %w", err)
+	}
+	return nil
+}
+
+// table aligns rows, whose first one is the header, in columns.
+func table(rows [][]string) string {
+	var b strings.Builder
+	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
+	for _, r := range rows {
+		_, _ = io.WriteString(w, strings.Join(r, "\t")+"\n") // into memory
+	}
+	_ = w.Flush()
+	lines := strings.Split(b.String(), "\n")
+	for i, l := range lines {
+		lines[i] = strings.TrimRight(l, " ")
+	}
+	return strings.Join(lines, "\n")
+}
+
+// standing says in a few words how a lock stands.
+func standing(q etcdlock.Queue) string {
+	holds, waits := len(q.Holders()), len(q.Waiters())
+	switch {
+	case holds == 0:
+		return "free"
+	case holds == 1 && waits == 0:
+		return "held, nobody waits"
+	case waits == 0:
+		return fmt.Sprintf("held by %d readers, nobody waits", holds)
+	case holds == 1:
+		return fmt.Sprintf("held, %d waiting", waits)
+	}
+	return fmt.Sprintf("held by %d readers, %d waiting", holds, waits)
+}
+
+// state is what an entry does: "holds", or the place in which it waits.
+func state(q etcdlock.Queue, i int) string {
+	if q.Entries[i].Holds {
+		return "holds"
+	}
+	return "waits, " + strconv.Itoa(i-len(q.Holders())+1) + "."
+}
+
+func kindOf(e etcdlock.Entry) string {
+	if e.Read {
+		return "shared"
+	}
+	return "exclusive"
+}
+
+// since is how long an entry is in the queue, by the clock of its own machine.
+func since(e etcdlock.Entry, now time.Time) string {
+	if e.Queued.IsZero() {
+		return "?"
+	}
+	return age(now.Sub(e.Queued))
+}
+
+// lease is the time that an entry's lease has left, of what it was granted.
+func lease(e etcdlock.Entry) string {
+	switch {
+	case e.Lease == 0:
+		return "none"
+	case e.GrantedTTL == 0:
+		return "expired"
+	}
+	return fmt.Sprintf("%d of %ds", e.TTL/time.Second, e.GrantedTTL/time.Second)
+}

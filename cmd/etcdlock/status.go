@@ -1,0 +1,50 @@
+package main
+
+import "strconv"
+
+// The exit statuses.
+const (
+	statusOK        = 0
+	statusFailed    = 1
+	statusAttention = 2
+	statusTaken     = 75 // EX_TEMPFAIL of sysexits.h
+	statusLost      = 76
+	statusNotRun    = 125 // this and the next two as env, timeout and docker have them
+	statusCannotRun = 126
+	statusNotFound  = 127
+	statusSignal    = 128 // and the signal's number
+)
+
+// statuses are the rows of the table in docs/command.md; a test compares them.
+var statuses = []struct{ status, meaning string }{
+	{strconv.Itoa(statusOK), "done; `run` and `elect`: CMD ended with 0"},
+	{strconv.Itoa(statusFailed), "failed; the line on standard error says why"},
+	{strconv.Itoa(statusAttention), "`doctor`: something needs attention"},
+	{strconv.Itoa(statusTaken), "`run`: the lock is taken (`--try`), or still was after `--wait`; CMD was not started"},
+	{strconv.Itoa(statusLost), "`run`: the lock was lost, or about to be, while CMD ran; CMD is ended"},
+	{strconv.Itoa(statusNotRun), "`run` and `elect`: failed before CMD was started"},
+	{strconv.Itoa(statusCannotRun), "`run` and `elect`: CMD can't be executed"},
+	{strconv.Itoa(statusNotFound), "`run` and `elect`: CMD was not found"},
+	{strconv.Itoa(statusSignal) + "+n", "ended by signal n, or `run` and `elect`: CMD was"},
+	{"any other", "`run` and `elect`: CMD's own"},
+}
+
+// runsCommand is the annotation of the commands whose own failures must not look
+// like those of the command that they run.
+const runsCommand = "runs a command"
+
+// ending is the error of a command that has an exit status of its own.
+type ending struct {
+	status int
+	raise  func() // ends the process in another way, where not nil
+	err    error  // nil if there is nothing to say
+}
+
+func (e ending) Error() string {
+	if e.err == nil {
+		return ""
+	}
+	return e.err.Error()
+}
+
+func (e ending) Unwrap() error { return e.err }

@@ -1,0 +1,137 @@
+// Command reload changes a configuration of several parts in one step: those who
+// use it hold a read lock, so they see the old one or the new one, whole, and
+// nobody uses the old one any more when the change is done.
+//
+//	go run ./examples/reload
+//
+// starts an etcd, four readers and a writer, and checks that.
+package main
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+func main() {
+	log.SetFlags(log.Lmicroseconds)
+	if err := run(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+// The parts of the configuration. They belong together, and are too large or in
+// too many places for one transaction: here they are two keys in etcd, read one
+// after the other.
+const (
+	hostKey  = "config/host"
+	routeKey = "config/route"
+	lock     = "locks/config"
+)
+
+const (
+	readers = 4
+	changes = 5
+)
+
+func run() error {
+	cluster, err := etcdtest.New("")
+	if err != nil {
+		return err
+	}
+	defer cluster.Close()
+	client, err := cluster.NewClient()
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	// The locks are to live as long as the process: a pool grants a new session
+	// when one is lost.
+	pool := etcdlock.NewPool(client)
+	defer pool.Close(context.Background())
+	if err := change(ctx, pool, client, 0); err != nil {
+		return err
+	}
+
+	var done, uses atomic.Int64 // the last version whose change is done; how often any was used
+	var wg sync.WaitGroup
+	reading, stop := context.WithCancel(ctx)
+	defer wg.Wait()
+	defer stop()
+	failed := make(chan error, readers)
+	for range readers {
+		wg.Go(func() {
+			for reading.Err() == nil {
+				before := done.Load()
+				version, err := use(reading, pool, client)
+				switch {
+				case reading.Err() != nil:
+					return
+				case err == nil && version < before:
+					err = fmt.Errorf("version %d was used after the change to %d was done", version, before)
+				}
+				if err != nil {
+					failed <- err
+					return
+				}
+				uses.Add(1)
+			}
+		})
+	}
+	for version := int64(1); version <= changes; version++ {
+		// The readers don't keep the writer waiting: those who come later queue.
+		if err := change(ctx, pool, client, version); err != nil {
+			return err
+		}
+		done.Store(version)
+		log.Printf("version %d is in use, after %d uses", version, uses.Load())
+	}
+	stop()
+	wg.Wait()
+	close(failed)
+	return <-failed // nil if there is none
+}
+
+// change writes a new version of all parts, while nobody uses them.
+func change(ctx context.Context, pool *etcdlock.Pool, client *clientv3.Client, version int64) error {
+	return etcdlock.NewRWMutex(pool, lock).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
+		for _, key := range []string{hostKey, routeKey} {
+			// Guarded: should the lock have been lost, it changes nothing.
+			if _, err := h.Txn(ctx).Then(clientv3.OpPut(key, strconv.FormatInt(version, 10))).Commit(); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// use reads all parts, and returns their version.
+func use(ctx context.Context, pool *etcdlock.Pool, client *clientv3.Client) (version int64, err error) {
+	err = etcdlock.NewRWMutex(pool, lock).RDo(ctx, func(ctx context.Context, _ *etcdlock.Held) error {
+		host, err := client.Get(ctx, hostKey)
+		if err != nil {
+			return err
+		}
+		route, err := client.Get(ctx, routeKey)
+		if err != nil {
+			return err
+		}
+		if h, r := string(host.Kvs[0].Value), string(route.Kvs[0].Value); h != r {
+			return fmt.Errorf("host of version %s and route of version %s", h, r)
+		}
+		version, err = strconv.ParseInt(string(host.Kvs[0].Value), 10, 64)
+		return err
+	})
+	return version, err
+}
