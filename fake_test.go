@@ -52,8 +52,20 @@ func (f *fakeEtcd) session(id clientv3.LeaseID) *Session {
 	client.Watcher = f
 	s := makeSession(client, sessionConfig{lease: id, ttl: 10 * time.Second, log: discard, owner: "o"})
 	s.keepAlive = func(context.Context) (int64, error) { return 10, nil }
+	client.Lease = fakeLease{s: s}
 	s.record(time.Now(), 3600)
 	return s
+}
+
+// fakeLease knows of a lease what its renewal would tell.
+type fakeLease struct {
+	clientv3.Lease
+	s *Session
+}
+
+func (l fakeLease) TimeToLive(ctx context.Context, _ clientv3.LeaseID, _ ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
+	ttl, err := l.s.keepAlive(ctx)
+	return &clientv3.LeaseTimeToLiveResponse{GrantedTTL: ttl}, err
 }
 
 func within(key, from, to string) bool { return key == from || to != "" && key >= from && key < to }

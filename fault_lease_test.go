@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -370,6 +371,35 @@ func TestFault_F5_KeyDeleted(t *testing.T) {
 	})
 }
 
+// Many holds of one session are lost together: whether it was the lease is asked a few
+// times, and not for each.
+func TestFault_F5_ManyKeysDeleted(t *testing.T) {
+	tap, base := etcdtest.NewTap(), lockName(t)
+	s := newTestSession(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	holds := make([]*Held, 100)
+	for i := range holds {
+		h, err := NewMutex(s, fmt.Sprint(base, "/", i)).Lock(testCtx(t))
+		require.NoError(t, err)
+		h.Done()
+		holds[i] = h
+	}
+	all := func() bool { return !slices.ContainsFunc(holds, (*Held).Valid) }
+	tap.Next("LeaseTimeToLive", func(ctx context.Context, c *etcdtest.Call) error {
+		for !all() && ctx.Err() == nil {
+			_ = pause(ctx, tick)
+		}
+		return c.Send(ctx)
+	})
+	_, err := cluster.Client(t).Delete(testCtx(t), base, clientv3.WithPrefix())
+	require.NoError(t, err)
+	for _, h := range holds {
+		<-h.Done()
+		require.NotErrorIs(t, h.Err(), ErrSessionExpired)
+	}
+	require.Less(t, tap.Calls("LeaseTimeToLive"), len(holds)/2)
+	require.NoError(t, s.Err())
+}
+
 // An old leader revokes leases that live (etcd-io/etcd#15247): the client
 // renews as before, and loses its lock all the same. The next one's is its own.
 func TestFault_F6_LiveLeaseRevoked(t *testing.T) {
@@ -399,8 +429,29 @@ func TestFault_F6_LiveLeaseRevoked(t *testing.T) {
 	require.NoError(t, h2.Unlock(testCtx(t)))
 }
 
-// Renewals are confirmed although the lease is gone (etcd-io/etcd#14758): no
-// answer to a renewal proves that a lock is held.
+// A leader renews a lease that has been revoked, since it is the last to carry that
+// out: that the entry is gone says to ask otherwise.
+func TestFault_F7_RenewedByALeaderThatLags(t *testing.T) {
+	tap := etcdtest.NewTap()
+	tap.OnKeepAliveResponse(func(_ context.Context, m *pb.LeaseKeepAliveResponse) error {
+		m.TTL = 60
+		return nil
+	})
+	s := newTestSession(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
+	require.NoError(t, err)
+	done := h.Done()
+	_, err = cluster.Client(t).Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	began := time.Now()
+	<-done
+	require.Less(t, time.Since(began), told)
+	require.ErrorIs(t, h.Err(), ErrSessionExpired, "the cause is to be the lease")
+	require.ErrorIs(t, s.Err(), ErrSessionExpired)
+}
+
+// Renewals are confirmed although the lease is gone (etcd-io/etcd#14758), and so is
+// its time to live: no such answer proves that a lock is held.
 func TestFault_F7_RenewalConfirmedAfterRevoke(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
@@ -408,6 +459,11 @@ func TestFault_F7_RenewalConfirmedAfterRevoke(t *testing.T) {
 	tap.OnKeepAliveResponse(func(_ context.Context, m *pb.LeaseKeepAliveResponse) error {
 		m.TTL = 60
 		return nil
+	})
+	tap.Every("LeaseTimeToLive", func(ctx context.Context, c *etcdtest.Call) error {
+		err := c.Send(ctx)
+		c.Reply.(*pb.LeaseTimeToLiveResponse).GrantedTTL = 60
+		return err
 	})
 	s := newTestSession(t, cluster.Client(t, tap), WithTTL(time.Minute))
 	lock := func(name string) *Held {

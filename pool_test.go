@@ -224,10 +224,7 @@ func TestPool_EntryRemoved(t *testing.T) {
 	// The session asks once for itself, and has no answer.
 	key, left = lock()
 	asked := false
-	tap.OnStream(func(ctx context.Context, method string) error {
-		if method != "LeaseKeepAlive" || asked {
-			return nil
-		}
+	tap.Next("LeaseTimeToLive", func(ctx context.Context, _ *etcdtest.Call) error {
 		asked = true
 		<-ctx.Done()
 		return ctx.Err()

@@ -51,6 +51,7 @@ type Session struct {
 	// confirming serializes confirm, so that 10,000 holds that are lost
 	// together ask once.
 	confirming sync.Mutex
+	confirmed  time.Time // when etcd was last asked that still had the lease
 
 	mu         sync.Mutex
 	watcher    clientv3.Watcher // for new watches
