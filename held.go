@@ -93,6 +93,11 @@ func (h *Held) Key() string {
 
 // IsOwner is a comparison that is true in a transaction exactly while the lock
 // is held; see Txn, which adds it and tells its failure from others.
+//
+// A transaction that neither writes nor reads linearizably, one of comparisons
+// alone among them, etcd's members answer from what they have, which may be of
+// the past. So give it an operation, such as an OpGet, if it is to tell of the
+// present; those of Txn need none.
 func (h *Held) IsOwner() clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(h.Key()), "=", h.rev)
 }
