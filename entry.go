@@ -167,7 +167,7 @@ func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Tx
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		e.s.end(ErrSessionExpired, "lease not found")
 		e.s.leaseGone()
-		err = ErrSessionExpired
+		err = e.s.Err() // that it is closed, if it was Close that revoked the lease
 	}
 	return resp, err
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -346,4 +347,24 @@ func failIf(fails bool) error {
 		return errors.New("away")
 	}
 	return nil
+}
+
+// Where Close has revoked the lease before the request came, it is Close that ended
+// the call.
+func TestSession_ClosedBeforeTheRequestCame(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(5)
+		f.step = func(_ context.Context, what string) error {
+			if what != "Txn" {
+				return nil
+			}
+			s.end(ErrSessionClosed, "test")
+			return rpctypes.ErrGRPCLeaseNotFound
+		}
+		_, err := NewMutex(s, "a").Lock(t.Context())
+		require.ErrorIs(t, err, ErrSessionClosed)
+		require.NotErrorIs(t, err, ErrSessionExpired)
+		s.leaseGone()
+	})
 }
