@@ -10,6 +10,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -138,4 +139,40 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 		require.NoError(t, h.s.Close(testCtx(t)))
 		require.NoError(t, clients[i].Close()) // the learner would wait for it to leave
 	}
+}
+
+// Who asks a member that is cut off gets no answer, and never an old one.
+func TestFault_C8_NoOldAnswers(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	leader, err := own.Leader(testCtx(t))
+	require.NoError(t, err)
+	x := own.Member((leader.Index() + 1) % 3)
+	c := own.Client(t)
+	s := newTestSession(t, c)
+	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	tk, err := NewMutex(s, "a").Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	c.SetEndpoints(x.Endpoint())
+	require.NoError(t, h.Check(testCtx(t)))
+	x.Isolate()
+	other := own.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.Endpoints = []string{leader.Endpoint()} }))
+	_, err = other.Delete(testCtx(t), "a/", clientv3.WithPrefix())
+	require.NoError(t, err)
+	for what, ask := range map[string]func(ctx context.Context) error{
+		"Check":   h.Check,
+		"Ahead":   func(ctx context.Context) error { _, err := tk.Ahead(ctx); return err },
+		"TryLock": func(ctx context.Context) error { _, err := NewMutex(s, "a").TryLock(ctx); return err },
+	} {
+		err := returnsWithCtx(t, time.Second, ask)
+		// A watch from before may be on another member, and tell.
+		require.True(t, errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrLost), "%s: %v", what, err)
+	}
+	x.Heal()
+	require.ErrorIs(t, h.Check(testCtx(t)), ErrLost)
+	_, err = tk.Wait(testCtx(t))
+	require.ErrorIs(t, err, ErrLost)
+	require.NoError(t, s.Err())
 }

@@ -2,12 +2,15 @@ package etcdlock
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -146,4 +149,104 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 		}
 	}
 	t.Logf("shown: 50 waiters through %d compactions and %d resets: all in their places", compactions, resets)
+}
+
+// What a waiter reads does not depend on how many wait before it.
+func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
+	c := cluster.Client(t)
+	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
+		for _, n := range []int{10, 500} {
+			name := lockName(t)
+			var before []string
+			for i := range n {
+				before = append(before, exclusiveBase(name, clientv3.LeaseID(0x1000+i)))
+				_, err := c.Put(testCtx(t), before[i], "")
+				require.NoError(t, err)
+			}
+			tap := etcdtest.NewTap()
+			var keys atomic.Int64 // in all answers
+			tap.Every("Range", func(ctx context.Context, call *etcdtest.Call) error {
+				err := call.Send(ctx)
+				keys.Add(int64(len(call.Reply.(*pb.RangeResponse).Kvs)))
+				return err
+			})
+			tap.Every("Txn", func(ctx context.Context, call *etcdtest.Call) error {
+				err := call.Send(ctx)
+				for _, r := range call.Reply.(*pb.TxnResponse).Responses {
+					keys.Add(int64(len(r.GetResponseRange().GetKvs())))
+				}
+				return err
+			})
+			s := newTestSession(t, cluster.Client(t, tap))
+			granted := inBackground(t, lockFuncs(s, name)[kind])
+			require.Eventually(t, func() bool { return tap.Calls("Range") > 0 }, hang, tick)
+			for _, key := range before {
+				_, err := c.Delete(testCtx(t), key)
+				require.NoError(t, err)
+			}
+			h := <-granted
+			require.NotNil(t, h)
+			require.NoError(t, h.Unlock(testCtx(t)))
+			require.LessOrEqual(t, keys.Load(), int64(20), "%s behind %d reads their keys", kind, n)
+		}
+	}
+}
+
+// A lock is asked for by its own holder: an error at once, and no request.
+func TestFault_D8_OwnHolder(t *testing.T) {
+	tap := etcdtest.NewTap()
+	s := newTestSession(t, cluster.Client(t, tap))
+	rw := NewRWMutex(s, lockName(t))
+	require.NoError(t, rw.RDo(testCtx(t), func(ctx context.Context, h *Held) error {
+		requests := tap.Calls("Txn") + tap.Calls("Range")
+		for _, lock := range []func(context.Context) (*Held, error){rw.Lock, rw.RLock, NewMutex(s, rw.l.name).Lock} {
+			_, err := lock(ctx)
+			require.ErrorIs(t, err, ErrWouldDeadlock)
+		}
+		require.ErrorIs(t, rw.Do(ctx, nil), ErrWouldDeadlock)
+		require.NoError(t, rw.RDo(ctx, func(context.Context, *Held) error { return nil }))
+		require.Equal(t, requests, tap.Calls("Txn")+tap.Calls("Range"))
+		// Elsewhere nobody can know; there ctx ends the wait.
+		require.ErrorIs(t, returnsWithCtx(t, 100*time.Millisecond, func(ctx context.Context) error {
+			_, err := rw.Lock(ctx)
+			return err
+		}), context.DeadlineExceeded)
+		return h.Check(ctx)
+	}))
+}
+
+// A holder is stuck and its session lives. Its lock stays its own until an
+// operator, who sees whose it is and since when, deletes the entry.
+func TestFault_F14_StuckHolder(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, cluster.Client(t), WithOwner("batch-7"), WithTTL(time.Second))
+	var next *Ticket
+	err := NewMutex(s, name).Do(testCtx(t), func(ctx context.Context, h *Held) (err error) {
+		next, err = NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+		elapse(2 * s.TTL())
+		notGranted(t, next, 1)
+		require.True(t, h.Valid())
+		got, err := c.Get(testCtx(t), name+"/", clientv3.WithFirstCreate()...)
+		require.NoError(t, err)
+		require.Equal(t, h.Key(), string(got.Kvs[0].Key))
+		var says struct {
+			Owner  string
+			Queued time.Time
+		}
+		require.NoError(t, json.Unmarshal(got.Kvs[0].Value, &says))
+		require.Equal(t, "batch-7", says.Owner)
+		require.WithinDuration(t, time.Now(), says.Queued, hang)
+		_, err = c.Delete(testCtx(t), string(got.Kvs[0].Key))
+		require.NoError(t, err)
+		<-ctx.Done()
+		after, err := next.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.Greater(t, after.Token(), h.Token())
+		_, err = h.Txn(testCtx(t)).Then(clientv3.OpPut(name+".x", "stale")).Commit()
+		require.ErrorIs(t, err, ErrLost)
+		return after.Unlock(testCtx(t))
+	})
+	require.ErrorIs(t, err, ErrLost)
 }

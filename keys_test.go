@@ -65,7 +65,7 @@ func randomName(r *rand.Rand) string {
 }
 
 // Entries of one name are never entries of another, whatever the names.
-func TestNamesNeverCollide(t *testing.T) {
+func TestFault_D4_NamesNeverCollide(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 200_000 {
 		a, b := randomName(r), randomName(r)

@@ -13,7 +13,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-func TestMutex_OneSessionManyGoroutines(t *testing.T) {
+func TestFault_D1_D3_OneSessionManyGoroutines(t *testing.T) {
 	for _, values := range []int{1, 100} {
 		t.Run(fmt.Sprintf("values=%d", values), func(t *testing.T) {
 			c := cluster.Client(t)
@@ -198,7 +198,7 @@ func TestMutex_WaiterInTheMiddleDies(t *testing.T) {
 	}
 }
 
-func TestMutex_NestedNamesDontMeet(t *testing.T) {
+func TestFault_D4_NestedNamesDontMeet(t *testing.T) {
 	s := newTestSession(t, cluster.Client(t))
 	base := lockName(t)
 	var holds []*Held

@@ -65,7 +65,7 @@ func notGranted(t *testing.T, tk *Ticket, ahead int) {
 	}
 }
 
-func TestInvariant_I2_OrderOfReadersAndWriters(t *testing.T) {
+func TestFault_E5_I2_OrderOfReadersAndWriters(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
 	rw := NewRWMutex(newTestSession(t, c), name)
