@@ -1,0 +1,2 @@
+// Package deploy holds nothing but the tests of the files beside it.
+package deploy
