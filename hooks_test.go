@@ -192,15 +192,15 @@ func TestHooks_Stories(t *testing.T) {
 	t.Parallel()
 	for what, tc := range map[string]struct {
 		want []string
-		play func(t *testing.T, s *Session, name string)
+		play func(t *testing.T, s *Session, r *recorder, name string)
 	}{
-		"Try on a taken lock": {[]string{"enqueued granted released", "abandoned:locked"}, func(t *testing.T, s *Session, name string) {
+		"Try on a taken lock": {[]string{"enqueued granted released", "abandoned:locked"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			h := mustLock(t, s, name)
 			_, err := NewMutex(s, name).TryLock(testCtx(t))
 			require.ErrorIs(t, err, ErrLocked)
 			require.NoError(t, h.Unlock(testCtx(t)))
 		}},
-		"ctx ends while waiting": {[]string{"enqueued granted released", "enqueued abandoned:ctx"}, func(t *testing.T, s *Session, name string) {
+		"ctx ends while waiting": {[]string{"enqueued granted released", "enqueued abandoned:ctx"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			h := mustLock(t, s, name)
 			ctx, cancel := context.WithCancel(testCtx(t))
 			ended := make(chan error, 1)
@@ -208,12 +208,12 @@ func TestHooks_Stories(t *testing.T) {
 				_, err := NewMutex(s, name).Lock(ctx)
 				ended <- err
 			}()
-			require.Eventually(t, func() bool { return len(entries(t, s.Client(), name)) == 2 }, hang, tick)
+			require.Eventually(t, func() bool { return slices.Contains(r.stories(), "enqueued") }, hang, tick)
 			cancel()
 			require.ErrorIs(t, <-ended, context.Canceled)
 			require.NoError(t, h.Unlock(testCtx(t)))
 		}},
-		"tickets: claimed, cancelled when granted, cancelled before": {[]string{"enqueued granted released", "enqueued granted released", "enqueued abandoned:cancelled"}, func(t *testing.T, s *Session, name string) {
+		"tickets: claimed, cancelled when granted, cancelled before": {[]string{"enqueued granted released", "enqueued granted released", "enqueued abandoned:cancelled"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			var tickets []*Ticket
 			for range 3 {
 				tk, err := NewMutex(s, name).Enqueue(testCtx(t))
@@ -229,7 +229,7 @@ func TestHooks_Stories(t *testing.T) {
 			require.NoError(t, tickets[1].Cancel(testCtx(t)))
 			require.NoError(t, tickets[1].Cancel(testCtx(t)))
 		}},
-		"Do, and Do in it": {[]string{"enqueued granted released"}, func(t *testing.T, s *Session, name string) {
+		"Do, and Do in it": {[]string{"enqueued granted released"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			m := NewMutex(s, name)
 			require.NoError(t, m.Do(testCtx(t), func(ctx context.Context, h *Held) error {
 				_, err := m.Lock(ctx)
@@ -237,25 +237,25 @@ func TestHooks_Stories(t *testing.T) {
 				return m.Do(ctx, func(context.Context, *Held) error { return nil })
 			}))
 		}},
-		"downgraded": {[]string{"enqueued granted released"}, func(t *testing.T, s *Session, name string) {
+		"downgraded": {[]string{"enqueued granted released"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			h, err := NewRWMutex(s, name).Lock(testCtx(t))
 			require.NoError(t, err)
 			require.NoError(t, h.Downgrade(testCtx(t)))
 			require.NoError(t, h.Unlock(testCtx(t)))
 		}},
-		"the lease is revoked, and nobody looks": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued granted lost:expired"}, func(t *testing.T, s *Session, name string) {
+		"the lease is revoked, and nobody looks": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued granted lost:expired"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			for i := range 3 {
 				mustLock(t, s, fmt.Sprint(name, i))
 			}
 			revoke(t, s)
-			<-s.Done()
+			require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 		}},
-		"the lease is revoked, and all look": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued abandoned:expired"}, func(t *testing.T, s *Session, name string) {
+		"the session expires, and all look": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued abandoned:expired"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			h, h2 := mustLock(t, s, name), mustLock(t, s, name+"2")
 			done := h.Done()
 			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
-			revoke(t, s)
+			s.end(ErrSessionExpired, "test")
 			<-done
 			_, err = tk.Wait(testCtx(t))
 			require.ErrorIs(t, err, ErrSessionExpired)
@@ -264,7 +264,7 @@ func TestHooks_Stories(t *testing.T) {
 				require.ErrorIs(t, h.Unlock(testCtx(t)), ErrSessionExpired)
 			}
 		}},
-		"closed": {[]string{"enqueued granted lost:closed", "enqueued granted lost:closed", "enqueued abandoned:closed"}, func(t *testing.T, s *Session, name string) {
+		"closed": {[]string{"enqueued granted lost:closed", "enqueued granted lost:closed", "enqueued abandoned:closed"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			mustLock(t, s, name+"2").Done()
 			mustLock(t, s, name)
 			_, err := NewMutex(s, name).Enqueue(testCtx(t))
@@ -273,11 +273,11 @@ func TestHooks_Stories(t *testing.T) {
 			_, err = NewMutex(s, name).Lock(testCtx(t))
 			require.ErrorIs(t, err, ErrSessionClosed) // and it is told of by nothing else
 		}},
-		"orphaned": {[]string{"enqueued granted lost:closed"}, func(t *testing.T, s *Session, name string) {
+		"orphaned": {[]string{"enqueued granted lost:closed"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			mustLock(t, s, name)
 			s.Orphan()
 		}},
-		"the entries are deleted: one watched, one unlocked, one checked": {[]string{"enqueued granted lost:lost", "enqueued granted lost:lost", "enqueued granted lost:lost"}, func(t *testing.T, s *Session, name string) {
+		"the entries are deleted: one watched, one unlocked, one checked": {[]string{"enqueued granted lost:lost", "enqueued granted lost:lost", "enqueued granted lost:lost"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			var holds []*Held
 			for i := range 3 {
 				holds = append(holds, mustLock(t, s, fmt.Sprint(name, i)))
@@ -290,7 +290,7 @@ func TestHooks_Stories(t *testing.T) {
 			require.ErrorIs(t, holds[2].Check(testCtx(t)), ErrLost)
 			require.ErrorIs(t, holds[2].Unlock(testCtx(t)), ErrLost)
 		}},
-		"a waiter's entry is deleted": {[]string{"enqueued granted released", "enqueued abandoned:lost"}, func(t *testing.T, s *Session, name string) {
+		"a waiter's entry is deleted": {[]string{"enqueued granted released", "enqueued abandoned:lost"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			h := mustLock(t, s, name)
 			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
@@ -300,13 +300,13 @@ func TestHooks_Stories(t *testing.T) {
 			require.ErrorIs(t, err, ErrLost)
 			require.NoError(t, h.Unlock(testCtx(t)))
 		}},
-		"Unlock with a ctx that has ended": {[]string{"enqueued granted released:ctx"}, func(t *testing.T, s *Session, name string) {
+		"Unlock with a ctx that has ended": {[]string{"enqueued granted released:ctx"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			h := mustLock(t, s, name)
 			ctx, cancel := context.WithCancel(testCtx(t))
 			cancel()
 			require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
 		}},
-		"nothing could begin": {[]string{}, func(t *testing.T, s *Session, name string) {
+		"nothing could begin": {[]string{}, func(t *testing.T, s *Session, r *recorder, name string) {
 			ctx, cancel := context.WithCancel(testCtx(t))
 			cancel()
 			_, err := NewMutex(s, name).Lock(ctx)
@@ -318,9 +318,9 @@ func TestHooks_Stories(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			r := &recorder{}
-			s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(3*time.Second), WithHooks(r.hooks()))
+			s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(time.Minute), WithHooks(r.hooks()))
 			require.NoError(t, err)
-			tc.play(t, s, lockName(t))
+			tc.play(t, s, r, lockName(t))
 			r.requireStories(t, tc.want...)
 			_ = s.Close(testCtx(t))
 			require.Equal(t, sorted(tc.want), r.stories(), "and Close adds nothing")
@@ -443,7 +443,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 		r.mu.Unlock()
 	}
 	other = NewMutex(newTestSession(t, cluster.Client(t)), lockName(t))
-	s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(3*time.Second), WithHooks(r.hooks()))
+	s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(time.Minute), WithHooks(r.hooks()))
 	require.NoError(t, err)
 	name := lockName(t)
 	lock := func(i int) *Held {
@@ -482,7 +482,7 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 	t.Parallel()
 	for range 3 {
 		r := &recorder{}
-		s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(3*time.Second), WithHooks(r.hooks()))
+		s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(time.Minute), WithHooks(r.hooks()))
 		require.NoError(t, err)
 		name := lockName(t)
 		var begun, got atomic.Int64
@@ -526,6 +526,7 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 		}
 		require.Eventually(t, func() bool { return got.Load() > 20 }, hang, tick)
 		revoke(t, s)
+		require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 		wg.Wait()
 		require.NoError(t, s.Close(testCtx(t)))
 		stories := r.stories()
