@@ -74,32 +74,32 @@ func Hooks(opts ...Option) *etcdlock.Hooks {
 	t := tracer{c.provider.Tracer("github.com/etcdlock/etcdlock/otellock")}
 	return &etcdlock.Hooks{
 		Granted: func(ctx context.Context, i etcdlock.GrantedInfo) {
-			t.wait(ctx, i.Acquisition, i.Wait, outcome.Granted, nil)
+			t.wait(ctx, i.Acquisition, i.Granted, outcome.Granted, nil)
 		},
 		Abandoned: func(ctx context.Context, i etcdlock.AbandonedInfo) {
-			t.wait(ctx, i.Acquisition, i.Wait, outcome.Of(i.Err), i.Err)
+			t.wait(ctx, i.Acquisition, i.Asked.Add(i.Wait), outcome.Of(i.Err), i.Err)
 		},
 		Released: func(ctx context.Context, i etcdlock.ReleasedInfo) {
-			t.hold(ctx, i.Acquisition, i.Held, outcome.Released, nil)
+			t.hold(ctx, i.Acquisition, i.Granted.Add(i.Held), outcome.Released, nil)
 		},
 		Lost: func(ctx context.Context, i etcdlock.LostInfo) {
-			t.hold(ctx, i.Acquisition, i.Held, outcome.Of(i.Cause), i.Cause)
+			t.hold(ctx, i.Acquisition, i.Granted.Add(i.Held), outcome.Of(i.Cause), i.Cause)
 		},
 	}
 }
 
 type tracer struct{ trace.Tracer }
 
-func (t tracer) wait(ctx context.Context, a etcdlock.Acquisition, took time.Duration, word string, err error) {
+func (t tracer) wait(ctx context.Context, a etcdlock.Acquisition, until time.Time, word string, err error) {
 	span := t.start(ctx, "etcdlock.wait", a, a.Asked, word)
 	if !a.Enqueued.IsZero() {
 		span.AddEvent("enqueued", trace.WithTimestamp(a.Enqueued))
 	}
-	end(span, a.Asked.Add(took), word, err)
+	end(span, until, word, err)
 }
 
-func (t tracer) hold(ctx context.Context, a etcdlock.Acquisition, took time.Duration, word string, err error) {
-	end(t.start(ctx, "etcdlock.hold", a, a.Granted, word), a.Granted.Add(took), word, err)
+func (t tracer) hold(ctx context.Context, a etcdlock.Acquisition, until time.Time, word string, err error) {
+	end(t.start(ctx, "etcdlock.hold", a, a.Granted, word), until, word, err)
 }
 
 func (t tracer) start(ctx context.Context, name string, a etcdlock.Acquisition, at time.Time, word string) trace.Span {

@@ -91,7 +91,10 @@ func mustLock(t testing.TB, lock func(context.Context) (*etcdlock.Held, error)) 
 
 // Every event of real locks shows in the metrics, once.
 func TestCollector(t *testing.T) {
-	client := etcdtest.Start(t).Client(t)
+	cluster := etcdtest.Start(t)
+	client, err := cluster.NewClient()
+	require.NoError(t, err)
+	defer client.Close()
 	locks := promlock.New()
 	reg := registry(t, locks)
 	s := newSession(t, client, etcdlock.WithHooks(locks.Hooks()), etcdlock.WithTTL(time.Minute))
@@ -148,11 +151,10 @@ func TestCollector(t *testing.T) {
 	_, err = client.Delete(testCtx(t), r2.Key())
 	require.NoError(t, err)
 	require.ErrorIs(t, r2.Unlock(testCtx(t)), etcdlock.ErrLost)
-	_, err = client.Revoke(testCtx(t), s.Lease())
-	require.NoError(t, err)
+	require.NoError(t, client.Close())
 	_, err = waiting.Wait(testCtx(t))
 	require.ErrorIs(t, err, etcdlock.ErrSessionExpired)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.Error(t, s.Close(testCtx(t)), "its lease is left to expire")
 	require.Error(t, h.Unlock(testCtx(t)))
 	got = gather(t, reg)
 	for name, want := range map[string]float64{
