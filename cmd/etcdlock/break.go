@@ -72,7 +72,7 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 		}
 		what := "holds the lock"
 		if !e.Holds {
-			what = state(q, i)
+			what = "waits in " + state(q, i)
 		}
 		if !yes {
 			if err := confirm(ctx, fmt.Sprintf("%s: %s %s. Take it out of the queue?", plain(name), describe(e, time.Now()), what)); err != nil {

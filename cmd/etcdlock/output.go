@@ -97,12 +97,12 @@ func standing(q etcdlock.Queue) string {
 	return fmt.Sprintf("held by %d readers, %d waiting", holds, waits)
 }
 
-// state is what an entry does: "holds", or the place in which it waits.
+// state is what an entry does: it holds, or waits in a place.
 func state(q etcdlock.Queue, i int) string {
 	if q.Entries[i].Holds {
 		return "holds"
 	}
-	return "waits, " + strconv.Itoa(i-len(q.Holders())+1) + "."
+	return "place " + strconv.Itoa(i-len(q.Holders())+1)
 }
 
 func kindOf(e etcdlock.Entry) string {

@@ -96,8 +96,8 @@ func TestShow(t *testing.T) {
 
 STATE +KIND +SINCE +LEASE +OWNER +ENTRY
 holds +exclusive +\d+s +\d+ of 10s +ann +x/[0-9a-f]+@\d+
-waits, 1\. +exclusive +\? +\d+ of 60s +unknown \(lease [0-9a-f]+\) +x/[0-9a-f]+@\d+
-waits, 2\. +exclusive +\d+s +\d+ of 10s +bob\x{fffd}\[31m\x{fffd} +x/[0-9a-f]+@\d+$`, out)
+place 1 +exclusive +\? +\d+ of 60s +unknown \(lease [0-9a-f]+\) +x/[0-9a-f]+@\d+
+place 2 +exclusive +\d+s +\d+ of 10s +bob\x{fffd}\[31m\x{fffd} +x/[0-9a-f]+@\d+$`, out)
 	_, out, _ = ask(t, cluster, "show", "x", "-o", "json")
 	var q etcdlock.Queue
 	require.NoError(t, json.Unmarshal([]byte(out), &q))
@@ -116,9 +116,9 @@ func TestShow_WatchPiped(t *testing.T) {
 	ann := enqueued(t, client, "ann", "x")
 	r.until(t, "^holds .* ann ")
 	bob := enqueued(t, client, "bob", "x")
-	r.until(t, `^waits, 1\. .* bob `)
+	r.until(t, `^place 1 .* bob `)
 	require.NoError(t, ann.Close(bounded(t)))
-	r.until(t, `^holds .* bob +↑ was 1\. `)
+	r.until(t, `^holds .* bob +↑ was place 1 `)
 	r.until(t, `^\d\d:\d\d:\d\d  ann left the lock$`)
 	r.until(t, `^\d\d:\d\d:\d\d  bob got the lock, \d+s after it came$`)
 	require.NoError(t, bob.Close(bounded(t)))
@@ -159,9 +159,9 @@ func TestShow_WatchTerminal(t *testing.T) {
 	ann := enqueued(t, client, "ann", "x")
 	c.until(t, `\x1b\[1;32mholds[^\n]* ann `)
 	enqueued(t, client, "bob", "x")
-	c.until(t, `waits, 1\.[^\n]* bob +new `)
+	c.until(t, `place 1[^\n]* bob +new `)
 	require.NoError(t, ann.Close(bounded(t)))
-	c.until(t, `\x1b\[1;32mholds[^\n]* bob +↑ was 1\. `)
+	c.until(t, `\x1b\[1;32mholds[^\n]* bob +↑ was place 1 `)
 	c.until(t, `bob got the lock, \d+s after it came`)
 	c.until(t, `holds +exclusive +1s`) // time goes on by itself
 	c.types(t, ctrlC)

@@ -338,6 +338,14 @@ $`, max(pids[0], 0)), strings.ReplaceAll(r.stderr.String(), fmt.Sprint(pids[1]),
 	require.Equal(t, "ready\nTERM", r.output())
 	require.NotContains(t, r.stderr.String(), "killed")
 
+	// One that is stopped is asked, too.
+	r = start(t, env, "run", "x", "--ttl=60s", "--grace=20s", "--", "sh", "-c", `trap "echo TERM; exit 0" TERM; echo $$; while :; do sleep 0.01; done`)
+	pid := int(mustInt(r.until(t, `^(\d+)$`)[1]))
+	require.NoError(t, syscall.Kill(-pid, syscall.SIGSTOP))
+	takeAway()
+	r.until(t, "^TERM$")
+	require.Equal(t, 76, r.wait(t))
+
 	// Without grace there is no asking.
 	r = start(t, env, "run", "x", "--grace=0s", "--", "sh", "-c", stubborn)
 	pids = r.stubbornPids(t)
@@ -500,6 +508,20 @@ func TestRun_Leftovers(t *testing.T) {
 	require.Regexp(t, `sh: it ended and left processes behind; process group \d+ gets SIGTERM, and SIGKILL in 300ms`, r.stderr.String())
 	free()
 	noKeys(t, client)
+}
+
+// What the command leaves is reaped: as the first process of a container nobody
+// else would do it, and what is dead and not reaped looks alive.
+func TestRun_Reaps(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	r, end := begin(t, cluster.Endpoints(), "x", "--", "sh", "-c", `(setsid sleep 1000 & echo $!); read line`)
+	orphan := int(mustInt(r.until(t, `^(\d+)$`)[1]))
+	require.Eventually(t, func() bool { return slices.Contains(children(t, r.cmd.Process.Pid), orphan) }, hang, 5*time.Millisecond)
+	require.NoError(t, syscall.Kill(orphan, syscall.SIGKILL))
+	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(orphan, 0), syscall.ESRCH) }, hang, 5*time.Millisecond)
+	end()
+	require.Zero(t, r.wait(t))
 }
 
 // A waiter whose session ends queues again.

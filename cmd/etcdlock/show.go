@@ -157,10 +157,10 @@ func (b *board) update(q etcdlock.Queue, now time.Time) {
 	here := make(map[string]bool)
 	var events []string
 	for i, e := range q.Entries {
-		was, now2 := before[ref(e)], state(q, i)
+		was, is := before[ref(e)], state(q, i)
 		here[ref(e)] = true
 		switch {
-		case was == now2:
+		case was == is:
 			if m, ok := b.moves[ref(e)]; ok {
 				moves[ref(e)] = m
 			}
@@ -170,16 +170,16 @@ func (b *board) update(q etcdlock.Queue, now time.Time) {
 			events = append(events, owner(e)+" came and got the lock")
 		case was == "":
 			moves[ref(e)] = move{"new", now}
-			events = append(events, owner(e)+" came, and "+now2)
+			events = append(events, owner(e)+" came, in "+is)
 		case e.Holds:
-			moves[ref(e)] = move{"↑ was " + strings.TrimPrefix(was, "waits, "), now}
+			moves[ref(e)] = move{"↑ was " + was, now}
 			got := owner(e) + " got the lock"
 			if !e.Queued.IsZero() {
 				got += ", " + age(now.Sub(e.Queued)) + " after it came"
 			}
 			events = append(events, got)
 		default:
-			moves[ref(e)] = move{"↑ was " + strings.TrimPrefix(was, "waits, "), now}
+			moves[ref(e)] = move{"↑ was " + was, now}
 		}
 	}
 	for i, e := range b.queue.Entries {
@@ -188,7 +188,7 @@ func (b *board) update(q etcdlock.Queue, now time.Time) {
 		case e.Holds:
 			events = append([]string{owner(e) + " left the lock"}, events...)
 		default:
-			events = append([]string{owner(e) + " left the queue, it was in place " + strings.TrimPrefix(state(b.queue, i), "waits, ")}, events...)
+			events = append([]string{owner(e) + " left, it was in " + state(b.queue, i)}, events...)
 		}
 	}
 	for _, e := range events {
