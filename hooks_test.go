@@ -76,14 +76,17 @@ func (r *recorder) acquisitions() []event {
 
 // errWord names the errors that the tests tell apart.
 func errWord(err error) string {
+	if err == nil {
+		return ""
+	}
 	for _, s := range []struct {
 		err  error
 		word string
 	}{
-		{nil, ""}, {ErrSessionExpired, "expired"}, {ErrSessionClosed, "closed"}, {ErrLost, "lost"}, {ErrLocked, "locked"}, {ErrNotHeld, "cancelled"},
+		{ErrSessionExpired, "expired"}, {ErrSessionClosed, "closed"}, {ErrLost, "lost"}, {ErrLocked, "locked"}, {ErrNotHeld, "cancelled"},
 		{context.Canceled, "ctx"}, {context.DeadlineExceeded, "ctx"},
 	} {
-		if s.err == err || s.err != nil && errors.Is(err, s.err) {
+		if errors.Is(err, s.err) {
 			return s.word
 		}
 	}

@@ -87,7 +87,7 @@ func processA(ctx context.Context, etcd, store string) error {
 	// What costs nothing: to look at the clocks before each step. It narrows the
 	// gap, and does not close it.
 	if h.Valid() {
-		return errors.New("Valid is true")
+		return errors.New("it says Valid")
 	}
 	fmt.Println("  A: Valid says false")
 

@@ -69,7 +69,7 @@ func check(dir string) error {
 	}
 	for _, r := range rows {
 		if len(of(tests, "TestFault_", r.id)) == 0 {
-			return fmt.Errorf("row %s: no test TestFault_%s_...", r.id, r.id)
+			return fmt.Errorf("row %s: no test TestFault_%s_ and its name", r.id, r.id)
 		}
 	}
 	return nil

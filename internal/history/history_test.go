@@ -58,9 +58,9 @@ func (s *script) write(worker int, key string, token int64) {
 }
 
 func event(what mvccpb.Event_EventType, key, value string, lease, created, rev int64) *clientv3.Event {
-	return (*clientv3.Event)(&mvccpb.Event{Type: what, Kv: &mvccpb.KeyValue{
+	return &clientv3.Event{Type: what, Kv: &mvccpb.KeyValue{
 		Key: []byte(key), Value: []byte(value), Lease: lease, CreateRevision: created, ModRevision: rev,
-	}})
+	}}
 }
 
 func TestCheckGrants(t *testing.T) {
