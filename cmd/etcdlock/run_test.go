@@ -515,7 +515,7 @@ func TestRun_Leftovers(t *testing.T) {
 func TestRun_Reaps(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
-	r, end := begin(t, cluster.Endpoints(), "x", "--", "sh", "-c", `(setsid sleep 1000 & echo $!); read line`)
+	r, end := begin(t, cluster.Endpoints(), "x", "--", "sh", "-c", `(setsid sleep 1000 & echo $!); read line; true`)
 	orphan := int(mustInt(r.until(t, `^(\d+)$`)[1]))
 	require.Eventually(t, func() bool { return slices.Contains(children(t, r.cmd.Process.Pid), orphan) }, hang, 5*time.Millisecond)
 	require.NoError(t, syscall.Kill(orphan, syscall.SIGKILL))

@@ -173,6 +173,33 @@ func TestTerminal(t *testing.T) {
 	noKeys(t, client)
 }
 
+// Somebody who waits at a terminal is told for whom, and may stop and end that.
+func TestTerminal_Waiting(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	holder := enqueued(t, client, "ann", "x")
+	s := shell(t, cluster.Endpoints())
+	s.types(t, "$L run x --ttl 30s -- echo in it\r")
+	s.until(t, `etcdlock: x: waiting: held by ann \(queued \d+s ago\)\r\n`)
+	s.types(t, ctrlZ)
+	s.untilStopped(t)
+	s.types(t, "fg\r")
+	s.until(t, `run x`)
+	s.types(t, ctrlC)
+	s.until(t, "etcdlock: ended by signal: interrupt")
+	s.until(t, `ready> `)
+	waiters(t, client, "x", 1)
+	s.types(t, "$L run x -- echo in it\r")
+	s.until(t, `etcdlock: x: waiting: held by ann `)
+	require.NoError(t, holder.Close(bounded(t)))
+	s.until(t, `in it\r\n`)
+	s.until(t, `ready> `)
+	s.types(t, "exit\r")
+	s.ends(t)
+	noKeys(t, client)
+}
+
 // Ctrl-Z, fg and bg, as for any job of a shell.
 func TestTerminal_JobControl(t *testing.T) {
 	t.Parallel()

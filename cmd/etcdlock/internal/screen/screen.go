@@ -4,9 +4,11 @@ package screen
 import (
 	"os"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/term"
+	"golang.org/x/text/width"
 )
 
 // A View prints lines. On a terminal it also keeps a board below them, which is
@@ -161,21 +163,44 @@ func (l Line) Text() string {
 }
 
 // Width is how many columns the line takes.
-func (l Line) Width() int { return utf8.RuneCountInString(l.Text()) }
+func (l Line) Width() int {
+	n := 0
+	for _, r := range l.Text() {
+		n += columns(r)
+	}
+	return n
+}
+
+// columns is how many columns a character takes. The board stays in its place only
+// if its lines are as wide as they are counted, whatever others have called
+// themselves.
+func columns(r rune) int {
+	switch kind := width.LookupRune(r).Kind(); {
+	case unicode.In(r, unicode.Mn, unicode.Me):
+		return 0
+	case kind == width.EastAsianWide, kind == width.EastAsianFullwidth:
+		return 2
+	}
+	return 1
+}
 
 // Cut shortens the line to width.
 func (l Line) Cut(width int) Line {
-	if l.Width() <= width {
+	switch {
+	case l.Width() <= width:
 		return l
+	case width < 1:
+		return nil
 	}
 	var short Line
+	left := width - 1
 	for _, s := range l {
-		runes := []rune(s.text)
-		if n := max(0, width-1); len(runes) > n {
-			return append(short, Span{string(runes[:n]), s.style}, Span{"…"[:3*min(1, width)], dim})
+		for i, r := range s.text {
+			if left -= columns(r); left < 0 {
+				return append(short, Span{s.text[:i], s.style}, Span{"…", dim})
+			}
 		}
 		short = append(short, s)
-		width -= len(runes)
 	}
 	return short
 }
