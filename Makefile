@@ -1,7 +1,9 @@
 LINT = go tool -modfile=tools/go.mod golangci-lint
 FUZZTIME ?= 30s
+SEED ?= 0
+T ?= 1m
 
-.PHONY: test race lint fmt tidy demo fuzz bench ci
+.PHONY: test race lint fmt tidy demo fuzz soak bench ci
 
 test:
 	go test ./...
@@ -26,6 +28,10 @@ fuzz:
 	for f in $$(go test -list '^Fuzz' . | grep '^Fuzz'); do \
 		go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) . || exit 1; \
 	done
+
+# Everything broken at random while locks are used, and judged: SEED=7 T=30m make soak. See internal/soak/doc.go.
+soak:
+	go test -count=1 -v -timeout 0 -run '^TestSoak$$' ./internal/soak -args -seed=$(SEED) -for=$(T)
 
 # The package beside its peers, on real servers; installs redis and ZooKeeper if they are missing, and takes about an hour.
 # It writes bench/results.json, and bench/README.md and its plots from that.
