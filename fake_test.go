@@ -49,11 +49,29 @@ func newFakeEtcd() *fakeEtcd {
 func (f *fakeEtcd) session(id clientv3.LeaseID) *Session {
 	client := clientv3.NewCtxClient(context.Background())
 	client.KV = clientv3.NewKVFromKVClient(f, client)
-	client.Watcher = f
+	client.Watcher, client.Lease = f, fakeLease{f: f}
 	s := makeSession(client, sessionConfig{lease: id, ttl: 10 * time.Second, log: discard, owner: "o"})
 	s.keepAlive = func(context.Context) (int64, error) { return 10, nil }
 	s.record(time.Now(), 3600)
 	return s
+}
+
+// fakeLease tells which keys a lease has.
+type fakeLease struct {
+	clientv3.Lease // what is not faked panics
+	f              *fakeEtcd
+}
+
+func (l fakeLease) TimeToLive(_ context.Context, id clientv3.LeaseID, _ ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	resp := &clientv3.LeaseTimeToLiveResponse{ID: id}
+	for key, kv := range l.f.states[l.f.rev] {
+		if kv.Lease == int64(id) {
+			resp.Keys = append(resp.Keys, []byte(key))
+		}
+	}
+	return resp, nil
 }
 
 func within(key, from, to string) bool { return key == from || to != "" && key >= from && key < to }

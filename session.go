@@ -46,8 +46,7 @@ type Session struct {
 	renewed chan renewal
 	revoke  sync.Once
 	revoked chan struct{} // closed after the revocation, whose error is revokeErr
-	// confirming serializes confirm, so that 10,000 holds that are lost
-	// together ask once.
+	// confirming serializes confirm: 10,000 holds that are lost together ask once.
 	confirming sync.Mutex
 
 	mu         sync.Mutex
@@ -60,6 +59,7 @@ type Session struct {
 	slots      slots
 	seq        uint64 // of the last nonce
 	closing    bool   // Close waits: start nothing anymore
+	sweeping   bool   // see sweep
 
 	// wg counts the session's goroutines: run, its attempts to renew, the
 	// waiting of tickets, the guards of holds, and clean-up. All of them end
