@@ -99,7 +99,8 @@
 //	I5  An entry is its key and its create revision: what releases it compares
 //	    both.
 //	I6  A key is used anew only when its last use is settled: its removal is
-//	    confirmed, and no write of it can come any more.
+//	    confirmed, and no write of it is to be expected. One that comes even so,
+//	    as when a member wakes after minutes, is removed within about a TTL.
 //
 // # When something fails
 //

@@ -52,20 +52,29 @@ func (f *fakeEtcd) session(id clientv3.LeaseID) *Session {
 	client.Watcher = f
 	s := makeSession(client, sessionConfig{lease: id, ttl: 10 * time.Second, log: discard, owner: "o"})
 	s.keepAlive = func(context.Context) (int64, error) { return 10, nil }
-	client.Lease = fakeLease{s: s}
+	client.Lease = fakeLease{f: f, s: s}
 	s.record(time.Now(), 3600)
 	return s
 }
 
-// fakeLease knows of a lease what its renewal would tell.
+// fakeLease knows of a lease what its renewal would tell, and which keys it has.
 type fakeLease struct {
-	clientv3.Lease
-	s *Session
+	clientv3.Lease // what is not faked panics
+	f              *fakeEtcd
+	s              *Session
 }
 
-func (l fakeLease) TimeToLive(ctx context.Context, _ clientv3.LeaseID, _ ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
+func (l fakeLease) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
 	ttl, err := l.s.keepAlive(ctx)
-	return &clientv3.LeaseTimeToLiveResponse{GrantedTTL: ttl}, err
+	l.f.mu.Lock()
+	defer l.f.mu.Unlock()
+	resp := &clientv3.LeaseTimeToLiveResponse{ID: id, GrantedTTL: ttl}
+	for key, kv := range l.f.states[l.f.rev] {
+		if kv.Lease == int64(id) {
+			resp.Keys = append(resp.Keys, []byte(key))
+		}
+	}
+	return resp, err
 }
 
 func within(key, from, to string) bool { return key == from || to != "" && key >= from && key < to }

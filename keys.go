@@ -101,6 +101,25 @@ func (k slot) base() string {
 	return k.key[:strings.LastIndexByte(k.key, '-')]
 }
 
+// slotOf is the slot of key, if that is one of the lease's.
+func slotOf(key string, id clientv3.LeaseID) (k slot, ok bool) {
+	name := key[:max(0, strings.LastIndexByte(key, '/'))]
+	if kindOf(name, key) == foreign {
+		return slot{}, false
+	}
+	base, n, numbered := strings.Cut(key[len(name):], "-")
+	if base = name + base; base != exclusiveBase(name, id) && base != sharedBase(name, id) {
+		return slot{}, false
+	}
+	k.key = key
+	if numbered {
+		u, err := strconv.ParseUint(n, 16, 31)
+		k.n = int(u)
+		return k, err == nil
+	}
+	return k, true
+}
+
 // slots says which keys of a session are in use, a bit for each <n> of a base.
 // A session takes the lowest free key, so that a service which locks a name
 // over and over uses one: etcd's index keeps every deleted key until the next
@@ -128,12 +147,17 @@ func (s slots) take(base string) slot {
 	return slot{base + "-" + strconv.FormatInt(int64(n), 16), n}
 }
 
+func (s slots) uses(k slot) bool {
+	used := s[k.base()]
+	return k.n/64 < len(used) && used[k.n/64]&(1<<(k.n%64)) != 0
+}
+
 func (s slots) free(k slot) {
+	if !s.uses(k) {
+		panic("bug: a free key of " + k.base() + " was freed")
+	}
 	base, n := k.base(), k.n
 	used := s[base]
-	if n/64 >= len(used) || used[n/64]&(1<<(n%64)) == 0 {
-		panic("bug: a free key of " + base + " was freed")
-	}
 	used[n/64] &^= 1 << (n % 64)
 	for _, word := range used {
 		if word != 0 {

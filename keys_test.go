@@ -124,6 +124,20 @@ func FuzzKindOf(f *testing.F) {
 	})
 }
 
+func TestSlotOf(t *testing.T) {
+	for key, want := range map[string]slot{
+		"a/5": {"a/5", 0}, "a/r5": {"a/r5", 0}, "a/5-1": {"a/5-1", 1}, "a/b-1/r5-ff": {"a/b-1/r5-ff", 255},
+		"a/6": {}, "a/5-0": {}, "a/5-": {}, "a/5-80000000": {}, "a/r5/x": {}, "a": {}, "": {},
+	} {
+		k, ok := slotOf(key, 5)
+		require.Equal(t, want.key != "", ok, key)
+		if ok {
+			require.Equal(t, want, k)
+			require.Contains(t, []string{exclusiveBase(key[:strings.LastIndexByte(key, '/')], 5), sharedBase(key[:strings.LastIndexByte(key, '/')], 5)}, k.base())
+		}
+	}
+}
+
 func TestInvariant_I6_SlotsAreReusedOnlyWhenFree(t *testing.T) {
 	s := slots{}
 	var taken []slot
@@ -144,6 +158,8 @@ func TestInvariant_I6_SlotsAreReusedOnlyWhenFree(t *testing.T) {
 	require.Equal(t, taken[3], s.take("a/1"), "the lowest first")
 	require.Equal(t, taken[70], s.take("a/1"))
 	require.Equal(t, "a/1-c8", s.take("a/1").key)
+	require.True(t, s.uses(taken[3]))
+	require.False(t, s.uses(slot{"a/1-1000", 4096}))
 	require.Panics(t, func() { s.free(slot{"a/2", 0}) })
 	for _, k := range taken {
 		s.free(k)

@@ -100,6 +100,13 @@ func (e *entry) settle(delay time.Duration) {
 		return
 	}
 	e.lookForGhost(delay, settleTimes)
+	e.s.mu.Lock()
+	first := !e.s.sweeping
+	e.s.sweeping = true
+	e.s.mu.Unlock()
+	if first {
+		e.s.sweep()
+	}
 }
 
 func (e *entry) lookForGhost(delay time.Duration, times int) {
@@ -120,4 +127,43 @@ func (e *entry) lookForGhost(delay time.Duration, times int) {
 		// A timer, not a goroutine: there may be many to settle.
 		time.AfterFunc(delay, func() { e.lookForGhost(min(2*delay, settleMax), times-1) })
 	})
+}
+
+// sweep looks each TTL, from the first doubt on and for as long as the session
+// lives, for keys that its lease has and no entry uses. A member that hung for
+// minutes may carry out, as it wakes, what was given up long ago, when nobody
+// looks for it any more; and such a ghost would jam its lock.
+func (s *Session) sweep() {
+	time.AfterFunc(s.ttl, func() {
+		s.background(func(ctx context.Context) {
+			defer s.sweep()
+			lease, _, err := hedged(ctx, s, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+				return s.client.TimeToLive(ctx, s.id, clientv3.WithAttachedKeys())
+			})
+			if err != nil {
+				return
+			}
+			for _, key := range lease.Keys {
+				if k, ok := slotOf(string(key), s.id); ok && !s.uses(k) {
+					s.sweepKey(ctx, k)
+				}
+			}
+		})
+	})
+}
+
+func (s *Session) sweepKey(ctx context.Context, k slot) {
+	got, _, err := s.get(ctx, 0, k.key)
+	// Asked again, since an entry may have been written under this key meanwhile.
+	// If none uses it now, then what was read is a ghost, or gone.
+	if err == nil && len(got.Kvs) > 0 && strings.Contains(string(got.Kvs[0].Value), `"`+s.nonce) && !s.uses(k) {
+		ghost := &entry{s: s, key: k}
+		_, _ = ghost.remove(ctx, got.Kvs[0].CreateRevision)
+	}
+}
+
+func (s *Session) uses(k slot) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.slots.uses(k)
 }

@@ -48,8 +48,7 @@ type Session struct {
 	renewed chan renewal
 	revoke  sync.Once
 	revoked chan struct{} // closed after the revocation, whose error is revokeErr
-	// confirming serializes confirm, so that 10,000 holds that are lost
-	// together ask once.
+	// confirming serializes confirm: 10,000 holds that are lost together ask once.
 	confirming sync.Mutex
 	confirmed  time.Time // when etcd was last asked that still had the lease
 
@@ -68,6 +67,7 @@ type Session struct {
 	// holds are told when the session ends; nil if nobody listens.
 	holds    map[*entry]struct{}
 	troubles troubles
+	sweeping bool // see sweep
 
 	// wg counts the session's goroutines: run, its attempts to renew, the
 	// waiting of tickets, the guards of holds, and clean-up. All of them end
