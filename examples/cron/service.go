@@ -37,7 +37,7 @@ func serve(ctx context.Context) error {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}
-		fmt.Fprintln(w, "leads:", elector.IsLeader())
+		_, _ = fmt.Fprintln(w, "leads:", elector.IsLeader())
 	})
 	server := &http.Server{Addr: os.Getenv("LISTEN"), Handler: mux, ReadHeaderTimeout: 5 * time.Second}
 	failed := make(chan error, 1)
