@@ -3,7 +3,7 @@ FUZZTIME ?= 30s
 SEED ?= 0
 T ?= 1m
 
-.PHONY: test race lint fmt tidy demo fuzz soak bench ci
+.PHONY: test race lint fmt tidy demo fuzz soak compat bench ci
 
 test:
 	go test ./...
@@ -32,6 +32,11 @@ fuzz:
 # Everything broken at random while locks are used, and judged: SEED=7 T=30m make soak. See internal/soak/doc.go.
 soak:
 	go test -count=1 -v -timeout 0 -run '^TestSoak$$' ./internal/soak -args -seed=$(SEED) -for=$(T)
+
+# The tests that need nothing but a server's address, on real etcd of the lines that clusters run, five to ten minutes;
+# the table of it: go run ./internal/compat -write docs/compat.md
+compat:
+	go run ./internal/compat
 
 # The package beside its peers, on real servers; installs redis and ZooKeeper if they are missing, and takes about an hour.
 # It writes bench/results.json, and bench/README.md and its plots from that.

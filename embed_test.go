@@ -20,6 +20,9 @@ import (
 
 // cluster is one embedded member that the tests of this package share, each
 // with names of its own. Tests that break something start their own.
+//
+// Where ETCDLOCK_TEST_ENDPOINTS has URLs, separated by commas, they share those
+// servers, of one member or several; see internal/compat.
 var cluster *etcdtest.Cluster
 
 func TestMain(m *testing.M) {

@@ -1,0 +1,231 @@
+//go:build unix
+
+// Compat runs the portable part of this package's tests against real etcd
+// processes of the lines that clusters run, a single member and a cluster of three
+// of each, and prints what they showed.
+//
+//	go run ./internal/compat [-write docs/compat.md] [server ...]
+//
+// A server is a line, such as v3.5, which stands for its newest patch; or a version,
+// such as v3.5.21, to pin one; or debian, for the package etcd-server of this
+// machine's Debian. The default is debian v3.5 v3.6 v3.7. Versions are built from the
+// Go module, and packages unpacked without being installed, into the user's cache
+// folder, once.
+//
+// Portable are the tests that share the cluster of embed_test.go and start none
+// of their own; that is read from their source. It fails if a test fails or
+// does not run.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+)
+
+const (
+	// limit bounds everything, and testLimit one run of the tests.
+	limit     = 25 * time.Minute
+	testLimit = 5 * time.Minute
+
+	module = "go.etcd.io/etcd/server/v3"
+)
+
+func main() {
+	file := flag.String("write", "", "write the table to this `file`, too")
+	flag.Parse()
+	servers := flag.Args()
+	if len(servers) == 0 {
+		servers = []string{"debian", "v3.5", "v3.6", "v3.7"}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := run(ctx, servers, *file); err != nil {
+		fmt.Fprintln(os.Stderr, "compat:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, servers []string, file string) (err error) {
+	dir, err := os.MkdirTemp("", "etcdlock-compat-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	var builds []build
+	for _, s := range servers {
+		began := time.Now()
+		b, err := obtain(ctx, s, filepath.Join(dir, s))
+		if err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+		fmt.Printf("%s is %s (%v)\n", s, b.name, time.Since(began).Round(time.Second))
+		builds = append(builds, b)
+	}
+	tests := filepath.Join(dir, "etcdlock.test")
+	if _, err := output(ctx, "", "go", "test", "-c", "-o", tests, "."); err != nil {
+		return err
+	}
+	names, err := portable(".")
+	if err != nil {
+		return err
+	}
+	var results []result
+	var failed error
+	for _, b := range builds {
+		// Both at once: the tests wait for most of their time.
+		both, errs := make([]result, len(sizes)), make([]error, len(sizes))
+		var wg sync.WaitGroup
+		for i, members := range sizes {
+			wg.Go(func() {
+				both[i], errs[i] = try(ctx, tests, b, suited(names, members), filepath.Join(dir, fmt.Sprint(b.name, "-", members)), members)
+			})
+		}
+		wg.Wait()
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
+		for i, r := range both {
+			if errs[i] != nil {
+				failed = errors.Join(failed, fmt.Errorf("%s, members: %d: %w", b.name, sizes[i], errs[i]))
+				fmt.Printf("%s, members: %d: FAILED\n", b.name, sizes[i])
+				continue
+			}
+			fmt.Printf("etcd %s, members: %d: %d tests passed in %v\n", r.version, r.members, r.passed, r.took.Round(time.Second))
+		}
+		results = append(results, both...)
+	}
+	if failed != nil || file == "" {
+		return failed
+	}
+	text, err := document(ctx, servers, results)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(text), 0o644)
+}
+
+// sizes are the clusters that each build is tried in, by their members.
+var sizes = []int{1, 3}
+
+// suited leaves out, with several members, the tests that count requests, since a read
+// that meets a member that lags costs one more; and those that cut off a TTL of 2 s to
+// the split second, which the machine must be quick for: leases end by the leader's clock
+// alone, so one member shows it.
+func suited(names []string, members int) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		return members > 1 && oneMember.MatchString(n)
+	})
+}
+
+var oneMember = regexp.MustCompile(`^Test(Requests|Fault_F1|Fault_F2)_`)
+
+// A result is one run of the tests.
+type result struct {
+	build
+	version string // as the servers tell it
+	members int
+	passed  int
+	took    time.Duration
+}
+
+var (
+	verdict    = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\w+)`)
+	uneventful = regexp.MustCompile(`(?m)^(===| *--- PASS).*\n`)
+)
+
+// try runs the tests against a cluster of its own.
+func try(ctx context.Context, tests string, b build, names []string, dir string, members int) (result, error) {
+	c, err := startCluster(ctx, b.file, dir, members)
+	if err != nil {
+		return result{}, err
+	}
+	defer c.stop()
+	cmd := command(ctx, tests, "-test.v", "-test.timeout="+testLimit.String(), "-test.run=^("+strings.Join(names, "|")+")$")
+	cmd.Env = append(os.Environ(), "ETCDLOCK_TEST_ENDPOINTS="+strings.Join(c.endpoints, ","), "TMPDIR="+dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	began := time.Now()
+	if err = cmd.Run(); err != nil && cmd.Process != nil {
+		_ = cmd.Cancel() // what the tests have started, if they could not end it themselves
+	}
+	took := time.Since(began)
+	var passed []string
+	for _, m := range verdict.FindAllStringSubmatch(out.String(), -1) {
+		if m[1] == "PASS" {
+			passed = append(passed, m[2])
+		}
+	}
+	slices.Sort(passed)
+	if err == nil && !slices.Equal(passed, names) {
+		err = errors.New("not all tests have run")
+	}
+	if err != nil {
+		return result{}, fmt.Errorf("%w\n%s%s", err, uneventful.ReplaceAll(out.Bytes(), nil), c.logs())
+	}
+	return result{b, c.version, members, len(passed), took}, nil
+}
+
+// command is exec's, in a process group of its own, which ends with ctx as a whole:
+// tests start processes too, and stop some of them.
+func command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd
+}
+
+// output runs a command in dir; its error has what the command said.
+func output(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := command(ctx, name, args...)
+	cmd.Dir = dir
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd.Args, " "), err, out.Bytes(), errs.Bytes())
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+func document(ctx context.Context, servers []string, results []result) (string, error) {
+	client, err := output(ctx, "", "go", "list", "-m", "-f", "{{.Version}}", "go.etcd.io/etcd/client/v3")
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `# The servers it is tested with
+
+The tests of this package that need nothing of a server but its address, all those of its behaviour and of what goes
+wrong between client and server among them, ran against real etcd processes, with etcd's own settings but for fsync. Two
+kinds run on one member only: those that count requests, since a read that meets a member that lags costs one more, and
+those that cut the client off to measure when a lease ends, which is the leader's to say.
+
+Generated on %s by `+"`go run ./internal/compat -write docs/compat.md %s`"+` with client %s, %s, %s/%s. Don't edit.
+
+| etcd | from | tests passed on one member | on three |
+|---|---|---|---|
+`, time.Now().UTC().Format("2 January 2006"), strings.Join(servers, " "), client, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	for of := range slices.Chunk(results, len(sizes)) {
+		fmt.Fprintf(&b, "| %s | %s |", of[0].version, of[0].from)
+		for _, r := range of {
+			fmt.Fprintf(&b, " %d |", r.passed)
+		}
+		b.WriteString("\n")
+	}
+	return b.String(), nil
+}

@@ -1,0 +1,100 @@
+//go:build unix
+
+package main
+
+import (
+	"errors"
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"go/types"
+	"path/filepath"
+	"slices"
+	"strings"
+)
+
+// portable returns the tests of the package in dir that reach, by the functions that they
+// use, the variable cluster, and neither etcdtest.Start nor etcdtest.New. The tests of
+// etcd's own packages (TestControl_) are not for these servers.
+func portable(dir string) ([]string, error) {
+	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	if err != nil {
+		return nil, err
+	}
+	fset := token.NewFileSet()
+	var parsed []*ast.File
+	for _, file := range files {
+		f, err := parser.ParseFile(fset, file, nil, parser.SkipObjectResolution)
+		if err != nil {
+			return nil, err
+		}
+		if f.Name.Name != "etcdlock_test" { // the examples, whose clusters are their own
+			parsed = append(parsed, f)
+		}
+	}
+	// What is imported is not looked at: the question is only what each name
+	// stands for in here.
+	info := &types.Info{Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
+	conf := types.Config{Importer: noImports{}, Error: func(error) {}}
+	pkg, _ := conf.Check("etcdlock", fset, parsed, info) // with errors, as meant
+	uses := map[types.Object][]types.Object{}
+	starts := map[types.Object]bool{}
+	var tests []*types.Func
+	for _, f := range parsed {
+		for _, d := range f.Decls {
+			fn, is := d.(*ast.FuncDecl)
+			if !is {
+				continue
+			}
+			o := info.Defs[fn.Name].(*types.Func)
+			if fn.Recv == nil && strings.HasPrefix(o.Name(), "Test") && o.Name() != "TestMain" && !strings.HasPrefix(o.Name(), "TestControl_") {
+				tests = append(tests, o)
+			}
+			ast.Inspect(fn, func(n ast.Node) bool {
+				switch n := n.(type) {
+				case *ast.Ident:
+					if u := info.Uses[n]; u != nil && u.Pkg() == pkg {
+						uses[o] = append(uses[o], u)
+					}
+				case *ast.SelectorExpr:
+					x, _ := n.X.(*ast.Ident)
+					if p, is := info.Uses[x].(*types.PkgName); is && p.Name() == "etcdtest" && (n.Sel.Name == "Start" || n.Sel.Name == "New") {
+						starts[o] = true
+					}
+				}
+				return true
+			})
+		}
+	}
+	shared := pkg.Scope().Lookup("cluster")
+	if shared == nil {
+		return nil, errors.New("the tests have no variable cluster")
+	}
+	var names []string
+	for _, t := range tests {
+		reached := map[types.Object]bool{}
+		var reach func(o types.Object)
+		reach = func(o types.Object) {
+			if !reached[o] {
+				reached[o] = true
+				for _, u := range uses[o] {
+					reach(u)
+				}
+			}
+		}
+		reach(t)
+		own := false
+		for o := range reached {
+			own = own || starts[o]
+		}
+		if reached[shared] && !own {
+			names = append(names, t.Name())
+		}
+	}
+	slices.Sort(names)
+	return names, nil
+}
+
+type noImports struct{}
+
+func (noImports) Import(string) (*types.Package, error) { return nil, errors.New("not looked at") }

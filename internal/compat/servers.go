@@ -1,0 +1,251 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+)
+
+// A build is an etcd server that was built, or packaged, by somebody.
+type build struct {
+	name string // with the version
+	from string // for people
+	file string
+}
+
+// obtain finds out what server stands for, and has it in the cache folder. dir is
+// for its use, and does not exist.
+func obtain(ctx context.Context, server, dir string) (build, error) {
+	cache, err := os.UserCacheDir()
+	if err != nil {
+		return build{}, err
+	}
+	cache = filepath.Join(cache, "etcdlock-compat")
+	for _, d := range []string{cache, dir} {
+		if err := os.MkdirAll(d, 0o755); err != nil {
+			return build{}, err
+		}
+	}
+	find := fromModule
+	if server == "debian" {
+		find = fromDebian
+	}
+	b, make, err := find(ctx, server, dir)
+	if err != nil {
+		return build{}, err
+	}
+	b.file = filepath.Join(cache, b.name)
+	if _, err := os.Stat(b.file); err == nil {
+		return b, nil
+	}
+	made, err := make()
+	if err != nil {
+		return build{}, err
+	}
+	// Copied, since dir may be on another file system, and renamed, so that what is
+	// in the cache is whole.
+	binary, err := os.ReadFile(made)
+	if err == nil {
+		err = os.WriteFile(b.file+".new", binary, 0o755)
+	}
+	if err == nil {
+		err = os.Rename(b.file+".new", b.file)
+	}
+	return b, err
+}
+
+// fromModule builds a version, or the newest patch of a line, in a module that is thrown
+// away: the versions of what the server needs are then its own, not those of this package.
+func fromModule(ctx context.Context, server, dir string) (build, func() (string, error), error) {
+	version, err := output(ctx, dir, "go", "list", "-m", "-f", "{{.Version}}", module+"@"+server)
+	if err != nil {
+		return build{}, nil, err
+	}
+	return build{name: "etcd-" + version, from: "the Go module's " + version}, func() (string, error) {
+		for _, args := range [][]string{
+			{"mod", "init", "compat"},
+			{"get", module + "@" + version},
+			{"build", "-o", "etcd", module},
+		} {
+			if _, err := output(ctx, dir, "go", args...); err != nil {
+				return "", err
+			}
+		}
+		return filepath.Join(dir, "etcd"), nil
+	}, nil
+}
+
+// fromDebian unpacks the package, since installing it would start a server.
+func fromDebian(ctx context.Context, _, dir string) (build, func() (string, error), error) {
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		return build{}, nil, fmt.Errorf("name other servers, such as v3.5, where there is no Debian: %w", err)
+	}
+	uris, err := output(ctx, dir, "apt-get", "--print-uris", "download", "etcd-server")
+	if err != nil { // the lists may not be there yet
+		if _, err := output(ctx, dir, "apt-get", "update"); err != nil {
+			return build{}, nil, err
+		}
+		if uris, err = output(ctx, dir, "apt-get", "--print-uris", "download", "etcd-server"); err != nil {
+			return build{}, nil, err
+		}
+	}
+	fields := strings.Fields(uris) // 'URI' FILE SIZE HASH
+	if len(fields) < 2 {
+		return build{}, nil, fmt.Errorf("apt-get: no package: %q", uris)
+	}
+	name, isDeb := strings.CutSuffix(fields[1], ".deb")
+	if !isDeb {
+		return build{}, nil, fmt.Errorf("apt-get: not a package: %q", uris)
+	}
+	from := "Debian's " + strings.ReplaceAll(name, "_", " ")
+	return build{name: name, from: from}, func() (string, error) {
+		if _, err := output(ctx, dir, "apt-get", "download", "etcd-server"); err != nil {
+			return "", err
+		}
+		_, err := output(ctx, dir, "dpkg-deb", "-x", name+".deb", "unpacked")
+		return filepath.Join(dir, "unpacked", "usr", "bin", "etcd"), err
+	}, nil
+}
+
+// A cluster is etcd processes that serve.
+type cluster struct {
+	endpoints []string
+	version   string
+	logFiles  []string
+	cancel    context.CancelFunc
+	running   sync.WaitGroup
+}
+
+// startAttempts is how often a cluster is started: between the choice of a port and
+// its use somebody else may take it.
+const startAttempts = 3
+
+func startCluster(ctx context.Context, binary, dir string, members int) (*cluster, error) {
+	var errs []error
+	for i := range startAttempts {
+		c, err := startOnce(ctx, binary, filepath.Join(dir, fmt.Sprint(i)), members)
+		if err == nil || ctx.Err() != nil {
+			return c, err
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
+}
+
+func startOnce(ctx context.Context, binary, dir string, members int) (_ *cluster, err error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, err
+	}
+	urls, err := freeURLs(2 * members)
+	if err != nil {
+		return nil, err
+	}
+	peers := urls[members:]
+	var initial []string
+	for i, u := range peers {
+		initial = append(initial, fmt.Sprintf("m%d=%s", i, u))
+	}
+	c := &cluster{endpoints: urls[:members]}
+	ctx, c.cancel = context.WithCancel(ctx)
+	defer func() {
+		if err != nil {
+			c.stop()
+			err = fmt.Errorf("%w\n%s", err, c.logs())
+		}
+	}()
+	ready, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the servers don't serve"))
+	defer cancel()
+	for i := range members {
+		log, err := os.Create(filepath.Join(dir, fmt.Sprintf("m%d.log", i)))
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = log.Close() }() // the process has its own
+		c.logFiles = append(c.logFiles, log.Name())
+		cmd := command(ctx, binary, "--name", fmt.Sprintf("m%d", i), "--data-dir", filepath.Join(dir, fmt.Sprintf("m%d", i)),
+			"--listen-client-urls", c.endpoints[i], "--advertise-client-urls", c.endpoints[i],
+			"--listen-peer-urls", peers[i], "--initial-advertise-peer-urls", peers[i],
+			"--initial-cluster", strings.Join(initial, ","), "--initial-cluster-token", dir,
+			"--logger", "zap", "--log-level", "error", "--unsafe-no-fsync")
+		cmd.Stdout, cmd.Stderr = log, log
+		if err := cmd.Start(); err != nil {
+			return nil, err
+		}
+		c.running.Go(func() {
+			_ = cmd.Wait() // it is killed, or its log says why it ended
+			cancel()
+		})
+	}
+	for _, e := range c.endpoints {
+		if c.version, err = await(ready, e); err != nil {
+			return nil, fmt.Errorf("%w: %w", context.Cause(ready), err)
+		}
+	}
+	return c, nil
+}
+
+// await waits until a server serves, and returns its version.
+func await(ctx context.Context, endpoint string) (string, error) {
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{endpoint}, Logger: zap.NewNop()})
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = client.Close() }()
+	for {
+		if _, err = client.Get(ctx, "ready"); err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			return "", err
+		}
+	}
+	status, err := client.Status(ctx, endpoint)
+	if err != nil {
+		return "", err
+	}
+	return status.Version, nil
+}
+
+// stop kills the servers, and waits for their end.
+func (c *cluster) stop() {
+	c.cancel()
+	c.running.Wait()
+}
+
+// logs are the last words of the servers.
+func (c *cluster) logs() []byte {
+	var b bytes.Buffer
+	for _, f := range c.logFiles {
+		text, err := os.ReadFile(f)
+		if err != nil {
+			text = []byte(err.Error())
+		}
+		fmt.Fprintf(&b, "%s:\n%s\n", filepath.Base(f), text[max(0, len(text)-4000):])
+	}
+	return b.Bytes()
+}
+
+func freeURLs(n int) (urls []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = l.Close() }() // when all are found
+		urls = append(urls, "http://"+l.Addr().String())
+	}
+	return urls, nil
+}
