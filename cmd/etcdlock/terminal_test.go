@@ -279,7 +279,15 @@ func TestTerminal_Scripts(t *testing.T) {
 		require.Equal(t, syscall.SIGINT, s.ends(t).Signal(), sh)
 		noKeys(t, client)
 	}
-	s := shell(t, cluster.Endpoints())
+	// A script has the keyboard again afterwards.
+	s := onConsole(t, cluster.Endpoints(), "sh", "-c", `$L run x -- sh -c 'read a; echo got $a'; read b; echo then $b`)
+	s.types(t, "hello\r")
+	s.until(t, "got hello")
+	s.types(t, "bye\r")
+	s.until(t, "then bye")
+	require.Zero(t, s.ends(t).ExitStatus())
+
+	s = shell(t, cluster.Endpoints())
 	s.types(t, "while :; do $L run x -- sh -c 'echo in; exec cat'; done\r")
 	s.until(t, `\nin`)
 	s.types(t, ctrlC)
