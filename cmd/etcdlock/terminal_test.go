@@ -156,12 +156,6 @@ func TestTerminal(t *testing.T) {
 	require.Equal(t, syscall.SIGINT, s.ends(t).Signal(), "as the command, so that loops of shells end")
 	noKeys(t, client)
 
-	// Programs may look whether they are in the foreground before they read.
-	s = onConsole(t, cluster.Endpoints(), binary, "run", "x", "--", "sh", "-c",
-		`while [ $(ps -o tpgid= -p $$) != $(ps -o pgid= -p $$) ]; do sleep 0.01; done; echo in front`)
-	s.until(t, "in front")
-	require.Zero(t, s.ends(t).ExitStatus())
-
 	// Nobody could wake it up here, so Ctrl-Z stops nothing.
 	s = onConsole(t, cluster.Endpoints(), binary, "run", "x", "--", "cat")
 	s.echoes(t, "one")
