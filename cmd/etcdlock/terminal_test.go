@@ -156,12 +156,6 @@ func TestTerminal(t *testing.T) {
 	require.Equal(t, syscall.SIGINT, s.ends(t).Signal(), "as the command, so that loops of shells end")
 	noKeys(t, client)
 
-	// Programs may look whether they are in the foreground before they read.
-	s = onConsole(t, cluster.Endpoints(), binary, "run", "x", "--", "sh", "-c",
-		`while [ $(ps -o tpgid= -p $$) != $(ps -o pgid= -p $$) ]; do sleep 0.01; done; echo in front`)
-	s.until(t, "in front")
-	require.Zero(t, s.ends(t).ExitStatus())
-
 	// Nobody could wake it up here, so Ctrl-Z stops nothing.
 	s = onConsole(t, cluster.Endpoints(), binary, "run", "x", "--", "cat")
 	s.echoes(t, "one")
@@ -279,7 +273,15 @@ func TestTerminal_Scripts(t *testing.T) {
 		require.Equal(t, syscall.SIGINT, s.ends(t).Signal(), sh)
 		noKeys(t, client)
 	}
-	s := shell(t, cluster.Endpoints())
+	// A script has the keyboard again afterwards.
+	s := onConsole(t, cluster.Endpoints(), "sh", "-c", `$L run x -- sh -c 'read a; echo got $a'; read b; echo then $b`)
+	s.types(t, "hello\r")
+	s.until(t, "got hello")
+	s.types(t, "bye\r")
+	s.until(t, "then bye")
+	require.Zero(t, s.ends(t).ExitStatus())
+
+	s = shell(t, cluster.Endpoints())
 	s.types(t, "while :; do $L run x -- sh -c 'echo in; exec cat'; done\r")
 	s.until(t, `\nin`)
 	s.types(t, ctrlC)

@@ -1,0 +1,139 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// These tests look into /proc.
+
+// A process that is stopped for too long can't end its command: the guard does,
+// and if somebody has killed that, another one.
+func TestRun_Stopped(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=3s", "--grace=0s", "--", "sh", "-c", stubborn)
+	pids := r.stubbornPids(t)
+	guard := r.guard(t)
+	require.Positive(t, guard)
+	require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
+	require.Eventually(t, func() bool { g := r.guard(t); return g != guard && g != 0 }, hang, 5*time.Millisecond, "a new guard")
+	outlived, free := contend(t, client, "x")
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP))
+	require.False(t, outlived(pids...))
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
+	require.Equal(t, 76, r.wait(t))
+	require.Contains(t, r.stderr.String(), "etcdlock: x: the lock was not held for as long as sh ran: lock lost")
+	free()
+	noKeys(t, client)
+}
+
+// guard is the process of the guard, 0 if there is none at the moment.
+func (r *invocation) guard(t *testing.T) int {
+	t.Helper()
+	for _, pid := range children(t, r.cmd.Process.Pid) {
+		line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err == nil && strings.Contains(string(line), "run-guard") {
+			return pid
+		}
+	}
+	return 0
+}
+
+func children(t *testing.T, of int) (pids []int) {
+	t.Helper()
+	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", of))
+	require.NoError(t, err)
+	for _, f := range tasks {
+		list, err := os.ReadFile(f)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for _, f := range strings.Fields(string(list)) {
+			pid, err := strconv.Atoi(f)
+			require.NoError(t, err)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// Whoever kills all that is called etcdlock kills the guard too. Then there is still
+// the kernel, for the command itself.
+func TestRun_KilledWithGuard(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	r, _ := begin(t, cluster.Endpoints(), append([]string{"x", "--"}, section...)...)
+	pid, _ := r.inSection(t)
+	var guard int
+	require.Eventually(t, func() bool { guard = r.guard(t); return guard != 0 }, hang, 5*time.Millisecond)
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP)) // it must not get another one
+	require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
+	require.NoError(t, r.cmd.Process.Kill())
+	requireDead(t, pid)
+	require.Equal(t, -1, r.wait(t))
+}
+
+// What the command leaves in its process group is ended before the lock is given
+// back; its exit status stays.
+func TestRun_Leftovers(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=3s", "--grace=300ms", "--", "sh", "-c",
+		`sh -c 'trap "echo TERM" TERM; echo $$; while :; do sleep 1000; done' & sleep 1000 & wait $!; exit 5`)
+	child := int(mustInt(r.until(t, `^(\d+)$`)[1]))
+	outlived, free := contend(t, client, "x")
+	// End the one that the command waits for.
+	group, err := syscall.Getpgid(child)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(children(t, group)) == 2 }, hang, 5*time.Millisecond)
+	for _, pid := range children(t, group) {
+		if pid != child {
+			require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
+		}
+	}
+	r.until(t, "^TERM$")
+	require.False(t, outlived(child))
+	require.Equal(t, 5, r.wait(t))
+	require.Regexp(t, `sh: it ended and left processes behind; process group \d+ gets SIGTERM, and SIGKILL in 300ms`, r.stderr.String())
+	free()
+	noKeys(t, client)
+}
+
+// What the command leaves is reaped: as the first process of a container nobody
+// else would do it, and what is dead and not reaped looks alive.
+func TestRun_Reaps(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	r, end := begin(t, cluster.Endpoints(), "x", "--", "sh", "-c", `(setsid sleep 1000 & echo $!); read line; true`)
+	orphan := int(mustInt(r.until(t, `^(\d+)$`)[1]))
+	require.Eventually(t, func() bool { return slices.Contains(children(t, r.cmd.Process.Pid), orphan) }, hang, 5*time.Millisecond)
+	require.NoError(t, syscall.Kill(orphan, syscall.SIGKILL))
+	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(orphan, 0), syscall.ESRCH) }, hang, 5*time.Millisecond)
+	end()
+	require.Zero(t, r.wait(t))
+}
+
+// Programs may look whether they are in the foreground before they read.
+func TestTerminal_Foreground(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	s := onConsole(t, cluster.Endpoints(), binary, "run", "x", "--", "sh", "-c",
+		`group=a; while [ $group != "$front" ]; do sleep 0.01; read -r pid name state parent group session tty front rest </proc/$$/stat; done; echo in front`)
+	s.until(t, "in front")
+	require.Zero(t, s.ends(t).ExitStatus())
+}
