@@ -2,10 +2,13 @@ package etcdlock
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -25,11 +28,19 @@ import (
 // servers, of one member or several; see internal/compat.
 var cluster *etcdtest.Cluster
 
+// parallel is how many tests run at a time, at least; see norace_test.go.
+var parallel int
+
 func TestMain(m *testing.M) {
 	os.Exit(runMain(m))
 }
 
 func runMain(m *testing.M) int {
+	flag.Parse()
+	if err := flag.Set("test.parallel", strconv.Itoa(max(parallel, runtime.GOMAXPROCS(0)))); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	dir, err := os.MkdirTemp("", "etcdlock-test-")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -140,6 +140,7 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 
 // Who can't reach etcd is told why, and not only that the time is over.
 func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	require.NoError(t, l.Close())

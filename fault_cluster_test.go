@@ -69,7 +69,7 @@ func TestFault_F12_HandOverBesideAPausedMember(t *testing.T) {
 	}
 	members[at].signal(t, syscall.SIGSTOP)
 	var slowest time.Duration
-	for i := range 12 {
+	for i := range 8 {
 		h, err := queue[0].Wait(testCtx(t))
 		require.NoError(t, err)
 		queue = queue[1:]

@@ -153,6 +153,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 
 // What a waiter reads does not depend on how many wait before it.
 func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
 		for _, n := range []int{10, 500} {
@@ -194,6 +195,7 @@ func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 
 // A lock is asked for by its own holder: an error at once, and no request.
 func TestFault_D8_OwnHolder(t *testing.T) {
+	t.Parallel()
 	tap := etcdtest.NewTap()
 	s := newTestSession(t, cluster.Client(t, tap))
 	rw := NewRWMutex(s, lockName(t))
@@ -218,6 +220,7 @@ func TestFault_D8_OwnHolder(t *testing.T) {
 // A holder is stuck and its session lives. Its lock stays its own until an
 // operator, who sees whose it is and since when, deletes the entry.
 func TestFault_F14_StuckHolder(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	name := lockName(t)
 	s := newTestSession(t, cluster.Client(t), WithOwner("batch-7"), WithTTL(time.Second))

@@ -256,6 +256,7 @@ func keysOf(queue []queued) (keys []string) {
 
 // The same on etcd itself, and in a namespace.
 func TestFault_A1_GhostsAreSwept(t *testing.T) {
+	t.Parallel()
 	for _, prefix := range []string{"", "ns/"} {
 		client, w := wiredClient(t, cluster)
 		if prefix != "" {
