@@ -133,3 +133,23 @@ func TestElect_AskedWhileCutOff(t *testing.T) {
 	r.until(t, "^TERM$")
 	require.Equal(t, 137, r.wait(t), "it did not end by itself")
 }
+
+// Etcd comes back after the command was ended, and before the lead was lost: it
+// campaigns again as well.
+func TestElect_EndedInTime(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "elect", "svc", "--ttl=3s", "--grace=1s", "--",
+		"sh", "-c", `trap "echo TERM; exit 0" TERM; echo in $$ $ETCDLOCK_TOKEN; while :; do sleep 0.02; done`)
+	_, token1 := r.inSection(t)
+	proxy.Blackhole(etcdtest.ToServer)
+	proxy.Refuse()
+	r.until(t, "^TERM$")
+	proxy.Heal()
+	_, token2 := r.inSection(t)
+	require.Greater(t, token2, token1)
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	require.Zero(t, r.wait(t))
+	require.Contains(t, r.stderr.String(), "etcd has not confirmed the lock for too long")
+}

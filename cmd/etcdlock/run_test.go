@@ -355,6 +355,27 @@ $`, max(pids[0], 0)), strings.ReplaceAll(r.stderr.String(), fmt.Sprint(pids[1]),
 	noKeys(t, client)
 }
 
+// The lock is taken away and the command ends while nobody looks: whether the
+// loss or the end is seen first, it was not held all the time.
+func TestRun_LostUnseen(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	for range 5 {
+		r, end := begin(t, cluster.Endpoints(), append([]string{"x", "--ttl=60s", "--"}, section...)...)
+		r.inSection(t)
+		require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP))
+		_, err := client.Delete(bounded(t), waiters(t, client, "x", 1)[0])
+		require.NoError(t, err)
+		end()
+		r.until(t, "^out$")
+		require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
+		require.Equal(t, 76, r.wait(t))
+		require.Contains(t, r.stderr.String(), "etcdlock: x: the lock was not held for as long as sh ran: ")
+	}
+	noKeys(t, client)
+}
+
 // Etcd can't be reached: the command is asked to end in time, and dead before
 // anybody else has the lock.
 func TestRun_EtcdAway(t *testing.T) {
