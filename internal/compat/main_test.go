@@ -3,12 +3,43 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 )
 
 func TestPortable(t *testing.T) {
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "a_test.go"), []byte(`package etcdlock
+
+import (
+	"testing"
+
+	"example.com/etcdtest"
+)
+
+var cluster *etcdtest.Cluster
+
+type user struct{}
+
+func (user) use(t *testing.T) { cluster.Client(t) }
+func own(t *testing.T)        { etcdtest.Start(t) }
+
+func TestShared(t *testing.T)  { user{}.use(t) }
+func TestOwn(t *testing.T)     { own(t) }
+func TestBoth(t *testing.T)    { user{}.use(t); own(t) }
+func TestVar(t *testing.T)     { own := 1; user{}.use(t); _ = own }
+func TestLocal(t *testing.T)   { cluster := 1; _ = cluster }
+func TestNeither(t *testing.T) {}
+`), 0o600))
+	names, err := portable(dir)
+	require.NoError(t, err)
+	require.Equal(t, []string{"TestShared", "TestVar"}, names)
+}
+
+func TestPortableHere(t *testing.T) {
 	names, err := portable("../..")
 	require.NoError(t, err)
 	require.IsIncreasing(t, names)
