@@ -167,21 +167,62 @@ func TestLog_TroubleIsLeft(t *testing.T) {
 	var log logged
 	s := newTestSession(t, c, WithTTL(time.Minute), WithLogger(log.logger()))
 	name := lockName(t)
+	lines := []string{logUp}
+	requireNext := func(line string) {
+		t.Helper()
+		lines = append(lines, line)
+		requireLines(t, &log, lines...)
+	}
 	failWatches(w)
 	h := mustLock(t, s, name)
 	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	requireLines(t, &log, logUp, logTrouble)
+	requireNext(logTrouble)
+	w.onRecv(nil)
+	requireNext(logOver)
 	require.NoError(t, tk.Cancel(testCtx(t)))
-	requireLines(t, &log, logUp, logTrouble, logNobody)
+
+	failWatches(w) // from which nothing recovers
+	tk, err = NewMutex(s, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	requireNext(logTrouble)
+	require.NoError(t, tk.Cancel(testCtx(t)))
+	requireNext(logNobody)
 	h.Done()
-	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble)
+	requireNext(logTrouble)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble, logNobody)
+	requireNext(logNobody)
 	mustLock(t, s, name).Done()
 	_, err = NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble, logNobody, logTrouble)
+	requireNext(logTrouble)
 	require.NoError(t, s.Close(testCtx(t)))
-	requireLines(t, &log, logUp, logTrouble, logNobody, logTrouble, logNobody, logTrouble)
+	requireLines(t, &log, lines...)
+}
+
+// A watch that ends since the session or the client has is in no trouble, even
+// where that is seen before its own ctx has ended.
+func TestLog_TheEndIsNoTrouble(t *testing.T) {
+	t.Parallel()
+	for what, finish := range map[string]func(s *Session, cancel func()){
+		"nothing ended": func(*Session, func()) {},
+		"ctx":           func(_ *Session, cancel func()) { cancel() },
+		"session":       func(s *Session, _ func()) { s.end(ErrSessionClosed, "test") },
+		"client":        func(s *Session, _ func()) { _ = s.client.Close() },
+	} {
+		var log logged
+		client, err := cluster.NewClient()
+		require.NoError(t, err)
+		s := makeSession(client, sessionConfig{lease: 1, ttl: time.Minute, log: log.logger()})
+		ctx, cancel := context.WithCancel(testCtx(t))
+		defer cancel()
+		finish(s, cancel)
+		tr := trouble{e: &entry{s: s}}
+		tr.begin(ctx, errWatch)
+		require.Equal(t, what == "nothing ended", tr.in, what)
+		require.Equal(t, tr.in, log.buf.Len() > 0, what)
+		s.leaseGone()
+		s.end(ErrSessionClosed, "test")
+		_ = client.Close()
+	}
 }

@@ -203,6 +203,11 @@ func TestSpans_Sampling(t *testing.T) {
 	}
 	lock(trace.ContextWithRemoteSpanContext(testCtx(t), remote(0)))
 	require.Empty(t, spans.GetSpans())
+	never, _ := tracing(sdktrace.WithSampler(sdktrace.NeverSample()))
+	ctx, caller := never.Tracer("test").Start(testCtx(t), "request")
+	lock(ctx)
+	caller.End()
+	require.Empty(t, spans.GetSpans())
 	lock(trace.ContextWithRemoteSpanContext(testCtx(t), remote(trace.FlagsSampled)))
 	require.Len(t, spans.GetSpans(), 2)
 	for _, span := range spans.GetSpans() {
