@@ -106,11 +106,13 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 	pool := NewPool(e.client, e.config.session...)
 	defer e.leave(ctx, pool)
 	lock := newLock(pool, e.name)
+	said := false
 	for delay := campaignMin; ; delay = min(2*delay, campaignMax) {
 		term, err := lock.lock(ctx, "campaign for", mutexHold)
 		switch {
 		case err == nil:
 			began := time.Now()
+			said = false
 			var gone error
 			if err, gone = e.serve(ctx, term, lead); !errors.Is(gone, ErrLost) {
 				return err
@@ -123,7 +125,10 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 			}
 		case errors.Is(err, ErrLost), errors.Is(err, rpctypes.ErrNoSpace):
 			// Somebody removed its entry; or etcd is full, for a while.
-			pool.config.log.Warn("campaigning goes on in spite of trouble", "elector", e.name, "error", err)
+			if !said {
+				pool.config.log.Warn("campaigning goes on in spite of trouble", "elector", e.name, "error", err)
+			}
+			said = true
 		default:
 			return err
 		}
