@@ -22,6 +22,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 // authority issues certificates for 127.0.0.1.
@@ -141,10 +142,9 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 // Who can't reach etcd is told why, and not only that the time is over.
 func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
 	t.Parallel()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	nobody, err := loopback.FreeAddrs(1)
 	require.NoError(t, err)
-	require.NoError(t, l.Close())
-	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Endpoints = []string{l.Addr().String()} }))
+	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Endpoints = nobody }))
 	err = returnsWithCtx(t, 300*time.Millisecond, func(ctx context.Context) error {
 		_, err := NewSession(ctx, client)
 		return err

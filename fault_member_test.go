@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/url"
 	"strings"
 	"sync"
@@ -18,17 +17,17 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 // addLearner starts one more member of the cluster, which does not vote yet.
 func addLearner(t *testing.T, own *etcdtest.Cluster, c *clientv3.Client) (id uint64, endpoint string) {
 	t.Helper()
 	var urls []url.URL
-	for range 2 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		urls = append(urls, url.URL{Scheme: "http", Host: l.Addr().String()})
-		require.NoError(t, l.Close())
+	addrs, err := loopback.FreeAddrs(2)
+	require.NoError(t, err)
+	for _, addr := range addrs {
+		urls = append(urls, url.URL{Scheme: "http", Host: addr})
 	}
 	added, err := c.MemberAddAsLearner(testCtx(t), []string{urls[0].String()})
 	require.NoError(t, err)

@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/url"
 	"os"
 	"os/exec"
@@ -23,6 +22,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 // Rows F4 and F12: a process that is paused, the holder's and etcd's. Both are
@@ -283,13 +284,10 @@ func etcdProcess(arg string, in *bufio.Reader) error {
 // startProcesses starts a cluster of three etcd processes.
 func startProcesses(t *testing.T) (members []*process, endpoints []string) {
 	t.Helper()
-	var urls []string
-	for range 6 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		require.NoError(t, err)
-		defer l.Close() // once all are found
-		urls = append(urls, "http://"+l.Addr().String())
-		require.NoError(t, l.Close())
+	urls, err := loopback.FreeAddrs(6)
+	require.NoError(t, err)
+	for i, addr := range urls {
+		urls[i] = "http://" + addr
 	}
 	var initial []string
 	for i := range 3 {

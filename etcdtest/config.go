@@ -3,22 +3,22 @@ package etcdtest
 import (
 	"fmt"
 	"math/rand/v2"
-	"net"
 	"net/url"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
+
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// memberConfigs returns the configurations of all members, with ports that were
+// memberConfigs returns the configurations of all members, on addresses that were
 // free a moment ago.
 func memberConfigs(dir string, cfg config) ([]*embed.Config, error) {
-	ports, err := freePorts(2 * cfg.members)
+	addrs, err := loopback.FreeAddrs(2 * cfg.members)
 	if err != nil {
 		return nil, err
 	}
@@ -33,8 +33,8 @@ func memberConfigs(dir string, cfg config) ([]*embed.Config, error) {
 		ec.Name = memberName(i)
 		ec.Dir = filepath.Join(dir, ec.Name)
 		ec.InitialClusterToken = token
-		ec.ListenClientUrls = loopback(ports[2*i])
-		ec.ListenPeerUrls = loopback(ports[2*i+1])
+		ec.ListenClientUrls = listen(addrs[2*i])
+		ec.ListenPeerUrls = listen(addrs[2*i+1])
 		ec.AdvertisePeerUrls = ec.ListenPeerUrls
 		initial[i] = ec.Name + "=" + ec.ListenPeerUrls[0].String()
 
@@ -63,31 +63,7 @@ func memberConfigs(dir string, cfg config) ([]*embed.Config, error) {
 	return configs, nil
 }
 
-func loopback(port int) []url.URL {
-	return []url.URL{{Scheme: "http", Host: net.JoinHostPort("127.0.0.1", strconv.Itoa(port))}}
-}
-
-// freePorts picks ports below the ranges from which systems give ports to outgoing
-// connections and to listeners on port 0: in those, a member that is stopped would
-// lose its port to the next connection of any process and couldn't restart.
-func freePorts(n int) ([]int, error) {
-	const from, to = 12000, 32000
-	var ports []int
-	var err error
-	for range 100 * n {
-		port := from + rand.IntN(to-from)
-		var l net.Listener
-		if l, err = net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(port))); err != nil {
-			continue // taken
-		}
-		// Open until all are found, so that none is picked twice.
-		defer func() { _ = l.Close() }()
-		if ports = append(ports, port); len(ports) == n {
-			return ports, nil
-		}
-	}
-	return nil, fmt.Errorf("no free port: %w", err)
-}
+func listen(addr string) []url.URL { return []url.URL{{Scheme: "http", Host: addr}} }
 
 // crashLogger shows only what etcd says before it panics or exits, since that takes
 // the test binary with it.

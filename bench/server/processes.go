@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 // BuildEtcd builds etcd's server from the module that this one requires, into
@@ -50,7 +52,7 @@ func Processes(path string, n int, delays *Delays) (*Etcd, error) {
 		closers = append(closers, p.Close)
 		return p.Addr(), nil
 	}
-	addrs, err := freeAddrs(2 * n)
+	addrs, err := loopback.FreeAddrs(2 * n)
 	if err != nil {
 		return nil, errors.Join(err, e.Close())
 	}

@@ -5,6 +5,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 // Redis starts a redis-server. With fsync it appends each write to a file that
@@ -15,7 +17,7 @@ func Redis(fsync bool) (addr string, stop func() error, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	addrs, err := freeAddrs(1)
+	addrs, err := loopback.FreeAddrs(1)
 	if err != nil {
 		return "", nil, err
 	}

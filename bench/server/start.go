@@ -53,17 +53,3 @@ func listens(addr string) error {
 	}
 	return fmt.Errorf("no server came up: %w", err)
 }
-
-// freeAddrs are loopback addresses that were free a moment ago.
-func freeAddrs(n int) ([]string, error) {
-	addrs := make([]string, n)
-	for i := range addrs {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = l.Close() }() // all at once, so that none is picked twice
-		addrs[i] = l.Addr().String()
-	}
-	return addrs, nil
-}

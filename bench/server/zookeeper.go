@@ -6,6 +6,8 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 // zooClasses is where Debian's package has ZooKeeper.
@@ -21,7 +23,7 @@ func ZooKeeper() (addr string, stop func() error, err error) {
 	if err != nil {
 		return "", nil, err
 	}
-	addrs, err := freeAddrs(1)
+	addrs, err := loopback.FreeAddrs(1)
 	if err != nil {
 		return "", nil, err
 	}

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +16,8 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 // A build is an etcd server that was built, or packaged, by somebody.
@@ -149,9 +150,12 @@ func startOnce(ctx context.Context, binary, dir string, members int) (_ *cluster
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	urls, err := freeURLs(2 * members)
+	urls, err := loopback.FreeAddrs(2 * members)
 	if err != nil {
 		return nil, err
+	}
+	for i, addr := range urls {
+		urls[i] = "http://" + addr
 	}
 	peers := urls[members:]
 	var initial []string
@@ -236,16 +240,4 @@ func (c *cluster) logs() []byte {
 		fmt.Fprintf(&b, "%s:\n%s\n", filepath.Base(f), text[max(0, len(text)-4000):])
 	}
 	return b.Bytes()
-}
-
-func freeURLs(n int) (urls []string, err error) {
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return nil, err
-		}
-		defer func() { _ = l.Close() }() // when all are found
-		urls = append(urls, "http://"+l.Addr().String())
-	}
-	return urls, nil
 }
