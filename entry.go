@@ -238,12 +238,12 @@ func (e *entry) try(ctx context.Context) error {
 		at, keys := resp.Header.Revision, got.Kvs
 		v, ok := blocker(e.name, e.wants.kind(), maxRev, toQueue(keys), got.Count <= int64(len(keys)))
 		if !ok {
-			all, _, err := e.s.get(ctx, 0, from, clientv3.WithRange(to), clientv3.WithKeysOnly())
+			all, now, err := e.s.get(ctx, 0, readRange(from, to))
 			if err != nil {
 				return err
 			}
-			at = all.Header.Revision
-			v, _ = blocker(e.name, e.wants.kind(), maxRev, toQueue(all.Kvs), true)
+			at = now
+			v, _ = blocker(e.name, e.wants.kind(), maxRev, toQueue(all[0].Kvs), true)
 		}
 		if len(v.blockers) > 0 {
 			return ErrLocked

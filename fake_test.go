@@ -137,7 +137,21 @@ func (w *fakeWatcher) close() {
 }
 
 func (f *fakeEtcd) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (resp *pb.TxnResponse, err error) {
+	if reads := rangesOf(r); len(reads) > 0 {
+		return f.readTxn(ctx, reads)
+	}
 	err = f.call(ctx, "Txn", func() { resp = f.txn(r) })
+	return resp, err
+}
+
+// readTxn reads all at one revision.
+func (f *fakeEtcd) readTxn(ctx context.Context, reads []*pb.RangeRequest) (resp *pb.TxnResponse, err error) {
+	err = f.read(ctx, reads[0].Revision, func() {
+		resp = &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: f.rev}, Succeeded: true}
+		for _, r := range reads {
+			resp.Responses = append(resp.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: f.rangeLocked(r)}})
+		}
+	})
 	return resp, err
 }
 
@@ -150,21 +164,27 @@ func (f *fakeEtcd) txn(r *pb.TxnRequest) *pb.TxnResponse {
 }
 
 func (f *fakeEtcd) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (resp *pb.RangeResponse, err error) {
+	err = f.read(ctx, r.Revision, func() { resp = f.rangeLocked(r) })
+	return resp, err
+}
+
+// read is a call that reads at rev, 0 for the present.
+func (f *fakeEtcd) read(ctx context.Context, rev int64, effect func()) error {
 	future, what := false, "Range"
-	if r.Revision > 0 {
+	if rev > 0 {
 		what = "pinned Range"
 	}
-	err = f.call(ctx, what, func() {
+	err := f.call(ctx, what, func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		if future = r.Revision > f.rev; !future {
-			resp = f.rangeLocked(r)
+		if future = rev > f.rev; !future {
+			effect()
 		}
 	})
 	if future {
-		return nil, rpctypes.ErrGRPCFutureRev
+		return rpctypes.ErrGRPCFutureRev
 	}
-	return resp, err
+	return err
 }
 
 func (f *fakeEtcd) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {

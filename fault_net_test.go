@@ -191,7 +191,7 @@ func TestFault_B8_NothingLeaks(t *testing.T) {
 	wg.Wait()
 	t.Log("granted", granted.Load())
 	require.Eventually(t, func() bool { return len(entries(t, c, b)) == 0 && len(entries(t, c, a)) == 1 }, hang, tick)
-	ctx := testCtx(t) // a busy machine is still looking for late writes of a thousand calls
+	ctx := testCtx(t)
 	hb, err := NewMutex(s, b).Lock(ctx)
 	require.NoError(t, err, "the next Lock works")
 	require.NoError(t, hb.Unlock(ctx))

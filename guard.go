@@ -6,8 +6,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"time"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // How a hold ends, and how it hears that it was ended by others.
@@ -103,8 +101,8 @@ func (s *Session) confirm() {
 // here returns errGone unless the entry is in etcd under key, at revision at or,
 // with 0, at present.
 func (e *entry) here(ctx context.Context, key string, at int64) error {
-	resp, _, err := e.s.get(ctx, at, key, clientv3.WithKeysOnly())
-	if err == nil && !slices.Contains(toQueue(resp.Kvs), queued{key, e.rev}) {
+	got, _, err := e.s.get(ctx, at, readKey(key))
+	if err == nil && !slices.Contains(toQueue(got[0].Kvs), queued{key, e.rev}) {
 		err = errGone
 	}
 	return err

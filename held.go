@@ -204,7 +204,7 @@ func (h *Held) giveBack(ctx context.Context) error {
 	case !found:
 		err = ErrLost
 	}
-	h.settle(settleFirst)
+	h.settle()
 	return err
 }
 

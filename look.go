@@ -14,24 +14,24 @@ import (
 // two each of the last two writers below it.
 const lookLimit = 6
 
-// look reads what blocks the entry.
+// look reads what blocks the entry, and whether it is in the queue there.
 func (w *waiter) look(ctx context.Context) error {
 	from, to := w.blocking()
 	for ; ; w.limit = 0 {
-		resp, at, err := w.s.get(ctx, w.lookAt, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(w.rev),
-			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(w.limit))
+		reads := []reading{readRange(from, to, clientv3.WithMaxCreateRev(w.rev),
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(w.limit))}
+		if w.wants == readHold {
+			reads = append(reads, readKey(w.key.key)) // which lies outside of that range
+		}
+		got, at, err := w.s.get(ctx, w.lookAt, reads...)
 		if err != nil {
 			return err
 		}
-		queue := toQueue(resp.Kvs)
-		if w.wants != readHold && !slices.Contains(queue, queued{w.key.key, w.rev}) {
-			return errGone // (a reader's own entry lies outside of the range)
+		if own := toQueue(got[len(got)-1].Kvs); !slices.Contains(own, queued{w.key.key, w.rev}) {
+			return errGone
 		}
-		if v, ok := blocker(w.name, w.wants.kind(), w.rev, queue, !resp.More); ok {
+		if v, ok := blocker(w.name, w.wants.kind(), w.rev, toQueue(got[0].Kvs), !got[0].More); ok {
 			w.view, w.view.at, w.looked, w.guessed = v, at, true, false
-			if w.wants == readHold && len(v.blockers) == 0 && at > w.rev {
-				return w.here(ctx, w.key.key, at)
-			}
 			return nil
 		}
 		// Readers or foreign keys stand next below: list all, from now on.
@@ -69,18 +69,14 @@ func (w *waiter) target() (from, to string) {
 // of it the own entry, were there when the watch began.
 func (w *waiter) still(ctx context.Context) error {
 	if w.next.rev == 0 {
-		at := max(w.at, w.on.at) // not below, where the member that watches lags
-		w.lookAt = at
-		if err := w.relook(ctx); err != nil || w.wants != readHold || len(w.blockers) == 0 || w.on == nil {
-			return err
-		}
-		return w.here(ctx, w.key.key, at) // a reader's look does not show it
+		w.lookAt = max(w.at, w.on.at) // not below, where the member that watches lags
+		return w.relook(ctx)
 	}
-	resp, at, err := w.s.get(ctx, w.on.at, w.blockers[0].key, clientv3.WithKeysOnly())
+	got, at, err := w.s.get(ctx, w.on.at, readKey(w.blockers[0].key))
 	if err != nil {
 		return err
 	}
-	there := toQueue(resp.Kvs)
+	there := toQueue(got[0].Kvs)
 	w.strike(at, func(q queued) bool { return !slices.Contains(there, q) })
 	return nil
 }
@@ -118,11 +114,6 @@ func (w *waiter) strike(at int64, gone func(queued) bool) {
 func (w *waiter) recheck(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*attemptMin)
 	defer cancel()
-	if w.wants == readHold {
-		if err := w.here(ctx, w.key.key, 0); errors.Is(err, errGone) {
-			return err
-		}
-	}
 	w.lookAt = 0
 	if err := w.relook(ctx); errors.Is(err, errGone) || err != nil && refused(err) {
 		return err

@@ -121,7 +121,11 @@ func TestRequests_ContendedFirstInLine(t *testing.T) {
 					require.NoError(t, h2.Unlock(testCtx(t)))
 					calls, created := w.counts()
 					require.Equal(t, 2, calls["Txn"])
-					require.LessOrEqual(t, calls["Range"], 2)
+					reads := 2 // behind a write lock, which may be downgraded
+					if kind == "RWMutex read" {
+						reads = 1
+					}
+					require.LessOrEqual(t, calls["Range"], reads)
 					require.LessOrEqual(t, len(created), 2)
 					requireFromNow(t, created)
 				})
@@ -179,9 +183,6 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 					require.NoError(t, err)
 					if i == len(tickets)-1 {
 						reads++ // it is seen that this one is the last
-						if kind == "RWMutex read" {
-							reads++ // the look does not show the own entry
-						}
 						w.waitFor(t, reads, 2)
 					}
 					require.NoError(t, h.Unlock(testCtx(t)))

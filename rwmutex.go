@@ -18,8 +18,8 @@ type RWMutex struct{ l lock }
 func NewRWMutex(s SessionSource, name string) *RWMutex { return &RWMutex{newLock(s, name)} }
 
 // Lock takes the lock for writing and waits for it, as Mutex.Lock does. Behind
-// any number of readers it costs one read more to list them, and one watch for
-// all of them.
+// any number of readers it costs three reads at most, and one watch for all of
+// them.
 func (m *RWMutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", writeHold) }
 
 // TryLock takes the lock for writing if nobody holds it or waits for it, as

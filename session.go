@@ -67,7 +67,7 @@ type Session struct {
 	// holds are told when the session ends; nil if nobody listens.
 	holds    map[*entry]struct{}
 	troubles troubles
-	sweeping bool // see sweep
+	settling settling
 
 	// wg counts the session's goroutines: run, its attempts to renew, the
 	// waiting of tickets, the guards of holds, and clean-up. All of them end

@@ -103,11 +103,11 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
 	from, to := h.blocking()
-	resp, _, err := h.s.get(ctx, 0, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithMaxCreateRev(h.rev-1))
+	got, _, err := h.s.get(ctx, 0, readRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
 	if err != nil {
 		return 0, wrap("count before", h.name, err)
 	}
-	return ahead(h.name, h.wants.kind(), h.rev, toQueue(resp.Kvs)), nil
+	return ahead(h.name, h.wants.kind(), h.rev, toQueue(got[0].Kvs)), nil
 }
 
 // Cancel gives the place back, or the grant that nobody has claimed. It blocks

@@ -182,30 +182,3 @@ func deleted(wr clientv3.WatchResponse, key string, rev int64) bool {
 		return ev.Type == clientv3.EventTypeDelete && ev.Kv.ModRevision > rev && string(ev.Kv.Key) == key
 	})
 }
-
-// get reads the state at revision rev, which is the same on every member, so
-// that any of them can answer; one that has not come so far, or has compacted
-// rev away, or does not answer, is passed over by a linearizable read of the
-// present. With rev 0 it is that from the start. at is the revision that
-// resp shows.
-func (s *Session) get(ctx context.Context, rev int64, key string, opts ...clientv3.OpOption) (resp *clientv3.GetResponse, at int64, err error) {
-	if rev > 0 {
-		pinned := append(opts[:len(opts):len(opts)], clientv3.WithRev(rev), clientv3.WithSerializable())
-		attempt, cancel := context.WithCancel(ctx)
-		resp, _, err = race(attempt, cancel, hedges, s.pace.late(), attemptMin, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return s.client.Get(ctx, key, pinned...)
-		})
-		cancel()
-		if err == nil {
-			return resp, rev, nil
-		}
-	}
-	resp, _, err = hedged(ctx, s, func(ctx context.Context) (*clientv3.GetResponse, error) {
-		return s.client.Get(ctx, key, opts...)
-	})
-	if err != nil {
-		return nil, 0, err
-	}
-	s.etcdAnswers()
-	return resp, resp.Header.Revision, nil
-}

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"path"
+	"slices"
 	"sync"
 	"testing"
 
@@ -18,7 +19,7 @@ import (
 // wire counts what a client sends, attempt by attempt, and lets a test step in.
 type wire struct {
 	mu      sync.Mutex
-	calls   map[string]int // unary, by method: "Txn", "Range", ...
+	calls   map[string]int // unary, by method: "Txn", "Range", ...; a Txn that only reads is a "Range"
 	watches []*pb.WatchCreateRequest
 
 	// unary, if set, is called instead of each unary call and makes it by send.
@@ -47,20 +48,22 @@ func wiredClient(t testing.TB, c *etcdtest.Cluster, change ...func(*clientv3.Con
 	return client, w
 }
 
-func (w *wire) interceptUnary(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
-	method = path.Base(method)
+func (w *wire) interceptUnary(ctx context.Context, fullMethod string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	send := func(ctx context.Context) error { return invoker(ctx, fullMethod, req, reply, cc, opts...) }
+	method := path.Base(fullMethod)
+	reads := rangesOf(req)
+	if len(reads) > 0 {
+		method = "Range"
+	}
 	w.mu.Lock()
 	w.calls[method]++
 	hook := w.unary
 	w.mu.Unlock()
-	send := func(ctx context.Context) error {
-		return invoker(ctx, "/"+serviceOf(method)+"/"+method, req, reply, cc, opts...)
-	}
 	if hook == nil {
 		hook = func(ctx context.Context, _ string, _ any, send func(context.Context) error) error { return send(ctx) }
 	}
 	err := hook(ctx, method, req, send)
-	if r, ok := req.(*pb.RangeRequest); ok && r.Revision > 0 && err != nil {
+	if len(reads) > 0 && reads[0].Revision > 0 && err != nil {
 		// A member that has not come to the revision, or has no time: the
 		// linearizable read in its place counts. On a busy machine it happens.
 		w.mu.Lock()
@@ -70,16 +73,20 @@ func (w *wire) interceptUnary(ctx context.Context, method string, req, reply any
 	return err
 }
 
-func serviceOf(method string) string {
-	switch method {
-	case "Range", "Txn", "Put", "DeleteRange", "Compact":
-		return "etcdserverpb.KV"
-	case "LeaseGrant", "LeaseRevoke", "LeaseTimeToLive", "LeaseLeases":
-		return "etcdserverpb.Lease"
-	case "Authenticate":
-		return "etcdserverpb.Auth"
+// rangesOf is what a request reads that does nothing else.
+func rangesOf(req any) (reads []*pb.RangeRequest) {
+	switch r := req.(type) {
+	case *pb.RangeRequest:
+		return []*pb.RangeRequest{r}
+	case *pb.TxnRequest:
+		for _, op := range slices.Concat(r.Success, r.Failure) {
+			if op.GetRequestRange() == nil {
+				return nil
+			}
+			reads = append(reads, op.GetRequestRange())
+		}
 	}
-	return "etcdserverpb.Maintenance"
+	return reads
 }
 
 func (w *wire) interceptStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {

@@ -3,6 +3,7 @@ package measure
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -14,23 +15,27 @@ import (
 
 // A Counter counts the requests of the clients that were made with its tap.
 // Reads are told apart: a serializable one is answered by the member that is
-// asked, a linearizable one asks the quorum first.
+// asked, a linearizable one asks the quorum first. A transaction that only reads is a read.
 type Counter struct {
-	Tap                                  *etcdtest.Tap
-	serializable, linearizable, unwatchd atomic.Int64
+	Tap                                        *etcdtest.Tap
+	txns, serializable, linearizable, unwatchd atomic.Int64
 }
 
 // NewCounter returns a Counter whose Tap is not in any client yet.
 func NewCounter() *Counter {
 	c := &Counter{Tap: etcdtest.NewTap()}
-	c.Tap.Every("Range", func(ctx context.Context, call *etcdtest.Call) error {
-		if r, ok := call.Request.(*pb.RangeRequest); ok && r.Serializable {
-			c.serializable.Add(1)
-		} else {
-			c.linearizable.Add(1)
-		}
-		return call.Send(ctx)
-	})
+	for _, method := range []string{"Range", "Txn"} {
+		c.Tap.Every(method, func(ctx context.Context, call *etcdtest.Call) error {
+			if reads, serializable := readsOnly(call.Request); serializable {
+				c.serializable.Add(1)
+			} else if reads {
+				c.linearizable.Add(1)
+			} else {
+				c.txns.Add(1)
+			}
+			return call.Send(ctx)
+		})
+	}
 	c.Tap.OnWatchRequest(func(_ context.Context, m *pb.WatchRequest) error {
 		if m.GetCancelRequest() != nil {
 			c.unwatchd.Add(1)
@@ -40,10 +45,29 @@ func NewCounter() *Counter {
 	return c
 }
 
+// readsOnly reports whether a request only reads, and whether any member may
+// answer it from what it has.
+func readsOnly(request any) (reads, serializable bool) {
+	switch r := request.(type) {
+	case *pb.RangeRequest:
+		return true, r.Serializable
+	case *pb.TxnRequest:
+		serializable = true
+		for _, op := range slices.Concat(r.Success, r.Failure) {
+			if op.GetRequestRange() == nil {
+				return false, false
+			}
+			serializable = serializable && op.GetRequestRange().Serializable
+		}
+		return true, serializable
+	}
+	return false, false
+}
+
 // count is how many requests there were so far, by kind.
 func (c *Counter) count() Values {
 	return Values{
-		"txns":               float64(c.Tap.Calls("Txn")),
+		"txns":               float64(c.txns.Load()),
 		"puts":               float64(c.Tap.Calls("Put")),
 		"deletes":            float64(c.Tap.Calls("DeleteRange")),
 		"serializable_reads": float64(c.serializable.Load()),

@@ -1,0 +1,177 @@
+package etcdlock
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// Ghosts are keys that a request has written which was given up, or repeated, before
+// etcd carried it out. Nobody waits for them or holds them, and they would jam
+// their lock until the session ends. So they are looked for, and removed.
+
+const (
+	settleFirst = 25 * time.Millisecond
+	settleMax   = 4 * time.Second
+	settleFor   = 20 * time.Second // three times as long as etcd lets a request live
+	settleBatch = 32               // keys in a txn, of which etcd allows 128
+)
+
+// doubtful is an entry that nobody uses any more and that may yet be written.
+type doubtful struct {
+	*entry
+	since time.Time
+}
+
+// settling is the looking for ghosts of the doubtful. The session's s.mu guards it.
+type settling struct {
+	doubtful []doubtful
+	next     *time.Timer // of the next look
+	delay    time.Duration
+	looking  bool
+	sweeping bool // see sweep
+}
+
+// settle frees the entry's keys. Where an attempt's outcome is in doubt, the
+// session first looks for a late write, again and again for a while, and
+// removes what it finds: a request that was given up may still be on its way.
+//
+// Invariant (I6): no key is used anew while a write of its last user may yet
+// come, so a key that holds another's nonce is a ghost and never a neighbour.
+func (e *entry) settle() {
+	if !e.doubt {
+		e.freeKeys()
+		return
+	}
+	s := e.s
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t := &s.settling
+	t.doubtful = append(t.doubtful, doubtful{e, time.Now()})
+	t.delay = settleFirst
+	if t.next == nil {
+		t.next = time.AfterFunc(0, func() { s.background(s.lookForGhosts) })
+	} else {
+		t.next.Reset(0)
+	}
+	if !t.sweeping {
+		t.sweeping = true
+		s.sweep()
+	}
+}
+
+// lookForGhosts looks after all doubtful entries together, since there may be a
+// thousand, after an etcd that was slow: one look is one request for many.
+func (s *Session) lookForGhosts(ctx context.Context) {
+	t := &s.settling
+	s.mu.Lock()
+	if t.looking {
+		s.mu.Unlock()
+		return // and looks again soon
+	}
+	t.looking = true
+	all := t.doubtful
+	t.doubtful = nil
+	s.mu.Unlock()
+	var left []doubtful
+	for some := range slices.Chunk(all, settleBatch) {
+		began := time.Now()
+		err := s.removeGhosts(ctx, some)
+		for _, d := range some {
+			if err == nil && began.Sub(d.since) >= settleFor {
+				d.freeKeys()
+			} else {
+				left = append(left, d)
+			}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	t.looking = false
+	t.doubtful = append(t.doubtful, left...)
+	if len(t.doubtful) > 0 && ctx.Err() == nil {
+		// A timer, not a goroutine that waits.
+		t.next.Reset(t.delay)
+		t.delay = min(2*t.delay, settleMax)
+	}
+}
+
+// removeGhosts removes what there is of the entries: two requests at most.
+func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
+	var reads []reading
+	for _, d := range some {
+		reads = append(reads, reading{key: d.key.key})
+	}
+	got, _, err := s.get(ctx, 0, reads...)
+	if err != nil {
+		return err
+	}
+	var removals []clientv3.Op
+	for i, d := range some {
+		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == d.value {
+			removals = append(removals, d.removals(kvs[0].CreateRevision)...)
+		}
+	}
+	if len(removals) == 0 {
+		return nil
+	}
+	_, _, err = hedged(ctx, s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return s.client.Txn(ctx).Then(removals...).Commit()
+	})
+	return err
+}
+
+// sweep looks each TTL, from the first doubt on and for as long as the session
+// lives, for keys that its lease has and no entry uses. A member that hung for
+// minutes may carry out, as it wakes, what was given up long ago, when nobody
+// looks for it any more; and such a ghost would jam its lock.
+func (s *Session) sweep() {
+	time.AfterFunc(s.ttl, func() {
+		s.background(func(ctx context.Context) {
+			defer s.sweep()
+			lease, _, err := hedged(ctx, s, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+				return s.client.TimeToLive(ctx, s.id, clientv3.WithAttachedKeys())
+			})
+			if err != nil {
+				return
+			}
+			for _, key := range lease.Keys {
+				if k, ok := slotOf(string(key), s.id); ok && !s.uses(k) {
+					s.sweepKey(ctx, k)
+				}
+			}
+		})
+	})
+}
+
+func (s *Session) sweepKey(ctx context.Context, k slot) {
+	got, _, err := s.get(ctx, 0, reading{key: k.key})
+	// Asked again, since an entry may have been written under this key meanwhile.
+	// If none uses it now, then what was read is a ghost, or gone.
+	if err == nil && len(got[0].Kvs) > 0 && strings.Contains(string(got[0].Kvs[0].Value), `"`+s.nonce) && !s.uses(k) {
+		ghost := &entry{s: s, key: k}
+		_, _ = ghost.remove(ctx, got[0].Kvs[0].CreateRevision)
+	}
+}
+
+func (s *Session) uses(k slot) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.slots.uses(k)
+}
+
+// passOver leaves the entry's keys to whoever has them: another user of an
+// adopted lease, for as long as the session lives, or a ghost of this session
+// that came after its settling, which is removed.
+func (e *entry) passOver(kvs []*mvccpb.KeyValue) {
+	for _, kv := range kvs {
+		if strings.Contains(string(kv.Value), `"`+e.s.nonce) {
+			ghost := &entry{s: e.s, name: e.name, key: slot{key: string(kv.Key)}}
+			e.s.background(func(ctx context.Context) { _, _ = ghost.remove(ctx, kv.CreateRevision) })
+		}
+	}
+}

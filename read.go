@@ -1,0 +1,76 @@
+package etcdlock
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A reading is a key, or a range of keys, to get.
+type reading struct {
+	key  string
+	opts []clientv3.OpOption
+}
+
+func readKey(key string) reading { return reading{key, []clientv3.OpOption{clientv3.WithKeysOnly()}} }
+
+// readRange reads the keys, without values, from from to before to.
+func readRange(from, to string, opts ...clientv3.OpOption) reading {
+	return reading{from, append(opts, clientv3.WithRange(to), clientv3.WithKeysOnly())}
+}
+
+// get reads the state at revision rev, which is the same on every member, so
+// that any of them can answer; one that has not come so far, or has compacted
+// rev away, or does not answer, is passed over by a linearizable read of the
+// present. With rev 0 it is that from the start. at is the revision that
+// all of got shows. It is one request, however many reads.
+func (s *Session) get(ctx context.Context, rev int64, reads ...reading) (got []*pb.RangeResponse, at int64, err error) {
+	if rev > 0 {
+		attempt, cancel := context.WithCancel(ctx)
+		got, _, err := race(attempt, cancel, hedges, s.pace.late(), attemptMin, func(ctx context.Context) ([]*pb.RangeResponse, error) {
+			got, _, err := s.getOnce(ctx, reads, clientv3.WithRev(rev), clientv3.WithSerializable())
+			return got, err
+		})
+		cancel()
+		if err == nil {
+			return got, rev, nil
+		}
+	}
+	type present struct {
+		got []*pb.RangeResponse
+		at  int64
+	}
+	p, _, err := hedged(ctx, s, func(ctx context.Context) (p present, err error) {
+		p.got, p.at, err = s.getOnce(ctx, reads)
+		return p, err
+	})
+	if err != nil {
+		return nil, 0, err
+	}
+	s.etcdAnswers()
+	return p.got, p.at, nil
+}
+
+func (s *Session) getOnce(ctx context.Context, reads []reading, how ...clientv3.OpOption) (got []*pb.RangeResponse, at int64, err error) {
+	if len(reads) == 1 {
+		r := reads[0]
+		resp, err := s.client.Get(ctx, r.key, append(r.opts[:len(r.opts):len(r.opts)], how...)...)
+		if err != nil {
+			return nil, 0, err
+		}
+		return []*pb.RangeResponse{(*pb.RangeResponse)(resp)}, resp.Header.Revision, nil
+	}
+	ops := make([]clientv3.Op, len(reads))
+	for i, r := range reads {
+		ops[i] = clientv3.OpGet(r.key, append(r.opts[:len(r.opts):len(r.opts)], how...)...)
+	}
+	resp, err := s.client.Txn(ctx).Then(ops...).Commit()
+	if err != nil {
+		return nil, 0, err
+	}
+	for _, r := range resp.Responses {
+		got = append(got, r.GetResponseRange())
+	}
+	return got, resp.Header.Revision, nil
+}
