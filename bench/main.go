@@ -9,11 +9,13 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
 	"regexp"
+	"runtime/pprof"
 	"syscall"
 	"time"
 
@@ -27,7 +29,7 @@ func main() {
 	}
 }
 
-func run() error {
+func run() (err error) {
 	if len(os.Args) > 1 && os.Args[1] == "cost" {
 		return cost(os.Args[2:])
 	}
@@ -54,7 +56,19 @@ func run() error {
 	servers := flag.String("servers", "", "only servers that match this regular expression: embedded, three, far, process")
 	quantity := flag.String("quantity", "", "only quantities that match, such as 'uncontended', 'grants/2$', 'hand-over'")
 	peers := flag.String("peer", "", "only peers that match, such as 'etcdlock|floor'")
+	profile := flag.String("cpuprofile", "", "where to write a CPU profile of the whole run, servers in this process included")
 	flag.Parse()
+	if *profile != "" {
+		f, err := os.Create(*profile)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, f.Close()) }()
+		if err := pprof.StartCPUProfile(f); err != nil {
+			return err
+		}
+		defer pprof.StopCPUProfile()
+	}
 	for pattern, to := range map[*string]**regexp.Regexp{servers: &b.servers, quantity: &b.quantity, peers: &b.peers} {
 		re, err := regexp.Compile(*pattern)
 		if err != nil {
