@@ -120,10 +120,11 @@
 // # Cost
 //
 // Lock and Unlock are one request and one commit each. A Lock that waits costs
-// one watch and up to one read if it is next in line, two behind a write lock, since
-// that may be downgraded; deeper in the queue two watches and two reads, and one read more where more than 16 keys are before it,
-// or three reads for a write lock behind any number of readers. A waiter has one watch at a time. A release wakes two
-// waiters, one to take the lock and one to prepare, or the readers next in line.
+// one watch and up to one read behind one or two others; deeper in the queue two
+// watches and two reads, and one read more where more than 16 keys are before it; a
+// write lock behind any number of readers one watch and up to three reads. A waiter
+// has one watch at a time. A release wakes three waiters, one to take the lock, one
+// to count, and one to prepare, or the readers next in line.
 //
 // A request that has no answer after 300 ms, or four times as long as they took
 // lately, is sent again beside the first one, twice at most, and then after a

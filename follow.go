@@ -110,7 +110,7 @@ func (f *follower) run(ctx context.Context) error {
 		if f.own != nil {
 			watcher = f.own
 		}
-		w, err := openWatch(ctx, ctx, watcher, from, to)
+		w, err := openWatch(ctx, clientv3.WithRequireLeader(ctx), watcher, from, to)
 		silent := err != nil
 		c, err := readContent(ctx, f.client, f.name)
 		if err != nil {

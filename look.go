@@ -11,8 +11,8 @@ import (
 // How a waiter reads the queue, and keeps its view of it.
 
 // lookLimit is how many keys a look reads at first: a writer's own two, and the
-// two each of the last two writers below it.
-const lookLimit = 6
+// two each of the writers that are near, and of one more.
+const lookLimit = 2 + 2*(near+1)
 
 // look reads what blocks the entry, and whether it is in the queue there.
 func (w *waiter) look(ctx context.Context) error {
@@ -50,17 +50,21 @@ func (w *waiter) unwatch() {
 
 // target is what to watch for the blockers to leave.
 //
-// Next in line it reaches to the own key. Where nothing can be left when the
-// blockers have gone, no read comes before the grant, so the same watch, in which
-// events keep their order, has to tell whether the own entry was still there then.
-// There is little else to hear in it, for nearly all the others are behind.
+// Near the front it is a range that reaches to the own key. Where nothing can be
+// left when the blockers have gone, no read comes before the grant, so the same
+// watch, in which events keep their order, has to tell whether the own entry was
+// still there then. There is little else to hear in it, for nearly all the others
+// are behind.
 func (w *waiter) target() (from, to string) {
-	from, to = w.blockers[0].key, w.blockers[0].key+"\x00"
-	if kindOf(w.name, from) == shared {
-		from, to = sharedRange(w.name)
+	if len(w.next) > 0 {
+		return w.blockers[0].key, w.blockers[0].key + "\x00"
 	}
-	if w.next.rev == 0 {
-		from, to = min(from, w.key.key), max(to, w.key.key+"\x00")
+	from, to = w.key.key, w.key.key+"\x00"
+	for _, q := range w.blockers {
+		from, to = min(from, q.key), max(to, q.key+"\x00")
+	}
+	if w.guessed && w.wants != readHold {
+		_, to = sharedRange(w.name) // for the other keys of write locks
 	}
 	return from, to
 }
@@ -68,7 +72,7 @@ func (w *waiter) target() (from, to string) {
 // still sees to it that the blockers, and where the watch on them is to tell
 // of it the own entry, were there when the watch began.
 func (w *waiter) still(ctx context.Context) error {
-	if w.next.rev == 0 {
+	if len(w.next) == 0 {
 		w.lookAt = max(w.at, w.on.at) // not below, where the member that watches lags
 		return w.relook(ctx)
 	}
@@ -95,15 +99,15 @@ func (w *waiter) relook(ctx context.Context) error {
 }
 
 // strike strikes off the blockers that were gone at revision at. If none is
-// left but something else may be, what is said to be next is probably the last; or
-// else it remains to look at that revision.
+// left but something else may be, what is said to be next is probably all; or else
+// it remains to look at that revision.
 func (w *waiter) strike(at int64, gone func(queued) bool) {
 	w.blockers = slices.DeleteFunc(w.blockers, gone)
 	switch {
 	case len(w.blockers) > 0 || w.last:
-	case w.next.rev != 0:
+	case len(w.next) > 0:
 		w.unwatch()
-		w.view, w.guessed = view{at: at, blockers: []queued{w.next}, last: true}, true
+		w.view, w.guessed = view{at: at, blockers: w.next, last: true}, true
 	default:
 		w.lookAgain(at)
 	}

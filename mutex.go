@@ -29,9 +29,8 @@ func NewMutex(s SessionSource, name string) *Mutex { return &Mutex{newLock(s, na
 // is removed in the background.
 //
 // With nobody before it Lock costs one request, which is one commit. A Lock that
-// waits costs one watch and at most one read more if it is next in line, two
-// behind a write lock; deeper in the queue two watches, and two reads or, behind
-// more than 16 keys, three.
+// waits costs one watch and at most one read more behind one or two others; deeper
+// in the queue two watches, and two reads or, behind more than 16 keys, three.
 func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexHold) }
 
 // TryLock takes the lock if nobody holds it or waits for it, and otherwise

@@ -15,13 +15,15 @@ func TestBlocker(t *testing.T) {
 	r := func(rev int64) queued { return queued{"a/r3", rev} }
 	r2 := func(rev int64) queued { return queued{"a/r4-a", rev} }
 	f := func(rev int64) queued { return queued{"a/b/5", rev} }
+	x2 := func(rev int64) queued { return queued{"a/3", rev} }
+	many := []queued{{"a/r3", 3}, {"a/r4", 4}, {"a/r5", 5}, {"a/r6", 6}, {"a/r7", 7}}
 	for _, tc := range []struct {
 		name       string
 		wants      kind
 		queue      []queued
 		incomplete bool
 		blockers   []queued
-		next       queued
+		next       []queued
 		last       bool
 		unknown    bool
 	}{
@@ -31,21 +33,26 @@ func TestBlocker(t *testing.T) {
 		{name: "one writer", wants: exclusive, queue: []queued{x(3)}, blockers: []queued{x(3)}, last: true},
 		{name: "reader behind a writer", wants: shared, queue: []queued{x(3)}, blockers: []queued{x(3)}, last: true},
 		{name: "reader behind a write lock's two keys", wants: shared, queue: []queued{x(3), r(3)}, blockers: []queued{x(3)}, last: true},
-		{name: "writer behind a write lock's two keys", wants: exclusive, queue: []queued{x(3), r(3)}, blockers: []queued{x(3)}},
-		{name: "two writers, the earlier one first", wants: exclusive, queue: []queued{x(3), y(5)}, blockers: []queued{x(3)}, next: y(5)},
-		{name: "three writers, the last but one first", wants: exclusive, queue: []queued{x(3), z(4), y(5)}, blockers: []queued{z(4)}, next: y(5)},
-		{name: "three writers, in another order", wants: exclusive, queue: []queued{y(5), x(3), z(4)}, blockers: []queued{z(4)}, next: y(5)},
-		{name: "reader behind two writers", wants: shared, queue: []queued{y(5), x(3)}, blockers: []queued{x(3)}, next: y(5)},
-		{name: "key order is no order", wants: exclusive, queue: []queued{x(5), y(3)}, blockers: []queued{y(3)}, next: x(5)},
+		{name: "writer behind a write lock's two keys", wants: exclusive, queue: []queued{x(3), r(3)}, blockers: []queued{x(3), r(3)}, last: true},
+		{name: "two writers", wants: exclusive, queue: []queued{x(3), y(5)}, blockers: []queued{x(3), y(5)}, last: true},
+		{name: "three writers, the earlier one first", wants: exclusive, queue: []queued{x(3), z(4), y(5)}, blockers: []queued{x(3)}, next: []queued{z(4), y(5)}},
+		{name: "three writers, in another order", wants: exclusive, queue: []queued{y(5), x(3), z(4)}, blockers: []queued{x(3)}, next: []queued{z(4), y(5)}},
+		{name: "four writers, the last but two first", wants: exclusive, queue: []queued{x(3), x2(6), z(4), y(5)}, blockers: []queued{z(4)}, next: []queued{y(5), x2(6)}},
+		{name: "reader behind two writers", wants: shared, queue: []queued{y(5), x(3)}, blockers: []queued{x(3), y(5)}, last: true},
+		{name: "reader behind three writers", wants: shared, queue: []queued{y(5), x(3), z(4)}, blockers: []queued{x(3)}, next: []queued{z(4), y(5)}},
+		{name: "key order is no order", wants: exclusive, queue: []queued{x(6), y(5), z(3)}, blockers: []queued{z(3)}, next: []queued{y(5), x(6)}},
 		{name: "readers don't wait for readers", wants: shared, queue: []queued{r(3), r2(4)}, last: true},
 		{name: "reader behind reader behind writer", wants: shared, queue: []queued{x(3), r(4)}, blockers: []queued{x(3)}, last: true},
 		{name: "writer behind readers", wants: exclusive, queue: []queued{r(3), r2(4)}, blockers: []queued{r(3), r2(4)}, last: true},
-		{name: "writer behind readers behind writer", wants: exclusive, queue: []queued{x(2), r(3), r2(4)}, blockers: []queued{x(2)}},
-		{name: "reader between writers", wants: exclusive, queue: []queued{x(2), r(3), y(4)}, blockers: []queued{x(2)}, next: y(4)},
+		{name: "writer behind a few readers behind writer", wants: exclusive, queue: []queued{x(2), r(3), r2(4)}, blockers: []queued{x(2), r(3), r2(4)}, last: true},
+		{name: "writer behind many readers behind writer", wants: exclusive, queue: append(many, x(2)), blockers: []queued{x(2)}},
+		{name: "writer behind many readers", wants: exclusive, queue: many, blockers: many, last: true},
+		{name: "reader between writers", wants: exclusive, queue: []queued{x(2), r(3), y(4)}, blockers: []queued{x(2), r(3), y(4)}, last: true},
 		{name: "foreign keys don't block", wants: exclusive, queue: []queued{f(2), f(3)}, last: true},
 		{name: "foreign keys don't count", wants: exclusive, queue: []queued{f(2), x(3)}, blockers: []queued{x(3)}, last: true},
 		{name: "part that shows the last writer", wants: exclusive, queue: []queued{r(5), x(4)}, incomplete: true, blockers: []queued{x(4)}},
-		{name: "part that shows the last two", wants: exclusive, queue: []queued{r(5), x(4), y(3)}, incomplete: true, blockers: []queued{y(3)}, next: x(4)},
+		{name: "part that shows the last two", wants: exclusive, queue: []queued{r(5), x(4), y(3)}, incomplete: true, blockers: []queued{x(4), y(3)}},
+		{name: "part that shows the last three", wants: exclusive, queue: []queued{z(5), x(4), y(3)}, incomplete: true, blockers: []queued{y(3)}, next: []queued{x(4), z(5)}},
 		{name: "part that shows readers only", wants: exclusive, queue: []queued{r(5), r2(4)}, incomplete: true, unknown: true},
 		{name: "part that shows foreign keys only", wants: shared, queue: []queued{f(5)}, incomplete: true, unknown: true},
 	} {
@@ -110,32 +117,33 @@ func FuzzBlocker(f *testing.F) {
 			if (len(v.blockers) == 0) != entitled(wants, rev, queue) {
 				t.Fatalf("%v at %d in %v: blockers %v", wants, rev, queue, v.blockers)
 			}
-			waitsFor := v.blockers
-			if v.next.rev != 0 {
-				waitsFor = append(slices.Clone(waitsFor), v.next)
-			}
+			waitsFor := slices.Concat(v.blockers, v.next)
 			for _, q := range waitsFor {
 				if !slices.Contains(queue, q) || q.rev >= rev {
 					t.Fatalf("%v at %d in %v waits for %v", wants, rev, queue, q)
 				}
 			}
-			// Between the blocker and the next one stands nobody who makes the viewer wait.
+			// Between the blocker and the next ones stands nobody who makes the viewer wait.
 			for _, q := range queue {
-				if v.next.rev != 0 && kindOf("a", q.key) == exclusive && q.rev > v.blockers[0].rev && q.rev < rev && q != v.next {
+				if len(v.next) > 0 && kindOf("a", q.key) == exclusive && q.rev > v.blockers[0].rev && q.rev < rev && !slices.Contains(v.next, q) {
 					t.Fatalf("%v at %d in %v: %v and then %v, but %v", wants, rev, queue, v.blockers, v.next, q)
 				}
 			}
 			// Any part that holds the highest says the same, or that it can't, or
-			// knows the last only.
+			// knows the last ones only.
 			byRev := slices.Clone(queue)
 			slices.SortFunc(byRev, func(a, b queued) int { return int(b.rev - a.rev) })
 			if p, ok := blocker("a", wants, rev, byRev[:r.IntN(len(byRev)+1)], false); ok {
-				if !slices.Equal(p.blockers, v.blockers) && (v.next.rev == 0 || !slices.Equal(p.blockers, []queued{v.next})) {
+				if len(p.next) > 0 && !slices.Equal(p.blockers, v.blockers) || len(p.blockers) == 0 {
 					t.Fatalf("part %v, whole %v", p, v)
 				}
-				rest := slices.DeleteFunc(slices.Clone(queue), func(q queued) bool { return slices.Contains(p.blockers, q) })
-				if p.last && !entitled(wants, rev, rest) {
-					t.Fatalf("part %v: something is left of %v", p, queue)
+				for _, q := range slices.Concat(p.blockers, p.next) {
+					if !slices.Contains(queue, q) || q.rev >= rev {
+						t.Fatalf("%v at %d in a part of %v waits for %v", wants, rev, queue, q)
+					}
+				}
+				if p.last {
+					t.Fatalf("part %v: it can't know that nothing is left of %v", p, queue)
 				}
 			}
 			if len(v.blockers) == 0 {

@@ -37,8 +37,9 @@ type Session struct {
 	// not positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)
 
-	ctx    context.Context // ends with the session
-	cancel context.CancelCauseFunc
+	ctx      context.Context // ends with the session
+	cancel   context.CancelCauseFunc
+	watching context.Context // ctx for watches
 	// lease ends when the lease is known to be gone, a TTL after the session at
 	// the latest: until then entries are worth removing.
 	lease     context.Context
@@ -143,6 +144,7 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 	}
 	s.keepAlive = s.keepAliveOnce
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
+	s.watching = clientv3.WithRequireLeader(s.ctx)
 	s.lease, s.leaseGone = context.WithCancel(context.Background())
 	return s
 }

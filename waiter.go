@@ -10,17 +10,17 @@ import (
 // A waiter waits, from the txn that put its entry into the queue, until the
 // entry has the lock:
 //
-//  1. Look what blocks the entry, unless the txn has shown it already. Deep in
-//     the queue that is the last but one before it, else the last.
+//  1. Look what blocks the entry, unless the txn has shown it already. Near the
+//     front that is all that is left below, else the last but two.
 //  2. Watch that from now, and see whether it was there when the watch was. If
 //     not, go to 4.
-//  3. Wait for the blocker's deletion, or for another of the ends in wait.
+//  3. Wait for the blockers' deletion, or for another of the ends in wait.
 //  4. If nothing can be left below, the entry has the lock. If the blocker was
-//     the last but one, the last is the blocker now: go to 2, and look there what
-//     is left. Else look at the revision of the deletion: nothing is left, or go to 2.
+//     the last but two, the last two block now: go to 2, and look there what is
+//     left. Else look at the revision of the deletion: nothing is left, or go to 2.
 //
-// Who is next in line watches its own entry too, in the same watch. Who is deeper
-// learns that it was removed from the rechecks, or when it comes to be next.
+// Near the front it watches its own entry too, in the same watch. Who is deeper
+// learns that it was removed from the rechecks, or when it comes near.
 //
 // Invariant (I1): an entry has the lock only after a revision at which it was
 // in the queue and nothing that blocks it was below. Nothing is ever added

@@ -38,7 +38,7 @@ var errWatch = errors.New("watch ended")
 // without, it would stay silent for as long as that lasts.
 func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
 	watcher := s.currentWatcher()
-	w, err := openWatch(ctx, s.ctx, watcher, key, end, clientv3.WithFilterPut())
+	w, err := openWatch(ctx, s.watching, watcher, key, end, clientv3.WithFilterPut())
 	switch {
 	case err == nil:
 		s.watcherWorks(watcher)
@@ -48,10 +48,10 @@ func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error
 	return w, err
 }
 
-// openWatch is that of a session, for a watch that lives until life ends; end
-// is as for clientv3.WithRange, or empty for one key.
+// openWatch is that of a session, for a watch that lives until life ends, a ctx
+// with RequireLeader; end is as for clientv3.WithRange, or empty for one key.
 func openWatch(ctx, life context.Context, watcher clientv3.Watcher, key, end string, opts ...clientv3.OpOption) (*watch, error) {
-	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(life))
+	wctx, cancel := context.WithCancel(life)
 	unbind := context.AfterFunc(ctx, cancel)
 	timer := time.AfterFunc(attemptMin, cancel)
 	opts = append(opts, clientv3.WithCreatedNotify())
