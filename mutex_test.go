@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -317,6 +318,21 @@ func TestTicket_SessionEnds(t *testing.T) {
 	require.NoError(t, waiting.Cancel(testCtx(t)))
 	_, err = m.Enqueue(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
+}
+
+// The client is closed when the entry is in the queue, and the session has not
+// heard of that.
+func TestTicket_ClientClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		s.client.Watcher, s.client.Lease = nil, nil // have no Close here
+		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.client.Close() }}}
+		tk, err := NewMutex(s, "a").Enqueue(context.Background())
+		require.Nil(t, tk)
+		require.ErrorIs(t, err, ErrSessionExpired)
+		s.leaseGone()
+	})
 }
 
 func TestDo(t *testing.T) {

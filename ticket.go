@@ -49,6 +49,7 @@ func newTicket(h *Held, v view, looked bool) (*Ticket, error) {
 	})
 	if !ok {
 		cancel()
+		h.s.end(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
 		h.abandon(h.s.Err())
 		return nil, h.s.Err()
 	}
