@@ -285,6 +285,8 @@ func TestTicket(t *testing.T) {
 	require.NoError(t, second.Cancel(testCtx(t)))
 	_, err = second.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrNotHeld)
+	_, err = second.Ahead(testCtx(t))
+	require.ErrorIs(t, err, ErrNotHeld)
 	require.Len(t, entries(t, s.Client(), name), 2)
 
 	require.NoError(t, first.Cancel(testCtx(t)), "an unclaimed grant goes back")
