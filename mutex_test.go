@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
@@ -335,6 +336,26 @@ func TestTicket_ClientClosed(t *testing.T) {
 		require.ErrorIs(t, err, ErrSessionExpired)
 		s.leaseGone()
 	})
+}
+
+// The session ends while a request about its hold is on its way.
+func TestHeld_SessionEndsMeanwhile(t *testing.T) {
+	for what, call := range map[string]func(h *Held, ctx context.Context) error{"Check": (*Held).Check, "Downgrade": (*Held).Downgrade} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s := f.session(1)
+			h, err := NewRWMutex(s, "a").Lock(context.Background())
+			require.NoError(t, err)
+			f.step = func(context.Context, string) error {
+				s.end(ErrSessionExpired, "the test says so")
+				return rpctypes.ErrGRPCNoLeader
+			}
+			err = call(h, context.Background())
+			require.ErrorIs(t, err, ErrSessionExpired, what)
+			require.ErrorIs(t, err, ErrLost, what)
+			s.leaseGone()
+		})
+	}
 }
 
 func TestDo(t *testing.T) {
