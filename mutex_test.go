@@ -338,6 +338,27 @@ func TestTicket_ClientClosed(t *testing.T) {
 	})
 }
 
+// The session ends while etcd drops what is proposed: Commit does not go on until
+// its ctx ends.
+func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
+	for _, cause := range []error{ErrSessionExpired, ErrSessionClosed} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s := f.session(1)
+			h, err := NewMutex(s, "a").Lock(context.Background())
+			require.NoError(t, err)
+			f.step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
+			time.AfterFunc(10*time.Second, func() { s.end(cause, "the test says so") })
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			_, err = h.Txn(ctx).Commit()
+			require.ErrorIs(t, err, ErrLost)
+			require.ErrorIs(t, err, cause)
+			s.leaseGone()
+		})
+	}
+}
+
 // The session ends while a request about its hold is on its way.
 func TestHeld_SessionEndsMeanwhile(t *testing.T) {
 	for what, call := range map[string]func(h *Held, ctx context.Context) error{"Check": (*Held).Check, "Downgrade": (*Held).Downgrade} {
