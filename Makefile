@@ -3,7 +3,7 @@ FUZZTIME ?= 30s
 SEED ?= 0
 T ?= 1m
 
-.PHONY: test race lint fmt tidy demo fuzz soak compat bench ci
+.PHONY: test race lint fmt tidy demo fuzz soak compat bench benchcmp ci
 
 test:
 	go test ./...
@@ -43,6 +43,11 @@ compat:
 bench:
 	bench/setup.sh
 	cd bench && go run . && go run . report
+
+# The Go benchmarks of bench/ in the last tag (or main) and here, six rounds of each by turns, and how they differ:
+# BASE=v1.0.0 BENCH=Handover COUNT=10 make benchcmp
+benchcmp:
+	bench/benchcmp.sh
 
 # All that a change is checked with
 ci:

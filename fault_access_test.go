@@ -145,10 +145,13 @@ func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
 	nobody, err := loopback.FreeAddrs(1)
 	require.NoError(t, err)
 	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Endpoints = nobody }))
-	err = returnsWithCtx(t, 300*time.Millisecond, func(ctx context.Context) error {
-		_, err := NewSession(ctx, client)
-		return err
-	})
-	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.ErrorContains(t, err, "connection refused")
+	pool := newTestPool(t, client)
+	for what, grant := range map[string]func(ctx context.Context) error{
+		"NewSession": func(ctx context.Context) error { _, err := NewSession(ctx, client); return err },
+		"Pool":       func(ctx context.Context) error { _, err := NewMutex(pool, "a").Lock(ctx); return err },
+	} {
+		err = returnsWithCtx(t, 300*time.Millisecond, grant)
+		require.ErrorIs(t, err, context.DeadlineExceeded, what)
+		require.ErrorContains(t, err, "connection refused", what)
+	}
 }

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -76,7 +77,16 @@ func (h *Held) Check(ctx context.Context) error {
 	if errors.Is(err, errGone) {
 		err = h.gone()
 	}
-	return wrap("check", h.name, err)
+	return wrap("check", h.name, h.endOr(err))
+}
+
+// endOr is the error of a request about the hold, err or nil: that the hold has
+// ended meanwhile comes first.
+func (h *Held) endOr(err error) error {
+	if err == nil {
+		return nil
+	}
+	return cmp.Or(h.Err(), err)
 }
 
 // Token is the entry's create revision. It grows with every acquisition of the
@@ -116,7 +126,7 @@ func (h *Held) readOnly() bool {
 // It blocks until etcd has confirmed, or ctx or the session ends. After an error
 // of ctx the lock is still held, for reading at least; call it again, or Unlock.
 func (h *Held) Downgrade(ctx context.Context) error {
-	return wrap("downgrade", h.name, h.downgrade(ctx))
+	return wrap("downgrade", h.name, h.endOr(h.downgrade(ctx)))
 }
 
 func (h *Held) downgrade(ctx context.Context) error {

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
@@ -284,6 +286,8 @@ func TestTicket(t *testing.T) {
 	require.NoError(t, second.Cancel(testCtx(t)))
 	_, err = second.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrNotHeld)
+	_, err = second.Ahead(testCtx(t))
+	require.ErrorIs(t, err, ErrNotHeld)
 	require.Len(t, entries(t, s.Client(), name), 2)
 
 	require.NoError(t, first.Cancel(testCtx(t)), "an unclaimed grant goes back")
@@ -317,6 +321,62 @@ func TestTicket_SessionEnds(t *testing.T) {
 	require.NoError(t, waiting.Cancel(testCtx(t)))
 	_, err = m.Enqueue(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
+}
+
+// The client is closed when the entry is in the queue, and the session has not
+// heard of that.
+func TestTicket_ClientClosed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		s.client.Watcher, s.client.Lease = nil, nil // have no Close here
+		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.client.Close() }}}
+		tk, err := NewMutex(s, "a").Enqueue(context.Background())
+		require.Nil(t, tk)
+		require.ErrorIs(t, err, ErrSessionExpired)
+		s.leaseGone()
+	})
+}
+
+// The session ends while etcd drops what is proposed: Commit does not go on until
+// its ctx ends.
+func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
+	for _, cause := range []error{ErrSessionExpired, ErrSessionClosed} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s := f.session(1)
+			h, err := NewMutex(s, "a").Lock(context.Background())
+			require.NoError(t, err)
+			f.step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
+			time.AfterFunc(10*time.Second, func() { s.end(cause, "the test says so") })
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			_, err = h.Txn(ctx).Commit()
+			require.ErrorIs(t, err, ErrLost)
+			require.ErrorIs(t, err, cause)
+			s.leaseGone()
+		})
+	}
+}
+
+// The session ends while a request about its hold is on its way.
+func TestHeld_SessionEndsMeanwhile(t *testing.T) {
+	for what, call := range map[string]func(h *Held, ctx context.Context) error{"Check": (*Held).Check, "Downgrade": (*Held).Downgrade} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s := f.session(1)
+			h, err := NewRWMutex(s, "a").Lock(context.Background())
+			require.NoError(t, err)
+			f.step = func(context.Context, string) error {
+				s.end(ErrSessionExpired, "the test says so")
+				return rpctypes.ErrGRPCNoLeader
+			}
+			err = call(h, context.Background())
+			require.ErrorIs(t, err, ErrSessionExpired, what)
+			require.ErrorIs(t, err, ErrLost, what)
+			s.leaseGone()
+		})
+	}
 }
 
 func TestDo(t *testing.T) {

@@ -103,28 +103,25 @@ func (p *Pool) session(ctx context.Context) (*Session, error) {
 	case p.turn <- struct{}{}:
 		defer func() { <-p.turn }()
 	case <-granting.Done():
-		return nil, p.ended(ctx)
+		return nil, p.closedOr(ended(ctx, nil))
 	}
 	if s := p.live(); s != nil {
 		return s, nil // while this one waited for its turn
 	}
 	s, err := newSession(granting, p.client, p.config)
-	if granting.Err() != nil && err != nil {
-		return nil, p.ended(ctx)
-	}
 	if err != nil {
-		return nil, fmt.Errorf("new session: %w", err)
+		return nil, p.closedOr(fmt.Errorf("new session: %w", err))
 	}
 	p.put(s)
 	return s, nil
 }
 
-// ended is the error of a call that Close or the end of ctx has ended.
-func (p *Pool) ended(ctx context.Context) error {
+// closedOr is the error of a call that Close, or else err, has ended.
+func (p *Pool) closedOr(err error) error {
 	if p.ctx.Err() != nil {
 		return ErrSessionClosed
 	}
-	return ended(ctx, nil)
+	return err
 }
 
 // live is the current session, nil if there is none.

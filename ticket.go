@@ -26,7 +26,7 @@ type Ticket struct {
 	removed chan struct{} // not nil after Cancel; closed when the place is given back
 }
 
-// errCancelled is what Wait returns after Cancel.
+// errCancelled is what Wait and Ahead return after Cancel.
 var errCancelled = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
 
 // newTicket starts to wait for an entry that is in the queue. The goroutine is
@@ -44,11 +44,13 @@ func newTicket(h *Held, v view, looked bool) (*Ticket, error) {
 		case ctx.Err() == nil:
 			h.abandon(t.err)
 		default:
-			h.tellAbandoned(errCancelled) // and Cancel abandons it
+			t.err = errCancelled
+			h.tellAbandoned(t.err) // and Cancel abandons it
 		}
 	})
 	if !ok {
 		cancel()
+		h.s.end(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
 		h.abandon(h.s.Err())
 		return nil, h.s.Err()
 	}
@@ -92,7 +94,8 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 
 // Ahead counts the acquisitions that have to leave the queue before this one is
 // granted, with one linearizable read: a write lock counts once, readers before
-// a reader don't count. It is 0 once granted.
+// a reader don't count. It is 0 once granted. If the place
+// was lost or cancelled before that, it is Wait's error.
 func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	h := t.h
 	select {

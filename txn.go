@@ -15,9 +15,9 @@ import (
 // from a response that says that the caller's own comparison failed, and
 // ErrNotHeld after Unlock.
 //
-// It costs one request. Commit repeats what etcd has certainly not carried out; an
-// error that leaves it open, such as a lost reply, is returned, since the
-// caller's operations need not be safe to repeat.
+// It costs one request. Commit repeats what etcd has certainly not carried out,
+// until ctx or the hold ends; an error that leaves it open, such as a lost reply,
+// is returned, since the caller's operations need not be safe to repeat.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn { return &guardedTxn{h: h, ctx: ctx} }
 
 type guardedTxn struct {
@@ -50,28 +50,27 @@ func (t *guardedTxn) Commit() (*clientv3.TxnResponse, error) {
 
 func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 	h := t.h
-	if err := h.Err(); err != nil {
-		return nil, err
-	}
 	var resp *clientv3.TxnResponse
-	var unknown error
+	var last error // which ends it, whatever error it is
 	err := h.s.persist(t.ctx, func(context.Context) (err error) {
+		if last = h.Err(); last != nil {
+			return nil
+		}
 		// Not under an attempt's time limit, which would only leave its
 		// outcome open.
 		resp, err = h.s.client.Txn(t.ctx).If(h.IsOwner()).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
 		if err != nil && !refused(err) && !dropped(err) {
-			unknown = err
+			last = err // nobody knows whether it was carried out
 			return nil
 		}
 		return err
 	})
-	if err == nil {
-		err = unknown
-	}
-	if err != nil {
-		return nil, err
-	}
-	if !resp.Succeeded {
+	switch {
+	case err != nil:
+		return nil, h.endOr(err) // it was not carried out
+	case last != nil:
+		return nil, last
+	case !resp.Succeeded:
 		return nil, h.gone()
 	}
 	inner := resp.Responses[0].GetResponseTxn()

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// pollEach is how often an ending process group is asked after.
+// pollEach is how often an ending process group is asked after, or a renewal.
 const pollEach = 10 * time.Millisecond
 
 // A supervisor runs one command.
@@ -38,7 +38,8 @@ type supervisor struct {
 
 // Run starts c and returns when it and its process group have ended; what it
 // leaves behind in its group is ended, too. Signals that come on sigs (see Notify) are passed on.
-// An error means that c was not started.
+// An error means that c was not started. It waits for a renewal of the lock first
+// if no more than c.Grace is left until the deadline.
 //
 // The process must have no other children: Run reaps all there are.
 func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
@@ -46,8 +47,14 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 	if err := lock.Err(); err != nil {
 		return Outcome{}, err
 	}
-	if past(lock.Deadline().Add(-c.Grace)) {
-		return Outcome{}, fmt.Errorf("etcd has not confirmed the lock for too long to begin: less than %v is left", c.Grace)
+	for past(lock.Deadline().Add(-c.Grace)) {
+		// Granted just after etcd was away, such as for an election: the renewal is
+		// to come next, or else the deadline.
+		select {
+		case <-lock.Done():
+			return Outcome{}, lock.Err()
+		case <-time.After(pollEach):
+		}
 	}
 	becomeReaper()
 	children := make(chan os.Signal, 1)
