@@ -142,7 +142,7 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 // counts as lost.
 func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Context, *Held) error) (err, gone error) {
 	// The key lets lead unlock the term with the ctx that ends by that.
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, doKey{term.from, term.name}, term))
+	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, doOf{term}, true))
 	defer cancel(nil)
 	e.lead(term)
 	returned := make(chan struct{})

@@ -15,34 +15,44 @@ import (
 // An entry is one acquisition: a key in the lock's queue, waiting or holding.
 // This file puts it there, leave.go takes it away, waiter.go waits in between.
 type entry struct {
-	s     *Session
-	from  SessionSource // s is of
-	name  string
-	wants wants
-	// key is what the entry is known by. A write lock has another one, in the
-	// shared range and of the same revision, which Downgrade leaves.
-	key, other slot
-	value      string // of the keys; its nonce is in no other entry's value
+	s    *Session
+	name string
 	// rev is the keys' CreateRevision: place in the queue and token.
 	//
 	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it
 	// compares both, so that a late or repeated request of ours can't touch a
 	// newer entry under the same key.
 	rev int64
+
+	mu    sync.Mutex // once the entry is held it guards what follows
+	wants wants
+	state state
 	// doubt: an attempt to write the keys may have been carried out, or be
 	// carried out yet, without our knowing.
 	doubt bool
-	trace *trace // for hooks, nil without
-
-	mu    sync.Mutex // guards what follows, and wants, key and other once held
-	state state
 	// untold: lost, and nobody was told; see unlockAndTell.
 	untold bool
-	cause  error                   // why the entry is not held anymore, nil before
-	ctx    context.Context         // of the hold, nil until asked for
-	end    context.CancelCauseFunc // ends ctx
-	// rewatch makes the guard watch key anew.
-	rewatch context.CancelFunc
+	// key is what the entry is known by.
+	key    string
+	more   *more   // nil if held without
+	ending *ending // nil until asked for
+	cause  error   // why the entry is not held anymore, nil before
+}
+
+// more is what most holds do without: of 10,000 locks it would be half the cost.
+type more struct {
+	trace *trace // for hooks, nil without
+	// other is a write lock's key in the shared range, of the same revision, which
+	// Downgrade leaves.
+	other string
+	value string // of the keys; its nonce is in no other entry's value
+}
+
+// ending is what tells of a hold's end.
+type ending struct {
+	ctx     context.Context // of the hold
+	end     context.CancelCauseFunc
+	rewatch context.CancelFunc // makes the guard watch key anew
 }
 
 // wants is the kind of hold that an entry asks for.
@@ -86,25 +96,33 @@ func (e *entry) becomeLocked(to state, cause error) bool {
 		e.state, e.cause = to, cause
 		return true
 	}
-	panic("bug: entry " + e.key.key + " can't go from state " + strconv.Itoa(int(e.state)) + " to " + strconv.Itoa(int(to)))
+	panic("bug: entry " + e.key + " can't go from state " + strconv.Itoa(int(e.state)) + " to " + strconv.Itoa(int(to)))
 }
 
 // takeKeys reserves the lowest free keys of the name for the entry.
 func (e *entry) takeKeys() {
-	s := e.s
+	s, more := e.s, e.more
 	s.mu.Lock()
 	if e.wants == readHold {
-		e.key = s.slots.take(sharedBase(e.name, s.id))
+		e.key = s.inUse.take(sharedBase(e.name, s.id))
 	} else {
-		e.key = s.slots.take(exclusiveBase(e.name, s.id))
+		e.key = s.inUse.take(exclusiveBase(e.name, s.id))
 	}
 	if e.wants == writeHold {
-		e.other = s.slots.take(sharedBase(e.name, s.id))
+		more.other = s.inUse.take(sharedBase(e.name, s.id))
 	}
 	s.seq++
 	seq := s.seq
 	s.mu.Unlock()
-	e.value = s.entryValue(time.Now(), seq)
+	more.value = s.entryValue(time.Now(), seq)
+}
+
+// keys are all keys of the entry.
+func (e *entry) keys() []string {
+	if e.more != nil && e.more.other != "" {
+		return []string{e.key, e.more.other}
+	}
+	return []string{e.key}
 }
 
 // entryValue is a JSON object for people who look at the queue. Only the nonce
@@ -125,26 +143,23 @@ func (s *Session) entryValue(queued time.Time, seq uint64) string {
 func (e *entry) freeKeys() {
 	e.s.mu.Lock()
 	defer e.s.mu.Unlock()
-	e.s.slots.free(e.key)
-	if e.other.key != "" {
-		e.s.slots.free(e.other)
+	for _, key := range e.keys() {
+		e.s.inUse.free(key)
 	}
 }
 
 // absent are the compares, and puts the operations, that write the entry's
 // keys where there are none.
-func (e *entry) absent() []clientv3.Cmp {
-	cmps := []clientv3.Cmp{clientv3.Compare(clientv3.CreateRevision(e.key.key), "=", 0)}
-	if e.other.key != "" {
-		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(e.other.key), "=", 0))
+func (e *entry) absent() (cmps []clientv3.Cmp) {
+	for _, key := range e.keys() {
+		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
 	}
 	return cmps
 }
 
-func (e *entry) puts() []clientv3.Op {
-	ops := []clientv3.Op{clientv3.OpPut(e.key.key, e.value, clientv3.WithLease(e.s.id))}
-	if e.other.key != "" {
-		ops = append(ops, clientv3.OpPut(e.other.key, e.value, clientv3.WithLease(e.s.id)))
+func (e *entry) puts() (ops []clientv3.Op) {
+	for _, key := range e.keys() {
+		ops = append(ops, clientv3.OpPut(key, e.more.value, clientv3.WithLease(e.s.id)))
 	}
 	return ops
 }
@@ -190,7 +205,7 @@ func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
 			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(txnLimit))
 			return t.If(e.absent()...).
 				Then(append([]clientv3.Op{read}, e.puts()...)...).
-				Else(clientv3.OpGet(e.key.key))
+				Else(clientv3.OpGet(e.key))
 		})
 		if err != nil {
 			return view{}, false, err
@@ -222,7 +237,7 @@ func (e *entry) try(ctx context.Context) error {
 	list := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(8))
 	for e.takeKeys(); ; {
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			return t.If(append(e.absent(), free)...).Then(e.puts()...).Else(clientv3.OpGet(e.key.key), list)
+			return t.If(append(e.absent(), free)...).Then(e.puts()...).Else(clientv3.OpGet(e.key), list)
 		})
 		if err != nil {
 			return err
@@ -259,7 +274,7 @@ func (e *entry) try(ctx context.Context) error {
 // mine reports whether kvs, the key of the entry as etcd has it, was written by
 // an earlier attempt of this very entry, and notes its revision then.
 func (e *entry) mine(kvs []*mvccpb.KeyValue) bool {
-	if len(kvs) == 0 || string(kvs[0].Value) != e.value {
+	if len(kvs) == 0 || string(kvs[0].Value) != e.more.value {
 		return false
 	}
 	e.rev = kvs[0].CreateRevision

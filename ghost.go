@@ -104,7 +104,7 @@ func (s *Session) lookForGhosts(ctx context.Context) {
 func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
 	var reads []reading
 	for _, d := range some {
-		reads = append(reads, reading{key: d.key.key})
+		reads = append(reads, reading{key: d.key})
 	}
 	got, _, err := s.get(ctx, 0, reads...)
 	if err != nil {
@@ -112,7 +112,7 @@ func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
 	}
 	var removals []clientv3.Op
 	for i, d := range some {
-		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == d.value {
+		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == d.more.value {
 			removals = append(removals, d.removals(kvs[0].CreateRevision)...)
 		}
 	}
@@ -140,7 +140,7 @@ func (s *Session) sweep() {
 				return
 			}
 			for _, key := range lease.Keys {
-				if k, ok := slotOf(string(key), s.id); ok && !s.uses(k) {
+				if k := string(key); isKeyOf(k, s.id) && !s.uses(k) {
 					s.sweepKey(ctx, k)
 				}
 			}
@@ -148,8 +148,8 @@ func (s *Session) sweep() {
 	})
 }
 
-func (s *Session) sweepKey(ctx context.Context, k slot) {
-	got, _, err := s.get(ctx, 0, reading{key: k.key})
+func (s *Session) sweepKey(ctx context.Context, k string) {
+	got, _, err := s.get(ctx, 0, reading{key: k})
 	// Asked again, since an entry may have been written under this key meanwhile.
 	// If none uses it now, then what was read is a ghost, or gone.
 	if err == nil && len(got[0].Kvs) > 0 && strings.Contains(string(got[0].Kvs[0].Value), `"`+s.nonce) && !s.uses(k) {
@@ -158,10 +158,10 @@ func (s *Session) sweepKey(ctx context.Context, k slot) {
 	}
 }
 
-func (s *Session) uses(k slot) bool {
+func (s *Session) uses(k string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.slots.uses(k)
+	return s.inUse.uses(k)
 }
 
 // passOver leaves the entry's keys to whoever has them: another user of an
@@ -170,7 +170,7 @@ func (s *Session) uses(k slot) bool {
 func (e *entry) passOver(kvs []*mvccpb.KeyValue) {
 	for _, kv := range kvs {
 		if strings.Contains(string(kv.Value), `"`+e.s.nonce) {
-			ghost := &entry{s: e.s, name: e.name, key: slot{key: string(kv.Key)}}
+			ghost := &entry{s: e.s, name: e.name, key: string(kv.Key)}
 			e.s.background(func(ctx context.Context) { _, _ = ghost.remove(ctx, kv.CreateRevision) })
 		}
 	}

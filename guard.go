@@ -19,8 +19,8 @@ func (e *entry) endLocked(to state, cause error) {
 }
 
 func (e *entry) finishLocked() {
-	if e.end != nil {
-		e.end(e.cause)
+	if e.ending != nil {
+		e.ending.end(e.cause)
 	}
 	e.unlistenLocked()
 	e.untold = e.state == lost
@@ -117,16 +117,16 @@ func (e *entry) guardLocked() {
 }
 
 func (e *entry) guard() {
-	ctx, stop := e.s.bind(e.ctx)
+	ctx, stop := e.s.bind(e.ending.ctx)
 	defer stop()
 	trouble := trouble{e: e}
 	defer trouble.end(false)
 	for delay := retryMin; ; {
 		e.mu.Lock()
 		e.refreshLocked() // has the session ended?
-		key, over := e.key.key, e.state != held
+		key, over := e.key, e.state != held
 		keyCtx, rewatch := context.WithCancel(ctx)
-		e.rewatch = rewatch
+		e.ending.rewatch = rewatch
 		e.unlockAndTell()
 		if over {
 			rewatch()
@@ -137,7 +137,7 @@ func (e *entry) guard() {
 		switch {
 		case errors.Is(err, errGone):
 			e.mu.Lock()
-			if key == e.key.key { // else downgraded meanwhile
+			if key == e.key { // else downgraded meanwhile
 				e.goneLocked()
 			}
 			e.unlockAndTell()

@@ -205,12 +205,12 @@ func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
 		rw := NewRWMutex(s, "a")
 		h, err := rw.Lock(context.Background())
 		require.NoError(t, err)
-		value := h.value
+		value := h.more.value
 		kept, err := NewMutex(s, "b").Lock(context.Background())
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(context.Background()))
 		elapse(5 * time.Minute)
-		require.False(t, s.uses(slot{"a/5", 0}), "somebody still looks")
+		require.False(t, s.uses("a/5"), "somebody still looks")
 		put := func(key, value string) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -269,7 +269,7 @@ func TestFault_A1_GhostsAreSwept(t *testing.T) {
 		require.NoError(t, err)
 		raw := cluster.Client(t)
 		ghost := prefix + sharedBase(name, s.Lease()) + "-3"
-		_, err = raw.Put(testCtx(t), ghost, h.value, clientv3.WithLease(s.Lease()))
+		_, err = raw.Put(testCtx(t), ghost, h.more.value, clientv3.WithLease(s.Lease()))
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(testCtx(t)))
 		requireGone(t, raw, prefix+name)

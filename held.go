@@ -28,16 +28,17 @@ type Held struct{ entry }
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.unlockAndTell()
-	if h.ctx == nil {
-		h.ctx, h.end = context.WithCancelCause(context.Background())
+	if h.ending == nil {
+		h.ending = &ending{}
+		h.ending.ctx, h.ending.end = context.WithCancelCause(context.Background())
 		h.refreshLocked()
 		if h.state != held {
-			h.end(h.cause)
+			h.ending.end(h.cause)
 		} else {
 			h.guardLocked()
 		}
 	}
-	return h.ctx
+	return h.ending.ctx
 }
 
 // Done is Context().Done().
@@ -98,7 +99,7 @@ func (h *Held) Token() int64 { return h.rev }
 func (h *Held) Key() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.key.key
+	return h.key
 }
 
 // IsOwner is a comparison that is true in a transaction exactly while the lock
@@ -139,19 +140,19 @@ func (h *Held) downgrade(ctx context.Context) error {
 	case h.wants == mutexHold:
 		defer h.unlockAndTell()
 		return errors.New("a Mutex has no read holds: use an RWMutex")
-	case h.wants == readHold && h.other.key == "":
+	case h.wants == readHold && len(h.keys()) == 1:
 		defer h.unlockAndTell()
 		return nil
 	}
 	if h.wants == writeHold {
 		// From here on the shared entry is what the hold is known by: it is
 		// there from the start, and stays whatever becomes of the request.
-		h.key, h.other, h.wants = h.other, h.key, readHold
-		if h.rewatch != nil {
-			h.rewatch()
+		h.key, h.more.other, h.wants = h.more.other, h.key, readHold
+		if h.ending != nil && h.ending.rewatch != nil {
+			h.ending.rewatch()
 		}
 	}
-	key, other := h.key.key, h.other.key
+	key, other := h.key, h.more.other
 	h.mu.Unlock()
 
 	ctx, stop := h.s.bind(ctx)
@@ -186,7 +187,7 @@ func (h *Held) unlock(ctx context.Context) error {
 		defer h.unlockAndTell()
 		return h.cause
 	}
-	if ctx.Value(doKey{h.from, h.name}) == h {
+	if ctx.Value(doOf{h}) != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = outlive(ctx, ErrNotHeld)
 		defer cancel()

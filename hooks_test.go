@@ -573,7 +573,7 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 // Without hooks none of the places that would call them allocates.
 func TestHooks_UnsetCostNothing(t *testing.T) {
 	s := newFakeEtcd().session(5)
-	e := &entry{s: s, name: "a", key: slot{key: "a/5"}, rev: 7}
+	e := &entry{s: s, name: "a", key: "a/5", rev: 7, more: &more{}}
 	ctx := t.Context()
 	require.Zero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }))
 	require.Nil(t, s.holds)
@@ -583,7 +583,7 @@ func TestHooks_UnsetCostNothing(t *testing.T) {
 
 // playHooks is all that hooks have to do with a Lock and its Unlock.
 func (e *entry) playHooks(ctx context.Context) {
-	e.trace = e.s.newTrace(ctx, mutexHold)
+	e.more.trace = e.s.newTrace(ctx, mutexHold)
 	e.tellEnqueued()
 	e.tellGranted()
 	e.mu.Lock()
@@ -610,7 +610,7 @@ func BenchmarkHooks(b *testing.B) {
 			if s.hooks = hooks; hooks != nil {
 				s.holds = map[*entry]struct{}{}
 			}
-			e := &entry{s: s, name: "a", key: slot{key: "a/5"}, rev: 7}
+			e := &entry{s: s, name: "a", key: "a/5", rev: 7, more: &more{}}
 			b.ReportAllocs()
 			for b.Loop() {
 				e.playHooks(b.Context())

@@ -344,8 +344,8 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 			}
 		}
 		s.own.mu.Lock()
-		if len(s.own.slots) > 0 {
-			t.Errorf("%s: keys are left in use: %v", name, s.own.slots)
+		if len(s.own.inUse) > 0 {
+			t.Errorf("%s: keys are left in use: %v", name, s.own.inUse)
 		}
 		s.own.mu.Unlock()
 	}

@@ -88,81 +88,73 @@ func checkName(name string) error {
 	return nil
 }
 
-// slot is a key of a session, the n-th of its base.
-type slot struct {
-	key string
-	n   int
-}
-
-func (k slot) base() string {
-	if k.n == 0 {
-		return k.key
+// splitKey is the base of a session's key, and its <n>, 0 without.
+func splitKey(key string) (base string, n int, ok bool) {
+	i := strings.LastIndexByte(key, '-')
+	if i < strings.LastIndexByte(key, '/') {
+		return key, 0, true
 	}
-	return k.key[:strings.LastIndexByte(k.key, '-')]
+	u, err := strconv.ParseUint(key[i+1:], 16, 31)
+	return key[:i], int(u), err == nil
 }
 
-// slotOf is the slot of key, if that is one of the lease's.
-func slotOf(key string, id clientv3.LeaseID) (k slot, ok bool) {
+// isKeyOf reports whether key is one that a session of this lease makes.
+func isKeyOf(key string, id clientv3.LeaseID) bool {
 	name := key[:max(0, strings.LastIndexByte(key, '/'))]
-	if kindOf(name, key) == foreign {
-		return slot{}, false
-	}
-	base, n, numbered := strings.Cut(key[len(name):], "-")
-	if base = name + base; base != exclusiveBase(name, id) && base != sharedBase(name, id) {
-		return slot{}, false
-	}
-	k.key = key
-	if numbered {
-		u, err := strconv.ParseUint(n, 16, 31)
-		k.n = int(u)
-		return k, err == nil
-	}
-	return k, true
+	base, _, ok := splitKey(key)
+	return ok && kindOf(name, key) != foreign && (base == exclusiveBase(name, id) || base == sharedBase(name, id))
 }
 
-// slots says which keys of a session are in use, a bit for each <n> of a base.
-// A session takes the lowest free key, so that a service which locks a name
-// over and over uses one: etcd's index keeps every deleted key until the next
-// compaction, and each read of the prefix walks them all.
+// keysInUse are the keys of a session that are in use: a bit for each <n> of a
+// base, and a word for each 64 of them, by the first key of these. A session takes
+// the lowest free key, so that a service which locks a name over and over uses
+// one: etcd's index keeps every deleted key until the next compaction, and each
+// read of the prefix walks them all.
 //
 // Invariant (I6): a key is free only when its last use is settled.
-type slots map[string][]uint64
+type keysInUse map[string]uint64
 
-func (s slots) take(base string) slot {
-	used := s[base]
-	word := 0
-	for word < len(used) && used[word] == ^uint64(0) {
-		word++
-	}
-	if word == len(used) {
-		used = append(used, 0)
-		s[base] = used
-	}
-	bit := bits.TrailingZeros64(^used[word])
-	used[word] |= 1 << bit
-	n := word*64 + bit
+func nthKey(base string, n int) string {
 	if n == 0 {
-		return slot{base, 0}
+		return base
 	}
-	return slot{base + "-" + strconv.FormatInt(int64(n), 16), n}
+	return base + "-" + strconv.FormatInt(int64(n), 16)
 }
 
-func (s slots) uses(k slot) bool {
-	used := s[k.base()]
-	return k.n/64 < len(used) && used[k.n/64]&(1<<(k.n%64)) != 0
-}
-
-func (s slots) free(k slot) {
-	if !s.uses(k) {
-		panic("bug: a free key of " + k.base() + " was freed")
-	}
-	base, n := k.base(), k.n
-	used := s[base]
-	used[n/64] &^= 1 << (n % 64)
-	for _, word := range used {
-		if word != 0 {
-			return
+func (u keysInUse) take(base string) (key string) {
+	for first := 0; ; first += 64 {
+		word := nthKey(base, first)
+		bit := bits.TrailingZeros64(^u[word])
+		if bit == 64 {
+			continue
 		}
+		if key = word; bit > 0 {
+			key = nthKey(base, first+bit)
+		}
+		u[word] |= 1 << bit
+		return key
 	}
-	delete(s, base)
+}
+
+// find is where the bit of key is.
+func (u keysInUse) find(key string) (word string, bit uint64) {
+	base, n, _ := splitKey(key)
+	return nthKey(base, n-n%64), 1 << (n % 64)
+}
+
+func (u keysInUse) uses(key string) bool {
+	word, bit := u.find(key)
+	return u[word]&bit != 0
+}
+
+func (u keysInUse) free(key string) {
+	word, bit := u.find(key)
+	switch left := u[word] &^ bit; {
+	case left == u[word]:
+		panic("bug: the free key " + key + " was freed")
+	case left == 0:
+		delete(u, word)
+	default:
+		u[word] = left
+	}
 }

@@ -124,47 +124,52 @@ func FuzzKindOf(f *testing.F) {
 	})
 }
 
-func TestSlotOf(t *testing.T) {
-	for key, want := range map[string]slot{
-		"a/5": {"a/5", 0}, "a/r5": {"a/r5", 0}, "a/5-1": {"a/5-1", 1}, "a/b-1/r5-ff": {"a/b-1/r5-ff", 255},
-		"a/6": {}, "a/5-0": {}, "a/5-": {}, "a/5-80000000": {}, "a/r5/x": {}, "a": {}, "": {},
+func TestIsKeyOf(t *testing.T) {
+	for key, want := range map[string]bool{
+		"a/5": true, "a/r5": true, "a/5-1": true, "a/b-1/r5-ff": true, "a-1/5": true,
+		"a/6": false, "a/5-0": false, "a/5-": false, "a/5-80000000": false, "a/r5/x": false, "a": false, "": false,
 	} {
-		k, ok := slotOf(key, 5)
-		require.Equal(t, want.key != "", ok, key)
-		if ok {
-			require.Equal(t, want, k)
-			require.Contains(t, []string{exclusiveBase(key[:strings.LastIndexByte(key, '/')], 5), sharedBase(key[:strings.LastIndexByte(key, '/')], 5)}, k.base())
+		require.Equal(t, want, isKeyOf(key, 5), key)
+	}
+}
+
+func TestSplitKey(t *testing.T) {
+	for _, base := range []string{"a/5", "a/r5", "a-1/5", "a-b/c-d/r7fffffffffffffff"} {
+		for _, n := range []int{0, 1, 10, 63, 64, 255, 4096} {
+			b, i, ok := splitKey(nthKey(base, n))
+			require.True(t, ok)
+			require.Equal(t, base, b)
+			require.Equal(t, n, i)
 		}
 	}
 }
 
-func TestInvariant_I6_SlotsAreReusedOnlyWhenFree(t *testing.T) {
-	s := slots{}
-	var taken []slot
-	seen := map[string]bool{}
+func TestInvariant_I6_KeysAreReusedOnlyWhenFree(t *testing.T) {
+	u := keysInUse{}
+	var taken []string
 	for range 200 {
-		k := s.take("a/1")
-		require.False(t, seen[k.key], k.key)
-		require.Equal(t, exclusive, kindOf("a", k.key))
-		require.Equal(t, "a/1", k.base())
-		seen[k.key] = true
-		taken = append(taken, k)
+		key := u.take("a/1")
+		require.NotContains(t, taken, key)
+		require.Equal(t, exclusive, kindOf("a", key))
+		require.True(t, u.uses(key))
+		taken = append(taken, key)
 	}
-	require.Equal(t, "a/1", taken[0].key)
-	require.Equal(t, "a/1-1", taken[1].key)
-	require.Equal(t, "a/1-c7", taken[199].key)
-	s.free(taken[70])
-	s.free(taken[3])
-	require.Equal(t, taken[3], s.take("a/1"), "the lowest first")
-	require.Equal(t, taken[70], s.take("a/1"))
-	require.Equal(t, "a/1-c8", s.take("a/1").key)
-	require.True(t, s.uses(taken[3]))
-	require.False(t, s.uses(slot{"a/1-1000", 4096}))
-	require.Panics(t, func() { s.free(slot{"a/2", 0}) })
-	for _, k := range taken {
-		s.free(k)
+	require.Equal(t, "a/1", taken[0])
+	require.Equal(t, "a/1-1", taken[1])
+	require.Equal(t, "a/1-c7", taken[199])
+	u.free(taken[70])
+	u.free(taken[3])
+	require.False(t, u.uses(taken[3]))
+	require.Equal(t, taken[3], u.take("a/1"), "the lowest first")
+	require.Equal(t, taken[70], u.take("a/1"))
+	require.Equal(t, "a/1-c8", u.take("a/1"))
+	require.True(t, u.uses(taken[3]))
+	require.False(t, u.uses("a/1-1000"))
+	require.Panics(t, func() { u.free("a/2") })
+	for _, key := range taken {
+		u.free(key)
 	}
-	require.Panics(t, func() { s.free(taken[0]) })
-	s.free(slot{"a/1-c8", 200})
-	require.Empty(t, s, "a name that is not used costs nothing")
+	require.Panics(t, func() { u.free(taken[0]) })
+	u.free("a/1-c8")
+	require.Empty(t, u, "a name that is not used costs nothing")
 }

@@ -25,11 +25,9 @@ func (e *entry) remove(ctx context.Context, rev int64) (found bool, err error) {
 // removals delete the entry's keys as far as they are at rev, each on its own: one
 // may be gone already.
 func (e *entry) removals(rev int64) (ops []clientv3.Op) {
-	for _, k := range []slot{e.key, e.other} {
-		if k.key != "" {
-			is := clientv3.Compare(clientv3.CreateRevision(k.key), "=", rev)
-			ops = append(ops, clientv3.OpTxn([]clientv3.Cmp{is}, []clientv3.Op{clientv3.OpDelete(k.key)}, nil))
-		}
+	for _, key := range e.keys() {
+		is := clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
+		ops = append(ops, clientv3.OpTxn([]clientv3.Cmp{is}, []clientv3.Op{clientv3.OpDelete(key)}, nil))
 	}
 	return ops
 }

@@ -21,13 +21,13 @@ func (w *waiter) look(ctx context.Context) error {
 		reads := []reading{readRange(from, to, clientv3.WithMaxCreateRev(w.rev),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(w.limit))}
 		if w.wants == readHold {
-			reads = append(reads, readKey(w.key.key)) // which lies outside of that range
+			reads = append(reads, readKey(w.key)) // which lies outside of that range
 		}
 		got, at, err := w.s.get(ctx, w.lookAt, reads...)
 		if err != nil {
 			return err
 		}
-		if own := toQueue(got[len(got)-1].Kvs); !slices.Contains(own, queued{w.key.key, w.rev}) {
+		if own := toQueue(got[len(got)-1].Kvs); !slices.Contains(own, queued{w.key, w.rev}) {
 			return errGone
 		}
 		if v, ok := blocker(w.name, w.wants.kind(), w.rev, toQueue(got[0].Kvs), !got[0].More); ok {
@@ -59,7 +59,7 @@ func (w *waiter) target() (from, to string) {
 	if len(w.next) > 0 {
 		return w.blockers[0].key, w.blockers[0].key + "\x00"
 	}
-	from, to = w.key.key, w.key.key+"\x00"
+	from, to = w.key, w.key+"\x00"
 	for _, q := range w.blockers {
 		from, to = min(from, q.key), max(to, q.key+"\x00")
 	}

@@ -163,7 +163,7 @@ func (l *lock) queue(ctx context.Context, s *Session, w wants) (h *Held, v view,
 }
 
 func (l *lock) entry(ctx context.Context, s *Session, w wants) *Held {
-	return &Held{entry{s: s, from: l.from, name: l.name, wants: w, trace: s.newTrace(ctx, w)}}
+	return &Held{entry{s: s, name: l.name, wants: w, more: &more{trace: s.newTrace(ctx, w)}}}
 }
 
 func (l *lock) try(ctx context.Context, op string, w wants) (*Held, error) {
@@ -197,6 +197,9 @@ type doKey struct {
 	from SessionSource
 	name string
 }
+
+// doOf is the key of a hold in the ctx of its own Do.
+type doOf struct{ *Held }
 
 // holdIn is the hold of this name that ctx runs under, unless it was unlocked.
 func (l *lock) holdIn(ctx context.Context) *Held {
@@ -234,7 +237,8 @@ func (l *lock) do(ctx context.Context, op string, w wants, fn func(context.Conte
 
 // run runs fn under h, with a ctx that ends with h.
 func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Context, *Held) error) error {
-	inner, cancel := context.WithCancelCause(context.WithValue(ctx, doKey{l.from, l.name}, h))
+	ctx = context.WithValue(context.WithValue(ctx, doKey{l.from, l.name}, h), doOf{h}, true)
+	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	hold := h.Context()
 	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()

@@ -48,7 +48,7 @@ func requireSettled(t *testing.T, s *Session) {
 	require.Eventually(t, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		return len(s.slots) == 0
+		return len(s.inUse) == 0
 	}, hang, tick, "keys are never free again")
 }
 

@@ -61,7 +61,7 @@ type Session struct {
 	deadline   time.Time
 	sent       time.Time // when the last renewal that succeeded was sent
 	expiry     *time.Timer
-	slots      slots
+	inUse      keysInUse
 	seq        uint64 // of the last nonce
 	closing    bool   // Close waits: start nothing anymore
 	why        string // the session has ended
@@ -137,7 +137,7 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 		nonce:   strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewed: make(chan renewal, 64),
 		revoked: make(chan struct{}),
-		slots:   make(slots),
+		inUse:   make(keysInUse),
 	}
 	if c.listened() {
 		s.holds = make(map[*entry]struct{})

@@ -27,29 +27,38 @@ func (s *Session) newTrace(ctx context.Context, w wants) *trace {
 // acquisition is what the hooks are told of an entry that nobody changes: its
 // owner does not have it yet, or not anymore.
 func (e *entry) acquisition() Acquisition {
-	t := e.trace
+	t := e.trace()
 	a := Acquisition{Session: e.s, Name: e.name, Read: t.read, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
 	if e.rev != 0 {
-		a.Key = e.key.key
+		a.Key = e.key
 	}
 	return a
 }
 
+// trace is nil if there are no hooks.
+func (e *entry) trace() *trace {
+	if e.more == nil {
+		return nil
+	}
+	return e.more.trace
+}
+
 func (e *entry) tellEnqueued() {
-	if e.trace == nil {
+	t := e.trace()
+	if t == nil {
 		return
 	}
-	e.trace.enqueued = time.Now()
+	t.enqueued = time.Now()
 	for _, h := range e.s.hooks {
 		if h.Enqueued != nil {
-			h.Enqueued(e.trace.ctx, EnqueuedInfo{e.acquisition()})
+			h.Enqueued(t.ctx, EnqueuedInfo{e.acquisition()})
 		}
 	}
 }
 
 // tellGranted is called when the entry is held, before its owner has it.
 func (e *entry) tellGranted() {
-	if t := e.trace; t != nil {
+	if t := e.trace(); t != nil {
 		t.granted = time.Now()
 		for _, h := range e.s.hooks {
 			if h.Granted != nil {
@@ -61,13 +70,14 @@ func (e *entry) tellGranted() {
 }
 
 func (e *entry) tellAbandoned(err error) {
-	if e.trace == nil {
+	t := e.trace()
+	if t == nil {
 		return
 	}
-	info := AbandonedInfo{e.acquisition(), time.Since(e.trace.asked), err}
+	info := AbandonedInfo{e.acquisition(), time.Since(t.asked), err}
 	for _, h := range e.s.hooks {
 		if h.Abandoned != nil {
-			h.Abandoned(e.trace.ctx, info)
+			h.Abandoned(t.ctx, info)
 		}
 	}
 }
@@ -77,18 +87,19 @@ func (e *entry) tellAbandoned(err error) {
 func (e *entry) tellOver(at time.Time, err error) {
 	lost := errors.Is(err, ErrLost)
 	if lost && !errors.Is(err, ErrSessionClosed) { // else whoever closed it knows
-		e.s.log.Warn("lock lost", "lock", e.name, "key", e.key.key, "token", e.rev, "cause", err)
+		e.s.log.Warn("lock lost", "lock", e.name, "key", e.key, "token", e.rev, "cause", err)
 	}
-	if e.trace == nil {
+	t := e.trace()
+	if t == nil {
 		return
 	}
 	a := e.acquisition()
 	for _, h := range e.s.hooks {
 		switch {
 		case lost && h.Lost != nil:
-			h.Lost(e.trace.ctx, LostInfo{a, at.Sub(a.Granted), err})
+			h.Lost(t.ctx, LostInfo{a, at.Sub(a.Granted), err})
 		case !lost && h.Released != nil:
-			h.Released(e.trace.ctx, ReleasedInfo{a, at.Sub(a.Granted), err})
+			h.Released(t.ctx, ReleasedInfo{a, at.Sub(a.Granted), err})
 		}
 	}
 }

@@ -79,7 +79,7 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 			// and may have missed that: look again at the present.
 			err = broken(wr, ok)
 			w.strike(latest(wr), func(q queued) bool { return deleted(wr, q.key, w.at) })
-			if deleted(wr, e.key.key, e.rev) {
+			if deleted(wr, e.key, e.rev) {
 				err = errGone
 			} else if w.looked && len(w.blockers) == 0 {
 				err = nil
@@ -152,11 +152,10 @@ func (e *entry) grant(ctx context.Context) error {
 	if !e.s.valid() {
 		return ErrSessionExpired
 	}
-	if !e.doubt {
-		e.value = "" // most of what a hold would cost; only doubt asks for it again
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.becomeLocked(held, nil)
+	if e.becomeLocked(held, nil) && !e.doubt && e.wants != writeHold && e.more.trace == nil {
+		e.more = nil
+	}
 	return nil
 }

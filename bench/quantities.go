@@ -54,6 +54,10 @@ func (b *bench) onEmbedded(ctx context.Context) (err error) {
 	}
 	b.requests(ctx, etcd)
 	b.readersAndWriters(ctx, etcd, clients[0])
+	// What a process pays that has rested, as it has in 'writer behind'.
+	b.one(ctx, "hand-over, at rest", "floor", func(ctx context.Context) (measure.Values, error) {
+		return measure.Floor(ctx, get(0), get(1), 400*time.Millisecond, 4*b.d)
+	})
 	b.each(ctx, "order", append(locksOnEtcd(get), others...), func(ctx context.Context, p peer.Peer) (measure.Values, error) {
 		return measure.Order(ctx, p, 20, 4)
 	})
