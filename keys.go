@@ -91,7 +91,7 @@ func checkName(name string) error {
 // splitKey is the base of a session's key, and its <n>, 0 without.
 func splitKey(key string) (base string, n int, ok bool) {
 	i := strings.LastIndexByte(key, '-')
-	if i < strings.LastIndexByte(key, '/') {
+	if i < 0 || i < strings.LastIndexByte(key, '/') {
 		return key, 0, true
 	}
 	u, err := strconv.ParseUint(key[i+1:], 16, 31)
