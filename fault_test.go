@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
@@ -627,4 +628,33 @@ func TestFault_E4_RLockTwice(t *testing.T) {
 	require.NoError(t, b.Check(testCtx(t)))
 	require.NoError(t, b.Unlock(testCtx(t)))
 	require.Empty(t, entries(t, c, name))
+}
+
+// Late writes are looked for many at once; where etcd refuses that, since one of
+// the locks may have become forbidden, the others' are found all the same.
+func TestFault_A1_GhostsBesideAForbiddenOne(t *testing.T) {
+	f := newFakeEtcd()
+	s := f.session(5)
+	var some []doubtful
+	for _, name := range []string{"a", "b", "c", "d"} {
+		e := NewRWMutex(s, name).l.entry(t.Context(), s, writeHold)
+		e.takeKeys()
+		for _, key := range e.keys() {
+			f.applyLocked([]*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.more.value)}}}}, nil)
+		}
+		some = append(some, doubtful{&e.entry, time.Now()})
+	}
+	var reads atomic.Int32
+	f.step = func(_ context.Context, what string) error {
+		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // all four, and the first two
+			return rpctypes.ErrGRPCPermissionDenied
+		}
+		return nil
+	}
+	require.NoError(t, s.removeGhosts(t.Context(), some))
+	require.Empty(t, f.keys(""))
+	f.step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
+	require.ErrorIs(t, s.removeGhosts(t.Context(), some), rpctypes.ErrPermissionDenied)
+	s.end(ErrSessionClosed, "the test is over")
+	s.leaseGone()
 }

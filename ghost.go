@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -107,20 +108,24 @@ func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
 		reads = append(reads, reading{key: d.key})
 	}
 	got, _, err := s.get(ctx, 0, reads...)
+	if n := len(some); n > 1 && err != nil && refused(err) {
+		// One of them may be forbidden by now: that is not to keep the others.
+		return errors.Join(s.removeGhosts(ctx, some[:n/2]), s.removeGhosts(ctx, some[n/2:]))
+	}
 	if err != nil {
 		return err
 	}
-	var removals []clientv3.Op
+	var ops []clientv3.Op
 	for i, d := range some {
 		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == d.more.value {
-			removals = append(removals, d.removals(kvs[0].CreateRevision)...)
+			ops = append(ops, removals(d.keys(), kvs[0].CreateRevision)...)
 		}
 	}
-	if len(removals) == 0 {
+	if len(ops) == 0 {
 		return nil
 	}
 	_, _, err = hedged(ctx, s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return s.client.Txn(ctx).Then(removals...).Commit()
+		return s.client.Txn(ctx).Then(ops...).Commit()
 	})
 	return err
 }

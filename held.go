@@ -110,7 +110,7 @@ func (h *Held) Key() string {
 // the past. So give it an operation, such as an OpGet, if it is to tell of the
 // present; those of Txn need none.
 func (h *Held) IsOwner() clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(h.Key()), "=", h.rev)
+	return isAt(h.Key(), h.rev)
 }
 
 // readOnly reports whether the hold is one for reading.
@@ -157,10 +157,8 @@ func (h *Held) downgrade(ctx context.Context) error {
 
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
-	is := func(key string) clientv3.Cmp { return clientv3.Compare(clientv3.CreateRevision(key), "=", h.rev) }
 	resp, _, err := hedged(ctx, h.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return h.s.client.Txn(ctx).If(is(key)).
-			Then(clientv3.OpTxn([]clientv3.Cmp{is(other)}, []clientv3.Op{clientv3.OpDelete(other)}, nil)).Commit()
+		return h.s.client.Txn(ctx).If(isAt(key, h.rev)).Then(removals([]string{other}, h.rev)...).Commit()
 	})
 	if err == nil && !resp.Succeeded {
 		err = h.gone()
