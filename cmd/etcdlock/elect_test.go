@@ -124,7 +124,7 @@ func TestElect_AskedWhileCutOff(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	proxy := cluster.Proxy(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "elect", "svc", "--ttl=2s", "--grace=300ms", "--",
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "elect", "svc", "--ttl=2s", "--grace=600ms", "--",
 		"sh", "-c", `trap "echo TERM" TERM; echo in $$ $ETCDLOCK_TOKEN; while :; do sleep 0.02; done`)
 	r.inSection(t)
 	proxy.Blackhole(etcdtest.ToServer)

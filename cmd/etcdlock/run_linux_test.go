@@ -93,7 +93,7 @@ func TestRun_Leftovers(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=3s", "--grace=300ms", "--", "sh", "-c",
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=6s", "--grace=2s", "--", "sh", "-c",
 		`sh -c 'trap "echo TERM" TERM; echo $$; while :; do sleep 1000; done' & sleep 1000 & wait $!; exit 5`)
 	child := int(mustInt(r.until(t, `^(\d+)$`)[1]))
 	outlived, free := contend(t, client, "x")
@@ -109,7 +109,7 @@ func TestRun_Leftovers(t *testing.T) {
 	r.until(t, "^TERM$")
 	require.False(t, outlived(child))
 	require.Equal(t, 5, r.wait(t))
-	require.Regexp(t, `sh: it ended and left processes behind; process group \d+ gets SIGTERM, and SIGKILL in 300ms`, r.stderr.String())
+	require.Regexp(t, `sh: it ended and left processes behind; process group \d+ gets SIGTERM, and SIGKILL in 2s`, r.stderr.String())
 	free()
 	noKeys(t, client)
 }

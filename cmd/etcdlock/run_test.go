@@ -317,7 +317,7 @@ func TestRun_Broken(t *testing.T) {
 		_, err := client.Delete(bounded(t), waiters(t, client, "x", 1)[0])
 		require.NoError(t, err)
 	}
-	r := start(t, env, "run", "x", "--ttl=3s", "--grace=200ms", "--", "sh", "-c", stubborn)
+	r := start(t, env, "run", "x", "--ttl=3s", "--grace=900ms", "--", "sh", "-c", stubborn)
 	pids := r.stubbornPids(t)
 	takeAway()
 	r.until(t, "^TERM$")
@@ -383,7 +383,7 @@ func TestRun_EtcdAway(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	client := cluster.Client(t)
 	proxy := cluster.Proxy(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(proxy.Endpoints(), ",")}, "run", "x", "--ttl=3s", "--grace=500ms", "--", "sh", "-c", stubborn)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(proxy.Endpoints(), ",")}, "run", "x", "--ttl=3s", "--grace=900ms", "--", "sh", "-c", stubborn)
 	pids := r.stubbornPids(t)
 	outlived, free := contend(t, client, "x")
 	proxy.Blackhole(etcdtest.ToServer)
