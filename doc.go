@@ -109,7 +109,7 @@
 //	reply lost, leader changes           nothing: the request is repeated
 //	etcd away, shorter than the TTL      waiting goes on; the hold stays
 //	etcd away, longer                    Done at the deadline: ErrLost, ErrSessionExpired
-//	lease revoked by somebody            the same, within 500 ms where a hold is watched or a wait next in line
+//	lease revoked by somebody            the same, within 500 ms where a hold is watched or a wait near the front
 //	entry deleted by somebody            ErrLost alone, as soon; deeper in the queue within 5/8 of the TTL
 //	session closed or orphaned           ErrLost and ErrSessionClosed; waiters: ErrSessionClosed
 //	process dies                         the next one is granted when the lease has expired
