@@ -149,10 +149,10 @@ func (u keysInUse) uses(key string) bool {
 
 func (u keysInUse) free(key string) {
 	word, bit := u.find(key)
-	switch left := u[word] &^ bit; {
-	case left == u[word]:
+	switch left := u[word] &^ bit; left {
+	case u[word]:
 		panic("bug: the free key " + key + " was freed")
-	case left == 0:
+	case 0:
 		delete(u, word)
 	default:
 		u[word] = left
