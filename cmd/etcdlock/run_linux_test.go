@@ -137,3 +137,71 @@ func TestTerminal_Foreground(t *testing.T) {
 	s.until(t, "in front")
 	require.Zero(t, s.ends(t).ExitStatus())
 }
+
+// Ctrl-Z, fg and bg, as for any job of a shell.
+func TestTerminal_JobControl(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	s := shell(t, cluster.Endpoints())
+	s.types(t, "$L run x --ttl 30s -- sh -c 'echo in; cat; echo out'\r")
+	s.until(t, `\nin`)
+	s.echoes(t, "at first")
+	s.types(t, ctrlZ)
+	m := s.until(t, `etcdlock: x: stopped; if it does not go on within \d+(?:\.\d)?s, the lock is lost and process group (\d+) killed`)
+	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
+	groupStopped(t, m[1])
+	s.types(t, "fg\r")
+	s.echoes(t, "hello")
+	s.types(t, ctrlZ)
+	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
+	groupStopped(t, m[1])
+	s.types(t, "bg\r") // and cat stops again, since it reads
+	s.until(t, `etcdlock: x: stopped`)
+	s.untilStopped(t)
+	s.types(t, "fg\r")
+	s.echoes(t, "again")
+	s.types(t, ctrlD)
+	s.until(t, `out\r`)
+	s.until(t, `ready> `)
+	s.types(t, "echo status $?\r")
+	s.until(t, "status 0")
+	noKeys(t, client)
+
+	// In the background from the start: it gets the terminal with fg.
+	s.types(t, "$L run x -- sh -c 'echo in; read a; echo got $a' &\r")
+	s.until(t, `etcdlock: x: stopped`)
+	s.untilStopped(t)
+	s.types(t, "fg\r")
+	s.types(t, "hello\r")
+	s.until(t, `got`)
+	s.until(t, `ready> `)
+	s.types(t, "exit\r")
+	require.Zero(t, s.ends(t).ExitStatus())
+	noKeys(t, client)
+}
+
+// groupStopped waits until every process of the group is stopped. The first one is
+// enough for the shell to go on; but another, that reads from the terminal and has
+// yet to see its signal, would still take the line that is typed next.
+func groupStopped(t *testing.T, group string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		files, err := filepath.Glob("/proc/[0-9]*/stat")
+		require.NoError(t, err)
+		found := false
+		for _, f := range files {
+			stat, err := os.ReadFile(f)
+			if err != nil {
+				continue // it has ended
+			}
+			fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:])) // state, parent, group
+			if fields[2] == group {
+				if found = true; fields[0] != "T" {
+					return false
+				}
+			}
+		}
+		return found
+	}, hang, 5*time.Millisecond)
+}

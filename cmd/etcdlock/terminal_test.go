@@ -194,47 +194,6 @@ func TestTerminal_Waiting(t *testing.T) {
 	noKeys(t, client)
 }
 
-// Ctrl-Z, fg and bg, as for any job of a shell.
-func TestTerminal_JobControl(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	s := shell(t, cluster.Endpoints())
-	s.types(t, "$L run x --ttl 30s -- sh -c 'echo in; cat; echo out'\r")
-	s.until(t, `\nin`)
-	s.echoes(t, "at first")
-	s.types(t, ctrlZ)
-	s.until(t, `etcdlock: x: stopped; if it does not go on within \d+(\.\d)?s, the lock is lost and process group \d+ killed`)
-	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
-	s.types(t, "fg\r")
-	s.echoes(t, "hello")
-	s.types(t, ctrlZ)
-	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
-	s.types(t, "bg\r") // and cat stops again, since it reads
-	s.until(t, `etcdlock: x: stopped`)
-	s.untilStopped(t)
-	s.types(t, "fg\r")
-	s.echoes(t, "again")
-	s.types(t, ctrlD)
-	s.until(t, `out\r`)
-	s.until(t, `ready> `)
-	s.types(t, "echo status $?\r")
-	s.until(t, "status 0")
-	noKeys(t, client)
-
-	// In the background from the start: it gets the terminal with fg.
-	s.types(t, "$L run x -- sh -c 'echo in; read a; echo got $a' &\r")
-	s.until(t, `etcdlock: x: stopped`)
-	s.untilStopped(t)
-	s.types(t, "fg\r")
-	s.types(t, "hello\r")
-	s.until(t, `got`)
-	s.until(t, `ready> `)
-	s.types(t, "exit\r")
-	require.Zero(t, s.ends(t).ExitStatus())
-	noKeys(t, client)
-}
-
 // Who is stopped for too long loses the lock, and is killed before others have it.
 func TestTerminal_StoppedTooLong(t *testing.T) {
 	t.Parallel()
