@@ -89,12 +89,15 @@ func TestRun_KilledWithGuard(t *testing.T) {
 
 // What the command leaves in its process group is ended before the lock is given
 // back; its exit status stays.
+//
+// (The shell waits by `wait`: a trap waits for a command in the foreground, and so
+// for all of its time where the signal came just before it was started.)
 func TestRun_Leftovers(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
 	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=6s", "--grace=2s", "--", "sh", "-c",
-		`sh -c 'trap "echo TERM" TERM; echo $$; while :; do sleep 1000; done' & sleep 1000 & wait $!; exit 5`)
+		`sh -c 'trap "echo TERM" TERM; echo $$; while :; do sleep 1000 & wait $!; done' & sleep 1000 & wait $!; exit 5`)
 	child := int(mustInt(r.until(t, `^(\d+)$`)[1]))
 	outlived, free := contend(t, client, "x")
 	// End the one that the command waits for.

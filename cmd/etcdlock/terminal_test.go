@@ -12,9 +12,11 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/creack/pty"
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
@@ -137,6 +139,21 @@ func (s *console) untilStopped(t *testing.T) {
 	}
 }
 
+// untilLent waits for the shell to have given the terminal to a job: Ctrl-C typed
+// before that is the shell's.
+func (s *console) untilLent(t *testing.T) {
+	t.Helper()
+	tty, err := s.tty.SyscallConn()
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		var group int
+		var gerr error
+		require.NoError(t, tty.Control(func(fd uintptr) { group, gerr = unix.IoctlGetInt(int(fd), unix.TIOCGPGRP) }))
+		require.NoError(t, gerr)
+		return group != s.cmd.Process.Pid
+	}, hang, 5*time.Millisecond)
+}
+
 // The command has the keyboard, and Ctrl-C is for it.
 func TestTerminal(t *testing.T) {
 	t.Parallel()
@@ -179,7 +196,7 @@ func TestTerminal_Waiting(t *testing.T) {
 	s.types(t, ctrlZ)
 	s.untilStopped(t)
 	s.types(t, "fg\r")
-	s.until(t, `run x`)
+	s.untilLent(t)
 	s.types(t, ctrlC)
 	s.until(t, "etcdlock: ended by signal: interrupt")
 	s.until(t, `ready> `)
