@@ -639,20 +639,30 @@ func TestFault_A1_GhostsBesideAForbiddenOne(t *testing.T) {
 	for _, name := range []string{"a", "b", "c", "d"} {
 		e := NewRWMutex(s, name).l.entry(t.Context(), s, writeHold)
 		e.takeKeys()
+		var puts []*pb.RequestOp
 		for _, key := range e.keys() {
-			f.applyLocked([]*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.more.value)}}}}, nil)
+			puts = append(puts, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.more.value)}}})
 		}
+		f.applyLocked(puts, nil)
 		some = append(some, doubtful{&e.entry, time.Now()})
 	}
 	var reads atomic.Int32
 	f.step = func(_ context.Context, what string) error {
-		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // all four, and the first two
+		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // all five, and the first two
 			return rpctypes.ErrGRPCPermissionDenied
 		}
 		return nil
 	}
+	// Somebody else who uses the same lease has the next one's key.
+	other := NewMutex(s, "e").l.entry(t.Context(), s, mutexHold)
+	other.takeKeys()
+	f.put(other.key)
+	some = append(some, doubtful{&other.entry, time.Now()})
 	require.NoError(t, s.removeGhosts(t.Context(), some))
-	require.Empty(t, f.keys(""))
+	for _, name := range []string{"a", "b", "c", "d"} {
+		require.Empty(t, f.keys(name+"/"))
+	}
+	require.Equal(t, []string{other.key}, keysOf(f.keys("e/")))
 	f.step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
 	require.ErrorIs(t, s.removeGhosts(t.Context(), some), rpctypes.ErrPermissionDenied)
 	s.end(ErrSessionClosed, "the test is over")

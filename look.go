@@ -107,7 +107,7 @@ func (w *waiter) strike(at int64, gone func(queued) bool) {
 	case len(w.blockers) > 0 || w.last:
 	case len(w.next) > 0:
 		w.unwatch()
-		w.view, w.guessed = view{at: at, blockers: w.next, last: true}, true
+		w.view, w.guessed = view{at: at, blockers: w.next}, true
 	default:
 		w.lookAgain(at)
 	}
