@@ -209,6 +209,8 @@ func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
 		kept, err := NewMutex(s, "b").Lock(context.Background())
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(context.Background()))
+		elapse(settleFor / 2)
+		require.True(t, s.uses("a/5"), "a write may yet come")
 		elapse(5 * time.Minute)
 		require.False(t, s.uses("a/5"), "somebody still looks")
 		put := func(key, value string) {
