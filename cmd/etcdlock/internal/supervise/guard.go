@@ -27,7 +27,9 @@ type guard struct {
 	reaped bool
 }
 
-func startGuard() (*guard, error) {
+// startGuard starts a guard; group may be 0 if there is none yet. A guard that is
+// there has its order: this process may be stopped as soon as it is.
+func startGuard(group int, deadline time.Time) (*guard, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
@@ -37,6 +39,13 @@ func startGuard() (*guard, error) {
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
+	g := &guard{pipe: w}
+	if group != 0 {
+		if err := g.tell(group, deadline); err != nil {
+			_ = w.Close()
+			return nil, err
+		}
+	}
 	// Not this process's own output: whoever reads that waits for its end.
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
@@ -52,7 +61,7 @@ func startGuard() (*guard, error) {
 		_ = w.Close()
 		return nil, err
 	}
-	g := &guard{pid: p.Pid, pipe: w}
+	g.pid = p.Pid
 	_ = p.Release() // end or reap waits for it
 	return g, nil
 }

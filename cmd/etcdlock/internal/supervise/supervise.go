@@ -61,7 +61,7 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 	signal.Notify(children, syscall.SIGCHLD)
 	defer signal.Stop(children)
 	var err error
-	if s.guard, err = startGuard(); err != nil {
+	if s.guard, err = startGuard(0, time.Time{}); err != nil {
 		return Outcome{}, fmt.Errorf("start the guard process: %w", err)
 	}
 	defer func() { s.guard.end() }()
@@ -231,12 +231,10 @@ func (s *supervisor) tellGuard(deadline time.Time) {
 		return
 	}
 	s.guard.end()
-	g, err := startGuard()
-	if err == nil {
-		s.guard = g
-		err = g.tell(s.pid, deadline)
-	}
+	g, err := startGuard(s.pid, deadline)
 	if err != nil {
 		s.told = time.Time{} // try again
+		return
 	}
+	s.guard = g
 }
