@@ -23,6 +23,9 @@ const (
 	// rebindInterval is the pause between two tries to listen on a port that
 	// somebody else took while the member was stopped.
 	rebindInterval = 20 * time.Millisecond
+
+	// stopInterval is the pause between two cuts of the streams of a member that stops.
+	stopInterval = 20 * time.Millisecond
 )
 
 // A Member is one etcd server of a [Cluster]. It is safe for concurrent use.
@@ -204,6 +207,27 @@ func (s *server) cutClients() {
 	servers := s.grpc
 	s.mu.Unlock()
 	for _, g := range servers {
-		g.Stop()
+		stop(g)
+	}
+}
+
+// stop cuts all that g serves. Over TLS g has streams only, on connections that
+// are not its own: Stop closes those that it sees and waits for the last to end, and
+// a client that opens its watch again in the meantime would keep it waiting for good.
+func stop(g *grpc.Server) {
+	stopped := make(chan struct{})
+	done := sync.OnceFunc(func() { close(stopped) })
+	again := time.NewTicker(stopInterval)
+	defer again.Stop()
+	for {
+		go func() {
+			defer done()
+			g.Stop()
+		}()
+		select {
+		case <-stopped:
+			return
+		case <-again.C:
+		}
 	}
 }

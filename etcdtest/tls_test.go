@@ -29,3 +29,24 @@ func TestTLS(t *testing.T) {
 	cluster.Close()
 	assert.Less(t, time.Since(began), 4*time.Second, "an open watch must not hold it up")
 }
+
+// Over TLS, gRPC closes streams and not connections, and a client opens its watch
+// anew on the same one, while the server waits for the others to end.
+func TestTLS_WatchesThatComeAgain(t *testing.T) {
+	for range 5 { // it is a race
+		cluster, err := etcdtest.New("", etcdtest.WithConfig(func(c *embed.Config) { c.ClientAutoTLS = true }))
+		require.NoError(t, err)
+		for range 20 {
+			watching(t, cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) {
+				c.TLS = &tls.Config{InsecureSkipVerify: true}
+			})))
+		}
+		closed := make(chan struct{})
+		go func() { cluster.Close(); close(closed) }()
+		select {
+		case <-closed:
+		case <-time.After(patience):
+			t.Fatal("Close waits for a watch that was opened again")
+		}
+	}
+}
