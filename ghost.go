@@ -157,9 +157,8 @@ func (s *Session) sweepKey(ctx context.Context, k string) {
 	got, _, err := s.get(ctx, 0, reading{key: k})
 	// Asked again, since an entry may have been written under this key meanwhile.
 	// If none uses it now, then what was read is a ghost, or gone.
-	if err == nil && len(got[0].Kvs) > 0 && strings.Contains(string(got[0].Kvs[0].Value), `"`+s.nonce) && !s.uses(k) {
-		ghost := &entry{s: s, key: k}
-		_, _ = ghost.remove(ctx, got[0].Kvs[0].CreateRevision)
+	if err == nil && len(got[0].Kvs) > 0 && s.wrote(got[0].Kvs[0]) && !s.uses(k) {
+		s.removeGhost(ctx, got[0].Kvs[0])
 	}
 }
 
@@ -174,9 +173,18 @@ func (s *Session) uses(k string) bool {
 // that came after its settling, which is removed.
 func (e *entry) passOver(kvs []*mvccpb.KeyValue) {
 	for _, kv := range kvs {
-		if strings.Contains(string(kv.Value), `"`+e.s.nonce) {
-			ghost := &entry{s: e.s, name: e.name, key: string(kv.Key)}
-			e.s.background(func(ctx context.Context) { _, _ = ghost.remove(ctx, kv.CreateRevision) })
+		if e.s.wrote(kv) {
+			e.s.background(func(ctx context.Context) { e.s.removeGhost(ctx, kv) })
 		}
 	}
+}
+
+// wrote reports whether the session wrote kv, by the nonce.
+func (s *Session) wrote(kv *mvccpb.KeyValue) bool {
+	return strings.Contains(string(kv.Value), `"`+s.nonce)
+}
+
+func (s *Session) removeGhost(ctx context.Context, kv *mvccpb.KeyValue) {
+	ghost := &entry{s: s, key: string(kv.Key)}
+	_, _ = ghost.remove(ctx, kv.CreateRevision)
 }

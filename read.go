@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -53,9 +54,9 @@ func (s *Session) get(ctx context.Context, rev int64, reads ...reading) (got []*
 }
 
 func (s *Session) getOnce(ctx context.Context, reads []reading, how ...clientv3.OpOption) (got []*pb.RangeResponse, at int64, err error) {
+	opts := func(r reading) []clientv3.OpOption { return slices.Concat(r.opts, how) }
 	if len(reads) == 1 {
-		r := reads[0]
-		resp, err := s.client.Get(ctx, r.key, append(r.opts[:len(r.opts):len(r.opts)], how...)...)
+		resp, err := s.client.Get(ctx, reads[0].key, opts(reads[0])...)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -63,7 +64,7 @@ func (s *Session) getOnce(ctx context.Context, reads []reading, how ...clientv3.
 	}
 	ops := make([]clientv3.Op, len(reads))
 	for i, r := range reads {
-		ops[i] = clientv3.OpGet(r.key, append(r.opts[:len(r.opts):len(r.opts)], how...)...)
+		ops[i] = clientv3.OpGet(r.key, opts(r)...)
 	}
 	resp, err := s.client.Txn(ctx).Then(ops...).Commit()
 	if err != nil {
