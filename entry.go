@@ -32,11 +32,12 @@ type entry struct {
 	doubt bool
 	// untold: lost, and nobody was told; see unlockAndTell.
 	untold bool
+	// withSession: lost because the session ended, by what was known then.
+	withSession bool
 	// key is what the entry is known by.
 	key    string
 	more   *more   // nil if held without
 	ending *ending // nil until asked for
-	cause  error   // why the entry is not held anymore, nil before
 }
 
 // more is what most holds do without: of 10,000 locks it would be half the cost.
@@ -85,7 +86,7 @@ const (
 
 // becomeLocked changes the state; the caller holds e.mu. It returns false if
 // the entry has come to its end before: whoever ends it first says why.
-func (e *entry) becomeLocked(to state, cause error) bool {
+func (e *entry) becomeLocked(to state) bool {
 	switch {
 	case e.state >= released:
 		return false
@@ -93,10 +94,24 @@ func (e *entry) becomeLocked(to state, cause error) bool {
 		to == released && e.state == held,
 		to == abandoned && e.state == enqueued,
 		to == lost && e.state == held:
-		e.state, e.cause = to, cause
+		e.state = to
 		return true
 	}
 	panic("bug: entry " + e.key + " can't go from state " + strconv.Itoa(int(e.state)) + " to " + strconv.Itoa(int(to)))
+}
+
+// causeLocked is why the entry is not held anymore, nil before; the caller holds
+// e.mu.
+func (e *entry) causeLocked() error {
+	switch {
+	case e.state < released:
+		return nil
+	case e.state < lost:
+		return ErrNotHeld
+	case e.withSession:
+		return lossOf(e.s.Err())
+	}
+	return ErrLost
 }
 
 // takeKeys reserves the lowest free keys of the name for the entry.

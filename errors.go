@@ -56,12 +56,21 @@ func wrapNeeding(right, prefix, op, name string, err error) error {
 	return fmt.Errorf("etcdlock: %s %q: %w%s", op, name, err, hint)
 }
 
-// lossOf is the error of a hold that was lost; cause, if any, says why.
+var (
+	errLostExpired = fmt.Errorf("%w: %w", ErrLost, ErrSessionExpired)
+	errLostClosed  = fmt.Errorf("%w: %w", ErrLost, ErrSessionClosed)
+)
+
+// lossOf is the error of a hold that was lost; cause is what ended the session, or
+// nil if it lives.
 func lossOf(cause error) error {
-	if cause == nil {
+	switch {
+	case cause == nil:
 		return ErrLost
+	case errors.Is(cause, ErrSessionClosed):
+		return errLostClosed
 	}
-	return fmt.Errorf("%w: %w", ErrLost, cause)
+	return errLostExpired
 }
 
 // ended is the error of a call whose ctx ended: ctx's error, its cause, and

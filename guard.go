@@ -12,15 +12,16 @@ import (
 
 // endLocked ends a hold; the caller holds e.mu, and lets go with unlockAndTell.
 // ctx ends with it.
-func (e *entry) endLocked(to state, cause error) {
-	if e.becomeLocked(to, cause) {
+func (e *entry) endLocked(to state) {
+	if e.becomeLocked(to) {
 		e.finishLocked()
 	}
 }
 
 func (e *entry) finishLocked() {
+	e.withSession = e.state == lost && e.s.Err() != nil
 	if e.ending != nil {
-		e.ending.end(e.cause)
+		e.ending.end(e.causeLocked())
 	}
 	e.unlistenLocked()
 	e.untold = e.state == lost
@@ -31,8 +32,8 @@ func (e *entry) refreshLocked() {
 	if e.state != held {
 		return
 	}
-	if cause := e.s.Err(); cause != nil {
-		e.endLocked(lost, lossOf(cause))
+	if e.s.Err() != nil {
+		e.endLocked(lost)
 	}
 }
 
@@ -42,26 +43,24 @@ func (e *entry) gone() error {
 	e.mu.Lock()
 	defer e.unlockAndTell()
 	e.goneLocked()
-	return e.cause
+	return e.causeLocked()
 }
 
 // goneLocked makes the hold invalid at once. Its ctx ends when the session has
 // asked after the lease, within confirmTime: the cause is to say whether it
 // was the lease that took the entry. What is left of the entry is removed.
 func (e *entry) goneLocked() {
-	if !e.becomeLocked(lost, ErrLost) {
+	if !e.becomeLocked(lost) {
 		return
 	}
 	ok := e.s.background(func(ctx context.Context) {
 		e.s.confirm()
 		e.mu.Lock()
-		e.cause = lossOf(e.s.Err())
 		e.finishLocked()
 		e.unlockAndTell()
 		e.discard(ctx)
 	})
 	if !ok {
-		e.cause = lossOf(e.s.Err())
 		e.finishLocked()
 	}
 }
@@ -112,7 +111,7 @@ func (e *entry) here(ctx context.Context, key string, at int64) error {
 // goroutine is the session's; it ends with the hold.
 func (e *entry) guardLocked() {
 	if !e.s.background(func(context.Context) { e.guard() }) {
-		e.endLocked(lost, lossOf(e.s.Err()))
+		e.endLocked(lost)
 	}
 }
 

@@ -33,7 +33,7 @@ func (h *Held) Context() context.Context {
 		h.ending.ctx, h.ending.end = context.WithCancelCause(context.Background())
 		h.refreshLocked()
 		if h.state != held {
-			h.ending.end(h.cause)
+			h.ending.end(h.causeLocked())
 		} else {
 			h.guardLocked()
 		}
@@ -51,7 +51,7 @@ func (h *Held) Err() error {
 	h.mu.Lock()
 	defer h.unlockAndTell()
 	h.refreshLocked()
-	return h.cause
+	return h.causeLocked()
 }
 
 // Valid reports whether the lock can be vouched for at this moment, from what
@@ -136,7 +136,7 @@ func (h *Held) downgrade(ctx context.Context) error {
 	switch {
 	case h.state != held:
 		defer h.unlockAndTell()
-		return h.cause
+		return h.causeLocked()
 	case h.wants == mutexHold:
 		defer h.unlockAndTell()
 		return errors.New("a Mutex has no read holds: use an RWMutex")
@@ -183,14 +183,14 @@ func (h *Held) unlock(ctx context.Context) error {
 	h.refreshLocked()
 	if h.state != held {
 		defer h.unlockAndTell()
-		return h.cause
+		return h.causeLocked()
 	}
 	if ctx.Value(doOf{h}) != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = outlive(ctx, ErrNotHeld)
 		defer cancel()
 	}
-	h.endLocked(released, ErrNotHeld) // before anybody else can have the lock
+	h.endLocked(released) // before anybody else can have the lock
 	h.mu.Unlock()
 	at := time.Now()
 	err := h.giveBack(ctx)

@@ -49,7 +49,7 @@ func isAt(key string, rev int64) clientv3.Cmp {
 // the queue, or comes there late, is removed in the background.
 func (e *entry) abandon(cause error) {
 	e.mu.Lock()
-	ok := e.becomeLocked(abandoned, cause)
+	ok := e.becomeLocked(abandoned)
 	e.mu.Unlock()
 	switch {
 	case !ok:

@@ -107,7 +107,7 @@ func (e *entry) tellOver(at time.Time, err error) {
 // unlockAndTell lets go of e.mu, and tells of the loss that was found under it.
 // Whatever may find one lets go in this way.
 func (e *entry) unlockAndTell() {
-	untold, cause := e.untold, e.cause
+	untold, cause := e.untold, e.causeLocked()
 	e.untold = false
 	e.mu.Unlock()
 	if untold {

@@ -148,7 +148,7 @@ func (t *Ticket) giveBack(ctx context.Context) {
 	if h.state == enqueued {
 		to = abandoned
 	}
-	mine := h.becomeLocked(to, ErrNotHeld)
+	mine := h.becomeLocked(to)
 	if mine {
 		h.finishLocked()
 	}

@@ -154,7 +154,7 @@ func (e *entry) grant(ctx context.Context) error {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.becomeLocked(held, nil) && !e.doubt && e.wants != writeHold && e.more.trace == nil {
+	if e.becomeLocked(held) && !e.doubt && e.wants != writeHold && e.more.trace == nil {
 		e.more = nil
 	}
 	return nil
