@@ -277,13 +277,17 @@ func (s *Session) Close(ctx context.Context) error {
 			s.mu.Unlock()
 		}()
 	})
-	err := error(nil)
 	select {
 	case <-s.revoked:
+	case <-ctx.Done():
+	}
+	var err error
+	select {
+	case <-s.revoked: // whatever became of ctx
 		s.mu.Lock()
 		err = s.revokeErr
 		s.mu.Unlock()
-	case <-ctx.Done():
+	default:
 		err = ended(ctx, nil)
 	}
 	if err != nil {

@@ -155,7 +155,13 @@ func TestSession_Close(t *testing.T) {
 	}
 	wg.Wait()
 	<-done
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for range 20 {
+		require.NoError(t, s.Close(over), "it is closed, whatever became of ctx")
+	}
 	require.ErrorIs(t, context.Cause(s.Context()), ErrSessionClosed)
+	require.ErrorIs(t, h.Err(), context.Cause(h.Context()))
 	require.ErrorIs(t, h.Err(), ErrLost)
 	require.ErrorIs(t, h.Err(), ErrSessionClosed)
 	require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
