@@ -100,8 +100,11 @@ func refused(err error) bool {
 	if !errors.As(err, &e) {
 		return false
 	}
-	if errors.Is(e, rpctypes.ErrNoSpace) {
+	switch {
+	case errors.Is(e, rpctypes.ErrNoSpace):
 		return true // until somebody defragments and disarms the alarm
+	case errors.Is(e, rpctypes.ErrAuthOldRevision):
+		return false // users or roles were changed meanwhile, more than once: the client asks again once
 	}
 	switch e.Code().String() { // by name: the package does not import gRPC
 	case "PermissionDenied", "Unauthenticated", "InvalidArgument", "NotFound",

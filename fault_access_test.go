@@ -9,6 +9,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"fmt"
 	"math/big"
 	"net"
 	"os"
@@ -17,6 +18,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -153,5 +155,19 @@ func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
 		err = returnsWithCtx(t, 300*time.Millisecond, grant)
 		require.ErrorIs(t, err, context.DeadlineExceeded, what)
 		require.ErrorContains(t, err, "connection refused", what)
+	}
+}
+
+// What passes by itself is asked for again; the rest is told at once.
+func TestRefused(t *testing.T) {
+	for err, want := range map[error]bool{
+		rpctypes.ErrPermissionDenied: true,
+		rpctypes.ErrLeaseNotFound:    true,
+		rpctypes.ErrNoSpace:          true,
+		rpctypes.ErrAuthOldRevision:  false, // roles were changed while the request was on its way
+		rpctypes.ErrNoLeader:         false,
+		context.DeadlineExceeded:     false,
+	} {
+		require.Equal(t, want, refused(fmt.Errorf("lock: %w", err)), err)
 	}
 }
