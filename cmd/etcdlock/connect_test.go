@@ -103,6 +103,7 @@ func TestConnect_TLS(t *testing.T) {
 	}{
 		{"", append([]string{"--endpoints=" + https}, full...)},
 		{"", append([]string{"--endpoints=" + u.Host}, full...)},
+		{"", append([]string{"--endpoints=" + u.Host + ", " + https + " ,"}, full...)},
 		{"asks for TLS: write https://" + u.Host + " and name its --cacert", []string{"--endpoints=" + u.Host}},
 		{"x509: certificate signed by unknown authority", []string{"--endpoints=" + https}},
 		{"x509: certificate signed by unknown authority", append([]string{"--endpoints=" + https, "--cacert=" + other.file("ca.crt")}, full[1:]...)},

@@ -64,7 +64,10 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 			return fmt.Errorf("%s=%q is no value for --%s: %w", env(name), value, name, err)
 		}
 	}
-	c.Endpoints = slices.DeleteFunc(c.Endpoints, func(e string) bool { return strings.TrimSpace(e) == "" })
+	for i, e := range c.Endpoints {
+		c.Endpoints[i] = strings.TrimSpace(e)
+	}
+	c.Endpoints = slices.DeleteFunc(c.Endpoints, func(e string) bool { return e == "" })
 	if name, password, ok := strings.Cut(c.User, ":"); ok {
 		c.User, c.Password = name, password
 	}
