@@ -157,18 +157,25 @@ func (in *interrupts) listen(quit <-chan struct{}, done chan<- struct{}) {
 	for {
 		select {
 		case s := <-in.sigs:
-			switch {
-			case supervise.Stops(s):
-				supervise.StopSelf()
-			case !supervise.Ends(s): // there is nobody to pass it on to
-			case in.ctx.Err() != nil:
-				os.Exit(signalled{s}.status())
-			default:
-				in.cancel(signalled{s})
+			if supervise.Stops(s) {
+				supervise.StopSelf(in.sigs, in.end)
+			} else {
+				in.end(s)
 			}
 		case <-quit:
 			return
 		}
+	}
+}
+
+// end ends what waits, if s asks for it: there is nobody to pass it on to.
+func (in *interrupts) end(s os.Signal) {
+	switch {
+	case !supervise.Ends(s):
+	case in.ctx.Err() != nil:
+		os.Exit(signalled{s}.status())
+	default:
+		in.cancel(signalled{s})
 	}
 }
 

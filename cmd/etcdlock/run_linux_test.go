@@ -208,3 +208,27 @@ func groupStopped(t *testing.T, group string) {
 		return found
 	}, hang, 5*time.Millisecond)
 }
+
+// Ctrl-Z as soon as the command goes on: what wakes this process must not be passed on
+// so late that it wakes the command from its next stop.
+func TestTerminal_StoppedAtOnce(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	s := shell(t, cluster.Endpoints())
+	s.types(t, "$L run x --ttl 30s -- sh -c 'echo in; cat; echo out'\r")
+	s.until(t, `\nin`)
+	s.echoes(t, "at first")
+	for i := range 10 {
+		s.types(t, ctrlZ)
+		m := s.until(t, `etcdlock: x: stopped; [^\n]* group (\d+) killed`)
+		s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
+		groupStopped(t, m[1])
+		s.types(t, "fg\r")
+		s.echoes(t, fmt.Sprint("line ", i))
+	}
+	s.types(t, ctrlD)
+	s.until(t, `out\r`)
+	s.until(t, `ready> `)
+	s.types(t, "exit\r")
+	require.Zero(t, s.ends(t).ExitStatus())
+}

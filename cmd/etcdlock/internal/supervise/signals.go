@@ -28,14 +28,23 @@ func Notify() chan os.Signal {
 // so by SIGTTIN, since Go gives SIGTSTP its default action back never more. Like
 // that it has no effect where nobody could wake the process, in a
 // terminal without a shell.
-func StopSelf() {
-	woken := make(chan os.Signal, 1)
-	signal.Notify(woken, syscall.SIGCONT)
-	defer signal.Stop(woken)
+//
+// The SIGCONT that wakes this process it takes from sigs, see Notify: passed on later,
+// that could wake the command from its next stop. What else comes goes to other.
+func StopSelf(sigs <-chan os.Signal, other func(os.Signal)) {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGTTIN)
-	select { // the signal comes when it comes
-	case <-woken:
-	case <-time.After(100 * time.Millisecond):
+	// The signal comes when it comes. Short waits, since a timer goes on while this
+	// process is stopped: one of them may be over when it wakes.
+	for wait := 0; wait < 10; {
+		select {
+		case sig := <-sigs:
+			if sig == syscall.SIGCONT {
+				return
+			}
+			other(sig)
+		case <-time.After(10 * time.Millisecond):
+			wait++
+		}
 	}
 }
 

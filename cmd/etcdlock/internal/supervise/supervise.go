@@ -112,14 +112,19 @@ func (s *supervisor) loop(children <-chan os.Signal) {
 		case <-children:
 			s.reap()
 		case sig := <-s.sigs:
-			s.asked = s.asked || Ends(sig)
-			s.ending = s.ending || Ends(sig) && sig != syscall.SIGHUP
-			_ = s.kill(sig.(syscall.Signal)) // it may just have ended
+			s.pass(sig)
 		case <-lost: // look sees why
 			lost = nil
 		case <-timer.C:
 		}
 	}
+}
+
+// pass passes a signal on.
+func (s *supervisor) pass(sig os.Signal) {
+	s.asked = s.asked || Ends(sig)
+	s.ending = s.ending || Ends(sig) && sig != syscall.SIGHUP
+	_ = s.kill(sig.(syscall.Signal)) // it may just have ended
 }
 
 // look does what it is time for.

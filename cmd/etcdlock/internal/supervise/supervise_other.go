@@ -22,7 +22,7 @@ func Ends(os.Signal) bool { return true }
 func Stops(os.Signal) bool { return false }
 
 // StopSelf is never called.
-func StopSelf() {}
+func StopSelf(<-chan os.Signal, func(os.Signal)) {}
 
 // RaiseInterrupt is never called.
 func RaiseInterrupt(bool) {}

@@ -114,7 +114,7 @@ func (s *supervisor) stopped(sig syscall.Signal) {
 	t.takeBack()
 	s.Say("stopped; if it does not go on within %v, the lock is lost and process group %d killed",
 		time.Until(s.lock.Deadline()).Round(time.Second/10), s.pid)
-	StopSelf()
+	StopSelf(s.sigs, s.pass)
 	s.look() // it may be too late to go on
 	if (lent || t.eager) && t.foreground() == t.own {
 		t.lend(s.pid)
