@@ -8,7 +8,8 @@
 // asked of them:
 //
 //   - [Log.CheckGrants]: whoever acted as holder was entitled to the lock at that
-//     revision of etcd. This knows no clocks.
+//     revision of etcd. This knows no clocks. Porcupine checks it with a queue
+//     as its model.
 //   - [Log.CheckValid]: no hold said that it was valid after etcd had removed its
 //     entry.
 //   - [CheckSets]: the sets are linearizable. They are changed only in transactions

@@ -3,7 +3,11 @@ package history
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
+
+	"github.com/anishathalye/porcupine"
 )
 
 // A Claim says that a worker acted as the holder of a lock: etcd carried out, at
@@ -20,6 +24,82 @@ func (c Claim) String() string {
 	return fmt.Sprintf("worker %d, by %s (created at %d), acted at revision %d", c.Worker, c.Key, c.Token, c.Revision)
 }
 
+// A place is that of an entry in its queue.
+type place struct {
+	*Entry
+	acted bool // as a holder, before
+}
+
+// A queue is that of one lock at one revision, oldest first. It is never changed.
+type queue []place
+
+func (q queue) String() string {
+	var s []string
+	for _, p := range q {
+		s = append(s, p.String())
+	}
+	return "[" + strings.Join(s, ", ") + "]"
+}
+
+// A move is one thing that happened in a queue: its entry came, left, or acted.
+type move struct {
+	at    int64  // revision
+	entry *Entry // nil: etcd never had the one that acted
+	left  bool
+	claim *Claim // that it acted
+	start *queue // the state before, where the history is cut; no other field then
+}
+
+func (m move) String() string {
+	switch {
+	case m.claim != nil:
+		return m.claim.String()
+	case m.left:
+		return fmt.Sprintf("%s left at %d", m.entry, m.at)
+	case m.entry != nil:
+		return m.entry.String() + " came"
+	}
+	return "so far"
+}
+
+// step is the whole of what is asked of grants: an entry that acts is in the queue,
+// and below it is no other that blocks it; before are those.
+func (q queue) step(m move) (next queue, here bool, before []place) {
+	i := slices.IndexFunc(q, func(p place) bool { return p.Entry == m.entry })
+	switch {
+	case m.start != nil:
+		return *m.start, true, nil
+	case m.claim == nil && !m.left:
+		return append(slices.Clone(q), place{Entry: m.entry}), true, nil
+	case i < 0:
+		return q, false, nil
+	case m.left:
+		return slices.Concat(q[:i], q[i+1:]), true, nil
+	}
+	for _, below := range q {
+		if below.Created < m.entry.Created && (!below.Shared || !m.entry.Shared) {
+			before = append(before, below)
+		}
+	}
+	if !q[i].acted {
+		q = slices.Clone(q)
+		q[i].acted = true
+	}
+	return q, true, before
+}
+
+// queueModel is a queue, for porcupine. All of an operation is in its input.
+var queueModel = porcupine.Model{
+	Init: func() any { return queue(nil) },
+	Step: func(state, input, _ any) (bool, any) {
+		next, here, before := state.(queue).step(input.(move))
+		return here && len(before) == 0, next
+	},
+	Equal:             func(a, b any) bool { return slices.Equal(a.(queue), b.(queue)) },
+	DescribeOperation: func(input, _ any) string { return input.(move).String() },
+	DescribeState:     func(state any) string { return state.(queue).String() },
+}
+
 // CheckGrants judges claims, and those in the values of the sets, by etcd's
 // history: at the revision of each, its entry was in the queue, and no entry that
 // blocks it was in the queue below.
@@ -28,48 +108,86 @@ func (c Claim) String() string {
 // nothing can come below it. So the intervals from the first claim of an entry to
 // its deletion never overlap, unless both are readers', and come in the order of
 // the create revisions.
-func (l *Log) CheckGrants(claims []Claim) (problems []string) {
+//
+// What is wrong is told in words, and broken are the stretches of the locks'
+// histories in which it is, as porcupine found them.
+func (l *Log) CheckGrants(claims []Claim) (problems []string, broken []Broken) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	problems = slices.Clone(l.odd)
-	problem := func(format string, args ...any) { problems = append(problems, fmt.Sprintf(format, args...)) }
-	all := l.byIDLocked()
-	// What was read at a revision was read after it was written.
-	claims = slices.Concat(l.writes, claims)
-	slices.SortStableFunc(claims, func(a, b Claim) int { return cmp.Compare(a.Revision, b.Revision) })
-
-	acted := map[*Entry]bool{}
-	told := map[[2]*Entry]bool{}
-	queues := map[string][]*Entry{} // as they were at the claim's revision, oldest first
-	rest := l.entries
-	for _, c := range claims {
-		for len(rest) > 0 && rest[0].Created <= c.Revision {
-			queues[rest[0].Name] = append(queues[rest[0].Name], rest[0])
-			rest = rest[1:]
-		}
-		e := all[entryID{c.Key, c.Token}]
-		switch {
-		case e == nil:
-			problem("%s: etcd never had such an entry", c)
-			continue
-		case !e.at(c.Revision):
-			problem("%s: its entry was not in the queue, it was there from %d to %d", c, e.Created, e.Gone)
-			continue
-		}
-		queue := slices.DeleteFunc(queues[e.Name], func(o *Entry) bool { return !o.at(c.Revision) })
-		queues[e.Name] = queue
-		for _, below := range queue {
-			if below.Created >= e.Created || below.Shared && e.Shared || told[[2]*Entry{below, e}] {
-				continue
-			}
-			told[[2]*Entry{below, e}] = true
-			if acted[below] {
-				problem("%s: %s, which has acted before, still held the lock", c, below)
-			} else {
-				problem("%s: it passed %s, which was in the queue before it", c, below)
+	byLock := l.movesLocked(slices.Concat(l.writes, claims))
+	for _, lock := range slices.Sorted(maps.Keys(byLock)) {
+		q, told := queue{}, map[[2]*Entry]bool{}
+		for moves := range slices.Chunk(byLock[lock], stretch) {
+			broken = append(broken, checkMoves(lock, q, moves)...)
+			for _, m := range moves {
+				next, here, before := q.step(m)
+				switch {
+				case here:
+				case m.entry == nil:
+					problems = append(problems, fmt.Sprintf("%s: etcd never had such an entry", m))
+				default:
+					problems = append(problems, fmt.Sprintf("%s: its entry was not in the queue, it was there from %d to %d", m, m.entry.Created, m.entry.Gone))
+				}
+				for _, below := range before {
+					pair := [2]*Entry{below.Entry, m.entry}
+					switch {
+					case told[pair]:
+					case below.acted:
+						problems = append(problems, fmt.Sprintf("%s: %s, which has acted before, still held the lock", m, below))
+					default:
+						problems = append(problems, fmt.Sprintf("%s: it passed %s, which was in the queue before it", m, below))
+					}
+					told[pair] = true
+				}
+				q = next
 			}
 		}
-		acted[e] = true
 	}
-	return problems
+	return problems, broken
+}
+
+// movesLocked are the moves of each lock in etcd's order. What was read at a revision
+// was read after it was written. It needs l.mu.
+func (l *Log) movesLocked(claims []Claim) map[string][]move {
+	byLock := map[string][]move{}
+	for _, e := range l.entries {
+		byLock[e.Name] = append(byLock[e.Name], move{at: e.Created, entry: e})
+		if e.Gone != 0 {
+			byLock[e.Name] = append(byLock[e.Name], move{at: e.Gone, entry: e, left: true})
+		}
+	}
+	all := l.byIDLocked()
+	for _, c := range claims {
+		name := c.Key
+		if parts := entryKey.FindStringSubmatch(c.Key); parts != nil {
+			name = parts[1]
+		}
+		byLock[name] = append(byLock[name], move{at: c.Revision, entry: all[entryID{c.Key, c.Token}], claim: &c})
+	}
+	for _, moves := range byLock {
+		slices.SortStableFunc(moves, func(a, b move) int { return cmp.Compare(a.at, b.at) })
+	}
+	return byLock
+}
+
+// stretch is how many moves porcupine gets at a time: it keeps for each of them
+// which of the others come before.
+const stretch = 500
+
+// checkMoves has porcupine check a stretch of a lock's history, which etcd has put
+// into an order already: each move ends before the next begins.
+func checkMoves(lock string, start queue, moves []move) []Broken {
+	lanes := map[*Entry]int{nil: 0}
+	history := []porcupine.Operation{{Input: move{start: &start}, Call: -2, Return: -1}}
+	for i, m := range moves {
+		if _, ok := lanes[m.entry]; !ok {
+			lanes[m.entry] = len(lanes)
+		}
+		history = append(history, porcupine.Operation{ClientId: lanes[m.entry], Input: m, Call: int64(2 * i), Return: int64(2*i + 1)})
+	}
+	return check(Broken{
+		What:  fmt.Sprintf("%s, revisions %d to %d,", lock, moves[0].at, moves[len(moves)-1].at),
+		model: queueModel,
+	}, history)
 }

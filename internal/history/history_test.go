@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -192,14 +194,40 @@ func TestCheckGrants(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			s := newScript()
 			claims := tc.run(s)
-			got := s.log.CheckGrants(claims)
+			got, broken := s.log.CheckGrants(claims)
 			require.Len(t, got, len(tc.want), got)
 			for i := range got {
 				require.Contains(t, got[i], tc.want[i])
 			}
-			require.Equal(t, got, s.log.CheckGrants(claims), "the check changes nothing")
+			again, _ := s.log.CheckGrants(claims)
+			require.Equal(t, got, again, "the check changes nothing")
+			acted := slices.ContainsFunc(got, func(p string) bool { return strings.HasPrefix(p, "worker") })
+			require.Equal(t, acted, len(broken) > 0, "porcupine says the same")
 		})
 	}
+}
+
+// A long history is cut, wherever that may be, and only the stretch that is wrong is shown.
+func TestCheckGrants_Long(t *testing.T) {
+	s := newScript()
+	const a, b = "lock/x/a", "lock/x/b"
+	for range 400 {
+		ta, tb := s.put(1, a), s.put(2, b)
+		s.write(1, a, ta)
+		s.del(a)
+		s.write(2, b, tb)
+		s.del(b)
+	}
+	problems, broken := s.log.CheckGrants(nil)
+	require.Empty(t, problems)
+	require.Empty(t, broken)
+	s.put(1, a)
+	tb := s.put(2, b)
+	s.write(2, b, tb)
+	problems, broken = s.log.CheckGrants(nil)
+	require.Len(t, problems, 1)
+	require.Len(t, broken, 1)
+	require.Equal(t, "lock/x, revisions 2002 to 2404,", broken[0].What)
 }
 
 // Several observers tell the same; whoever is first counts, and nothing counts twice.
@@ -213,7 +241,8 @@ func TestLogPassesOverWhatItHas(t *testing.T) {
 		event(mvccpb.Event_PUT, "lock/x/a", "", 1, gone+1, gone+1),
 		event(mvccpb.Event_PUT, "lock/x/ra", "", 1, gone+1, gone+1),
 	}, at(1000))
-	require.Empty(t, s.log.CheckGrants(nil))
+	problems, _ := s.log.CheckGrants(nil)
+	require.Empty(t, problems)
 	require.Equal(t, gone+1, s.log.Revision())
 	require.Equal(t, at(int(gone)), s.log.entries[0].GoneSeen)
 	require.Len(t, s.log.Live(), 2, "two keys of one revision")
@@ -309,7 +338,7 @@ func TestCheckSets(t *testing.T) {
 		ops := []SetOp{add(0, 0, 1), add(1, 2, 3), read(4, 5, 1), other}
 		broken := CheckSets(ops)
 		require.Len(t, broken, 1)
-		require.Equal(t, "set/x", broken[0].Set)
+		require.Equal(t, "set/x", broken[0].What)
 	})
 }
 
@@ -345,13 +374,16 @@ func TestVerdict(t *testing.T) {
 	r.Fault(Fault{"members", "kill 1", at(-5), at(5)})
 	r.Problem("something %s", "else")
 	v = r.Judge(s.log)
-	require.Len(t, v.Problems, 4, v.Problems)
+	require.Len(t, v.Problems, 5, v.Problems)
 	dir := filepath.Join(t.TempDir(), "new")
 	require.NoError(t, v.Save(dir))
 	page, err := os.ReadFile(filepath.Join(dir, "set_x.html"))
 	require.NoError(t, err)
 	require.Contains(t, string(page), "add(3)")
 	require.Contains(t, string(page), "kill 1")
+	page, err = os.ReadFile(filepath.Join(dir, "lock_x_revisions_2_to_3.html"))
+	require.NoError(t, err)
+	require.Contains(t, string(page), "lock/x/a (created at 2) came")
 	text, err := os.ReadFile(filepath.Join(dir, "history.txt"))
 	require.NoError(t, err)
 	for _, want := range append(v.Problems, "kill 1", "2 to 3: lock/x/a") {

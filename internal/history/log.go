@@ -47,9 +47,6 @@ type Entry struct {
 	Foreign bool
 }
 
-// at reports whether the entry was in the queue in the state that revision rev left.
-func (e *Entry) at(rev int64) bool { return e.Created <= rev && (e.Gone == 0 || e.Gone > rev) }
-
 func (e *Entry) String() string { return fmt.Sprintf("%s (created at %d)", e.Key, e.Created) }
 
 // NewLog is the log of an etcd that is still empty.

@@ -52,7 +52,7 @@ type Verdict struct {
 	// had removed its entry: the worst case.
 	Excused time.Duration
 
-	broken []BrokenSet
+	broken []Broken
 	faults []Fault
 	log    *Log
 }
@@ -63,18 +63,19 @@ func (r *Record) Judge(l *Log) *Verdict {
 	defer r.mu.Unlock()
 	v := &Verdict{log: l, faults: r.faults}
 	v.Problems = append(v.Problems, r.problems...)
-	v.Problems = append(v.Problems, l.CheckGrants(r.claims)...)
+	wrong, broken := l.CheckGrants(r.claims)
+	v.Problems = append(v.Problems, wrong...)
 	late, excused := l.CheckValid(r.samples)
 	v.Problems, v.Excused = append(v.Problems, late...), excused
-	v.broken = CheckSets(r.ops)
+	v.broken = append(broken, CheckSets(r.ops)...)
 	for _, b := range v.broken {
-		v.Problems = append(v.Problems, fmt.Sprintf("%s is not linearizable (%s)", b.Set, b.Result))
+		v.Problems = append(v.Problems, fmt.Sprintf("%s is not linearizable (%s)", b.What, b.Result))
 	}
 	return v
 }
 
 // Save writes into dir, which it makes, what is needed to look into a failure: a
-// page for each set that is not linearizable, and in text the problems, the faults
+// page for each set and each stretch of a queue that is not linearizable, and in text the problems, the faults
 // and etcd's history of the locks.
 func (v *Verdict) Save(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -82,7 +83,7 @@ func (v *Verdict) Save(dir string) error {
 	}
 	var errs []error
 	for _, b := range v.broken {
-		errs = append(errs, b.SavePicture(filepath.Join(dir, strings.ReplaceAll(b.Set, "/", "_")+".html"), v.faults))
+		errs = append(errs, b.SavePicture(filepath.Join(dir, unspecial.Replace(b.What)+".html"), v.faults))
 	}
 	var text strings.Builder
 	for _, p := range v.Problems {
@@ -97,5 +98,8 @@ func (v *Verdict) Save(dir string) error {
 	errs = append(errs, os.WriteFile(filepath.Join(dir, "history.txt"), []byte(text.String()), 0o644))
 	return errors.Join(errs...)
 }
+
+// unspecial makes the name of a file.
+var unspecial = strings.NewReplacer("/", "_", " ", "_", ",", "")
 
 const clock = "15:04:05.000"

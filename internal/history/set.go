@@ -77,41 +77,19 @@ var setModel = porcupine.Model{
 	DescribeState:     func(state any) string { return state.(Set).String() },
 }
 
-// decideTime bounds the search for an order of one set's operations. It takes
-// milliseconds for all sets together.
-const decideTime = time.Minute
-
-// A BrokenSet is one whose history is not linearizable, or could not be decided.
-type BrokenSet struct {
-	Set    string
-	Result porcupine.CheckResult
-	info   porcupine.LinearizationInfo
-	epoch  time.Time
-}
-
-// Fault is something that was broken for a while, to be shown in a picture.
-type Fault struct {
-	Lane, What string
-	From, To   time.Time
-}
-
 // CheckSets looks for sets whose history is not linearizable: there is no order
 // of their operations in which each takes effect at once, between its call and its
 // return, and each read sees what was added before.
-func CheckSets(ops []SetOp) (broken []BrokenSet) {
+func CheckSets(ops []SetOp) (broken []Broken) {
 	bySet := map[string][]SetOp{}
 	for _, o := range ops {
 		bySet[o.Set] = append(bySet[o.Set], o)
 	}
 	for set, ops := range bySet {
 		epoch := slices.MinFunc(ops, func(a, b SetOp) int { return a.Call.Compare(b.Call) }).Call
-		history := operations(ops, epoch)
-		if r := porcupine.CheckOperationsTimeout(setModel, history, decideTime); r != porcupine.Ok {
-			_, info := porcupine.CheckOperationsVerbose(setModel, history, decideTime)
-			broken = append(broken, BrokenSet{set, r, info, epoch})
-		}
+		broken = append(broken, check(Broken{What: set, model: setModel, epoch: epoch}, operations(ops, epoch))...)
 	}
-	slices.SortFunc(broken, func(a, b BrokenSet) int { return cmp.Compare(a.Set, b.Set) })
+	slices.SortFunc(broken, func(a, b Broken) int { return cmp.Compare(a.What, b.What) })
 	return broken
 }
 
@@ -151,17 +129,4 @@ func operations(ops []SetOp, epoch time.Time) []porcupine.Operation {
 		})
 	}
 	return history
-}
-
-// SavePicture writes a page that shows the history, how far an order was found, and
-// the faults meanwhile.
-func (b *BrokenSet) SavePicture(file string, faults []Fault) error {
-	var notes []porcupine.Annotation
-	for _, f := range faults {
-		notes = append(notes, porcupine.Annotation{
-			Tag: f.Lane, Start: int64(f.From.Sub(b.epoch)), End: int64(f.To.Sub(b.epoch)), Description: f.What,
-		})
-	}
-	b.info.AddAnnotations(notes)
-	return porcupine.VisualizePath(setModel, b.info, file)
 }
