@@ -2,18 +2,9 @@ package etcdlock
 
 import (
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
-	"net"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -24,63 +15,18 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/certs"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// authority issues certificates for 127.0.0.1.
-type authority struct {
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{dir: t.TempDir()}
-	a.issue(t, "ca")
-	return a
-}
-
-// issue makes a certificate, and returns the files of it and its key. The first
-// one is the authority's own.
-func (a *authority) issue(t *testing.T, name string) (certFile, keyFile string) {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(time.Now().UnixNano()), Subject: pkix.Name{CommonName: name},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		KeyUsage:    x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	parent, signer := a.cert, a.key
-	if parent == nil {
-		template.IsCA, template.BasicConstraintsValid, template.KeyUsage = true, true, x509.KeyUsageCertSign
-		parent, signer = template, key
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, key.Public(), signer)
-	require.NoError(t, err)
-	if a.cert == nil {
-		a.cert, err = x509.ParseCertificate(der)
-		require.NoError(t, err)
-		a.key = key
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	require.NoError(t, err)
-	certFile, keyFile = filepath.Join(a.dir, name+".crt"), filepath.Join(a.dir, name+".key")
-	require.NoError(t, os.WriteFile(certFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), 0o600))
-	require.NoError(t, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
-	return certFile, keyFile
-}
-
-// client is the configuration of a client that trusts the authority, with a
+// trusting is the configuration of a client that trusts an authority, with a
 // certificate from another one or the same, or with none.
-func (a *authority) client(t *testing.T, from *authority, change ...func(*tls.Config)) etcdtest.ClientOption {
+func trusting(t *testing.T, a, from *certs.Authority, change ...func(*tls.Config)) etcdtest.ClientOption {
 	t.Helper()
 	conf := &tls.Config{RootCAs: x509.NewCertPool()}
-	conf.RootCAs.AddCert(a.cert)
+	conf.RootCAs.AddCert(a.Cert)
 	if from != nil {
-		cert, err := tls.LoadX509KeyPair(from.issue(t, "client"))
+		cert, err := tls.LoadX509KeyPair(from.Issue(t, "client"))
 		require.NoError(t, err)
 		conf.Certificates = []tls.Certificate{cert}
 	}
@@ -94,17 +40,17 @@ func (a *authority) client(t *testing.T, from *authority, change ...func(*tls.Co
 // has none, or one of somebody else, is told so.
 func TestFault_F13_ClientCertificates(t *testing.T) {
 	t.Parallel()
-	a := newAuthority(t)
-	serverCert, serverKey := a.issue(t, "server")
+	a := certs.New(t)
+	serverCert, serverKey := a.Issue(t, "server")
 	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) {
-		c.ClientTLSInfo = transport.TLSInfo{CertFile: serverCert, KeyFile: serverKey, TrustedCAFile: filepath.Join(a.dir, "ca.crt"), ClientCertAuth: true}
+		c.ClientTLSInfo = transport.TLSInfo{CertFile: serverCert, KeyFile: serverKey, TrustedCAFile: a.File("ca.crt"), ClientCertAuth: true}
 	}))
 	proxy := own.Proxy(t)
-	s := newTestSession(t, own.Client(t, proxy, a.client(t, a)))
+	s := newTestSession(t, own.Client(t, proxy, trusting(t, a, a)))
 	h, err := NewMutex(s, "a").Lock(testCtx(t))
 	require.NoError(t, err)
 	done := h.Done()
-	waiter := newTestSession(t, own.Client(t, proxy, a.client(t, a)))
+	waiter := newTestSession(t, own.Client(t, proxy, trusting(t, a, a)))
 	tk, err := NewMutex(waiter, "a").Enqueue(testCtx(t))
 	require.NoError(t, err)
 	notGranted(t, tk, 1)
@@ -126,10 +72,10 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 	// connection closed before it hears.
 	tls12 := func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }
 	for says, with := range map[string]etcdtest.ClientOption{
-		"remote error: tls: ":                     a.client(t, nil, tls12),
-		"remote error: tls: unknown certificate":  a.client(t, newAuthority(t), tls12),
-		"Unavailable desc = ":                     a.client(t, nil),
-		"certificate signed by unknown authority": newAuthority(t).client(t, a),
+		"remote error: tls: ":                     trusting(t, a, nil, tls12),
+		"remote error: tls: unknown certificate":  trusting(t, a, certs.New(t), tls12),
+		"Unavailable desc = ":                     trusting(t, a, nil),
+		"certificate signed by unknown authority": trusting(t, certs.New(t), a),
 	} {
 		client := own.Client(t, with)
 		err := returnsWithCtx(t, 500*time.Millisecond, func(ctx context.Context) error {

@@ -1,20 +1,10 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"net/url"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
@@ -22,81 +12,24 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/certs"
 )
-
-// An authority issues certificates, as files.
-type authority struct {
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-func newAuthority(t *testing.T) *authority {
-	t.Helper()
-	a := &authority{dir: t.TempDir()}
-	a.key = a.newKey(t, "ca")
-	a.cert = a.issue(t, "ca", &x509.Certificate{IsCA: true, BasicConstraintsValid: true, KeyUsage: x509.KeyUsageCertSign}, a.key)
-	return a
-}
-
-func (a *authority) file(name string) string { return filepath.Join(a.dir, name) }
-
-func (a *authority) write(t *testing.T, name, kind string, der []byte) {
-	t.Helper()
-	require.NoError(t, os.WriteFile(a.file(name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
-}
-
-func (a *authority) newKey(t *testing.T, name string) *ecdsa.PrivateKey {
-	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	der, err := x509.MarshalECPrivateKey(key)
-	require.NoError(t, err)
-	a.write(t, name+".key", "EC PRIVATE KEY", der)
-	return key
-}
-
-// issue writes name.crt for a key.
-func (a *authority) issue(t *testing.T, name string, c *x509.Certificate, key *ecdsa.PrivateKey) *x509.Certificate {
-	t.Helper()
-	c.SerialNumber = big.NewInt(time.Now().UnixNano())
-	c.Subject = pkix.Name{CommonName: name}
-	c.NotBefore, c.NotAfter = time.Now().Add(-time.Hour), time.Now().Add(time.Hour)
-	parent := a.cert
-	if parent == nil {
-		parent = c
-	}
-	der, err := x509.CreateCertificate(rand.Reader, c, parent, &key.PublicKey, a.key)
-	require.NoError(t, err)
-	a.write(t, name+".crt", "CERTIFICATE", der)
-	cert, err := x509.ParseCertificate(der)
-	require.NoError(t, err)
-	return cert
-}
-
-func (a *authority) leaf(t *testing.T, name string, use x509.ExtKeyUsage) {
-	t.Helper()
-	a.issue(t, name, &x509.Certificate{
-		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{use},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-	}, a.newKey(t, name))
-}
 
 func TestConnect_TLS(t *testing.T) {
 	t.Parallel()
-	ca, other := newAuthority(t), newAuthority(t)
-	ca.leaf(t, "server", x509.ExtKeyUsageServerAuth)
-	ca.leaf(t, "client", x509.ExtKeyUsageClientAuth)
+	ca, other := certs.New(t), certs.New(t)
+	ca.Issue(t, "server")
+	ca.Issue(t, "client")
 	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) {
 		c.ClientTLSInfo = transport.TLSInfo{
-			CertFile: ca.file("server.crt"), KeyFile: ca.file("server.key"),
-			TrustedCAFile: ca.file("ca.crt"), ClientCertAuth: true, SkipClientSANVerify: true,
+			CertFile: ca.File("server.crt"), KeyFile: ca.File("server.key"),
+			TrustedCAFile: ca.File("ca.crt"), ClientCertAuth: true, SkipClientSANVerify: true,
 		}
 	}))
 	https := cluster.Endpoints()[0]
 	u, err := url.Parse(https)
 	require.NoError(t, err)
-	full := []string{"--cacert=" + ca.file("ca.crt"), "--cert=" + ca.file("client.crt"), "--key=" + ca.file("client.key")}
+	full := []string{"--cacert=" + ca.File("ca.crt"), "--cert=" + ca.File("client.crt"), "--key=" + ca.File("client.key")}
 	for _, c := range []struct {
 		says string // nothing if it works
 		args []string
@@ -106,7 +39,7 @@ func TestConnect_TLS(t *testing.T) {
 		{"", append([]string{"--endpoints=" + u.Host + ", " + https + " ,"}, full...)},
 		{"asks for TLS: write https://" + u.Host + " and name its --cacert", []string{"--endpoints=" + u.Host}},
 		{"x509: certificate signed by unknown authority", []string{"--endpoints=" + https}},
-		{"x509: certificate signed by unknown authority", append([]string{"--endpoints=" + https, "--cacert=" + other.file("ca.crt")}, full[1:]...)},
+		{"x509: certificate signed by unknown authority", append([]string{"--endpoints=" + https, "--cacert=" + other.File("ca.crt")}, full[1:]...)},
 		{"tls: .*certificate required", []string{"--endpoints=" + https, full[0]}},
 		{"--cert and --key go together", []string{"--endpoints=" + https, full[0], full[1]}},
 		{"--cacert: open /no/such: no such file", []string{"--endpoints=" + https, "--cacert=/no/such"}},
@@ -126,7 +59,7 @@ func TestConnect_TLS(t *testing.T) {
 		require.Equal(t, 125, status, c.args)
 		require.Regexp(t, `^etcdlock: [^\n]*`+c.says+`[^\n]*\n$`, r.stderr.String())
 	}
-	env := []string{"ETCDCTL_ENDPOINTS=" + https, "ETCDCTL_CACERT=" + ca.file("ca.crt"), "ETCDCTL_CERT=" + ca.file("client.crt"), "ETCDCTL_KEY=" + ca.file("client.key")}
+	env := []string{"ETCDCTL_ENDPOINTS=" + https, "ETCDCTL_CACERT=" + ca.File("ca.crt"), "ETCDCTL_CERT=" + ca.File("client.crt"), "ETCDCTL_KEY=" + ca.File("client.key")}
 	r := start(t, env, "run", "x", "--", "echo", "in")
 	require.Zero(t, r.wait(t), r.stderr.String())
 	r = start(t, env, "demo")

@@ -49,13 +49,7 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 	if err := u.complete(cmd, argv[0]); err != nil {
 		return err
 	}
-	path, err := lookPath(argv[0])
-	if err != nil {
-		return err
-	}
-	in := newInterrupts(cmd.Context(), supervise.Notify())
-	cmd.SetContext(in.ctx)
-	client, err := open(cmd, etcd)
+	path, in, client, err := prepare(cmd, etcd, argv[0])
 	if err != nil {
 		return err
 	}

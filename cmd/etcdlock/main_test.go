@@ -102,6 +102,23 @@ func command(t *testing.T, env []string, args ...string) *invocation {
 	return r
 }
 
+// unread runs the command with an output that nobody reads, which it is to tell.
+func unread(t *testing.T, env []string, args ...string) *invocation {
+	t.Helper()
+	r := command(t, env, args...)
+	r.cmd.Stderr = &r.stderr
+	out, in, err := os.Pipe()
+	require.NoError(t, err)
+	require.NoError(t, out.Close())
+	r.cmd.Stdout = in
+	require.NoError(t, r.cmd.Start())
+	require.NoError(t, in.Close())
+	require.Error(t, r.cmd.Wait())
+	require.Equal(t, 1, r.cmd.ProcessState.ExitCode())
+	require.Regexp(t, `^etcdlock: can't write to standard output: .*broken pipe\n$`, r.stderr.String())
+	return r
+}
+
 // until reads on until a line matches, and returns what its groups match.
 func (r *invocation) until(t *testing.T, pattern string) []string {
 	t.Helper()

@@ -89,6 +89,17 @@ func lookPath(program string) (string, error) {
 	return "", ending{status: statusCannotRun, err: fmt.Errorf("%s can't be executed: %w", program, err)}
 }
 
+// prepare finds the program, listens for signals, and connects.
+func prepare(cmd *cobra.Command, etcd *connect.Config, program string) (path string, in *interrupts, client *clientv3.Client, err error) {
+	if path, err = lookPath(program); err != nil {
+		return "", nil, nil, err
+	}
+	in = newInterrupts(cmd.Context(), supervise.Notify())
+	cmd.SetContext(in.ctx)
+	client, err = open(cmd, etcd)
+	return path, in, client, err
+}
+
 // say prints a line about a lock on standard error.
 func say(name, format string, args ...any) {
 	fmt.Fprintf(os.Stderr, "etcdlock: %s: %s\n", name, fmt.Sprintf(format, args...))
@@ -185,7 +196,6 @@ type runner struct {
 	read, try bool
 	wait      time.Duration
 	name      string
-	path      string
 	argv      []string
 }
 
@@ -241,12 +251,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	case r.wait > 0 && r.try:
 		return errors.New("--try and --wait don't go together: choose one")
 	}
-	if r.path, err = lookPath(r.argv[0]); err != nil {
-		return err
-	}
-	in := newInterrupts(cmd.Context(), supervise.Notify())
-	cmd.SetContext(in.ctx)
-	client, err := open(cmd, etcd)
+	path, in, client, err := prepare(cmd, etcd, r.argv[0])
 	if err != nil {
 		return err
 	}
@@ -261,16 +266,16 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	}
 	outcome, err := supervise.Outcome{}, context.Cause(in.ctx)
 	if err == nil {
-		outcome, err = r.runUnder(h, r.name, r.path, r.argv, in.sigs)
+		outcome, err = r.runUnder(h, r.name, path, r.argv, in.sigs)
 	}
 	lost := outcome.Lost
 	if rerr := r.release(in.sigs, h, pool); lost == nil && err == nil {
 		lost = rerr
 	}
 	if lost != nil {
-		return ending{status: statusLost, err: fmt.Errorf("%s: the lock was not held for as long as %s ran: %w", r.name, filepath.Base(r.path), lost)}
+		return ending{status: statusLost, err: fmt.Errorf("%s: the lock was not held for as long as %s ran: %w", r.name, filepath.Base(path), lost)}
 	}
-	return ended(r.path, outcome, err)
+	return ended(path, outcome, err)
 }
 
 // errWaited ends the waiting for a lock.
