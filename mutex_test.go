@@ -360,6 +360,26 @@ func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
 }
 
 // The session ends while a request about its hold is on its way.
+// Why a hold ended stays as it was told, whatever becomes of the session afterwards.
+func TestHeld_FirstCauseStays(t *testing.T) {
+	c := cluster.Client(t)
+	s, err := NewSession(testCtx(t), c)
+	require.NoError(t, err)
+	lost, err := NewMutex(s, lockName(t)+"/lost").Lock(testCtx(t))
+	require.NoError(t, err)
+	unlocked, err := NewMutex(s, lockName(t)+"/unlocked").Lock(testCtx(t))
+	require.NoError(t, err)
+	done := lost.Done()
+	_, err = c.Delete(testCtx(t), lost.Key())
+	require.NoError(t, err)
+	<-done
+	require.NoError(t, unlocked.Unlock(testCtx(t)))
+	require.NoError(t, s.Close(testCtx(t)))
+	require.Equal(t, ErrLost, lost.Err(), "it was not the session")
+	require.Equal(t, ErrLost, context.Cause(lost.Context()))
+	require.Equal(t, ErrNotHeld, unlocked.Err())
+}
+
 func TestHeld_SessionEndsMeanwhile(t *testing.T) {
 	for what, call := range map[string]func(h *Held, ctx context.Context) error{"Check": (*Held).Check, "Downgrade": (*Held).Downgrade} {
 		synctest.Test(t, func(t *testing.T) {
