@@ -100,20 +100,6 @@ func (e *entry) becomeLocked(to state) bool {
 	panic("bug: entry " + e.key + " can't go from state " + strconv.Itoa(int(e.state)) + " to " + strconv.Itoa(int(to)))
 }
 
-// causeLocked is why the entry is not held anymore, nil before; the caller holds
-// e.mu.
-func (e *entry) causeLocked() error {
-	switch {
-	case e.state < released:
-		return nil
-	case e.state < lost:
-		return ErrNotHeld
-	case e.withSession:
-		return lossOf(e.s.Err())
-	}
-	return ErrLost
-}
-
 // takeKeys reserves the lowest free keys of the name for the entry.
 func (e *entry) takeKeys() {
 	s, more := e.s, e.more

@@ -27,6 +27,20 @@ func (e *entry) finishLocked() {
 	e.untold = e.state == lost
 }
 
+// causeLocked is why the entry is not held anymore, nil before; the caller holds
+// e.mu.
+func (e *entry) causeLocked() error {
+	switch {
+	case e.state < released:
+		return nil
+	case e.state < lost:
+		return ErrNotHeld
+	case e.withSession:
+		return lossOf(e.s.Err())
+	}
+	return ErrLost
+}
+
 // refreshLocked ends a hold whose session has ended.
 func (e *entry) refreshLocked() {
 	if e.state != held {
