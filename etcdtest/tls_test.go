@@ -14,15 +14,21 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-func TestTLS(t *testing.T) {
+// startTLS starts an etcd with a certificate of its own, and returns what a client
+// needs to trust it.
+func startTLS(t *testing.T) (*etcdtest.Cluster, etcdtest.ClientOption) {
+	t.Helper()
 	cluster, err := etcdtest.New("", etcdtest.WithConfig(func(c *embed.Config) { c.ClientAutoTLS = true }))
 	require.NoError(t, err)
+	return cluster, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.TLS = &tls.Config{InsecureSkipVerify: true} })
+}
+
+func TestTLS(t *testing.T) {
+	cluster, trusting := startTLS(t)
 	defer cluster.Close()
 	require.True(t, strings.HasPrefix(cluster.Endpoints()[0], "https://"))
-	client := cluster.Client(t, cluster.Proxy(t), etcdtest.WithClientConfig(func(c *clientv3.Config) {
-		c.TLS = &tls.Config{InsecureSkipVerify: true}
-	}))
-	_, err = client.Put(short(t, patience), "a", "1")
+	client := cluster.Client(t, cluster.Proxy(t), trusting)
+	_, err := client.Put(short(t, patience), "a", "1")
 	require.NoError(t, err)
 	watching(t, client)
 	began := time.Now()
@@ -34,12 +40,9 @@ func TestTLS(t *testing.T) {
 // anew on the same one, while the server waits for the others to end.
 func TestTLS_WatchesThatComeAgain(t *testing.T) {
 	for range 5 { // it is a race
-		cluster, err := etcdtest.New("", etcdtest.WithConfig(func(c *embed.Config) { c.ClientAutoTLS = true }))
-		require.NoError(t, err)
+		cluster, trusting := startTLS(t)
 		for range 20 {
-			watching(t, cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) {
-				c.TLS = &tls.Config{InsecureSkipVerify: true}
-			})))
+			watching(t, cluster.Client(t, trusting))
 		}
 		closed := make(chan struct{})
 		go func() { cluster.Close(); close(closed) }()

@@ -64,7 +64,7 @@ func Holding(ctx context.Context, p peer.Peer, n int) (v Values, err error) {
 		closings[i] = took
 	}
 	slices.Sort(closings)
-	v["close_us"] = micros(closings[len(closings)/2])
+	v["close_us"] = micros(quantile(closings, 0.5))
 	return v, nil
 }
 

@@ -159,11 +159,11 @@ func (l *Log) movesLocked(claims []Claim) map[string][]move {
 	}
 	all := l.byIDLocked()
 	for _, c := range claims {
-		name := c.Key
-		if parts := entryKey.FindStringSubmatch(c.Key); parts != nil {
-			name = parts[1]
+		e, lock := all[entryID{c.Key, c.Token}], c.Key
+		if e != nil {
+			lock = e.Name
 		}
-		byLock[name] = append(byLock[name], move{at: c.Revision, entry: all[entryID{c.Key, c.Token}], claim: &c})
+		byLock[lock] = append(byLock[lock], move{at: c.Revision, entry: e, claim: &c})
 	}
 	for _, moves := range byLock {
 		slices.SortStableFunc(moves, func(a, b move) int { return cmp.Compare(a.at, b.at) })
