@@ -6,27 +6,40 @@ import (
 	"math/rand/v2"
 	"net"
 	"strconv"
-	"sync/atomic"
+	"sync"
 )
 
 // Ports are below the ranges from which systems give ports to outgoing
 // connections and to listeners on port 0: from those, the next connection of any
 // process could take a port before its server listens, or while it is restarted.
-const from, to = 12000, 32000
+//
+// They are given out in turn: picked at random, one in some thousand would be
+// picked again before its server listens. And processes that run side by side,
+// as tests of several packages do, have a band of ports each.
+const (
+	from, bands, band = 12000, 80, 250
+)
 
-// next goes round, from anywhere: picked at random, one in some thousand ports
-// would be picked again before its server listens.
-var next atomic.Int64
-
-func init() { next.Store(rand.Int64N(to - from)) }
+var ports struct {
+	sync.Mutex
+	first int          // of this process's band
+	guard net.Listener // on the first port, for the life of the process: others see that the band is taken
+	given int
+}
 
 // FreeAddrs returns n different host:port that nothing listened on a moment ago,
 // and that this process was not given lately.
 func FreeAddrs(n int) ([]string, error) {
+	ports.Lock()
+	defer ports.Unlock()
+	if ports.guard == nil {
+		takeBand()
+	}
 	var addrs []string
 	var err error
-	for range 100 * n {
-		addr := net.JoinHostPort("127.0.0.1", strconv.FormatInt(from+next.Add(1)%(to-from), 10))
+	for range band - 1 {
+		addr := local(ports.first + 1 + ports.given%(band-1))
+		ports.given++
 		var l net.Listener
 		if l, err = net.Listen("tcp", addr); err != nil {
 			continue // taken
@@ -36,5 +49,19 @@ func FreeAddrs(n int) ([]string, error) {
 			return addrs, nil
 		}
 	}
-	return nil, fmt.Errorf("no free port: %w", err)
+	return nil, fmt.Errorf("no %d free ports: %w", n, err)
 }
+
+// takeBand takes a band that no other process has or, if there is none, shares one
+// until the next call.
+func takeBand() {
+	var err error
+	for _, i := range rand.Perm(bands) {
+		ports.first = from + i*band
+		if ports.guard, err = net.Listen("tcp", local(ports.first)); err == nil {
+			return
+		}
+	}
+}
+
+func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }

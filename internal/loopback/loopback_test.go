@@ -1,0 +1,62 @@
+package loopback
+
+import (
+	"bufio"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+const asHelper = "ETCDLOCK_LOOPBACK_HELPER"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asHelper) == "" {
+		os.Exit(m.Run())
+	}
+	addrs, err := FreeAddrs(100)
+	if err != nil {
+		panic(err)
+	}
+	_, _ = os.Stdout.WriteString(strings.Join(addrs, " ") + "\n")
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until the test has seen all
+}
+
+// Nobody listens on what was given out, and yet it is not given out again.
+func TestFreeAddrs(t *testing.T) {
+	seen := map[string]bool{}
+	for range 60 {
+		addrs, err := FreeAddrs(3)
+		require.NoError(t, err)
+		for _, addr := range addrs {
+			require.False(t, seen[addr], addr)
+			seen[addr] = true
+		}
+	}
+	_, err := FreeAddrs(band)
+	assert.Error(t, err, "more than there are")
+}
+
+func TestFreeAddrs_OtherProcesses(t *testing.T) {
+	seen := map[string]bool{}
+	for range 8 {
+		helper := exec.CommandContext(t.Context(), os.Args[0])
+		helper.Env = append(os.Environ(), asHelper+"=1")
+		helper.Stderr = os.Stderr
+		in, err := helper.StdinPipe()
+		require.NoError(t, err)
+		out, err := helper.StdoutPipe()
+		require.NoError(t, err)
+		require.NoError(t, helper.Start())
+		t.Cleanup(func() { _ = in.Close(); _ = helper.Wait() })
+		line, err := bufio.NewReader(out).ReadString('\n')
+		require.NoError(t, err)
+		for addr := range strings.FieldsSeq(line) {
+			require.False(t, seen[addr], addr)
+			seen[addr] = true
+		}
+	}
+}
