@@ -51,7 +51,7 @@ func NewElector(client *clientv3.Client, name string, opts ...ElectorOption) *El
 // What Run does next depends on whether the term lasted until lead returned:
 //
 //   - It did: Run returns what lead returned, an error or nil, also when that was
-//     for the end of ctx.
+//     for the end of ctx, or etcd is away and can't confirm the resignation.
 //   - It was lost: Run campaigns again, whatever lead returned, since most
 //     functions answer the end of their ctx with nil or its error; another error
 //     is only logged (see WithLogger). It does so at the end of the queue, in a
@@ -138,8 +138,6 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 
 // serve runs lead for a term, and resigns. gone says whether the term lasted
 // until lead returned: ErrLost, or nil, or ErrNotHeld if lead resigned itself.
-// Where that can't be known, since etcd was away until the deadline, the term
-// counts as lost.
 func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Context, *Held) error) (err, gone error) {
 	// The key lets lead unlock the term with the ctx that ends by that.
 	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, doOf{term}, true))
@@ -154,7 +152,11 @@ func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Conte
 		e.lead(nil)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), term.s.TTL())
 		defer cancel()
+		lasted := term.Err() == nil
 		gone = term.unlock(ctx)
+		if lasted && errors.Is(gone, ErrSessionExpired) {
+			gone = nil // the session has lasted until now, and ended without etcd's answer
+		}
 	}()
 	return lead(ctx, term), nil
 }

@@ -211,6 +211,18 @@ func TestElector_ResignWithoutEtcd(t *testing.T) {
 	b.cancel()
 	require.ErrorIs(t, b.result(t), context.Canceled)
 	term.returns(nil)
-	// Whether the term lasted that long nobody can say.
-	require.ErrorIs(t, a.result(t), context.Canceled)
+	require.ErrorIs(t, a.result(t), context.Canceled, "the term was lost meanwhile")
+}
+
+// lead returns for its own reasons while etcd is away, and before its term is lost:
+// Run returns too, although etcd does not confirm that the term lasted.
+func TestElector_LeadReturnsWithoutEtcd(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	a := runElector(t, NewElector(own.Client(t), "a", WithTTL(5*time.Second)))
+	term := a.leads(t)
+	own.Member(0).Kill()
+	failed := errors.New("failed")
+	term.returns(failed)
+	require.ErrorIs(t, a.result(t), failed)
 }
