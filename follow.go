@@ -114,7 +114,9 @@ func (f *follower) run(ctx context.Context) error {
 		silent := err != nil
 		c, err := readContent(ctx, f.client, f.name)
 		if err != nil {
-			w.close()
+			if w != nil {
+				w.close()
+			}
 			return err
 		}
 		f.adopt(c)

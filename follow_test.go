@@ -468,25 +468,77 @@ func TestWatchWithoutWatches(t *testing.T) {
 	require.Empty(t, next(t, pull).Entries)
 }
 
-// A session's watcher that has watches is not closed when the next ones get
-// another one.
-func TestWatcherWithWatchesStays(t *testing.T) {
+// closing is a Watcher that says when it is closed.
+type closing struct {
+	clientv3.Watcher
+	closed chan struct{}
+}
+
+func (c closing) Close() error {
+	close(c.closed)
+	return c.Watcher.Close()
+}
+
+// A session's own watcher that is replaced is closed, and not before the last of
+// its watches is.
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+func TestWatcherReplaced(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
 	s := newTestSession(t, c)
-	s.replaceWatcher(clientv3.NewWatcher(c))
-	first := s.currentWatcher()
+	newWatcher := func() closing { return closing{clientv3.NewWatcher(c), make(chan struct{})} }
+	first, second, third := newWatcher(), newWatcher(), newWatcher()
+	s.replaceWatcher(first)
 	w, err := s.openWatch(testCtx(t), name, "")
 	require.NoError(t, err)
-	defer w.close()
-	s.watcherFailed(first)
-	s.etcdAnswers()
-	require.NotSame(t, first, s.currentWatcher())
+	w2, err := s.openWatch(testCtx(t), name, "")
+	require.NoError(t, err)
+	w2.close()
+	s.replaceWatcher(second)
 	_, err = c.Put(testCtx(t), name, "")
 	require.NoError(t, err)
 	_, err = c.Delete(testCtx(t), name)
 	require.NoError(t, err)
 	require.True(t, deleted(<-w.ch, name, 0))
+	require.False(t, isClosed(first.closed))
+	w.close()
+	require.True(t, isClosed(first.closed))
+
+	w, err = s.openWatch(testCtx(t), name, "") // it works, and has no watches then
+	require.NoError(t, err)
+	w.close()
+	require.False(t, isClosed(second.closed))
+	s.replaceWatcher(third)
+	require.True(t, isClosed(second.closed))
+	require.NoError(t, s.Close(testCtx(t)))
+	require.True(t, isClosed(third.closed))
+}
+
+// The next watches get another watcher only if one could not be opened although
+// etcd answers, and only from the one that is replaced.
+func TestWatcherFailed(t *testing.T) {
+	t.Parallel()
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	first := s.enterWatcher()
+	s.leaveWatcher(first, false)
+	s.etcdAnswers()
+	require.Same(t, first, s.enterWatcher())
+	s.leaveWatcher(first, true)
+	s.etcdAnswers()
+	second := s.enterWatcher()
+	require.NotSame(t, first, second)
+	s.leaveWatcher(first, true)
+	s.etcdAnswers()
+	require.Same(t, second, s.enterWatcher())
 }
 
 // The member that serves the watch hangs, with its connections open.

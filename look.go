@@ -44,8 +44,10 @@ func (w *waiter) lookAgain(at int64) {
 }
 
 func (w *waiter) unwatch() {
-	w.on.close()
-	w.on = nil
+	if w.on != nil {
+		w.on.close()
+		w.on = nil
+	}
 }
 
 // target is what to watch for the blockers to leave.

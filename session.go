@@ -54,9 +54,8 @@ type Session struct {
 	confirmed  time.Time // when etcd was last asked that still had the lease
 
 	mu         sync.Mutex
-	watcher    clientv3.Watcher // for new watches
-	watcherBad bool             // a watch could not be opened with it
-	idle       clientv3.Watcher // watcher, if it is the session's own and has no stream yet
+	watcher    *watcher // for new watches
+	watcherBad bool     // a watch could not be opened with it
 	revokeErr  error
 	deadline   time.Time
 	sent       time.Time // when the last renewal that succeeded was sent
@@ -133,7 +132,7 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 		panic("bug: " + err.Error())
 	}
 	s := &Session{
-		client: client, watcher: client.Watcher, id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
+		client: client, watcher: &watcher{Watcher: client.Watcher}, id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
 		nonce:   strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewed: make(chan renewal, 64),
 		revoked: make(chan struct{}),
@@ -252,7 +251,6 @@ func (s *Session) Refresh(ctx context.Context) error {
 }
 
 // Orphan ends the session and leaves its lease, with all entries, until the
-// TTL has passed: for a process that hands its locks to a successor, which
 // adopts them with WithLease. It makes no request. Close after it still revokes.
 func (s *Session) Orphan() { s.end(ErrSessionClosed, "orphaned") }
 

@@ -15,9 +15,9 @@ import (
 // watch is an etcd watch for deletions, opened from now: every deletion above
 // revision at is delivered on ch.
 type watch struct {
-	ch     clientv3.WatchChan
-	at     int64
-	cancel context.CancelFunc
+	ch    clientv3.WatchChan
+	at    int64
+	close context.CancelFunc
 }
 
 // errWatch: a watch could not be opened, or ended; what it watched for may have
@@ -37,15 +37,15 @@ var errWatch = errors.New("watch ended")
 // With RequireLeader the watch ends when its member is cut off from the rest;
 // without, it would stay silent for as long as that lasts.
 func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
-	watcher := s.currentWatcher()
-	w, err := openWatch(ctx, s.watching, watcher, key, end, clientv3.WithFilterPut())
-	switch {
-	case err == nil:
-		s.watcherWorks(watcher)
-	case ctx.Err() == nil:
-		s.watcherFailed(watcher)
+	from := s.enterWatcher()
+	w, err := openWatch(ctx, s.watching, from, key, end, clientv3.WithFilterPut())
+	if err != nil {
+		s.leaveWatcher(from, ctx.Err() == nil)
+		return nil, err
 	}
-	return w, err
+	cancel := w.close
+	w.close = func() { cancel(); s.leaveWatcher(from, false) }
+	return w, nil
 }
 
 // openWatch is that of a session, for a watch that lives until life ends, a ctx
@@ -79,31 +79,40 @@ func openWatch(ctx, life context.Context, watcher clientv3.Watcher, key, end str
 // That goes for etcd's own Watcher only: one that the user has put in its place
 // (see clientv3/namespace) can't be made anew, and holds and waits poll instead.
 //
-// One that has never got a stream is closed when it is replaced: it has no
-// watches, and would go on trying until the client is closed. Any other's stream
-// ends with its last watch.
+// One that has been replaced is closed after its last watch: it may have a stream
+// that outlives that, or go on trying to get one until the client is closed.
 
-func (s *Session) currentWatcher() clientv3.Watcher {
+// watcher is a Watcher for a session's watches.
+type watcher struct {
+	clientv3.Watcher
+	own      bool // by replaceWatcher, so that the session has to close it
+	watches  int  // that are open, or being opened
+	replaced bool
+}
+
+func (s *Session) enterWatcher() *watcher {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.watcher.watches++
 	return s.watcher
 }
 
-func (s *Session) watcherWorks(w clientv3.Watcher) {
+// leaveWatcher is called when a watch of w is closed, or could not be opened,
+// which is w's fault if failed.
+func (s *Session) leaveWatcher(w *watcher, failed bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.idle != nil && w == s.watcher {
-		s.idle = nil
+	w.watches--
+	unused := w.unused()
+	if failed && w == s.watcher && renewable(s.client, w.Watcher) {
+		s.watcherBad = true
+	}
+	s.mu.Unlock()
+	if unused {
+		_ = w.Close()
 	}
 }
 
-func (s *Session) watcherFailed(w clientv3.Watcher) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if w == s.watcher && renewable(s.client, w) {
-		s.watcherBad = true
-	}
-}
+func (w *watcher) unused() bool { return w.own && w.replaced && w.watches == 0 }
 
 // renewable reports whether w is etcd's own Watcher, as NewWatcher makes them.
 func renewable(client *clientv3.Client, w clientv3.Watcher) bool {
@@ -125,26 +134,21 @@ func (s *Session) etcdAnswers() {
 // session's end nil, for there are none.
 func (s *Session) replaceWatcher(w clientv3.Watcher) {
 	s.mu.Lock()
-	idle := s.idle
-	s.idle = w
+	old := s.watcher
+	old.replaced = true
+	unused := old.unused()
 	if w != nil {
-		s.watcher = w
+		s.watcher = &watcher{Watcher: w, own: true}
 	}
 	s.mu.Unlock()
-	if idle != nil {
-		_ = idle.Close()
+	if unused {
+		_ = old.Close()
 	}
 }
 
 // untilRecheck is the time from one linearizable look at what is only watched to
 // the next: about half a TTL, jittered, so that they don't come together.
-func (s *Session) untilRecheck() time.Duration { return s.ttl*3/8 + rand.N(s.ttl/4) }
-
-func (w *watch) close() {
-	if w != nil {
-		w.cancel()
-	}
-}
+func (s *Session) untilRecheck() time.Duration { return s.ttl/8*3 + rand.N(s.ttl/4) }
 
 // events is the watch's channel; none is nil, which blocks forever.
 func (w *watch) events() clientv3.WatchChan {
