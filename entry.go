@@ -150,7 +150,7 @@ func (e *entry) freeKeys() {
 }
 
 // absent are the compares, and puts the operations, that write the entry's
-// keys where there are none.
+// keys where there are none; gets read what there is.
 func (e *entry) absent() (cmps []clientv3.Cmp) {
 	for _, key := range e.keys() {
 		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
@@ -165,12 +165,19 @@ func (e *entry) puts() (ops []clientv3.Op) {
 	return ops
 }
 
-// blocking is the range of keys that can block the entry.
-func (e *entry) blocking() (from, to string) {
-	if e.wants == readHold {
-		return exclusiveRange(e.name)
+func (e *entry) gets() (ops []clientv3.Op) {
+	for _, key := range e.keys() {
+		ops = append(ops, clientv3.OpGet(key))
 	}
-	return prefixRange(e.name)
+	return ops
+}
+
+// blocking is the range of keys that can block an entry.
+func (w wants) blocking(name string) (from, to string) {
+	if w == readHold {
+		return exclusiveRange(name)
+	}
+	return prefixRange(name)
 }
 
 // commit sends the txn that writes the entry until etcd has answered. It is
@@ -199,14 +206,14 @@ const txnLimit = 16
 // the whole queue, in the apply loop of every member. ok is false if what it
 // shows is too little to say what the entry has to wait for.
 func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
-	from, to := e.blocking()
+	from, to := e.wants.blocking(e.name)
 	for {
 		e.takeKeys()
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
 			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(txnLimit))
 			return t.If(e.absent()...).
 				Then(append([]clientv3.Op{read}, e.puts()...)...).
-				Else(clientv3.OpGet(e.key))
+				Else(e.gets()...)
 		})
 		if err != nil {
 			return view{}, false, err
@@ -221,10 +228,14 @@ func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
 			v.at = e.rev
 			return v, ok, nil
 		}
-		if e.mine(got.Kvs) {
+		there := got.Kvs
+		for _, r := range resp.Responses[1:] {
+			there = append(there, r.GetResponseRange().Kvs...)
+		}
+		if e.mine(there) {
 			return view{at: resp.Header.Revision}, false, nil
 		}
-		e.passOver(got.Kvs)
+		e.passOver(there)
 	}
 }
 
@@ -233,7 +244,7 @@ func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
 // keys that are no entries are in the way does another txn follow, which
 // asks that nothing was written there since they were listed.
 func (e *entry) try(ctx context.Context) error {
-	from, to := e.blocking()
+	from, to := e.wants.blocking(e.name)
 	free := clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0)
 	list := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(8))
 	for e.takeKeys(); ; {
@@ -280,12 +291,4 @@ func (e *entry) mine(kvs []*mvccpb.KeyValue) bool {
 	}
 	e.rev = kvs[0].CreateRevision
 	return true
-}
-
-func toQueue(kvs []*mvccpb.KeyValue) []queued {
-	q := make([]queued, len(kvs))
-	for i, kv := range kvs {
-		q[i] = queued{string(kv.Key), kv.CreateRevision}
-	}
-	return q
 }

@@ -154,14 +154,42 @@ func TestFault_A1_LateRequestAfterUnlock(t *testing.T) {
 // of its key, which neither waits for it nor takes it for its own.
 func TestFault_A1_GhostUnderTheOwnKey(t *testing.T) {
 	c := cluster.Client(t)
-	s := newTestSession(t, c)
-	name := lockName(t)
-	_, err := c.Put(testCtx(t), exclusiveBase(name, s.Lease()), `{"nonce":"`+s.nonce+`0"}`, clientv3.WithLease(s.Lease()))
-	require.NoError(t, err)
-	h, err := NewMutex(s, name).Lock(testCtx(t))
-	require.NoError(t, err)
-	require.NoError(t, h.Unlock(testCtx(t)))
-	requireGone(t, c, name)
+	mutex, read := exclusiveBase, sharedBase
+	lock, rlock := (*RWMutex).Lock, (*RWMutex).RLock
+	for what, test := range map[string]struct {
+		lock   func(*RWMutex, context.Context) (*Held, error)
+		ghosts []func(name string, id clientv3.LeaseID) string
+	}{
+		"of a Mutex":                  {lock, []func(string, clientv3.LeaseID) string{mutex}},
+		"of a write lock":             {lock, []func(string, clientv3.LeaseID) string{mutex, read}},
+		"of a read lock":              {lock, []func(string, clientv3.LeaseID) string{read}},
+		"of a read lock, by the next": {rlock, []func(string, clientv3.LeaseID) string{read}},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			name := lockName(t)
+			appear := func(s *Session) {
+				var puts []clientv3.Op
+				for _, key := range test.ghosts {
+					puts = append(puts, clientv3.OpPut(key(name, s.Lease()), `{"nonce":"`+s.nonce+`0"}`, clientv3.WithLease(s.Lease())))
+				}
+				_, err := c.Txn(testCtx(t)).Then(puts...).Commit()
+				require.NoError(t, err)
+			}
+			pass := func(s *Session) {
+				appear(s)
+				h, err := test.lock(NewRWMutex(s, name), testCtx(t))
+				require.NoError(t, err)
+				require.NoError(t, h.Unlock(testCtx(t)))
+				requireGone(t, c, name)
+			}
+			pass(newTestSession(t, c, WithTTL(2*hang))) // at once, not by a sweep
+			s := newTestSession(t, c, WithTTL(2*time.Second))
+			pass(s)
+			appear(s) // a request to write a key that was passed over comes late
+			requireGone(t, c, name)
+		})
+	}
 }
 
 func TestFault_A2_I5_StaleUnlock(t *testing.T) {

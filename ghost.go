@@ -59,10 +59,7 @@ func (e *entry) settle() {
 	} else {
 		t.next.Reset(0)
 	}
-	if !t.sweeping {
-		t.sweeping = true
-		s.sweep()
-	}
+	s.sweepLocked()
 }
 
 // lookForGhosts looks after all doubtful entries together, since there may be a
@@ -130,6 +127,14 @@ func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
 	return err
 }
 
+// sweepLocked begins to sweep; the caller holds s.mu.
+func (s *Session) sweepLocked() {
+	if !s.settling.sweeping {
+		s.settling.sweeping = true
+		s.sweep()
+	}
+}
+
 // sweep looks each TTL, from the first doubt on and for as long as the session
 // lives, for keys that its lease has and no entry uses. A member that hung for
 // minutes may carry out, as it wakes, what was given up long ago, when nobody
@@ -165,13 +170,21 @@ func (s *Session) sweepKey(ctx context.Context, k string) {
 func (s *Session) uses(k string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.inUse.uses(k)
+	_, passed := s.passed[k]
+	return !passed && s.inUse.uses(k)
 }
 
 // passOver leaves the entry's keys to whoever has them: another user of an
-// adopted lease, for as long as the session lives, or a ghost of this session
-// that came after its settling, which is removed.
+// adopted lease, or a ghost of this session that came after its settling, which is
+// removed. The session does not use these keys again; what a late request may yet
+// write there is swept.
 func (e *entry) passOver(kvs []*mvccpb.KeyValue) {
+	e.s.mu.Lock()
+	for _, key := range e.keys() {
+		e.s.passed[key] = struct{}{}
+	}
+	e.s.sweepLocked()
+	e.s.mu.Unlock()
 	for _, kv := range kvs {
 		if e.s.wrote(kv) {
 			e.s.background(func(ctx context.Context) { e.s.removeGhost(ctx, kv) })

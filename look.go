@@ -16,7 +16,7 @@ const lookLimit = 2 + 2*(near+1)
 
 // look reads what blocks the entry, and whether it is in the queue there.
 func (w *waiter) look(ctx context.Context) error {
-	from, to := w.blocking()
+	from, to := w.wants.blocking(w.name)
 	for ; ; w.limit = 0 {
 		reads := []reading{readRange(from, to, clientv3.WithMaxCreateRev(w.rev),
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(w.limit))}

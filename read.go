@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -74,4 +75,12 @@ func (s *Session) getOnce(ctx context.Context, reads []reading, how ...clientv3.
 		got = append(got, r.GetResponseRange())
 	}
 	return got, resp.Header.Revision, nil
+}
+
+func toQueue(kvs []*mvccpb.KeyValue) []queued {
+	q := make([]queued, len(kvs))
+	for i, kv := range kvs {
+		q[i] = queued{string(kv.Key), kv.CreateRevision}
+	}
+	return q
 }

@@ -61,9 +61,10 @@ type Session struct {
 	sent       time.Time // when the last renewal that succeeded was sent
 	expiry     *time.Timer
 	inUse      keysInUse
-	seq        uint64 // of the last nonce
-	closing    bool   // Close waits: start nothing anymore
-	why        string // the session has ended
+	passed     map[string]struct{} // keys in use that no entry has, see passOver
+	seq        uint64              // of the last nonce
+	closing    bool                // Close waits: start nothing anymore
+	why        string              // the session has ended
 	// holds are told when the session ends; nil if nobody listens.
 	holds    map[*entry]struct{}
 	troubles troubles
@@ -137,6 +138,7 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 		renewed: make(chan renewal, 64),
 		revoked: make(chan struct{}),
 		inUse:   make(keysInUse),
+		passed:  make(map[string]struct{}),
 	}
 	if c.listened() {
 		s.holds = make(map[*entry]struct{})
@@ -251,6 +253,7 @@ func (s *Session) Refresh(ctx context.Context) error {
 }
 
 // Orphan ends the session and leaves its lease, with all entries, until the
+// TTL has passed: for a process that hands its locks to a successor, which
 // adopts them with WithLease. It makes no request. Close after it still revokes.
 func (s *Session) Orphan() { s.end(ErrSessionClosed, "orphaned") }
 

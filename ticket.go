@@ -105,7 +105,7 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	}
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
-	from, to := h.blocking()
+	from, to := h.wants.blocking(h.name)
 	got, _, err := h.s.get(ctx, 0, readRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
 	if err != nil {
 		return 0, wrap("count before", h.name, err)
