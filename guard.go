@@ -51,12 +51,14 @@ func (e *entry) refreshLocked() {
 	}
 }
 
-// gone ends the hold since its entry is not in etcd anymore, and returns the
-// hold's error.
-func (e *entry) gone() error {
+// gone ends the hold since its entry is not in etcd anymore under key, and returns
+// the hold's error: nil if Downgrade has given the entry another key meanwhile.
+func (e *entry) gone(key string) error {
 	e.mu.Lock()
 	defer e.unlockAndTell()
-	e.goneLocked()
+	if key == e.key {
+		e.goneLocked()
+	}
 	return e.causeLocked()
 }
 
@@ -149,11 +151,7 @@ func (e *entry) guard() {
 		err := e.watchOver(keyCtx, key, &trouble)
 		switch {
 		case errors.Is(err, errGone):
-			e.mu.Lock()
-			if key == e.key { // else downgraded meanwhile
-				e.goneLocked()
-			}
-			e.unlockAndTell()
+			_ = e.gone(key) // seen next
 		default:
 			if err != nil {
 				trouble.begin(keyCtx, err)

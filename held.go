@@ -74,11 +74,16 @@ func (h *Held) Check(ctx context.Context) error {
 	}
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
-	err := h.here(ctx, h.Key(), 0)
-	if errors.Is(err, errGone) {
-		err = h.gone()
+	for {
+		key := h.Key()
+		err := h.here(ctx, key, 0)
+		if errors.Is(err, errGone) {
+			if err = h.gone(key); err == nil {
+				continue // downgraded meanwhile
+			}
+		}
+		return wrap("check", h.name, h.endOr(err))
 	}
-	return wrap("check", h.name, h.endOr(err))
 }
 
 // endOr is the error of a request about the hold, err or nil: that the hold has
@@ -144,7 +149,8 @@ func (h *Held) downgrade(ctx context.Context) error {
 		defer h.unlockAndTell()
 		return nil
 	}
-	if h.wants == writeHold {
+	first := h.wants == writeHold
+	if first {
 		// From here on the shared entry is what the hold is known by: it is
 		// there from the start, and stays whatever becomes of the request.
 		h.key, h.more.other, h.wants = h.more.other, h.key, readHold
@@ -157,11 +163,13 @@ func (h *Held) downgrade(ctx context.Context) error {
 
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
-	resp, _, err := hedged(ctx, h.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+	resp, doubt, err := hedged(ctx, h.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return h.s.client.Txn(ctx).If(isAt(key, h.rev)).Then(removals([]string{other}, h.rev)...).Commit()
 	})
-	if err == nil && !resp.Succeeded {
-		err = h.gone()
+	// Was the exclusive entry there up to now? If not, others may have been in. (Only
+	// the first request can tell: a repetition may find what that has removed.)
+	if err == nil && (!resp.Succeeded || first && !doubt && !resp.Responses[0].GetResponseTxn().Succeeded) {
+		err = h.gone(key)
 	}
 	return err
 }

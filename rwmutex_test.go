@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"time"
@@ -235,6 +236,100 @@ func TestDowngrade_AfterLoss(t *testing.T) {
 	require.ErrorIs(t, err, ErrLost)
 	require.NotErrorIs(t, err, context.DeadlineExceeded, "it was tried until ctx ended")
 	requireGone(t, c, name)
+}
+
+// Requests about a hold that are carried out after it was downgraded, and name the
+// entry that it had before, don't end it.
+func TestDowngrade_Beside(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	s := newTestSession(t, c)
+	for method, request := range map[string]func(h *Held) error{
+		"Range": func(h *Held) error { return h.Check(testCtx(t)) },
+		"Txn": func(h *Held) error {
+			resp, err := h.Txn(testCtx(t)).Then(clientv3.OpGet("x")).Commit()
+			if err == nil && !resp.Succeeded {
+				err = errors.New("the guard was false")
+			}
+			return err
+		},
+	} {
+		h, err := NewRWMutex(s, lockName(t)).Lock(testCtx(t))
+		require.NoError(t, err)
+		w.once(method, func(ctx context.Context, send func(context.Context) error) error {
+			if err := h.Downgrade(testCtx(t)); err != nil {
+				return err
+			}
+			return send(ctx)
+		})
+		require.NoError(t, request(h), method)
+		require.NoError(t, h.Err(), method)
+		require.NoError(t, h.Check(testCtx(t)))
+		require.NoError(t, h.Unlock(testCtx(t)))
+	}
+}
+
+// A ticket is granted, and its hold downgraded, while somebody counts who is before
+// it: the count is that of the moment at which etcd was asked.
+func TestDowngrade_BesideAhead(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	m := NewRWMutex(newTestSession(t, c), lockName(t))
+	reader, err := m.RLock(testCtx(t))
+	require.NoError(t, err)
+	tk, err := m.Enqueue(testCtx(t))
+	require.NoError(t, err)
+	w.mu.Lock()
+	w.unary = func(ctx context.Context, _ string, req any, send func(context.Context) error) error {
+		err := send(ctx)
+		if reads := rangesOf(req); len(reads) > 0 && reads[0].MaxCreateRevision == tk.h.rev-1 {
+			h, werr := (*Held)(nil), reader.Unlock(testCtx(t))
+			if werr == nil {
+				h, werr = tk.Wait(testCtx(t))
+			}
+			if werr == nil {
+				werr = h.Downgrade(testCtx(t))
+			}
+			err = errors.Join(err, werr)
+		}
+		return err
+	}
+	w.mu.Unlock()
+	n, err := tk.Ahead(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+}
+
+// The exclusive entry was removed, so that a reader may have been let in:
+// Downgrade does not cover it up, whether anybody watches the hold or not.
+func TestDowngrade_OthersWereIn(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	for _, watched := range []bool{true, false} {
+		h, err := NewRWMutex(s, name).Lock(testCtx(t))
+		require.NoError(t, err)
+		if watched {
+			h.Context()
+		}
+		_, err = c.Delete(testCtx(t), h.Key())
+		require.NoError(t, err)
+		require.ErrorIs(t, h.Downgrade(testCtx(t)), ErrLost)
+		require.ErrorIs(t, h.Err(), ErrLost)
+		require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
+		requireGone(t, c, name)
+	}
+
+	// A repetition finds what the first request has done.
+	wired, w := wiredClient(t, cluster)
+	h, err := NewRWMutex(newTestSession(t, wired), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+		if err := send(ctx); err != nil {
+			return err
+		}
+		return errLostReply
+	})
+	require.NoError(t, h.Downgrade(testCtx(t)))
+	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
 // Somebody removes the exclusive entry of a write hold: the hold is lost, and

@@ -105,12 +105,15 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	}
 	ctx, stop := h.s.bind(ctx)
 	defer stop()
-	from, to := h.wants.blocking(h.name)
+	h.mu.Lock()
+	wants := h.wants // which Downgrade changes, if it is granted meanwhile
+	h.mu.Unlock()
+	from, to := wants.blocking(h.name)
 	got, _, err := h.s.get(ctx, 0, readRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
 	if err != nil {
 		return 0, wrap("count before", h.name, err)
 	}
-	return ahead(h.name, h.wants.kind(), h.rev, toQueue(got[0].Kvs)), nil
+	return ahead(h.name, wants.kind(), h.rev, toQueue(got[0].Kvs)), nil
 }
 
 // Cancel gives the place back, or the grant that nobody has claimed. It blocks
