@@ -328,6 +328,8 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		if err := h.Unlock(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrLost) {
 			t.Errorf("%s: unlock: %v", name, err)
 		}
+	case errors.Is(err, ErrSessionExpired) && errors.Is(s.own.Err(), ErrSessionClosed):
+		t.Errorf("%s: %v, but the session was closed", name, err)
 	case errors.Is(err, context.Canceled), errors.Is(err, ErrSessionClosed), errors.Is(err, ErrSessionExpired):
 	case errors.Is(err, ErrLost) && s.interfered:
 	case errors.Is(err, ErrLocked) && kind == "Try":

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -150,7 +151,7 @@ func (e *entry) grant(ctx context.Context) error {
 		return e.s.endedOr(ctx, nil)
 	}
 	if !e.s.valid() {
-		return ErrSessionExpired
+		return cmp.Or(e.s.Err(), ErrSessionExpired)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
