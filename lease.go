@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"strconv"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -11,6 +12,14 @@ import (
 )
 
 // How a session keeps its lease alive.
+
+func (s *Session) leaseString() string { return strconv.FormatInt(int64(s.id), 16) }
+
+// renewal is the outcome of one attempt to renew.
+type renewal struct {
+	sent time.Time
+	err  error
+}
 
 // run renews the lease each third of the TTL until the session ends. Every
 // attempt has a stream of its own, which the client's balancer gives to the
@@ -126,9 +135,8 @@ func vouched(sent time.Time, seconds int64) time.Time {
 	return sent.Add(ttl - min(max(ttl/10, 50*time.Millisecond), time.Second))
 }
 
-// errTooLate: when its reply came, the lease had expired, or might have. So it
-// is granted again, or renewed.
-var errTooLate = errors.New("the lease was granted too long ago")
+// errTooLate: when the reply came, the lease had expired, or might have.
+var errTooLate = errors.New("etcd's reply came when the lease might have expired")
 
 // expire ends the session at its deadline, or waits for it again if renewals
 // have moved it on.

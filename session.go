@@ -76,12 +76,6 @@ type Session struct {
 	wg sync.WaitGroup
 }
 
-// renewal is the outcome of one attempt to renew.
-type renewal struct {
-	sent time.Time
-	err  error
-}
-
 // NewSession grants a lease (one request) and keeps it alive. It blocks until
 // etcd has answered or ctx ends; ctx bounds nothing else. After an error no
 // lease is left behind: where it is not known whether one was granted, it is
@@ -190,6 +184,9 @@ func (s *Session) adopt(ctx context.Context) error {
 	ctx, stop := s.bind(ctx)
 	defer stop()
 	err := s.persist(ctx, func(ctx context.Context) error { return s.renewOnce(ctx).Err })
+	if err == nil && s.Err() != nil {
+		err = errTooLate
+	}
 	switch {
 	case err == nil:
 		return nil
@@ -296,5 +293,3 @@ func (s *Session) Close(ctx context.Context) error {
 	}
 	return nil
 }
-
-func (s *Session) leaseString() string { return strconv.FormatInt(int64(s.id), 16) }

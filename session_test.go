@@ -179,6 +179,20 @@ func requireLease(t *testing.T, s *Session, is func(*clientv3.LeaseTimeToLiveRes
 	}, hang, tick)
 }
 
+// A reply that comes when the lease may have expired is no reason to begin with it.
+func TestSession_AdoptedTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFakeEtcd().session(5)
+		s = makeSession(s.client, sessionConfig{lease: 5, log: discard})
+		s.keepAlive = func(context.Context) (int64, error) {
+			<-time.After(4 * time.Second)
+			return 4, nil
+		}
+		require.ErrorIs(t, s.adopt(t.Context()), errTooLate)
+		require.ErrorIs(t, s.Err(), ErrSessionExpired)
+	})
+}
+
 func TestSession_OrphanAndAdopt(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
