@@ -108,7 +108,8 @@ func (h *Held) Key() string {
 }
 
 // IsOwner is a comparison that is true in a transaction exactly while the lock
-// is held; see Txn, which adds it and tells its failure from others.
+// is held; see Txn, which adds it and tells its failure from others. Downgrade ends
+// it: make another one then.
 //
 // A transaction that neither writes nor reads linearizably, one of comparisons
 // alone among them, etcd's members answer from what they have, which may be of
