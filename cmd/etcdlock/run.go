@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -109,12 +110,27 @@ func say(name, format string, args ...any) {
 func (u *under) runUnder(h *etcdlock.Held, name, path string, argv []string, sigs chan os.Signal) (supervise.Outcome, error) {
 	return supervise.Run(h, sigs, supervise.Command{
 		Path: path, Args: argv, Grace: u.grace,
-		Env: append(os.Environ(),
-			"ETCDLOCK_NAME="+name,
-			"ETCDLOCK_TOKEN="+strconv.FormatInt(h.Token(), 10),
-			"ETCDLOCK_KEY="+h.Key()),
+		Env: environ(map[string]string{
+			"ETCDLOCK_NAME":  name,
+			"ETCDLOCK_TOKEN": strconv.FormatInt(h.Token(), 10),
+			"ETCDLOCK_KEY":   h.Key(),
+		}),
 		Say: func(format string, args ...any) { say(name, format, args...) },
 	})
+}
+
+// environ is this process's environment with vars in it, each once: of what stands
+// there twice, as under another etcdlock run, some programs take the first.
+func environ(vars map[string]string) []string {
+	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
+		name, _, _ := strings.Cut(e, "=")
+		_, ours := vars[name]
+		return ours
+	})
+	for name, value := range vars {
+		env = append(env, name+"="+value)
+	}
+	return env
 }
 
 // ended is the error that says how a command ended, nil if with 0.

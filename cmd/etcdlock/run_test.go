@@ -113,6 +113,25 @@ func TestRun(t *testing.T) {
 	noKeys(t, client)
 }
 
+// Under another run the command gets the variables of its own lock, and those
+// once: of what is there twice some programs take the first.
+func TestRun_Nested(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "outer", "--", binary, "run", "inner", "--", "env")
+	require.Zero(t, r.wait(t), r.stderr.String())
+	var ours []string
+	for _, l := range r.lines {
+		if strings.HasPrefix(l, "ETCDLOCK_") {
+			ours = append(ours, l)
+		}
+	}
+	slices.Sort(ours)
+	require.Regexp(t, `^ETCDLOCK_KEY=inner/[0-9a-f]+
+ETCDLOCK_NAME=inner
+ETCDLOCK_TOKEN=\d+$`, strings.Join(ours, "\n"))
+}
+
 func TestRun_NotStarted(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
