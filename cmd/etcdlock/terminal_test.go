@@ -234,6 +234,30 @@ func TestTerminal_StoppedTooLong(t *testing.T) {
 	free()
 }
 
+// Editors take Ctrl-Z as a key and stop themselves, by a signal that nobody can
+// see: the shell gets the terminal as at Ctrl-Z.
+func TestTerminal_StopsItself(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	s := shell(t, cluster.Endpoints())
+	s.types(t, "$L run x --ttl 30s -- sh -c 'echo in; kill -STOP 0; echo on; cat'\r")
+	s.until(t, `\nin`)
+	s.until(t, `etcdlock: x: stopped`)
+	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
+	s.types(t, "fg\r")
+	s.until(t, `\non\r`)
+	s.echoes(t, "hello")
+	s.types(t, ctrlD)
+	s.until(t, `ready> `)
+	s.types(t, "exit\r")
+	require.Zero(t, s.ends(t).ExitStatus())
+
+	// Where nobody could wake it up it goes on.
+	s = onConsole(t, cluster.Endpoints(), binary, "run", "x", "--", "sh", "-c", "kill -STOP 0; echo on")
+	s.until(t, `on\r`)
+	require.Zero(t, s.ends(t).ExitStatus())
+}
+
 // Ctrl-C ends a script that runs things under the lock in a loop, and a
 // pipeline, and the loop of an interactive shell.
 func TestTerminal_Scripts(t *testing.T) {

@@ -107,6 +107,9 @@ func (s *supervisor) stopped(sig syscall.Signal) {
 			_ = s.kill(syscall.SIGCONT)
 			return
 		}
+	case sig == syscall.SIGSTOP && t.foreground() == s.pid:
+		// As editors do at Ctrl-Z, which they read as a key: the shell is to have the
+		// terminal again.
 	case sig != syscall.SIGTSTP:
 		return
 	}
