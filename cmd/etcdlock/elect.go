@@ -42,8 +42,9 @@ The signals, CMD's environment, and --ttl and --grace are as for etcdlock run.`,
 	return cmd
 }
 
-// errAsked ends the ctx of an elector whose command was asked to end, and has.
-var errAsked = errors.New("asked to end")
+// errEnded ends the ctx of an elector whose command has ended, by itself or because
+// it was asked to.
+var errEnded = errors.New("the command has ended")
 
 func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, argv []string) error {
 	if err := u.complete(cmd, argv[0]); err != nil {
@@ -66,9 +67,12 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 		say(name, "leads with token %d: %s is started", term.Token(), filepath.Base(path))
 		outcome, err = u.runUnder(term, name, path, argv, in.sigs)
 		switch {
-		case outcome.Asked:
-			in.cancel(errAsked) // or the elector would campaign again, had it lost the term as well
-		case err == nil && outcome.Lost != nil:
+		case err != nil:
+		case outcome.Asked || outcome.Lost == nil:
+			// Or the elector would campaign again, if the term was lost as well, or is not
+			// known to have lasted since etcd is away.
+			in.cancel(errEnded)
+		default:
 			say(name, "%s has ended and does not lead any more (%v): waiting to lead again", filepath.Base(path), outcome.Lost)
 		}
 		return err
@@ -79,16 +83,15 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 		var by signalled
 		var start *supervise.StartError
 		switch {
-		case outcome.Asked:
+		case errors.Is(context.Cause(in.ctx), errEnded):
 			return ended(path, outcome, nil)
 		case errors.As(context.Cause(in.ctx), &by):
 			return by
-		case err != nil && !errors.As(err, &start):
+		case errors.As(err, &start):
+			return ended(path, outcome, err)
+		case err != nil:
 			return fmt.Errorf("%s: %w", name, err)
-		case err == nil && outcome.Lost != nil:
-			// It was ended in time, and the term just so not lost.
-			continue
 		}
-		return ended(path, outcome, err)
+		// The command was ended in time, and the term just so not lost.
 	}
 }

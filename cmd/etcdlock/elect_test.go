@@ -134,6 +134,21 @@ func TestElect_AskedWhileCutOff(t *testing.T) {
 	require.Equal(t, 137, r.wait(t), "it did not end by itself")
 }
 
+// The command ends by itself while etcd is away: it is not started again, although
+// nobody can say whether the lead lasted.
+func TestElect_EndsWhileCutOff(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	r, end := beginAs(t, "elect", proxy.Endpoints(), "svc", "--ttl=4s", "--grace=0s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; read line; exit 9")
+	r.inSection(t)
+	proxy.Blackhole(etcdtest.ToServer)
+	proxy.Refuse()
+	end()
+	require.Equal(t, 9, r.wait(t), r.stderr.String())
+	require.Len(t, r.lines, 1, "started once")
+}
+
 // Etcd comes back after the command was ended, and before the lead was lost: it
 // campaigns again as well.
 func TestElect_EndedInTime(t *testing.T) {

@@ -24,7 +24,12 @@ import (
 // end closes.
 func begin(t *testing.T, endpoints []string, args ...string) (r *invocation, end func()) {
 	t.Helper()
-	r = command(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(endpoints, ",")}, append([]string{"run"}, args...)...)
+	return beginAs(t, "run", endpoints, args...)
+}
+
+func beginAs(t *testing.T, subcommand string, endpoints []string, args ...string) (r *invocation, end func()) {
+	t.Helper()
+	r = command(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(endpoints, ",")}, append([]string{subcommand}, args...)...)
 	in, err := r.cmd.StdinPipe()
 	require.NoError(t, err)
 	r.launch(t)
