@@ -72,6 +72,7 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 			// Or the elector would campaign again, if the term was lost as well, or is not
 			// known to have lasted since etcd is away.
 			in.cancel(errEnded)
+			in.first = outcome.Asked // the next signal is the second one
 		default:
 			say(name, "%s has ended and does not lead any more (%v): waiting to lead again", filepath.Base(path), outcome.Lost)
 		}

@@ -152,9 +152,10 @@ func ended(path string, o supervise.Outcome, err error) error {
 }
 
 // An interrupts ends a ctx with the first signal that asks to end; the second one
-// ends the process.
+// ends the process, if that hangs.
 type interrupts struct {
 	sigs   chan os.Signal
+	first  bool // the first one has come
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	quit   chan struct{} // closed by pause
@@ -199,9 +200,11 @@ func (in *interrupts) listen(quit <-chan struct{}, done chan<- struct{}) {
 func (in *interrupts) end(s os.Signal) {
 	switch {
 	case !supervise.Ends(s):
-	case in.ctx.Err() != nil:
-		os.Exit(signalled{s}.status())
+	case in.first:
+		// Not at once: both may have come together, or the first with the command's end.
+		time.AfterFunc(shutTimeout, func() { os.Exit(signalled{s}.status()) })
 	default:
+		in.first = true
 		in.cancel(signalled{s})
 	}
 }
@@ -340,11 +343,14 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.P
 	defer cancel()
 	in := newInterrupts(ctx, sigs)
 	defer in.pause()
-	err := h.Unlock(in.ctx)
+	// A signal makes it hurry and no more: it may have come to the command as well, and
+	// have ended that before it was read here.
+	defer context.AfterFunc(in.ctx, func() { time.AfterFunc(shutTimeout, cancel) })()
+	err := h.Unlock(ctx)
 	if errors.Is(err, etcdlock.ErrSessionExpired) {
 		return err // there is nothing left to give back
 	}
-	cerr := pool.Close(in.ctx)
+	cerr := pool.Close(ctx)
 	switch {
 	case errors.Is(err, etcdlock.ErrLost):
 		return err
@@ -354,9 +360,12 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.P
 	return nil
 }
 
+// shutTimeout is the same once somebody wants this process to end.
+const shutTimeout = time.Second
+
 // shut closes a pool in which nothing is held.
 func shut(pool *etcdlock.Pool) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), shutTimeout)
 	defer cancel()
 	_ = pool.Close(ctx) // else its lease ends by itself
 }

@@ -117,6 +117,42 @@ func TestRun_Leftovers(t *testing.T) {
 	noKeys(t, client)
 }
 
+// Somebody signals it together with its command, as systemd does, and it sees the
+// signals after the command's end: that is no reason to keep the lock, or to hide
+// how the command has ended.
+func TestRun_SignalledAtTheEnd(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	for _, subcommand := range []string{"run", "elect"} {
+		for range 10 {
+			r, end := beginAs(t, subcommand, cluster.Endpoints(), "x", "--ttl=60s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; read line; exit 9")
+			pid, _ := r.inSection(t)
+			require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP))
+			untilState(t, r.cmd.Process.Pid, "T")
+			for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT} {
+				require.NoError(t, r.cmd.Process.Signal(sig))
+			}
+			end()
+			untilState(t, pid, "Z")
+			require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
+			require.Equal(t, 9, r.wait(t), "%s: %s", subcommand, r.stderr.String())
+			require.NotContains(t, r.stderr.String(), "does not answer")
+			noKeys(t, client)
+		}
+	}
+}
+
+// untilState waits until a process is in a state, such as "T", stopped.
+func untilState(t *testing.T, pid int, state string) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		require.NoError(t, err)
+		return strings.Contains(string(stat), ") "+state+" ")
+	}, hang, time.Millisecond)
+}
+
 // What the command leaves is reaped: as the first process of a container nobody
 // else would do it, and what is dead and not reaped looks alive.
 func TestRun_Reaps(t *testing.T) {
