@@ -78,7 +78,9 @@ func start(t *testing.T, env []string, args ...string) *invocation {
 // launch starts it and begins to read its output.
 func (r *invocation) launch(t *testing.T) {
 	t.Helper()
-	r.cmd.Stderr = &r.stderr
+	if r.cmd.Stderr == nil {
+		r.cmd.Stderr = &r.stderr
+	}
 	out, err := r.cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, r.cmd.Start())
@@ -107,16 +109,22 @@ func unread(t *testing.T, env []string, args ...string) *invocation {
 	t.Helper()
 	r := command(t, env, args...)
 	r.cmd.Stderr = &r.stderr
-	out, in, err := os.Pipe()
-	require.NoError(t, err)
-	require.NoError(t, out.Close())
-	r.cmd.Stdout = in
+	r.cmd.Stdout = brokenPipe(t)
 	require.NoError(t, r.cmd.Start())
-	require.NoError(t, in.Close())
 	require.Error(t, r.cmd.Wait())
 	require.Equal(t, 1, r.cmd.ProcessState.ExitCode())
 	require.Regexp(t, `^etcdlock: can't write to standard output: .*broken pipe\n$`, r.stderr.String())
 	return r
+}
+
+// brokenPipe is the writing end of a pipe that nobody reads.
+func brokenPipe(t *testing.T) *os.File {
+	t.Helper()
+	out, in, err := os.Pipe()
+	require.NoError(t, err)
+	require.NoError(t, out.Close())
+	t.Cleanup(func() { _ = in.Close() })
+	return in
 }
 
 // until reads on until a line matches, and returns what its groups match.

@@ -95,6 +95,7 @@ func prepare(cmd *cobra.Command, etcd *connect.Config, program string) (path str
 	if path, err = lookPath(program); err != nil {
 		return "", nil, nil, err
 	}
+	pipesBreak()
 	in = newInterrupts(cmd.Context(), supervise.Notify())
 	cmd.SetContext(in.ctx)
 	client, err = open(cmd, etcd)

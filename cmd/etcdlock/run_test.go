@@ -379,6 +379,23 @@ $`, max(pids[0], 0)), strings.ReplaceAll(r.stderr.String(), fmt.Sprint(pids[1]),
 	noKeys(t, client)
 }
 
+// Nobody reads what it says: the command is ended as ever.
+func TestRun_Unread(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	r := command(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]},
+		"run", "x", "--ttl=60s", "--grace=20s", "--", "sh", "-c", `exec 2>/dev/null; trap "echo TERM; exit 0" TERM; echo ready; while :; do sleep 0.01; done`)
+	r.cmd.Stderr = brokenPipe(t)
+	r.launch(t)
+	r.until(t, "ready")
+	_, err := client.Delete(bounded(t), waiters(t, client, "x", 1)[0])
+	require.NoError(t, err)
+	r.until(t, "^TERM$")
+	require.Equal(t, 76, r.wait(t))
+	noKeys(t, client)
+}
+
 // The lock is taken away and the command ends while nobody looks: whether the
 // loss or the end is seen first, it was not held all the time.
 func TestRun_LostUnseen(t *testing.T) {

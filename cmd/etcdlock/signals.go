@@ -30,10 +30,7 @@ func interruptible(f func(cmd *cobra.Command, args []string) error) func(*cobra.
 		defer cancel(nil)
 		c := make(chan os.Signal, 1)
 		signal.Notify(c, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-		// A closed standard output (`| head`) shall be an error of the write and
-		// not the end of the process: there may be others to clean up.
-		pipe := make(chan os.Signal, 1)
-		signal.Notify(pipe, syscall.SIGPIPE)
+		pipesBreak()
 		go func() {
 			select {
 			case s := <-c:
@@ -46,3 +43,7 @@ func interruptible(f func(cmd *cobra.Command, args []string) error) func(*cobra.
 		return f(cmd, args)
 	}
 }
+
+// pipesBreak makes a closed standard output or error (`| head`) an error of the
+// write and not the end of the process: there may be others to clean up.
+func pipesBreak() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }
