@@ -278,7 +278,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	defer func() { _ = client.Close() }() // the process ends anyway
 	// A pool, so that who loses the place in the queue queues again.
 	pool := etcdlock.NewPool(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner))
-	h, err := r.acquire(in.ctx, client, pool)
+	h, err := r.acquire(in.ctx, client, pool, etcd.DialTimeout)
 	in.pause()
 	if err != nil {
 		shut(pool)
@@ -298,14 +298,23 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	return ended(path, outcome, err)
 }
 
-// errWaited ends the waiting for a lock.
-var errWaited = errors.New("--wait is over")
+// What ends the waiting for a lock.
+var (
+	errWaited = errors.New("--wait is over")
+	errSilent = errors.New("etcd has not answered")
+)
 
-// acquire gets the lock, or an error that says why not.
-func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etcdlock.Pool) (*etcdlock.Held, error) {
+// acquire gets the lock, or an error that says why not. With --try etcd has to
+// answer within timeout.
+func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etcdlock.Pool, timeout time.Duration) (*etcdlock.Held, error) {
 	outer := ctx
-	if r.wait > 0 {
+	switch {
+	case r.wait > 0:
 		bounded, cancel := context.WithTimeoutCause(ctx, r.wait, errWaited)
+		defer cancel()
+		ctx = bounded
+	case r.try:
+		bounded, cancel := context.WithTimeoutCause(ctx, timeout, errSilent)
 		defer cancel()
 		ctx = bounded
 	}
@@ -317,12 +326,30 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etc
 		return h, nil
 	case errors.As(context.Cause(ctx), &by):
 		return nil, by
-	case errors.Is(context.Cause(ctx), errWaited):
-		return nil, ending{status: statusTaken, err: fmt.Errorf("%s: still not to be had after %v: %s", r.name, r.wait, holder(outer, client, r.name, r.owner))}
 	case errors.Is(err, etcdlock.ErrLocked):
-		return nil, ending{status: statusTaken, err: fmt.Errorf("%s: not to be had at once: %s", r.name, holder(outer, client, r.name, r.owner))}
+		who, err := holder(outer, client, r.name, r.owner)
+		if err != nil {
+			who = "etcd does not tell who has it"
+		}
+		return nil, r.taken("not to be had at once", who)
+	case errors.Is(context.Cause(ctx), errSilent):
+		return nil, fmt.Errorf("%s: etcd has not answered within %v", r.name, timeout)
+	case errors.Is(context.Cause(ctx), errWaited):
+		who, err := holder(outer, client, r.name, r.owner)
+		switch {
+		case errors.As(context.Cause(outer), &by):
+			return nil, by
+		case err != nil: // perhaps nobody, and it was not to be had for etcd's silence
+			return nil, fmt.Errorf("%s: not to be had within %v, and etcd does not tell who has it: %w", r.name, r.wait, err)
+		}
+		return nil, r.taken(fmt.Sprintf("still not to be had after %v", r.wait), who)
 	}
 	return nil, err
+}
+
+// taken is the error that somebody else has the lock.
+func (r *runner) taken(what, who string) error {
+	return ending{status: statusTaken, err: fmt.Errorf("%s: %s: %s", r.name, what, who)}
 }
 
 func (r *runner) lock(ctx context.Context, pool *etcdlock.Pool) (*etcdlock.Held, error) {
@@ -371,6 +398,9 @@ func shut(pool *etcdlock.Pool) {
 	_ = pool.Close(ctx) // else its lease ends by itself
 }
 
+// holderTimeout bounds how long etcd may take to say who has the lock.
+const holderTimeout = time.Second
+
 // tellAfter is how long somebody at a terminal waits before being told for what.
 const tellAfter = time.Second
 
@@ -388,7 +418,7 @@ func tellWait(ctx context.Context, client *clientv3.Client, name, self string) (
 		defer timer.Stop()
 		select {
 		case <-timer.C:
-			if who := holder(ctx, client, name, self); ctx.Err() == nil {
+			if who, err := holder(ctx, client, name, self); err == nil && ctx.Err() == nil {
 				say(name, "waiting: %s", who)
 			}
 		case <-ctx.Done():
@@ -398,12 +428,15 @@ func tellWait(ctx context.Context, client *clientv3.Client, name, self string) (
 }
 
 // holder says who holds a lock, and how many others than self wait for it.
-func holder(ctx context.Context, client *clientv3.Client, name, self string) string {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+func holder(ctx context.Context, client *clientv3.Client, name, self string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, holderTimeout)
 	defer cancel()
 	q, err := etcdlock.Inspect(ctx, client, name)
-	if err != nil || len(q.Entries) == 0 {
-		return "it was taken just now" // it is only for people
+	switch {
+	case err != nil:
+		return "", err
+	case len(q.Entries) == 0:
+		return "it was taken just now", nil
 	}
 	who := "held by " + describe(q.Entries[0], time.Now())
 	if n := len(q.Holders()); n > 1 {
@@ -413,5 +446,5 @@ func holder(ctx context.Context, client *clientv3.Client, name, self string) str
 	if n := len(others); n > 0 {
 		who += fmt.Sprintf(", %d waiting", n)
 	}
-	return who
+	return who, nil
 }

@@ -13,8 +13,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"go.etcd.io/etcd/server/v3/embed"
+	"google.golang.org/grpc"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -195,6 +198,51 @@ func TestRun_Taken(t *testing.T) {
 	require.Zero(t, r.wait(t))
 	require.Equal(t, "started", r.output())
 	noKeys(t, client)
+}
+
+// Etcd goes away during the wait: perhaps nobody has the lock, so that is no
+// status for somebody who would leave the work to whoever has it.
+func TestRun_WaitEtcdAway(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	proxy := cluster.Proxy(t)
+	enqueued(t, client, "ann", "x")
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "run", "x", "--wait=3s", "--", "echo", "started")
+	waiters(t, client, "x", 2)
+	proxy.Blackhole(etcdtest.ToServer)
+	proxy.Refuse()
+	require.Equal(t, 125, r.wait(t))
+	require.Regexp(t, `^etcdlock: x: not to be had within 3s, and etcd does not tell who has it: .+\n$`, r.stderr.String())
+	require.Empty(t, r.output())
+}
+
+// Etcd stops to answer once it has answered: --try does not wait for that either.
+func TestRun_TryEtcdAway(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t, intercepted(func(ctx context.Context, req any) {
+		if _, ok := req.(*pb.LeaseGrantRequest); ok {
+			<-ctx.Done()
+		}
+	}))
+	for _, args := range [][]string{{"--try"}, {"--try", "--read"}} {
+		args = append(append([]string{"run", "x", "--dial-timeout=2s"}, args...), "--", "echo", "started")
+		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, args...)
+		require.Equal(t, 125, r.wait(t))
+		require.Equal(t, "etcdlock: x: etcd has not answered within 2s\n", r.stderr.String())
+		require.Empty(t, r.output())
+	}
+}
+
+// intercepted makes each member call f with each request, before it looks at it.
+func intercepted(f func(ctx context.Context, req any)) etcdtest.Option {
+	return etcdtest.WithConfig(func(c *embed.Config) {
+		c.GRPCAdditionalServerOptions = append(c.GRPCAdditionalServerOptions, grpc.ChainUnaryInterceptor(
+			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				f(ctx, req)
+				return handler(ctx, req)
+			}))
+	})
 }
 
 // One queue, in the order of arrival, with what `etcdctl lock` uses.
