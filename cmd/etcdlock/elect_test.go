@@ -94,6 +94,29 @@ etcdlock: svc: leads with token \d+: sh is started\n$`, r.stderr.String())
 	noKeys(t, client)
 }
 
+// A signal that its command has taken for something else does not ask to end: who
+// loses the lead later campaigns again.
+func TestElect_HandledSignals(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "elect", "svc", "--",
+		"sh", "-c", `ulimit -c 0; for s in HUP QUIT; do trap "echo $s" $s; done; echo in $$ $ETCDLOCK_TOKEN; while :; do sleep 0.02; done`)
+	_, token := r.inSection(t)
+	for sig, says := range map[syscall.Signal]string{syscall.SIGHUP: "^HUP$", syscall.SIGQUIT: "^QUIT$"} {
+		require.NoError(t, r.cmd.Process.Signal(sig))
+		r.until(t, says)
+		_, err := client.Delete(bounded(t), waiters(t, client, "svc", 1)[0])
+		require.NoError(t, err)
+		_, next := r.inSection(t)
+		require.Greater(t, next, token)
+		token = next
+	}
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 143, r.wait(t))
+	noKeys(t, client)
+}
+
 // A leader that is cut off is dead before the next one leads, and campaigns when
 // etcd is back.
 func TestElect_CutOff(t *testing.T) {

@@ -117,6 +117,40 @@ func TestRun_Leftovers(t *testing.T) {
 	noKeys(t, client)
 }
 
+// They get it as well if they, and the command, have long since taken a signal for
+// something else (SIGHUP: read your files again), and if somebody has ended the
+// command alone.
+func TestRun_LeftoversAsked(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	child := `trap "" HUP; trap "echo TERM; exit" TERM; echo in $$; while :; do sleep 0.02; done`
+	for _, c := range []struct {
+		sig    syscall.Signal
+		alone  bool
+		status int
+		script string
+	}{
+		{syscall.SIGHUP, false, 5, `exec 2>/dev/null; trap hup=yes HUP; sh -c "$0" & until [ $hup ]; do sleep 0.02; done; sleep 2.2; exit 5`},
+		{syscall.SIGTERM, true, 143, `exec 2>/dev/null; sh -c "$0" & wait`},
+	} {
+		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=6s", "--grace=2s", "--", "sh", "-c", c.script, child)
+		pid := int(mustInt(r.until(t, `^in (\d+)$`)[1]))
+		to := r.cmd.Process.Pid
+		if c.alone {
+			var err error
+			to, err = syscall.Getpgid(pid) // the command leads it
+			require.NoError(t, err)
+		}
+		require.NoError(t, syscall.Kill(to, c.sig))
+		r.until(t, "^TERM$")
+		require.Equal(t, c.status, r.wait(t), c.sig)
+		require.Regexp(t, `^etcdlock: x: sh: it ended and left processes behind; process group \d+ gets SIGTERM, and SIGKILL in 2s\n$`, r.stderr.String())
+		requireDead(t, pid)
+	}
+	noKeys(t, client)
+}
+
 // Somebody signals it together with its command, as systemd does, and it sees the
 // signals after the command's end: that is no reason to keep the lock, or to hide
 // how the command has ended.

@@ -258,6 +258,29 @@ func TestTerminal_StopsItself(t *testing.T) {
 	require.Zero(t, s.ends(t).ExitStatus())
 }
 
+// Ctrl-C has come to what the command leaves as well, and is not repeated; a signal
+// to the command alone has not.
+func TestTerminal_Leftovers(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	args := []string{"run", "x", "--ttl=6s", "--grace=2s", "--", "sh", "-c",
+		`sh -c 'trap "echo TERM; exit" TERM; echo in $PPID; while :; do sleep 0.02; done' & wait`}
+	s := onConsole(t, cluster.Endpoints(), binary, args...)
+	s.until(t, `in \d+\r`)
+	s.types(t, ctrlC)
+	s.until(t, `etcdlock: x: process group \d+ is killed`)
+	require.Equal(t, syscall.SIGINT, s.ends(t).Signal())
+	<-s.closed
+	require.NotContains(t, s.out.String(), "TERM")
+
+	s = onConsole(t, cluster.Endpoints(), binary, args...)
+	pid := int(mustInt(s.until(t, `in (\d+)\r`)[1]))
+	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
+	s.until(t, `etcdlock: x: sh: it ended and left processes behind`)
+	s.until(t, `TERM\r`)
+	require.Equal(t, 143, s.ends(t).ExitStatus())
+}
+
 // Ctrl-C ends a script that runs things under the lock in a loop, and a
 // pipeline, and the loop of an interactive shell.
 func TestTerminal_Scripts(t *testing.T) {

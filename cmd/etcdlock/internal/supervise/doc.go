@@ -50,8 +50,9 @@ type Outcome struct {
 	// Terminal: it ran in a terminal. Keyboard: what was typed there went to it
 	// alone.
 	Terminal, Keyboard bool
-	// Asked: it was passed a signal that asks to end (SIGTERM, SIGINT, SIGQUIT), or
-	// SIGHUP has ended it, which others take as one to read their files again.
+	// Asked: it was passed a signal that asks to end (SIGTERM, SIGINT), or ended by one
+	// that others take as something else (SIGHUP: read your files again; SIGQUIT: say
+	// what you do).
 	Asked bool
 	// Lost says why the lock was not held all the time, or that it was about to be
 	// lost; nil if it was held until command and group had ended.

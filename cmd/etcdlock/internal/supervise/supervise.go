@@ -25,9 +25,9 @@ type supervisor struct {
 
 	pid    int // of the command, and of its process group
 	status syscall.WaitStatus
-	exited bool // and status says how
-	asked  bool // all have got a signal to end, from somebody else
-	ending bool // and it was one that can mean nothing else
+	exited bool      // and status says how
+	asked  time.Time // when all have last got a signal to end, from somebody else
+	ending bool      // one of them was of those that mean nothing else
 
 	told   time.Time // the deadline that the guard knows
 	lost   error
@@ -73,7 +73,7 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 	o := Outcome{Status: s.status.ExitStatus(), Terminal: s.tty != nil, Keyboard: s.tty != nil && s.tty.lent, Asked: s.ending, Lost: s.lost}
 	if s.status.Signaled() {
 		o.Signal = int(s.status.Signal())
-		o.Asked = o.Asked || s.status.Signal() == syscall.SIGHUP
+		o.Asked = o.Asked || s.endedBySomebody()
 		o.Status = 128 + o.Signal
 	}
 	return o, nil
@@ -122,9 +122,17 @@ func (s *supervisor) loop(children <-chan os.Signal) {
 
 // pass passes a signal on.
 func (s *supervisor) pass(sig os.Signal) {
-	s.asked = s.asked || Ends(sig)
-	s.ending = s.ending || Ends(sig) && sig != syscall.SIGHUP
+	if Ends(sig) {
+		s.asked = time.Now()
+	}
+	s.ending = s.ending || sig == syscall.SIGTERM || sig == syscall.SIGINT
 	_ = s.kill(sig.(syscall.Signal)) // it may just have ended
+}
+
+// endedBySomebody reports whether the command was ended by a signal that asks to
+// end, and that is never sent from here.
+func (s *supervisor) endedBySomebody() bool {
+	return s.status.Signaled() && Ends(s.status.Signal()) && s.status.Signal() != syscall.SIGTERM
 }
 
 // look does what it is time for.
@@ -145,8 +153,9 @@ func (s *supervisor) look() {
 		}
 	}
 	if s.exited && s.killAt.IsZero() && s.groupAlive() {
-		if s.asked || s.status.Signaled() && Ends(s.status.Signal()) {
-			s.killAt = time.Now().Add(s.Grace) // they will just not be as quick
+		if time.Since(s.asked) < s.Grace || s.tty != nil && s.tty.lent && s.endedBySomebody() {
+			// All were asked, just now or from the keyboard: they will just not be as quick.
+			s.killAt = time.Now().Add(s.Grace)
 		} else {
 			s.terminate("it ended and left processes behind", deadline)
 		}
