@@ -30,7 +30,7 @@ CMD's exit status: let the one who started it (systemd, Kubernetes) start it ane
 The signals, CMD's environment, and --ttl and --grace are as for etcdlock run.`,
 		Example: `  # on each of three machines: one runs the scheduler
   etcdlock elect services/scheduler -- ./scheduler --port 8080
-  # as a unit of systemd, with Restart=always
+  # as a unit of systemd, with Restart=always, and KillMode=mixed so that CMD gets SIGTERM once
   ExecStart=etcdlock elect services/scheduler -- /usr/bin/scheduler`,
 		Args:        nameAndCommand,
 		Annotations: map[string]string{runsCommand: "yes"},
