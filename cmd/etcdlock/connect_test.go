@@ -107,6 +107,8 @@ func TestConnect_User(t *testing.T) {
 		{says: "", env: []string{"ETCDCTL_USER=ann:secret"}},
 		{says: "", env: []string{"ETCDCTL_USER=ann", "ETCDCTL_PASSWORD=secret"}},
 		{says: "", env: []string{"ETCDCTL_USER=ann:wrong"}, args: []string{"--user=ann:secret"}},
+		{says: "", env: []string{"ETCDCTL_USER=ann:wrong"}, args: []string{"--password=secret"}},
+		{says: "", env: []string{"ETCDCTL_PASSWORD=wrong"}, args: []string{"--user=ann:secret"}},
 		{says: "has authentication on: say who you are with --user"},
 		{says: "does not accept user ann with this password", args: []string{"--user=ann:wrong"}},
 		{says: "no password for user ann: set ETCDCTL_PASSWORD", args: []string{"--user=ann"}},

@@ -69,7 +69,10 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 	}
 	c.Endpoints = slices.DeleteFunc(c.Endpoints, func(e string) bool { return e == "" })
 	if name, password, ok := strings.Cut(c.User, ":"); ok {
-		c.User, c.Password = name, password
+		c.User = name
+		if !fs.Changed("password") || fs.Changed("user") { // else that goes before the variable
+			c.Password = password
+		}
 	}
 	switch {
 	case fs.Changed("endpoints") && len(c.Endpoints) == 0:
