@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -28,6 +29,9 @@ It reads the keys below PREFIX, and each lock's queue: give a PREFIX where etcd 
   etcdlock ls -q | xargs -n1 etcdlock doctor`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			if quiet && output == asJSON {
+				return errors.New("-q and -o json don't go together: choose one")
+			}
 			client, err := open(cmd, etcd)
 			if err != nil {
 				return err
@@ -56,7 +60,7 @@ func list(ctx context.Context, client *clientv3.Client, prefix string, output fo
 		}
 		names = append(names, name)
 	}
-	if quiet && output == asTable {
+	if quiet {
 		for _, name := range names {
 			if _, err := fmt.Println(plain(name)); err != nil {
 				return written(err)
@@ -72,13 +76,13 @@ func list(ctx context.Context, client *clientv3.Client, prefix string, output fo
 	now := time.Now()
 	for _, q := range queues {
 		switch {
+		case len(q.Entries) == 0:
+			continue // left since it was listed
 		case output == asJSON:
 			if err := printJSON(complete(q)); err != nil {
 				return err
 			}
 			continue
-		case len(q.Entries) == 0:
-			continue // left since it was listed
 		}
 		who := owner(q.Entries[0])
 		if n := len(q.Holders()); n > 1 {

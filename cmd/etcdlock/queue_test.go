@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -11,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
@@ -70,6 +72,38 @@ other +cyd +\d+s +0$`, out)
 	status, _, says = ask(t, cluster, "ls", "-o", "xml")
 	require.Equal(t, 1, status)
 	require.Regexp(t, `^etcdlock: invalid argument "xml" for "-o, --output" flag: it is table or json\n$`, says)
+	status, out, says = ask(t, cluster, "ls", "-q", "-o", "json")
+	require.Equal(t, 1, status)
+	require.Empty(t, out)
+	require.Equal(t, "etcdlock: -q and -o json don't go together: choose one\n", says)
+}
+
+// A lock whose last entry goes after it was listed is not listed.
+func TestList_Emptied(t *testing.T) {
+	t.Parallel()
+	listed, emptied := make(chan struct{}), make(chan struct{})
+	cluster := etcdtest.Start(t, intercepted(func(ctx context.Context, req any) {
+		if r, ok := req.(*pb.RangeRequest); ok && string(r.Key) == "x/" {
+			select {
+			case listed <- struct{}{}:
+				<-emptied
+			case <-ctx.Done():
+			}
+		}
+	}))
+	client := cluster.Client(t)
+	for output, says := range map[string]string{"table": "nobody holds or waits for a lock\n", "json": ""} {
+		_, err := client.Put(bounded(t), "x/abc", "")
+		require.NoError(t, err)
+		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "ls", "-o", output)
+		<-listed
+		_, err = client.Delete(bounded(t), "x/abc")
+		require.NoError(t, err)
+		emptied <- struct{}{}
+		require.Zero(t, r.wait(t))
+		require.Empty(t, r.output())
+		require.Equal(t, says, r.stderr.String())
+	}
 }
 
 func TestShow(t *testing.T) {
