@@ -361,6 +361,16 @@ func TestRun_IgnoredSignals(t *testing.T) {
 	require.NoError(t, in.Close())
 	require.Zero(t, r.wait(t))
 	require.Equal(t, "ready\ndone", r.output())
+
+	r = command(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]})
+	r.cmd.Path, r.cmd.Args = "/bin/sh", []string{"sh", "-c", fmt.Sprintf(`trap "" HUP; exec %s show x --watch`, binary)}
+	r.launch(t)
+	r.until(t, "^x: free$")
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGHUP))
+	enqueued(t, cluster.Client(t), "ann", "x")
+	r.until(t, "^holds .* ann ")
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	require.Equal(t, 130, r.wait(t))
 }
 
 // stubborn is a command that ignores SIGTERM and has a child that does; it says

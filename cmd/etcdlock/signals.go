@@ -29,7 +29,11 @@ func interruptible(f func(cmd *cobra.Command, args []string) error) func(*cobra.
 		ctx, cancel := context.WithCancelCause(cmd.Context())
 		defer cancel(nil)
 		c := make(chan os.Signal, 1)
-		signal.Notify(c, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
+			if !signal.Ignored(s) { // as by nohup
+				signal.Notify(c, s)
+			}
+		}
 		pipesBreak()
 		go func() {
 			select {
