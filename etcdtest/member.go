@@ -79,7 +79,8 @@ func (m *Member) Kill() { m.shut((*server).kill) }
 // Restart starts the member with the data that it had, and waits until it serves or
 // ctx ends. It kills a running member first and heals an isolated one. A
 // member serves only once a majority runs: after more than a minority was
-// stopped, restart them concurrently.
+// stopped, restart them concurrently. When ctx ends while the member waits for that,
+// Restart returns an error, but the member stays started.
 func (m *Member) Restart(ctx context.Context) error {
 	if m.config == nil {
 		return errAttached
@@ -190,6 +191,14 @@ func (m *Member) shut(how func(*server)) {
 }
 
 func (s *server) drain() {
+	select {
+	case <-s.etcd.Server.ReadyNotify():
+	default:
+		// It has no clients yet, and leads nobody. Without a majority Close would wait for
+		// good for what serves clients to begin.
+		s.kill()
+		return
+	}
 	cut := time.AfterFunc(drainTimeout, s.cutClients)
 	defer cut.Stop()
 	// It drains the gRPC servers first, then hands over, then stops.

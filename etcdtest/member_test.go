@@ -1,6 +1,7 @@
 package etcdtest_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -86,6 +87,27 @@ func TestStoppedMinorityAndMajority(t *testing.T) {
 	resp, err := client.Get(short(t, patience), "a")
 	require.NoError(t, err)
 	require.Len(t, resp.Kvs, 1)
+}
+
+// Without a majority a member does not get ready; it stops all the same.
+func TestStopOfAMemberThatIsNotReady(t *testing.T) {
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	for i := range 3 {
+		cluster.Member(i).Kill()
+	}
+	m := cluster.Member(0)
+	require.ErrorIs(t, m.Restart(short(t, 100*time.Millisecond)), context.DeadlineExceeded)
+	etcd := m.Etcd()
+	require.NotNil(t, etcd, "it stays started")
+	defer etcd.Server.HardStop() // ends a Stop that hangs
+	require.NoError(t, await(t, result(func() error { m.Stop(); return nil })))
+	require.Nil(t, m.Etcd())
+
+	// The member can be started again, and serves with a majority.
+	a := result(func() error { return m.Restart(short(t, patience)) })
+	b := result(func() error { return cluster.Member(1).Restart(short(t, patience)) })
+	require.NoError(t, await(t, a))
+	require.NoError(t, await(t, b))
 }
 
 func TestStopHandsOver(t *testing.T) {
