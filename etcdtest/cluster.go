@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 )
@@ -23,6 +24,7 @@ type Cluster struct {
 
 	mu        sync.Mutex // guards Member.isolated and the cuts between members
 	closeOnce sync.Once
+	closed    atomic.Bool // set before Close stops the members: none starts any more
 }
 
 // Start starts a cluster with its data in tb's temporary directory, waits until all
@@ -66,6 +68,9 @@ func New(dir string, opts ...Option) (*Cluster, error) {
 
 // errAttached is what can't be done to an attached cluster.
 var errAttached = errors.New("etcdtest: the servers of an attached cluster are not this package's to rule")
+
+// errClosed is why no member of a closed cluster starts.
+var errClosed = errors.New("the cluster is closed")
 
 // Attach returns a Cluster of servers that run elsewhere, such as etcd processes of
 // another version, by the URLs at which they serve clients. It makes no request.
@@ -151,6 +156,7 @@ func (c *Cluster) Endpoints() []string {
 // idempotent.
 func (c *Cluster) Close() {
 	c.closeOnce.Do(func() {
+		c.closed.Store(true)
 		var wg sync.WaitGroup
 		for _, m := range c.members {
 			if m.config != nil {

@@ -80,7 +80,8 @@ func (m *Member) Kill() { m.shut((*server).kill) }
 // ctx ends. It kills a running member first and heals an isolated one. A
 // member serves only once a majority runs: after more than a minority was
 // stopped, restart them concurrently. When ctx ends while the member waits for that,
-// Restart returns an error, but the member stays started.
+// Restart returns an error, but the member stays started. Nothing starts after
+// [Cluster.Close].
 func (m *Member) Restart(ctx context.Context) error {
 	if m.config == nil {
 		return errAttached
@@ -131,6 +132,9 @@ func (m *Member) current() *server {
 func (m *Member) start() error {
 	m.lifecycle.Lock()
 	defer m.lifecycle.Unlock()
+	if m.cluster.closed.Load() {
+		return errClosed
+	}
 	if m.current() != nil {
 		return nil
 	}

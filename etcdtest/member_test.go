@@ -2,6 +2,7 @@ package etcdtest_test
 
 import (
 	"context"
+	"net"
 	"testing"
 	"time"
 
@@ -153,6 +154,43 @@ func TestIsolate(t *testing.T) {
 	fresh, err := client.Get(short(t, patience), "a")
 	require.NoError(t, err)
 	assert.Equal(t, "new", string(fresh.Kvs[0].Value))
+}
+
+// Nothing starts in a cluster that is closed, or lives on in it: its data are gone.
+func TestRestartAfterClose(t *testing.T) {
+	cluster, err := etcdtest.New("")
+	require.NoError(t, err)
+	m := cluster.Member(0)
+	cluster.Close()
+	require.ErrorContains(t, m.Restart(short(t, patience)), "the cluster is closed")
+	require.Nil(t, m.Etcd())
+}
+
+func TestRestartBesideClose(t *testing.T) {
+	cluster, err := etcdtest.New("")
+	require.NoError(t, err)
+	m := cluster.Member(0)
+	m.Kill()
+	// With its port taken the member waits, halfway through Restart.
+	taken, err := net.Listen("tcp", mustHost(t, m.Endpoint()))
+	require.NoError(t, err)
+	defer taken.Close()
+	restart := result(func() error { return m.Restart(short(t, patience)) })
+	cluster.Close()
+	require.NoError(t, taken.Close())
+	require.ErrorContains(t, await(t, restart), "the cluster is closed")
+	require.Nil(t, m.Etcd())
+
+	// At any other moment.
+	for range 10 {
+		cluster, err := etcdtest.New("")
+		require.NoError(t, err)
+		m := cluster.Member(0)
+		restart := result(func() error { return m.Restart(short(t, patience)) })
+		cluster.Close()
+		_ = await(t, restart) // it may have come first
+		require.Nil(t, m.Etcd())
+	}
 }
 
 func TestMoveLeader(t *testing.T) {
