@@ -20,6 +20,7 @@ import (
 // The exceptions are the peer connections of clusters of several members; see
 // the package documentation.
 func TestMain(m *testing.M) {
+	net.DefaultResolver = resolver
 	goleak.VerifyTestMain(m,
 		goleak.IgnoreAnyFunction("net/http.(*conn).serve"),
 		goleak.IgnoreAnyFunction("net/http.(*connReader).backgroundRead"),

@@ -2,6 +2,9 @@ package etcdtest_test
 
 import (
 	"context"
+	"net"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -48,4 +51,29 @@ func awaitClosed(t *testing.T, c <-chan struct{}) {
 	case <-time.After(patience):
 		require.Fail(t, "still waiting")
 	}
+}
+
+// askNameServers, unless nil, is called before a name server is asked.
+var askNameServers atomic.Pointer[func()]
+
+// resolver is the resolver of all tests.
+var resolver = &net.Resolver{
+	PreferGo: true,
+	Dial: func(ctx context.Context, network, address string) (net.Conn, error) {
+		if ask := askNameServers.Load(); ask != nil {
+			(*ask)()
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	},
+}
+
+// hangNameServers lets no name server answer while the test runs. The channel is closed
+// when one has been asked.
+func hangNameServers(t *testing.T) (asked <-chan struct{}) {
+	first, over := make(chan struct{}), make(chan struct{})
+	note := sync.OnceFunc(func() { close(first) })
+	ask := func() { note(); <-over }
+	askNameServers.Store(&ask)
+	t.Cleanup(func() { askNameServers.Store(nil); close(over) })
+	return first
 }

@@ -19,7 +19,7 @@ type link struct {
 
 // connect serves one accepted connection as long as it lives.
 func (p *Proxy) connect(client *net.TCPConn, server string) {
-	conn, err := net.Dial("tcp", server)
+	conn, err := p.dial(server)
 	p.mu.Lock()
 	if err != nil || p.refuse || p.closed {
 		p.mu.Unlock()

@@ -1,6 +1,7 @@
 package etcdtest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -33,6 +34,8 @@ type Proxy struct {
 	listeners []net.Listener
 	endpoints []string
 	wg        sync.WaitGroup // the accept loops, and the pumps of each link
+	dial      func(address string) (net.Conn, error)
+	stopDials func()
 
 	mu     sync.Mutex
 	flows  map[Direction]*flow // of ToServer and of ToClient
@@ -70,9 +73,14 @@ func (c *Cluster) Proxy(tb testing.TB, members ...int) *Proxy {
 // NewProxy is [Cluster.Proxy] for code that has no [testing.TB]. The caller must close
 // the proxy.
 func (c *Cluster) NewProxy(members ...int) (*Proxy, error) {
+	ctx, cancel := context.WithCancel(context.Background())
 	p := &Proxy{
-		flows: map[Direction]*flow{ToServer: {}, ToClient: {}},
-		links: map[*link]struct{}{},
+		dial: func(address string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", address)
+		},
+		stopDials: cancel,
+		flows:     map[Direction]*flow{ToServer: {}, ToClient: {}},
+		links:     map[*link]struct{}{},
 	}
 	if len(members) == 0 {
 		for i := range c.members {
@@ -188,6 +196,7 @@ func (p *Proxy) Close() {
 	p.closed = true
 	p.resetLocked(func(*link) bool { return true })
 	p.mu.Unlock()
+	p.stopDials() // a server that is attached may never answer
 	for _, l := range p.listeners {
 		_ = l.Close()
 	}

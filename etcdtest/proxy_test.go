@@ -197,6 +197,20 @@ func TestProxyPerMember(t *testing.T) {
 	assert.True(t, strings.HasPrefix(both.Endpoints()[0], "http://127.0.0.1:"))
 }
 
+// Close does not wait for a server that does not answer, such as one behind a firewall.
+func TestProxyCloseBesideADial(t *testing.T) {
+	asked := hangNameServers(t)
+	p, err := etcdtest.Attach("http://silent.invalid:2379").NewProxy()
+	require.NoError(t, err)
+	conn, err := net.Dial("tcp", mustHost(t, p.Endpoints()[0]))
+	require.NoError(t, err)
+	defer conn.Close()
+	awaitClosed(t, asked) // the proxy dials
+	require.NoError(t, await(t, result(func() error { p.Close(); return nil })))
+	_, err = io.ReadAll(conn)
+	require.ErrorIs(t, err, syscall.ECONNRESET)
+}
+
 func TestProxyClose(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	p, err := cluster.NewProxy()
