@@ -87,7 +87,7 @@ func (t *Tap) Every(method string, f Fault) (stop func()) {
 }
 
 // Clear removes all faults and hooks. The counts stay, and calls under way are not
-// affected.
+// affected. The channel of a fault that it removes before its call came is never closed.
 func (t *Tap) Clear() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
