@@ -40,17 +40,27 @@ func value(t *testing.T, c *clientv3.Client) string {
 	return string(resp.Kvs[0].Value)
 }
 
+// long is a value that makes its request longer than anything that gRPC sends by itself,
+// such as the ping by which it measures the connection.
+var long = strings.Repeat("1", 4<<10)
+
+// awaitHeld waits until p holds a request that writes long.
+func awaitHeld(t *testing.T, p *etcdtest.Proxy) {
+	t.Helper()
+	eventually(t, func() bool { return p.Pending(etcdtest.ToServer) >= len(long) }, "the request must be held")
+}
+
 func TestProxyHoldsRequest(t *testing.T) {
 	p, client, direct := proxied(t)
 	p.Hold(etcdtest.ToServer)
-	put := result(func() error { _, err := client.Put(t.Context(), "a", "1"); return err })
-	eventually(t, func() bool { return p.Pending(etcdtest.ToServer) > 0 }, "the request must be held")
+	put := result(func() error { _, err := client.Put(t.Context(), "a", long); return err })
+	awaitHeld(t, p)
 	assert.Equal(t, "0", value(t, direct))
 	p.Release(etcdtest.ToClient) // the other one
 	assert.NotZero(t, p.Pending(etcdtest.Both))
 	p.Release(etcdtest.ToServer)
 	require.NoError(t, await(t, put))
-	assert.Equal(t, "1", value(t, direct))
+	assert.Equal(t, long, value(t, direct))
 	assert.Equal(t, 1, p.Connections(), "it is still the same connection")
 }
 
@@ -84,8 +94,8 @@ func TestProxyBlackhole(t *testing.T) {
 func TestProxyDiscardsWhatItHeld(t *testing.T) {
 	p, client, direct := proxied(t)
 	p.Hold(etcdtest.ToServer)
-	put := result(func() error { _, err := client.Put(t.Context(), "a", "1"); return err })
-	eventually(t, func() bool { return p.Pending(etcdtest.ToServer) > 0 }, "the request must be held")
+	put := result(func() error { _, err := client.Put(t.Context(), "a", long); return err })
+	awaitHeld(t, p)
 	p.Blackhole(etcdtest.ToServer)
 	assert.Zero(t, p.Pending(etcdtest.ToServer))
 	p.Heal()
