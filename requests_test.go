@@ -7,6 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // What each operation costs, in requests on the wire, exactly.
@@ -28,9 +29,18 @@ func requireFromNow(t *testing.T, created []*pb.WatchCreateRequest) {
 	}
 }
 
+// unhedged is a session that sends no request again because etcd is slow to answer: the
+// machine may stall.
+func unhedged(t *testing.T, c *clientv3.Client) *Session {
+	t.Helper()
+	s := newTestSession(t, c)
+	s.pace.Store(1 << 60)
+	return s
+}
+
 func TestRequests_Uncontended(t *testing.T) {
 	c, w := wiredClient(t, cluster)
-	s := newTestSession(t, c)
+	s := unhedged(t, c)
 	for name, lock := range lockFuncs(s, lockName(t)) {
 		t.Run(name, func(t *testing.T) {
 			w.reset()
@@ -72,7 +82,7 @@ func inBackground(t *testing.T, lock func(context.Context) (*Held, error)) <-cha
 
 func TestRequests_TryOnAHeldLock(t *testing.T) {
 	c, w := wiredClient(t, cluster)
-	s := newTestSession(t, c)
+	s := unhedged(t, c)
 	name := lockName(t)
 	h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
 	require.NoError(t, err)
@@ -108,7 +118,7 @@ func TestRequests_ContendedFirstInLine(t *testing.T) {
 					h, err := NewRWMutex(other, name).Lock(testCtx(t))
 					require.NoError(t, err)
 					c, w := wiredClient(t, cluster)
-					s := newTestSession(t, c)
+					s := unhedged(t, c)
 					w.reset()
 					if busy {
 						defer keepBusy(t)()
@@ -137,7 +147,7 @@ func TestRequests_MutexBehindMutex(t *testing.T) {
 	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
 	require.NoError(t, err)
 	c, w := wiredClient(t, cluster)
-	s := newTestSession(t, c)
+	s := unhedged(t, c)
 	defer w.writeBetween(t)()
 	w.reset()
 	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
@@ -171,7 +181,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 					tickets = append(tickets, tk)
 				}
 				c, w := wiredClient(t, cluster)
-				s := newTestSession(t, c)
+				s := unhedged(t, c)
 				defer w.writeBetween(t)()
 				w.reset()
 				granted := inBackground(t, lockFuncs(s, name)[kind])
@@ -235,7 +245,7 @@ func TestRequests_WriterBehindReaders(t *testing.T) {
 			holds = append(holds, h)
 		}
 		c, w := wiredClient(t, cluster)
-		s := newTestSession(t, c)
+		s := unhedged(t, c)
 		stop := w.writeBetween(t)
 		w.reset()
 		granted := inBackground(t, NewRWMutex(s, name).Lock)
@@ -258,7 +268,7 @@ func TestRequests_WriterBehindReaders(t *testing.T) {
 
 func TestRequests_HoldContext(t *testing.T) {
 	c, w := wiredClient(t, cluster)
-	s := newTestSession(t, c)
+	s := unhedged(t, c)
 	m := NewMutex(s, lockName(t))
 	require.NoError(t, m.Do(testCtx(t), func(ctx context.Context, h *Held) error {
 		waitsFor(t, w, 1)
