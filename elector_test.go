@@ -303,9 +303,10 @@ func TestElector_IsLeaderByTheClock(t *testing.T) {
 func TestElector_Overrun(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
+	const grace = time.Second
 	told := make(chan *Held, 10)
 	a := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute),
-		WithOverrun(50*time.Millisecond, func(term *Held) { told <- term })))
+		WithOverrun(grace, func(term *Held) { told <- term })))
 	term := a.leads(t)
 	b := runElector(t, NewElector(cluster.Client(t), name))
 	queueIs(t, c, name, 2)
@@ -319,7 +320,7 @@ func TestElector_Overrun(t *testing.T) {
 	case <-time.After(hang):
 		t.Fatal("nobody is told")
 	}
-	err = a.Check(50 * time.Millisecond)
+	err = a.Check(grace)
 	require.ErrorIs(t, err, ErrLost)
 	require.ErrorContains(t, err, name)
 	require.NoError(t, a.Check(time.Hour))
@@ -348,7 +349,7 @@ func TestElector_Overrun(t *testing.T) {
 	select {
 	case <-told:
 		t.Fatal("told of a term that was not lost")
-	case <-time.After(100 * time.Millisecond):
+	case <-time.After(grace + 200*time.Millisecond):
 	}
 	term.returns(nil)
 	require.NoError(t, a.result(t))

@@ -46,12 +46,15 @@ func TestFault_B1_CtxOnPartition(t *testing.T) {
 		s := newTestSession(t, cluster.Client(t, proxy), WithTTL(time.Minute))
 
 		// Waiting.
-		err = returnsWithCtx(t, time.Second, func(ctx context.Context) error {
-			time.AfterFunc(300*time.Millisecond, func() { proxy.Blackhole(etcdtest.Both) })
-			_, err := lockFuncs(s, name)[kind](ctx)
-			return err
-		})
-		require.ErrorIs(t, err, context.DeadlineExceeded)
+		ctx, cancel := context.WithCancel(testCtx(t))
+		waiting := async(func() error { _, err := lockFuncs(s, name)[kind](ctx); return err })
+		require.Eventually(t, func() bool { return len(entries(t, c, name)) > 1 }, hang, tick)
+		proxy.Blackhole(etcdtest.Both)
+		hangs(t, waiting, 300*time.Millisecond)
+		cancel()
+		ended := time.Now()
+		require.ErrorIs(t, result(t, waiting), context.Canceled)
+		require.Less(t, time.Since(ended), soon, "it does not return with its ctx")
 		// From the start; Try, Check, Txn, Unlock, Refresh too.
 		other, err := NewMutex(s, name+".2"), error(nil)
 		for what, f := range map[string]func(ctx context.Context) error{

@@ -312,18 +312,24 @@ func processClient(t *testing.T, endpoints ...string) *clientv3.Client {
 	return c
 }
 
-// leaderOf is the index of the leader.
-func leaderOf(t *testing.T, endpoints []string) int {
+// leaderOf is the index of the leader, when there is one.
+func leaderOf(t *testing.T, endpoints []string) (leader int) {
 	t.Helper()
-	for i, e := range endpoints {
-		st, err := processClient(t, e).Status(testCtx(t), e)
-		require.NoError(t, err)
-		if st.Header.MemberId == st.Leader {
-			return i
-		}
+	var clients []*clientv3.Client
+	for _, e := range endpoints {
+		clients = append(clients, processClient(t, e))
 	}
-	t.Fatal("no leader")
-	return 0
+	require.Eventually(t, func() bool {
+		for i, e := range endpoints {
+			st, err := clients[i].Status(testCtx(t), e)
+			if err == nil && st.Header.MemberId == st.Leader {
+				leader = i
+				return true
+			}
+		}
+		return false
+	}, hang, tick, "no leader")
+	return leader
 }
 
 // A member is stopped with its connections open. No session is lost, no waiter

@@ -227,7 +227,7 @@ func TestFault_F14_StuckHolder(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
 	name := lockName(t)
-	s := newTestSession(t, cluster.Client(t), WithOwner("batch-7"), WithTTL(time.Second))
+	s := newTestSession(t, cluster.Client(t), WithOwner("batch-7"), WithTTL(3*time.Second))
 	var next *Ticket
 	err := NewMutex(s, name).Do(testCtx(t), func(ctx context.Context, h *Held) (err error) {
 		next, err = NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))

@@ -264,7 +264,7 @@ func TestFault_A1_GhostsAreSwept(t *testing.T) {
 		if prefix != "" {
 			inNamespace(client, prefix)
 		}
-		s := newTestSession(t, client, WithTTL(time.Second))
+		s := newTestSession(t, client, WithTTL(3*time.Second))
 		name := lockName(t)
 		w.loseReply("Txn")
 		h, err := NewMutex(s, name).Lock(testCtx(t))

@@ -109,7 +109,7 @@ func TestSession_SlowGrant(t *testing.T) {
 			tap := etcdtest.NewTap()
 			c := cluster.Client(t, tap)
 			steps(tap)
-			s := newTestSession(t, c, WithTTL(time.Second))
+			s := newTestSession(t, c, WithTTL(3*time.Second))
 			require.NoError(t, s.Err())
 			h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
 			require.NoError(t, err)
