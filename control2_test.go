@@ -66,7 +66,7 @@ func late(t *testing.T, n int, how cutting) (count int, worst time.Duration) {
 		err = m.Lock(ctx)
 		return holder{s.Done(), m.Key(), nil}, err
 	}) {
-		if after := c.told.Sub(c.gone); after > 0 {
+		if after := c.told.Sub(c.gone); after > 50*time.Millisecond { // not for the scheduler's sake
 			count++
 			worst = max(worst, after)
 		}

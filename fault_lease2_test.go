@@ -28,9 +28,11 @@ func elapse(d time.Duration) { <-time.NewTimer(d).C }
 func TestFault_F5_WatchOnAMemberThatLags(t *testing.T) {
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
+	var created atomic.Int64
 	tap.OnWatchResponse(func(_ context.Context, m *pb.WatchResponse) error {
 		if m.Created {
 			m.Header.Revision-- // that of the txn, with nothing else going on
+			created.Add(1)
 		}
 		return nil
 	})
@@ -38,8 +40,9 @@ func TestFault_F5_WatchOnAMemberThatLags(t *testing.T) {
 	for kind, lock := range lockFuncs(s, lockName(t)) {
 		h, err := lock(testCtx(t))
 		require.NoError(t, err)
+		before := created.Load()
 		done := h.Done()
-		require.Eventually(t, func() bool { return len(tap.WatchCreates()) > 0 }, hang, tick)
+		require.Eventually(t, func() bool { return created.Load() > before }, hang, tick)
 		require.NoError(t, s.Refresh(testCtx(t)))
 		select {
 		case <-done:

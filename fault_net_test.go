@@ -213,12 +213,24 @@ func TestFault_C1_IsolatedMember(t *testing.T) {
 	x := own.Member((leader.Index() + 1) % 3)
 	h, err := NewMutex(newTestSession(t, own.Client(t), WithTTL(time.Minute)), "a").Lock(testCtx(t))
 	require.NoError(t, err)
-	c := own.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.Endpoints = []string{x.Endpoint()} }))
+	tap, watching := etcdtest.NewTap(), make(chan struct{})
+	once := sync.OnceFunc(func() { close(watching) })
+	tap.OnWatchResponse(func(_ context.Context, m *pb.WatchResponse) error {
+		if m.Created {
+			once()
+		}
+		return nil
+	})
+	c := own.Client(t, tap, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.Endpoints = []string{x.Endpoint()} }))
 	s := newTestSession(t, c, WithTTL(10*time.Second))
 	tk, err := NewMutex(s, "a").Enqueue(testCtx(t))
 	require.NoError(t, err)
 	notGranted(t, tk, 1)
-	require.Eventually(t, func() bool { return strings.Count(ownGoroutines(), "serveSubstream") >= 1 }, hang, tick)
+	select {
+	case <-watching:
+	case <-time.After(hang):
+		t.Fatal("it does not watch")
+	}
 	c.SetEndpoints(own.Endpoints()...)
 	x.Isolate()
 	require.NoError(t, h.Unlock(testCtx(t)))

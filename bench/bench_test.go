@@ -141,8 +141,14 @@ func contend(b *testing.B, s *setting, n int) (stop func()) {
 	for _, session := range s.sessions[:n] {
 		l := session.Mutex(s.name)
 		wg.Go(func() {
-			for l.Lock(ctx) == nil { // until ctx ends
-				if err := l.Unlock(context.Background()); err != nil {
+			for {
+				err := l.Lock(ctx)
+				if err == nil {
+					err = l.Unlock(context.Background())
+				} else if ctx.Err() != nil {
+					return
+				}
+				if err != nil { // without contenders something else would be measured
 					b.Error(err)
 					return
 				}
