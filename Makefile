@@ -12,7 +12,7 @@ race:
 	go test -race -timeout 20m ./...
 
 lint:
-	$(LINT) run ./...
+	for d in . bench deploy; do (cd $$d && go tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint run ./...) || exit 1; done
 
 fmt:
 	$(LINT) fmt

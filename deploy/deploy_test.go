@@ -212,11 +212,11 @@ func use(t *testing.T, client *clientv3.Client, name string) error {
 	}
 	defer s.Close(ctx)
 	err = etcdlock.NewMutex(s, name).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
-		waiting, err := etcdlock.NewRWMutex(s, name).REnqueue(context.WithoutCancel(ctx))
-		if !errors.Is(err, etcdlock.ErrWouldDeadlock) {
+		if _, err := etcdlock.NewRWMutex(s, name).REnqueue(context.WithoutCancel(ctx)); !errors.Is(err, etcdlock.ErrWouldDeadlock) {
 			return errors.Join(err, errors.New("no deadlock seen"))
 		}
-		if waiting, err = etcdlock.NewRWMutex(s, name).REnqueue(bounded(t)); err != nil {
+		waiting, err := etcdlock.NewRWMutex(s, name).REnqueue(bounded(t))
+		if err != nil {
 			return err
 		}
 		if _, err := waiting.Ahead(ctx); err != nil {
