@@ -198,8 +198,7 @@ func (s *server) drain() {
 	select {
 	case <-s.etcd.Server.ReadyNotify():
 	default:
-		// It has no clients yet, and leads nobody. Without a majority Close would wait for
-		// good for what serves clients to begin.
+		// It serves nobody yet. Close would wait until it does, without a majority for good.
 		s.kill()
 		return
 	}
