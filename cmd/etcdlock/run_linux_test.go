@@ -32,7 +32,7 @@ func TestRun_Stopped(t *testing.T) {
 	require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
 	require.Eventually(t, func() bool { g := r.guard(t); return g != guard && g != 0 }, hang, 5*time.Millisecond, "a new guard")
 	outlived, free := contend(t, client, "x")
-	require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP))
+	r.stop(t)
 	require.False(t, outlived(pids...))
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
 	require.Equal(t, 76, r.wait(t))
@@ -80,7 +80,7 @@ func TestRun_KilledWithGuard(t *testing.T) {
 	pid, _ := r.inSection(t)
 	var guard int
 	require.Eventually(t, func() bool { guard = r.guard(t); return guard != 0 }, hang, 5*time.Millisecond)
-	require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP)) // it must not get another one
+	r.stop(t) // it must not get another one
 	require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
 	require.NoError(t, r.cmd.Process.Kill())
 	requireDead(t, pid)
@@ -162,8 +162,7 @@ func TestRun_SignalledAtTheEnd(t *testing.T) {
 		for range 10 {
 			r, end := beginAs(t, subcommand, cluster.Endpoints(), "x", "--ttl=60s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; read line; exit 9")
 			pid, _ := r.inSection(t)
-			require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP))
-			untilState(t, r.cmd.Process.Pid, "T")
+			r.stop(t)
 			for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP, syscall.SIGINT} {
 				require.NoError(t, r.cmd.Process.Signal(sig))
 			}
@@ -177,7 +176,7 @@ func TestRun_SignalledAtTheEnd(t *testing.T) {
 	}
 }
 
-// untilState waits until a process is in a state, such as "T", stopped.
+// untilState waits until a process is in a state, such as "Z", dead but not reaped.
 func untilState(t *testing.T, pid int, state string) {
 	t.Helper()
 	require.Eventually(t, func() bool {

@@ -50,6 +50,20 @@ func (r *invocation) inSection(t *testing.T) (pid int, token int64) {
 	return int(mustInt(m[1])), mustInt(m[2])
 }
 
+// stop stops it, and returns when it has: a process of several threads goes on for a
+// moment.
+func (r *invocation) stop(t *testing.T) {
+	t.Helper()
+	require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP))
+	var ws syscall.WaitStatus
+	err := error(syscall.EINTR)
+	for errors.Is(err, syscall.EINTR) {
+		_, err = syscall.Wait4(r.cmd.Process.Pid, &ws, syscall.WUNTRACED, nil)
+	}
+	require.NoError(t, err)
+	require.True(t, ws.Stopped())
+}
+
 func bounded(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hang)
@@ -463,7 +477,7 @@ func TestRun_LostUnseen(t *testing.T) {
 	for range 5 {
 		r, end := begin(t, cluster.Endpoints(), append([]string{"x", "--ttl=60s", "--"}, section...)...)
 		r.inSection(t)
-		require.NoError(t, r.cmd.Process.Signal(syscall.SIGSTOP))
+		r.stop(t)
 		_, err := client.Delete(bounded(t), waiters(t, client, "x", 1)[0])
 		require.NoError(t, err)
 		end()
