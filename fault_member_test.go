@@ -112,7 +112,11 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 	leader, err := own.Leader(testCtx(t))
 	require.NoError(t, err)
 	removed := leader.Etcd().Server
-	_, err = admin.MemberRemove(testCtx(t), uint64(removed.MemberID()))
+	// By another one: the leader may stop before it has answered.
+	other := own.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
+		cfg.Endpoints = []string{own.Member((leader.Index() + 1) % 3).Endpoint()}
+	}))
+	_, err = other.MemberRemove(testCtx(t), uint64(removed.MemberID()))
 	require.NoError(t, err)
 	<-removed.StopNotify()
 	leader.Kill() // as the process would end
