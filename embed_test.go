@@ -16,9 +16,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/goleak"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/leaks"
 )
 
 // cluster is one embedded member that the tests of this package share, each
@@ -57,27 +57,12 @@ func runMain(m *testing.M) int {
 	cluster.Close()
 	if code == 0 {
 		// Neither the library nor its use of etcd's client leaves a goroutine.
-		// A watch stream of etcd's client ends some time after the client is
-		// closed; what is still there after a generous bound is a leak.
-		err := goleak.Find(embedLeftovers...)
-		for start := time.Now(); err != nil && time.Since(start) < hang; {
-			err = goleak.Find(embedLeftovers...)
-		}
-		if err != nil {
+		if err := leaks.FindBesidePeers(hang); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}
 	}
 	return code
-}
-
-// embedLeftovers are what an embedded etcd of several members leaves for some
-// seconds; see etcdtest.
-var embedLeftovers = []goleak.Option{
-	goleak.IgnoreAnyFunction("net/http.(*conn).serve"),
-	goleak.IgnoreAnyFunction("net/http.(*connReader).backgroundRead"),
-	goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
-	goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
 }
 
 // hang is a generous bound on what must not hang.

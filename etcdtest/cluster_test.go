@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
-	"go.uber.org/goleak"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/leaks"
 )
 
 // The exceptions are the peer connections of clusters of several members; see
@@ -24,12 +24,7 @@ func TestMain(m *testing.M) {
 	net.DefaultResolver = resolver
 	code := m.Run()
 	if code == 0 {
-		if err := findLeaks(
-			goleak.IgnoreAnyFunction("net/http.(*conn).serve"),
-			goleak.IgnoreAnyFunction("net/http.(*connReader).backgroundRead"),
-			goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
-			goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
-		); err != nil {
+		if err := leaks.FindBesidePeers(patience); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}

@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
 )
 
 // patience is how long a test waits for what must happen.
@@ -52,16 +51,6 @@ func awaitClosed(t *testing.T, c <-chan struct{}) {
 	case <-time.After(patience):
 		require.Fail(t, "still waiting")
 	}
-}
-
-// findLeaks returns an error when goroutines are left that don't end: a watch stream of
-// etcd's client ends some time after the client is closed.
-func findLeaks(opts ...goleak.Option) error {
-	err := goleak.Find(opts...)
-	for start := time.Now(); err != nil && time.Since(start) < patience; {
-		err = goleak.Find(opts...)
-	}
-	return err
 }
 
 // askNameServers, unless nil, is called before a name server is asked.

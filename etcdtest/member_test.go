@@ -14,6 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/leaks"
 )
 
 func endpoint(m *etcdtest.Member) etcdtest.ClientOption {
@@ -231,7 +232,7 @@ func TestCompact(t *testing.T) {
 // One member leaves nothing behind, as the package documentation says.
 func TestNoLeakOfOneMember(t *testing.T) {
 	before := goleak.IgnoreCurrent()
-	defer func() { require.NoError(t, findLeaks(before)) }()
+	defer func() { require.NoError(t, leaks.Find(patience, before)) }()
 	cluster, err := etcdtest.New("")
 	require.NoError(t, err)
 	defer cluster.Close()

@@ -11,7 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.uber.org/goleak"
+
+	"github.com/etcdlock/etcdlock/internal/leaks"
 )
 
 var (
@@ -27,18 +28,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	code := m.Run()
 	if code == 0 {
-		// What is left of etcd itself ends some seconds later; see etcdtest.
-		ignore := []goleak.Option{
-			goleak.IgnoreAnyFunction("net/http.(*conn).serve"),
-			goleak.IgnoreAnyFunction("net/http.(*connReader).backgroundRead"),
-			goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
-			goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
-		}
-		err := goleak.Find(ignore...)
-		for start := time.Now(); err != nil && time.Since(start) < hang; {
-			err = goleak.Find(ignore...)
-		}
-		if err != nil {
+		if err := leaks.FindBesidePeers(hang); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			code = 1
 		}
