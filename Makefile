@@ -1,4 +1,4 @@
-LINT = go tool -modfile=tools/go.mod golangci-lint
+LINT = go tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint
 FUZZTIME ?= 30s
 SEED ?= 0
 T ?= 1m
@@ -12,7 +12,7 @@ race:
 	go test -race -timeout 20m ./...
 
 lint:
-	for d in . bench deploy; do (cd $$d && go tool -modfile="$(CURDIR)/tools/go.mod" golangci-lint run ./...) || exit 1; done
+	for d in . bench deploy; do (cd $$d && $(LINT) run ./...) || exit 1; done
 
 fmt:
 	$(LINT) fmt

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
@@ -26,6 +25,9 @@ import (
 // releaseTimeout bounds how long a command that is done waits for etcd to confirm
 // that the lock is given back.
 const releaseTimeout = 5 * time.Second
+
+// shutTimeout is the same once somebody wants this process to end.
+const shutTimeout = time.Second
 
 // under are the flags that `run` and `elect` share.
 type under struct {
@@ -111,27 +113,18 @@ func say(name, format string, args ...any) {
 func (u *under) runUnder(h *etcdlock.Held, name, path string, argv []string, sigs chan os.Signal) (supervise.Outcome, error) {
 	return supervise.Run(h, sigs, supervise.Command{
 		Path: path, Args: argv, Grace: u.grace,
-		Env: environ(map[string]string{
-			"ETCDLOCK_NAME":  name,
-			"ETCDLOCK_TOKEN": strconv.FormatInt(h.Token(), 10),
-			"ETCDLOCK_KEY":   h.Key(),
-		}),
+		Env: environ(
+			"ETCDLOCK_NAME="+name,
+			"ETCDLOCK_TOKEN="+strconv.FormatInt(h.Token(), 10),
+			"ETCDLOCK_KEY="+h.Key()),
 		Say: func(format string, args ...any) { say(name, format, args...) },
 	})
 }
 
 // environ is this process's environment with vars in it, each once: of what stands
 // there twice, as under another etcdlock run, some programs take the first.
-func environ(vars map[string]string) []string {
-	env := slices.DeleteFunc(os.Environ(), func(e string) bool {
-		name, _, _ := strings.Cut(e, "=")
-		_, ours := vars[name]
-		return ours
-	})
-	for name, value := range vars {
-		env = append(env, name+"="+value)
-	}
-	return env
+func environ(vars ...string) []string {
+	return (&exec.Cmd{Env: append(os.Environ(), vars...)}).Environ()
 }
 
 // ended is the error that says how a command ended, nil if with 0.
@@ -308,13 +301,12 @@ var (
 // answer within timeout.
 func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etcdlock.Pool, timeout time.Duration) (*etcdlock.Held, error) {
 	outer := ctx
-	switch {
-	case r.wait > 0:
-		bounded, cancel := context.WithTimeoutCause(ctx, r.wait, errWaited)
-		defer cancel()
-		ctx = bounded
-	case r.try:
-		bounded, cancel := context.WithTimeoutCause(ctx, timeout, errSilent)
+	limit, cause := r.wait, errWaited
+	if r.try {
+		limit, cause = timeout, errSilent
+	}
+	if limit > 0 {
+		bounded, cancel := context.WithTimeoutCause(ctx, limit, cause)
 		defer cancel()
 		ctx = bounded
 	}
@@ -388,18 +380,12 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.P
 	return nil
 }
 
-// shutTimeout is the same once somebody wants this process to end.
-const shutTimeout = time.Second
-
 // shut closes a pool in which nothing is held.
 func shut(pool *etcdlock.Pool) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutTimeout)
 	defer cancel()
 	_ = pool.Close(ctx) // else its lease ends by itself
 }
-
-// holderTimeout bounds how long etcd may take to say who has the lock.
-const holderTimeout = time.Second
 
 // tellAfter is how long somebody at a terminal waits before being told for what.
 const tellAfter = time.Second
@@ -429,7 +415,7 @@ func tellWait(ctx context.Context, client *clientv3.Client, name, self string) (
 
 // holder says who holds a lock, and how many others than self wait for it.
 func holder(ctx context.Context, client *clientv3.Client, name, self string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, holderTimeout)
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	q, err := etcdlock.Inspect(ctx, client, name)
 	switch {

@@ -7,6 +7,8 @@ import (
 	"syscall"
 
 	"github.com/spf13/cobra"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/supervise"
 )
 
 // signalled is the cause with which a signal ends ctx.
@@ -29,11 +31,7 @@ func interruptible(f func(cmd *cobra.Command, args []string) error) func(*cobra.
 		ctx, cancel := context.WithCancelCause(cmd.Context())
 		defer cancel(nil)
 		c := make(chan os.Signal, 1)
-		for _, s := range []os.Signal{os.Interrupt, syscall.SIGTERM, syscall.SIGHUP} {
-			if !signal.Ignored(s) { // as by nohup
-				signal.Notify(c, s)
-			}
-		}
+		supervise.NotifyUnlessIgnored(c, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 		pipesBreak()
 		go func() {
 			select {

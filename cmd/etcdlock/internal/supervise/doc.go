@@ -21,7 +21,11 @@
 //	signals.go    which signals are passed on
 package supervise
 
-import "time"
+import (
+	"os"
+	"os/signal"
+	"time"
+)
 
 // A Lock is what the command runs under; *etcdlock.Held is one.
 type Lock interface {
@@ -65,6 +69,16 @@ type StartError struct{ err error }
 func (e *StartError) Error() string { return e.err.Error() }
 
 func (e *StartError) Unwrap() error { return e.err }
+
+// NotifyUnlessIgnored is [signal.Notify], but signals that this process was started to
+// ignore, as by nohup, stay ignored.
+func NotifyUnlessIgnored(c chan<- os.Signal, sigs ...os.Signal) {
+	for _, s := range sigs {
+		if !signal.Ignored(s) {
+			signal.Notify(c, s)
+		}
+	}
+}
 
 // past reports whether t is over. It looks at both clocks: the monotonic one
 // stands still while a machine is suspended.

@@ -16,11 +16,10 @@ var passed = []os.Signal{
 }
 
 // Notify has the signals that Run passes on sent to the channel it returns. Those
-// that this process was started to ignore, as by nohup, stay ignored, also by
-// the command.
+// that are ignored stay so, also by the command.
 func Notify() chan os.Signal {
 	sigs := make(chan os.Signal, 64)
-	signal.Notify(sigs, slices.DeleteFunc(slices.Clone(passed), signal.Ignored)...)
+	NotifyUnlessIgnored(sigs, passed...)
 	return sigs
 }
 
