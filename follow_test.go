@@ -479,8 +479,6 @@ func (c closing) Close() error {
 	return c.Watcher.Close()
 }
 
-// A session's own watcher that is replaced is closed, and not before the last of
-// its watches is.
 func isClosed(ch <-chan struct{}) bool {
 	select {
 	case <-ch:
@@ -490,6 +488,8 @@ func isClosed(ch <-chan struct{}) bool {
 	}
 }
 
+// A session's own watcher that is replaced is closed, and not before the last of
+// its watches is.
 func TestWatcherReplaced(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)

@@ -52,36 +52,32 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 	h := t.h
 	var resp *clientv3.TxnResponse
 	var last error // which ends it, whatever error it is
-	var key string
-	attempt := func(context.Context) (err error) {
-		if last = h.Err(); last != nil {
-			return nil
-		}
-		key = h.Key()
-		// Not under an attempt's time limit, which would only leave its
-		// outcome open.
-		resp, err = h.s.client.Txn(t.ctx).If(isAt(key, h.rev)).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
-		if err != nil && !refused(err) && !dropped(err) {
-			last = err // nobody knows whether it was carried out
-			return nil
-		}
-		return err
-	}
-	for done := false; !done; {
-		err := h.s.persist(t.ctx, attempt)
-		switch {
-		case err != nil:
-			return nil, h.endOr(err) // it was not carried out
-		case last != nil:
-			return nil, last
-		case resp.Succeeded:
-			done = true
-		default:
-			if err := h.gone(key); err != nil {
-				return nil, err
+	err := h.s.persist(t.ctx, func(context.Context) (err error) {
+		for {
+			if last = h.Err(); last != nil {
+				return nil
 			}
-			// It was downgraded meanwhile, and nothing was carried out.
+			key := h.Key()
+			// Not under an attempt's time limit, which would only leave its
+			// outcome open.
+			resp, err = h.s.client.Txn(t.ctx).If(isAt(key, h.rev)).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
+			switch {
+			case err == nil && !resp.Succeeded:
+				if last = h.gone(key); last == nil {
+					continue // it was downgraded meanwhile, and nothing was carried out
+				}
+			case err != nil && !refused(err) && !dropped(err):
+				last = err // nobody knows whether it was carried out
+				return nil
+			}
+			return err
 		}
+	})
+	switch {
+	case err != nil:
+		return nil, h.endOr(err) // it was not carried out
+	case last != nil:
+		return nil, last
 	}
 	inner := resp.Responses[0].GetResponseTxn()
 	return &clientv3.TxnResponse{Header: resp.Header, Succeeded: inner.Succeeded, Responses: inner.Responses}, nil
