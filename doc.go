@@ -124,7 +124,9 @@
 // watches and two reads, and one read more where more than 16 keys are before it; a
 // write lock behind any number of readers one watch and up to three reads. A waiter
 // has one watch at a time. A release wakes three waiters, one to take the lock, one
-// to count, and one to prepare, or the readers next in line.
+// to count, and one to prepare, or the readers next in line. Where goroutines of
+// one session wait for a Mutex behind nobody else, one watch serves all of them,
+// they read nothing, and a release wakes up to sixteen.
 //
 // A request that has no answer after 300 ms, or four times as long as they took
 // lately, is sent again beside the first one, twice at most, and then after a

@@ -223,7 +223,7 @@ func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
 			e.rev = resp.Header.Revision
 			complete := got.Count <= int64(len(got.Kvs))
 			if complete {
-				v, ok = blocker(e.name, e.wants.kind(), e.rev, toQueue(got.Kvs), true)
+				v, ok = e.viewOf(toQueue(got.Kvs)), true
 			}
 			v.at = e.rev
 			return v, ok, nil

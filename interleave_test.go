@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -60,8 +61,8 @@ var mishaps = map[string]func(*scene) error{
 		return errLostReply
 	},
 	"the holder downgrades": func(s *scene) error { s.f.del("a/1"); return nil },
-	"the next one leaves":   func(s *scene) error { s.f.del("a/2"); return nil },
-	"the last one leaves":   func(s *scene) error { s.f.del("a/29"); return nil },
+	"the next one leaves":   func(s *scene) error { s.f.del("a/2", "a/5-1"); return nil },
+	"the last one leaves":   func(s *scene) error { s.f.del("a/29", "a/5-2"); return nil },
 	"two of many leave":     func(s *scene) error { s.f.del("a/28"); s.f.del("a/27"); return nil },
 	"a reader comes and a writer": func(s *scene) error {
 		s.f.put("a/r8")
@@ -89,6 +90,7 @@ type scene struct {
 	taken      time.Time // when the entry was deleted, if before it was entitled
 	deep       bool      // the entry was not next in line when it came: it is told when it is, or by a recheck
 	interfered bool      // the own entry may be gone by the hand of others
+	before     []string  // keys of the same session that are not of this acquisition
 }
 
 // takeEntry deletes the own keys of which is.
@@ -107,8 +109,35 @@ func (s *scene) takeEntry(is func(queued) bool) {
 	s.f.del(keys...)
 }
 
+// waitBefore puts another acquisition of the session into the queue, which waits for
+// others of it, and passes the lock on at once. end sees to it that it has had it.
+func (s *scene) waitBefore(t *testing.T, queue []string) (end func()) {
+	for range queue {
+		s.before = append(s.before, s.own.inUse.take("a/5"))
+	}
+	tk, err := NewMutex(s.own, "a").Enqueue(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.before = append(s.before, tk.h.key)
+	synctest.Wait() // it watches
+	done := make(chan error)
+	go func() {
+		h, err := tk.Wait(context.Background())
+		if err == nil {
+			err = h.Unlock(context.Background())
+		}
+		done <- err
+	}()
+	return func() {
+		if err := <-done; err != nil && !s.interfered && s.own.Err() == nil {
+			t.Error(err)
+		}
+	}
+}
+
 func (s *scene) isOwn(q queued) bool {
-	return strings.HasPrefix(q.key, "a/5") || strings.HasPrefix(q.key, "a/r5")
+	return !slices.Contains(s.before, q.key) && strings.HasPrefix(q.key, "a/5") || strings.HasPrefix(q.key, "a/r5")
 }
 
 // queues are what stands in the queue before: a holder and others, by key.
@@ -126,6 +155,7 @@ var queues = map[string][]string{
 	"foreign keys and a mutex": {"a/config", "a/b/1", "a/1", "a/zz"},
 	"three":                    {"a/1", "a/2", "a/29"},
 	"many":                     many,
+	"of the session itself":    {"a/5", "a/5-1", "a/5-2"}, // and a waiter of it, a/5-3
 	"many, and readers":        append([]string{"a/r1"}, append(many[:10:10], append([]string{"a/r2", "a/r3"}, many[10:]...)...)...),
 }
 
@@ -223,6 +253,9 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s := &scene{f: f, own: f.session(5), cancel: cancel}
+	if slices.Contains(queue, "a/5") {
+		defer s.waitBefore(t, queue)()
+	}
 	hooks := &recorder{}
 	s.own.hooks = []*Hooks{hooks.hooks()}
 	if kind == "RWMutex read" {
@@ -337,6 +370,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		t.Errorf("%s: %v", name, err)
 	}
 	ended := s.own.Err() != nil
+	s.leave(queue) // if they have not
 	// Long enough for all settling; the clock is the bubble's.
 	<-time.After(time.Minute)
 	if !ended { // else the lease takes what is left
@@ -346,6 +380,9 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 			}
 		}
 		s.own.mu.Lock()
+		for _, key := range s.before[:max(0, len(s.before)-1)] { // the last one was a real entry
+			s.own.inUse.free(key)
+		}
 		if len(s.own.inUse) > 0 {
 			t.Errorf("%s: keys are left in use: %v", name, s.own.inUse)
 		}

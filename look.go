@@ -65,7 +65,7 @@ func (w *waiter) target() (from, to string) {
 	for _, q := range w.blockers {
 		from, to = min(from, q.key), max(to, q.key+"\x00")
 	}
-	if w.guessed && w.wants != readHold {
+	if w.guessed && (w.wants == writeHold || w.wants == mutexHold && !w.isOwn(from, to)) {
 		_, to = sharedRange(w.name) // for the other keys of write locks
 	}
 	return from, to

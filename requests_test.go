@@ -208,6 +208,54 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 	}
 }
 
+// Waiters behind nobody but their own session share a watch, and their txn has
+// shown them all of the queue. Only the first one looks behind the watch, which it
+// has opened. Behind more than the txn shows, each looks as it does behind others.
+func TestRequests_WaitersOfOneSession(t *testing.T) {
+	for _, waiters := range []int{1, 2, txnLimit, txnLimit + 3} {
+		t.Run(fmt.Sprint(waiters), func(t *testing.T) {
+			c, w := wiredClient(t, cluster)
+			s := unhedged(t, c)
+			m := NewMutex(s, lockName(t))
+			defer w.writeBetween(t)()
+			h, err := m.Lock(testCtx(t))
+			require.NoError(t, err)
+			w.reset()
+			var tickets []*Ticket
+			for i := range waiters {
+				tk, err := m.Enqueue(testCtx(t))
+				require.NoError(t, err)
+				tickets = append(tickets, tk)
+				w.waitFor(t, 1, 1)
+				require.Eventually(t, func() bool { return s.listening() == i+1 }, hang, tick)
+			}
+			for _, tk := range tickets {
+				require.NoError(t, h.Unlock(testCtx(t)))
+				h, err = tk.Wait(testCtx(t))
+				require.NoError(t, err)
+			}
+			require.NoError(t, h.Unlock(testCtx(t)))
+			calls, created := w.counts()
+			require.Len(t, created, 1)
+			requireFromNow(t, created)
+			require.Equal(t, 2*waiters+1, calls["Txn"])
+			require.LessOrEqual(t, calls["Range"], 1+3*max(0, waiters-txnLimit))
+		})
+	}
+}
+
+// listening is how many waiters use the watches that are shared.
+func (s *Session) listening() (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, w := range s.shared {
+		w.mu.Lock()
+		n += len(w.listeners)
+		w.mu.Unlock()
+	}
+	return n
+}
+
 // writeBetween writes something else after each request, so that every watch begins
 // behind what was read before it.
 func (w *wire) writeBetween(t *testing.T) (stop func()) {

@@ -61,10 +61,11 @@ type Session struct {
 	sent       time.Time // when the last renewal that succeeded was sent
 	expiry     *time.Timer
 	inUse      keysInUse
-	passed     map[string]struct{} // keys in use that no entry has, see passOver
-	seq        uint64              // of the last nonce
-	closing    bool                // Close waits: start nothing anymore
-	why        string              // the session has ended
+	shared     map[string]*sharedWatch // by their first key
+	passed     map[string]struct{}     // keys in use that no entry has, see passOver
+	seq        uint64                  // of the last nonce
+	closing    bool                    // Close waits: start nothing anymore
+	why        string                  // the session has ended
 	// holds are told when the session ends; nil if nobody listens.
 	holds    map[*entry]struct{}
 	troubles troubles
@@ -133,6 +134,7 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 		revoked: make(chan struct{}),
 		inUse:   make(keysInUse),
 		passed:  make(map[string]struct{}),
+		shared:  make(map[string]*sharedWatch),
 	}
 	if c.listened() {
 		s.holds = make(map[*entry]struct{})

@@ -109,7 +109,7 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 			continue
 		}
 		w.from, w.to = w.target()
-		if w.on, err = w.s.openWatch(ctx, w.from, w.to); err != nil {
+		if w.on, err = w.watchBlockers(ctx, w.from, w.to); err != nil {
 			return err
 		}
 		w.pause = retryMin

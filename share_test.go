@@ -1,0 +1,266 @@
+package etcdlock
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func TestIsOwn(t *testing.T) {
+	e := &entry{s: &Session{id: 0x12}, name: "a"}
+	for key, want := range map[string]bool{
+		"a/12": true, "a/12-1": true, "a/12-ff": true,
+		"a/1": false, "a/123": false, "a/123-1": false, "a/r12": false, "a/12/x": false, "a/11-1": false, "b/12": false,
+	} {
+		require.Equal(t, want, e.isOwn(key, key+"\x00"), key)
+	}
+	require.False(t, e.isOwn("a/12", "a/13"))
+	require.False(t, e.isOwn("a/11", "a/12-1"))
+}
+
+func TestViewOf(t *testing.T) {
+	own := []queued{{"a/12", 7}, {"a/12-1", 3}, {"a/12-2", 5}}
+	deep := view{blockers: []queued{{"a/12-1", 3}}, next: []queued{{"a/12-2", 5}, {"a/12", 7}}}
+	for name, tc := range map[string]struct {
+		wants wants
+		queue []queued
+		want  view
+	}{
+		"own":               {mutexHold, own, view{blockers: own, last: true}},
+		"own, write lock":   {writeHold, own, view{blockers: own, last: true}},
+		"a stray key":       {mutexHold, append([]queued{{"a/12-zz", 4}}, own...), view{blockers: own, last: true}},
+		"another session's": {mutexHold, append([]queued{{"a/13", 1}}, own...), deep},
+		"a reader":          {mutexHold, append([]queued{{"a/r12", 4}}, own...), deep},
+		"of a reader":       {readHold, own, deep}, // the range to its own key would show everybody's
+		"two":               {mutexHold, own[1:], view{blockers: own[1:], last: true}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			e := &entry{s: &Session{id: 0x12}, name: "a", wants: tc.wants, rev: 9}
+			require.Equal(t, tc.want, e.viewOf(tc.queue))
+		})
+	}
+}
+
+// crowd are a holder and waiters of one session on a fake etcd.
+func crowd(t *testing.T, f *fakeEtcd, waiters int) (s *Session, h *Held, tickets []*Ticket) {
+	s = f.session(5)
+	t.Cleanup(func() {
+		s.end(ErrSessionClosed, "test")
+		s.leaseGone()
+	})
+	h, err := NewMutex(s, "a").Lock(t.Context())
+	require.NoError(t, err)
+	for range waiters {
+		tk, err := NewMutex(s, "a").Enqueue(t.Context())
+		require.NoError(t, err)
+		tickets = append(tickets, tk)
+	}
+	synctest.Wait()
+	return s, h, tickets
+}
+
+// passOn unlocks h and has each ticket granted, in turn and in no time.
+func passOn(t *testing.T, h *Held, tickets ...*Ticket) {
+	t.Helper()
+	start := time.Now()
+	for _, tk := range tickets {
+		require.NoError(t, h.Unlock(t.Context()))
+		var err error
+		h, err = tk.Wait(t.Context())
+		require.NoError(t, err)
+	}
+	require.NoError(t, h.Unlock(t.Context()))
+	require.Zero(t, time.Since(start))
+}
+
+// openWatches are those that nobody has closed.
+func (f *fakeEtcd) openWatches() (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.watchers {
+		if !w.closed {
+			n++
+		}
+	}
+	return n
+}
+
+func requireNoneShared(t *testing.T, f *fakeEtcd, s *Session) {
+	t.Helper()
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	require.Empty(t, s.shared)
+	require.Zero(t, f.openWatches())
+}
+
+func TestSharedWatch_OneForAll(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, tickets := crowd(t, f, 5)
+		require.Equal(t, 1, f.openWatches())
+		passOn(t, h, tickets...)
+		requireNoneShared(t, f, s)
+	})
+}
+
+// The watch goes on as long as anybody uses it, whoever it was opened for.
+func TestSharedWatch_FirstWaiterLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, tickets := crowd(t, f, 3)
+		require.NoError(t, tickets[0].Cancel(t.Context()))
+		require.Equal(t, 1, f.openWatches())
+		require.NoError(t, tickets[2].Cancel(t.Context()))
+		synctest.Wait()
+		require.Equal(t, 1, s.listening())
+		passOn(t, h, tickets[1])
+		requireNoneShared(t, f, s)
+	})
+}
+
+func TestSharedWatch_FirstWaiterLeavesWhileItIsOpened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, _ := crowd(t, f, 0)
+		open := make(chan struct{})
+		f.step = func(_ context.Context, what string) error {
+			if what == "Watch" {
+				<-open
+			}
+			return nil
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		failed := make(chan error)
+		go func() {
+			_, err := NewMutex(s, "a").Lock(ctx)
+			failed <- err
+		}()
+		synctest.Wait()
+		tk, err := NewMutex(s, "a").Enqueue(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		start := time.Now()
+		cancel()
+		require.ErrorIs(t, <-failed, context.Canceled)
+		require.Zero(t, time.Since(start), "it does not wait for the watch")
+		close(open)
+		passOn(t, h, tk)
+		requireNoneShared(t, f, s)
+	})
+}
+
+// The last one leaves before the watch is there: it is closed nevertheless.
+func TestSharedWatch_AllLeaveWhileItIsOpened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, _ := crowd(t, f, 0)
+		open := make(chan struct{})
+		f.step = func(_ context.Context, what string) error {
+			if what == "Watch" {
+				<-open
+			}
+			return nil
+		}
+		tk, err := NewMutex(s, "a").Enqueue(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.NoError(t, tk.Cancel(t.Context()))
+		close(open)
+		passOn(t, h)
+		requireNoneShared(t, f, s)
+	})
+}
+
+// When it breaks, all keep their places, and one of them opens the next one for all.
+func TestSharedWatch_Breaks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, tickets := crowd(t, f, 4)
+		f.breakWatches()
+		synctest.Wait()
+		require.Zero(t, f.openWatches())
+		tk, err := NewMutex(s, "a").Enqueue(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Equal(t, 1, f.openWatches(), "whoever comes now has a watch at once")
+		<-time.After(retryMax)
+		require.Equal(t, 1, f.openWatches())
+		passOn(t, h, append(tickets, tk)...)
+		requireNoneShared(t, f, s)
+	})
+}
+
+// When it can't be opened, those who wait for that try again.
+func TestSharedWatch_NotOpened(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, _ := crowd(t, f, 0)
+		var once atomic.Bool
+		f.step = func(_ context.Context, what string) error {
+			if what == "Watch" && !once.Swap(true) {
+				return errLostReply
+			}
+			return nil
+		}
+		tk, err := NewMutex(s, "a").Enqueue(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.Zero(t, f.openWatches())
+		<-time.After(retryMax)
+		require.Equal(t, 1, f.openWatches())
+		passOn(t, h, tk)
+		requireNoneShared(t, f, s)
+	})
+}
+
+func TestSharedWatch_SessionCloses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, _ := crowd(t, f, 0)
+		s.closing = true
+		_, err := h.watchBlockers(t.Context(), h.key, h.key)
+		require.ErrorIs(t, err, errWatch)
+		requireNoneShared(t, f, s)
+	})
+}
+
+// A waiter behind others of its session is told at once when its entry is
+// removed; the others wait on.
+func TestSharedWatch_EntryRemoved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, tickets := crowd(t, f, 5)
+		start := time.Now()
+		f.del(tickets[3].h.key)
+		_, err := tickets[3].Wait(t.Context())
+		require.ErrorIs(t, err, ErrLost)
+		require.Zero(t, time.Since(start))
+		passOn(t, h, tickets[0], tickets[1], tickets[2], tickets[4])
+		requireNoneShared(t, f, s)
+	})
+}
+
+// A waiter that is busy while several of those before it leave hears of all of them.
+func TestSharedWatch_AddsUp(t *testing.T) {
+	w := &sharedWatch{s: &Session{}, listeners: make(map[*listener]struct{})}
+	on, err := w.listen("a/5", "a/5-3")
+	require.NoError(t, err)
+	for i, key := range []string{"a/5", "a/5-2", "a/5-3", "a/5-1"} {
+		w.tell(clientv3.WatchResponse{Events: []*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: int64(10 + i)}}}})
+	}
+	wr := <-on.ch
+	require.True(t, deleted(wr, "a/5", 9))
+	require.True(t, deleted(wr, "a/5-2", 9))
+	require.False(t, deleted(wr, "a/5-3", 9), "out of its range")
+	require.EqualValues(t, 13, latest(wr))
+	later, err := w.listen("a/5", "a/5-3")
+	require.NoError(t, err)
+	require.EqualValues(t, 13, later.at, "it has missed what was before")
+}
