@@ -70,7 +70,7 @@ func (e *entry) goneLocked() {
 		return
 	}
 	ok := e.s.background(func(ctx context.Context) {
-		e.s.confirm()
+		e.s.confirm(e.s.ctx)
 		e.mu.Lock()
 		e.finishLocked()
 		e.unlockAndTell()
@@ -86,21 +86,25 @@ func (e *entry) goneLocked() {
 const confirmTime = 250 * time.Millisecond
 
 // confirm asks etcd after the lease, since an entry of the session is gone, and
-// ends the session if the lease is what took it.
+// ends the session if the lease is what took it. It gives up when ctx ends.
 //
 // To renew the lease would not tell: where the revocation came to its followers
 // first, the leader goes on renewing until it has carried it out itself
 // (FastLeaseKeepAlive in etcd 3.7). It catches up before it tells a time to live.
-func (s *Session) confirm() {
+func (s *Session) confirm(ctx context.Context) {
 	start := time.Now()
-	s.confirming.Lock()
-	defer s.confirming.Unlock()
+	ctx, cancel := context.WithDeadline(ctx, start.Add(confirmTime))
+	defer cancel()
+	select {
+	case s.confirming <- struct{}{}:
+		defer func() { <-s.confirming }()
+	case <-ctx.Done():
+		return
+	}
 	if s.confirmed.After(start) || s.ctx.Err() != nil {
 		return
 	}
 	asked := time.Now()
-	ctx, cancel := context.WithDeadline(s.ctx, start.Add(confirmTime))
-	defer cancel()
 	lease, err := s.client.TimeToLive(ctx, s.id)
 	switch {
 	case err != nil:

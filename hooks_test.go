@@ -422,12 +422,19 @@ func TestHooks_Several(t *testing.T) {
 // tryLock says whether mu can be had: at once, or when another has done with it.
 // A mutex of the caller's own can't be had however long it tries.
 func tryLock(mu *sync.Mutex) bool {
-	for start := time.Now(); !mu.TryLock(); {
+	if !comesTrue(mu.TryLock) {
+		return false
+	}
+	mu.Unlock()
+	return true
+}
+
+func comesTrue(is func() bool) bool {
+	for start := time.Now(); !is(); {
 		if time.Since(start) > hang {
 			return false
 		}
 	}
-	mu.Unlock()
 	return true
 }
 
@@ -440,7 +447,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	var other *Mutex
 	r.on = func(e event) {
 		s := e.about.Session
-		if !tryLock(&s.mu) || !tryLock(&s.confirming) {
+		if !tryLock(&s.mu) || !comesTrue(func() bool { return len(s.confirming) == 0 }) {
 			t.Errorf("%s: the session's mutex is taken", e.what)
 			return
 		}

@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
@@ -417,4 +418,40 @@ func acquire(ctx context.Context, s *Session, kind string) (*Held, error) {
 		_ = tk.Cancel(context.WithoutCancel(ctx))
 	}
 	return h, err
+}
+
+// A waiter whose entry was removed asks after its lease. Where etcd does not
+// answer, its ctx ends that at once, also when others of the session are asking.
+func TestWait_CtxEndsWhileTheLeaseIsAskedAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, _ := crowd(t, f, 0)
+		s.keepAlive = func(ctx context.Context) (int64, error) {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		const waiters = 3
+		failed := make(chan error, waiters)
+		for range waiters {
+			go func() {
+				_, err := NewMutex(s, "a").Lock(ctx)
+				failed <- err
+			}()
+		}
+		synctest.Wait()
+		for _, q := range f.keys("a/") {
+			if q.key != h.Key() {
+				f.del(q.key)
+			}
+		}
+		synctest.Wait()
+		require.Empty(t, failed)
+		start := time.Now()
+		cancel()
+		for range waiters {
+			require.ErrorIs(t, <-failed, context.Canceled)
+		}
+		require.Zero(t, time.Since(start))
+	})
 }

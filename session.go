@@ -50,8 +50,8 @@ type Session struct {
 	revoke  sync.Once
 	revoked chan struct{} // closed after the revocation, whose error is revokeErr
 	// confirming serializes confirm: 10,000 holds that are lost together ask once.
-	confirming sync.Mutex
-	confirmed  time.Time // when etcd was last asked that still had the lease
+	confirming chan struct{} // of one
+	confirmed  time.Time     // when etcd was last asked that still had the lease
 
 	mu         sync.Mutex
 	watcher    *watcher // for new watches
@@ -129,12 +129,13 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 	}
 	s := &Session{
 		client: client, watcher: &watcher{Watcher: client.Watcher}, id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
-		nonce:   strconv.FormatUint(rand.Uint64(), 16) + ".",
-		renewed: make(chan renewal, 64),
-		revoked: make(chan struct{}),
-		inUse:   make(keysInUse),
-		passed:  make(map[string]struct{}),
-		shared:  make(map[string]*sharedWatch),
+		nonce:      strconv.FormatUint(rand.Uint64(), 16) + ".",
+		renewed:    make(chan renewal, 64),
+		revoked:    make(chan struct{}),
+		confirming: make(chan struct{}, 1),
+		inUse:      make(keysInUse),
+		passed:     make(map[string]struct{}),
+		shared:     make(map[string]*sharedWatch),
 	}
 	if c.listened() {
 		s.holds = make(map[*entry]struct{})

@@ -129,11 +129,11 @@ func (w *waiter) overcome(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return w.s.endedOr(ctx, nil)
 	case errors.Is(err, errGone):
-		w.s.confirm()
-		if err := w.s.Err(); err != nil {
-			return err
+		w.s.confirm(ctx)
+		if ctx.Err() != nil {
+			return w.s.endedOr(ctx, nil)
 		}
-		return ErrLost
+		return cmp.Or(w.s.Err(), ErrLost)
 	case !errors.Is(err, errWatch) && refused(err), errors.Is(err, ErrSessionExpired):
 		return err
 	}
