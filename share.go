@@ -52,13 +52,17 @@ func (e *entry) watchBlockers(ctx context.Context, from, to string) (*watch, err
 		return e.s.openWatch(ctx, from, to)
 	}
 	w := e.s.enterShared(ownRange(e.name, e.s.id))
+	var on *watch
+	err := errWatch
 	select {
 	case <-w.begun:
+		on, err = w.listen(from, to)
 	case <-ctx.Done():
-		w.leave()
-		return nil, errWatch
 	}
-	return w.listen(from, to)
+	if err != nil {
+		w.leave()
+	}
+	return on, err
 }
 
 func (s *Session) enterShared(first, end string) *sharedWatch {
@@ -139,7 +143,6 @@ func (w *sharedWatch) listen(from, to string) (*watch, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.err != nil {
-		w.leave()
 		return nil, w.err
 	}
 	l := &listener{from, to, make(chan clientv3.WatchResponse, 1)}
@@ -171,7 +174,7 @@ func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
 			part.Events = append(before.Events, part.Events...)
 		default:
 		}
-		l.ch <- part
+		l.ch <- part // there is room: nobody else sends
 	}
 }
 
