@@ -89,6 +89,10 @@ func (f *fakeEtcd) put(key string) int64 {
 func (f *fakeEtcd) del(keys ...string) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	f.delLocked(keys...)
+}
+
+func (f *fakeEtcd) delLocked(keys ...string) {
 	var ops []*pb.RequestOp
 	for _, key := range keys {
 		ops = append(ops, &pb.RequestOp{Request: &pb.RequestOp_RequestDeleteRange{RequestDeleteRange: &pb.DeleteRangeRequest{Key: []byte(key)}}})
@@ -100,6 +104,10 @@ func (f *fakeEtcd) del(keys ...string) {
 func (f *fakeEtcd) keys(prefix string) []queued {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.keysLocked(prefix)
+}
+
+func (f *fakeEtcd) keysLocked(prefix string) []queued {
 	return toQueue(f.rangeLocked(&pb.RangeRequest{Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix))}).Kvs)
 }
 
