@@ -143,7 +143,7 @@ func (s *scene) waitBefore(t *testing.T, queue []string) (end func()) {
 }
 
 func (s *scene) isOwn(q queued) bool {
-	return !slices.Contains(s.before, q.key) && strings.HasPrefix(q.key, "a/5") || strings.HasPrefix(q.key, "a/r5")
+	return !slices.Contains(s.before, q.key) && (strings.HasPrefix(q.key, "a/5") || strings.HasPrefix(q.key, "a/r5"))
 }
 
 // queues are what stands in the queue before: a holder and others, by key.

@@ -33,13 +33,6 @@ type listener struct {
 	ch       chan clientv3.WatchResponse
 }
 
-// ownRange holds the exclusive keys of a session: a further one has "-" behind the
-// first, and "." sorts next.
-func ownRange(name string, id clientv3.LeaseID) (from, to string) {
-	base := exclusiveBase(name, id)
-	return base, base + "."
-}
-
 // isOwn reports whether the range holds only exclusive keys of the entry's session.
 func (e *entry) isOwn(from, to string) bool {
 	first, end := ownRange(e.name, e.s.id)
@@ -89,8 +82,8 @@ func (w *sharedWatch) leave() {
 	w.s.mu.Lock()
 	w.users--
 	unused := w.users == 0
-	if unused && w.s.shared[w.first] == w {
-		delete(w.s.shared, w.first)
+	if unused {
+		w.makeWayLocked()
 	}
 	w.s.mu.Unlock()
 	if unused {
@@ -121,12 +114,17 @@ func (w *sharedWatch) run(ctx context.Context) {
 	w.ended(err)
 }
 
-// ended makes way for another one, then tells the listeners.
-func (w *sharedWatch) ended(err error) {
-	w.s.mu.Lock()
+// makeWayLocked has whoever comes next open another one; the caller holds Session.mu.
+func (w *sharedWatch) makeWayLocked() {
 	if w.s.shared[w.first] == w {
 		delete(w.s.shared, w.first)
 	}
+}
+
+// ended makes way for another one, then tells the listeners.
+func (w *sharedWatch) ended(err error) {
+	w.s.mu.Lock()
+	w.makeWayLocked()
 	w.s.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -187,8 +185,9 @@ func (e *entry) viewOf(queue []queued) view {
 		return v
 	}
 	own := view{last: true}
+	first, end := ownRange(e.name, e.s.id)
 	for _, q := range queue {
-		if !e.isOwn(q.key, q.key) {
+		if q.key < first || end <= q.key {
 			return v
 		}
 		if kindOf(e.name, q.key) == exclusive {

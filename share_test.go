@@ -79,6 +79,18 @@ func passOn(t *testing.T, h *Held, tickets ...*Ticket) {
 	require.Zero(t, time.Since(start))
 }
 
+// holdWatches has watches wait to be opened until open is called.
+func (f *fakeEtcd) holdWatches() (open func()) {
+	opened := make(chan struct{})
+	f.step = func(_ context.Context, what string) error {
+		if what == "Watch" {
+			<-opened
+		}
+		return nil
+	}
+	return func() { close(opened) }
+}
+
 // openWatches are those that nobody has closed.
 func (f *fakeEtcd) openWatches() (n int) {
 	f.mu.Lock()
@@ -129,13 +141,7 @@ func TestSharedWatch_FirstWaiterLeavesWhileItIsOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s, h, _ := crowd(t, f, 0)
-		open := make(chan struct{})
-		f.step = func(_ context.Context, what string) error {
-			if what == "Watch" {
-				<-open
-			}
-			return nil
-		}
+		open := f.holdWatches()
 		ctx, cancel := context.WithCancel(t.Context())
 		failed := make(chan error)
 		go func() {
@@ -150,7 +156,7 @@ func TestSharedWatch_FirstWaiterLeavesWhileItIsOpened(t *testing.T) {
 		cancel()
 		require.ErrorIs(t, <-failed, context.Canceled)
 		require.Zero(t, time.Since(start), "it does not wait for the watch")
-		close(open)
+		open()
 		passOn(t, h, tk)
 		requireNoneShared(t, f, s)
 	})
@@ -161,18 +167,12 @@ func TestSharedWatch_AllLeaveWhileItIsOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s, h, _ := crowd(t, f, 0)
-		open := make(chan struct{})
-		f.step = func(_ context.Context, what string) error {
-			if what == "Watch" {
-				<-open
-			}
-			return nil
-		}
+		open := f.holdWatches()
 		tk, err := NewMutex(s, "a").Enqueue(t.Context())
 		require.NoError(t, err)
 		synctest.Wait()
 		require.NoError(t, tk.Cancel(t.Context()))
-		close(open)
+		open()
 		passOn(t, h)
 		requireNoneShared(t, f, s)
 	})
