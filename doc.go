@@ -126,7 +126,9 @@
 // has one watch at a time. A release wakes three waiters, one to take the lock, one
 // to count, and one to prepare, or the readers next in line. Where goroutines of
 // one session wait for a Mutex behind nobody else, one watch serves all of them,
-// they read nothing, and a release wakes up to sixteen.
+// they read nothing, and a release wakes up to sixteen. Readers on one client that
+// wait for the same writer share a watch too, and those that come when it is
+// open read nothing.
 //
 // A request that has no answer after 300 ms, or four times as long as they took
 // lately, is sent again beside the first one, twice at most, and then after a

@@ -115,13 +115,18 @@ func (s *scene) takeEntry(is func(queued) bool) {
 	s.f.delLocked(keys...)
 }
 
-// waitBefore puts another acquisition of the session into the queue, which waits for
-// others of it, and passes the lock on at once. end sees to it that it has had it.
+// waitBefore puts another acquisition of the session into the queue, behind
+// others of it or as a reader, which has the watch open and passes the lock on at once.
+// end sees to it that it has had it.
 func (s *scene) waitBefore(t *testing.T, queue []string) (end func()) {
-	for range queue {
-		s.before = append(s.before, s.own.inUse.take("a/5"))
+	enqueue := NewRWMutex(s.own, "a").REnqueue
+	if queue[0] == "a/5" {
+		enqueue = NewMutex(s.own, "a").Enqueue
+		for range queue {
+			s.before = append(s.before, s.own.inUse.take("a/5"))
+		}
 	}
-	tk, err := NewMutex(s.own, "a").Enqueue(context.Background())
+	tk, err := enqueue(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,8 +167,12 @@ var queues = map[string][]string{
 	"three":                    {"a/1", "a/2", "a/29"},
 	"many":                     many,
 	"of the session itself":    {"a/5", "a/5-1", "a/5-2"}, // and a waiter of it, a/5-3
+	"and its own reader":       {ownReader, "a/1", "a/2"}, // who comes last
 	"many, and readers":        append([]string{"a/r1"}, append(many[:10:10], append([]string{"a/r2", "a/r3"}, many[10:]...)...)...),
 }
+
+// ownReader is a reader of the session, which leaves as soon as it has the lock.
+const ownReader = "a/r5"
 
 // many are more than the txn of enqueue shows.
 var many = func() (keys []string) {
@@ -186,7 +195,9 @@ func (f *fakeEtcd) putAll(keys string) {
 // leave lets the others leave, the first in the queue first.
 func (s *scene) leave(queue []string) {
 	for _, keys := range queue {
-		s.f.del(strings.Fields(keys)...)
+		if keys != ownReader {
+			s.f.del(strings.Fields(keys)...)
+		}
 	}
 	s.f.del("a/r8", "a/9")
 }
@@ -254,12 +265,14 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		f.del(strings.Fields(keys)...)
 	}
 	for _, keys := range queue {
-		f.putAll(keys)
+		if keys != ownReader {
+			f.putAll(keys)
+		}
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s := &scene{f: f, own: f.session(5), cancel: cancel}
-	if slices.Contains(queue, "a/5") {
+	if len(queue) > 0 && slices.Contains([]string{"a/5", ownReader}, queue[0]) {
 		defer s.waitBefore(t, queue)()
 	}
 	hooks := &recorder{}
@@ -286,9 +299,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		defer mu.Unlock()
 		n++
 		if n == leaveAt && lag > 0 {
-			for _, keys := range queue[:len(queue)-1] {
-				s.f.del(strings.Fields(keys)...)
-			}
+			s.leave(queue[:len(queue)-1])
 		}
 		if n == leaveAt+lag {
 			s.leave(queue)

@@ -56,7 +56,8 @@ func (w *waiter) unwatch() {
 // left when the blockers have gone, no read comes before the grant, so the same
 // watch, in which events keep their order, has to tell whether the own entry was
 // still there then. There is little else to hear in it, for nearly all the others
-// are behind.
+// are behind. That of a reader reaches to the keys of all readers, so that it is the
+// same for all who wait for the same writer, and one watch serves them.
 func (w *waiter) target() (from, to string) {
 	if len(w.next) > 0 {
 		return w.blockers[0].key, w.blockers[0].key + "\x00"
@@ -65,7 +66,7 @@ func (w *waiter) target() (from, to string) {
 	for _, q := range w.blockers {
 		from, to = min(from, q.key), max(to, q.key+"\x00")
 	}
-	if w.guessed && (w.wants == writeHold || w.wants == mutexHold && !w.isOwn(from, to)) {
+	if w.wants == readHold || w.guessed && (w.wants == writeHold || w.wants == mutexHold && !w.isOwn(from, to)) {
 		_, to = sharedRange(w.name) // for the other keys of write locks
 	}
 	return from, to

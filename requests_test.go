@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -227,7 +228,7 @@ func TestRequests_WaitersOfOneSession(t *testing.T) {
 				require.NoError(t, err)
 				tickets = append(tickets, tk)
 				w.waitFor(t, 1, 1)
-				require.Eventually(t, func() bool { return s.listening() == i+1 }, hang, tick)
+				require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i + 1}) }, hang, tick)
 			}
 			for _, tk := range tickets {
 				require.NoError(t, h.Unlock(testCtx(t)))
@@ -244,14 +245,55 @@ func TestRequests_WaitersOfOneSession(t *testing.T) {
 	}
 }
 
-// listening is how many waiters use the watches that are shared.
-func (s *Session) listening() (n int) {
+// Readers on one client that wait for the same writer share a watch. Only the first
+// one looks behind it.
+func TestRequests_ReadersOfOneClient(t *testing.T) {
+	const readers = 40
+	for _, sessions := range []int{1, 4} {
+		t.Run(fmt.Sprintf("%d sessions", sessions), func(t *testing.T) {
+			name := lockName(t)
+			h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+			require.NoError(t, err)
+			c, w := wiredClient(t, cluster)
+			var ss []*Session
+			for range sessions {
+				ss = append(ss, unhedged(t, c))
+			}
+			defer w.writeBetween(t)()
+			w.reset()
+			var tickets []*Ticket
+			for i := range readers {
+				s := ss[i%sessions]
+				tk, err := NewRWMutex(s, name).REnqueue(testCtx(t))
+				require.NoError(t, err)
+				tickets = append(tickets, tk)
+				w.waitFor(t, 1, 1)
+				require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i + 1}) }, hang, tick)
+			}
+			require.NoError(t, h.Unlock(testCtx(t)))
+			for _, tk := range tickets {
+				h, err := tk.Wait(testCtx(t))
+				require.NoError(t, err)
+				require.NoError(t, h.Unlock(testCtx(t)))
+			}
+			w.require(t, map[string]int{"Txn": 2 * readers, "Range": 1}, 1)
+		})
+	}
+}
+
+// listening is how many waiters use each of the watches that the session shares.
+func (s *Session) listening() (n []int) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, w := range s.shared {
-		w.mu.Lock()
-		n += len(w.listeners)
-		w.mu.Unlock()
+	scope := s.watcher.scope
+	s.mu.Unlock()
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	for k, w := range shares.all {
+		if k.scope == scope {
+			w.mu.Lock()
+			n = append(n, len(w.listeners))
+			w.mu.Unlock()
+		}
 	}
 	return n
 }

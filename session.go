@@ -61,11 +61,10 @@ type Session struct {
 	sent       time.Time // when the last renewal that succeeded was sent
 	expiry     *time.Timer
 	inUse      keysInUse
-	shared     map[string]*sharedWatch // by their first key
-	passed     map[string]struct{}     // keys in use that no entry has, see passOver
-	seq        uint64                  // of the last nonce
-	closing    bool                    // Close waits: start nothing anymore
-	why        string                  // the session has ended
+	passed     map[string]struct{} // keys in use that no entry has, see passOver
+	seq        uint64              // of the last nonce
+	closing    bool                // Close waits: start nothing anymore
+	why        string              // the session has ended
 	// holds are told when the session ends; nil if nobody listens.
 	holds    map[*entry]struct{}
 	troubles troubles
@@ -128,14 +127,13 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 		panic("bug: " + err.Error())
 	}
 	s := &Session{
-		client: client, watcher: &watcher{Watcher: client.Watcher}, id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
+		client: client, watcher: newWatcher(client, client.Watcher), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
 		nonce:      strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewed:    make(chan renewal, 64),
 		revoked:    make(chan struct{}),
 		confirming: make(chan struct{}, 1),
 		inUse:      make(keysInUse),
 		passed:     make(map[string]struct{}),
-		shared:     make(map[string]*sharedWatch),
 	}
 	if c.listened() {
 		s.holds = make(map[*entry]struct{})

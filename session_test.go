@@ -261,7 +261,7 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		f := newFakeEtcd()
 		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 10 * time.Second, log: discard})
 		s.client.KV = clientv3.NewKVFromKVClient(f, s.client)
-		s.watcher = &watcher{Watcher: f}
+		s.watcher = newWatcher(s.client, f)
 		start := time.Now()
 		s.keepAlive = func(context.Context) (int64, error) {
 			<-time.After(3 * time.Second)

@@ -7,24 +7,39 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Where goroutines of one process want a lock, they wait for each other most of
-// the time. The keys of their entries lie side by side, so one watch serves them all.
+// Where several of one process wait for the same, one watch serves them all: readers
+// behind one writer, and the goroutines of a session, which wait for each other most
+// of the time, and the keys of whose entries lie side by side.
 
-// A sharedWatch is one watch on all exclusive keys that a session has of a name,
-// for those who wait for nothing else. It is opened for the first of them and
-// closed behind the last.
+// A sharedWatch is opened for the first of those who use it, and closed behind the
+// last.
 type sharedWatch struct {
-	s          *Session
-	first, end string             // what is watched
-	users      int                // guarded by Session.mu
-	close      context.CancelFunc // by the last user
-	begun      chan struct{}      // closed when it was opened, or could not be
+	shareKey
+	users int                // guarded by shares.mu
+	close context.CancelFunc // by the last user
+	begun chan struct{}      // closed when it was opened, or could not be
+	done  chan struct{}      // closed when nothing of it is left
+
+	failed error // it could not be opened; to be read when begun is closed
 
 	mu        sync.Mutex
 	at        int64 // every deletion above this revision is told to all listeners
-	err       error // it has ended
+	ended     bool
 	listeners map[*listener]struct{}
 }
+
+// shareKey is what is watched, and through which Watcher: sessions on one client
+// share too.
+type shareKey struct {
+	scope      any // see watcher
+	first, end string
+}
+
+// shares are the shared watches of the process that can be joined.
+var shares = struct {
+	mu  sync.Mutex
+	all map[shareKey]*sharedWatch
+}{all: make(map[shareKey]*sharedWatch)}
 
 // listener hears of the keys from from to before to. Its channel holds one
 // response; what comes before that is taken is added to it.
@@ -39,96 +54,104 @@ func (e *entry) isOwn(from, to string) bool {
 	return first <= from && to <= end
 }
 
-// watchBlockers is openWatch for a waiter; shared, if the range is the session's own.
+// watchBlockers is openWatch for a waiter; shared, if others may wait for the same.
 func (e *entry) watchBlockers(ctx context.Context, from, to string) (*watch, error) {
-	if !e.isOwn(from, to) {
+	first, end := from, to
+	switch {
+	case e.isOwn(from, to):
+		first, end = ownRange(e.name, e.s.id)
+	case e.wants != readHold:
 		return e.s.openWatch(ctx, from, to)
 	}
-	w := e.s.enterShared(ownRange(e.name, e.s.id))
-	var on *watch
-	err := errWatch
-	select {
-	case <-w.begun:
-		on, err = w.listen(from, to)
-	case <-ctx.Done():
-	}
-	if err != nil {
-		w.leave()
-	}
-	return on, err
+	return e.s.watchBy(ctx, func(by *watcher) (*watch, error) {
+		for {
+			w := enterShared(by, first, end)
+			leave := func() { w.leave(e.s) }
+			err := errWatch
+			select {
+			case <-w.begun:
+				err = w.failed
+			case <-ctx.Done():
+			}
+			if err != nil {
+				leave()
+				return nil, err
+			}
+			if on := w.listen(from, to, leave); on != nil {
+				return on, nil
+			}
+			leave() // it has ended since
+		}
+	})
 }
 
-func (s *Session) enterShared(first, end string) *sharedWatch {
-	s.mu.Lock()
-	w := s.shared[first]
-	if w != nil {
-		w.users++
-		s.mu.Unlock()
-		return w
+func enterShared(by *watcher, first, end string) *sharedWatch {
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	k := shareKey{by.scope, first, end}
+	w := shares.all[k]
+	if w == nil {
+		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), done: make(chan struct{}), listeners: make(map[*listener]struct{})}
+		shares.all[k] = w
+		var ctx context.Context
+		ctx, w.close = context.WithCancel(context.Background())
+		go w.run(ctx, by)
 	}
-	w = &sharedWatch{s: s, first: first, end: end, users: 1, begun: make(chan struct{}), listeners: make(map[*listener]struct{})}
-	ctx, cancel := context.WithCancel(s.ctx)
-	w.close = cancel
-	s.shared[first] = w
-	s.mu.Unlock()
-	if !s.background(func(context.Context) { w.run(ctx) }) {
-		w.ended(errWatch) // the session is ending
-		close(w.begun)
-	}
+	w.users++
 	return w
 }
 
-func (w *sharedWatch) leave() {
-	w.s.mu.Lock()
+// leave is for a user that belongs to s. Nothing goes on after the Close of the
+// session that was the last.
+func (w *sharedWatch) leave(s *Session) {
+	shares.mu.Lock()
 	w.users--
 	unused := w.users == 0
 	if unused {
 		w.makeWayLocked()
 	}
-	w.s.mu.Unlock()
-	if unused {
-		w.close()
+	shares.mu.Unlock()
+	if !unused {
+		return
+	}
+	w.close()
+	if !s.background(func(context.Context) { <-w.done }) {
+		<-w.done
+	}
+}
+
+// makeWayLocked has whoever comes next open another one; the caller holds shares.mu.
+func (w *sharedWatch) makeWayLocked() {
+	if shares.all[w.shareKey] == w {
+		delete(shares.all, w.shareKey)
 	}
 }
 
 // run watches until ctx ends or the watch does.
-func (w *sharedWatch) run(ctx context.Context) {
-	on, err := w.s.openWatch(ctx, w.first, w.end)
-	if err != nil {
-		w.ended(err)
+func (w *sharedWatch) run(ctx context.Context, by *watcher) {
+	defer close(w.done)
+	on, err := openWatch(ctx, clientv3.WithRequireLeader(context.Background()), by, w.first, w.end, clientv3.WithFilterPut())
+	if w.failed = err; err != nil {
+		defer close(w.begun)
+	} else {
+		defer on.close()
+		w.at = on.at
 		close(w.begun)
-		return
 	}
-	defer on.close()
-	w.at = on.at
-	close(w.begun)
-	for err == nil {
+	for err == nil && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-			err = errWatch
 		case wr, ok := <-on.ch:
 			w.tell(wr)
 			err = broken(wr, ok)
 		}
 	}
-	w.ended(err)
-}
-
-// makeWayLocked has whoever comes next open another one; the caller holds Session.mu.
-func (w *sharedWatch) makeWayLocked() {
-	if w.s.shared[w.first] == w {
-		delete(w.s.shared, w.first)
-	}
-}
-
-// ended makes way for another one, then tells the listeners.
-func (w *sharedWatch) ended(err error) {
-	w.s.mu.Lock()
+	shares.mu.Lock()
 	w.makeWayLocked()
-	w.s.mu.Unlock()
+	shares.mu.Unlock()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.err = err
+	w.ended = true
 	for l := range w.listeners {
 		close(l.ch)
 	}
@@ -136,12 +159,12 @@ func (w *sharedWatch) ended(err error) {
 }
 
 // listen joins those who are told from now on, which is at the revision of the last
-// deletion.
-func (w *sharedWatch) listen(from, to string) (*watch, error) {
+// deletion. It returns nil if the watch has ended.
+func (w *sharedWatch) listen(from, to string, leave func()) *watch {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.err != nil {
-		return nil, w.err
+	if w.ended {
+		return nil
 	}
 	l := &listener{from, to, make(chan clientv3.WatchResponse, 1)}
 	w.listeners[l] = struct{}{}
@@ -149,8 +172,8 @@ func (w *sharedWatch) listen(from, to string) (*watch, error) {
 		w.mu.Lock()
 		delete(w.listeners, l)
 		w.mu.Unlock()
-		w.leave()
-	}}, nil
+		leave()
+	}}
 }
 
 func (w *sharedWatch) tell(wr clientv3.WatchResponse) {

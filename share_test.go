@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/namespace"
 )
 
 func TestIsOwn(t *testing.T) {
@@ -106,9 +107,7 @@ func (f *fakeEtcd) openWatches() (n int) {
 func requireNoneShared(t *testing.T, f *fakeEtcd, s *Session) {
 	t.Helper()
 	synctest.Wait()
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	require.Empty(t, s.shared)
+	require.Empty(t, s.listening())
 	require.Zero(t, f.openWatches())
 }
 
@@ -122,6 +121,25 @@ func TestSharedWatch_OneForAll(t *testing.T) {
 	})
 }
 
+// The last one closes the watch, and who comes then opens another one at once.
+func TestSharedWatch_LastWaiterLeaves(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, tickets := crowd(t, f, 1)
+		passOn(t, h, tickets...)
+		for range 3 {
+			h, err := NewMutex(s, "a").Lock(t.Context())
+			require.NoError(t, err)
+			tk, err := NewMutex(s, "a").Enqueue(t.Context())
+			require.NoError(t, err)
+			synctest.Wait()
+			require.Equal(t, 1, f.openWatches())
+			passOn(t, h, tk) // and the next one comes before anything else is done
+		}
+		requireNoneShared(t, f, s)
+	})
+}
+
 // The watch goes on as long as anybody uses it, whoever it was opened for.
 func TestSharedWatch_FirstWaiterLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -131,10 +149,101 @@ func TestSharedWatch_FirstWaiterLeaves(t *testing.T) {
 		require.Equal(t, 1, f.openWatches())
 		require.NoError(t, tickets[2].Cancel(t.Context()))
 		synctest.Wait()
-		require.Equal(t, 1, s.listening())
+		require.Equal(t, []int{1}, s.listening())
 		passOn(t, h, tickets[1])
 		requireNoneShared(t, f, s)
 	})
+}
+
+// Readers on one client share it too, and it outlives the session that it was
+// opened for.
+func TestSharedWatch_FirstSessionEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		var ss []*Session
+		for i := range 3 {
+			s := f.session(clientv3.LeaseID(5 + i))
+			t.Cleanup(s.leaseGone)
+			s.watcher.scope = f
+			ss = append(ss, s)
+		}
+		h, err := NewRWMutex(ss[2], "a").Lock(t.Context())
+		require.NoError(t, err)
+		var tickets []*Ticket
+		for _, s := range []*Session{ss[0], ss[1], ss[1]} {
+			tk, err := NewRWMutex(s, "a").REnqueue(t.Context())
+			require.NoError(t, err)
+			tickets = append(tickets, tk)
+			synctest.Wait()
+		}
+		require.Equal(t, []int{3}, ss[0].listening())
+		ss[0].end(ErrSessionClosed, "test")
+		_, err = tickets[0].Wait(t.Context())
+		require.ErrorIs(t, err, ErrSessionClosed)
+		synctest.Wait()
+		require.Equal(t, []int{2}, ss[0].listening())
+		start := time.Now()
+		require.NoError(t, h.Unlock(t.Context()))
+		for _, tk := range tickets[1:] {
+			_, err := tk.Wait(t.Context())
+			require.NoError(t, err)
+		}
+		require.Zero(t, time.Since(start))
+		require.Len(t, f.watchers, 1, "it was opened once")
+		requireNoneShared(t, f, ss[0])
+	})
+}
+
+// Sessions whose watchers are not the same share nothing.
+func TestSharedWatch_Scope(t *testing.T) {
+	t.Parallel()
+	c := cluster.Client(t)
+	a, b := newTestSession(t, c), newTestSession(t, c)
+	share := func(a, b *Session) bool { return a.watcher.scope == b.watcher.scope }
+	require.True(t, share(a, b))
+	require.False(t, share(a, newTestSession(t, cluster.Client(t))))
+	b.replaceWatcher(clientv3.NewWatcher(c))
+	require.False(t, share(a, b))
+	c.Watcher = namespace.NewWatcher(c.Watcher, "x/")
+	require.False(t, share(newTestSession(t, c), newTestSession(t, c)), "who knows what others' watchers do")
+}
+
+// A watch that could not be opened is the failure of all who wait for it.
+func TestSharedWatch_AllGetAnotherWatcher(t *testing.T) {
+	t.Parallel()
+	c, w := wiredClient(t, cluster)
+	name := lockName(t)
+	h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	opening := make(chan struct{})
+	w.onRecv(func(method string, _ any) (bool, error) {
+		if method == "Watch" {
+			<-opening
+		}
+		return true, nil
+	})
+	var tickets []*Ticket
+	var ss []*Session
+	for range 3 {
+		s := newTestSession(t, c)
+		tk, err := NewRWMutex(s, name).REnqueue(testCtx(t))
+		require.NoError(t, err)
+		ss, tickets = append(ss, s), append(tickets, tk)
+	}
+	for _, s := range ss {
+		require.Eventually(t, func() bool {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			return s.watcher.own
+		}, hang, tick)
+	}
+	close(opening)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	for _, tk := range tickets {
+		h, err := tk.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(testCtx(t)))
+	}
 }
 
 func TestSharedWatch_FirstWaiterLeavesWhileItIsOpened(t *testing.T) {
@@ -220,17 +329,6 @@ func TestSharedWatch_NotOpened(t *testing.T) {
 	})
 }
 
-func TestSharedWatch_SessionCloses(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeEtcd()
-		s, h, _ := crowd(t, f, 0)
-		s.closing = true
-		_, err := h.watchBlockers(t.Context(), h.key, h.key)
-		require.ErrorIs(t, err, errWatch)
-		requireNoneShared(t, f, s)
-	})
-}
-
 // A waiter behind others of its session is told at once when its entry is
 // removed; the others wait on.
 func TestSharedWatch_EntryRemoved(t *testing.T) {
@@ -249,9 +347,8 @@ func TestSharedWatch_EntryRemoved(t *testing.T) {
 
 // A waiter that is busy while several of those before it leave hears of all of them.
 func TestSharedWatch_AddsUp(t *testing.T) {
-	w := &sharedWatch{s: &Session{}, listeners: make(map[*listener]struct{})}
-	on, err := w.listen("a/5", "a/5-3")
-	require.NoError(t, err)
+	w := &sharedWatch{listeners: make(map[*listener]struct{})}
+	on := w.listen("a/5", "a/5-3", nil)
 	for i, key := range []string{"a/5", "a/5-2", "a/5-3", "a/5-1"} {
 		w.tell(clientv3.WatchResponse{Events: []*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: int64(10 + i)}}}})
 	}
@@ -260,7 +357,5 @@ func TestSharedWatch_AddsUp(t *testing.T) {
 	require.True(t, deleted(wr, "a/5-2", 9))
 	require.False(t, deleted(wr, "a/5-3", 9), "out of its range")
 	require.EqualValues(t, 13, latest(wr))
-	later, err := w.listen("a/5", "a/5-3")
-	require.NoError(t, err)
-	require.EqualValues(t, 13, later.at, "it has missed what was before")
+	require.EqualValues(t, 13, w.listen("a/5", "a/5-3", nil).at, "who comes later has missed what was before")
 }

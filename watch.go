@@ -37,14 +37,21 @@ var errWatch = errors.New("watch ended")
 // With RequireLeader the watch ends when its member is cut off from the rest;
 // without, it would stay silent for as long as that lasts.
 func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
-	from := s.enterWatcher()
-	w, err := openWatch(ctx, s.watching, from, key, end, clientv3.WithFilterPut())
+	return s.watchBy(ctx, func(by *watcher) (*watch, error) {
+		return openWatch(ctx, s.watching, by, key, end, clientv3.WithFilterPut())
+	})
+}
+
+// watchBy opens a watch with the session's watcher, which notes how that goes.
+func (s *Session) watchBy(ctx context.Context, open func(by *watcher) (*watch, error)) (*watch, error) {
+	by := s.enterWatcher()
+	w, err := open(by)
 	if err != nil {
-		s.leaveWatcher(from, ctx.Err() == nil)
+		s.leaveWatcher(by, ctx.Err() == nil)
 		return nil, err
 	}
 	cancel := w.close
-	w.close = func() { cancel(); s.leaveWatcher(from, false) }
+	w.close = func() { cancel(); s.leaveWatcher(by, false) }
 	return w, nil
 }
 
@@ -85,9 +92,21 @@ func openWatch(ctx, life context.Context, watcher clientv3.Watcher, key, end str
 // watcher is a Watcher for a session's watches.
 type watcher struct {
 	clientv3.Watcher
+	// scope is the same for watchers whose watches may be shared: those of the
+	// sessions that use the same one of etcd's own.
+	scope    any
 	own      bool // by replaceWatcher, so that the session has to close it
 	watches  int  // that are open, or being opened
 	replaced bool
+}
+
+func newWatcher(client *clientv3.Client, of clientv3.Watcher) *watcher {
+	w := &watcher{Watcher: of}
+	w.scope = w
+	if renewable(client, of) {
+		w.scope = of
+	}
+	return w
 }
 
 func (s *Session) enterWatcher() *watcher {
@@ -138,7 +157,8 @@ func (s *Session) replaceWatcher(w clientv3.Watcher) {
 	old.replaced = true
 	unused := old.unused()
 	if w != nil {
-		s.watcher = &watcher{Watcher: w, own: true}
+		s.watcher = newWatcher(s.client, w)
+		s.watcher.own = true
 	}
 	s.mu.Unlock()
 	if unused {
