@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"sync"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -23,7 +24,8 @@ type sharedWatch struct {
 	failed error // it could not be opened; to be read when begun is closed
 
 	mu        sync.Mutex
-	at        int64 // every deletion above this revision is told to all listeners
+	at        int64     // every deletion above this revision is told to all listeners
+	heard     time.Time // of it, lately
 	ended     bool
 	listeners map[*listener]struct{}
 }
@@ -65,7 +67,7 @@ func (e *entry) watchBlockers(ctx context.Context, from, to string) (*watch, err
 	}
 	return e.s.watchBy(ctx, func(by *watcher) (*watch, error) {
 		for {
-			w := enterShared(by, first, end)
+			w := e.s.enterShared(by, first, end)
 			leave := func() { w.leave(e.s) }
 			err := errWatch
 			select {
@@ -85,13 +87,15 @@ func (e *entry) watchBlockers(ctx context.Context, from, to string) (*watch, err
 	})
 }
 
-func enterShared(by *watcher, first, end string) *sharedWatch {
+// enterShared joins the watch, or opens another one where nothing was heard of it for
+// a while: it may be on a member that hangs, and to open one is what shows that.
+func (s *Session) enterShared(by *watcher, first, end string) *sharedWatch {
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
 	k := shareKey{by.scope, first, end}
 	w := shares.all[k]
-	if w == nil {
-		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), done: make(chan struct{}), listeners: make(map[*listener]struct{})}
+	if w == nil || w.silence() > attemptMin+s.pace.late() {
+		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), done: make(chan struct{}), heard: time.Now(), listeners: make(map[*listener]struct{})}
 		shares.all[k] = w
 		var ctx context.Context
 		ctx, w.close = context.WithCancel(context.Background())
@@ -118,6 +122,12 @@ func (w *sharedWatch) leave(s *Session) {
 	if !s.background(func(context.Context) { <-w.done }) {
 		<-w.done
 	}
+}
+
+func (w *sharedWatch) silence() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return time.Since(w.heard)
 }
 
 // makeWayLocked has whoever comes next open another one; the caller holds shares.mu.
@@ -179,7 +189,7 @@ func (w *sharedWatch) listen(from, to string, leave func()) *watch {
 func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.at = max(w.at, latest(wr))
+	w.at, w.heard = max(w.at, latest(wr)), time.Now()
 	for l := range w.listeners {
 		var part clientv3.WatchResponse
 		for _, ev := range wr.Events {

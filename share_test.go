@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -11,6 +12,8 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/namespace"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
 func TestIsOwn(t *testing.T) {
@@ -116,6 +119,34 @@ func TestSharedWatch_OneForAll(t *testing.T) {
 		f := newFakeEtcd()
 		s, h, tickets := crowd(t, f, 5)
 		require.Equal(t, 1, f.openWatches())
+		passOn(t, h, tickets...)
+		requireNoneShared(t, f, s)
+	})
+}
+
+// A watch of which nothing was heard for a while may be on a member that hangs. Who
+// comes then does not rely on it.
+func TestSharedWatch_Silence(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, tickets := crowd(t, f, 2)
+		come := func(after time.Duration, watches int) {
+			<-time.After(after)
+			tk, err := NewMutex(s, "a").Enqueue(t.Context())
+			require.NoError(t, err)
+			tickets = append(tickets, tk)
+			synctest.Wait()
+			require.Equal(t, watches, f.openWatches())
+		}
+		const long, short = 1500 * time.Millisecond, time.Second
+		come(short, 1)
+		come(long, 2)
+		come(short, 2)
+		come(0, 2)
+		require.NoError(t, tickets[0].Cancel(t.Context())) // its leaving is heard
+		synctest.Wait()
+		come(short, 2)
+		tickets = tickets[1:]
 		passOn(t, h, tickets...)
 		requireNoneShared(t, f, s)
 	})
@@ -231,11 +262,7 @@ func TestSharedWatch_AllGetAnotherWatcher(t *testing.T) {
 		ss, tickets = append(ss, s), append(tickets, tk)
 	}
 	for _, s := range ss {
-		require.Eventually(t, func() bool {
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return s.watcher.own
-		}, hang, tick)
+		require.Eventually(t, s.watchesAnew, hang, tick)
 	}
 	close(opening)
 	require.NoError(t, h.Unlock(testCtx(t)))
@@ -244,6 +271,46 @@ func TestSharedWatch_AllGetAnotherWatcher(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(testCtx(t)))
 	}
+}
+
+// The watch is on a member that hangs. Who comes then, on the same client, gets one
+// that is on another member, long before it would ask.
+func TestSharedWatch_HungMember(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	proxies := []*etcdtest.Proxy{own.Proxy(t, 0), own.Proxy(t, 1), own.Proxy(t, 2)}
+	require.NoError(t, own.MoveLeader(testCtx(t), 1))
+	h, err := NewRWMutex(newTestSession(t, own.Client(t)), "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	proxies[1].Refuse()
+	proxies[2].Refuse()
+	s := newTestSession(t, own.Client(t, proxies[0], proxies[1], proxies[2]), WithTTL(4*hang))
+	first, err := NewRWMutex(s, "a").REnqueue(testCtx(t))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{1}) }, hang, tick)
+	proxies[1].Accept()
+	proxies[2].Accept()
+	require.Eventually(t, func() bool { return proxies[1].Connections() > 0 && proxies[2].Connections() > 0 }, hang, tick)
+	proxies[0].Hold(etcdtest.Both)
+	<-time.After(2 * attemptMin)
+	granted := make(chan error, 1)
+	go func() {
+		_, err := NewRWMutex(s, "a").RLock(testCtx(t))
+		granted <- err
+	}()
+	require.Eventually(t, func() bool { return slices.Contains(s.listening(), 1) && s.watchesAnew() }, hang, tick)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	began := time.Now()
+	require.NoError(t, <-granted)
+	require.Less(t, time.Since(began), hang)
+	require.NoError(t, first.Cancel(testCtx(t)))
+}
+
+// watchesAnew reports whether the session has another watcher than its client.
+func (s *Session) watchesAnew() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.watcher.own
 }
 
 func TestSharedWatch_FirstWaiterLeavesWhileItIsOpened(t *testing.T) {
