@@ -69,20 +69,21 @@ func (e *entry) watchBlockers(ctx context.Context, from, to string) (*watch, err
 		for {
 			w := e.s.enterShared(by, first, end)
 			leave := func() { w.leave(e.s) }
+			var on *watch
 			err := errWatch
 			select {
 			case <-w.begun:
-				err = w.failed
+				on, err = w.listen(from, to, leave), w.failed
 			case <-ctx.Done():
 			}
-			if err != nil {
-				leave()
-				return nil, err
-			}
-			if on := w.listen(from, to, leave); on != nil {
+			if on != nil {
 				return on, nil
 			}
-			leave() // it has ended since
+			leave()
+			if err != nil {
+				return nil, err
+			}
+			// It has ended since it was opened: the next one.
 		}
 	})
 }

@@ -354,6 +354,57 @@ func TestSharedWatch_AllLeaveWhileItIsOpened(t *testing.T) {
 	})
 }
 
+// Close waits for what the session's waiters leave behind.
+func TestSharedWatch_CloseWaits(t *testing.T) {
+	for name, closing := range map[string]bool{"who leaves before": false, "who leaves because of it": true} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeEtcd()
+				s, _, _ := crowd(t, f, 0)
+				open := f.holdWatches()
+				tk, err := NewMutex(s, "a").Enqueue(t.Context())
+				require.NoError(t, err)
+				synctest.Wait()
+				s.mu.Lock()
+				s.closing = closing
+				s.mu.Unlock()
+				require.NoError(t, tk.Cancel(t.Context()))
+				done := make(chan struct{})
+				go func() {
+					s.wg.Wait()
+					close(done)
+				}()
+				synctest.Wait()
+				require.False(t, isClosed(done))
+				open()
+				synctest.Wait()
+				require.True(t, isClosed(done))
+			})
+		})
+	}
+}
+
+// A watch may end between its opening and somebody's joining, who opens the next.
+func TestSharedWatch_EndsBeforeItIsJoined(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s, h, _ := crowd(t, f, 0)
+		first, end := ownRange("a", s.id)
+		old := s.enterShared(s.watcher, first, end)
+		synctest.Wait()
+		f.breakWatches()
+		synctest.Wait()
+		shares.mu.Lock()
+		shares.all[old.shareKey], old.users = old, 0 // as if it had been entered just before
+		shares.mu.Unlock()
+		on, err := h.watchBlockers(t.Context(), first, end)
+		require.NoError(t, err)
+		require.Equal(t, 1, f.openWatches())
+		on.close()
+		requireNoneShared(t, f, s)
+	})
+}
+
 // When it breaks, all keep their places, and one of them opens the next one for all.
 func TestSharedWatch_Breaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
