@@ -191,6 +191,9 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 					reads++ // to find them
 				}
 				w.waitFor(t, reads, watches)
+				if kind != "RWMutex read" {
+					require.Empty(t, s.listening(), "sharing costs a goroutine, and nobody else waits for the same")
+				}
 				for i, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
 					require.NoError(t, err)
