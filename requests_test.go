@@ -8,7 +8,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/metadata"
 )
 
 // What each operation costs, in requests on the wire, exactly.
@@ -246,6 +248,38 @@ func TestRequests_WaitersOfOneSession(t *testing.T) {
 			require.LessOrEqual(t, calls["Range"], 1+3*max(0, waiters-txnLimit))
 		})
 	}
+}
+
+// Every watch of waiters and holds ends when its member is cut off from the others.
+func TestRequests_WatchesRequireLeader(t *testing.T) {
+	name := lockName(t)
+	other := mustLock(t, newTestSession(t, cluster.Client(t)), name)
+	for what, wait := range map[string]func(*Session){
+		"for others": func(s *Session) { _, _ = NewMutex(s, name).Enqueue(testCtx(t)) },
+		"to read":    func(s *Session) { _, _ = NewRWMutex(s, name).REnqueue(testCtx(t)) },
+		"for its own session": func(s *Session) {
+			mustLock(t, s, name+"2")
+			_, _ = NewMutex(s, name+"2").Enqueue(testCtx(t))
+		},
+		"a hold": func(s *Session) { mustLock(t, s, name+"3").Done() },
+	} {
+		t.Run(what, func(t *testing.T) {
+			c, w := wiredClient(t, cluster)
+			required := make(chan []string, 8)
+			w.onStream(func(ctx context.Context, method string) error {
+				if method == "Watch" {
+					md, _ := metadata.FromOutgoingContext(ctx)
+					required <- md.Get(rpctypes.MetadataRequireLeaderKey)
+				}
+				return nil
+			})
+			s := newTestSession(t, c)
+			wait(s)
+			require.Equal(t, []string{rpctypes.MetadataHasLeader}, <-required)
+			require.NoError(t, s.Close(testCtx(t)))
+		})
+	}
+	require.NoError(t, other.Unlock(testCtx(t)))
 }
 
 // Readers on one client that wait for the same writer share a watch. Only the first

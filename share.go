@@ -141,7 +141,7 @@ func (w *sharedWatch) makeWayLocked() {
 // run watches until ctx ends or the watch does.
 func (w *sharedWatch) run(ctx context.Context, by *watcher) {
 	defer close(w.done)
-	on, err := openWatch(ctx, clientv3.WithRequireLeader(context.Background()), by, w.first, w.end, clientv3.WithFilterPut())
+	on, err := openWatch(ctx, clientv3.WithRequireLeader(ctx), by, w.first, w.end, clientv3.WithFilterPut())
 	if w.failed = err; err != nil {
 		defer close(w.begun)
 	} else {
