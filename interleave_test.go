@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -202,6 +203,10 @@ func (s *scene) leave(queue []string) {
 	s.f.del("a/r8", "a/9")
 }
 
+// sampled has a quarter of the scenes played, at random, beside the last of each
+// step. The race detector never forgets a goroutine: all of them took 11 GB.
+var sampled bool
+
 // TestInterleavings_I1_I3: in every queue, for every kind of lock, every
 // mishap at every step of the acquisition, with the others leaving at every
 // step: it is granted only when entitled, or fails for a reason; and nothing
@@ -220,8 +225,11 @@ func TestInterleavings_I1_I3(t *testing.T) {
 					for at := 0; ; at++ {
 						reached := false
 						for leaveAt := at - 3; leaveAt <= at+4; leaveAt++ {
-							if len(queue) == 0 && leaveAt != at {
+							switch {
+							case len(queue) == 0 && leaveAt != at:
 								continue // there is nobody to leave
+							case sampled && len(queue) > 0 && leaveAt < at+4 && rand.N(4) > 0:
+								continue
 							}
 							for _, lag := range lags(queue, mishapName) {
 								name := fmt.Sprintf("%s, %s at step %d, the others leave at %d, the last %d later", kind, mishapName, at, leaveAt, lag)

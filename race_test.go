@@ -1,0 +1,5 @@
+//go:build race
+
+package etcdlock
+
+func init() { sampled = true }
