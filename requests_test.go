@@ -21,6 +21,9 @@ func (w *wire) require(t *testing.T, want map[string]int, watches int) {
 	require.Equal(t, want, calls)
 	require.Len(t, created, watches)
 	requireFromNow(t, created)
+	for _, r := range created {
+		require.Equal(t, []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}, r.Filters, "all hear of deletions only")
+	}
 }
 
 // requireFromNow: a watch that is opened at a revision that exists is served
