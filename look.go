@@ -66,8 +66,10 @@ func (w *waiter) target() (from, to string) {
 	for _, q := range w.blockers {
 		from, to = min(from, q.key), max(to, q.key+"\x00")
 	}
-	if w.wants == readHold || w.guessed && (w.wants == writeHold || w.wants == mutexHold && !w.isOwn(from, to)) {
-		_, to = sharedRange(w.name) // for the other keys of write locks
+	switch {
+	case w.wants == readHold, // as all readers
+		w.guessed && (w.wants == writeHold || !w.isOwn(from, to)): // for the other keys of write locks
+		_, to = sharedRange(w.name)
 	}
 	return from, to
 }
