@@ -128,7 +128,8 @@
 // one session wait for a Mutex behind nobody else, one watch serves all of them,
 // they read nothing, and a release wakes up to sixteen. Readers on one client that
 // wait for the same writer share a watch too, and those that come when it is
-// open read nothing.
+// open read nothing. Who comes when nothing was heard of such a watch for somewhat
+// over a second opens another one, which those behind share.
 //
 // A request that has no answer after 300 ms, or four times as long as they took
 // lately, is sent again beside the first one, twice at most, and then after a
