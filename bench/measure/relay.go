@@ -36,36 +36,42 @@ func Relay(ctx context.Context, clients peer.Clients, n int, d time.Duration) (v
 		return nil, err
 	}
 	var turns atomic.Int64
+	turn := func(i int) error {
+		turns.Add(1)
+		_, derr := clients(i).Delete(ctx, key(i))
+		_, perr := clients(i).Put(ctx, key(i), "")
+		return errors.Join(derr, perr)
+	}
 	var wg sync.WaitGroup
 	errs := make([]error, n)
 	for i := range n {
 		wg.Go(func() {
+			var err error
+			if i == n-1 { // it begins, and takes no other turn before its key is there again
+				err = turn(i)
+			}
 			for resp := range before[i] {
 				for range resp.Events {
-					turns.Add(1)
-					_, derr := clients(i).Delete(ctx, key(i))
-					_, perr := clients(i).Put(ctx, key(i), "")
-					if err := errors.Join(derr, perr); err != nil {
-						if ctx.Err() == nil {
-							errs[i] = err
-						}
-						return
-					}
+					err = errors.Join(err, turn(i))
+				}
+				if err != nil {
+					break
 				}
 			}
+			if ctx.Err() == nil {
+				errs[i] = err
+			}
 		})
-	}
-	if _, err := clients(0).Delete(ctx, key(-1)); err != nil {
-		return nil, err
-	}
-	if _, err := clients(0).Put(ctx, key(-1), ""); err != nil {
-		return nil, err
 	}
 	sleep(ctx, min(d, time.Second))
 	start, from := time.Now(), turns.Load()
 	sleep(ctx, d)
-	v = Values{"per_s": float64(turns.Load()-from) / time.Since(start).Seconds()}
+	passed := turns.Load() - from
+	v = Values{"per_s": float64(passed) / time.Since(start).Seconds()}
+	if passed == 0 {
+		err = errors.New("nobody passed the turn on")
+	}
 	cancel()
 	wg.Wait()
-	return v, errors.Join(errs...)
+	return v, errors.Join(append(errs, err)...)
 }
