@@ -124,12 +124,16 @@
 // watches and two reads, and one read more where more than 16 keys are before it; a
 // write lock behind any number of readers one watch and up to three reads. A waiter
 // has one watch at a time. A release wakes three waiters, one to take the lock, one
-// to count, and one to prepare, or the readers next in line. Where goroutines of
-// one session wait for a Mutex behind nobody else, one watch serves all of them,
-// they read nothing, and a release wakes up to sixteen. Readers on one client that
-// wait for the same writer share a watch too, and those that come when it is
-// open read nothing. Who comes when nothing was heard of such a watch for somewhat
-// over a second opens another one, which those behind share.
+// to count, and one to prepare, or the readers next in line.
+//
+// Several who wait on one client share a watch on all of the queue if they are at
+// least a quarter of it, be they goroutines of one session or of several; all but
+// the first, who came alone. Behind up to 16 keys those who come when the watch is open
+// read nothing, and those who waited for it read once together. So etcd tells each
+// release to four such clients at most, and one of them wakes up to sixteen waiters.
+// Readers on one client that wait for the same writer share a watch in any case. Who
+// comes when nothing was heard of such a watch for somewhat over a second opens
+// another one, which those behind share.
 //
 // A request that has no answer after 300 ms, or four times as long as they took
 // lately, is sent again beside the first one, twice at most, and then after a

@@ -225,7 +225,7 @@ func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
 			if complete {
 				v, ok = e.viewOf(toQueue(got.Kvs)), true
 			}
-			v.at = e.rev
+			v.at, v.size = e.rev, got.Count
 			return v, ok, nil
 		}
 		there := got.Kvs

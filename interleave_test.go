@@ -168,12 +168,19 @@ var queues = map[string][]string{
 	"three":                    {"a/1", "a/2", "a/29"},
 	"many":                     many,
 	"of the session itself":    {"a/5", "a/5-1", "a/5-2"}, // and a waiter of it, a/5-3
+	"three, in a crowd":        {inCrowd, "a/1", "a/2", "a/29"},
+	"many, in a crowd":         append([]string{inCrowd}, many...),
+	"mixed, in a crowd":        {inCrowd, "a/1 a/r1", "a/r2", "a/2", "a/29 a/r29"},
 	"and its own reader":       {ownReader, "a/1", "a/2"}, // who comes last
 	"many, and readers":        append([]string{"a/r1"}, append(many[:10:10], append([]string{"a/r2", "a/r3"}, many[10:]...)...)...),
 }
 
 // ownReader is a reader of the session, which leaves as soon as it has the lock.
 const ownReader = "a/r5"
+
+// inCrowd is a stray key that says that more on the client wait: the watch is on all of
+// the queue.
+const inCrowd = "a/zzz"
 
 // many are more than the txn of enqueue shows.
 var many = func() (keys []string) {
@@ -280,6 +287,11 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s := &scene{f: f, own: f.session(5), cancel: cancel}
+	if len(queue) > 0 && slices.Contains([]string{"a/5", inCrowd}, queue[0]) {
+		for range len(queue) {
+			defer (&entry{s: s.own, name: "a"}).joinCrowd()()
+		}
+	}
 	if len(queue) > 0 && slices.Contains([]string{"a/5", ownReader}, queue[0]) {
 		defer s.waitBefore(t, queue)()
 	}

@@ -74,13 +74,6 @@ func sharedBase(name string, id clientv3.LeaseID) string {
 	return name + "/r" + strconv.FormatInt(int64(id), 16)
 }
 
-// ownRange holds the exclusive keys of a session: a further one has "-" behind the
-// first, and "." sorts next.
-func ownRange(name string, id clientv3.LeaseID) (from, to string) {
-	base := exclusiveBase(name, id)
-	return base, base + "."
-}
-
 func checkName(name string) error {
 	switch {
 	case name == "":

@@ -31,7 +31,8 @@ func (w *waiter) look(ctx context.Context) error {
 			return errGone
 		}
 		if v, ok := blocker(w.name, w.wants.kind(), w.rev, toQueue(got[0].Kvs), !got[0].More); ok {
-			w.view, w.view.at, w.looked, w.guessed = v, at, true, false
+			w.view, w.looked, w.guessed = v, true, false
+			w.view.at, w.view.size = at, got[0].Count
 			return nil
 		}
 		// Readers or foreign keys stand next below: list all, from now on.
@@ -68,7 +69,7 @@ func (w *waiter) target() (from, to string) {
 	}
 	switch {
 	case w.wants == readHold, // as all readers
-		w.guessed && (w.wants == writeHold || !w.isOwn(from, to)): // for the other keys of write locks
+		w.guessed: // for the other keys of write locks
 		_, to = sharedRange(w.name)
 	}
 	return from, to
@@ -77,6 +78,15 @@ func (w *waiter) target() (from, to string) {
 // still sees to it that the blockers, and where the watch on them is to tell
 // of it the own entry, were there when the watch began.
 func (w *waiter) still(ctx context.Context) error {
+	if w.on.first != nil && !w.guessed {
+		if there := w.on.first(ctx, w.s); there != nil {
+			if len(w.next) == 0 && !there[queued{w.key, w.rev}] {
+				return errGone
+			}
+			w.strike(w.on.at, func(q queued) bool { return !there[q] })
+			return nil
+		}
+	}
 	if len(w.next) == 0 {
 		w.lookAt = max(w.at, w.on.at) // not below, where the member that watches lags
 		return w.relook(ctx)
@@ -112,7 +122,7 @@ func (w *waiter) strike(at int64, gone func(queued) bool) {
 	case len(w.blockers) > 0 || w.last:
 	case len(w.next) > 0:
 		w.unwatch()
-		w.view, w.guessed = view{at: at, blockers: w.next}, true
+		w.view, w.guessed = view{at: at, size: w.size, blockers: w.next}, true
 	default:
 		w.lookAgain(at)
 	}

@@ -18,7 +18,8 @@ type queued struct {
 
 // view is what an entry knows of the queue below it.
 type view struct {
-	at int64 // the revision at which this is so
+	at   int64 // the revision at which this is so
+	size int64 // keys in the queue, those of no entry included, as of late
 	// blockers are the entries to wait for, all of them: see blocker. None: the
 	// viewer is entitled to the lock.
 	blockers []queued

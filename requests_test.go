@@ -217,38 +217,92 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 	}
 }
 
-// Waiters behind nobody but their own session share a watch, and their txn has
-// shown them all of the queue. Only the first one looks behind the watch, which it
-// has opened. Behind more than the txn shows, each looks as it does behind others.
-func TestRequests_WaitersOfOneSession(t *testing.T) {
-	for _, waiters := range []int{1, 2, txnLimit, txnLimit + 3} {
-		t.Run(fmt.Sprint(waiters), func(t *testing.T) {
+// Waiters on one client that are a good part of the queue share a watch, all but the
+// first, who comes alone; and their txn has shown them all of the queue. Only the first
+// two look, behind the watch that they have opened. Behind more than the txn shows, each looks
+// as it does alone.
+func TestRequests_Crowd(t *testing.T) {
+	for _, sessions := range []int{1, 3} {
+		for _, waiters := range []int{1, 2, txnLimit, txnLimit + 3} {
+			t.Run(fmt.Sprintf("%d of %d sessions", waiters, sessions), func(t *testing.T) {
+				name := lockName(t)
+				h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+				require.NoError(t, err)
+				c, w := wiredClient(t, cluster)
+				var ms []*Mutex
+				for range sessions {
+					ms = append(ms, NewMutex(unhedged(t, c), name))
+				}
+				s := ms[0].l.from.(*Session)
+				defer w.writeBetween(t)()
+				w.reset()
+				var tickets []*Ticket
+				for i := range waiters {
+					tk, err := ms[i%sessions].Enqueue(testCtx(t))
+					require.NoError(t, err)
+					tickets = append(tickets, tk)
+					w.waitFor(t, 1+min(1, i), 1+min(1, i))
+					if i > 0 {
+						require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i}) }, hang, tick)
+					}
+				}
+				for _, tk := range tickets {
+					require.NoError(t, h.Unlock(testCtx(t)))
+					h, err = tk.Wait(testCtx(t))
+					require.NoError(t, err)
+				}
+				require.NoError(t, h.Unlock(testCtx(t)))
+				calls, created := w.counts()
+				require.Len(t, created, min(2, waiters))
+				requireFromNow(t, created)
+				require.Equal(t, 2*waiters, calls["Txn"])
+				if waiters <= txnLimit {
+					require.Equal(t, min(2, waiters), calls["Range"])
+				}
+				require.LessOrEqual(t, calls["Range"], 2+3*max(0, waiters-txnLimit))
+			})
+		}
+	}
+}
+
+// A few waiters in a long queue share nothing, also when they come near its front: etcd would
+// tell their client of every release.
+func TestRequests_FewOfMany(t *testing.T) {
+	for _, below := range []int{2*crowdShare + 1, txnLimit + 1} {
+		t.Run(fmt.Sprint(below), func(t *testing.T) {
+			name := lockName(t)
+			other := NewMutex(newTestSession(t, cluster.Client(t)), name)
+			enqueueOthers := func(n int) (tickets []*Ticket) {
+				for range n {
+					tk, err := other.Enqueue(testCtx(t))
+					require.NoError(t, err)
+					tickets = append(tickets, tk)
+				}
+				return tickets
+			}
+			before := enqueueOthers(below)
 			c, w := wiredClient(t, cluster)
 			s := unhedged(t, c)
-			m := NewMutex(s, lockName(t))
-			defer w.writeBetween(t)()
-			h, err := m.Lock(testCtx(t))
-			require.NoError(t, err)
 			w.reset()
-			var tickets []*Ticket
-			for i := range waiters {
-				tk, err := m.Enqueue(testCtx(t))
-				require.NoError(t, err)
-				tickets = append(tickets, tk)
-				w.waitFor(t, 1, 1)
-				require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i + 1}) }, hang, tick)
+			requireWatches := func(n int) {
+				require.Eventually(t, func() bool { _, created := w.counts(); return len(created) == n }, hang, tick)
+				require.Empty(t, s.listening())
 			}
-			for _, tk := range tickets {
+			for i := range 2 {
+				_, err := NewMutex(s, name).Enqueue(testCtx(t))
+				require.NoError(t, err)
+				requireWatches(i + 1)
+			}
+			enqueueOthers(3 * crowdShare)
+			for i, tk := range before[:below-1] {
+				h, err := tk.Wait(testCtx(t))
+				require.NoError(t, err)
 				require.NoError(t, h.Unlock(testCtx(t)))
-				h, err = tk.Wait(testCtx(t))
-				require.NoError(t, err)
+				if i == below-near-1 {
+					requireWatches(3)
+				}
 			}
-			require.NoError(t, h.Unlock(testCtx(t)))
-			calls, created := w.counts()
-			require.Len(t, created, 1)
-			requireFromNow(t, created)
-			require.Equal(t, 2*waiters+1, calls["Txn"])
-			require.LessOrEqual(t, calls["Range"], 1+3*max(0, waiters-txnLimit))
+			requireWatches(4)
 		})
 	}
 }
@@ -290,34 +344,52 @@ func TestRequests_WatchesRequireLeader(t *testing.T) {
 func TestRequests_ReadersOfOneClient(t *testing.T) {
 	const readers = 40
 	for _, sessions := range []int{1, 4} {
-		t.Run(fmt.Sprintf("%d sessions", sessions), func(t *testing.T) {
-			name := lockName(t)
-			h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
-			require.NoError(t, err)
-			c, w := wiredClient(t, cluster)
-			var ss []*Session
-			for range sessions {
-				ss = append(ss, unhedged(t, c))
-			}
-			defer w.writeBetween(t)()
-			w.reset()
-			var tickets []*Ticket
-			for i := range readers {
-				s := ss[i%sessions]
-				tk, err := NewRWMutex(s, name).REnqueue(testCtx(t))
+		for _, atOnce := range []bool{false, true} { // before the watch is open, or behind each other
+			t.Run(fmt.Sprintf("%d sessions, at once %t", sessions, atOnce), func(t *testing.T) {
+				name := lockName(t)
+				h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
 				require.NoError(t, err)
-				tickets = append(tickets, tk)
-				w.waitFor(t, 1, 1)
-				require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i + 1}) }, hang, tick)
-			}
-			require.NoError(t, h.Unlock(testCtx(t)))
-			for _, tk := range tickets {
-				h, err := tk.Wait(testCtx(t))
-				require.NoError(t, err)
+				c, w := wiredClient(t, cluster)
+				var ss []*Session
+				for range sessions {
+					ss = append(ss, unhedged(t, c))
+				}
+				defer w.writeBetween(t)()
+				queued := make(chan struct{})
+				if !atOnce {
+					close(queued)
+				}
+				w.onRecv(func(method string, _ any) (bool, error) {
+					if method == "Watch" {
+						<-queued
+					}
+					return true, nil
+				})
+				w.reset()
+				var tickets []*Ticket
+				for i := range readers {
+					s := ss[i%sessions]
+					tk, err := NewRWMutex(s, name).REnqueue(testCtx(t))
+					require.NoError(t, err)
+					tickets = append(tickets, tk)
+					if !atOnce {
+						w.waitFor(t, 1, 1)
+						require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i + 1}) }, hang, tick)
+					}
+				}
+				if atOnce {
+					close(queued)
+					require.Eventually(t, func() bool { return slices.Equal(ss[0].listening(), []int{readers}) }, hang, tick)
+				}
 				require.NoError(t, h.Unlock(testCtx(t)))
-			}
-			w.require(t, map[string]int{"Txn": 2 * readers, "Range": 1}, 1)
-		})
+				for _, tk := range tickets {
+					h, err := tk.Wait(testCtx(t))
+					require.NoError(t, err)
+					require.NoError(t, h.Unlock(testCtx(t)))
+				}
+				w.require(t, map[string]int{"Txn": 2 * readers, "Range": 1}, 1)
+			})
+		}
 	}
 }
 

@@ -2,15 +2,15 @@ package etcdlock
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Where several of one process wait for the same, one watch serves them all: readers
-// behind one writer, and the goroutines of a session, which wait for each other most
-// of the time, and the keys of whose entries lie side by side.
+// Where several on one client wait for the same, one watch serves them all: readers
+// behind one writer, and any who wait for one lock if they are a good part of its queue.
 
 // A sharedWatch is opened for the first of those who use it, and closed behind the
 // last.
@@ -21,27 +21,45 @@ type sharedWatch struct {
 	begun chan struct{}      // closed when it was opened, or could not be
 	done  chan struct{}      // closed when nothing of it is left
 
-	failed error // it could not be opened; to be read when begun is closed
+	// To be read when begun is closed:
+	failed error // it could not be opened
+	opened int64 // the revision from which on it tells of deletions
+
+	ask     sync.Once       // for what follows
+	known   chan struct{}   // closed when it is
+	present map[queued]bool // what was in the range at opened, or later; nil if that was not to be had
 
 	mu        sync.Mutex
-	at        int64     // every deletion above this revision is told to all listeners
-	heard     time.Time // of it, lately
+	at        int64             // every deletion above this revision is told to all listeners
+	recent    []*clientv3.Event // the last deletions, in their order
+	forgot    int64             // the revision up to which deletions are not all in recent
+	heard     time.Time         // of it, lately
 	ended     bool
 	listeners map[*listener]struct{}
 }
 
+// recentEvents is how many deletions a shared watch remembers: enough for as many
+// hand-overs as go by while a newcomer looks at the queue.
+const recentEvents = 32
+
+// presentLimit is how many keys are read at most for all who share a watch. There are
+// more of them only where other locks are nested in this one.
+const presentLimit = 10000
+
 // shareKey is what is watched, and through which Watcher: sessions on one client
 // share too.
 type shareKey struct {
-	scope      any // see watcher
-	first, end string
+	scope     any // see watcher
+	from, end string
 }
 
-// shares are the shared watches of the process that can be joined.
+// shares are the shared watches of the process that can be joined, and how many wait
+// for each lock.
 var shares = struct {
-	mu  sync.Mutex
-	all map[shareKey]*sharedWatch
-}{all: make(map[shareKey]*sharedWatch)}
+	mu      sync.Mutex
+	all     map[shareKey]*sharedWatch
+	waiting map[shareKey]int
+}{all: make(map[shareKey]*sharedWatch), waiting: make(map[shareKey]int)}
 
 // listener hears of the keys from from to before to. Its channel holds one
 // response; what comes before that is taken is added to it.
@@ -50,30 +68,25 @@ type listener struct {
 	ch       chan clientv3.WatchResponse
 }
 
-// isOwn reports whether the range holds only exclusive keys of the entry's session.
-func (e *entry) isOwn(from, to string) bool {
-	first, end := ownRange(e.name, e.s.id)
-	return first <= from && to <= end
-}
-
-// watchBlockers is openWatch for a waiter; shared, if others may wait for the same.
-func (e *entry) watchBlockers(ctx context.Context, from, to string) (*watch, error) {
-	first, end := from, to
+// watchBlockers is openWatch for a waiter, shared, if others may wait for the same.
+func (w *waiter) watchBlockers(ctx context.Context) (*watch, error) {
+	k := w.crowd()
+	w.crowded = w.crowded || k.crowded(0, w.size) // it stays so when others have gone
 	switch {
-	case e.isOwn(from, to):
-		first, end = ownRange(e.name, e.s.id)
-	case e.wants != readHold:
-		return e.s.openWatch(ctx, from, to)
+	case w.wants == readHold:
+		k.from, k.end = w.from, w.to
+	case !w.crowded:
+		return w.s.openWatch(ctx, w.from, w.to)
 	}
-	return e.s.watchBy(ctx, func(by *watcher) (*watch, error) {
+	return w.s.watchBy(ctx, func(by *watcher) (*watch, error) {
 		for {
-			w := e.s.enterShared(by, first, end)
-			leave := func() { w.leave(e.s) }
+			shared := w.s.enterShared(by, k.from, k.end)
+			leave := func() { shared.leave(w.s) }
 			var on *watch
 			err := errWatch
 			select {
-			case <-w.begun:
-				on, err = w.listen(from, to, leave), w.failed
+			case <-shared.begun:
+				on, err = shared.listen(w.from, w.to, w.at, leave), shared.failed
 			case <-ctx.Done():
 			}
 			if on != nil {
@@ -90,13 +103,13 @@ func (e *entry) watchBlockers(ctx context.Context, from, to string) (*watch, err
 
 // enterShared joins the watch, or opens another one where nothing was heard of it for
 // a while: it may be on a member that hangs, and to open one is what shows that.
-func (s *Session) enterShared(by *watcher, first, end string) *sharedWatch {
+func (s *Session) enterShared(by *watcher, from, end string) *sharedWatch {
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
-	k := shareKey{by.scope, first, end}
+	k := shareKey{by.scope, from, end}
 	w := shares.all[k]
 	if w == nil || w.silence() > attemptMin+s.pace.late() {
-		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), done: make(chan struct{}), heard: time.Now(), listeners: make(map[*listener]struct{})}
+		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), known: make(chan struct{}), done: make(chan struct{}), heard: time.Now(), listeners: make(map[*listener]struct{})}
 		shares.all[k] = w
 		var ctx context.Context
 		ctx, w.close = context.WithCancel(context.Background())
@@ -141,12 +154,12 @@ func (w *sharedWatch) makeWayLocked() {
 // run watches until ctx ends or the watch does.
 func (w *sharedWatch) run(ctx context.Context, by *watcher) {
 	defer close(w.done)
-	on, err := openWatch(ctx, clientv3.WithRequireLeader(ctx), by, w.first, w.end, clientv3.WithFilterPut())
+	on, err := openWatch(ctx, clientv3.WithRequireLeader(ctx), by, w.from, w.end, clientv3.WithFilterPut())
 	if w.failed = err; err != nil {
 		defer close(w.begun)
 	} else {
 		defer on.close()
-		w.at = on.at
+		w.opened, w.at = on.at, on.at
 		close(w.begun)
 	}
 	for err == nil && ctx.Err() == nil {
@@ -169,9 +182,10 @@ func (w *sharedWatch) run(ctx context.Context, by *watcher) {
 	clear(w.listeners)
 }
 
-// listen joins those who are told from now on, which is at the revision of the last
-// deletion. It returns nil if the watch has ended.
-func (w *sharedWatch) listen(from, to string, leave func()) *watch {
+// listen joins those who are told, of all deletions above since, or above opened if that
+// is later, as long as those are remembered; or else from now on, which is at the revision
+// of the last one. It returns nil if the watch has ended.
+func (w *sharedWatch) listen(from, to string, since int64, leave func()) *watch {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
@@ -179,12 +193,50 @@ func (w *sharedWatch) listen(from, to string, leave func()) *watch {
 	}
 	l := &listener{from, to, make(chan clientv3.WatchResponse, 1)}
 	w.listeners[l] = struct{}{}
-	return &watch{ch: l.ch, at: w.at, close: func() {
+	on := &watch{ch: l.ch, at: w.at, close: func() {
 		w.mu.Lock()
 		delete(w.listeners, l)
 		w.mu.Unlock()
 		leave()
 	}}
+	since = max(since, w.opened)
+	if w.forgot <= since && since < w.at {
+		on.at = since
+		missed := slices.IndexFunc(w.recent, func(ev *clientv3.Event) bool { return ev.Kv.ModRevision > since })
+		l.tell(w.recent[missed:])
+	}
+	if on.at == w.opened {
+		on.first = w.first
+	}
+	return on
+}
+
+// first is what was in the range when the watch began, or later, nil if that can't be had
+// soon. It is read once for all who ask, by the session of the first.
+func (w *sharedWatch) first(ctx context.Context, s *Session) map[queued]bool {
+	w.ask.Do(func() {
+		if !s.background(func(ctx context.Context) {
+			defer close(w.known)
+			ctx, cancel := context.WithTimeout(ctx, attemptMin)
+			defer cancel()
+			got, _, err := s.get(ctx, w.opened, readRange(w.from, w.end, clientv3.WithLimit(presentLimit)))
+			if err != nil || got[0].More {
+				return
+			}
+			w.present = make(map[queued]bool)
+			for _, q := range toQueue(got[0].Kvs) {
+				w.present[q] = true
+			}
+		}) {
+			close(w.known)
+		}
+	})
+	select {
+	case <-w.known:
+		return w.present
+	case <-ctx.Done():
+		return nil
+	}
 }
 
 func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
@@ -192,41 +244,30 @@ func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
 	defer w.mu.Unlock()
 	w.at, w.heard = max(w.at, latest(wr)), time.Now()
 	for l := range w.listeners {
-		var part clientv3.WatchResponse
-		for _, ev := range wr.Events {
-			if key := string(ev.Kv.Key); l.from <= key && key < l.to {
-				part.Events = append(part.Events, ev)
-			}
-		}
-		if len(part.Events) == 0 {
-			continue
-		}
-		select {
-		case before := <-l.ch:
-			part.Events = append(before.Events, part.Events...)
-		default:
-		}
-		l.ch <- part // there is room: nobody else sends
+		l.tell(wr.Events)
+	}
+	w.recent = append(w.recent, wr.Events...)
+	if n := len(w.recent) - recentEvents; n > 0 {
+		w.forgot = w.recent[n-1].Kv.ModRevision
+		w.recent = slices.Delete(w.recent, 0, n)
 	}
 }
 
-// viewOf is the view of an entry that has seen all of the queue. If there are only
-// exclusive ones of its own session below, it waits for them all, however many:
-// one watch tells of all of them, and it needs no look when it comes near the front.
-func (e *entry) viewOf(queue []queued) view {
-	v, _ := blocker(e.name, e.wants.kind(), e.rev, queue, true)
-	if len(v.next) == 0 || e.wants == readHold {
-		return v
-	}
-	own := view{last: true}
-	first, end := ownRange(e.name, e.s.id)
-	for _, q := range queue {
-		if q.key < first || end <= q.key {
-			return v
-		}
-		if kindOf(e.name, q.key) == exclusive {
-			own.blockers = append(own.blockers, q)
+// tell is called by one at a time.
+func (l *listener) tell(events []*clientv3.Event) {
+	var part clientv3.WatchResponse
+	for _, ev := range events {
+		if key := string(ev.Kv.Key); l.from <= key && key < l.to {
+			part.Events = append(part.Events, ev)
 		}
 	}
-	return own
+	if len(part.Events) == 0 {
+		return
+	}
+	select {
+	case before := <-l.ch:
+		part.Events = append(before.Events, part.Events...)
+	default:
+	}
+	l.ch <- part // there is room: nobody else sends
 }

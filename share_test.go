@@ -2,7 +2,9 @@ package etcdlock
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -10,48 +12,68 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/namespace"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-func TestIsOwn(t *testing.T) {
-	e := &entry{s: &Session{id: 0x12}, name: "a"}
-	for key, want := range map[string]bool{
-		"a/12": true, "a/12-1": true, "a/12-ff": true,
-		"a/1": false, "a/123": false, "a/123-1": false, "a/r12": false, "a/12/x": false, "a/11-1": false, "b/12": false,
+// Who shares: several, who are a good part of the queue.
+func TestCrowded(t *testing.T) {
+	e := &entry{s: &Session{id: 0x12, watcher: &watcher{scope: t}}, name: "a"}
+	other := &entry{s: &Session{id: 0x13, watcher: e.s.watcher}, name: "a", wants: writeHold}
+	for _, more := range []*entry{
+		{s: other.s, name: "b"},
+		{s: &Session{id: 0x12, watcher: &watcher{scope: "another"}}, name: "a"},
 	} {
-		require.Equal(t, want, e.isOwn(key, key+"\x00"), key)
+		defer more.joinCrowd()()
 	}
-	require.False(t, e.isOwn("a/12", "a/13"))
-	require.False(t, e.isOwn("a/11", "a/12-1"))
+	k := e.crowd()
+	require.False(t, k.crowded(1, 2), "alone")
+	leave := e.joinCrowd()
+	require.False(t, k.crowded(0, 2), "alone")
+	require.True(t, k.crowded(1, 2*crowdShare))
+	leaveToo := other.joinCrowd()
+	require.True(t, k.crowded(0, 2*crowdShare))
+	require.False(t, k.crowded(0, 2*crowdShare+1))
+	leave()
+	require.False(t, k.crowded(0, 2))
+	leaveToo()
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	require.NotContains(t, shares.waiting, k)
 }
 
 func TestViewOf(t *testing.T) {
-	own := []queued{{"a/12", 7}, {"a/12-1", 3}, {"a/12-2", 5}}
-	deep := view{blockers: []queued{{"a/12-1", 3}}, next: []queued{{"a/12-2", 5}, {"a/12", 7}}}
+	three := []queued{{"a/12", 7}, {"a/13", 3}, {"a/12-2", 5}}
+	deep := view{blockers: []queued{{"a/13", 3}}, next: []queued{{"a/12-2", 5}, {"a/12", 7}}}
 	for name, tc := range map[string]struct {
-		wants wants
-		queue []queued
-		want  view
+		others int
+		wants  wants
+		queue  []queued
+		want   view
 	}{
-		"own":               {mutexHold, own, view{blockers: own, last: true}},
-		"own, write lock":   {writeHold, own, view{blockers: own, last: true}},
-		"a stray key":       {mutexHold, append([]queued{{"a/12-zz", 4}}, own...), view{blockers: own, last: true}},
-		"another session's": {mutexHold, append([]queued{{"a/13", 1}}, own...), deep},
-		"a reader":          {mutexHold, append([]queued{{"a/r12", 4}}, own...), deep},
-		"of a reader":       {readHold, own, deep}, // the range to its own key would show everybody's
-		"two":               {mutexHold, own[1:], view{blockers: own[1:], last: true}},
+		"one of a crowd":             {1, mutexHold, three, view{blockers: three, last: true}},
+		"one of a crowd, write lock": {1, writeHold, three, view{blockers: three, last: true}},
+		"a stray key":                {1, mutexHold, append([]queued{{"a/12-zz", 4}}, three...), view{blockers: three, last: true}},
+		"a reader among them":        {1, mutexHold, append([]queued{{"a/r12", 4}}, three...), deep},
+		"of a reader":                {1, readHold, three, deep},
+		"alone":                      {0, mutexHold, three, deep},
+		"alone behind two":           {0, mutexHold, []queued{three[1], three[0]}, view{blockers: []queued{three[1], three[0]}, last: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &entry{s: &Session{id: 0x12}, name: "a", wants: tc.wants, rev: 9}
+			e := &entry{s: &Session{id: 0x12, watcher: &watcher{scope: t}}, name: "a", wants: tc.wants, rev: 9}
+			for range tc.others {
+				defer e.joinCrowd()()
+			}
 			require.Equal(t, tc.want, e.viewOf(tc.queue))
 		})
 	}
 }
 
-// crowd are a holder and waiters of one session on a fake etcd.
+// crowd are a holder and waiters of one session on a fake etcd. One more is said to
+// wait, so that the first one shares its watch too.
 func crowd(t *testing.T, f *fakeEtcd, waiters int) (s *Session, h *Held, tickets []*Ticket) {
 	s = f.session(5)
 	t.Cleanup(func() {
@@ -60,6 +82,7 @@ func crowd(t *testing.T, f *fakeEtcd, waiters int) (s *Session, h *Held, tickets
 	})
 	h, err := NewMutex(s, "a").Lock(t.Context())
 	require.NoError(t, err)
+	t.Cleanup(h.joinCrowd())
 	for range waiters {
 		tk, err := NewMutex(s, "a").Enqueue(t.Context())
 		require.NoError(t, err)
@@ -389,15 +412,17 @@ func TestSharedWatch_EndsBeforeItIsJoined(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s, h, _ := crowd(t, f, 0)
-		first, end := ownRange("a", s.id)
-		old := s.enterShared(s.watcher, first, end)
+		k := h.crowd()
+		old := s.enterShared(s.watcher, k.from, k.end)
 		synctest.Wait()
 		f.breakWatches()
 		synctest.Wait()
 		shares.mu.Lock()
 		shares.all[old.shareKey], old.users = old, 0 // as if it had been entered just before
 		shares.mu.Unlock()
-		on, err := h.watchBlockers(t.Context(), first, end)
+		w := &waiter{entry: &h.entry, from: k.from, to: k.end}
+		defer h.joinCrowd()()
+		on, err := w.watchBlockers(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, 1, f.openWatches())
 		on.close()
@@ -463,17 +488,228 @@ func TestSharedWatch_EntryRemoved(t *testing.T) {
 	})
 }
 
-// A waiter that is busy while several of those before it leave hears of all of them.
+// Those who wait while the watch is opened look behind it once for all. Where that fails
+// each looks on its own; and nobody waits for it longer than its ctx lasts.
+func TestSharedWatch_First(t *testing.T) {
+	const waiters = 5
+	hangs := func(ctx context.Context, _ int32) error { <-ctx.Done(); return ctx.Err() }
+	for name, tc := range map[string]struct {
+		read  func(ctx context.Context, n int32) error // before attemptMin has passed
+		soon  int32                                    // reads before that
+		later int32                                    // afterwards, at least
+		stray int
+	}{
+		"it succeeds": {func(context.Context, int32) error { return nil }, 1, 0, 0},
+		"it is refused": {func(_ context.Context, n int32) error {
+			return map[bool]error{true: rpctypes.ErrGRPCPermissionDenied}[n < 3]
+		}, 2 + waiters, 0, 0},
+		"too many keys": {func(context.Context, int32) error { return nil }, 2*waiters + 1, 0, presentLimit}, // the txn shows too little too
+		"it hangs":      {hangs, 1 + hedges, waiters, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeEtcd()
+				var stray strings.Builder
+				for i := range tc.stray {
+					fmt.Fprintf(&stray, "a/b/%x ", i+1)
+				}
+				f.putAll(stray.String())
+				_, h, _ := crowd(t, f, 0)
+				opened := make(chan struct{})
+				late, cancel := context.WithCancel(t.Context())
+				var reads atomic.Int32
+				f.step = func(ctx context.Context, what string) error {
+					if what == "Watch" {
+						<-opened
+					}
+					if !strings.HasSuffix(what, "Range") {
+						return nil
+					}
+					n := reads.Add(1)
+					ctx, stop := context.WithCancel(ctx)
+					defer stop()
+					defer context.AfterFunc(late, stop)()
+					if err := tc.read(ctx, n); late.Err() == nil {
+						return err
+					}
+					return nil
+				}
+				var tickets []*Ticket
+				for range waiters {
+					tk, err := NewRWMutex(h.s, "a").REnqueue(t.Context())
+					require.NoError(t, err)
+					tickets = append(tickets, tk)
+					synctest.Wait()
+				}
+				f.putAll("b/1") // so that the watch begins behind what they know
+				close(opened)
+				<-time.After(attemptMin - time.Millisecond)
+				require.Equal(t, tc.soon, reads.Load())
+				<-time.After(2 * time.Millisecond)
+				cancel()
+				synctest.Wait()
+				require.GreaterOrEqual(t, reads.Load(), tc.soon+tc.later)
+				require.NoError(t, h.Unlock(t.Context()))
+				start := time.Now()
+				for _, tk := range tickets {
+					_, err := tk.Wait(t.Context())
+					require.NoError(t, err)
+				}
+				require.Zero(t, time.Since(start))
+			})
+		})
+	}
+	t.Run("ctx ends", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s, h, _ := crowd(t, f, 0)
+			open := make(chan struct{})
+			f.step = func(ctx context.Context, what string) error {
+				switch what {
+				case "Watch":
+					<-open
+				case "pinned Range":
+					return hangs(ctx, 0)
+				}
+				return nil
+			}
+			var cancels []func()
+			var done []chan error
+			for range 2 {
+				ctx, cancel := context.WithCancel(t.Context())
+				failed := make(chan error, 1)
+				go func() {
+					_, err := NewRWMutex(s, "a").RLock(ctx)
+					failed <- err
+				}()
+				cancels, done = append(cancels, cancel), append(done, failed)
+				synctest.Wait()
+			}
+			f.putAll("b/1")
+			close(open)
+			synctest.Wait()
+			start := time.Now()
+			for i, cancel := range cancels {
+				cancel()
+				require.ErrorIs(t, <-done[i], context.Canceled)
+			}
+			require.Zero(t, time.Since(start))
+			passOn(t, h)
+		})
+	})
+}
+
+// Who comes to a watch that has been told of much reads nothing, also where it is told of
+// more while they write their entry.
+func TestSharedWatch_Newcomer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		_, h, tickets := crowd(t, f, 1)
+		tell := func() {
+			f.putAll("a/b/1")
+			f.del("a/b/1")
+			synctest.Wait()
+		}
+		for range 2 * recentEvents {
+			tell()
+		}
+		f.step = func(_ context.Context, what string) error {
+			switch what {
+			case "Txn.":
+				tell()
+			case "Range", "pinned Range":
+				t.Error("it reads")
+			}
+			return nil
+		}
+		tk, err := NewMutex(h.s, "a").Enqueue(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		passOn(t, h, append(tickets, tk)...)
+	})
+}
+
+// Nobody waits for what a session that is being closed would have read.
+func TestSharedWatch_FirstByAClosingSession(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		h, err := NewMutex(f.session(9), "a").Lock(t.Context())
+		require.NoError(t, err)
+		open := f.holdWatches()
+		var tickets []*Ticket
+		var ss []*Session
+		for i := range 2 {
+			s := f.session(clientv3.LeaseID(5 + i))
+			t.Cleanup(s.leaseGone)
+			s.watcher.scope = f
+			tk, err := NewRWMutex(s, "a").REnqueue(t.Context())
+			require.NoError(t, err)
+			ss, tickets = append(ss, s), append(tickets, tk)
+			synctest.Wait()
+		}
+		for _, s := range ss { // whichever comes first
+			s.mu.Lock()
+			s.closing = true
+			s.mu.Unlock()
+		}
+		f.putAll("b/1") // so that the watch begins behind what they know
+		open()
+		start := time.Now()
+		passOn(t, h, tickets...)
+		require.Zero(t, time.Since(start))
+	})
+}
+
+// A waiter that is busy while several of those before it leave hears of all of them;
+// one who comes later also of those that it can't know of, if not too many.
 func TestSharedWatch_AddsUp(t *testing.T) {
-	w := &sharedWatch{listeners: make(map[*listener]struct{})}
-	on := w.listen("a/5", "a/5-3", nil)
+	w := &sharedWatch{opened: 9, at: 9, forgot: 9, listeners: make(map[*listener]struct{})}
+	on := w.listen("a/5", "a/5-3", 9, nil)
+	del := func(key string, rev int) {
+		w.tell(clientv3.WatchResponse{Events: []*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: int64(rev)}}}})
+	}
 	for i, key := range []string{"a/5", "a/5-2", "a/5-3", "a/5-1"} {
-		w.tell(clientv3.WatchResponse{Events: []*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: int64(10 + i)}}}})
+		del(key, 10+i)
 	}
 	wr := <-on.ch
 	require.True(t, deleted(wr, "a/5", 9))
 	require.True(t, deleted(wr, "a/5-2", 9))
 	require.False(t, deleted(wr, "a/5-3", 9), "out of its range")
 	require.EqualValues(t, 13, latest(wr))
-	require.EqualValues(t, 13, w.listen("a/5", "a/5-3", nil).at, "who comes later has missed what was before")
+
+	later := func(since, at int64, told ...int64) {
+		t.Helper()
+		on := w.listen("a/5", "a/5-3", since, nil)
+		require.Equal(t, at, on.at)
+		var revs []int64
+		if len(on.ch) > 0 {
+			for _, ev := range (<-on.ch).Events {
+				revs = append(revs, ev.Kv.ModRevision)
+			}
+		}
+		require.Equal(t, told, revs)
+	}
+	later(8, 9, 10, 11, 13) // before the watch, and so to ask what was there at first
+	later(9, 9, 10, 11, 13)
+	later(11, 11, 13)
+	later(12, 12, 13)
+	later(13, 13)
+	later(20, 13)
+	for range recentEvents - 3 {
+		del("a/6", 14)
+	}
+	later(9, 14)
+	later(10, 10, 11, 13)
+	for range recentEvents {
+		del("a/6", 15)
+	}
+	later(14, 14)
+	later(13, 15)
+
+	w = &sharedWatch{opened: 9, at: 9, forgot: 9, listeners: make(map[*listener]struct{})}
+	for range recentEvents + 1 {
+		del("a/5", 5) // which the watch may not have been told of all
+	}
+	later(5, 9)
+	later(8, 9)
 }

@@ -38,6 +38,7 @@ type waiter struct {
 	guessed  bool   // view is to be confirmed by a look behind the watch
 	lookAt   int64  // if not: the revision to look at, 0 for the present
 	limit    int64  // of a look, in keys; 0 for none
+	crowded  bool   // it shares a watch on all of the queue
 	on       *watch // on the blockers, in the range from..to
 	from, to string
 	pause    time.Duration // after the next trouble
@@ -56,6 +57,7 @@ func (e *entry) wait(ctx context.Context, v view, looked bool) error {
 	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, trouble: trouble{e: e}, limit: lookLimit, pause: retryMin}
 	recheck := time.NewTimer(e.s.untilRecheck())
 	defer recheck.Stop()
+	defer e.joinCrowd()()
 	defer w.unwatch()
 	defer w.trouble.end(false)
 	for {
@@ -109,7 +111,7 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 			continue
 		}
 		w.from, w.to = w.target()
-		if w.on, err = w.watchBlockers(ctx, w.from, w.to); err != nil {
+		if w.on, err = w.watchBlockers(ctx); err != nil {
 			return err
 		}
 		w.pause = retryMin

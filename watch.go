@@ -18,6 +18,9 @@ type watch struct {
 	ch    clientv3.WatchChan
 	at    int64
 	close context.CancelFunc
+	// first, if not nil, asks what was in the range at that revision, once for all who
+	// share the watch.
+	first func(context.Context, *Session) map[queued]bool
 }
 
 // errWatch: a watch could not be opened, or ended; what it watched for may have
@@ -75,7 +78,7 @@ func openWatch(ctx, life context.Context, watcher clientv3.Watcher, key, end str
 		cancel()
 		return nil, err
 	}
-	return &watch{ch, created.Header.Revision, cancel}, nil
+	return &watch{ch: ch, at: created.Header.Revision, close: cancel}, nil
 }
 
 // All watches of a client's Watcher share a stream, and with it what may be
