@@ -38,6 +38,9 @@ var (
 
 // wrap is applied once, at the exported boundary.
 func wrap(op, name string, err error) error {
+	if err == nil {
+		return nil // before the prefix is made
+	}
 	return wrapNeeding("readwrite", name+"/", op, name, err)
 }
 

@@ -219,7 +219,10 @@ func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
 // Err is nil while the session lives, then ErrSessionExpired or
 // ErrSessionClosed.
 func (s *Session) Err() error {
-	if d := s.Deadline(); s.ctx.Err() == nil && !d.IsZero() && !time.Now().Before(d) {
+	if s.ctx.Err() == nil {
+		if d := s.Deadline(); d.IsZero() || time.Now().Before(d) {
+			return nil
+		}
 		// The timer is late: the process may just have been woken.
 		s.end(ErrSessionExpired, "deadline passed")
 	}
