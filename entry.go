@@ -184,7 +184,7 @@ func (w wants) blocking(name string) (from, to string) {
 // commit sends the txn that writes the entry until etcd has answered. It is
 // safe to repeat, since a repetition finds the keys of an earlier attempt.
 func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
-	resp, doubt, err := hedged(ctx, e.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+	resp, doubt, err := hedged(ctx, e.s.ctx, e.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return build(e.s.client.Txn(ctx)).Commit()
 	})
 	e.doubt = e.doubt || doubt
@@ -266,7 +266,9 @@ func (e *entry) try(ctx context.Context) error {
 		at, keys := resp.Header.Revision, got.Kvs
 		v, ok := blocker(e.name, e.wants.kind(), maxRev, toQueue(keys), got.Count <= int64(len(keys)))
 		if !ok {
-			all, now, err := e.s.get(ctx, 0, readRange(from, to))
+			bound, stop := e.s.bind(ctx)
+			all, now, err := e.s.get(bound, 0, readRange(from, to))
+			stop()
 			if err != nil {
 				return err
 			}

@@ -121,7 +121,7 @@ func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
 	if len(ops) == 0 {
 		return nil
 	}
-	_, _, err = hedged(ctx, s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+	_, _, err = hedged(ctx, s.lease, s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return s.client.Txn(ctx).Then(ops...).Commit()
 	})
 	return err
@@ -143,7 +143,7 @@ func (s *Session) sweep() {
 	time.AfterFunc(s.ttl, func() {
 		s.background(func(ctx context.Context) {
 			defer s.sweep()
-			lease, _, err := hedged(ctx, s, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+			lease, _, err := hedged(ctx, s.lease, s, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
 				return s.client.TimeToLive(ctx, s.id, clientv3.WithAttachedKeys())
 			})
 			if err != nil {
@@ -199,5 +199,5 @@ func (s *Session) wrote(kv *mvccpb.KeyValue) bool {
 
 func (s *Session) removeGhost(ctx context.Context, kv *mvccpb.KeyValue) {
 	ghost := &entry{s: s, key: string(kv.Key)}
-	_, _ = ghost.remove(ctx, kv.CreateRevision)
+	_, _ = ghost.remove(ctx, s.lease, kv.CreateRevision)
 }

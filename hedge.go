@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"sync"
 	"sync/atomic"
 	"time"
 )
@@ -22,11 +23,12 @@ const (
 
 // hedged is persist, but a call of op that is late is followed by others beside
 // it, and the first answer is taken, a success or a refusal. So op must be safe
-// to run beside itself, and write nothing that it shares.
+// to run beside itself, and write nothing that it shares. life ends it as ctx does:
+// that of the session for what a caller waits for, and of the lease for clean-up.
 //
 // doubt says that a call whose answer this is not may have been carried out, or
 // be carried out yet. All of them have returned when hedged does.
-func hedged[T any](ctx context.Context, s *Session, op func(ctx context.Context) (T, error)) (v T, doubt bool, err error) {
+func hedged[T any](ctx, life context.Context, s *Session, op func(ctx context.Context) (T, error)) (v T, doubt bool, err error) {
 	timed := func(ctx context.Context) (T, error) {
 		start := time.Now()
 		v, err := op(ctx)
@@ -35,9 +37,7 @@ func hedged[T any](ctx context.Context, s *Session, op func(ctx context.Context)
 		}
 		return v, err
 	}
-	err = attempts(ctx, s.client, func(ctx context.Context, limit time.Duration) (err error) {
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
+	err = attempts(ctx, life, s.client, func(ctx context.Context, cancel func(), limit time.Duration) (err error) {
 		var several bool
 		v, several, err = race(ctx, cancel, hedges, s.pace.late(), limit, timed)
 		doubt = doubt || several || !answered(err)
@@ -57,19 +57,20 @@ func race[T any](ctx context.Context, cancel func(), more int, late, limit time.
 		v, err = op(ctx)
 		return v, false, err
 	}
-	type answer struct {
-		v     T
-		err   error
-		limit *time.Timer
+	var others struct {
+		answered sync.WaitGroup
+		v        T
+		err      error
+		limit    *time.Timer
 	}
-	others := make(chan answer, 1)
+	others.answered.Add(1)
 	next := time.AfterFunc(late, func() {
-		a := answer{limit: time.AfterFunc(limit-late, cancel)}
-		a.v, _, a.err = race(ctx, cancel, more-1, late, limit-late, op)
-		if answered(a.err) {
+		defer others.answered.Done()
+		others.limit = time.AfterFunc(limit-late, cancel)
+		others.v, _, others.err = race(ctx, cancel, more-1, late, limit-late, op)
+		if answered(others.err) {
 			cancel()
 		}
-		others <- a
 	})
 	v, err = op(ctx)
 	if next.Stop() {
@@ -78,10 +79,10 @@ func race[T any](ctx context.Context, cancel func(), more int, late, limit time.
 	if answered(err) {
 		cancel()
 	}
-	a := <-others
-	a.limit.Stop()
+	others.answered.Wait()
+	others.limit.Stop()
 	if !answered(err) {
-		v, err = a.v, a.err
+		v, err = others.v, others.err
 	}
 	return v, true, err
 }

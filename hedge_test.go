@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -58,7 +59,7 @@ func TestHedged(t *testing.T) {
 					numbers <- i
 				}
 				running := make(chan struct{}, 100)
-				from, doubt, err := hedged(context.Background(), s, func(ctx context.Context) (int, error) {
+				from, doubt, err := hedged(context.Background(), s.lease, s, func(ctx context.Context) (int, error) {
 					running <- struct{}{}
 					defer func() { <-running }()
 					n := <-numbers
@@ -92,7 +93,7 @@ func TestHedged_Pace(t *testing.T) {
 			if hangs {
 				first <- struct{}{}
 			}
-			_, _, err := hedged(context.Background(), s, func(ctx context.Context) (int, error) {
+			_, _, err := hedged(context.Background(), s.lease, s, func(ctx context.Context) (int, error) {
 				select {
 				case <-first:
 					return 0, pause(ctx, time.Hour)
@@ -123,13 +124,35 @@ func TestHedged_CtxEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 450*time.Millisecond)
 		defer cancel()
 		began := time.Now()
-		_, doubt, err := hedged(ctx, s, func(ctx context.Context) (int, error) { return 0, pause(ctx, time.Hour) })
+		_, doubt, err := hedged(ctx, s.lease, s, func(ctx context.Context) (int, error) { return 0, pause(ctx, time.Hour) })
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.True(t, doubt)
 		require.Equal(t, 450*time.Millisecond, time.Since(began))
 		s.end(ErrSessionClosed, "the test is over")
 		s.leaseGone()
 	})
+}
+
+// The end of the session ends all calls at once, and the pauses between attempts.
+func TestHedged_LifeEnds(t *testing.T) {
+	for name, op := range map[string]func(ctx context.Context) error{
+		"all calls hang": func(ctx context.Context) error { return pause(ctx, time.Hour) },
+		"no leader":      func(context.Context) error { return errors.New("no leader") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newFakeEtcd().session(1)
+				const after = 450 * time.Millisecond
+				defer time.AfterFunc(after, func() { s.end(ErrSessionClosed, "the test is over") }).Stop()
+				began := time.Now()
+				_, doubt, err := hedged(context.Background(), s.ctx, s, func(ctx context.Context) (int, error) { return 0, op(ctx) })
+				require.ErrorIs(t, err, ErrSessionClosed)
+				require.True(t, doubt)
+				require.Equal(t, after, time.Since(began))
+				s.leaseGone()
+			})
+		})
+	}
 }
 
 // The first request is stuck and arrives when the lock that the second one took has
@@ -277,4 +300,28 @@ func TestFault_A1_GhostsAreSwept(t *testing.T) {
 		requireGone(t, raw, prefix+name)
 		require.NoError(t, s.Err())
 	}
+}
+
+// A TryLock that has to list the keys in its way ends with the session too.
+func TestTryLock_SessionEndsAsItLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		for i := range 9 {
+			f.put(fmt.Sprintf("a/0/nested/%d", i))
+		}
+		f.step = func(ctx context.Context, what string) error {
+			if what == "Range" {
+				return pause(ctx, time.Hour)
+			}
+			return nil
+		}
+		const after = 450 * time.Millisecond
+		defer time.AfterFunc(after, func() { s.end(ErrSessionClosed, "the test is over") }).Stop()
+		began := time.Now()
+		_, err := NewMutex(s, "a").TryLock(context.Background())
+		require.ErrorIs(t, err, ErrSessionClosed)
+		require.Equal(t, after, time.Since(began))
+		s.leaseGone()
+	})
 }

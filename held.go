@@ -162,9 +162,7 @@ func (h *Held) downgrade(ctx context.Context) error {
 	key, other := h.key, h.more.other
 	h.mu.Unlock()
 
-	ctx, stop := h.s.bind(ctx)
-	defer stop()
-	resp, doubt, err := hedged(ctx, h.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+	resp, doubt, err := hedged(ctx, h.s.ctx, h.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return h.s.client.Txn(ctx).If(isAt(key, h.rev)).Then(removals([]string{other}, h.rev)...).Commit()
 	})
 	// Was the exclusive entry there up to now? If not, others may have been in. (Only
@@ -209,9 +207,7 @@ func (h *Held) unlock(ctx context.Context) error {
 
 // giveBack removes the entry of a hold that has been released here.
 func (h *Held) giveBack(ctx context.Context) error {
-	bound, stop := h.s.bind(ctx)
-	defer stop()
-	found, err := h.remove(bound, h.rev)
+	found, err := h.remove(ctx, h.s.ctx, h.rev)
 	switch {
 	case err != nil:
 		h.s.background(h.discard)

@@ -185,11 +185,7 @@ func (s *Session) revokeUngranted(context.Context) {
 }
 
 // bind returns a ctx that ends also with the session.
-func (s *Session) bind(ctx context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(s.ctx, func() { cancel(context.Cause(s.ctx)) })
-	return ctx, func() { stop(); cancel(nil) }
-}
+func (s *Session) bind(ctx context.Context) (context.Context, func()) { return bind(ctx, s.ctx) }
 
 // background runs f, until the lease is gone at the latest; Close waits for it.
 // It returns false, and does not, if the lease is gone or going.

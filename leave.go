@@ -11,9 +11,9 @@ import (
 // remove deletes the keys of the entry as far as they are at rev, until etcd
 // has confirmed it or ctx ends. found says whether the entry was there, or may
 // have been removed by an earlier attempt of this call.
-func (e *entry) remove(ctx context.Context, rev int64) (found bool, err error) {
+func (e *entry) remove(ctx, life context.Context, rev int64) (found bool, err error) {
 	keys := e.keys()
-	resp, doubt, err := hedged(ctx, e.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+	resp, doubt, err := hedged(ctx, life, e.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		txn := e.s.client.Txn(ctx)
 		if len(keys) > 1 {
 			return txn.Then(removals(keys, rev)...).Commit()
@@ -66,7 +66,7 @@ func (e *entry) abandon(cause error) {
 // removes the entry too.
 func (e *entry) discard(ctx context.Context) {
 	for e.rev != 0 {
-		_, err := e.remove(ctx, e.rev)
+		_, err := e.remove(ctx, e.s.lease, e.rev)
 		if err == nil {
 			break
 		}

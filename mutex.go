@@ -153,9 +153,7 @@ func (l *lock) enqueueIn(ctx context.Context, s *Session, w wants) (*Ticket, err
 // queue puts a new entry into the queue; after an error nothing is left of it.
 func (l *lock) queue(ctx context.Context, s *Session, w wants) (h *Held, v view, looked bool, err error) {
 	h = l.entry(ctx, s, w)
-	bound, stop := s.bind(ctx)
-	defer stop()
-	v, looked, err = h.enqueue(bound)
+	v, looked, err = h.enqueue(ctx)
 	if err != nil {
 		h.abandon(err)
 	} else {
@@ -177,12 +175,10 @@ func (l *lock) try(ctx context.Context, op string, w wants) (*Held, error) {
 
 func (l *lock) tryIn(ctx context.Context, s *Session, w wants) (*Held, error) {
 	h := l.entry(ctx, s, w)
-	bound, stop := s.bind(ctx)
-	defer stop()
-	err := h.try(bound)
+	err := h.try(ctx)
 	if err == nil {
 		h.tellEnqueued()
-		err = h.grant(bound)
+		err = h.grant(ctx)
 	}
 	if err != nil {
 		h.abandon(err)

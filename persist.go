@@ -29,28 +29,31 @@ var errClientClosed = errors.New("the etcd client is closed")
 // leader changes, lost replies and members that hang. op must be safe to
 // repeat.
 func persist(ctx context.Context, client *clientv3.Client, op func(ctx context.Context) error) error {
-	return attempts(ctx, client, func(ctx context.Context, limit time.Duration) error {
+	return attempts(ctx, context.Background(), client, func(ctx context.Context, cancel func(), limit time.Duration) error {
 		// Not WithTimeout: gRPC would send the time limit along, and etcd start a
 		// timer of its own, for each request (measured: 6 to 9 us of 300).
-		ctx, cancel := context.WithCancel(ctx)
-		defer cancel()
 		defer time.AfterFunc(limit, cancel).Stop()
 		return op(ctx)
 	})
 }
 
-// attempts is persist for an op that keeps its time limit itself.
-func attempts(ctx context.Context, client *clientv3.Client, op func(ctx context.Context, limit time.Duration) error) error {
+// attempts is persist for an op that keeps its time limit itself, with the cancel of
+// its ctx. It ends with life too; its error is the cause then.
+func attempts(ctx, life context.Context, client *clientv3.Client, op func(ctx context.Context, cancel func(), limit time.Duration) error) error {
 	var last error
 	limit := attemptMin
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		switch {
+		case life.Err() != nil:
+			return context.Cause(life)
 		case ctx.Err() != nil:
 			return ended(ctx, last)
 		case client.Ctx().Err() != nil:
 			return errClientClosed
 		}
-		err := op(ctx, limit)
+		attempt, cancel := bind(ctx, life)
+		err := op(attempt, cancel, limit)
+		cancel()
 		limit = min(2*limit, attemptMax)
 		switch {
 		case err == nil:
@@ -61,8 +64,17 @@ func attempts(ctx context.Context, client *clientv3.Client, op func(ctx context.
 			return err
 		}
 		last = err
-		_ = pause(ctx, delay/2+rand.N(delay)) // ctx is looked at next
+		between, cancel := bind(ctx, life)
+		_ = pause(between, delay/2+rand.N(delay))
+		cancel()
 	}
+}
+
+// bind returns a ctx that ends with ctx and with life, and then with its cause.
+func bind(ctx, life context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
+	return ctx, func() { stop(); cancel(nil) }
 }
 
 // persist is [persist] for a ctx of bind.

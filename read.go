@@ -43,7 +43,7 @@ func (s *Session) get(ctx context.Context, rev int64, reads ...reading) (got []*
 		got []*pb.RangeResponse
 		at  int64
 	}
-	p, _, err := hedged(ctx, s, func(ctx context.Context) (p present, err error) {
+	p, _, err := hedged(ctx, s.lease, s, func(ctx context.Context) (p present, err error) {
 		p.got, p.at, err = s.getOnce(ctx, reads)
 		return p, err
 	})
