@@ -151,7 +151,7 @@ func (e *entry) freeKeys() {
 }
 
 // absent are the compares, and puts the operations, that write the entry's
-// keys where there are none; gets read what there is.
+// keys where there are none.
 func (e *entry) absent() (cmps []clientv3.Cmp) {
 	for _, key := range e.keys() {
 		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
@@ -162,13 +162,6 @@ func (e *entry) absent() (cmps []clientv3.Cmp) {
 func (e *entry) puts() (ops []clientv3.Op) {
 	for _, key := range e.keys() {
 		ops = append(ops, clientv3.OpPut(key, e.more.value, clientv3.WithLease(e.s.id)))
-	}
-	return ops
-}
-
-func (e *entry) gets() (ops []clientv3.Op) {
-	for _, key := range e.keys() {
-		ops = append(ops, clientv3.OpGet(key))
 	}
 	return ops
 }
@@ -212,29 +205,27 @@ func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
 		e.takeKeys()
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
 			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(txnLimit))
-			return t.If(e.absent()...).
-				Then(append([]clientv3.Op{read}, e.puts()...)...).
-				Else(e.gets()...)
+			return t.If(e.absent()...).Then(append([]clientv3.Op{read}, e.puts()...)...)
 		})
 		if err != nil {
 			return view{}, false, err
 		}
-		got := resp.Responses[0].GetResponseRange()
 		if resp.Succeeded {
+			got := resp.Responses[0].GetResponseRange()
 			e.rev = resp.Header.Revision
-			complete := got.Count <= int64(len(got.Kvs))
-			if complete {
+			if got.Count <= int64(len(got.Kvs)) {
 				v, ok = e.viewOf(toQueue(got.Kvs)), true
 			}
 			v.at, v.size = e.rev, got.Count
 			return v, ok, nil
 		}
-		there := got.Kvs
-		for _, r := range resp.Responses[1:] {
-			there = append(there, r.GetResponseRange().Kvs...)
-		}
-		if e.mine(there) {
-			return view{at: resp.Header.Revision}, false, nil
+		there, at, err := e.readKeys(ctx)
+		switch {
+		case err != nil:
+			e.doubt = true // the client may have repeated the txn by itself
+			return view{}, false, err
+		case e.mine(there):
+			return view{at: at}, false, nil
 		}
 		e.passOver(there)
 	}
@@ -266,9 +257,7 @@ func (e *entry) try(ctx context.Context) error {
 		at, keys := resp.Header.Revision, got.Kvs
 		v, ok := blocker(e.name, e.wants.kind(), maxRev, toQueue(keys), got.Count <= int64(len(keys)))
 		if !ok {
-			bound, stop := e.s.bind(ctx)
-			all, now, err := e.s.get(bound, 0, readRange(from, to))
-			stop()
+			all, now, err := e.s.present(ctx, readRange(from, to))
 			if err != nil {
 				return err
 			}

@@ -3,7 +3,6 @@ package etcdlock
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -300,28 +299,4 @@ func TestFault_A1_GhostsAreSwept(t *testing.T) {
 		requireGone(t, raw, prefix+name)
 		require.NoError(t, s.Err())
 	}
-}
-
-// A TryLock that has to list the keys in its way ends with the session too.
-func TestTryLock_SessionEndsAsItLists(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeEtcd()
-		s := f.session(1)
-		for i := range 9 {
-			f.put(fmt.Sprintf("a/0/nested/%d", i))
-		}
-		f.step = func(ctx context.Context, what string) error {
-			if what == "Range" {
-				return pause(ctx, time.Hour)
-			}
-			return nil
-		}
-		const after = 450 * time.Millisecond
-		defer time.AfterFunc(after, func() { s.end(ErrSessionClosed, "the test is over") }).Stop()
-		began := time.Now()
-		_, err := NewMutex(s, "a").TryLock(context.Background())
-		require.ErrorIs(t, err, ErrSessionClosed)
-		require.Equal(t, after, time.Since(began))
-		s.leaseGone()
-	})
 }

@@ -54,6 +54,27 @@ func (s *Session) get(ctx context.Context, rev int64, reads ...reading) (got []*
 	return p.got, p.at, nil
 }
 
+// present reads the present for a caller: it ends with ctx, or the session.
+func (s *Session) present(ctx context.Context, reads ...reading) (got []*pb.RangeResponse, at int64, err error) {
+	ctx, stop := s.bind(ctx)
+	defer stop()
+	return s.get(ctx, 0, reads...)
+}
+
+// readKeys reads what there is under the entry's keys. It is seldom needed: an Else
+// in the txn that writes them would make each uncontended cycle 0.9 % longer.
+func (e *entry) readKeys(ctx context.Context) (there []*mvccpb.KeyValue, at int64, err error) {
+	var reads []reading
+	for _, key := range e.keys() {
+		reads = append(reads, reading{key: key})
+	}
+	got, at, err := e.s.present(ctx, reads...)
+	for _, g := range got {
+		there = append(there, g.Kvs...)
+	}
+	return there, at, err
+}
+
 func (s *Session) getOnce(ctx context.Context, reads []reading, how ...clientv3.OpOption) (got []*pb.RangeResponse, at int64, err error) {
 	opts := func(r reading) []clientv3.OpOption { return slices.Concat(r.opts, how) }
 	if len(reads) == 1 {

@@ -103,13 +103,11 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 		return 0, wrap("count before", h.name, t.err)
 	default:
 	}
-	ctx, stop := h.s.bind(ctx)
-	defer stop()
 	h.mu.Lock()
 	wants := h.wants // which Downgrade changes, if it is granted meanwhile
 	h.mu.Unlock()
 	from, to := wants.blocking(h.name)
-	got, _, err := h.s.get(ctx, 0, readRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
+	got, _, err := h.s.present(ctx, readRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
 	if err != nil {
 		return 0, wrap("count before", h.name, err)
 	}

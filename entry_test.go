@@ -1,0 +1,93 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// A TryLock that has to list the keys in its way ends with the session too.
+func TestTryLock_SessionEndsAsItLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		for i := range 9 {
+			f.put(fmt.Sprintf("a/0/nested/%d", i))
+		}
+		f.step = func(ctx context.Context, what string) error {
+			if what == "Range" {
+				return pause(ctx, time.Hour)
+			}
+			return nil
+		}
+		const after = 450 * time.Millisecond
+		defer time.AfterFunc(after, func() { s.end(ErrSessionClosed, "the test is over") }).Stop()
+		began := time.Now()
+		_, err := NewMutex(s, "a").TryLock(context.Background())
+		require.ErrorIs(t, err, ErrSessionClosed)
+		require.Equal(t, after, time.Since(began))
+		s.leaseGone()
+	})
+}
+
+// Who could not see whose key is in the way does not know that it is not his own: the
+// client repeats some requests by itself. So the key is not free for the next one.
+func TestLock_KeyInTheWayUnread(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		f.put("a/1")
+		f.step = func(ctx context.Context, what string) error {
+			if what == "Range" {
+				return pause(ctx, time.Hour)
+			}
+			return nil
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 450*time.Millisecond)
+		defer cancel()
+		_, err := NewMutex(s, "a").Lock(ctx)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.True(t, s.uses("a/1"))
+		s.end(ErrSessionClosed, "the test is over")
+		s.leaseGone()
+	})
+}
+
+// The entry is found by a second txn, since the first one's reply was lost; before it is
+// read, somebody removes it and a third one, which was late, writes it again. It is
+// judged where it is.
+func TestLock_FoundAndWrittenAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		var txns, ranges int
+		f.step = func(_ context.Context, what string) error {
+			switch what {
+			case "Txn.":
+				if txns++; txns == 1 {
+					return errors.New("the reply is lost")
+				}
+			case "Range":
+				if ranges++; ranges == 1 {
+					f.mu.Lock()
+					defer f.mu.Unlock()
+					kv := f.states[f.rev]["a/1"]
+					f.delLocked("a/1")
+					f.applyLocked([]*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: kv.Key, Value: kv.Value, Lease: kv.Lease}}}}, nil)
+				}
+			}
+			return nil
+		}
+		h, err := NewMutex(s, "a").Lock(context.Background())
+		require.NoError(t, err)
+		require.Equal(t, f.keys("a/"), []queued{{h.Key(), h.Token()}})
+		s.end(ErrSessionClosed, "the test is over")
+		s.leaseGone()
+	})
+}
