@@ -36,6 +36,26 @@ func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 	})
 }
 
+// An Unlock whose ctx ends with the session, while etcd has no leader, says one of what it
+// may say.
+func TestUnlock_CtxAndSessionEnd(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		h, err := NewMutex(s, "a").Lock(context.Background())
+		require.NoError(t, err)
+		f.step = func(context.Context, string) error { return errors.New("no leader") }
+		ctx, cancel := context.WithCancel(context.Background())
+		time.AfterFunc(450*time.Millisecond, func() {
+			cancel()
+			s.end(ErrSessionClosed, "the test is over")
+		})
+		err = h.Unlock(ctx)
+		require.True(t, errors.Is(err, context.Canceled) || errors.Is(err, ErrLost), err)
+		s.leaseGone()
+	})
+}
+
 // Who could not see whose key is in the way does not know that it is not his own: the
 // client repeats some requests by itself. So the key is not free for the next one.
 func TestLock_KeyInTheWayUnread(t *testing.T) {

@@ -44,10 +44,10 @@ func attempts(ctx, life context.Context, client *clientv3.Client, op func(ctx co
 	limit := attemptMin
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		switch {
-		case life.Err() != nil:
-			return context.Cause(life)
 		case ctx.Err() != nil:
 			return ended(ctx, last)
+		case life.Err() != nil:
+			return context.Cause(life)
 		case client.Ctx().Err() != nil:
 			return errClientClosed
 		}
