@@ -58,14 +58,14 @@ func race[T any](ctx context.Context, cancel func(), more int, late, limit time.
 		return v, false, err
 	}
 	var others struct {
-		answered sync.WaitGroup
+		returned sync.WaitGroup
 		v        T
 		err      error
 		limit    *time.Timer
 	}
-	others.answered.Add(1)
+	others.returned.Add(1)
 	next := time.AfterFunc(late, func() {
-		defer others.answered.Done()
+		defer others.returned.Done()
 		others.limit = time.AfterFunc(limit-late, cancel)
 		others.v, _, others.err = race(ctx, cancel, more-1, late, limit-late, op)
 		if answered(others.err) {
@@ -79,7 +79,7 @@ func race[T any](ctx context.Context, cancel func(), more int, late, limit time.
 	if answered(err) {
 		cancel()
 	}
-	others.answered.Wait()
+	others.returned.Wait()
 	others.limit.Stop()
 	if !answered(err) {
 		v, err = others.v, others.err

@@ -39,19 +39,19 @@ func (s *Session) get(ctx context.Context, rev int64, reads ...reading) (got []*
 			return got, rev, nil
 		}
 	}
-	type present struct {
+	type reply struct {
 		got []*pb.RangeResponse
 		at  int64
 	}
-	p, _, err := hedged(ctx, s.lease, s, func(ctx context.Context) (p present, err error) {
-		p.got, p.at, err = s.getOnce(ctx, reads)
-		return p, err
+	now, _, err := hedged(ctx, s.lease, s, func(ctx context.Context) (now reply, err error) {
+		now.got, now.at, err = s.getOnce(ctx, reads)
+		return now, err
 	})
 	if err != nil {
 		return nil, 0, err
 	}
 	s.etcdAnswers()
-	return p.got, p.at, nil
+	return now.got, now.at, nil
 }
 
 // present reads the present for a caller: it ends with ctx, or the session.
