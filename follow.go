@@ -176,7 +176,7 @@ func (f *follower) follow(ctx context.Context, w *watch) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case wr, ok := <-w.ch:
-			if err := broken(wr, ok); err != nil {
+			if err := broken(&wr, ok); err != nil {
 				return err
 			}
 			f.apply(wr)
@@ -214,7 +214,7 @@ func (f *follower) apply(wr clientv3.WatchResponse) {
 			changed = c.remove(string(ev.Kv.Key)) || changed
 		}
 	}
-	c.rev = max(c.rev, latest(wr))
+	c.rev = max(c.rev, latest(&wr))
 	if changed {
 		f.tellLocked()
 	}

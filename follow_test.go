@@ -507,7 +507,8 @@ func TestWatcherReplaced(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.Delete(testCtx(t), name)
 	require.NoError(t, err)
-	require.True(t, deleted(<-w.ch, name, 0))
+	wr := <-w.ch
+	require.True(t, deleted(&wr, name, 0))
 	require.False(t, isClosed(first.closed))
 	w.close()
 	require.True(t, isClosed(first.closed))
@@ -590,7 +591,7 @@ func TestWatchNews(t *testing.T) {
 		f.apply(wr)
 		require.Empty(t, f.news)
 		require.Equal(t, h.states[20], f.content)
-		last = latest(wr)
+		last = latest(&wr)
 	}
 	ended, cancel := context.WithCancel(testCtx(t))
 	cancel()

@@ -202,10 +202,10 @@ func (e *entry) watchOver(ctx context.Context, key string, trouble *trouble) err
 			}
 			recheck.Reset(e.s.untilRecheck())
 		case wr, ok := <-own.ch:
-			if deleted(wr, key, e.rev) {
+			if deleted(&wr, key, e.rev) {
 				return errGone
 			}
-			if err := broken(wr, ok); err != nil {
+			if err := broken(&wr, ok); err != nil {
 				return err
 			}
 		}

@@ -134,7 +134,9 @@ func (w *waiter) recheck(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*attemptMin)
 	defer cancel()
 	w.lookAt = 0
-	if err := w.relook(ctx); errors.Is(err, errGone) || err != nil && refused(err) {
+	err := w.relook(ctx)
+	w.rechecks.Reset(w.s.untilRecheck())
+	if errors.Is(err, errGone) || err != nil && refused(err) {
 		return err
 	}
 	return nil

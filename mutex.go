@@ -81,18 +81,34 @@ func newLock(from SessionSource, name string) lock {
 }
 
 // obtain takes the lock by the given way in a session of its source, and again
-// in the next one where the source says that only the session failed.
-func obtain[T any](ctx context.Context, l *lock, op string, w wants, in func(context.Context, *Session, wants) (T, error)) (got T, err error) {
+// in the next one where the source says that only the session failed. Under a ctx of
+// Do that holds the lock already, it returns the error inside.
+func obtain[T any](ctx context.Context, l *lock, op string, w wants, inside error, in func(context.Context, *Held) (T, error)) (got T, err error) {
 	for {
-		s, err := l.session(ctx)
-		if err != nil {
-			return got, wrap(op, l.name, err)
+		h, err := l.begin(ctx, w, inside)
+		if err == nil {
+			got, err = in(ctx, h)
 		}
-		got, err = in(ctx, s, w)
-		if err == nil || !l.from.again(ctx, s, err) {
+		if err == nil || h == nil || !l.from.again(ctx, h.s, err) {
 			return got, wrap(op, l.name, err)
 		}
 	}
+}
+
+// begin makes an entry, unless there is a reason not to begin an acquisition.
+func (l *lock) begin(ctx context.Context, w wants, inside error) (*Held, error) {
+	if l.holdIn(ctx) != nil {
+		return nil, inside
+	}
+	s, err := l.session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.entry(ctx, s, w), nil
+}
+
+func (l *lock) entry(ctx context.Context, s *Session, w wants) *Held {
+	return &Held{entry{s: s, name: l.name, wants: w, more: &more{trace: s.newTrace(ctx, w)}}}
 }
 
 // session is the one to begin an acquisition in, unless there is a reason not to.
@@ -111,21 +127,13 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 }
 
 func (l *lock) lock(ctx context.Context, op string, w wants) (*Held, error) {
-	if l.holdIn(ctx) != nil {
-		return nil, wrap(op, l.name, ErrWouldDeadlock)
-	}
-	return obtain(ctx, l, op, w, l.lockIn)
+	return obtain(ctx, l, op, w, ErrWouldDeadlock, lockIn)
 }
 
-func (l *lock) lockIn(ctx context.Context, s *Session, w wants) (*Held, error) {
-	h, v, looked, err := l.queue(ctx, s, w)
-	if err != nil {
-		return nil, err
-	}
-	if looked && len(v.blockers) == 0 {
-		err = h.grant(ctx)
-	} else {
-		err = h.wait(ctx, v, looked)
+func lockIn(ctx context.Context, h *Held) (*Held, error) {
+	w, err := h.queueUp(ctx)
+	if err == nil {
+		err = w.wait(ctx)
 	}
 	if err != nil {
 		h.abandon(err)
@@ -136,45 +144,33 @@ func (l *lock) lockIn(ctx context.Context, s *Session, w wants) (*Held, error) {
 }
 
 func (l *lock) enqueue(ctx context.Context, op string, w wants) (*Ticket, error) {
-	if l.holdIn(ctx) != nil {
-		return nil, wrap(op, l.name, ErrWouldDeadlock)
-	}
-	return obtain(ctx, l, op, w, l.enqueueIn)
+	return obtain(ctx, l, op, w, ErrWouldDeadlock, enqueueIn)
 }
 
-func (l *lock) enqueueIn(ctx context.Context, s *Session, w wants) (*Ticket, error) {
-	h, v, looked, err := l.queue(ctx, s, w)
+func enqueueIn(ctx context.Context, h *Held) (*Ticket, error) {
+	w, err := h.queueUp(ctx)
+	if err != nil {
+		h.abandon(err)
+		return nil, err
+	}
+	return newTicket(h, w)
+}
+
+// queueUp puts the entry into the queue, to be waited for.
+func (h *Held) queueUp(ctx context.Context) (*waiter, error) {
+	v, looked, err := h.enqueue(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return newTicket(h, v, looked)
-}
-
-// queue puts a new entry into the queue; after an error nothing is left of it.
-func (l *lock) queue(ctx context.Context, s *Session, w wants) (h *Held, v view, looked bool, err error) {
-	h = l.entry(ctx, s, w)
-	v, looked, err = h.enqueue(ctx)
-	if err != nil {
-		h.abandon(err)
-	} else {
-		h.tellEnqueued()
-	}
-	return h, v, looked, err
-}
-
-func (l *lock) entry(ctx context.Context, s *Session, w wants) *Held {
-	return &Held{entry{s: s, name: l.name, wants: w, more: &more{trace: s.newTrace(ctx, w)}}}
+	h.tellEnqueued()
+	return newWaiter(&h.entry, v, looked), nil
 }
 
 func (l *lock) try(ctx context.Context, op string, w wants) (*Held, error) {
-	if l.holdIn(ctx) != nil {
-		return nil, wrap(op, l.name, ErrLocked)
-	}
-	return obtain(ctx, l, op, w, l.tryIn)
+	return obtain(ctx, l, op, w, ErrLocked, tryIn)
 }
 
-func (l *lock) tryIn(ctx context.Context, s *Session, w wants) (*Held, error) {
-	h := l.entry(ctx, s, w)
+func tryIn(ctx context.Context, h *Held) (*Held, error) {
 	err := h.try(ctx)
 	if err == nil {
 		h.tellEnqueued()

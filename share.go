@@ -167,7 +167,7 @@ func (w *sharedWatch) run(ctx context.Context, by *watcher) {
 		case <-ctx.Done():
 		case wr, ok := <-on.ch:
 			w.tell(wr)
-			err = broken(wr, ok)
+			err = broken(&wr, ok)
 		}
 	}
 	shares.mu.Lock()
@@ -242,7 +242,7 @@ func (w *sharedWatch) first(ctx context.Context, s *Session) map[queued]bool {
 func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.at, w.heard = max(w.at, latest(wr)), time.Now()
+	w.at, w.heard = max(w.at, latest(&wr)), time.Now()
 	for l := range w.listeners {
 		l.tell(wr.Events)
 	}

@@ -672,10 +672,10 @@ func TestSharedWatch_AddsUp(t *testing.T) {
 		del(key, 10+i)
 	}
 	wr := <-on.ch
-	require.True(t, deleted(wr, "a/5", 9))
-	require.True(t, deleted(wr, "a/5-2", 9))
-	require.False(t, deleted(wr, "a/5-3", 9), "out of its range")
-	require.EqualValues(t, 13, latest(wr))
+	require.True(t, deleted(&wr, "a/5", 9))
+	require.True(t, deleted(&wr, "a/5-2", 9))
+	require.False(t, deleted(&wr, "a/5-3", 9), "out of its range")
+	require.EqualValues(t, 13, latest(&wr))
 
 	later := func(since, at int64, told ...int64) {
 		t.Helper()

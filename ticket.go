@@ -31,13 +31,13 @@ var errCancelled = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
 
 // newTicket starts to wait for an entry that is in the queue. The goroutine is
 // the session's; it ends with the grant, Cancel or the session.
-func newTicket(h *Held, v view, looked bool) (*Ticket, error) {
+func newTicket(h *Held, w *waiter) (*Ticket, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Ticket{h: h, done: make(chan struct{}), cancel: cancel}
 	ok := h.s.background(func(context.Context) {
 		defer cancel()
 		defer close(t.done)
-		t.err = h.wait(ctx, v, looked)
+		t.err = w.wait(ctx)
 		switch {
 		case t.err == nil:
 			h.tellGranted()

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"math/rand/v2"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // A waiter waits, from the txn that put its entry into the queue, until the
@@ -43,6 +45,14 @@ type waiter struct {
 	from, to string
 	pause    time.Duration // after the next trouble
 	trouble  trouble       // for the log
+	// From begin to end:
+	rechecks *time.Timer
+	unbind   func() // the ctx of the wait from the session
+	leave    func() // the crowd
+}
+
+func newWaiter(e *entry, v view, looked bool) *waiter {
+	return &waiter{entry: e, view: v, looked: looked, lookAt: v.at, trouble: trouble{e: e}, limit: lookLimit, pause: retryMin}
 }
 
 // errGone: the entry is not in the queue anymore.
@@ -51,53 +61,71 @@ var errGone = errors.New("entry gone")
 // wait blocks until the entry is held, or ctx or the session ends, or somebody
 // else removes the entry, or etcd refuses. After an error the entry is still to
 // be abandoned.
-func (e *entry) wait(ctx context.Context, v view, looked bool) error {
-	ctx, stop := e.s.bind(ctx)
-	defer stop()
-	w := &waiter{entry: e, view: v, looked: looked, lookAt: v.at, trouble: trouble{e: e}, limit: lookLimit, pause: retryMin}
-	recheck := time.NewTimer(e.s.untilRecheck())
-	defer recheck.Stop()
-	defer e.joinCrowd()()
-	defer w.unwatch()
-	defer w.trouble.end(false)
+//
+// What is below it on the stack as it blocks is kept small: while it is less than
+// 1,248 bytes deep, and its callers count, a goroutine has 4 KiB and not 8.
+func (w *waiter) wait(ctx context.Context) error {
+	if w.looked && len(w.blockers) == 0 {
+		return w.grant(ctx)
+	}
+	ctx = w.begin(ctx)
+	defer w.end()
 	for {
-		if err := w.prepare(ctx); err != nil {
-			// Trouble with etcd keeps the place in the queue; the rest ends.
-			if err := w.overcome(ctx, err); err != nil {
-				return err
-			}
-			continue
+		err := w.prepare(ctx)
+		switch {
+		case err != nil:
+		case len(w.blockers) == 0:
+			return w.grant(ctx)
+		default:
+			err = w.await(ctx)
 		}
-		w.trouble.end(true)
-		if len(w.blockers) == 0 {
-			return e.grant(ctx)
-		}
-		var err error
-		select {
-		case <-ctx.Done():
-			// The caller's ctx, or the session's end.
-			err = ctx.Err()
-		case wr, ok := <-w.on.events():
-			// A blocker left; or the watch ended (no leader, compacted, closed)
-			// and may have missed that: look again at the present.
-			err = broken(wr, ok)
-			w.strike(latest(wr), func(q queued) bool { return deleted(wr, q.key, w.at) })
-			if deleted(wr, e.key, e.rev) {
-				err = errGone
-			} else if w.looked && len(w.blockers) == 0 {
-				err = nil
-			}
-		case <-recheck.C:
-			// Correctness hangs on no event: now and then, ask.
-			err = w.recheck(ctx)
-			recheck.Reset(e.s.untilRecheck())
-		}
-		if err != nil {
-			if err := w.overcome(ctx, err); err != nil {
-				return err
-			}
+		// Trouble with etcd keeps the place in the queue; the rest ends.
+		if err := w.overcome(ctx, err); err != nil {
+			return err
 		}
 	}
+}
+
+func (w *waiter) begin(ctx context.Context) context.Context {
+	ctx, w.unbind = w.s.bind(ctx)
+	w.rechecks = time.NewTimer(w.s.untilRecheck())
+	w.leave = w.joinCrowd()
+	return ctx
+}
+
+func (w *waiter) end() {
+	w.trouble.end(false)
+	w.unwatch()
+	w.leave()
+	w.rechecks.Stop()
+	w.unbind()
+}
+
+// await blocks until something has happened, and takes note of it.
+func (w *waiter) await(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		// The caller's ctx, or the session's end.
+		return ctx.Err()
+	case wr, ok := <-w.on.events():
+		return w.heard(&wr, ok)
+	case <-w.rechecks.C:
+		// Correctness hangs on no event: now and then, ask.
+		return w.recheck(ctx)
+	}
+}
+
+// heard takes note of what the watch tells: a blocker left, or the own entry; or
+// the watch ended (no leader, compacted, closed) and may have missed that.
+func (w *waiter) heard(wr *clientv3.WatchResponse, ok bool) error {
+	w.strike(latest(wr), func(q queued) bool { return deleted(wr, q.key, w.at) })
+	switch {
+	case deleted(wr, w.key, w.rev):
+		return errGone
+	case w.looked && len(w.blockers) == 0:
+		return nil // it has the lock, whatever becomes of the watch
+	}
+	return broken(wr, ok)
 }
 
 // prepare brings the waiter to the point of waiting: the blockers are watched and
@@ -121,13 +149,16 @@ func (w *waiter) prepare(ctx context.Context) (err error) {
 			}
 		}
 	}
+	w.trouble.end(true)
 	return nil
 }
 
-// overcome returns the error that ends the wait, or nil after a pause if err is
+// overcome returns the error that ends the wait, or nil, after a pause if err is
 // trouble that passes; then the waiter looks again at the present.
 func (w *waiter) overcome(ctx context.Context, err error) error {
 	switch {
+	case err == nil:
+		return nil
 	case ctx.Err() != nil:
 		return w.s.endedOr(ctx, nil)
 	case errors.Is(err, errGone):

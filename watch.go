@@ -70,7 +70,7 @@ func openWatch(ctx, life context.Context, watcher clientv3.Watcher, key, end str
 	}
 	ch := watcher.Watch(wctx, key, opts...)
 	created, ok := <-ch
-	err := broken(created, ok && created.Created)
+	err := broken(&created, ok && created.Created)
 	if intime, bound := timer.Stop(), unbind(); err == nil && (!intime || !bound) {
 		err = errWatch // cancelled meanwhile
 	}
@@ -183,7 +183,7 @@ func (w *watch) events() clientv3.WatchChan {
 
 // broken is the error of a watch that ended with wr, nil if it goes on. It is
 // always errWatch: whatever ends a watch, a read tells whether it is for good.
-func broken(wr clientv3.WatchResponse, ok bool) error {
+func broken(wr *clientv3.WatchResponse, ok bool) error {
 	if !ok {
 		return errWatch
 	}
@@ -194,7 +194,7 @@ func broken(wr clientv3.WatchResponse, ok bool) error {
 }
 
 // latest is the revision of the last event of wr.
-func latest(wr clientv3.WatchResponse) int64 {
+func latest(wr *clientv3.WatchResponse) int64 {
 	if len(wr.Events) == 0 {
 		return 0
 	}
@@ -204,7 +204,7 @@ func latest(wr clientv3.WatchResponse) int64 {
 // deleted reports whether wr tells that key was deleted above revision rev.
 // Deletions up to rev are those of earlier users of the key: a watch on a member
 // that lags may still deliver them.
-func deleted(wr clientv3.WatchResponse, key string, rev int64) bool {
+func deleted(wr *clientv3.WatchResponse, key string, rev int64) bool {
 	return slices.ContainsFunc(wr.Events, func(ev *clientv3.Event) bool {
 		return ev.Type == clientv3.EventTypeDelete && ev.Kv.ModRevision > rev && string(ev.Kv.Key) == key
 	})
