@@ -93,6 +93,7 @@ type scene struct {
 	deep       bool      // the entry was not next in line when it came: it is told when it is, or by a recheck
 	interfered bool      // the own entry may be gone by the hand of others
 	before     []string  // keys of the same session that are not of this acquisition
+	passOn     func()    // of those before it in the line of its client
 }
 
 // anothers is a key of the ctx of requests that are no steps of the acquisition.
@@ -170,6 +171,7 @@ var queues = map[string][]string{
 	"of the session itself":    {"a/5", "a/5-1", "a/5-2"}, // and a waiter of it, a/5-3
 	"three, in a crowd":        {inCrowd, "a/1", "a/2", "a/29"},
 	"many, in a crowd":         append([]string{inCrowd}, many...),
+	"many, in a line":          append([]string{inLine}, many...),
 	"mixed, in a crowd":        {inCrowd, "a/1 a/r1", "a/r2", "a/2", "a/29 a/r29"},
 	"and its own reader":       {ownReader, "a/1", "a/2"}, // who comes last
 	"many, and readers":        append([]string{"a/r1"}, append(many[:10:10], append([]string{"a/r2", "a/r3"}, many[10:]...)...)...),
@@ -181,6 +183,10 @@ const ownReader = "a/r5"
 // inCrowd is a stray key that says that more on the client wait: the watch is on all of
 // the queue.
 const inCrowd = "a/zzz"
+
+// inLine is a stray key that says that others of the client are in line before; they come
+// near the front as others leave.
+const inLine = "a/zzy"
 
 // many are more than the txn of enqueue shows.
 var many = func() (keys []string) {
@@ -202,6 +208,7 @@ func (f *fakeEtcd) putAll(keys string) {
 
 // leave lets the others leave, the first in the queue first.
 func (s *scene) leave(queue []string) {
+	defer s.passOn()
 	for _, keys := range queue {
 		if keys != ownReader {
 			s.f.del(strings.Fields(keys)...)
@@ -286,10 +293,15 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	s := &scene{f: f, own: f.session(5), cancel: cancel}
+	s := &scene{f: f, own: f.session(5), cancel: cancel, passOn: func() {}}
+	if len(queue) > 0 && queue[0] == inLine {
+		passOn, leave := standIn(s.own)
+		s.passOn = passOn
+		defer leave()
+	}
 	if len(queue) > 0 && slices.Contains([]string{"a/5", inCrowd}, queue[0]) {
 		for range len(queue) {
-			defer (&entry{s: s.own, name: "a"}).joinCrowd()()
+			defer (&entry{s: s.own, name: "a"}).joinCrowd().leave()
 		}
 	}
 	if len(queue) > 0 && slices.Contains([]string{"a/5", ownReader}, queue[0]) {
@@ -464,7 +476,7 @@ func acquire(ctx context.Context, s *Session, kind string) (*Held, error) {
 func TestWait_CtxEndsWhileTheLeaseIsAskedAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, _ := crowd(t, f, 0)
+		s, h, _ := crowdOn(t, f, 0)
 		s.keepAlive = func(ctx context.Context) (int64, error) {
 			<-ctx.Done()
 			return 0, ctx.Err()

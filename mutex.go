@@ -32,7 +32,7 @@ func NewMutex(s SessionSource, name string) *Mutex { return &Mutex{newLock(s, na
 // waits costs one watch and at most one read more behind one or two others; deeper
 // in the queue two watches, and two reads or, behind more than 16 keys, three.
 // Several who wait on one client share a watch if they are at least a quarter of the
-// queue, and behind up to 16 keys one read.
+// queue, and behind up to 16 keys one read; fewer ask etcd as they come near its front.
 func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexHold) }
 
 // TryLock takes the lock if nobody holds it or waits for it, and otherwise

@@ -53,13 +53,13 @@ type shareKey struct {
 	from, end string
 }
 
-// shares are the shared watches of the process that can be joined, and how many wait
-// for each lock.
+// shares are the shared watches of the process that can be joined, and who waits for
+// each lock.
 var shares = struct {
-	mu      sync.Mutex
-	all     map[shareKey]*sharedWatch
-	waiting map[shareKey]int
-}{all: make(map[shareKey]*sharedWatch), waiting: make(map[shareKey]int)}
+	mu     sync.Mutex
+	all    map[shareKey]*sharedWatch
+	crowds map[shareKey]*crowd
+}{all: make(map[shareKey]*sharedWatch), crowds: make(map[shareKey]*crowd)}
 
 // listener hears of the keys from from to before to. Its channel holds one
 // response; what comes before that is taken is added to it.
@@ -71,7 +71,6 @@ type listener struct {
 // watchBlockers is openWatch for a waiter, shared, if others may wait for the same.
 func (w *waiter) watchBlockers(ctx context.Context) (*watch, error) {
 	k := w.crowd()
-	w.crowded = w.crowded || k.crowded(0, w.size) // it stays so when others have gone
 	switch {
 	case w.wants == readHold:
 		k.from, k.end = w.from, w.to

@@ -27,14 +27,14 @@ func TestCrowded(t *testing.T) {
 		{s: other.s, name: "b"},
 		{s: &Session{id: 0x12, watcher: &watcher{scope: "another"}}, name: "a"},
 	} {
-		defer more.joinCrowd()()
+		defer more.joinCrowd().leave()
 	}
 	k := e.crowd()
 	require.False(t, k.crowded(1, 2), "alone")
-	leave := e.joinCrowd()
+	leave := e.joinCrowd().leave
 	require.False(t, k.crowded(0, 2), "alone")
 	require.True(t, k.crowded(1, 2*crowdShare))
-	leaveToo := other.joinCrowd()
+	leaveToo := other.joinCrowd().leave
 	require.True(t, k.crowded(0, 2*crowdShare))
 	require.False(t, k.crowded(0, 2*crowdShare+1))
 	leave()
@@ -42,7 +42,7 @@ func TestCrowded(t *testing.T) {
 	leaveToo()
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
-	require.NotContains(t, shares.waiting, k)
+	require.NotContains(t, shares.crowds, k)
 }
 
 func TestViewOf(t *testing.T) {
@@ -65,16 +65,16 @@ func TestViewOf(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			e := &entry{s: &Session{id: 0x12, watcher: &watcher{scope: t}}, name: "a", wants: tc.wants, rev: 9}
 			for range tc.others {
-				defer e.joinCrowd()()
+				defer e.joinCrowd().leave()
 			}
 			require.Equal(t, tc.want, e.viewOf(tc.queue))
 		})
 	}
 }
 
-// crowd are a holder and waiters of one session on a fake etcd. One more is said to
+// crowdOn are a holder and waiters of one session on a fake etcd. One more is said to
 // wait, so that the first one shares its watch too.
-func crowd(t *testing.T, f *fakeEtcd, waiters int) (s *Session, h *Held, tickets []*Ticket) {
+func crowdOn(t *testing.T, f *fakeEtcd, waiters int) (s *Session, h *Held, tickets []*Ticket) {
 	s = f.session(5)
 	t.Cleanup(func() {
 		s.end(ErrSessionClosed, "test")
@@ -82,7 +82,7 @@ func crowd(t *testing.T, f *fakeEtcd, waiters int) (s *Session, h *Held, tickets
 	})
 	h, err := NewMutex(s, "a").Lock(t.Context())
 	require.NoError(t, err)
-	t.Cleanup(h.joinCrowd())
+	t.Cleanup(h.joinCrowd().leave)
 	for range waiters {
 		tk, err := NewMutex(s, "a").Enqueue(t.Context())
 		require.NoError(t, err)
@@ -140,7 +140,7 @@ func requireNoneShared(t *testing.T, f *fakeEtcd, s *Session) {
 func TestSharedWatch_OneForAll(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, tickets := crowd(t, f, 5)
+		s, h, tickets := crowdOn(t, f, 5)
 		require.Equal(t, 1, f.openWatches())
 		passOn(t, h, tickets...)
 		requireNoneShared(t, f, s)
@@ -152,7 +152,7 @@ func TestSharedWatch_OneForAll(t *testing.T) {
 func TestSharedWatch_Silence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, tickets := crowd(t, f, 2)
+		s, h, tickets := crowdOn(t, f, 2)
 		come := func(after time.Duration, watches int) {
 			<-time.After(after)
 			tk, err := NewMutex(s, "a").Enqueue(t.Context())
@@ -179,7 +179,7 @@ func TestSharedWatch_Silence(t *testing.T) {
 func TestSharedWatch_LastWaiterLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, tickets := crowd(t, f, 1)
+		s, h, tickets := crowdOn(t, f, 1)
 		passOn(t, h, tickets...)
 		for range 3 {
 			h, err := NewMutex(s, "a").Lock(t.Context())
@@ -198,7 +198,7 @@ func TestSharedWatch_LastWaiterLeaves(t *testing.T) {
 func TestSharedWatch_FirstWaiterLeaves(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, tickets := crowd(t, f, 3)
+		s, h, tickets := crowdOn(t, f, 3)
 		require.NoError(t, tickets[0].Cancel(t.Context()))
 		require.Equal(t, 1, f.openWatches())
 		require.NoError(t, tickets[2].Cancel(t.Context()))
@@ -339,7 +339,7 @@ func (s *Session) watchesAnew() bool {
 func TestSharedWatch_FirstWaiterLeavesWhileItIsOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, _ := crowd(t, f, 0)
+		s, h, _ := crowdOn(t, f, 0)
 		open := f.holdWatches()
 		ctx, cancel := context.WithCancel(t.Context())
 		failed := make(chan error)
@@ -365,7 +365,7 @@ func TestSharedWatch_FirstWaiterLeavesWhileItIsOpened(t *testing.T) {
 func TestSharedWatch_AllLeaveWhileItIsOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, _ := crowd(t, f, 0)
+		s, h, _ := crowdOn(t, f, 0)
 		open := f.holdWatches()
 		tk, err := NewMutex(s, "a").Enqueue(t.Context())
 		require.NoError(t, err)
@@ -383,7 +383,7 @@ func TestSharedWatch_CloseWaits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				f := newFakeEtcd()
-				s, _, _ := crowd(t, f, 0)
+				s, _, _ := crowdOn(t, f, 0)
 				open := f.holdWatches()
 				tk, err := NewMutex(s, "a").Enqueue(t.Context())
 				require.NoError(t, err)
@@ -411,7 +411,7 @@ func TestSharedWatch_CloseWaits(t *testing.T) {
 func TestSharedWatch_EndsBeforeItIsJoined(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, _ := crowd(t, f, 0)
+		s, h, _ := crowdOn(t, f, 0)
 		k := h.crowd()
 		old := s.enterShared(s.watcher, k.from, k.end)
 		synctest.Wait()
@@ -420,8 +420,8 @@ func TestSharedWatch_EndsBeforeItIsJoined(t *testing.T) {
 		shares.mu.Lock()
 		shares.all[old.shareKey], old.users = old, 0 // as if it had been entered just before
 		shares.mu.Unlock()
-		w := &waiter{entry: &h.entry, from: k.from, to: k.end}
-		defer h.joinCrowd()()
+		w := &waiter{entry: &h.entry, crowded: true, from: k.from, to: k.end}
+		defer h.joinCrowd().leave()
 		on, err := w.watchBlockers(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, 1, f.openWatches())
@@ -434,7 +434,7 @@ func TestSharedWatch_EndsBeforeItIsJoined(t *testing.T) {
 func TestSharedWatch_Breaks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, tickets := crowd(t, f, 4)
+		s, h, tickets := crowdOn(t, f, 4)
 		f.breakWatches()
 		synctest.Wait()
 		require.Zero(t, f.openWatches())
@@ -453,7 +453,7 @@ func TestSharedWatch_Breaks(t *testing.T) {
 func TestSharedWatch_NotOpened(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, _ := crowd(t, f, 0)
+		s, h, _ := crowdOn(t, f, 0)
 		var once atomic.Bool
 		f.step = func(_ context.Context, what string) error {
 			if what == "Watch" && !once.Swap(true) {
@@ -477,7 +477,7 @@ func TestSharedWatch_NotOpened(t *testing.T) {
 func TestSharedWatch_EntryRemoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, tickets := crowd(t, f, 5)
+		s, h, tickets := crowdOn(t, f, 5)
 		start := time.Now()
 		f.del(tickets[3].h.key)
 		_, err := tickets[3].Wait(t.Context())
@@ -514,7 +514,7 @@ func TestSharedWatch_First(t *testing.T) {
 					fmt.Fprintf(&stray, "a/b/%x ", i+1)
 				}
 				f.putAll(stray.String())
-				_, h, _ := crowd(t, f, 0)
+				_, h, _ := crowdOn(t, f, 0)
 				opened := make(chan struct{})
 				late, cancel := context.WithCancel(t.Context())
 				var reads atomic.Int32
@@ -562,7 +562,7 @@ func TestSharedWatch_First(t *testing.T) {
 	t.Run("ctx ends", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			f := newFakeEtcd()
-			s, h, _ := crowd(t, f, 0)
+			s, h, _ := crowdOn(t, f, 0)
 			open := make(chan struct{})
 			f.step = func(ctx context.Context, what string) error {
 				switch what {
@@ -604,7 +604,7 @@ func TestSharedWatch_First(t *testing.T) {
 func TestSharedWatch_Newcomer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		_, h, tickets := crowd(t, f, 1)
+		_, h, tickets := crowdOn(t, f, 1)
 		tell := func() {
 			f.putAll("a/b/1")
 			f.del("a/b/1")

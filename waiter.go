@@ -13,6 +13,8 @@ import (
 // A waiter waits, from the txn that put its entry into the queue, until the
 // entry has the lock:
 //
+//  0. Behind others that wait on the same client and are not near the front, wait
+//     until one of them is (see lineUp).
 //  1. Look what blocks the entry, unless the txn has shown it already. Near the
 //     front that is all that is left below, else the last but two.
 //  2. Watch that from now, and see whether it was there when the watch was. If
@@ -48,7 +50,12 @@ type waiter struct {
 	// From begin to end:
 	rechecks *time.Timer
 	unbind   func() // the ctx of the wait from the session
-	leave    func() // the crowd
+	in       *crowd
+	// In the line of its crowd:
+	before   *waiter       // whom it waits for there, nil if it asks etcd
+	passed   bool          // it is not in line any more
+	passedAt int64         // its view's revision then, 0 for none
+	turn     chan struct{} // made for one who waits for it, and closed when it has passed
 }
 
 func newWaiter(e *entry, v view, looked bool) *waiter {
@@ -74,6 +81,8 @@ func (w *waiter) wait(ctx context.Context) error {
 		err := w.prepare(ctx)
 		switch {
 		case err != nil:
+		case w.before != nil:
+			err = w.awaitTurn(ctx)
 		case len(w.blockers) == 0:
 			return w.grant(ctx)
 		default:
@@ -89,14 +98,16 @@ func (w *waiter) wait(ctx context.Context) error {
 func (w *waiter) begin(ctx context.Context) context.Context {
 	ctx, w.unbind = w.s.bind(ctx)
 	w.rechecks = time.NewTimer(w.s.untilRecheck())
-	w.leave = w.joinCrowd()
+	w.in = w.joinCrowd()
+	w.crowded = w.crowd().crowded(0, w.size) // it stays so when others have gone
 	return ctx
 }
 
 func (w *waiter) end() {
 	w.trouble.end(false)
 	w.unwatch()
-	w.leave()
+	w.passOn()
+	w.in.leave()
 	w.rechecks.Stop()
 	w.unbind()
 }
@@ -111,6 +122,21 @@ func (w *waiter) await(ctx context.Context) error {
 		return w.heard(&wr, ok)
 	case <-w.rechecks.C:
 		// Correctness hangs on no event: now and then, ask.
+		return w.recheck(ctx)
+	}
+}
+
+// awaitTurn blocks until the one before it in line has passed.
+func (w *waiter) awaitTurn(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-w.before.turn:
+		if w.lookAt > 0 { // else it is the present
+			w.lookAt = max(w.lookAt, w.before.passedAt)
+		}
+		return nil
+	case <-w.rechecks.C:
 		return w.recheck(ctx)
 	}
 }
@@ -131,7 +157,10 @@ func (w *waiter) heard(wr *clientv3.WatchResponse, ok bool) error {
 // prepare brings the waiter to the point of waiting: the blockers are watched and
 // were there after the watch was. On the way it may find that none is left.
 func (w *waiter) prepare(ctx context.Context) (err error) {
-	for !w.looked || len(w.blockers) > 0 && w.on == nil {
+	for w.before = nil; !w.looked || len(w.blockers) > 0 && w.on == nil; {
+		if w.before = w.lineUp(); w.before != nil {
+			return nil
+		}
 		if !w.looked {
 			if err := w.look(ctx); err != nil {
 				return err
