@@ -123,7 +123,7 @@
 // one watch and up to one read behind one or two others; deeper in the queue two
 // watches and two reads, and one read more where more than 16 keys are before it; a
 // write lock behind any number of readers one watch and up to three reads. A waiter
-// has one watch at a time. A release wakes three waiters, one to take the lock, one
+// has one watch at a time at most. A release wakes three waiters, one to take the lock, one
 // to count, and one to prepare, or the readers next in line.
 //
 // Several who wait on one client share a watch on all of the queue if they are at

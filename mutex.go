@@ -135,6 +135,11 @@ func lockIn(ctx context.Context, h *Held) (*Held, error) {
 	if err == nil {
 		err = w.wait(ctx)
 	}
+	return h.taken(err)
+}
+
+// taken is what becomes of an entry: the hold, or nothing if err is why there is none.
+func (h *Held) taken(err error) (*Held, error) {
 	if err != nil {
 		h.abandon(err)
 		return nil, err
@@ -176,12 +181,7 @@ func tryIn(ctx context.Context, h *Held) (*Held, error) {
 		h.tellEnqueued()
 		err = h.grant(ctx)
 	}
-	if err != nil {
-		h.abandon(err)
-		return nil, err
-	}
-	h.tellGranted()
-	return h, nil
+	return h.taken(err)
 }
 
 // doKey is the key of the hold of a name in the ctx that Do gives: by the source

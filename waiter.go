@@ -99,7 +99,7 @@ func (w *waiter) begin(ctx context.Context) context.Context {
 	ctx, w.unbind = w.s.bind(ctx)
 	w.rechecks = time.NewTimer(w.s.untilRecheck())
 	w.in = w.joinCrowd()
-	w.crowded = w.crowd().crowded(0, w.size) // it stays so when others have gone
+	w.crowded = w.in.key.crowded(0, w.size) // it stays so when others have gone
 	return ctx
 }
 
@@ -126,7 +126,8 @@ func (w *waiter) await(ctx context.Context) error {
 	}
 }
 
-// awaitTurn blocks until the one before it in line has passed.
+// awaitTurn blocks until the one before it in line has passed. It is not a case of await,
+// which has room for an event on its stack: most of a long queue stand here.
 func (w *waiter) awaitTurn(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
