@@ -45,7 +45,7 @@ func breakEntry(ctx context.Context, client *clientv3.Client, e Entry) error {
 		ops[i] = clientv3.OpTxn([]clientv3.Cmp{is}, []clientv3.Op{clientv3.OpDelete(key)}, nil)
 	}
 	found, repeated := false, false
-	err := persist(ctx, client, func(ctx context.Context) error {
+	err := retry(ctx, client, func(ctx context.Context) error {
 		resp, err := client.Txn(ctx).Then(ops...).Commit()
 		if err != nil {
 			repeated = repeated || !refused(err)

@@ -18,17 +18,17 @@ import (
 // content is what lies below a lock's prefix at one revision, as somebody who
 // only looks at the queue reads it. It is as large as the queue is.
 type content struct {
-	name    string
-	rev     int64
-	entries map[string]entryKey // by key
-	foreign map[string]struct{}
+	Name    string
+	Rev     int64
+	Entries map[string]entryKey // by key
+	Foreign map[string]struct{}
 }
 
 // entryKey is a key of an entry.
 type entryKey struct {
-	rev   int64 // of its creation
-	lease int64
-	value string
+	Rev   int64 // of its creation
+	Lease int64
+	Value string
 }
 
 // contentPage is how many keys are read at once.
@@ -37,7 +37,7 @@ const contentPage = 1000
 // readContent reads the present, linearizably, in pages of one revision.
 func readContent(ctx context.Context, client *clientv3.Client, name string) (*content, error) {
 	for {
-		c := &content{name: name, entries: make(map[string]entryKey), foreign: make(map[string]struct{})}
+		c := &content{Name: name, Entries: make(map[string]entryKey), Foreign: make(map[string]struct{})}
 		err := c.read(ctx, client)
 		if !errors.Is(err, rpctypes.ErrCompacted) {
 			return c, err
@@ -47,21 +47,21 @@ func readContent(ctx context.Context, client *clientv3.Client, name string) (*co
 }
 
 func (c *content) read(ctx context.Context, client *clientv3.Client) error {
-	from, to := prefixRange(c.name)
+	from, to := prefixRange(c.Name)
 	for {
 		var resp *clientv3.GetResponse
-		err := persist(ctx, client, func(ctx context.Context) (err error) {
-			resp, err = client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(contentPage), clientv3.WithRev(c.rev))
+		err := retry(ctx, client, func(ctx context.Context) (err error) {
+			resp, err = client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(contentPage), clientv3.WithRev(c.Rev))
 			return err
 		})
 		if err != nil {
 			return err
 		}
-		if c.rev == 0 {
-			c.rev = resp.Header.Revision
+		if c.Rev == 0 {
+			c.Rev = resp.Header.Revision
 		}
 		for _, kv := range resp.Kvs {
-			c.put(kv)
+			c.Put(kv)
 		}
 		if !resp.More {
 			return nil
@@ -71,36 +71,36 @@ func (c *content) read(ctx context.Context, client *clientv3.Client) error {
 }
 
 // put and remove report whether it is an entry that they change.
-func (c *content) put(kv *mvccpb.KeyValue) bool {
+func (c *content) Put(kv *mvccpb.KeyValue) bool {
 	key := string(kv.Key)
-	if kindOf(c.name, key) == foreign {
-		c.foreign[key] = struct{}{}
+	if kindOf(c.Name, key) == foreign {
+		c.Foreign[key] = struct{}{}
 		return false
 	}
-	c.entries[key] = entryKey{kv.CreateRevision, kv.Lease, string(kv.Value)}
+	c.Entries[key] = entryKey{kv.CreateRevision, kv.Lease, string(kv.Value)}
 	return true
 }
 
-func (c *content) remove(key string) bool {
-	delete(c.foreign, key)
-	_, was := c.entries[key]
-	delete(c.entries, key)
+func (c *content) Remove(key string) bool {
+	delete(c.Foreign, key)
+	_, was := c.Entries[key]
+	delete(c.Entries, key)
 	return was
 }
 
 // queue makes a Queue of it. The two keys of a write lock are one entry.
 func (c *content) queue() Queue {
-	q := Queue{Name: c.name, Revision: c.rev, Entries: make([]Entry, 0, len(c.entries)), Foreign: slices.Sorted(maps.Keys(c.foreign))}
+	q := Queue{Name: c.Name, Revision: c.Rev, Entries: make([]Entry, 0, len(c.Entries)), Foreign: slices.Sorted(maps.Keys(c.Foreign))}
 	type writer struct {
 		rev   int64
 		lease string
 	}
 	writers := make(map[writer]int)                           // to the place in q.Entries
-	for _, key := range slices.Sorted(maps.Keys(c.entries)) { // exclusive ones come first
-		k := c.entries[key]
-		lease, _, _ := strings.Cut(strings.TrimPrefix(key[len(c.name)+1:], "r"), "-")
-		w := writer{k.rev, lease}
-		read := kindOf(c.name, key) == shared
+	for _, key := range slices.Sorted(maps.Keys(c.Entries)) { // exclusive ones come first
+		k := c.Entries[key]
+		lease, _, _ := strings.Cut(strings.TrimPrefix(key[len(c.Name)+1:], "r"), "-")
+		w := writer{k.Rev, lease}
+		read := kindOf(c.Name, key) == shared
 		if i, ok := writers[w]; ok && read && q.Entries[i].SharedKey == "" {
 			q.Entries[i].SharedKey = key
 			continue
@@ -108,8 +108,8 @@ func (c *content) queue() Queue {
 		if !read {
 			writers[w] = len(q.Entries)
 		}
-		e := Entry{Name: c.name, Key: key, Token: k.rev, Read: read, Lease: clientv3.LeaseID(k.lease)}
-		e.Owner, e.Queued = parseValue(k.value)
+		e := Entry{Name: c.Name, Key: key, Token: k.Rev, Read: read, Lease: clientv3.LeaseID(k.Lease)}
+		e.Owner, e.Queued = parseValue(k.Value)
 		q.Entries = append(q.Entries, e)
 	}
 	slices.SortFunc(q.Entries, func(a, b Entry) int {
@@ -128,8 +128,8 @@ func (c *content) queue() Queue {
 	}
 	for i := range q.Entries {
 		e := &q.Entries[i]
-		v, _ := blocker(c.name, kindOf(c.name, e.Key), e.Token, front, true)
-		e.Holds = len(v.blockers) == 0
+		v, _ := blocker(c.Name, kindOf(c.Name, e.Key), e.Token, front, true)
+		e.Holds = len(v.Blockers) == 0
 	}
 	return q
 }

@@ -67,7 +67,7 @@ func (w *waiter) lineUp() (before *waiter) {
 	switch {
 	case w.passed:
 		return nil
-	case w.wants == readHold, w.crowded, w.looked && len(w.next) == 0:
+	case w.mode == readMode, w.crowded, w.viewKnown && len(w.Next) == 0:
 		w.passOn()
 		return nil
 	}
@@ -94,7 +94,7 @@ func (w *waiter) passOn() {
 	if w.passed {
 		return
 	}
-	w.passed, w.passedAt = true, w.at
+	w.passed, w.passedAt = true, w.At
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
 	if i := slices.Index(w.in.line, w); i >= 0 {
@@ -121,15 +121,15 @@ func (k shareKey) crowded(more int, size int64) bool {
 // for all exclusive ones below, however many: the watch that it shares tells of all of
 // them, and it needs no look when it comes near the front.
 func (e *entry) viewOf(queue []queued) view {
-	v, _ := blocker(e.name, e.wants.kind(), e.rev, queue, true)
-	if len(v.next) == 0 || e.wants == readHold || !e.crowd().crowded(1, int64(len(queue))) {
+	v, _ := blocker(e.name, e.mode.kind(), e.rev, queue, true)
+	if len(v.Next) == 0 || e.mode == readMode || !e.crowd().crowded(1, int64(len(queue))) {
 		return v
 	}
-	all := view{last: true}
+	all := view{Last: true}
 	for _, q := range queue {
-		switch kindOf(e.name, q.key) {
+		switch kindOf(e.name, q.Key) {
 		case exclusive:
-			all.blockers = append(all.blockers, q)
+			all.Blockers = append(all.Blockers, q)
 		case shared:
 			return v
 		}

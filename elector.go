@@ -77,7 +77,7 @@ func NewElector(client *clientv3.Client, name string, opts ...ElectorOption) *El
 // A campaign costs what Mutex.Lock does, and waiting or leading a renewal each
 // third of the TTL.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
-	if err := e.misuse(); err != nil {
+	if err := e.invalid(); err != nil {
 		return wrap("run elector", e.name, err)
 	}
 	if lead == nil {
@@ -90,7 +90,7 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *
 	return e.run(ctx, lead)
 }
 
-func (e *Elector) misuse() error {
+func (e *Elector) invalid() error {
 	if e.client == nil && e.err == nil {
 		return errors.New("it was not made with NewElector")
 	}
@@ -108,7 +108,7 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 	lock := newLock(pool, e.name)
 	said := false
 	for delay := campaignMin; ; delay = min(2*delay, campaignMax) {
-		term, err := lock.lock(ctx, "campaign for", mutexHold)
+		term, err := lock.lock(ctx, "campaign for", mutexMode)
 		switch {
 		case err == nil:
 			began := time.Now()
@@ -132,7 +132,7 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 		default:
 			return err
 		}
-		_ = pause(ctx, delay/2+rand.N(delay)) // ctx is looked at next
+		_ = sleep(ctx, delay/2+rand.N(delay)) // ctx is looked at next
 	}
 }
 
@@ -142,14 +142,14 @@ func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Conte
 	// The key lets lead unlock the term with the ctx that ends by that.
 	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, doOf{term}, true))
 	defer cancel(nil)
-	e.lead(term)
+	e.setTerm(term)
 	returned := make(chan struct{})
 	var supervisor sync.WaitGroup
 	supervisor.Go(func() { e.supervise(term, cancel, returned) })
 	defer func() { // also when lead panics
 		close(returned)
 		supervisor.Wait()
-		e.lead(nil)
+		e.setTerm(nil)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), term.s.TTL())
 		defer cancel()
 		lasted := term.Err() == nil
@@ -162,7 +162,7 @@ func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Conte
 }
 
 // lead notes that lead runs for term, or for none.
-func (e *Elector) lead(term *Held) {
+func (e *Elector) setTerm(term *Held) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.term, e.lost = term, time.Time{}
@@ -244,7 +244,7 @@ func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 }
 
 func (e *Elector) leader(ctx context.Context) (Entry, error) {
-	if err := e.misuse(); err != nil {
+	if err := e.invalid(); err != nil {
 		return Entry{}, err
 	}
 	c, err := readContent(ctx, e.client, e.name)
@@ -273,7 +273,7 @@ func (q Queue) leader() Entry {
 // the error that comes last, and of the cost goes for it too.
 func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		if err := e.misuse(); err != nil {
+		if err := e.invalid(); err != nil {
 			yield(Entry{}, wrap("observe", e.name, err))
 			return
 		}

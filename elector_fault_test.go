@@ -138,11 +138,11 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 		if err = gerr; err == nil && got.Count == 2 {
 			break
 		}
-		err = cmp.Or(err, pause(ctx, tick))
+		err = cmp.Or(err, sleep(ctx, tick))
 	}
 	<-turns
 	if err == nil {
-		err = pause(ctx, rand.N(cutOffTTL/3))
+		err = sleep(ctx, rand.N(cutOffTTL/3))
 	}
 	proxy.Blackhole(etcdtest.Both)
 	err = cmp.Or(err, begins())

@@ -25,48 +25,48 @@ type entry struct {
 	rev int64
 
 	mu    sync.Mutex // once the entry is held it guards what follows
-	wants wants
+	mode  mode
 	state state
 	// doubt: an attempt to write the keys may have been carried out, or be
 	// carried out yet, without our knowing.
-	doubt bool
+	ambiguous bool
 	// untold: lost, and nobody was told; see unlockAndTell.
-	untold bool
+	lossUnreported bool
 	// withSession: lost because the session ended, by what was known then.
-	withSession bool
+	lostWithSession bool
 	// key is what the entry is known by.
-	key    string
-	more   *more   // nil if held without
-	ending *ending // nil until asked for
+	key       string
+	acquiring *acquiring   // nil if held without
+	holdCtx   *holdContext // nil until asked for
 }
 
 // more is what most holds do without: of 10,000 locks it would be half the cost.
-type more struct {
+type acquiring struct {
 	trace *trace // for hooks, nil without
 	// other is a write lock's key in the shared range, of the same revision, which
 	// Downgrade leaves.
-	other string
-	value string // of the keys; its nonce is in no other entry's value
+	secondKey string
+	value     string // of the keys; its nonce is in no other entry's value
 }
 
 // ending is what tells of a hold's end.
-type ending struct {
+type holdContext struct {
 	ctx     context.Context // of the hold
-	end     context.CancelCauseFunc
+	cancel  context.CancelCauseFunc
 	rewatch context.CancelFunc // makes the guard watch key anew
 }
 
 // wants is the kind of hold that an entry asks for.
-type wants uint8
+type mode uint8
 
 const (
-	mutexHold wants = iota
-	readHold
-	writeHold // a mutexHold that can be downgraded to a readHold
+	mutexMode mode = iota
+	readMode
+	writeMode // a mutexHold that can be downgraded to a readHold
 )
 
-func (w wants) kind() kind {
-	if w == readHold {
+func (w mode) kind() kind {
+	if w == readMode {
 		return shared
 	}
 	return exclusive
@@ -86,7 +86,7 @@ const (
 
 // becomeLocked changes the state; the caller holds e.mu. It returns false if
 // the entry has come to its end before: whoever ends it first says why.
-func (e *entry) becomeLocked(to state) bool {
+func (e *entry) transition(to state) bool {
 	switch {
 	case e.state >= released:
 		return false
@@ -101,16 +101,16 @@ func (e *entry) becomeLocked(to state) bool {
 }
 
 // takeKeys reserves the lowest free keys of the name for the entry.
-func (e *entry) takeKeys() {
-	s, more := e.s, e.more
+func (e *entry) reserveKeys() {
+	s, more := e.s, e.acquiring
 	s.mu.Lock()
-	if e.wants == readHold {
+	if e.mode == readMode {
 		e.key = s.inUse.take(sharedBase(e.name, s.id))
 	} else {
 		e.key = s.inUse.take(exclusiveBase(e.name, s.id))
 	}
-	if e.wants == writeHold {
-		more.other = s.inUse.take(sharedBase(e.name, s.id))
+	if e.mode == writeMode {
+		more.secondKey = s.inUse.take(sharedBase(e.name, s.id))
 	}
 	s.seq++
 	seq := s.seq
@@ -120,8 +120,8 @@ func (e *entry) takeKeys() {
 
 // keys are all keys of the entry.
 func (e *entry) keys() []string {
-	if e.more != nil && e.more.other != "" {
-		return []string{e.key, e.more.other}
+	if e.acquiring != nil && e.acquiring.secondKey != "" {
+		return []string{e.key, e.acquiring.secondKey}
 	}
 	return []string{e.key}
 }
@@ -152,23 +152,23 @@ func (e *entry) freeKeys() {
 
 // absent are the compares, and puts the operations, that write the entry's
 // keys where there are none.
-func (e *entry) absent() (cmps []clientv3.Cmp) {
+func (e *entry) keysAbsent() (cmps []clientv3.Cmp) {
 	for _, key := range e.keys() {
 		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
 	}
 	return cmps
 }
 
-func (e *entry) puts() (ops []clientv3.Op) {
+func (e *entry) putOps() (ops []clientv3.Op) {
 	for _, key := range e.keys() {
-		ops = append(ops, clientv3.OpPut(key, e.more.value, clientv3.WithLease(e.s.id)))
+		ops = append(ops, clientv3.OpPut(key, e.acquiring.value, clientv3.WithLease(e.s.id)))
 	}
 	return ops
 }
 
 // blocking is the range of keys that can block an entry.
-func (w wants) blocking(name string) (from, to string) {
-	if w == readHold {
+func (w mode) blockingRange(name string) (from, to string) {
+	if w == readMode {
 		return exclusiveRange(name)
 	}
 	return prefixRange(name)
@@ -180,10 +180,10 @@ func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Tx
 	resp, doubt, err := hedged(ctx, e.s.ctx, e.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return build(e.s.client.Txn(ctx)).Commit()
 	})
-	e.doubt = e.doubt || doubt
+	e.ambiguous = e.ambiguous || doubt
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		e.s.end(ErrSessionExpired, "lease not found")
-		e.s.leaseGone()
+		e.s.terminate(ErrSessionExpired, "lease not found")
+		e.s.endLease()
 		err = e.s.Err() // that it is closed, if it was Close that revoked the lease
 	}
 	return resp, err
@@ -192,7 +192,7 @@ func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Tx
 // txnLimit is how many keys the txn of enqueue reads: enough to show all of most
 // queues. Measured on etcd 3.7: sixteen keys cost the apply loop 5 us where they are
 // there, a look afterwards costs a round trip.
-const txnLimit = 16
+const enqueueReadLimit = 16
 
 // enqueue puts the entry at the end of the queue: one request, one commit.
 // The read stands before the writes and so shows the queue without the entry.
@@ -200,12 +200,12 @@ const txnLimit = 16
 // the whole queue, in the apply loop of every member. ok is false if what it
 // shows is too little to say what the entry has to wait for.
 func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
-	from, to := e.wants.blocking(e.name)
+	from, to := e.mode.blockingRange(e.name)
 	for {
-		e.takeKeys()
+		e.reserveKeys()
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(txnLimit))
-			return t.If(e.absent()...).Then(append([]clientv3.Op{read}, e.puts()...)...)
+			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(enqueueReadLimit))
+			return t.If(e.keysAbsent()...).Then(append([]clientv3.Op{read}, e.putOps()...)...)
 		})
 		if err != nil {
 			return view{}, false, err
@@ -216,18 +216,18 @@ func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
 			if got.Count <= int64(len(got.Kvs)) {
 				v, ok = e.viewOf(toQueue(got.Kvs)), true
 			}
-			v.at, v.size = e.rev, got.Count
+			v.At, v.Size = e.rev, got.Count
 			return v, ok, nil
 		}
 		there, at, err := e.readKeys(ctx)
 		switch {
 		case err != nil:
-			e.doubt = true // the client may have repeated the txn by itself
+			e.ambiguous = true // the client may have repeated the txn by itself
 			return view{}, false, err
-		case e.mine(there):
-			return view{at: at}, false, nil
+		case e.isOwn(there):
+			return view{At: at}, false, nil
 		}
-		e.passOver(there)
+		e.skipKeys(there)
 	}
 }
 
@@ -235,13 +235,13 @@ func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
 // returns ErrLocked otherwise: one request, and no entry on failure. Only where
 // keys that are no entries are in the way does another txn follow, which
 // asks that nothing was written there since they were listed.
-func (e *entry) try(ctx context.Context) error {
-	from, to := e.wants.blocking(e.name)
+func (e *entry) tryEnqueue(ctx context.Context) error {
+	from, to := e.mode.blockingRange(e.name)
 	free := clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0)
 	list := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(8))
-	for e.takeKeys(); ; {
+	for e.reserveKeys(); ; {
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			return t.If(append(e.absent(), free)...).Then(e.puts()...).Else(clientv3.OpGet(e.key), list)
+			return t.If(append(e.keysAbsent(), free)...).Then(e.putOps()...).Else(clientv3.OpGet(e.key), list)
 		})
 		if err != nil {
 			return err
@@ -251,25 +251,25 @@ func (e *entry) try(ctx context.Context) error {
 			return nil
 		}
 		own, got := resp.Responses[0].GetResponseRange(), resp.Responses[1].GetResponseRange()
-		if e.mine(own.Kvs) {
+		if e.isOwn(own.Kvs) {
 			return nil // the txn was carried out before, so nothing blocked it
 		}
 		at, keys := resp.Header.Revision, got.Kvs
-		v, ok := blocker(e.name, e.wants.kind(), maxRev, toQueue(keys), got.Count <= int64(len(keys)))
+		v, ok := blocker(e.name, e.mode.kind(), maxRev, toQueue(keys), got.Count <= int64(len(keys)))
 		if !ok {
 			all, now, err := e.s.present(ctx, readRange(from, to))
 			if err != nil {
 				return err
 			}
 			at = now
-			v, _ = blocker(e.name, e.wants.kind(), maxRev, toQueue(all[0].Kvs), true)
+			v, _ = blocker(e.name, e.mode.kind(), maxRev, toQueue(all[0].Kvs), true)
 		}
-		if len(v.blockers) > 0 {
+		if len(v.Blockers) > 0 {
 			return ErrLocked
 		}
 		if len(own.Kvs) > 0 {
-			e.passOver(own.Kvs)
-			e.takeKeys()
+			e.skipKeys(own.Kvs)
+			e.reserveKeys()
 		}
 		free = clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1)
 	}
@@ -277,8 +277,8 @@ func (e *entry) try(ctx context.Context) error {
 
 // mine reports whether kvs, the key of the entry as etcd has it, was written by
 // an earlier attempt of this very entry, and notes its revision then.
-func (e *entry) mine(kvs []*mvccpb.KeyValue) bool {
-	if len(kvs) == 0 || string(kvs[0].Value) != e.more.value {
+func (e *entry) isOwn(kvs []*mvccpb.KeyValue) bool {
+	if len(kvs) == 0 || string(kvs[0].Value) != e.acquiring.value {
 		return false
 	}
 	e.rev = kvs[0].CreateRevision

@@ -79,7 +79,7 @@ func lossOf(cause error) error {
 // ended is the error of a call whose ctx ended: ctx's error, its cause, and
 // the last thing that etcd answered before, so that "deadline exceeded" does
 // not hide "no leader".
-func ended(ctx context.Context, last error) error {
+func ctxError(ctx context.Context, last error) error {
 	err := ctx.Err()
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", err, cause)

@@ -214,8 +214,8 @@ func TestFault_F12_RenewalsMeetTheMemberThatHangs(t *testing.T) {
 		elapse(1000 * time.Second)
 		require.NoError(t, s.Err())
 		require.Greater(t, answered.Load(), int32(100))
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 		s.wg.Wait()
 	})
 }

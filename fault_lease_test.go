@@ -103,7 +103,7 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 				mu.Lock()
 				c.gone = gone[h.key]
 				mu.Unlock()
-				if err := pause(ctx, tick); err != nil {
+				if err := sleep(ctx, tick); err != nil {
 					t.Error("the key stays")
 					return
 				}
@@ -178,7 +178,7 @@ func (c *cutting) run(prefix string, i int, h *holder, lock func(ctx context.Con
 		return err
 	}
 	proxy.Delay(etcdtest.ToClient, c.delay)
-	_ = pause(ctx, rand.N(500*time.Millisecond)) // etcd looks for leases to expire twice a second
+	_ = sleep(ctx, rand.N(500*time.Millisecond)) // etcd looks for leases to expire twice a second
 	if *h, err = lock(ctx, client, fmt.Sprintf("%s/%d", prefix, i)); err != nil {
 		return err
 	}
@@ -251,7 +251,7 @@ func measureLateness(t *testing.T) func() time.Duration {
 		var late time.Duration
 		for ctx.Err() == nil {
 			due := time.Now().Add(tick)
-			_ = pause(ctx, tick)
+			_ = sleep(ctx, tick)
 			late = max(late, time.Since(due))
 		}
 		most <- late
@@ -285,7 +285,7 @@ func TestFault_F2_FirstKeepAliveStuck(t *testing.T) {
 			require.NoError(t, s.Err())
 			<-time.After(2 * time.Second)
 			require.ErrorIs(t, s.Err(), ErrSessionExpired)
-			s.leaseGone()
+			s.endLease()
 			s.wg.Wait()
 		})
 	})
@@ -392,7 +392,7 @@ func TestFault_F5_ManyKeysDeleted(t *testing.T) {
 	all := func() bool { return !slices.ContainsFunc(holds, (*Held).Valid) }
 	tap.Next("LeaseTimeToLive", func(ctx context.Context, c *etcdtest.Call) error {
 		for !all() && ctx.Err() == nil {
-			_ = pause(ctx, tick)
+			_ = sleep(ctx, tick)
 		}
 		return c.Send(ctx)
 	})

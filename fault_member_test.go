@@ -106,7 +106,7 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 			break
 		}
 		require.True(t, errors.Is(err, rpctypes.ErrMemberLearnerNotReady) || !refused(err), err)
-		require.NoError(t, pause(testCtx(t), tick))
+		require.NoError(t, sleep(testCtx(t), tick))
 	}
 	goesOn("with four members")
 	leader, err := own.Leader(testCtx(t))

@@ -47,18 +47,18 @@ const checkEvery = 5 * time.Second
 // which it takes all events at once, since the client keeps those that are not
 // taken without any limit.
 type follower struct {
-	client *clientv3.Client
-	name   string
-	every  time.Duration
-	own    clientv3.Watcher // in place of the client's, nil until it is needed
-	news   chan struct{}    // of capacity 1: content is not what was yielded last
+	client  *clientv3.Client
+	name    string
+	every   time.Duration
+	own     clientv3.Watcher // in place of the client's, nil until it is needed
+	changed chan struct{}    // of capacity 1: content is not what was yielded last
 
 	mu      sync.Mutex
 	content *content // nil before the first read
 }
 
 func newFollower(client *clientv3.Client, name string) *follower {
-	return &follower{client: client, name: name, every: checkEvery, news: make(chan struct{}, 1)}
+	return &follower{client: client, name: name, every: checkEvery, changed: make(chan struct{}, 1)}
 }
 
 func (f *follower) yieldAll(ctx context.Context, yield func(Queue, error) bool) {
@@ -72,7 +72,7 @@ func (f *follower) yieldAll(ctx context.Context, yield func(Queue, error) bool) 
 	defer func() { cancel(); <-done }()
 	for {
 		select {
-		case <-f.news:
+		case <-f.changed:
 			if ctx.Err() != nil {
 				continue // done tells the rest
 			}
@@ -91,7 +91,7 @@ func (f *follower) newest() Queue {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	select {
-	case <-f.news: // it is in there
+	case <-f.changed: // it is in there
 	default:
 	}
 	return f.content.queue()
@@ -131,7 +131,7 @@ func (f *follower) run(ctx context.Context) error {
 		if silent && renewable(f.client, watcher) {
 			f.replaceWatcher(clientv3.NewWatcher(f.client)) // see currentWatcher
 		}
-		_ = pause(ctx, delay/2+rand.N(delay)) // ctx is looked at next
+		_ = sleep(ctx, delay/2+rand.N(delay)) // ctx is looked at next
 	}
 }
 
@@ -147,16 +147,16 @@ func (f *follower) replaceWatcher(w clientv3.Watcher) {
 func (f *follower) adopt(c *content) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.content == nil || !maps.Equal(f.content.entries, c.entries) {
-		f.tellLocked()
+	if f.content == nil || !maps.Equal(f.content.Entries, c.Entries) {
+		f.announceLocked()
 	}
 	f.content = c
 }
 
 // tellLocked says that there is news; the caller holds f.mu.
-func (f *follower) tellLocked() {
+func (f *follower) announceLocked() {
 	select {
-	case f.news <- struct{}{}:
+	case f.changed <- struct{}{}:
 	default: // said already, and not yet taken
 	}
 }
@@ -206,17 +206,17 @@ func (f *follower) apply(wr clientv3.WatchResponse) {
 	c, changed := f.content, false
 	for _, ev := range wr.Events {
 		switch {
-		case ev.Kv.ModRevision <= c.rev:
+		case ev.Kv.ModRevision <= c.Rev:
 			// The read has shown it already, or the watch begins anew.
 		case ev.Type == clientv3.EventTypePut:
-			changed = c.put(ev.Kv) || changed
+			changed = c.Put(ev.Kv) || changed
 		default:
-			changed = c.remove(string(ev.Kv.Key)) || changed
+			changed = c.Remove(string(ev.Kv.Key)) || changed
 		}
 	}
-	c.rev = max(c.rev, latest(&wr))
+	c.Rev = max(c.Rev, latest(&wr))
 	if changed {
-		f.tellLocked()
+		f.announceLocked()
 	}
 }
 
@@ -227,11 +227,11 @@ func (f *follower) missed(ctx context.Context) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*attemptMin)
 	defer cancel()
 	f.mu.Lock()
-	rev, keys := f.content.rev, len(f.content.entries)+len(f.content.foreign)
+	rev, keys := f.content.Rev, len(f.content.Entries)+len(f.content.Foreign)
 	f.mu.Unlock()
 	from, to := prefixRange(f.name)
 	var resp *clientv3.GetResponse
-	err := persist(ctx, f.client, func(ctx context.Context) (err error) {
+	err := retry(ctx, f.client, func(ctx context.Context) (err error) {
 		resp, err = f.client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(1), clientv3.WithMinModRev(rev+1))
 		return err
 	})

@@ -37,7 +37,7 @@ type history struct {
 
 func newHistory(t *testing.T, c *clientv3.Client, name string, seed uint64) *history {
 	h := &history{t: t, c: c, name: name, r: rand.New(rand.NewPCG(seed, 4))}
-	h.states = []*content{{name: name, entries: map[string]entryKey{}, foreign: map[string]struct{}{}}}
+	h.states = []*content{{Name: name, Entries: map[string]entryKey{}, Foreign: map[string]struct{}{}}}
 	return h
 }
 
@@ -48,11 +48,11 @@ func (h *history) step() {
 		pool := []string{"/1f", "/1f-1", "/r1f", "/r1f-1", "/2f", "/r2f", "/3f", "/stray", "/b/1f"}
 		for _, i := range h.r.Perm(len(pool))[:1+h.r.IntN(3)] {
 			key := h.name + pool[i]
-			_, entry := next.entries[key]
-			_, other := next.foreign[key]
+			_, entry := next.Entries[key]
+			_, other := next.Foreign[key]
 			if (entry || other) && h.r.IntN(4) > 0 {
 				ops = append(ops, clientv3.OpDelete(key))
-				next.remove(key)
+				next.Remove(key)
 			} else {
 				ops = append(ops, h.put(next, key)...)
 			}
@@ -63,8 +63,8 @@ func (h *history) step() {
 
 func (h *history) put(next *content, key string) []clientv3.Op {
 	value := fmt.Sprintf(`{"owner":"%d"}`, len(h.states))
-	kv := &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), CreateRevision: next.entries[key].rev}
-	next.put(kv)
+	kv := &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), CreateRevision: next.Entries[key].Rev}
+	next.Put(kv)
 	return []clientv3.Op{clientv3.OpPut(key, value)}
 }
 
@@ -74,32 +74,32 @@ func (h *history) put(next *content, key string) []clientv3.Op {
 func (h *history) commit(build func(next *content) []clientv3.Op) {
 	h.t.Helper()
 	last := h.states[len(h.states)-1]
-	next := &content{name: h.name, entries: maps.Clone(last.entries), foreign: maps.Clone(last.foreign)}
+	next := &content{Name: h.name, Entries: maps.Clone(last.Entries), Foreign: maps.Clone(last.Foreign)}
 	ops := build(next)
 	seq, id := h.name+".seq", len(h.states)
 	before := clientv3.Compare(clientv3.Version(seq), "=", id-1)
-	require.NoError(h.t, persist(testCtx(h.t), h.c, func(ctx context.Context) error {
+	require.NoError(h.t, retry(testCtx(h.t), h.c, func(ctx context.Context) error {
 		resp, err := h.c.Txn(ctx).If(before).Then(append(ops, clientv3.OpPut(seq, ""))...).Else(clientv3.OpGet(seq)).Commit()
 		if err != nil {
 			return err
 		}
-		next.rev = resp.Header.Revision
+		next.Rev = resp.Header.Revision
 		if !resp.Succeeded { // an attempt before has
 			kv := resp.Responses[0].GetResponseRange().Kvs[0]
 			require.EqualValues(h.t, id, kv.Version)
-			next.rev = kv.ModRevision
+			next.Rev = kv.ModRevision
 		}
 		return nil
 	}))
-	for key, k := range next.entries {
-		if k.rev == 0 {
-			k.rev = next.rev
-			next.entries[key] = k
+	for key, k := range next.Entries {
+		if k.Rev == 0 {
+			k.Rev = next.Rev
+			next.Entries[key] = k
 		}
 	}
 	h.states = append(h.states, next)
-	if !maps.Equal(last.entries, next.entries) {
-		h.news = next.rev
+	if !maps.Equal(last.Entries, next.Entries) {
+		h.news = next.Rev
 	}
 }
 
@@ -107,11 +107,11 @@ func (h *history) commit(build func(next *content) []clientv3.Op) {
 func (h *history) check(q Queue) {
 	h.t.Helper()
 	i := len(h.states) - 1
-	for h.states[i].rev > q.Revision {
+	for h.states[i].Rev > q.Revision {
 		i--
 	}
 	was := *h.states[i]
-	was.rev = q.Revision
+	was.Rev = q.Revision
 	require.Equal(h.t, was.queue(), q, "a state that did not exist")
 }
 
@@ -321,7 +321,7 @@ func TestWatchSlowConsumer(t *testing.T) {
 	require.Eventually(t, func() bool {
 		f.mu.Lock()
 		defer f.mu.Unlock()
-		return f.content.rev == last.rev
+		return f.content.Rev == last.Rev
 	}, hang, tick, "events are left with the client while the consumer is busy")
 	require.Equal(t, last, f.content)
 	busy <- struct{}{}
@@ -531,14 +531,14 @@ func TestWatcherFailed(t *testing.T) {
 	s := newTestSession(t, c)
 	first := s.enterWatcher()
 	s.leaveWatcher(first, false)
-	s.etcdAnswers()
+	s.etcdAnswered()
 	require.Same(t, first, s.enterWatcher())
 	s.leaveWatcher(first, true)
-	s.etcdAnswers()
+	s.etcdAnswered()
 	second := s.enterWatcher()
 	require.NotSame(t, first, second)
 	s.leaveWatcher(first, true)
-	s.etcdAnswers()
+	s.etcdAnswered()
 	require.Same(t, second, s.enterWatcher())
 }
 
@@ -579,30 +579,30 @@ func TestWatchNews(t *testing.T) {
 	}
 	f := newFollower(c, name)
 	f.adopt(h.states[20])
-	require.Len(t, f.news, 1)
+	require.Len(t, f.changed, 1)
 	require.Equal(t, h.states[20].queue(), f.newest())
-	require.Empty(t, f.news)
+	require.Empty(t, f.changed)
 	f.adopt(h.states[20])
-	require.Empty(t, f.news)
-	history := c.Watch(testCtx(t), name+"/", clientv3.WithPrefix(), clientv3.WithRev(h.states[1].rev))
-	for last := int64(0); last < h.states[20].rev; {
+	require.Empty(t, f.changed)
+	history := c.Watch(testCtx(t), name+"/", clientv3.WithPrefix(), clientv3.WithRev(h.states[1].Rev))
+	for last := int64(0); last < h.states[20].Rev; {
 		wr := <-history
 		require.NoError(t, wr.Err())
 		f.apply(wr)
-		require.Empty(t, f.news)
+		require.Empty(t, f.changed)
 		require.Equal(t, h.states[20], f.content)
 		last = latest(&wr)
 	}
 	ended, cancel := context.WithCancel(testCtx(t))
 	cancel()
 	for range 50 {
-		f.news <- struct{}{}
+		f.changed <- struct{}{}
 		f.yieldAll(ended, func(_ Queue, err error) bool {
 			require.ErrorIs(t, err, context.Canceled)
 			return true
 		})
 		select {
-		case <-f.news:
+		case <-f.changed:
 		default:
 		}
 	}
@@ -630,7 +630,7 @@ func TestWatchMissed(t *testing.T) {
 	var err error
 	f.content, err = readContent(testCtx(t), c, name)
 	require.NoError(t, err)
-	f.content.rev += 1 << 40
+	f.content.Rev += 1 << 40
 	missed, err := f.missed(testCtx(t))
 	require.NoError(t, err)
 	require.True(t, missed)

@@ -37,13 +37,13 @@ func hedged[T any](ctx, life context.Context, s *Session, op func(ctx context.Co
 		}
 		return v, err
 	}
-	err = attempts(ctx, life, s.client, func(ctx context.Context, cancel func(), limit time.Duration) (err error) {
+	err = retryLoop(ctx, life, s.client, func(ctx context.Context, cancel func(), limit time.Duration) (err error) {
 		var several bool
 		v, several, err = race(ctx, cancel, hedges, s.pace.late(), limit, timed)
 		doubt = doubt || several || !answered(err)
 		return err
 	})
-	return v, doubt, s.verdict(ctx, err)
+	return v, doubt, s.translate(ctx, err)
 }
 
 // answered reports whether err is etcd's last word.

@@ -58,12 +58,12 @@ func TestHedged(t *testing.T) {
 					numbers <- i
 				}
 				running := make(chan struct{}, 100)
-				from, doubt, err := hedged(context.Background(), s.lease, s, func(ctx context.Context) (int, error) {
+				from, doubt, err := hedged(context.Background(), s.leaseCtx, s, func(ctx context.Context) (int, error) {
 					running <- struct{}{}
 					defer func() { <-running }()
 					n := <-numbers
 					call := c.calls[min(n, len(c.calls)-1)]
-					if err := pause(ctx, call.after); err != nil {
+					if err := sleep(ctx, call.after); err != nil {
 						return n, err
 					}
 					return n, call.err
@@ -75,8 +75,8 @@ func TestHedged(t *testing.T) {
 				require.Equal(t, c.doubt, doubt)
 				// The pauses between attempts are jittered.
 				require.InDelta(t, c.took, time.Since(began), float64(10*time.Millisecond))
-				s.end(ErrSessionClosed, "the test is over")
-				s.leaseGone()
+				s.terminate(ErrSessionClosed, "the test is over")
+				s.endLease()
 			})
 		})
 	}
@@ -92,12 +92,12 @@ func TestHedged_Pace(t *testing.T) {
 			if hangs {
 				first <- struct{}{}
 			}
-			_, _, err := hedged(context.Background(), s.lease, s, func(ctx context.Context) (int, error) {
+			_, _, err := hedged(context.Background(), s.leaseCtx, s, func(ctx context.Context) (int, error) {
 				select {
 				case <-first:
-					return 0, pause(ctx, time.Hour)
+					return 0, sleep(ctx, time.Hour)
 				default:
-					return 0, pause(ctx, after)
+					return 0, sleep(ctx, after)
 				}
 			})
 			require.NoError(t, err)
@@ -111,8 +111,8 @@ func TestHedged_Pace(t *testing.T) {
 			answer(time.Millisecond, true)
 		}
 		require.Equal(t, hedgeMin, s.pace.late())
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 	})
 }
 
@@ -123,32 +123,32 @@ func TestHedged_CtxEnds(t *testing.T) {
 		ctx, cancel := context.WithTimeout(context.Background(), 450*time.Millisecond)
 		defer cancel()
 		began := time.Now()
-		_, doubt, err := hedged(ctx, s.lease, s, func(ctx context.Context) (int, error) { return 0, pause(ctx, time.Hour) })
+		_, doubt, err := hedged(ctx, s.leaseCtx, s, func(ctx context.Context) (int, error) { return 0, sleep(ctx, time.Hour) })
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.True(t, doubt)
 		require.Equal(t, 450*time.Millisecond, time.Since(began))
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 	})
 }
 
 // The end of the session ends all calls at once, and the pauses between attempts.
 func TestHedged_LifeEnds(t *testing.T) {
 	for name, op := range map[string]func(ctx context.Context) error{
-		"all calls hang": func(ctx context.Context) error { return pause(ctx, time.Hour) },
+		"all calls hang": func(ctx context.Context) error { return sleep(ctx, time.Hour) },
 		"no leader":      func(context.Context) error { return errors.New("no leader") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newFakeEtcd().session(1)
 				const after = 450 * time.Millisecond
-				defer time.AfterFunc(after, func() { s.end(ErrSessionClosed, "the test is over") }).Stop()
+				defer time.AfterFunc(after, func() { s.terminate(ErrSessionClosed, "the test is over") }).Stop()
 				began := time.Now()
 				_, doubt, err := hedged(context.Background(), s.ctx, s, func(ctx context.Context) (int, error) { return 0, op(ctx) })
 				require.ErrorIs(t, err, ErrSessionClosed)
 				require.True(t, doubt)
 				require.Equal(t, after, time.Since(began))
-				s.leaseGone()
+				s.endLease()
 			})
 		})
 	}
@@ -227,7 +227,7 @@ func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
 		rw := NewRWMutex(s, "a")
 		h, err := rw.Lock(context.Background())
 		require.NoError(t, err)
-		value := h.more.value
+		value := h.acquiring.value
 		kept, err := NewMutex(s, "b").Lock(context.Background())
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(context.Background()))
@@ -265,15 +265,15 @@ func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
 		require.Equal(t, "a/5", h.Key())
 		require.NoError(t, h.Unlock(context.Background()), "it was taken for a ghost")
 		require.NoError(t, kept.Unlock(context.Background()))
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 		elapse(2 * s.ttl)
 	})
 }
 
 func keysOf(queue []queued) (keys []string) {
 	for _, q := range queue {
-		keys = append(keys, q.key)
+		keys = append(keys, q.Key)
 	}
 	return keys
 }
@@ -293,7 +293,7 @@ func TestFault_A1_GhostsAreSwept(t *testing.T) {
 		require.NoError(t, err)
 		raw := cluster.Client(t)
 		ghost := prefix + sharedBase(name, s.Lease()) + "-3"
-		_, err = raw.Put(testCtx(t), ghost, h.more.value, clientv3.WithLease(s.Lease()))
+		_, err = raw.Put(testCtx(t), ghost, h.acquiring.value, clientv3.WithLease(s.Lease()))
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(testCtx(t)))
 		requireGone(t, raw, prefix+name)

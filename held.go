@@ -27,18 +27,18 @@ type Held struct{ entry }
 // and at most one read.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
-	defer h.unlockAndTell()
-	if h.ending == nil {
-		h.ending = &ending{}
-		h.ending.ctx, h.ending.end = context.WithCancelCause(context.Background())
-		h.refreshLocked()
+	defer h.unlockAndNotify()
+	if h.holdCtx == nil {
+		h.holdCtx = &holdContext{}
+		h.holdCtx.ctx, h.holdCtx.cancel = context.WithCancelCause(context.Background())
+		h.checkSessionLocked()
 		if h.state != held {
-			h.ending.end(h.causeLocked())
+			h.holdCtx.cancel(h.causeLocked())
 		} else {
-			h.guardLocked()
+			h.startMonitorLocked()
 		}
 	}
-	return h.ending.ctx
+	return h.holdCtx.ctx
 }
 
 // Done is Context().Done().
@@ -49,8 +49,8 @@ func (h *Held) Done() <-chan struct{} { return h.Context().Done() }
 // nobody; see Check.
 func (h *Held) Err() error {
 	h.mu.Lock()
-	defer h.unlockAndTell()
-	h.refreshLocked()
+	defer h.unlockAndNotify()
+	h.checkSessionLocked()
 	return h.causeLocked()
 }
 
@@ -76,19 +76,19 @@ func (h *Held) Check(ctx context.Context) error {
 	defer stop()
 	for {
 		key := h.Key()
-		err := h.here(ctx, key, 0)
-		if errors.Is(err, errGone) {
-			if err = h.gone(key); err == nil {
+		err := h.exists(ctx, key, 0)
+		if errors.Is(err, errEntryGone) {
+			if err = h.markLost(key); err == nil {
 				continue // downgraded meanwhile
 			}
 		}
-		return wrap("check", h.name, h.endOr(err))
+		return wrap("check", h.name, h.errOr(err))
 	}
 }
 
 // endOr is the error of a request about the hold, err or nil: that the hold has
 // ended meanwhile comes first.
-func (h *Held) endOr(err error) error {
+func (h *Held) errOr(err error) error {
 	if err == nil {
 		return nil
 	}
@@ -116,14 +116,14 @@ func (h *Held) Key() string {
 // the past. So give it an operation, such as an OpGet, if it is to tell of the
 // present; those of Txn need none.
 func (h *Held) IsOwner() clientv3.Cmp {
-	return isAt(h.Key(), h.rev)
+	return createdAt(h.Key(), h.rev)
 }
 
 // readOnly reports whether the hold is one for reading.
 func (h *Held) readOnly() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.wants == readHold
+	return h.mode == readMode
 }
 
 // Downgrade turns a write hold into a read hold with nobody in between: readers
@@ -133,42 +133,42 @@ func (h *Held) readOnly() bool {
 // It blocks until etcd has confirmed, or ctx or the session ends. After an error
 // of ctx the lock is still held, for reading at least; call it again, or Unlock.
 func (h *Held) Downgrade(ctx context.Context) error {
-	return wrap("downgrade", h.name, h.endOr(h.downgrade(ctx)))
+	return wrap("downgrade", h.name, h.errOr(h.downgrade(ctx)))
 }
 
 func (h *Held) downgrade(ctx context.Context) error {
 	h.mu.Lock()
-	h.refreshLocked()
+	h.checkSessionLocked()
 	switch {
 	case h.state != held:
-		defer h.unlockAndTell()
+		defer h.unlockAndNotify()
 		return h.causeLocked()
-	case h.wants == mutexHold:
-		defer h.unlockAndTell()
+	case h.mode == mutexMode:
+		defer h.unlockAndNotify()
 		return errors.New("a Mutex has no read holds: use an RWMutex")
-	case h.wants == readHold && len(h.keys()) == 1:
-		defer h.unlockAndTell()
+	case h.mode == readMode && len(h.keys()) == 1:
+		defer h.unlockAndNotify()
 		return nil
 	}
-	first := h.wants == writeHold
+	first := h.mode == writeMode
 	if first {
 		// From here on the shared entry is what the hold is known by: it is
 		// there from the start, and stays whatever becomes of the request.
-		h.key, h.more.other, h.wants = h.more.other, h.key, readHold
-		if h.ending != nil && h.ending.rewatch != nil {
-			h.ending.rewatch()
+		h.key, h.acquiring.secondKey, h.mode = h.acquiring.secondKey, h.key, readMode
+		if h.holdCtx != nil && h.holdCtx.rewatch != nil {
+			h.holdCtx.rewatch()
 		}
 	}
-	key, other := h.key, h.more.other
+	key, other := h.key, h.acquiring.secondKey
 	h.mu.Unlock()
 
 	resp, doubt, err := hedged(ctx, h.s.ctx, h.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return h.s.client.Txn(ctx).If(isAt(key, h.rev)).Then(removals([]string{other}, h.rev)...).Commit()
+		return h.s.client.Txn(ctx).If(createdAt(key, h.rev)).Then(deleteOps([]string{other}, h.rev)...).Commit()
 	})
 	// Was the exclusive entry there up to now? If not, others may have been in. (Only
 	// the first request can tell: a repetition may find what that has removed.)
 	if err == nil && (!resp.Succeeded || first && !doubt && !resp.Responses[0].GetResponseTxn().Succeeded) {
-		err = h.gone(key)
+		err = h.markLost(key)
 	}
 	return err
 }
@@ -187,26 +187,26 @@ func (h *Held) Unlock(ctx context.Context) error {
 
 func (h *Held) unlock(ctx context.Context) error {
 	h.mu.Lock()
-	h.refreshLocked()
+	h.checkSessionLocked()
 	if h.state != held {
-		defer h.unlockAndTell()
+		defer h.unlockAndNotify()
 		return h.causeLocked()
 	}
 	if ctx.Value(doOf{h}) != nil {
 		var cancel context.CancelFunc
-		ctx, cancel = outlive(ctx, ErrNotHeld)
+		ctx, cancel = detachUnless(ctx, ErrNotHeld)
 		defer cancel()
 	}
-	h.endLocked(released) // before anybody else can have the lock
+	h.endHoldLocked(released) // before anybody else can have the lock
 	h.mu.Unlock()
 	at := time.Now()
-	err := h.giveBack(ctx)
-	h.tellOver(at, err)
+	err := h.release(ctx)
+	h.notifyOver(at, err)
 	return err
 }
 
 // giveBack removes the entry of a hold that has been released here.
-func (h *Held) giveBack(ctx context.Context) error {
+func (h *Held) release(ctx context.Context) error {
 	found, err := h.remove(ctx, h.s.ctx, h.rev)
 	switch {
 	case err != nil:
@@ -224,7 +224,7 @@ func (h *Held) giveBack(ctx context.Context) error {
 
 // outlive returns a ctx that ends with ctx unless because of cause: the ctx that
 // Do gives ends when its hold is unlocked, and the unlocking is to go on.
-func outlive(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
+func detachUnless(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
 	out, free := context.WithoutCancel(ctx), func() {}
 	if d, ok := ctx.Deadline(); ok {
 		out, free = context.WithDeadline(out, d)

@@ -259,7 +259,7 @@ func TestHooks_Stories(t *testing.T) {
 			done := h.Done()
 			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
-			s.end(ErrSessionExpired, "test")
+			s.terminate(ErrSessionExpired, "test")
 			<-done
 			_, err = tk.Wait(testCtx(t))
 			require.ErrorIs(t, err, ErrSessionExpired)
@@ -384,7 +384,7 @@ func TestHooks_EndsOnGrant(t *testing.T) {
 	r := &recorder{}
 	r.on = func(e event) {
 		if e.what == "granted" {
-			e.about.Session.end(ErrSessionExpired, "test")
+			e.about.Session.terminate(ErrSessionExpired, "test")
 			e.about.Session.wg.Wait() // it has told all that it held
 		}
 	}
@@ -447,7 +447,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	var other *Mutex
 	r.on = func(e event) {
 		s := e.about.Session
-		if !tryLock(&s.mu) || !comesTrue(func() bool { return len(s.confirming) == 0 }) {
+		if !tryLock(&s.mu) || !comesTrue(func() bool { return len(s.confirmTurn) == 0 }) {
 			t.Errorf("%s: the session's mutex is taken", e.what)
 			return
 		}
@@ -496,7 +496,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	h := lock(7)
 	_, err = NewMutex(s, h.name).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
-	s.end(ErrSessionExpired, "test")
+	s.terminate(ErrSessionExpired, "test")
 	require.ErrorIs(t, byErr.Err(), ErrSessionExpired)
 	require.NoError(t, s.Close(testCtx(t)))
 	r.mu.Lock()
@@ -580,7 +580,7 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 // Without hooks none of the places that would call them allocates.
 func TestHooks_UnsetCostNothing(t *testing.T) {
 	s := newFakeEtcd().session(5)
-	e := &entry{s: s, name: "a", key: "a/5", rev: 7, more: &more{}}
+	e := &entry{s: s, name: "a", key: "a/5", rev: 7, acquiring: &acquiring{}}
 	ctx := t.Context()
 	require.Zero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }))
 	require.Nil(t, s.holds)
@@ -590,15 +590,15 @@ func TestHooks_UnsetCostNothing(t *testing.T) {
 
 // playHooks is all that hooks have to do with a Lock and its Unlock.
 func (e *entry) playHooks(ctx context.Context) {
-	e.more.trace = e.s.newTrace(ctx, mutexHold)
-	e.tellEnqueued()
-	e.tellGranted()
+	e.acquiring.trace = e.s.newTrace(ctx, mutexMode)
+	e.notifyEnqueued()
+	e.notifyGranted()
 	e.mu.Lock()
-	e.unlistenLocked()
-	e.unlockAndTell()
-	e.tellOver(time.Now(), nil)
-	e.tellAbandoned(nil)
-	e.s.tellRenewed(RenewedInfo{})
+	e.untrackHoldLocked()
+	e.unlockAndNotify()
+	e.notifyOver(time.Now(), nil)
+	e.notifyAbandoned(nil)
+	e.s.notifyRenewed(RenewedInfo{})
 }
 
 // BenchmarkHooks is what hooks add to a Lock and its Unlock.
@@ -617,7 +617,7 @@ func BenchmarkHooks(b *testing.B) {
 			if s.hooks = hooks; hooks != nil {
 				s.holds = map[*entry]struct{}{}
 			}
-			e := &entry{s: s, name: "a", key: "a/5", rev: 7, more: &more{}}
+			e := &entry{s: s, name: "a", key: "a/5", rev: 7, acquiring: &acquiring{}}
 			b.ReportAllocs()
 			for b.Loop() {
 				e.playHooks(b.Context())

@@ -133,7 +133,7 @@ func (q Queue) readTTLs(ctx context.Context, client *clientv3.Client) error {
 		wg.Go(func() { // ends with ids, or the first error
 			for id := range ids {
 				var resp *clientv3.LeaseTimeToLiveResponse
-				err := persist(ctx, client, func(ctx context.Context) (err error) {
+				err := retry(ctx, client, func(ctx context.Context) (err error) {
 					resp, err = client.TimeToLive(ctx, id)
 					return err
 				})

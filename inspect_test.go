@@ -93,7 +93,7 @@ func TestInspectQueue(t *testing.T) {
 	require.Equal(t, "a \"quoted\" owner", q.Entries[1].Owner)
 	require.Equal(t, defaultOwner(), q.Entries[2].Owner)
 	require.Equal(t, h.Key(), q.Entries[0].Key)
-	require.Equal(t, h.more.other, q.Entries[0].SharedKey)
+	require.Equal(t, h.acquiring.secondKey, q.Entries[0].SharedKey)
 	require.False(t, q.Entries[0].Read)
 	for i, tk := range []*Ticket{r1, r2, m} {
 		require.Equal(t, tk.h.Key(), q.Entries[i+1].Key)
@@ -134,7 +134,7 @@ func TestInspectHoldsProperty(t *testing.T) {
 	const name = "n"
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		c := &content{name: name, rev: 1 << 40, entries: map[string]entryKey{}, foreign: map[string]struct{}{}}
+		c := &content{Name: name, Rev: 1 << 40, Entries: map[string]entryKey{}, Foreign: map[string]struct{}{}}
 		writes := 0 // with both of their keys
 		for range r.IntN(8) {
 			rev, lease := 1+r.Int64N(20), clientv3.LeaseID(1+r.IntN(3))
@@ -142,36 +142,36 @@ func TestInspectHoldsProperty(t *testing.T) {
 			if n := r.IntN(3); n > 0 {
 				ex, sh = fmt.Sprintf("%s-%x", ex, n), fmt.Sprintf("%s-%x", sh, 3-n)
 			}
-			if c.entries[ex].rev+c.entries[sh].rev != 0 || slices.ContainsFunc(c.queue().Entries, func(e Entry) bool { return e.Token == rev && e.Lease == lease }) {
+			if c.Entries[ex].Rev+c.Entries[sh].Rev != 0 || slices.ContainsFunc(c.queue().Entries, func(e Entry) bool { return e.Token == rev && e.Lease == lease }) {
 				continue
 			}
 			which := r.IntN(3)
 			if which != 1 {
-				c.entries[ex] = entryKey{rev, int64(lease), ""}
+				c.Entries[ex] = entryKey{rev, int64(lease), ""}
 			}
 			if which != 0 {
-				c.entries[sh] = entryKey{rev, int64(lease), ""}
+				c.Entries[sh] = entryKey{rev, int64(lease), ""}
 			}
 			if which == 2 {
 				writes++
 			}
 		}
 		var all []queued
-		for key, k := range c.entries {
-			all = append(all, queued{key, k.rev})
+		for key, k := range c.Entries {
+			all = append(all, queued{key, k.Rev})
 		}
 		q := c.queue()
-		require.Len(t, q.Entries, len(c.entries)-writes, "seed %d", seed)
+		require.Len(t, q.Entries, len(c.Entries)-writes, "seed %d", seed)
 		require.True(t, slices.IsSortedFunc(q.Entries, func(a, b Entry) int { return int(a.Token - b.Token) }))
 		for _, e := range q.Entries {
-			require.Equal(t, c.entries[e.Key].rev, e.Token)
+			require.Equal(t, c.Entries[e.Key].Rev, e.Token)
 			require.Equal(t, kindOf(name, e.Key) == shared, e.Read)
 			if e.SharedKey != "" {
-				require.Equal(t, e.Token, c.entries[e.SharedKey].rev)
+				require.Equal(t, e.Token, c.Entries[e.SharedKey].Rev)
 			}
 			v, ok := blocker(name, kindOf(name, e.Key), e.Token, all, true)
 			require.True(t, ok)
-			require.Equal(t, len(v.blockers) == 0, e.Holds, "seed %d: %v in %v", seed, e, all)
+			require.Equal(t, len(v.Blockers) == 0, e.Holds, "seed %d: %v in %v", seed, e, all)
 		}
 	}
 }
@@ -180,8 +180,8 @@ func TestInspectHoldsProperty(t *testing.T) {
 // only others can have written, is a reader.
 func TestInspectTwoSharedKeys(t *testing.T) {
 	t.Parallel()
-	k := entryKey{rev: 7, lease: 31}
-	q := (&content{name: "n", entries: map[string]entryKey{"n/1f": k, "n/r1f": k, "n/r1f-1": k}}).queue()
+	k := entryKey{Rev: 7, Lease: 31}
+	q := (&content{Name: "n", Entries: map[string]entryKey{"n/1f": k, "n/r1f": k, "n/r1f-1": k}}).queue()
 	require.Len(t, q.Entries, 2)
 	require.Equal(t, "n/r1f", q.Entries[0].SharedKey)
 	require.Equal(t, "n/r1f-1", q.Entries[1].Key)
@@ -375,7 +375,7 @@ func TestEntryJSON(t *testing.T) {
 	require.Equal(t, q, back)
 	require.ErrorContains(t, json.Unmarshal([]byte(`{"lease": "xyz"}`), &Entry{}), `"xyz"`)
 	require.Error(t, json.Unmarshal([]byte(`{"token": "7"}`), &Entry{}))
-	b, err = json.Marshal((&content{name: "a"}).queue())
+	b, err = json.Marshal((&content{Name: "a"}).queue())
 	require.NoError(t, err)
 	require.JSONEq(t, `{"name": "a", "revision": 0, "entries": []}`, string(b))
 }

@@ -43,11 +43,11 @@ var mishaps = map[string]func(*scene) error{
 		return nil
 	},
 	"session ends": func(s *scene) error {
-		s.own.end(ErrSessionClosed, "test")
+		s.own.terminate(ErrSessionClosed, "test")
 		return nil
 	},
 	"the entry is deleted": func(s *scene) error {
-		s.takeEntry(func(q queued) bool { return s.wants == readHold || kindOf("a", q.key) == exclusive })
+		s.takeEntry(func(q queued) bool { return s.wants == readMode || kindOf("a", q.Key) == exclusive })
 		return nil
 	},
 	"the lease is revoked": func(s *scene) error {
@@ -88,7 +88,7 @@ type scene struct {
 	again      func() error // at the next step
 	pinned     error        // of the next pinned read
 	revoked    atomic.Bool
-	wants      wants
+	wants      mode
 	taken      time.Time // when the entry was deleted, if before it was entitled
 	deep       bool      // the entry was not next in line when it came: it is told when it is, or by a recheck
 	interfered bool      // the own entry may be gone by the hand of others
@@ -108,8 +108,8 @@ func (s *scene) takeEntry(is func(queued) bool) {
 	var keys []string
 	for _, q := range queue {
 		if s.isOwn(q) && is(q) {
-			keys = append(keys, q.key)
-			if !entitled(s.wants.kind(), q.rev, queue) {
+			keys = append(keys, q.Key)
+			if !entitled(s.wants.kind(), q.Rev, queue) {
 				s.taken = time.Now()
 			}
 		}
@@ -150,7 +150,7 @@ func (s *scene) waitBefore(t *testing.T, queue []string) (end func()) {
 }
 
 func (s *scene) isOwn(q queued) bool {
-	return !slices.Contains(s.before, q.key) && (strings.HasPrefix(q.key, "a/5") || strings.HasPrefix(q.key, "a/r5"))
+	return !slices.Contains(s.before, q.Key) && (strings.HasPrefix(q.Key, "a/5") || strings.HasPrefix(q.Key, "a/r5"))
 }
 
 // queues are what stands in the queue before: a holder and others, by key.
@@ -190,8 +190,8 @@ const inLine = "a/zzy"
 
 // many are more than the txn of enqueue shows.
 var many = func() (keys []string) {
-	for i := range 2 * txnLimit {
-		keys = append(keys, fmt.Sprintf("a/%x", 0x2a-2*txnLimit+i))
+	for i := range 2 * enqueueReadLimit {
+		keys = append(keys, fmt.Sprintf("a/%x", 0x2a-2*enqueueReadLimit+i))
 	}
 	return keys
 }()
@@ -231,7 +231,7 @@ func TestInterleavings_I1_I3(t *testing.T) {
 		t.Run(queueName, func(t *testing.T) {
 			t.Parallel()
 			kinds := []string{"Mutex", "RWMutex", "RWMutex read", "Ticket", "Try"}
-			if len(queue) > txnLimit {
+			if len(queue) > enqueueReadLimit {
 				kinds = kinds[:3] // the others queue as a Mutex does
 			}
 			for _, kind := range kinds {
@@ -272,7 +272,7 @@ func lags(queue []string, mishap string) []int {
 	if len(queue) < 2 || !unhurt[mishap] && mishap != "the entry is deleted" {
 		return []int{0}
 	}
-	if len(queue) > txnLimit {
+	if len(queue) > enqueueReadLimit {
 		return []int{0, 3}
 	}
 	return []int{0, 2, 4}
@@ -310,10 +310,10 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	hooks := &recorder{}
 	s.own.hooks = []*Hooks{hooks.hooks()}
 	if kind == "RWMutex read" {
-		s.wants = readHold
+		s.wants = readMode
 	}
 	before, _ := blocker("a", s.wants.kind(), maxRev, f.keys("a/"), true)
-	s.deep = !before.last
+	s.deep = !before.Last
 	s.own.keepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
 			return 0, nil
@@ -368,7 +368,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		}
 	})
 
-	h, err := acquire(ctx, s.own, kind)
+	h, err := acquireAs(ctx, s.own, kind)
 	mu.Lock()
 	gone := free // when all others have left
 	mu.Unlock()
@@ -400,7 +400,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 			t.Errorf("%s: granted %v late", name, late)
 		}
 		mu.Unlock()
-		if there && !entitled(h.wants.kind(), h.Token(), f.keys("a/")) {
+		if there && !entitled(h.mode.kind(), h.Token(), f.keys("a/")) {
 			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.keys("a/"))
 		}
 		if unhurt { // a hold that nothing has happened to is not lost by looking at it
@@ -444,12 +444,12 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		t.Errorf("%s: the hooks were told %q of %v", name, stories, err)
 	}
 	<-time.After(time.Minute) // past the last timer
-	s.own.end(ErrSessionClosed, "test")
-	s.own.leaseGone()
+	s.own.terminate(ErrSessionClosed, "test")
+	s.own.endLease()
 	return reached
 }
 
-func acquire(ctx context.Context, s *Session, kind string) (*Held, error) {
+func acquireAs(ctx context.Context, s *Session, kind string) (*Held, error) {
 	switch kind {
 	case "Mutex":
 		return NewMutex(s, "a").Lock(ctx)
@@ -492,8 +492,8 @@ func TestWait_CtxEndsWhileTheLeaseIsAskedAfter(t *testing.T) {
 		}
 		synctest.Wait()
 		for _, q := range f.keys("a/") {
-			if q.key != h.Key() {
-				f.del(q.key)
+			if q.Key != h.Key() {
+				f.del(q.Key)
 			}
 		}
 		synctest.Wait()

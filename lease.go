@@ -31,7 +31,7 @@ type renewal struct {
 // the reply and looks at it once a second, and stays with a member that hangs.
 func (s *Session) run() {
 	defer s.wg.Done()
-	defer s.tellEnded()
+	defer s.notifyEnded()
 	defer s.replaceWatcher(nil)
 	gap := s.ttl / 6
 	s.mu.Lock()
@@ -43,18 +43,18 @@ func (s *Session) run() {
 		case <-s.ctx.Done():
 			return
 		case <-s.client.Ctx().Done():
-			s.end(ErrSessionExpired, "client closed")
+			s.terminate(ErrSessionExpired, "client closed")
 			return
 		case <-next.C:
 			ctx, cancel := context.WithDeadline(s.ctx, s.Deadline())
 			s.wg.Go(func() { // ends at the deadline at the latest
 				defer cancel()
 				sent := time.Now()
-				s.renewed <- renewal{sent, s.renew(ctx)}
+				s.renewals <- renewal{sent, s.renew(ctx)}
 			})
 			next.Reset(gap)
 			gap = max(gap/2, s.ttl/48)
-		case r := <-s.renewed:
+		case r := <-s.renewals:
 			if r.err == nil {
 				gap = s.ttl / 6
 				next.Reset(max(0, time.Until(r.sent.Add(s.ttl/3))))
@@ -68,20 +68,20 @@ func (s *Session) run() {
 // renew asks etcd once to renew the lease, and ends the session if the lease
 // is gone.
 func (s *Session) renew(ctx context.Context) error {
-	info := s.renewOnce(ctx)
-	s.tellRenewed(info)
+	info := s.sendRenewal(ctx)
+	s.notifyRenewed(info)
 	return info.Err
 }
 
 // renewOnce is renew without telling of it.
-func (s *Session) renewOnce(ctx context.Context) RenewedInfo {
+func (s *Session) sendRenewal(ctx context.Context) RenewedInfo {
 	sent := time.Now()
 	ttl, err := s.keepAlive(ctx)
 	info := RenewedInfo{s, time.Since(sent), err}
 	switch {
 	case err == nil && ttl <= 0, errors.Is(err, rpctypes.ErrLeaseNotFound):
-		s.end(ErrSessionExpired, "lease not found")
-		s.leaseGone()
+		s.terminate(ErrSessionExpired, "lease not found")
+		s.endLease()
 		info.Err = ErrSessionExpired
 	case err == nil:
 		s.record(sent, ttl)
@@ -114,7 +114,7 @@ func (s *Session) keepAliveOnce(ctx context.Context) (int64, error) {
 // etcd counts from a moment between that and the reply, so its lease outlives
 // the deadline however long the reply took.
 func (s *Session) record(sent time.Time, seconds int64) {
-	deadline := vouched(sent, seconds)
+	deadline := trustedUntil(sent, seconds)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sent.IsZero() {
@@ -130,7 +130,7 @@ func (s *Session) record(sent time.Time, seconds int64) {
 
 // vouched is up to when a lease can be vouched for that etcd has granted, or
 // renewed, for so many seconds, when asked at sent.
-func vouched(sent time.Time, seconds int64) time.Time {
+func trustedUntil(sent time.Time, seconds int64) time.Time {
 	ttl := time.Duration(seconds) * time.Second
 	return sent.Add(ttl - min(max(ttl/10, 50*time.Millisecond), time.Second))
 }
@@ -148,7 +148,7 @@ func (s *Session) expire() {
 	}
 	s.mu.Unlock()
 	if left <= 0 {
-		s.end(ErrSessionExpired, "deadline passed")
+		s.terminate(ErrSessionExpired, "deadline passed")
 	}
 }
 
@@ -164,7 +164,7 @@ func (s *Session) valid() bool {
 func (s *Session) revokeLease() error {
 	ctx, cancel := context.WithTimeout(s.client.Ctx(), s.ttl)
 	defer cancel()
-	return s.persist(ctx, func(ctx context.Context) error {
+	return s.retry(ctx, func(ctx context.Context) error {
 		_, err := s.client.Revoke(ctx, s.id)
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			return nil
@@ -178,7 +178,7 @@ func (s *Session) revokeLease() error {
 // on its way.
 func (s *Session) revokeUngranted(context.Context) {
 	for delay := 50 * time.Millisecond; delay < 4*time.Second; delay *= 2 {
-		if err := s.revokeLease(); err != nil || pause(s.lease, delay) != nil {
+		if err := s.revokeLease(); err != nil || sleep(s.leaseCtx, delay) != nil {
 			return
 		}
 	}
@@ -192,11 +192,11 @@ func (s *Session) bind(ctx context.Context) (context.Context, func()) { return b
 func (s *Session) background(f func(ctx context.Context)) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closing || s.lease.Err() != nil || s.client.Ctx().Err() != nil {
+	if s.closing || s.leaseCtx.Err() != nil || s.client.Ctx().Err() != nil {
 		return false
 	}
 	s.wg.Go(func() {
-		ctx, cancel := context.WithCancel(s.lease)
+		ctx, cancel := context.WithCancel(s.leaseCtx)
 		defer cancel()
 		defer context.AfterFunc(s.client.Ctx(), cancel)()
 		f(ctx)

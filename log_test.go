@@ -207,7 +207,7 @@ func TestLog_TheEndIsNoTrouble(t *testing.T) {
 	for what, finish := range map[string]func(s *Session, cancel func()){
 		"nothing ended": func(*Session, func()) {},
 		"ctx":           func(_ *Session, cancel func()) { cancel() },
-		"session":       func(s *Session, _ func()) { s.end(ErrSessionClosed, "test") },
+		"session":       func(s *Session, _ func()) { s.terminate(ErrSessionClosed, "test") },
 		"client":        func(s *Session, _ func()) { _ = s.client.Close() },
 	} {
 		var log logged
@@ -217,12 +217,12 @@ func TestLog_TheEndIsNoTrouble(t *testing.T) {
 		ctx, cancel := context.WithCancel(testCtx(t))
 		defer cancel()
 		finish(s, cancel)
-		tr := trouble{e: &entry{s: s}}
-		tr.begin(ctx, errWatch)
-		require.Equal(t, what == "nothing ended", tr.in, what)
-		require.Equal(t, tr.in, log.buf.Len() > 0, what)
-		s.leaseGone()
-		s.end(ErrSessionClosed, "test")
+		tr := outage{e: &entry{s: s}}
+		tr.start(ctx, errWatch)
+		require.Equal(t, what == "nothing ended", tr.open, what)
+		require.Equal(t, tr.open, log.buf.Len() > 0, what)
+		s.endLease()
+		s.terminate(ErrSessionClosed, "test")
 		_ = client.Close()
 	}
 }

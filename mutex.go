@@ -33,21 +33,21 @@ func NewMutex(s SessionSource, name string) *Mutex { return &Mutex{newLock(s, na
 // in the queue two watches, and two reads or, behind more than 16 keys, three.
 // Several who wait on one client share a watch if they are at least a quarter of the
 // queue, and behind up to 16 keys one read; fewer ask etcd as they come near its front.
-func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexHold) }
+func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
 
 // TryLock takes the lock if nobody holds it or waits for it, and otherwise
 // returns ErrLocked. It never waits for others, costs one request, and writes
 // nothing when it fails. It blocks until etcd has answered or ctx or the session
 // ends; nothing of it stays in the queue then.
 func (m *Mutex) TryLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to lock", mutexHold)
+	return m.l.try(ctx, "try to lock", mutexMode)
 }
 
 // Enqueue takes a place in the queue, to wait for later or to select on. ctx
 // bounds the call only; the place stays until Cancel or the session's end. It
 // costs what Lock does.
 func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "enqueue for", mutexHold)
+	return m.l.enqueue(ctx, "enqueue for", mutexMode)
 }
 
 // Do takes the lock, runs fn and gives the lock back, also when fn panics. fn's
@@ -61,7 +61,7 @@ func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
 // the hold is lost such a Do returns ErrLost without calling fn, also where a
 // pool has another session by then.
 func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do under", mutexHold, fn)
+	return m.l.do(ctx, "do under", mutexMode, fn)
 }
 
 // lock is a name in the sessions of a source: what a Mutex and an RWMutex are
@@ -83,20 +83,20 @@ func newLock(from SessionSource, name string) lock {
 // obtain takes the lock by the given way in a session of its source, and again
 // in the next one where the source says that only the session failed. Under a ctx of
 // Do that holds the lock already, it returns the error inside.
-func obtain[T any](ctx context.Context, l *lock, op string, w wants, inside error, in func(context.Context, *Held) (T, error)) (got T, err error) {
+func acquire[T any](ctx context.Context, l *lock, op string, w mode, inside error, in func(context.Context, *Held) (T, error)) (got T, err error) {
 	for {
-		h, err := l.begin(ctx, w, inside)
+		h, err := l.start(ctx, w, inside)
 		if err == nil {
 			got, err = in(ctx, h)
 		}
-		if err == nil || h == nil || !l.from.again(ctx, h.s, err) {
+		if err == nil || h == nil || !l.from.retryable(ctx, h.s, err) {
 			return got, wrap(op, l.name, err)
 		}
 	}
 }
 
 // begin makes an entry, unless there is a reason not to begin an acquisition.
-func (l *lock) begin(ctx context.Context, w wants, inside error) (*Held, error) {
+func (l *lock) start(ctx context.Context, w mode, inside error) (*Held, error) {
 	if l.holdIn(ctx) != nil {
 		return nil, inside
 	}
@@ -107,8 +107,8 @@ func (l *lock) begin(ctx context.Context, w wants, inside error) (*Held, error) 
 	return l.entry(ctx, s, w), nil
 }
 
-func (l *lock) entry(ctx context.Context, s *Session, w wants) *Held {
-	return &Held{entry{s: s, name: l.name, wants: w, more: &more{trace: s.newTrace(ctx, w)}}}
+func (l *lock) entry(ctx context.Context, s *Session, w mode) *Held {
+	return &Held{entry{s: s, name: l.name, mode: w, acquiring: &acquiring{trace: s.newTrace(ctx, w)}}}
 }
 
 // session is the one to begin an acquisition in, unless there is a reason not to.
@@ -121,39 +121,39 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 	}
 	s, err := l.from.session(ctx)
 	if err == nil && ctx.Err() != nil {
-		err = ended(ctx, nil)
+		err = ctxError(ctx, nil)
 	}
 	return s, err
 }
 
-func (l *lock) lock(ctx context.Context, op string, w wants) (*Held, error) {
-	return obtain(ctx, l, op, w, ErrWouldDeadlock, lockIn)
+func (l *lock) lock(ctx context.Context, op string, w mode) (*Held, error) {
+	return acquire(ctx, l, op, w, ErrWouldDeadlock, lockIn)
 }
 
 func lockIn(ctx context.Context, h *Held) (*Held, error) {
-	w, err := h.queueUp(ctx)
+	w, err := h.join(ctx)
 	if err == nil {
 		err = w.wait(ctx)
 	}
-	return h.taken(err)
+	return h.result(err)
 }
 
 // taken is what becomes of an entry: the hold, or nothing if err is why there is none.
-func (h *Held) taken(err error) (*Held, error) {
+func (h *Held) result(err error) (*Held, error) {
 	if err != nil {
 		h.abandon(err)
 		return nil, err
 	}
-	h.tellGranted()
+	h.notifyGranted()
 	return h, nil
 }
 
-func (l *lock) enqueue(ctx context.Context, op string, w wants) (*Ticket, error) {
-	return obtain(ctx, l, op, w, ErrWouldDeadlock, enqueueIn)
+func (l *lock) enqueue(ctx context.Context, op string, w mode) (*Ticket, error) {
+	return acquire(ctx, l, op, w, ErrWouldDeadlock, enqueueIn)
 }
 
 func enqueueIn(ctx context.Context, h *Held) (*Ticket, error) {
-	w, err := h.queueUp(ctx)
+	w, err := h.join(ctx)
 	if err != nil {
 		h.abandon(err)
 		return nil, err
@@ -162,26 +162,26 @@ func enqueueIn(ctx context.Context, h *Held) (*Ticket, error) {
 }
 
 // queueUp puts the entry into the queue, to be waited for.
-func (h *Held) queueUp(ctx context.Context) (*waiter, error) {
+func (h *Held) join(ctx context.Context) (*waiter, error) {
 	v, looked, err := h.enqueue(ctx)
 	if err != nil {
 		return nil, err
 	}
-	h.tellEnqueued()
+	h.notifyEnqueued()
 	return newWaiter(&h.entry, v, looked), nil
 }
 
-func (l *lock) try(ctx context.Context, op string, w wants) (*Held, error) {
-	return obtain(ctx, l, op, w, ErrLocked, tryIn)
+func (l *lock) try(ctx context.Context, op string, w mode) (*Held, error) {
+	return acquire(ctx, l, op, w, ErrLocked, tryIn)
 }
 
 func tryIn(ctx context.Context, h *Held) (*Held, error) {
-	err := h.try(ctx)
+	err := h.tryEnqueue(ctx)
 	if err == nil {
-		h.tellEnqueued()
+		h.notifyEnqueued()
 		err = h.grant(ctx)
 	}
-	return h.taken(err)
+	return h.result(err)
 }
 
 // doKey is the key of the hold of a name in the ctx that Do gives: by the source
@@ -204,12 +204,12 @@ func (l *lock) holdIn(ctx context.Context) *Held {
 	return h
 }
 
-func (l *lock) do(ctx context.Context, op string, w wants, fn func(context.Context, *Held) error) error {
+func (l *lock) do(ctx context.Context, op string, w mode, fn func(context.Context, *Held) error) error {
 	if h := l.holdIn(ctx); h != nil {
 		switch err := h.Err(); {
 		case err != nil:
 			return wrap(op, l.name, err)
-		case w != readHold && h.readOnly():
+		case w != readMode && h.readOnly():
 			return wrap(op, l.name, ErrWouldDeadlock)
 		}
 		return l.run(ctx, op, h, fn)

@@ -334,7 +334,7 @@ func TestTicket_ClientClosed(t *testing.T) {
 		tk, err := NewMutex(s, "a").Enqueue(context.Background())
 		require.Nil(t, tk)
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
@@ -348,13 +348,13 @@ func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
 			h, err := NewMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
 			f.step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
-			time.AfterFunc(10*time.Second, func() { s.end(cause, "the test says so") })
+			time.AfterFunc(10*time.Second, func() { s.terminate(cause, "the test says so") })
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			_, err = h.Txn(ctx).Commit()
 			require.ErrorIs(t, err, ErrLost)
 			require.ErrorIs(t, err, cause)
-			s.leaseGone()
+			s.endLease()
 		})
 	}
 }
@@ -388,13 +388,13 @@ func TestHeld_SessionEndsMeanwhile(t *testing.T) {
 			h, err := NewRWMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
 			f.step = func(context.Context, string) error {
-				s.end(ErrSessionExpired, "the test says so")
+				s.terminate(ErrSessionExpired, "the test says so")
 				return rpctypes.ErrGRPCNoLeader
 			}
 			err = call(h, context.Background())
 			require.ErrorIs(t, err, ErrSessionExpired, what)
 			require.ErrorIs(t, err, ErrLost, what)
-			s.leaseGone()
+			s.endLease()
 		})
 	}
 }

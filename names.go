@@ -48,7 +48,7 @@ func walkNames(ctx context.Context, client *clientv3.Client, prefix string, page
 	}
 	for {
 		var resp *clientv3.GetResponse
-		err := persist(ctx, client, func(ctx context.Context) (err error) {
+		err := retry(ctx, client, func(ctx context.Context) (err error) {
 			resp, err = client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(page))
 			return err
 		})

@@ -28,8 +28,8 @@ var errClientClosed = errors.New("the etcd client is closed")
 // persist calls op until it succeeds or is refused, or ctx ends: through
 // leader changes, lost replies and members that hang. op must be safe to
 // repeat.
-func persist(ctx context.Context, client *clientv3.Client, op func(ctx context.Context) error) error {
-	return attempts(ctx, context.Background(), client, func(ctx context.Context, cancel func(), limit time.Duration) error {
+func retry(ctx context.Context, client *clientv3.Client, op func(ctx context.Context) error) error {
+	return retryLoop(ctx, context.Background(), client, func(ctx context.Context, cancel func(), limit time.Duration) error {
 		// Not WithTimeout: gRPC would send the time limit along, and etcd start a
 		// timer of its own, for each request (measured: 6 to 9 us of 300).
 		defer time.AfterFunc(limit, cancel).Stop()
@@ -39,13 +39,13 @@ func persist(ctx context.Context, client *clientv3.Client, op func(ctx context.C
 
 // attempts is persist for an op that keeps its time limit itself, with the cancel of
 // its ctx. It ends with life too; its error is the cause then.
-func attempts(ctx, life context.Context, client *clientv3.Client, op func(ctx context.Context, cancel func(), limit time.Duration) error) error {
+func retryLoop(ctx, life context.Context, client *clientv3.Client, op func(ctx context.Context, cancel func(), limit time.Duration) error) error {
 	var last error
 	limit := attemptMin
 	for delay := retryMin; ; delay = min(2*delay, retryMax) {
 		switch {
 		case ctx.Err() != nil:
-			return ended(ctx, last)
+			return ctxError(ctx, last)
 		case life.Err() != nil:
 			return context.Cause(life)
 		case client.Ctx().Err() != nil:
@@ -59,13 +59,13 @@ func attempts(ctx, life context.Context, client *clientv3.Client, op func(ctx co
 		case err == nil:
 			return nil
 		case ctx.Err() != nil:
-			return ended(ctx, last)
+			return ctxError(ctx, last)
 		case refused(err), errors.Is(err, ErrSessionExpired):
 			return err
 		}
 		last = err
 		between, cancel := bind(ctx, life)
-		_ = pause(between, delay/2+rand.N(delay))
+		_ = sleep(between, delay/2+rand.N(delay))
 		cancel()
 	}
 }
@@ -78,40 +78,40 @@ func bind(ctx, life context.Context) (context.Context, func()) {
 }
 
 // persist is [persist] for a ctx of bind.
-func (s *Session) persist(ctx context.Context, op func(ctx context.Context) error) error {
-	return s.verdict(ctx, persist(ctx, s.client, op))
+func (s *Session) retry(ctx context.Context, op func(ctx context.Context) error) error {
+	return s.translate(ctx, retry(ctx, s.client, op))
 }
 
 // verdict is the error of attempts under a ctx of bind: the session's end comes
 // first. That the client was closed ends the session.
-func (s *Session) verdict(ctx context.Context, err error) error {
+func (s *Session) translate(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
-	case s.endedBy(ctx):
+	case s.stopped(ctx):
 		return s.Err()
 	case errors.Is(err, errClientClosed):
-		s.end(ErrSessionExpired, "client closed")
+		s.terminate(ErrSessionExpired, "client closed")
 		return fmt.Errorf("%w: %w", ErrSessionExpired, err)
 	}
 	return err
 }
 
 // endedBy reports whether it was the session's end that ended ctx, one of bind.
-func (s *Session) endedBy(ctx context.Context) bool {
+func (s *Session) stopped(ctx context.Context) bool {
 	cause := s.Err()
 	return cause != nil && ctx.Err() != nil && errors.Is(context.Cause(ctx), cause)
 }
 
 // endedOr is ended for a ctx of bind: the session's end comes first.
-func (s *Session) endedOr(ctx context.Context, last error) error {
-	if s.endedBy(ctx) {
+func (s *Session) waitError(ctx context.Context, last error) error {
+	if s.stopped(ctx) {
 		return s.Err()
 	}
-	return ended(ctx, last)
+	return ctxError(ctx, last)
 }
 
-func pause(ctx context.Context, d time.Duration) error {
+func sleep(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
 	select {

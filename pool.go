@@ -17,7 +17,7 @@ type SessionSource interface {
 	session(ctx context.Context) (*Session, error)
 	// again reports whether an acquisition that failed in s with err, and left
 	// nothing, is to be begun anew.
-	again(ctx context.Context, s *Session, err error) bool
+	retryable(ctx context.Context, s *Session, err error) bool
 }
 
 // errNilSession is an error of every call.
@@ -31,7 +31,7 @@ func (s *Session) session(context.Context) (*Session, error) {
 	return s, s.Err()
 }
 
-func (s *Session) again(context.Context, *Session, error) bool { return false }
+func (s *Session) retryable(context.Context, *Session, error) bool { return false }
 
 // A Pool is a source of sessions for locks that live as long as their process.
 // It has one session at a time: it grants one when the first lock needs it, and
@@ -57,12 +57,12 @@ type Pool struct {
 	cancel context.CancelFunc
 	// turn is held by whoever grants, so that all who wait for a session share
 	// one, and for good by Close.
-	turn   chan struct{}
-	close  sync.Once
-	closed chan struct{} // closed when Close has done all; then closeErr is set
+	granting chan struct{}
+	close    sync.Once
+	closed   chan struct{} // closed when Close has done all; then closeErr is set
 	// lost counts the goroutines that revoke the leases of lost sessions, each
 	// for a TTL at the most.
-	lost sync.WaitGroup
+	revoking sync.WaitGroup
 
 	mu       sync.Mutex
 	current  *Session // nil before the first; may have ended
@@ -74,7 +74,7 @@ type Pool struct {
 // client or an option that is not valid is an error of every call, and so is
 // WithLease, since a lease that was granted elsewhere can't be granted anew.
 func NewPool(client *clientv3.Client, opts ...SessionOption) *Pool {
-	p := &Pool{client: client, config: configOf(opts), turn: make(chan struct{}, 1), closed: make(chan struct{})}
+	p := &Pool{client: client, config: configOf(opts), granting: make(chan struct{}, 1), closed: make(chan struct{})}
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	if p.config.lease != clientv3.NoLease {
 		p.err = errors.New("WithLease is for NewSession: here a lease is granted when the last one is lost")
@@ -88,36 +88,36 @@ func (p *Pool) session(ctx context.Context) (*Session, error) {
 	switch {
 	case p == nil:
 		return nil, errors.New("the pool is nil: make one with NewPool")
-	case p.turn == nil:
+	case p.granting == nil:
 		return nil, errors.New("the pool was not made with NewPool")
 	case p.err != nil:
 		return nil, p.err
 	}
-	if s := p.live(); s != nil {
+	if s := p.liveSession(); s != nil {
 		return s, nil
 	}
 	granting, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(p.ctx, cancel)()
 	select {
-	case p.turn <- struct{}{}:
-		defer func() { <-p.turn }()
+	case p.granting <- struct{}{}:
+		defer func() { <-p.granting }()
 	case <-granting.Done():
-		return nil, p.closedOr(ended(ctx, nil))
+		return nil, p.closedError(ctxError(ctx, nil))
 	}
-	if s := p.live(); s != nil {
+	if s := p.liveSession(); s != nil {
 		return s, nil // while this one waited for its turn
 	}
 	s, err := newSession(granting, p.client, p.config)
 	if err != nil {
-		return nil, p.closedOr(fmt.Errorf("new session: %w", err))
+		return nil, p.closedError(fmt.Errorf("new session: %w", err))
 	}
-	p.put(s)
+	p.setCurrent(s)
 	return s, nil
 }
 
 // closedOr is the error of a call that Close, or else err, has ended.
-func (p *Pool) closedOr(err error) error {
+func (p *Pool) closedError(err error) error {
 	if p.ctx.Err() != nil {
 		return ErrSessionClosed
 	}
@@ -125,7 +125,7 @@ func (p *Pool) closedOr(err error) error {
 }
 
 // live is the current session, nil if there is none.
-func (p *Pool) live() *Session {
+func (p *Pool) liveSession() *Session {
 	p.mu.Lock()
 	s := p.current
 	p.mu.Unlock()
@@ -137,15 +137,15 @@ func (p *Pool) live() *Session {
 
 // put makes s the current session. The lease of the one before, if it should
 // live yet, is revoked: its entries are only in the way.
-func (p *Pool) put(s *Session) {
+func (p *Pool) setCurrent(s *Session) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if old := p.current; old != nil {
-		p.lost.Go(func() { _ = old.Close(context.Background()) }) // or it expires by itself
+		p.revoking.Go(func() { _ = old.Close(context.Background()) }) // or it expires by itself
 	}
 	p.current = s
 	if p.ctx.Err() != nil {
-		s.end(ErrSessionClosed, "closed") // Close came meanwhile, and takes it next
+		s.terminate(ErrSessionClosed, "closed") // Close came meanwhile, and takes it next
 	}
 }
 
@@ -153,7 +153,7 @@ func (p *Pool) put(s *Session) {
 // its clock said so for a moment. An entry that is gone may have gone with the
 // lease or not; where confirm had no answer in time, etcd is asked until there
 // is one. The end of ctx, and Close, are for session to see.
-func (p *Pool) again(ctx context.Context, s *Session, err error) bool {
+func (p *Pool) retryable(ctx context.Context, s *Session, err error) bool {
 	removed := errors.Is(err, ErrLost)
 	switch {
 	case !removed && !errors.Is(err, ErrSessionExpired):
@@ -171,20 +171,20 @@ func (p *Pool) again(ctx context.Context, s *Session, err error) bool {
 // goes on in the background until the lease must have expired by itself.
 // Further calls wait for the same and return the same.
 func (p *Pool) Close(ctx context.Context) error {
-	if p.turn == nil {
+	if p.granting == nil {
 		return nil // nothing was ever granted
 	}
 	p.cancel()
 	p.mu.Lock()
 	if p.current != nil {
-		p.current.end(ErrSessionClosed, "closed")
+		p.current.terminate(ErrSessionClosed, "closed")
 	}
 	p.mu.Unlock()
 	p.close.Do(func() {
 		go func() { // ends with closed, a TTL from now at the latest
 			defer close(p.closed)
-			p.turn <- struct{}{} // a grant under way ends with p.ctx
-			p.lost.Wait()
+			p.granting <- struct{}{} // a grant under way ends with p.ctx
+			p.revoking.Wait()
 			if p.current != nil {
 				p.closeErr = p.current.Close(context.Background())
 			}
@@ -194,6 +194,6 @@ func (p *Pool) Close(ctx context.Context) error {
 	case <-p.closed:
 		return p.closeErr
 	case <-ctx.Done():
-		return fmt.Errorf("etcdlock: close pool: its lease is not known to be revoked, etcd lets it expire: %w", ended(ctx, nil))
+		return fmt.Errorf("etcdlock: close pool: its lease is not known to be revoked, etcd lets it expire: %w", ctxError(ctx, nil))
 	}
 }

@@ -12,30 +12,30 @@ const maxRev = math.MaxInt64
 // queued is one key of a lock's queue as etcd has it. Its rev, the key's
 // CreateRevision, is its place: the queue is ordered by it alone.
 type queued struct {
-	key string
-	rev int64
+	Key string
+	Rev int64
 }
 
 // view is what an entry knows of the queue below it.
 type view struct {
-	at   int64 // the revision at which this is so
-	size int64 // keys in the queue, those of no entry included, as of late
+	At   int64 // the revision at which this is so
+	Size int64 // keys in the queue, those of no entry included, as of late
 	// blockers are the entries to wait for, all of them: see blocker. None: the
 	// viewer is entitled to the lock.
-	blockers []queued
+	Blockers []queued
 	// next are the last of the lower exclusive entries: those to wait for when
 	// the blocker is gone. None: the viewer is near the front.
-	next []queued
+	Next []queued
 	// last says that nothing can be left below the viewer when the blockers
 	// are gone: no entry can ever be added below it, so no read is needed to
 	// know that it has the lock.
-	last bool
+	Last bool
 }
 
 // near is how many exclusive entries a waiter has before it when it prepares for
 // its grant. With one it would have no more time than one hold takes, and where
 // holds are short the next one would wait for it.
-const near = 2
+const lookahead = 2
 
 // blocker looks for what an entry at rev has to wait for; wants is the kind
 // of hold that the entry asks for. queue is any part of the lock's keys that
@@ -58,10 +58,10 @@ const near = 2
 func blocker(name string, wants kind, rev int64, queue []queued, complete bool) (v view, ok bool) {
 	var writers, readers []queued
 	for _, q := range queue {
-		if q.rev >= rev {
+		if q.Rev >= rev {
 			continue // the viewer's own keys, and later ones
 		}
-		switch kindOf(name, q.key) {
+		switch kindOf(name, q.Key) {
 		case exclusive:
 			writers = append(writers, q)
 		case shared: // or the other key of a write lock
@@ -72,17 +72,17 @@ func blocker(name string, wants kind, rev int64, queue []queued, complete bool) 
 			// a nested lock's key or a stray one: not in this queue
 		}
 	}
-	slices.SortFunc(writers, func(a, b queued) int { return cmp.Compare(a.rev, b.rev) })
+	slices.SortFunc(writers, func(a, b queued) int { return cmp.Compare(a.Rev, b.Rev) })
 	switch n := len(writers); {
-	case n > near:
-		last := slices.Clone(writers[n-near-1:])
-		return view{blockers: last[:1:1], next: last[1:]}, true
-	case n > 0 && (!complete || len(readers) > 2*near):
-		return view{blockers: writers}, true
+	case n > lookahead:
+		last := slices.Clone(writers[n-lookahead-1:])
+		return view{Blockers: last[:1:1], Next: last[1:]}, true
+	case n > 0 && (!complete || len(readers) > 2*lookahead):
+		return view{Blockers: writers}, true
 	case !complete:
 		return view{}, false
 	default:
-		return view{blockers: append(writers, readers...), last: true}, true
+		return view{Blockers: append(writers, readers...), Last: true}, true
 	}
 }
 
@@ -91,11 +91,11 @@ func blocker(name string, wants kind, rev int64, queue []queued, complete bool) 
 func ahead(name string, wants kind, rev int64, queue []queued) int {
 	revs := make(map[int64]struct{})
 	for _, q := range queue {
-		if q.rev >= rev {
+		if q.Rev >= rev {
 			continue
 		}
-		if k := kindOf(name, q.key); k == exclusive || k == shared && wants == exclusive {
-			revs[q.rev] = struct{}{}
+		if k := kindOf(name, q.Key); k == exclusive || k == shared && wants == exclusive {
+			revs[q.Rev] = struct{}{}
 		}
 	}
 	return len(revs)

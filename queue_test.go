@@ -59,10 +59,10 @@ func TestBlocker(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			v, ok := blocker("a", tc.wants, 10, tc.queue, !tc.incomplete)
 			require.Equal(t, !tc.unknown, ok)
-			require.ElementsMatch(t, tc.blockers, v.blockers)
+			require.ElementsMatch(t, tc.blockers, v.Blockers)
 			if ok {
-				require.Equal(t, tc.last, v.last)
-				require.Equal(t, tc.next, v.next)
+				require.Equal(t, tc.last, v.Last)
+				require.Equal(t, tc.next, v.Next)
 			}
 		})
 	}
@@ -78,8 +78,8 @@ func TestAhead(t *testing.T) {
 // entitled is the definition that blocker serves: who may hold the lock.
 func entitled(wants kind, rev int64, queue []queued) bool {
 	for _, q := range queue {
-		k := kindOf("a", q.key)
-		if q.rev < rev && (k == exclusive || k == shared && wants == exclusive) {
+		k := kindOf("a", q.Key)
+		if q.Rev < rev && (k == exclusive || k == shared && wants == exclusive) {
 			return false
 		}
 	}
@@ -99,8 +99,8 @@ func FuzzBlocker(f *testing.F) {
 		var queue []queued
 		for rev := int64(2); len(queue) < n; rev++ {
 			q := queued{keys[r.IntN(len(keys))], rev}
-			if slices.ContainsFunc(queue, func(o queued) bool { return o.key == q.key }) {
-				q.key += "f"
+			if slices.ContainsFunc(queue, func(o queued) bool { return o.Key == q.Key }) {
+				q.Key += "f"
 			}
 			queue = append(queue, q)
 		}
@@ -114,49 +114,49 @@ func FuzzBlocker(f *testing.F) {
 			if !ok {
 				t.Fatal("a whole queue suffices")
 			}
-			if (len(v.blockers) == 0) != entitled(wants, rev, queue) {
-				t.Fatalf("%v at %d in %v: blockers %v", wants, rev, queue, v.blockers)
+			if (len(v.Blockers) == 0) != entitled(wants, rev, queue) {
+				t.Fatalf("%v at %d in %v: blockers %v", wants, rev, queue, v.Blockers)
 			}
-			waitsFor := slices.Concat(v.blockers, v.next)
+			waitsFor := slices.Concat(v.Blockers, v.Next)
 			for _, q := range waitsFor {
-				if !slices.Contains(queue, q) || q.rev >= rev {
+				if !slices.Contains(queue, q) || q.Rev >= rev {
 					t.Fatalf("%v at %d in %v waits for %v", wants, rev, queue, q)
 				}
 			}
 			// Between the blocker and the next ones stands nobody who makes the viewer wait.
 			for _, q := range queue {
-				if len(v.next) > 0 && kindOf("a", q.key) == exclusive && q.rev > v.blockers[0].rev && q.rev < rev && !slices.Contains(v.next, q) {
-					t.Fatalf("%v at %d in %v: %v and then %v, but %v", wants, rev, queue, v.blockers, v.next, q)
+				if len(v.Next) > 0 && kindOf("a", q.Key) == exclusive && q.Rev > v.Blockers[0].Rev && q.Rev < rev && !slices.Contains(v.Next, q) {
+					t.Fatalf("%v at %d in %v: %v and then %v, but %v", wants, rev, queue, v.Blockers, v.Next, q)
 				}
 			}
 			// Any part that holds the highest says the same, or that it can't, or
 			// knows the last ones only.
 			byRev := slices.Clone(queue)
-			slices.SortFunc(byRev, func(a, b queued) int { return int(b.rev - a.rev) })
+			slices.SortFunc(byRev, func(a, b queued) int { return int(b.Rev - a.Rev) })
 			if p, ok := blocker("a", wants, rev, byRev[:r.IntN(len(byRev)+1)], false); ok {
-				if len(p.next) > 0 && !slices.Equal(p.blockers, v.blockers) || len(p.blockers) == 0 {
+				if len(p.Next) > 0 && !slices.Equal(p.Blockers, v.Blockers) || len(p.Blockers) == 0 {
 					t.Fatalf("part %v, whole %v", p, v)
 				}
-				for _, q := range slices.Concat(p.blockers, p.next) {
-					if !slices.Contains(queue, q) || q.rev >= rev {
+				for _, q := range slices.Concat(p.Blockers, p.Next) {
+					if !slices.Contains(queue, q) || q.Rev >= rev {
 						t.Fatalf("%v at %d in a part of %v waits for %v", wants, rev, queue, q)
 					}
 				}
-				if p.last {
+				if p.Last {
 					t.Fatalf("part %v: it can't know that nothing is left of %v", p, queue)
 				}
 			}
-			if len(v.blockers) == 0 {
+			if len(v.Blockers) == 0 {
 				return
 			}
-			waitFor := v.blockers
+			waitFor := v.Blockers
 			for len(waitFor) > 0 {
 				i := r.IntN(len(queue))
 				gone := queue[i]
 				queue = slices.Delete(slices.Clone(queue), i, i+1)
 				waitFor = slices.DeleteFunc(slices.Clone(waitFor), func(q queued) bool { return q == gone })
 			}
-			if v.last && !entitled(wants, rev, queue) {
+			if v.Last && !entitled(wants, rev, queue) {
 				t.Fatalf("%v at %d in %v: something was left", wants, rev, queue)
 			}
 			v, ok = blocker("a", wants, rev, queue, true)

@@ -43,14 +43,14 @@ func (s *Session) get(ctx context.Context, rev int64, reads ...reading) (got []*
 		got []*pb.RangeResponse
 		at  int64
 	}
-	now, _, err := hedged(ctx, s.lease, s, func(ctx context.Context) (now reply, err error) {
+	now, _, err := hedged(ctx, s.leaseCtx, s, func(ctx context.Context) (now reply, err error) {
 		now.got, now.at, err = s.getOnce(ctx, reads)
 		return now, err
 	})
 	if err != nil {
 		return nil, 0, err
 	}
-	s.etcdAnswers()
+	s.etcdAnswered()
 	return now.got, now.at, nil
 }
 

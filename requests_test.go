@@ -170,7 +170,7 @@ func TestRequests_MutexBehindMutex(t *testing.T) {
 // there. Deeper in the queue first a watch on the last but two. No read is
 // needed when the last one leaves.
 func TestRequests_ContendedDeeper(t *testing.T) {
-	for _, below := range []int{near, near + 1, near + 3, txnLimit + 2} {
+	for _, below := range []int{lookahead, lookahead + 1, lookahead + 3, enqueueReadLimit + 2} {
 		for i, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Mutex", "RWMutex", "RWMutex read"} {
 			writers := i >= 3
 			t.Run(fmt.Sprintf("%s behind %d, write locks %t", kind, below, writers), func(t *testing.T) {
@@ -192,7 +192,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 				w.reset()
 				granted := inBackground(t, lockFuncs(s, name)[kind])
 				reads, watches := 1, 1 // to see that those it waits for were there behind the watch
-				if below > txnLimit {
+				if below > enqueueReadLimit {
 					reads++ // to find them
 				}
 				w.waitFor(t, reads, watches)
@@ -202,7 +202,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 				for i, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
 					require.NoError(t, err)
-					if i == len(tickets)-near && below > near {
+					if i == len(tickets)-lookahead && below > lookahead {
 						reads, watches = reads+1, watches+1 // it is seen that these are all
 						w.waitFor(t, reads, watches)
 					}
@@ -223,7 +223,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 // as it does alone.
 func TestRequests_Crowd(t *testing.T) {
 	for _, sessions := range []int{1, 3} {
-		for _, waiters := range []int{1, 2, txnLimit, txnLimit + 3} {
+		for _, waiters := range []int{1, 2, enqueueReadLimit, enqueueReadLimit + 3} {
 			t.Run(fmt.Sprintf("%d of %d sessions", waiters, sessions), func(t *testing.T) {
 				name := lockName(t)
 				h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
@@ -256,10 +256,10 @@ func TestRequests_Crowd(t *testing.T) {
 				require.Len(t, created, min(2, waiters))
 				requireFromNow(t, created)
 				require.Equal(t, 2*waiters, calls["Txn"])
-				if waiters <= txnLimit {
+				if waiters <= enqueueReadLimit {
 					require.Equal(t, min(2, waiters), calls["Range"])
 				}
-				require.LessOrEqual(t, calls["Range"], 2+3*max(0, waiters-txnLimit))
+				require.LessOrEqual(t, calls["Range"], 2+3*max(0, waiters-enqueueReadLimit))
 			})
 		}
 	}
@@ -268,7 +268,7 @@ func TestRequests_Crowd(t *testing.T) {
 // A few waiters in a long queue share nothing, also when they come near its front: etcd would
 // tell their client of every release.
 func TestRequests_FewOfMany(t *testing.T) {
-	for _, below := range []int{2*crowdShare + 1, txnLimit + 1} {
+	for _, below := range []int{2*crowdShare + 1, enqueueReadLimit + 1} {
 		t.Run(fmt.Sprint(below), func(t *testing.T) {
 			name := lockName(t)
 			other := NewMutex(newTestSession(t, cluster.Client(t)), name)
@@ -298,7 +298,7 @@ func TestRequests_FewOfMany(t *testing.T) {
 				h, err := tk.Wait(testCtx(t))
 				require.NoError(t, err)
 				require.NoError(t, h.Unlock(testCtx(t)))
-				if i == below-near-1 {
+				if i == below-lookahead-1 {
 					requireWatches(3)
 				}
 			}
@@ -403,7 +403,7 @@ func (s *Session) listening() (n []int) {
 	for k, w := range shares.all {
 		if k.scope == scope {
 			w.mu.Lock()
-			n = append(n, len(w.listeners))
+			n = append(n, len(w.subscribers))
 			w.mu.Unlock()
 		}
 	}
@@ -437,7 +437,7 @@ func (w *wire) waitFor(t *testing.T, reads, watches int) {
 // depend on R.
 func TestRequests_WriterBehindReaders(t *testing.T) {
 	var costs []map[string]int
-	for _, readers := range []int{txnLimit + 1, 60} {
+	for _, readers := range []int{enqueueReadLimit + 1, 60} {
 		name := lockName(t)
 		rw := NewRWMutex(newTestSession(t, cluster.Client(t)), name)
 		var holds []*Held

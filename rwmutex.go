@@ -20,43 +20,43 @@ func NewRWMutex(s SessionSource, name string) *RWMutex { return &RWMutex{newLock
 // Lock takes the lock for writing and waits for it, as Mutex.Lock does. Behind
 // any number of readers it costs three reads at most, and one watch for all of
 // them.
-func (m *RWMutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", writeHold) }
+func (m *RWMutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", writeMode) }
 
 // TryLock takes the lock for writing if nobody holds it or waits for it, as
 // Mutex.TryLock does.
 func (m *RWMutex) TryLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to lock", writeHold)
+	return m.l.try(ctx, "try to lock", writeMode)
 }
 
 // Enqueue takes a writer's place in the queue, as Mutex.Enqueue does.
 func (m *RWMutex) Enqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "enqueue for", writeHold)
+	return m.l.enqueue(ctx, "enqueue for", writeMode)
 }
 
 // Do runs fn under the write lock, as Mutex.Do does. Under the ctx of RDo it
 // returns ErrWouldDeadlock: it would wait for its own read lock.
 func (m *RWMutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do under", writeHold, fn)
+	return m.l.do(ctx, "do under", writeMode, fn)
 }
 
 // RLock takes the lock for reading and waits until no writer that came before is
 // left. What blocks it, what ends it and what it costs is as for Mutex.Lock; but
 // readers on one client that wait for the same writer share one watch and one read.
-func (m *RWMutex) RLock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "rlock", readHold) }
+func (m *RWMutex) RLock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "rlock", readMode) }
 
 // TryRLock takes the lock for reading if no writer holds it or waits for it, and
 // otherwise returns ErrLocked, as Mutex.TryLock does.
 func (m *RWMutex) TryRLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to rlock", readHold)
+	return m.l.try(ctx, "try to rlock", readMode)
 }
 
 // REnqueue takes a reader's place in the queue, as Mutex.Enqueue does.
 func (m *RWMutex) REnqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "renqueue for", readHold)
+	return m.l.enqueue(ctx, "renqueue for", readMode)
 }
 
 // RDo runs fn under the read lock, as Mutex.Do does. Under the ctx of Do or RDo
 // it runs fn at once, inside that hold.
 func (m *RWMutex) RDo(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do under", readHold, fn)
+	return m.l.do(ctx, "do under", readMode, fn)
 }

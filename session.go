@@ -39,36 +39,36 @@ type Session struct {
 
 	ctx      context.Context // ends with the session
 	cancel   context.CancelCauseFunc
-	watching context.Context // ctx for watches
+	watchCtx context.Context // ctx for watches
 	// lease ends when the lease is known to be gone, a TTL after the session at
 	// the latest: until then entries are worth removing.
-	lease     context.Context
-	leaseGone context.CancelFunc
-	pace      pace // of its requests
+	leaseCtx context.Context
+	endLease context.CancelFunc
+	pace     pace // of its requests
 	// renewed tells run how the attempts to renew end.
-	renewed chan renewal
-	revoke  sync.Once
-	revoked chan struct{} // closed after the revocation, whose error is revokeErr
+	renewals chan renewal
+	revoke   sync.Once
+	revoked  chan struct{} // closed after the revocation, whose error is revokeErr
 	// confirming serializes confirm: 10,000 holds that are lost together ask once.
-	confirming chan struct{} // of one
-	confirmed  time.Time     // when etcd was last asked that still had the lease
+	confirmTurn chan struct{} // of one
+	confirmedAt time.Time     // when etcd was last asked that still had the lease
 
-	mu         sync.Mutex
-	watcher    *watcher // for new watches
-	watcherBad bool     // a watch could not be opened with it
-	revokeErr  error
-	deadline   time.Time
-	sent       time.Time // when the last renewal that succeeded was sent
-	expiry     *time.Timer
-	inUse      keysInUse
-	passed     map[string]struct{} // keys in use that no entry has, see passOver
-	seq        uint64              // of the last nonce
-	closing    bool                // Close waits: start nothing anymore
-	why        string              // the session has ended
+	mu             sync.Mutex
+	watcher        *watcher // for new watches
+	watcherSuspect bool     // a watch could not be opened with it
+	revokeErr      error
+	deadline       time.Time
+	sent           time.Time // when the last renewal that succeeded was sent
+	expiry         *time.Timer
+	inUse          keysInUse
+	skipped        map[string]struct{} // keys in use that no entry has, see passOver
+	seq            uint64              // of the last nonce
+	closing        bool                // Close waits: start nothing anymore
+	endReason      string              // the session has ended
 	// holds are told when the session ends; nil if nobody listens.
-	holds    map[*entry]struct{}
-	troubles troubles
-	settling settling
+	holds   map[*entry]struct{}
+	outages outages
+	settler settler
 
 	// wg counts the session's goroutines: run, its attempts to renew, the
 	// waiting of tickets, the guards of holds, and clean-up. All of them end
@@ -108,13 +108,13 @@ func newSession(ctx context.Context, client *clientv3.Client, c sessionConfig) (
 	s := makeSession(client, c)
 	if s.id == clientv3.NoLease {
 		s.id = clientv3.LeaseID(rand.Int64N(1<<63-1) + 1)
-		if err := s.grant(ctx, c.ttl); err != nil {
+		if err := s.grantLease(ctx, c.ttl); err != nil {
 			return nil, err
 		}
-	} else if err := s.adopt(ctx); err != nil {
+	} else if err := s.adoptLease(ctx); err != nil {
 		return nil, err
 	}
-	s.tellUp()
+	s.notifyUp()
 	s.wg.Add(1)
 	go s.run()
 	return s, nil
@@ -128,30 +128,30 @@ func makeSession(client *clientv3.Client, c sessionConfig) *Session {
 	}
 	s := &Session{
 		client: client, watcher: newWatcher(client, client.Watcher), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
-		nonce:      strconv.FormatUint(rand.Uint64(), 16) + ".",
-		renewed:    make(chan renewal, 64),
-		revoked:    make(chan struct{}),
-		confirming: make(chan struct{}, 1),
-		inUse:      make(keysInUse),
-		passed:     make(map[string]struct{}),
+		nonce:       strconv.FormatUint(rand.Uint64(), 16) + ".",
+		renewals:    make(chan renewal, 64),
+		revoked:     make(chan struct{}),
+		confirmTurn: make(chan struct{}, 1),
+		inUse:       make(keysInUse),
+		skipped:     make(map[string]struct{}),
 	}
-	if c.listened() {
+	if c.observed() {
 		s.holds = make(map[*entry]struct{})
 	}
 	s.keepAlive = s.keepAliveOnce
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	s.watching = clientv3.WithRequireLeader(s.ctx)
-	s.lease, s.leaseGone = context.WithCancel(context.Background())
+	s.watchCtx = clientv3.WithRequireLeader(s.ctx)
+	s.leaseCtx, s.endLease = context.WithCancel(context.Background())
 	return s
 }
 
 // grant asks for a lease under an ID of the session's own choice. That makes
 // the request safe to repeat, and lets a lease be found again whose reply was
 // lost; with an ID of etcd's choice, every lost reply leaks a lease.
-func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
+func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
 	doubt := false
-	err := s.persist(ctx, func(ctx context.Context) error {
+	err := s.retry(ctx, func(ctx context.Context) error {
 		sent := time.Now()
 		// Not the client's own LeaseClient: it repeats until ctx ends, and hides why.
 		resp, err := pb.NewLeaseClient(s.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
@@ -163,7 +163,7 @@ func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
 		switch {
 		case err != nil:
 			doubt = doubt || !refused(err)
-		case !time.Now().Before(vouched(sent, granted)):
+		case !time.Now().Before(trustedUntil(sent, granted)):
 			doubt, err = true, errTooLate
 		default:
 			s.record(sent, granted)
@@ -171,7 +171,7 @@ func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
 		return err
 	})
 	if err != nil {
-		s.end(ErrSessionExpired, "not granted")
+		s.terminate(ErrSessionExpired, "not granted")
 		if doubt {
 			s.background(s.revokeUngranted)
 		}
@@ -181,10 +181,10 @@ func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
 }
 
 // adopt renews a lease that was granted elsewhere, which tells its TTL too.
-func (s *Session) adopt(ctx context.Context) error {
+func (s *Session) adoptLease(ctx context.Context) error {
 	ctx, stop := s.bind(ctx)
 	defer stop()
-	err := s.persist(ctx, func(ctx context.Context) error { return s.renewOnce(ctx).Err })
+	err := s.retry(ctx, func(ctx context.Context) error { return s.sendRenewal(ctx).Err })
 	if err == nil && s.Err() != nil {
 		err = errTooLate
 	}
@@ -194,8 +194,8 @@ func (s *Session) adopt(ctx context.Context) error {
 	case errors.Is(err, ErrSessionExpired):
 		err = rpctypes.ErrLeaseNotFound
 	default:
-		s.end(ErrSessionExpired, "not adopted")
-		s.leaseGone()
+		s.terminate(ErrSessionExpired, "not adopted")
+		s.endLease()
 	}
 	return fmt.Errorf("adopt lease %s: %w", s.leaseString(), err)
 }
@@ -224,7 +224,7 @@ func (s *Session) Err() error {
 			return nil
 		}
 		// The timer is late: the process may just have been woken.
-		s.end(ErrSessionExpired, "deadline passed")
+		s.terminate(ErrSessionExpired, "deadline passed")
 	}
 	return context.Cause(s.ctx)
 }
@@ -247,7 +247,7 @@ func (s *Session) Deadline() time.Time {
 func (s *Session) Refresh(ctx context.Context) error {
 	ctx, stop := s.bind(ctx)
 	defer stop()
-	if err := s.persist(ctx, s.renew); err != nil {
+	if err := s.retry(ctx, s.renew); err != nil {
 		return fmt.Errorf("etcdlock: refresh session: %w", err)
 	}
 	return nil
@@ -256,7 +256,7 @@ func (s *Session) Refresh(ctx context.Context) error {
 // Orphan ends the session and leaves its lease, with all entries, until the
 // TTL has passed: for a process that hands its locks to a successor, which
 // adopts them with WithLease. It makes no request. Close after it still revokes.
-func (s *Session) Orphan() { s.end(ErrSessionClosed, "orphaned") }
+func (s *Session) Orphan() { s.terminate(ErrSessionClosed, "orphaned") }
 
 // Close ends the session at once and revokes its lease, which removes all its
 // entries in one commit. It blocks until etcd has confirmed that and the
@@ -264,7 +264,7 @@ func (s *Session) Orphan() { s.end(ErrSessionClosed, "orphaned") }
 // goes on in the background until the lease must have expired by itself.
 // Further calls wait for the same and return the same.
 func (s *Session) Close(ctx context.Context) error {
-	s.end(ErrSessionClosed, "closed")
+	s.terminate(ErrSessionClosed, "closed")
 	s.revoke.Do(func() {
 		s.mu.Lock()
 		s.closing = true
@@ -272,7 +272,7 @@ func (s *Session) Close(ctx context.Context) error {
 		go func() { // ends with revoked, a TTL from now at the latest
 			defer close(s.revoked)
 			err := s.revokeLease()
-			s.leaseGone() // or given up: nothing goes on after Close
+			s.endLease() // or given up: nothing goes on after Close
 			s.wg.Wait()
 			s.mu.Lock()
 			s.revokeErr = err
@@ -290,7 +290,7 @@ func (s *Session) Close(ctx context.Context) error {
 		err = s.revokeErr
 		s.mu.Unlock()
 	default:
-		err = ended(ctx, nil)
+		err = ctxError(ctx, nil)
 	}
 	if err != nil {
 		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire: %w", s.leaseString(), err)

@@ -132,8 +132,8 @@ func TestSession_RenewsSoonAfterASlowGrant(t *testing.T) {
 		go s.run()
 		<-time.After(time.Minute)
 		require.NoError(t, s.Err())
-		s.end(ErrSessionClosed, "test")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
 		s.wg.Wait()
 	})
 }
@@ -188,7 +188,7 @@ func TestSession_AdoptedTooLate(t *testing.T) {
 			<-time.After(4 * time.Second)
 			return 4, nil
 		}
-		require.ErrorIs(t, s.adopt(t.Context()), errTooLate)
+		require.ErrorIs(t, s.adoptLease(t.Context()), errTooLate)
 		require.ErrorIs(t, s.Err(), ErrSessionExpired)
 	})
 }
@@ -281,7 +281,7 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		require.ErrorIs(t, s.Err(), ErrSessionExpired)
 		_, err = NewMutex(s, "a").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 
 		// A grant that comes behind the deadline is none, although no timer has
 		// told of it yet.
@@ -297,7 +297,7 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		}
 		_, err = NewMutex(s, "b").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
@@ -346,8 +346,8 @@ func TestSession_Renewals(t *testing.T) {
 				if tc.requests > 0 {
 					require.InDelta(t, tc.requests, *n, 1)
 				}
-				s.end(ErrSessionClosed, "test")
-				s.leaseGone()
+				s.terminate(ErrSessionClosed, "test")
+				s.endLease()
 				s.wg.Wait()
 			})
 		})
@@ -379,12 +379,12 @@ func TestSession_ClosedBeforeTheRequestCame(t *testing.T) {
 			if what != "Txn" {
 				return nil
 			}
-			s.end(ErrSessionClosed, "test")
+			s.terminate(ErrSessionClosed, "test")
 			return rpctypes.ErrGRPCLeaseNotFound
 		}
 		_, err := NewMutex(s, "a").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionClosed)
 		require.NotErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }

@@ -29,13 +29,13 @@ type sharedWatch struct {
 	known   chan struct{}   // closed when it is
 	present map[queued]bool // what was in the range at opened, or later; nil if that was not to be had
 
-	mu        sync.Mutex
-	at        int64             // every deletion above this revision is told to all listeners
-	recent    []*clientv3.Event // the last deletions, in their order
-	forgot    int64             // the revision up to which deletions are not all in recent
-	heard     time.Time         // of it, lately
-	ended     bool
-	listeners map[*listener]struct{}
+	mu          sync.Mutex
+	at          int64             // every deletion above this revision is told to all listeners
+	recent      []*clientv3.Event // the last deletions, in their order
+	forgot      int64             // the revision up to which deletions are not all in recent
+	heard       time.Time         // of it, lately
+	ended       bool
+	subscribers map[*subscriber]struct{}
 }
 
 // recentEvents is how many deletions a shared watch remembers: enough for as many
@@ -63,7 +63,7 @@ var shares = struct {
 
 // listener hears of the keys from from to before to. Its channel holds one
 // response; what comes before that is taken is added to it.
-type listener struct {
+type subscriber struct {
 	from, to string
 	ch       chan clientv3.WatchResponse
 }
@@ -72,7 +72,7 @@ type listener struct {
 func (w *waiter) watchBlockers(ctx context.Context) (*watch, error) {
 	k := w.crowd()
 	switch {
-	case w.wants == readHold:
+	case w.mode == readMode:
 		k.from, k.end = w.from, w.to
 	case !w.crowded:
 		return w.s.openWatch(ctx, w.from, w.to)
@@ -85,7 +85,7 @@ func (w *waiter) watchBlockers(ctx context.Context) (*watch, error) {
 			err := errWatch
 			select {
 			case <-shared.begun:
-				on, err = shared.listen(w.from, w.to, w.at, leave), shared.failed
+				on, err = shared.subscribe(w.from, w.to, w.At, leave), shared.failed
 			case <-ctx.Done():
 			}
 			if on != nil {
@@ -108,7 +108,7 @@ func (s *Session) enterShared(by *watcher, from, end string) *sharedWatch {
 	k := shareKey{by.scope, from, end}
 	w := shares.all[k]
 	if w == nil || w.silence() > attemptMin+s.pace.late() {
-		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), known: make(chan struct{}), done: make(chan struct{}), heard: time.Now(), listeners: make(map[*listener]struct{})}
+		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), known: make(chan struct{}), done: make(chan struct{}), heard: time.Now(), subscribers: make(map[*subscriber]struct{})}
 		shares.all[k] = w
 		var ctx context.Context
 		ctx, w.close = context.WithCancel(context.Background())
@@ -165,7 +165,7 @@ func (w *sharedWatch) run(ctx context.Context, by *watcher) {
 		select {
 		case <-ctx.Done():
 		case wr, ok := <-on.ch:
-			w.tell(wr)
+			w.publish(wr)
 			err = broken(&wr, ok)
 		}
 	}
@@ -175,26 +175,26 @@ func (w *sharedWatch) run(ctx context.Context, by *watcher) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ended = true
-	for l := range w.listeners {
+	for l := range w.subscribers {
 		close(l.ch)
 	}
-	clear(w.listeners)
+	clear(w.subscribers)
 }
 
 // listen joins those who are told, of all deletions above since, or above opened if that
 // is later, as long as those are remembered; or else from now on, which is at the revision
 // of the last one. It returns nil if the watch has ended.
-func (w *sharedWatch) listen(from, to string, since int64, leave func()) *watch {
+func (w *sharedWatch) subscribe(from, to string, since int64, leave func()) *watch {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
 		return nil
 	}
-	l := &listener{from, to, make(chan clientv3.WatchResponse, 1)}
-	w.listeners[l] = struct{}{}
+	l := &subscriber{from, to, make(chan clientv3.WatchResponse, 1)}
+	w.subscribers[l] = struct{}{}
 	on := &watch{ch: l.ch, at: w.at, close: func() {
 		w.mu.Lock()
-		delete(w.listeners, l)
+		delete(w.subscribers, l)
 		w.mu.Unlock()
 		leave()
 	}}
@@ -202,7 +202,7 @@ func (w *sharedWatch) listen(from, to string, since int64, leave func()) *watch 
 	if w.forgot <= since && since < w.at {
 		on.at = since
 		missed := slices.IndexFunc(w.recent, func(ev *clientv3.Event) bool { return ev.Kv.ModRevision > since })
-		l.tell(w.recent[missed:])
+		l.deliver(w.recent[missed:])
 	}
 	if on.at == w.opened {
 		on.first = w.first
@@ -238,12 +238,12 @@ func (w *sharedWatch) first(ctx context.Context, s *Session) map[queued]bool {
 	}
 }
 
-func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
+func (w *sharedWatch) publish(wr clientv3.WatchResponse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.at, w.heard = max(w.at, latest(&wr)), time.Now()
-	for l := range w.listeners {
-		l.tell(wr.Events)
+	for l := range w.subscribers {
+		l.deliver(wr.Events)
 	}
 	w.recent = append(w.recent, wr.Events...)
 	if n := len(w.recent) - recentEvents; n > 0 {
@@ -253,7 +253,7 @@ func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
 }
 
 // tell is called by one at a time.
-func (l *listener) tell(events []*clientv3.Event) {
+func (l *subscriber) deliver(events []*clientv3.Event) {
 	var part clientv3.WatchResponse
 	for _, ev := range events {
 		if key := string(ev.Kv.Key); l.from <= key && key < l.to {

@@ -22,7 +22,7 @@ import (
 // Who shares: several, who are a good part of the queue.
 func TestCrowded(t *testing.T) {
 	e := &entry{s: &Session{id: 0x12, watcher: &watcher{scope: t}}, name: "a"}
-	other := &entry{s: &Session{id: 0x13, watcher: e.s.watcher}, name: "a", wants: writeHold}
+	other := &entry{s: &Session{id: 0x13, watcher: e.s.watcher}, name: "a", mode: writeMode}
 	for _, more := range []*entry{
 		{s: other.s, name: "b"},
 		{s: &Session{id: 0x12, watcher: &watcher{scope: "another"}}, name: "a"},
@@ -47,23 +47,23 @@ func TestCrowded(t *testing.T) {
 
 func TestViewOf(t *testing.T) {
 	three := []queued{{"a/12", 7}, {"a/13", 3}, {"a/12-2", 5}}
-	deep := view{blockers: []queued{{"a/13", 3}}, next: []queued{{"a/12-2", 5}, {"a/12", 7}}}
+	deep := view{Blockers: []queued{{"a/13", 3}}, Next: []queued{{"a/12-2", 5}, {"a/12", 7}}}
 	for name, tc := range map[string]struct {
 		others int
-		wants  wants
+		wants  mode
 		queue  []queued
 		want   view
 	}{
-		"one of a crowd":             {1, mutexHold, three, view{blockers: three, last: true}},
-		"one of a crowd, write lock": {1, writeHold, three, view{blockers: three, last: true}},
-		"a stray key":                {1, mutexHold, append([]queued{{"a/12-zz", 4}}, three...), view{blockers: three, last: true}},
-		"a reader among them":        {1, mutexHold, append([]queued{{"a/r12", 4}}, three...), deep},
-		"of a reader":                {1, readHold, three, deep},
-		"alone":                      {0, mutexHold, three, deep},
-		"alone behind two":           {0, mutexHold, []queued{three[1], three[0]}, view{blockers: []queued{three[1], three[0]}, last: true}},
+		"one of a crowd":             {1, mutexMode, three, view{Blockers: three, Last: true}},
+		"one of a crowd, write lock": {1, writeMode, three, view{Blockers: three, Last: true}},
+		"a stray key":                {1, mutexMode, append([]queued{{"a/12-zz", 4}}, three...), view{Blockers: three, Last: true}},
+		"a reader among them":        {1, mutexMode, append([]queued{{"a/r12", 4}}, three...), deep},
+		"of a reader":                {1, readMode, three, deep},
+		"alone":                      {0, mutexMode, three, deep},
+		"alone behind two":           {0, mutexMode, []queued{three[1], three[0]}, view{Blockers: []queued{three[1], three[0]}, Last: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &entry{s: &Session{id: 0x12, watcher: &watcher{scope: t}}, name: "a", wants: tc.wants, rev: 9}
+			e := &entry{s: &Session{id: 0x12, watcher: &watcher{scope: t}}, name: "a", mode: tc.wants, rev: 9}
 			for range tc.others {
 				defer e.joinCrowd().leave()
 			}
@@ -77,8 +77,8 @@ func TestViewOf(t *testing.T) {
 func crowdOn(t *testing.T, f *fakeEtcd, waiters int) (s *Session, h *Held, tickets []*Ticket) {
 	s = f.session(5)
 	t.Cleanup(func() {
-		s.end(ErrSessionClosed, "test")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
 	})
 	h, err := NewMutex(s, "a").Lock(t.Context())
 	require.NoError(t, err)
@@ -217,7 +217,7 @@ func TestSharedWatch_FirstSessionEnds(t *testing.T) {
 		var ss []*Session
 		for i := range 3 {
 			s := f.session(clientv3.LeaseID(5 + i))
-			t.Cleanup(s.leaseGone)
+			t.Cleanup(s.endLease)
 			s.watcher.scope = f
 			ss = append(ss, s)
 		}
@@ -231,7 +231,7 @@ func TestSharedWatch_FirstSessionEnds(t *testing.T) {
 			synctest.Wait()
 		}
 		require.Equal(t, []int{3}, ss[0].listening())
-		ss[0].end(ErrSessionClosed, "test")
+		ss[0].terminate(ErrSessionClosed, "test")
 		_, err = tickets[0].Wait(t.Context())
 		require.ErrorIs(t, err, ErrSessionClosed)
 		synctest.Wait()
@@ -640,7 +640,7 @@ func TestSharedWatch_FirstByAClosingSession(t *testing.T) {
 		var ss []*Session
 		for i := range 2 {
 			s := f.session(clientv3.LeaseID(5 + i))
-			t.Cleanup(s.leaseGone)
+			t.Cleanup(s.endLease)
 			s.watcher.scope = f
 			tk, err := NewRWMutex(s, "a").REnqueue(t.Context())
 			require.NoError(t, err)
@@ -663,10 +663,10 @@ func TestSharedWatch_FirstByAClosingSession(t *testing.T) {
 // A waiter that is busy while several of those before it leave hears of all of them;
 // one who comes later also of those that it can't know of, if not too many.
 func TestSharedWatch_AddsUp(t *testing.T) {
-	w := &sharedWatch{opened: 9, at: 9, forgot: 9, listeners: make(map[*listener]struct{})}
-	on := w.listen("a/5", "a/5-3", 9, nil)
+	w := &sharedWatch{opened: 9, at: 9, forgot: 9, subscribers: make(map[*subscriber]struct{})}
+	on := w.subscribe("a/5", "a/5-3", 9, nil)
 	del := func(key string, rev int) {
-		w.tell(clientv3.WatchResponse{Events: []*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: int64(rev)}}}})
+		w.publish(clientv3.WatchResponse{Events: []*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: int64(rev)}}}})
 	}
 	for i, key := range []string{"a/5", "a/5-2", "a/5-3", "a/5-1"} {
 		del(key, 10+i)
@@ -679,7 +679,7 @@ func TestSharedWatch_AddsUp(t *testing.T) {
 
 	later := func(since, at int64, told ...int64) {
 		t.Helper()
-		on := w.listen("a/5", "a/5-3", since, nil)
+		on := w.subscribe("a/5", "a/5-3", since, nil)
 		require.Equal(t, at, on.at)
 		var revs []int64
 		if len(on.ch) > 0 {
@@ -706,7 +706,7 @@ func TestSharedWatch_AddsUp(t *testing.T) {
 	later(14, 14)
 	later(13, 15)
 
-	w = &sharedWatch{opened: 9, at: 9, forgot: 9, listeners: make(map[*listener]struct{})}
+	w = &sharedWatch{opened: 9, at: 9, forgot: 9, subscribers: make(map[*subscriber]struct{})}
 	for range recentEvents + 1 {
 		del("a/5", 5) // which the watch may not have been told of all
 	}

@@ -40,17 +40,17 @@ func newTicket(h *Held, w *waiter) (*Ticket, error) {
 		t.err = w.wait(ctx)
 		switch {
 		case t.err == nil:
-			h.tellGranted()
+			h.notifyGranted()
 		case ctx.Err() == nil:
 			h.abandon(t.err)
 		default:
 			t.err = errCancelled
-			h.tellAbandoned(t.err) // and Cancel abandons it
+			h.notifyAbandoned(t.err) // and Cancel abandons it
 		}
 	})
 	if !ok {
 		cancel()
-		h.s.end(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
+		h.s.terminate(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
 		h.abandon(h.s.Err())
 		return nil, h.s.Err()
 	}
@@ -73,7 +73,7 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 		select {
 		case <-t.done:
 		case <-ctx.Done():
-			return nil, wrap("wait for", t.h.name, ended(ctx, nil))
+			return nil, wrap("wait for", t.h.name, ctxError(ctx, nil))
 		}
 	}
 	t.mu.Lock()
@@ -104,9 +104,9 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	default:
 	}
 	h.mu.Lock()
-	wants := h.wants // which Downgrade changes, if it is granted meanwhile
+	wants := h.mode // which Downgrade changes, if it is granted meanwhile
 	h.mu.Unlock()
-	from, to := wants.blocking(h.name)
+	from, to := wants.blockingRange(h.name)
 	got, _, err := h.s.present(ctx, readRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
 	if err != nil {
 		return 0, wrap("count before", h.name, err)
@@ -136,7 +136,7 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	case <-t.removed:
 		return nil
 	case <-ctx.Done():
-		return wrap("cancel", t.h.name, ended(ctx, nil))
+		return wrap("cancel", t.h.name, ctxError(ctx, nil))
 	}
 }
 
@@ -149,13 +149,13 @@ func (t *Ticket) giveBack(ctx context.Context) {
 	if h.state == enqueued {
 		to = abandoned
 	}
-	mine := h.becomeLocked(to)
+	mine := h.transition(to)
 	if mine {
-		h.finishLocked()
+		h.finishHoldLocked()
 	}
 	h.mu.Unlock()
 	if mine && to == released {
-		h.tellOver(time.Now(), nil)
+		h.notifyOver(time.Now(), nil)
 	}
 	if mine {
 		h.discard(ctx)

@@ -9,32 +9,32 @@ import (
 // all together. The log gets a line when the first of them gets into trouble, and
 // another when the last of them is out of it: not one for each, and not one for
 // each attempt. The session's s.mu guards them.
-type troubles struct {
-	in        int // so many waits and holds
+type outages struct {
+	count     int // so many waits and holds
 	since     time.Time
 	recovered bool // at least one of them since then
 }
 
 // trouble is the part of one wait or hold. It is used by one goroutine.
-type trouble struct {
-	e  *entry
-	in bool
+type outage struct {
+	e    *entry
+	open bool
 }
 
 // begin is called for each attempt that fails: etcd, or a watch, can't be had, and
 // the entry keeps trying. That ctx, the session or the client has ended is no
 // trouble.
-func (t *trouble) begin(ctx context.Context, err error) {
+func (t *outage) start(ctx context.Context, err error) {
 	s := t.e.s
-	if t.in || ctx.Err() != nil || s.ctx.Err() != nil || s.client.Ctx().Err() != nil {
+	if t.open || ctx.Err() != nil || s.ctx.Err() != nil || s.client.Ctx().Err() != nil {
 		return
 	}
-	t.in = true
+	t.open = true
 	s.mu.Lock()
-	s.troubles.in++
-	first := s.troubles.in == 1
+	s.outages.count++
+	first := s.outages.count == 1
 	if first {
-		s.troubles.since, s.troubles.recovered = time.Now(), false
+		s.outages.since, s.outages.recovered = time.Now(), false
 	}
 	s.mu.Unlock()
 	if first {
@@ -43,16 +43,16 @@ func (t *trouble) begin(ctx context.Context, err error) {
 }
 
 // end is called when the entry gets on again, or, without having recovered, leaves.
-func (t *trouble) end(recovered bool) {
-	if !t.in {
+func (t *outage) stop(recovered bool) {
+	if !t.open {
 		return
 	}
-	t.in = false
+	t.open = false
 	s := t.e.s
 	s.mu.Lock()
-	s.troubles.in--
-	s.troubles.recovered = s.troubles.recovered || recovered
-	last, now := s.troubles.in == 0, s.troubles
+	s.outages.count--
+	s.outages.recovered = s.outages.recovered || recovered
+	last, now := s.outages.count == 0, s.outages
 	s.mu.Unlock()
 	switch {
 	case !last:

@@ -52,7 +52,7 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 	h := t.h
 	var resp *clientv3.TxnResponse
 	var last error // which ends it, whatever error it is
-	err := h.s.persist(t.ctx, func(context.Context) (err error) {
+	err := h.s.retry(t.ctx, func(context.Context) (err error) {
 		for {
 			if last = h.Err(); last != nil {
 				return nil
@@ -60,10 +60,10 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 			key := h.Key()
 			// Not under an attempt's time limit, which would only leave its
 			// outcome open.
-			resp, err = h.s.client.Txn(t.ctx).If(isAt(key, h.rev)).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
+			resp, err = h.s.client.Txn(t.ctx).If(createdAt(key, h.rev)).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
 			switch {
 			case err == nil && !resp.Succeeded:
-				if last = h.gone(key); last == nil {
+				if last = h.markLost(key); last == nil {
 					continue // it was downgraded meanwhile, and nothing was carried out
 				}
 			case err != nil && !refused(err) && !dropped(err):
@@ -75,7 +75,7 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 	})
 	switch {
 	case err != nil:
-		return nil, h.endOr(err) // it was not carried out
+		return nil, h.errOr(err) // it was not carried out
 	case last != nil:
 		return nil, last
 	}

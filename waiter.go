@@ -37,20 +37,20 @@ import (
 // linearizable.
 type waiter struct {
 	*entry
-	view            // what it waits for, if looked
-	looked   bool   // view is known
-	guessed  bool   // view is to be confirmed by a look behind the watch
-	lookAt   int64  // if not: the revision to look at, 0 for the present
-	limit    int64  // of a look, in keys; 0 for none
-	crowded  bool   // it shares a watch on all of the queue
-	on       *watch // on the blockers, in the range from..to
-	from, to string
-	pause    time.Duration // after the next trouble
-	trouble  trouble       // for the log
+	view               // what it waits for, if looked
+	viewKnown   bool   // view is known
+	unconfirmed bool   // view is to be confirmed by a look behind the watch
+	viewRev     int64  // if not: the revision to look at, 0 for the present
+	readLimit   int64  // of a look, in keys; 0 for none
+	crowded     bool   // it shares a watch on all of the queue
+	watch       *watch // on the blockers, in the range from..to
+	from, to    string
+	retryDelay  time.Duration // after the next trouble
+	outage      outage        // for the log
 	// From begin to end:
-	rechecks *time.Timer
-	unbind   func() // the ctx of the wait from the session
-	in       *crowd
+	recheckTimer *time.Timer
+	unbind       func() // the ctx of the wait from the session
+	in           *crowd
 	// In the line of its crowd:
 	before   *waiter       // whom it waits for there, nil if it asks etcd
 	passed   bool          // it is not in line any more
@@ -59,11 +59,11 @@ type waiter struct {
 }
 
 func newWaiter(e *entry, v view, looked bool) *waiter {
-	return &waiter{entry: e, view: v, looked: looked, lookAt: v.at, trouble: trouble{e: e}, limit: lookLimit, pause: retryMin}
+	return &waiter{entry: e, view: v, viewKnown: looked, viewRev: v.At, outage: outage{e: e}, readLimit: viewLimit, retryDelay: retryMin}
 }
 
 // errGone: the entry is not in the queue anymore.
-var errGone = errors.New("entry gone")
+var errEntryGone = errors.New("entry gone")
 
 // wait blocks until the entry is held, or ctx or the session ends, or somebody
 // else removes the entry, or etcd refuses. After an error the entry is still to
@@ -72,43 +72,43 @@ var errGone = errors.New("entry gone")
 // What is below it on the stack as it blocks is kept small: while it is less than
 // 1,248 bytes deep, and its callers count, a goroutine has 4 KiB and not 8.
 func (w *waiter) wait(ctx context.Context) error {
-	if w.looked && len(w.blockers) == 0 {
+	if w.viewKnown && len(w.Blockers) == 0 {
 		return w.grant(ctx)
 	}
-	ctx = w.begin(ctx)
-	defer w.end()
+	ctx = w.start(ctx)
+	defer w.stop()
 	for {
 		err := w.prepare(ctx)
 		switch {
 		case err != nil:
 		case w.before != nil:
 			err = w.awaitTurn(ctx)
-		case len(w.blockers) == 0:
+		case len(w.Blockers) == 0:
 			return w.grant(ctx)
 		default:
 			err = w.await(ctx)
 		}
 		// Trouble with etcd keeps the place in the queue; the rest ends.
-		if err := w.overcome(ctx, err); err != nil {
+		if err := w.handleErr(ctx, err); err != nil {
 			return err
 		}
 	}
 }
 
-func (w *waiter) begin(ctx context.Context) context.Context {
+func (w *waiter) start(ctx context.Context) context.Context {
 	ctx, w.unbind = w.s.bind(ctx)
-	w.rechecks = time.NewTimer(w.s.untilRecheck())
+	w.recheckTimer = time.NewTimer(w.s.recheckInterval())
 	w.in = w.joinCrowd()
-	w.crowded = w.in.key.crowded(0, w.size) // it stays so when others have gone
+	w.crowded = w.in.key.crowded(0, w.Size) // it stays so when others have gone
 	return ctx
 }
 
-func (w *waiter) end() {
-	w.trouble.end(false)
+func (w *waiter) stop() {
+	w.outage.stop(false)
 	w.unwatch()
 	w.passOn()
 	w.in.leave()
-	w.rechecks.Stop()
+	w.recheckTimer.Stop()
 	w.unbind()
 }
 
@@ -118,9 +118,9 @@ func (w *waiter) await(ctx context.Context) error {
 	case <-ctx.Done():
 		// The caller's ctx, or the session's end.
 		return ctx.Err()
-	case wr, ok := <-w.on.events():
-		return w.heard(&wr, ok)
-	case <-w.rechecks.C:
+	case wr, ok := <-w.watch.events():
+		return w.handleEvent(&wr, ok)
+	case <-w.recheckTimer.C:
 		// Correctness hangs on no event: now and then, ask.
 		return w.recheck(ctx)
 	}
@@ -133,23 +133,23 @@ func (w *waiter) awaitTurn(ctx context.Context) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-w.before.turn:
-		if w.lookAt > 0 { // else it is the present
-			w.lookAt = max(w.lookAt, w.before.passedAt)
+		if w.viewRev > 0 { // else it is the present
+			w.viewRev = max(w.viewRev, w.before.passedAt)
 		}
 		return nil
-	case <-w.rechecks.C:
+	case <-w.recheckTimer.C:
 		return w.recheck(ctx)
 	}
 }
 
 // heard takes note of what the watch tells: a blocker left, or the own entry; or
 // the watch ended (no leader, compacted, closed) and may have missed that.
-func (w *waiter) heard(wr *clientv3.WatchResponse, ok bool) error {
-	w.strike(latest(wr), func(q queued) bool { return deleted(wr, q.key, w.at) })
+func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
+	w.dropBlockers(latest(wr), func(q queued) bool { return deleted(wr, q.Key, w.At) })
 	switch {
 	case deleted(wr, w.key, w.rev):
-		return errGone
-	case w.looked && len(w.blockers) == 0:
+		return errEntryGone
+	case w.viewKnown && len(w.Blockers) == 0:
 		return nil // it has the lock, whatever becomes of the watch
 	}
 	return broken(wr, ok)
@@ -158,52 +158,52 @@ func (w *waiter) heard(wr *clientv3.WatchResponse, ok bool) error {
 // prepare brings the waiter to the point of waiting: the blockers are watched and
 // were there after the watch was. On the way it may find that none is left.
 func (w *waiter) prepare(ctx context.Context) (err error) {
-	for w.before = nil; !w.looked || len(w.blockers) > 0 && w.on == nil; {
+	for w.before = nil; !w.viewKnown || len(w.Blockers) > 0 && w.watch == nil; {
 		if w.before = w.lineUp(); w.before != nil {
 			return nil
 		}
-		if !w.looked {
-			if err := w.look(ctx); err != nil {
+		if !w.viewKnown {
+			if err := w.load(ctx); err != nil {
 				return err
 			}
 			continue
 		}
 		w.from, w.to = w.target()
-		if w.on, err = w.watchBlockers(ctx); err != nil {
+		if w.watch, err = w.watchBlockers(ctx); err != nil {
 			return err
 		}
-		w.pause = retryMin
-		if w.guessed || w.on.at > w.at { // otherwise nothing can have gone before the watch
-			if err := w.still(ctx); err != nil {
+		w.retryDelay = retryMin
+		if w.unconfirmed || w.watch.at > w.At { // otherwise nothing can have gone before the watch
+			if err := w.verifyBlockers(ctx); err != nil {
 				return err
 			}
 		}
 	}
-	w.trouble.end(true)
+	w.outage.stop(true)
 	return nil
 }
 
 // overcome returns the error that ends the wait, or nil, after a pause if err is
 // trouble that passes; then the waiter looks again at the present.
-func (w *waiter) overcome(ctx context.Context, err error) error {
+func (w *waiter) handleErr(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return w.s.endedOr(ctx, nil)
-	case errors.Is(err, errGone):
-		w.s.confirm(ctx)
+		return w.s.waitError(ctx, nil)
+	case errors.Is(err, errEntryGone):
+		w.s.confirmLease(ctx)
 		if ctx.Err() != nil {
-			return w.s.endedOr(ctx, nil)
+			return w.s.waitError(ctx, nil)
 		}
 		return cmp.Or(w.s.Err(), ErrLost)
 	case !errors.Is(err, errWatch) && refused(err), errors.Is(err, ErrSessionExpired):
 		return err
 	}
-	w.trouble.begin(ctx, err)
-	_ = pause(ctx, w.pause/2+rand.N(w.pause)) // ctx is looked at next
-	w.pause = min(2*w.pause, retryMax)
-	w.lookAgain(0)
+	w.outage.start(ctx, err)
+	_ = sleep(ctx, w.retryDelay/2+rand.N(w.retryDelay)) // ctx is looked at next
+	w.retryDelay = min(2*w.retryDelay, retryMax)
+	w.invalidate(0)
 	return nil
 }
 
@@ -211,15 +211,15 @@ func (w *waiter) overcome(ctx context.Context, err error) error {
 // can't be vouched for.
 func (e *entry) grant(ctx context.Context) error {
 	if ctx.Err() != nil {
-		return e.s.endedOr(ctx, nil)
+		return e.s.waitError(ctx, nil)
 	}
 	if !e.s.valid() {
 		return cmp.Or(e.s.Err(), ErrSessionExpired)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.becomeLocked(held) && !e.doubt && e.wants != writeHold && e.more.trace == nil {
-		e.more = nil
+	if e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil {
+		e.acquiring = nil
 	}
 	return nil
 }

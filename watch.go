@@ -41,7 +41,7 @@ var errWatch = errors.New("watch ended")
 // without, it would stay silent for as long as that lasts.
 func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
 	return s.watchBy(ctx, func(by *watcher) (*watch, error) {
-		return openWatch(ctx, s.watching, by, key, end, clientv3.WithFilterPut())
+		return openWatch(ctx, s.watchCtx, by, key, end, clientv3.WithFilterPut())
 	})
 }
 
@@ -126,7 +126,7 @@ func (s *Session) leaveWatcher(w *watcher, failed bool) {
 	w.watches--
 	unused := w.unused()
 	if failed && w == s.watcher && renewable(s.client, w.Watcher) {
-		s.watcherBad = true
+		s.watcherSuspect = true
 	}
 	s.mu.Unlock()
 	if unused {
@@ -142,10 +142,10 @@ func renewable(client *clientv3.Client, w clientv3.Watcher) bool {
 }
 
 // etcdAnswers notes that it is not etcd that a watch failed for.
-func (s *Session) etcdAnswers() {
+func (s *Session) etcdAnswered() {
 	s.mu.Lock()
-	bad := s.watcherBad
-	s.watcherBad = false
+	bad := s.watcherSuspect
+	s.watcherSuspect = false
 	s.mu.Unlock()
 	if bad {
 		s.replaceWatcher(clientv3.NewWatcher(s.client))
@@ -171,7 +171,7 @@ func (s *Session) replaceWatcher(w clientv3.Watcher) {
 
 // untilRecheck is the time from one linearizable look at what is only watched to
 // the next: about half a TTL, jittered, so that they don't come together.
-func (s *Session) untilRecheck() time.Duration { return s.ttl/8*3 + rand.N(s.ttl/4) }
+func (s *Session) recheckInterval() time.Duration { return s.ttl/8*3 + rand.N(s.ttl/4) }
 
 // events is the watch's channel; none is nil, which blocks forever.
 func (w *watch) events() clientv3.WatchChan {

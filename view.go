@@ -12,42 +12,42 @@ import (
 
 // lookLimit is how many keys a look reads at first: a writer's own two, and the
 // two each of the writers that are near, and of one more.
-const lookLimit = 2 + 2*(near+1)
+const viewLimit = 2 + 2*(lookahead+1)
 
 // look reads what blocks the entry, and whether it is in the queue there.
-func (w *waiter) look(ctx context.Context) error {
-	from, to := w.wants.blocking(w.name)
-	for ; ; w.limit = 0 {
+func (w *waiter) load(ctx context.Context) error {
+	from, to := w.mode.blockingRange(w.name)
+	for ; ; w.readLimit = 0 {
 		reads := []reading{readRange(from, to, clientv3.WithMaxCreateRev(w.rev),
-			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(w.limit))}
-		if w.wants == readHold {
+			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend), clientv3.WithLimit(w.readLimit))}
+		if w.mode == readMode {
 			reads = append(reads, readKey(w.key)) // which lies outside of that range
 		}
-		got, at, err := w.s.get(ctx, w.lookAt, reads...)
+		got, at, err := w.s.get(ctx, w.viewRev, reads...)
 		if err != nil {
 			return err
 		}
 		if own := toQueue(got[len(got)-1].Kvs); !slices.Contains(own, queued{w.key, w.rev}) {
-			return errGone
+			return errEntryGone
 		}
-		if v, ok := blocker(w.name, w.wants.kind(), w.rev, toQueue(got[0].Kvs), !got[0].More); ok {
-			w.view, w.looked, w.guessed = v, true, false
-			w.view.at, w.view.size = at, got[0].Count
+		if v, ok := blocker(w.name, w.mode.kind(), w.rev, toQueue(got[0].Kvs), !got[0].More); ok {
+			w.view, w.viewKnown, w.unconfirmed = v, true, false
+			w.view.At, w.view.Size = at, got[0].Count
 			return nil
 		}
 		// Readers or foreign keys stand next below: list all, from now on.
 	}
 }
 
-func (w *waiter) lookAgain(at int64) {
+func (w *waiter) invalidate(at int64) {
 	w.unwatch()
-	w.looked, w.lookAt = false, at
+	w.viewKnown, w.viewRev = false, at
 }
 
 func (w *waiter) unwatch() {
-	if w.on != nil {
-		w.on.close()
-		w.on = nil
+	if w.watch != nil {
+		w.watch.close()
+		w.watch = nil
 	}
 }
 
@@ -60,16 +60,16 @@ func (w *waiter) unwatch() {
 // are behind. That of a reader reaches to the keys of all readers, so that it is the
 // same for all who wait for the same writer, and one watch serves them.
 func (w *waiter) target() (from, to string) {
-	if len(w.next) > 0 {
-		return w.blockers[0].key, w.blockers[0].key + "\x00"
+	if len(w.Next) > 0 {
+		return w.Blockers[0].Key, w.Blockers[0].Key + "\x00"
 	}
 	from, to = w.key, w.key+"\x00"
-	for _, q := range w.blockers {
-		from, to = min(from, q.key), max(to, q.key+"\x00")
+	for _, q := range w.Blockers {
+		from, to = min(from, q.Key), max(to, q.Key+"\x00")
 	}
 	switch {
-	case w.wants == readHold, // as all readers
-		w.guessed: // for the other keys of write locks
+	case w.mode == readMode, // as all readers
+		w.unconfirmed: // for the other keys of write locks
 		_, to = sharedRange(w.name)
 	}
 	return from, to
@@ -77,35 +77,35 @@ func (w *waiter) target() (from, to string) {
 
 // still sees to it that the blockers, and where the watch on them is to tell
 // of it the own entry, were there when the watch began.
-func (w *waiter) still(ctx context.Context) error {
-	if w.on.first != nil && !w.guessed {
-		if there := w.on.first(ctx, w.s); there != nil {
-			if len(w.next) == 0 && !there[queued{w.key, w.rev}] {
-				return errGone
+func (w *waiter) verifyBlockers(ctx context.Context) error {
+	if w.watch.first != nil && !w.unconfirmed {
+		if there := w.watch.first(ctx, w.s); there != nil {
+			if len(w.Next) == 0 && !there[queued{w.key, w.rev}] {
+				return errEntryGone
 			}
-			w.strike(w.on.at, func(q queued) bool { return !there[q] })
+			w.dropBlockers(w.watch.at, func(q queued) bool { return !there[q] })
 			return nil
 		}
 	}
-	if len(w.next) == 0 {
-		w.lookAt = max(w.at, w.on.at) // not below, where the member that watches lags
-		return w.relook(ctx)
+	if len(w.Next) == 0 {
+		w.viewRev = max(w.At, w.watch.at) // not below, where the member that watches lags
+		return w.refresh(ctx)
 	}
-	got, at, err := w.s.get(ctx, w.on.at, readKey(w.blockers[0].key))
+	got, at, err := w.s.get(ctx, w.watch.at, readKey(w.Blockers[0].Key))
 	if err != nil {
 		return err
 	}
 	there := toQueue(got[0].Kvs)
-	w.strike(at, func(q queued) bool { return !slices.Contains(there, q) })
+	w.dropBlockers(at, func(q queued) bool { return !slices.Contains(there, q) })
 	return nil
 }
 
 // relook looks again, and keeps the watch if it covers what it has to.
-func (w *waiter) relook(ctx context.Context) error {
-	if err := w.look(ctx); err != nil {
+func (w *waiter) refresh(ctx context.Context) error {
+	if err := w.load(ctx); err != nil {
 		return err
 	}
-	if len(w.blockers) > 0 {
+	if len(w.Blockers) > 0 {
 		if from, to := w.target(); from < w.from || to > w.to {
 			w.unwatch()
 		}
@@ -116,15 +116,15 @@ func (w *waiter) relook(ctx context.Context) error {
 // strike strikes off the blockers that were gone at revision at. If none is
 // left but something else may be, what is said to be next is probably all; or else
 // it remains to look at that revision.
-func (w *waiter) strike(at int64, gone func(queued) bool) {
-	w.blockers = slices.DeleteFunc(w.blockers, gone)
+func (w *waiter) dropBlockers(at int64, gone func(queued) bool) {
+	w.Blockers = slices.DeleteFunc(w.Blockers, gone)
 	switch {
-	case len(w.blockers) > 0 || w.last:
-	case len(w.next) > 0:
+	case len(w.Blockers) > 0 || w.Last:
+	case len(w.Next) > 0:
 		w.unwatch()
-		w.view, w.guessed = view{at: at, size: w.size, blockers: w.next}, true
+		w.view, w.unconfirmed = view{At: at, Size: w.Size, Blockers: w.Next}, true
 	default:
-		w.lookAgain(at)
+		w.invalidate(at)
 	}
 }
 
@@ -133,10 +133,10 @@ func (w *waiter) strike(at int64, gone func(queued) bool) {
 func (w *waiter) recheck(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*attemptMin)
 	defer cancel()
-	w.lookAt = 0
-	err := w.relook(ctx)
-	w.rechecks.Reset(w.s.untilRecheck())
-	if errors.Is(err, errGone) || err != nil && refused(err) {
+	w.viewRev = 0
+	err := w.refresh(ctx)
+	w.recheckTimer.Reset(w.s.recheckInterval())
+	if errors.Is(err, errEntryGone) || err != nil && refused(err) {
 		return err
 	}
 	return nil

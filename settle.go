@@ -23,18 +23,18 @@ const (
 )
 
 // doubtful is an entry that nobody uses any more and that may yet be written.
-type doubtful struct {
+type unsettled struct {
 	*entry
 	since time.Time
 }
 
 // settling is the looking for ghosts of the doubtful. The session's s.mu guards it.
-type settling struct {
-	doubtful []doubtful
-	next     *time.Timer // of the next look
-	delay    time.Duration
-	looking  bool
-	sweeping bool // see sweep
+type settler struct {
+	unsettled []unsettled
+	timer     *time.Timer // of the next look
+	delay     time.Duration
+	scanning  bool
+	sweeping  bool // see sweep
 }
 
 // settle frees the entry's keys. Where an attempt's outcome is in doubt, the
@@ -44,41 +44,41 @@ type settling struct {
 // Invariant (I6): no key is used anew while a write of its last user may yet
 // come, so a key that holds another's nonce is a ghost and never a neighbour.
 func (e *entry) settle() {
-	if !e.doubt {
+	if !e.ambiguous {
 		e.freeKeys()
 		return
 	}
 	s := e.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t := &s.settling
-	t.doubtful = append(t.doubtful, doubtful{e, time.Now()})
+	t := &s.settler
+	t.unsettled = append(t.unsettled, unsettled{e, time.Now()})
 	t.delay = settleFirst
-	if t.next == nil {
-		t.next = time.AfterFunc(0, func() { s.background(s.lookForGhosts) })
+	if t.timer == nil {
+		t.timer = time.AfterFunc(0, func() { s.background(s.findLateWrites) })
 	} else {
-		t.next.Reset(0)
+		t.timer.Reset(0)
 	}
 	s.sweepLocked()
 }
 
 // lookForGhosts looks after all doubtful entries together, since there may be a
 // thousand, after an etcd that was slow: one look is one request for many.
-func (s *Session) lookForGhosts(ctx context.Context) {
-	t := &s.settling
+func (s *Session) findLateWrites(ctx context.Context) {
+	t := &s.settler
 	s.mu.Lock()
-	if t.looking {
+	if t.scanning {
 		s.mu.Unlock()
 		return // and looks again soon
 	}
-	t.looking = true
-	all := t.doubtful
-	t.doubtful = nil
+	t.scanning = true
+	all := t.unsettled
+	t.unsettled = nil
 	s.mu.Unlock()
-	var left []doubtful
+	var left []unsettled
 	for some := range slices.Chunk(all, settleBatch) {
 		began := time.Now()
-		err := s.removeGhosts(ctx, some)
+		err := s.removeLateWrites(ctx, some)
 		for _, d := range some {
 			if err == nil && began.Sub(d.since) >= settleFor {
 				d.freeKeys()
@@ -89,17 +89,17 @@ func (s *Session) lookForGhosts(ctx context.Context) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	t.looking = false
-	t.doubtful = append(t.doubtful, left...)
-	if len(t.doubtful) > 0 && ctx.Err() == nil {
+	t.scanning = false
+	t.unsettled = append(t.unsettled, left...)
+	if len(t.unsettled) > 0 && ctx.Err() == nil {
 		// A timer, not a goroutine that waits.
-		t.next.Reset(t.delay)
+		t.timer.Reset(t.delay)
 		t.delay = min(2*t.delay, settleMax)
 	}
 }
 
 // removeGhosts removes what there is of the entries: two requests at most.
-func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
+func (s *Session) removeLateWrites(ctx context.Context, some []unsettled) error {
 	var reads []reading
 	for _, d := range some {
 		reads = append(reads, reading{key: d.key})
@@ -107,21 +107,21 @@ func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
 	got, _, err := s.get(ctx, 0, reads...)
 	if n := len(some); n > 1 && err != nil && refused(err) {
 		// One of them may be forbidden by now: that is not to keep the others.
-		return errors.Join(s.removeGhosts(ctx, some[:n/2]), s.removeGhosts(ctx, some[n/2:]))
+		return errors.Join(s.removeLateWrites(ctx, some[:n/2]), s.removeLateWrites(ctx, some[n/2:]))
 	}
 	if err != nil {
 		return err
 	}
 	var ops []clientv3.Op
 	for i, d := range some {
-		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == d.more.value {
-			ops = append(ops, removals(d.keys(), kvs[0].CreateRevision)...)
+		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == d.acquiring.value {
+			ops = append(ops, deleteOps(d.keys(), kvs[0].CreateRevision)...)
 		}
 	}
 	if len(ops) == 0 {
 		return nil
 	}
-	_, _, err = hedged(ctx, s.lease, s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+	_, _, err = hedged(ctx, s.leaseCtx, s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return s.client.Txn(ctx).Then(ops...).Commit()
 	})
 	return err
@@ -129,8 +129,8 @@ func (s *Session) removeGhosts(ctx context.Context, some []doubtful) error {
 
 // sweepLocked begins to sweep; the caller holds s.mu.
 func (s *Session) sweepLocked() {
-	if !s.settling.sweeping {
-		s.settling.sweeping = true
+	if !s.settler.sweeping {
+		s.settler.sweeping = true
 		s.sweep()
 	}
 }
@@ -143,7 +143,7 @@ func (s *Session) sweep() {
 	time.AfterFunc(s.ttl, func() {
 		s.background(func(ctx context.Context) {
 			defer s.sweep()
-			lease, _, err := hedged(ctx, s.lease, s, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+			lease, _, err := hedged(ctx, s.leaseCtx, s, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
 				return s.client.TimeToLive(ctx, s.id, clientv3.WithAttachedKeys())
 			})
 			if err != nil {
@@ -162,15 +162,15 @@ func (s *Session) sweepKey(ctx context.Context, k string) {
 	got, _, err := s.get(ctx, 0, reading{key: k})
 	// Asked again, since an entry may have been written under this key meanwhile.
 	// If none uses it now, then what was read is a ghost, or gone.
-	if err == nil && len(got[0].Kvs) > 0 && s.wrote(got[0].Kvs[0]) && !s.uses(k) {
-		s.removeGhost(ctx, got[0].Kvs[0])
+	if err == nil && len(got[0].Kvs) > 0 && s.wroteKey(got[0].Kvs[0]) && !s.uses(k) {
+		s.removeLateWrite(ctx, got[0].Kvs[0])
 	}
 }
 
 func (s *Session) uses(k string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	_, passed := s.passed[k]
+	_, passed := s.skipped[k]
 	return !passed && s.inUse.uses(k)
 }
 
@@ -178,26 +178,26 @@ func (s *Session) uses(k string) bool {
 // adopted lease, or a ghost of this session that came after its settling, which is
 // removed. The session does not use these keys again; what a late request may yet
 // write there is swept.
-func (e *entry) passOver(kvs []*mvccpb.KeyValue) {
+func (e *entry) skipKeys(kvs []*mvccpb.KeyValue) {
 	e.s.mu.Lock()
 	for _, key := range e.keys() {
-		e.s.passed[key] = struct{}{}
+		e.s.skipped[key] = struct{}{}
 	}
 	e.s.sweepLocked()
 	e.s.mu.Unlock()
 	for _, kv := range kvs {
-		if e.s.wrote(kv) {
-			e.s.background(func(ctx context.Context) { e.s.removeGhost(ctx, kv) })
+		if e.s.wroteKey(kv) {
+			e.s.background(func(ctx context.Context) { e.s.removeLateWrite(ctx, kv) })
 		}
 	}
 }
 
 // wrote reports whether the session wrote kv, by the nonce.
-func (s *Session) wrote(kv *mvccpb.KeyValue) bool {
+func (s *Session) wroteKey(kv *mvccpb.KeyValue) bool {
 	return strings.Contains(string(kv.Value), `"`+s.nonce)
 }
 
-func (s *Session) removeGhost(ctx context.Context, kv *mvccpb.KeyValue) {
+func (s *Session) removeLateWrite(ctx context.Context, kv *mvccpb.KeyValue) {
 	ghost := &entry{s: s, key: string(kv.Key)}
-	_, _ = ghost.remove(ctx, s.lease, kv.CreateRevision)
+	_, _ = ghost.remove(ctx, s.leaseCtx, kv.CreateRevision)
 }

@@ -17,11 +17,11 @@ type trace struct {
 	asked, enqueued, granted time.Time
 }
 
-func (s *Session) newTrace(ctx context.Context, w wants) *trace {
+func (s *Session) newTrace(ctx context.Context, w mode) *trace {
 	if len(s.hooks) == 0 {
 		return nil
 	}
-	return &trace{ctx: ctx, read: w == readHold, asked: time.Now()}
+	return &trace{ctx: ctx, read: w == readMode, asked: time.Now()}
 }
 
 // acquisition is what the hooks are told of an entry that nobody changes: its
@@ -37,13 +37,13 @@ func (e *entry) acquisition() Acquisition {
 
 // trace is nil if there are no hooks.
 func (e *entry) trace() *trace {
-	if e.more == nil {
+	if e.acquiring == nil {
 		return nil
 	}
-	return e.more.trace
+	return e.acquiring.trace
 }
 
-func (e *entry) tellEnqueued() {
+func (e *entry) notifyEnqueued() {
 	t := e.trace()
 	if t == nil {
 		return
@@ -57,7 +57,7 @@ func (e *entry) tellEnqueued() {
 }
 
 // tellGranted is called when the entry is held, before its owner has it.
-func (e *entry) tellGranted() {
+func (e *entry) notifyGranted() {
 	if t := e.trace(); t != nil {
 		t.granted = time.Now()
 		for _, h := range e.s.hooks {
@@ -66,10 +66,10 @@ func (e *entry) tellGranted() {
 			}
 		}
 	}
-	e.listen()
+	e.trackHold()
 }
 
-func (e *entry) tellAbandoned(err error) {
+func (e *entry) notifyAbandoned(err error) {
 	t := e.trace()
 	if t == nil {
 		return
@@ -84,7 +84,7 @@ func (e *entry) tellAbandoned(err error) {
 
 // tellOver tells that a hold is over since at, as Unlock says with err or, where
 // it was lost, Err.
-func (e *entry) tellOver(at time.Time, err error) {
+func (e *entry) notifyOver(at time.Time, err error) {
 	lost := errors.Is(err, ErrLost)
 	if lost && !errors.Is(err, ErrSessionClosed) { // else whoever closed it knows
 		e.s.log.Warn("lock lost", "lock", e.name, "key", e.key, "token", e.rev, "cause", err)
@@ -106,18 +106,18 @@ func (e *entry) tellOver(at time.Time, err error) {
 
 // unlockAndTell lets go of e.mu, and tells of the loss that was found under it.
 // Whatever may find one lets go in this way.
-func (e *entry) unlockAndTell() {
-	untold, cause := e.untold, e.causeLocked()
-	e.untold = false
+func (e *entry) unlockAndNotify() {
+	untold, cause := e.lossUnreported, e.causeLocked()
+	e.lossUnreported = false
 	e.mu.Unlock()
 	if untold {
-		e.tellOver(time.Now(), cause)
+		e.notifyOver(time.Now(), cause)
 	}
 }
 
 // listen has the hold be told when the session ends, if somebody listens: its
 // owner may not look for long.
-func (e *entry) listen() {
+func (e *entry) trackHold() {
 	s := e.s
 	if s.holds == nil {
 		return
@@ -129,19 +129,19 @@ func (e *entry) listen() {
 	}
 	s.mu.Unlock()
 	if ended {
-		e.look()
+		e.noticeSessionEnd()
 	}
 }
 
 // look finds out whether the session's end has ended the hold.
-func (e *entry) look() {
+func (e *entry) noticeSessionEnd() {
 	e.mu.Lock()
-	e.refreshLocked()
-	e.unlockAndTell()
+	e.checkSessionLocked()
+	e.unlockAndNotify()
 }
 
 // unlistenLocked is called with e.mu taken, when the hold has ended.
-func (e *entry) unlistenLocked() {
+func (e *entry) untrackHoldLocked() {
 	s := e.s
 	if s.holds == nil {
 		return
@@ -153,11 +153,11 @@ func (e *entry) unlistenLocked() {
 
 // listened reports whether there is anybody to tell of what happens to holds
 // that nobody looks at.
-func (c *sessionConfig) listened() bool {
+func (c *sessionConfig) observed() bool {
 	return len(c.hooks) > 0 || c.log.Handler() != slog.DiscardHandler
 }
 
-func (s *Session) tellUp() {
+func (s *Session) notifyUp() {
 	s.log.Info("session up", "lease", s.leaseString(), "ttl", s.ttl)
 	for _, h := range s.hooks {
 		if h.SessionUp != nil {
@@ -168,7 +168,7 @@ func (s *Session) tellUp() {
 
 // tellRenewed: what ends the session, or comes after its end, is no news of its
 // renewal.
-func (s *Session) tellRenewed(info RenewedInfo) {
+func (s *Session) notifyRenewed(info RenewedInfo) {
 	if len(s.hooks) == 0 || s.ctx.Err() != nil {
 		return
 	}
@@ -180,15 +180,15 @@ func (s *Session) tellRenewed(info RenewedInfo) {
 }
 
 // end is the one way for a session to end; the first cause stays.
-func (s *Session) end(cause error, why string) {
+func (s *Session) terminate(cause error, why string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.ctx.Err() != nil {
 		return
 	}
-	s.why = why // run tells of it
+	s.endReason = why // run tells of it
 	s.cancel(cause)
-	time.AfterFunc(s.ttl, s.leaseGone)
+	time.AfterFunc(s.ttl, s.endLease)
 	if s.expiry != nil {
 		s.expiry.Stop()
 	}
@@ -196,10 +196,10 @@ func (s *Session) end(cause error, why string) {
 
 // tellEnded tells that the session has ended, and of the losses that come with
 // it.
-func (s *Session) tellEnded() {
+func (s *Session) notifyEnded() {
 	cause := context.Cause(s.ctx)
 	s.mu.Lock()
-	why := s.why
+	why := s.endReason
 	s.mu.Unlock()
 	if errors.Is(cause, ErrSessionExpired) {
 		s.log.Warn("session lost", "lease", s.leaseString(), "why", why)
@@ -216,6 +216,6 @@ func (s *Session) tellEnded() {
 	}
 	s.mu.Unlock()
 	for _, e := range holds {
-		e.look()
+		e.noticeSessionEnd()
 	}
 }
