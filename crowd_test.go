@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // A line is waiters of one session in a long queue, behind so many of others.
@@ -92,11 +94,11 @@ func TestLine(t *testing.T) {
 				l := newLine(t, others, abreast+1)
 				require.Equal(t, abreast, l.openWatches())
 				require.EqualValues(t, abreast, l.watches.Load())
-				l.leave(others - lookahead - 1)
+				l.leave(others - queue.Lookahead - 1)
 				require.Equal(t, abreast, l.openWatches(), "the first is not near yet")
 				l.leave(1)
 				require.Equal(t, abreast+1, l.openWatches(), "now it is")
-				l.leave(lookahead)
+				l.leave(queue.Lookahead)
 				l.pass(t)
 				n := len(l.tickets)
 				require.EqualValues(t, 2*n, l.watches.Load())
@@ -179,10 +181,10 @@ func TestLine_PassedBelowOwnRevision(t *testing.T) {
 		l := newLine(t, 3*enqueueReadLimit, 0)
 		_, leave := standIn(l.s)
 		c := shares.crowds[(&entry{s: l.s, name: "a"}).crowd()]
-		w := newWaiter(&NewMutex(l.s, "a").l.entry(t.Context(), l.s, mutexMode).entry, view{Size: 100}, false)
+		w := newWaiter(&NewMutex(l.s, "a").l.entry(t.Context(), l.s, mutexMode).entry, queue.View{Size: 100}, false)
 		_ = w.start(t.Context())
 		w.viewRev = 0 // as recheck leaves it where etcd does not answer
-		w.rev = maxRev - 1
+		w.rev = queue.MaxRev - 1
 		w.before = w.lineUp()
 		require.Same(t, c.line[0], w.before)
 		w.before.viewKnown, w.before.At = true, 7

@@ -10,6 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // A TryLock that has to list the keys in its way ends with the session too.
@@ -22,7 +25,7 @@ func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 		}
 		f.step = func(ctx context.Context, what string) error {
 			if what == "Range" {
-				return sleep(ctx, time.Hour)
+				return etcd.Sleep(ctx, time.Hour)
 			}
 			return nil
 		}
@@ -65,7 +68,7 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 		f.put("a/1")
 		f.step = func(ctx context.Context, what string) error {
 			if what == "Range" {
-				return sleep(ctx, time.Hour)
+				return etcd.Sleep(ctx, time.Hour)
 			}
 			return nil
 		}
@@ -106,7 +109,7 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 		}
 		h, err := NewMutex(s, "a").Lock(context.Background())
 		require.NoError(t, err)
-		require.Equal(t, f.keys("a/"), []queued{{h.Key(), h.Token()}})
+		require.Equal(t, f.keys("a/"), []queue.Entry{{Key: h.Key(), Rev: h.Token()}})
 		s.terminate(ErrSessionClosed, "the test is over")
 		s.endLease()
 	})

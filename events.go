@@ -7,25 +7,24 @@ import (
 	"time"
 )
 
-// How a session ends, and tells its hooks and its log what becomes of it and of
-// its locks: never with a lock of the package taken.
+// What hooks and log are told of a session and its locks: never with a mutex of the package taken.
 
-// trace is what the hooks are told of an entry; nil where there are none.
+// trace is what the hooks are told of an entry. It is nil if there are no hooks.
 type trace struct {
 	ctx                      context.Context // of the call that asked for the lock
 	read                     bool
 	asked, enqueued, granted time.Time
 }
 
-func (s *Session) newTrace(ctx context.Context, w mode) *trace {
+func (s *Session) newTrace(ctx context.Context, m mode) *trace {
 	if len(s.hooks) == 0 {
 		return nil
 	}
-	return &trace{ctx: ctx, read: w == readMode, asked: time.Now()}
+	return &trace{ctx: ctx, read: m == readMode, asked: time.Now()}
 }
 
-// acquisition is what the hooks are told of an entry that nobody changes: its
-// owner does not have it yet, or not anymore.
+// acquisition is what the hooks are told of an entry that nobody changes: its owner does not have it
+// yet, or not anymore.
 func (e *entry) acquisition() Acquisition {
 	t := e.trace()
 	a := Acquisition{Session: e.s, Name: e.name, Read: t.read, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
@@ -56,7 +55,7 @@ func (e *entry) notifyEnqueued() {
 	}
 }
 
-// tellGranted is called when the entry is held, before its owner has it.
+// notifyGranted is called when the entry is held, before its owner has it.
 func (e *entry) notifyGranted() {
 	if t := e.trace(); t != nil {
 		t.granted = time.Now()
@@ -82,11 +81,10 @@ func (e *entry) notifyAbandoned(err error) {
 	}
 }
 
-// tellOver tells that a hold is over since at, as Unlock says with err or, where
-// it was lost, Err.
+// notifyOver tells that a hold is over since at: err is what Unlock returns, or Err after a loss.
 func (e *entry) notifyOver(at time.Time, err error) {
 	lost := errors.Is(err, ErrLost)
-	if lost && !errors.Is(err, ErrSessionClosed) { // else whoever closed it knows
+	if lost && !errors.Is(err, ErrSessionClosed) { // else the caller of Close knows
 		e.s.log.Warn("lock lost", "lock", e.name, "key", e.key, "token", e.rev, "cause", err)
 	}
 	t := e.trace()
@@ -104,26 +102,26 @@ func (e *entry) notifyOver(at time.Time, err error) {
 	}
 }
 
-// unlockAndTell lets go of e.mu, and tells of the loss that was found under it.
-// Whatever may find one lets go in this way.
+// unlockAndNotify unlocks e.mu, and tells of the loss that was found under it. All code that may find
+// a loss unlocks in this way.
 func (e *entry) unlockAndNotify() {
-	untold, cause := e.lossUnreported, e.causeLocked()
+	unreported, cause := e.lossUnreported, e.causeLocked()
 	e.lossUnreported = false
 	e.mu.Unlock()
-	if untold {
+	if unreported {
 		e.notifyOver(time.Now(), cause)
 	}
 }
 
-// listen has the hold be told when the session ends, if somebody listens: its
-// owner may not look for long.
+// trackHold has the hold notified when the session ends, if somebody observes that: its owner may not
+// look for long.
 func (e *entry) trackHold() {
 	s := e.s
 	if s.holds == nil {
 		return
 	}
 	s.mu.Lock()
-	ended := s.ctx.Err() != nil // then tellEnded may have been there before
+	ended := s.ctx.Err() != nil // then notifyEnded may have been there before
 	if !ended {
 		s.holds[e] = struct{}{}
 	}
@@ -133,14 +131,14 @@ func (e *entry) trackHold() {
 	}
 }
 
-// look finds out whether the session's end has ended the hold.
+// noticeSessionEnd ends the hold if the session has ended.
 func (e *entry) noticeSessionEnd() {
 	e.mu.Lock()
 	e.checkSessionLocked()
 	e.unlockAndNotify()
 }
 
-// unlistenLocked is called with e.mu taken, when the hold has ended.
+// untrackHoldLocked is called when the hold has ended. The caller holds e.mu.
 func (e *entry) untrackHoldLocked() {
 	s := e.s
 	if s.holds == nil {
@@ -151,9 +149,8 @@ func (e *entry) untrackHoldLocked() {
 	s.mu.Unlock()
 }
 
-// listened reports whether there is anybody to tell of what happens to holds
-// that nobody looks at.
-func (c *sessionConfig) observed() bool {
+// observed reports whether there is anybody to tell of what happens to holds that nobody looks at.
+func (c *config) observed() bool {
 	return len(c.hooks) > 0 || c.log.Handler() != slog.DiscardHandler
 }
 
@@ -166,8 +163,8 @@ func (s *Session) notifyUp() {
 	}
 }
 
-// tellRenewed: what ends the session, or comes after its end, is no news of its
-// renewal.
+// notifyRenewed tells of an attempt to renew, but not of one that ends the session or comes after its
+// end.
 func (s *Session) notifyRenewed(info RenewedInfo) {
 	if len(s.hooks) == 0 || s.ctx.Err() != nil {
 		return
@@ -179,30 +176,14 @@ func (s *Session) notifyRenewed(info RenewedInfo) {
 	}
 }
 
-// end is the one way for a session to end; the first cause stays.
-func (s *Session) terminate(cause error, why string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return
-	}
-	s.endReason = why // run tells of it
-	s.cancel(cause)
-	time.AfterFunc(s.ttl, s.endLease)
-	if s.expiry != nil {
-		s.expiry.Stop()
-	}
-}
-
-// tellEnded tells that the session has ended, and of the losses that come with
-// it.
+// notifyEnded tells that the session has ended, and of the losses that come with it.
 func (s *Session) notifyEnded() {
 	cause := context.Cause(s.ctx)
 	s.mu.Lock()
-	why := s.endReason
+	reason := s.endReason
 	s.mu.Unlock()
 	if errors.Is(cause, ErrSessionExpired) {
-		s.log.Warn("session lost", "lease", s.leaseString(), "why", why)
+		s.log.Warn("session lost", "lease", s.leaseString(), "why", reason)
 	}
 	for _, h := range s.hooks {
 		if h.SessionEnded != nil {
@@ -217,5 +198,61 @@ func (s *Session) notifyEnded() {
 	s.mu.Unlock()
 	for _, e := range holds {
 		e.noticeSessionEnd()
+	}
+}
+
+// outages are those of all waits and watched holds of a session together. The log gets a line when the
+// first of them can't get on, and another when the last of them can again: not one for each, and not
+// one for each attempt. The session's s.mu guards them.
+type outages struct {
+	count     int // of waits and holds that can't get on
+	since     time.Time
+	recovered bool // at least one of them since then
+}
+
+// outage is the part of one wait or hold. It is used by one goroutine.
+type outage struct {
+	e    *entry
+	open bool
+}
+
+// start is called for each attempt that fails: etcd can't be asked, or a watch can't be had, and the
+// entry keeps trying. That ctx, the session or the client has ended is no outage.
+func (o *outage) start(ctx context.Context, err error) {
+	s := o.e.s
+	if o.open || ctx.Err() != nil || s.ctx.Err() != nil || s.etcd.Ctx().Err() != nil {
+		return
+	}
+	o.open = true
+	s.mu.Lock()
+	s.outages.count++
+	first := s.outages.count == 1
+	if first {
+		s.outages.since, s.outages.recovered = time.Now(), false
+	}
+	s.mu.Unlock()
+	if first {
+		s.log.Warn("etcd outage: waits and watched holds keep trying", "lease", s.leaseString(), "lock", o.e.name, "error", err)
+	}
+}
+
+// stop is called when the entry gets on again, or leaves without having recovered.
+func (o *outage) stop(recovered bool) {
+	if !o.open {
+		return
+	}
+	o.open = false
+	s := o.e.s
+	s.mu.Lock()
+	s.outages.count--
+	s.outages.recovered = s.outages.recovered || recovered
+	last, now := s.outages.count == 0, s.outages
+	s.mu.Unlock()
+	switch {
+	case !last:
+	case now.recovered:
+		s.log.Info("etcd outage is over", "lease", s.leaseString(), "lasted", time.Since(now.since))
+	case s.ctx.Err() == nil: // else the session's end is the line
+		s.log.Info("etcd outage concerns nobody anymore", "lease", s.leaseString(), "lasted", time.Since(now.since))
 	}
 }

@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // queueLog is what etcd did with the keys below a prefix, as it tells itself.
@@ -78,7 +79,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	defer cancel()
 	compactions, resets := 0, 0
 	chaos.Go(func() {
-		for ; sleep(ctx, 100*time.Millisecond) == nil; compactions++ {
+		for ; etcd.Sleep(ctx, 100*time.Millisecond) == nil; compactions++ {
 			if _, err := observer.Put(ctx, "elsewhere", ""); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
@@ -88,7 +89,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 		}
 	})
 	chaos.Go(func() {
-		for ; sleep(ctx, time.Second) == nil; resets++ {
+		for ; etcd.Sleep(ctx, time.Second) == nil; resets++ {
 			proxy.Reset()
 		}
 	})

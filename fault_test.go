@@ -369,7 +369,7 @@ func TestFault_A8_LostGrantReply(t *testing.T) {
 	w.loseReply("LeaseGrant")
 	s := newTestSession(t, c)
 	require.Equal(t, []clientv3.LeaseID{s.Lease()}, leases(t, c, before...), "a second lease was granted")
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Empty(t, leases(t, c, before...))
 
 	// ctx ends before it is known whether one was granted.

@@ -19,11 +19,13 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 func inspected(t testing.TB, c *clientv3.Client, name string) Queue {
 	t.Helper()
-	q, err := Inspect(testCtx(t), c, name)
+	q, err := New(c).Inspect(testCtx(t), name)
 	require.NoError(t, err)
 	require.Equal(t, name, q.Name)
 	return q
@@ -103,12 +105,12 @@ func TestInspectQueue(t *testing.T) {
 	require.Equal(t, Entry{Name: name, Key: name + "/abc-1", Token: orphan.Header.Revision}, q.Entries[4])
 
 	// A downgrade leaves the entry, by its other key, and lets the readers in.
-	shared := q.Entries[0].SharedKey
+	sharedKey := q.Entries[0].SharedKey
 	require.NoError(t, h.Downgrade(ctx))
 	q = inspected(t, c, name)
 	require.Equal(t, []int64{h.Token(), r1.h.Token(), r2.h.Token()}, tokens(q.Holders()))
 	require.Equal(t, []int64{m.h.Token(), orphan.Header.Revision}, tokens(q.Waiters()))
-	require.Equal(t, shared, q.Entries[0].Key)
+	require.Equal(t, sharedKey, q.Entries[0].Key)
 	require.Empty(t, q.Entries[0].SharedKey)
 	require.True(t, q.Entries[0].Read)
 }
@@ -134,7 +136,7 @@ func TestInspectHoldsProperty(t *testing.T) {
 	const name = "n"
 	for seed := range uint64(2000) {
 		r := rand.New(rand.NewPCG(seed, 1))
-		c := &content{Name: name, Rev: 1 << 40, Entries: map[string]entryKey{}, Foreign: map[string]struct{}{}}
+		c := &queue.Snapshot{Name: name, Rev: 1 << 40, Keys: map[string]queue.Key{}, Foreign: map[string]struct{}{}}
 		writes := 0 // with both of their keys
 		for range r.IntN(8) {
 			rev, lease := 1+r.Int64N(20), clientv3.LeaseID(1+r.IntN(3))
@@ -142,34 +144,34 @@ func TestInspectHoldsProperty(t *testing.T) {
 			if n := r.IntN(3); n > 0 {
 				ex, sh = fmt.Sprintf("%s-%x", ex, n), fmt.Sprintf("%s-%x", sh, 3-n)
 			}
-			if c.Entries[ex].Rev+c.Entries[sh].Rev != 0 || slices.ContainsFunc(c.queue().Entries, func(e Entry) bool { return e.Token == rev && e.Lease == lease }) {
+			if c.Keys[ex].Rev+c.Keys[sh].Rev != 0 || slices.ContainsFunc(newQueue(c).Entries, func(e Entry) bool { return e.Token == rev && e.Lease == lease }) {
 				continue
 			}
 			which := r.IntN(3)
 			if which != 1 {
-				c.Entries[ex] = entryKey{rev, int64(lease), ""}
+				c.Keys[ex] = queue.Key{Rev: rev, Lease: int64(lease)}
 			}
 			if which != 0 {
-				c.Entries[sh] = entryKey{rev, int64(lease), ""}
+				c.Keys[sh] = queue.Key{Rev: rev, Lease: int64(lease)}
 			}
 			if which == 2 {
 				writes++
 			}
 		}
-		var all []queued
-		for key, k := range c.Entries {
-			all = append(all, queued{key, k.Rev})
+		var all []queue.Entry
+		for key, k := range c.Keys {
+			all = append(all, queue.Entry{Key: key, Rev: k.Rev})
 		}
-		q := c.queue()
-		require.Len(t, q.Entries, len(c.Entries)-writes, "seed %d", seed)
+		q := newQueue(c)
+		require.Len(t, q.Entries, len(c.Keys)-writes, "seed %d", seed)
 		require.True(t, slices.IsSortedFunc(q.Entries, func(a, b Entry) int { return int(a.Token - b.Token) }))
 		for _, e := range q.Entries {
-			require.Equal(t, c.Entries[e.Key].Rev, e.Token)
-			require.Equal(t, kindOf(name, e.Key) == shared, e.Read)
+			require.Equal(t, c.Keys[e.Key].Rev, e.Token)
+			require.Equal(t, keyspace.KindOf(name, e.Key) == keyspace.Shared, e.Read)
 			if e.SharedKey != "" {
-				require.Equal(t, e.Token, c.Entries[e.SharedKey].Rev)
+				require.Equal(t, e.Token, c.Keys[e.SharedKey].Rev)
 			}
-			v, ok := blocker(name, kindOf(name, e.Key), e.Token, all, true)
+			v, ok := queue.Blockers(name, keyspace.KindOf(name, e.Key), e.Token, all, true)
 			require.True(t, ok)
 			require.Equal(t, len(v.Blockers) == 0, e.Holds, "seed %d: %v in %v", seed, e, all)
 		}
@@ -180,8 +182,8 @@ func TestInspectHoldsProperty(t *testing.T) {
 // only others can have written, is a reader.
 func TestInspectTwoSharedKeys(t *testing.T) {
 	t.Parallel()
-	k := entryKey{Rev: 7, Lease: 31}
-	q := (&content{Name: "n", Entries: map[string]entryKey{"n/1f": k, "n/r1f": k, "n/r1f-1": k}}).queue()
+	k := queue.Key{Rev: 7, Lease: 31}
+	q := newQueue(&queue.Snapshot{Name: "n", Keys: map[string]queue.Key{"n/1f": k, "n/r1f": k, "n/r1f-1": k}})
 	require.Len(t, q.Entries, 2)
 	require.Equal(t, "n/r1f", q.Entries[0].SharedKey)
 	require.Equal(t, "n/r1f-1", q.Entries[1].Key)
@@ -208,7 +210,7 @@ func TestInspectOneRevision(t *testing.T) {
 	direct := own.Client(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
-	const n = 2*contentPage + 5
+	const n = 2*snapshotPage + 5
 	deepQueue(t, direct, "a", n)
 
 	var rev int64 // before the change
@@ -293,7 +295,7 @@ func TestInspectTrouble(t *testing.T) {
 	// What etcd refuses is an error.
 	for _, method := range []string{"Range", "LeaseTimeToLive"} {
 		tap.Next(method, func(context.Context, *etcdtest.Call) error { return rpctypes.ErrGRPCPermissionDenied })
-		_, err = Inspect(testCtx(t), c, name)
+		_, err = New(c).Inspect(testCtx(t), name)
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 	}
 }
@@ -312,11 +314,11 @@ func TestLookErrors(t *testing.T) {
 	reader := as("reader")
 	for what, call := range map[string]func(ctx context.Context, c *clientv3.Client, name string) error{
 		"inspect": func(ctx context.Context, c *clientv3.Client, name string) error {
-			_, err := Inspect(ctx, c, name)
+			_, err := New(c).Inspect(ctx, name)
 			return err
 		},
 		"watch": func(ctx context.Context, c *clientv3.Client, name string) (err error) {
-			for _, err = range Watch(ctx, c, name) {
+			for _, err = range New(c).Watch(ctx, name) {
 				if err == nil {
 					break
 				}
@@ -324,7 +326,7 @@ func TestLookErrors(t *testing.T) {
 			return err
 		},
 		"list the names below": func(ctx context.Context, c *clientv3.Client, name string) (err error) {
-			for _, err = range Names(ctx, c, strings.TrimSuffix(name, "\x01")) {
+			for _, err = range New(c).ListNames(ctx, strings.TrimSuffix(name, "\x01")) {
 				if err == nil {
 					break
 				}
@@ -332,7 +334,7 @@ func TestLookErrors(t *testing.T) {
 			return err
 		},
 		"break an entry of": func(ctx context.Context, c *clientv3.Client, name string) error {
-			return Break(ctx, c, Entry{Name: name, Key: name + "/1f", Token: 1 << 50})
+			return New(c).Break(ctx, Entry{Name: name, Key: name + "/1f", Token: 1 << 50})
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -375,7 +377,7 @@ func TestEntryJSON(t *testing.T) {
 	require.Equal(t, q, back)
 	require.ErrorContains(t, json.Unmarshal([]byte(`{"lease": "xyz"}`), &Entry{}), `"xyz"`)
 	require.Error(t, json.Unmarshal([]byte(`{"token": "7"}`), &Entry{}))
-	b, err = json.Marshal((&content{Name: "a"}).queue())
+	b, err = json.Marshal(newQueue(&queue.Snapshot{Name: "a"}))
 	require.NoError(t, err)
 	require.JSONEq(t, `{"name": "a", "revision": 0, "entries": []}`, string(b))
 }

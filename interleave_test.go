@@ -17,6 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 var discard = slog.New(slog.DiscardHandler)
@@ -47,12 +50,14 @@ var mishaps = map[string]func(*scene) error{
 		return nil
 	},
 	"the entry is deleted": func(s *scene) error {
-		s.takeEntry(func(q queued) bool { return s.wants == readMode || kindOf("a", q.Key) == exclusive })
+		s.takeEntry(func(q queue.Entry) bool {
+			return s.wants == readMode || keyspace.KindOf("a", q.Key) == keyspace.Exclusive
+		})
 		return nil
 	},
 	"the lease is revoked": func(s *scene) error {
 		s.revoked.Store(true)
-		s.takeEntry(func(queued) bool { return true })
+		s.takeEntry(func(queue.Entry) bool { return true })
 		return nil
 	},
 	"the watches break":       func(s *scene) error { s.f.breakWatches(); return nil },
@@ -100,7 +105,7 @@ type scene struct {
 type anothers struct{}
 
 // takeEntry deletes the own keys of which is.
-func (s *scene) takeEntry(is func(queued) bool) {
+func (s *scene) takeEntry(is func(queue.Entry) bool) {
 	s.interfered = true
 	s.f.mu.Lock() // for at once: others may leave
 	defer s.f.mu.Unlock()
@@ -120,12 +125,12 @@ func (s *scene) takeEntry(is func(queued) bool) {
 // waitBefore puts another acquisition of the session into the queue, behind
 // others of it or as a reader, which has the watch open and passes the lock on at once.
 // end sees to it that it has had it.
-func (s *scene) waitBefore(t *testing.T, queue []string) (end func()) {
+func (s *scene) waitBefore(t *testing.T, others []string) (end func()) {
 	enqueue := NewRWMutex(s.own, "a").REnqueue
-	if queue[0] == "a/5" {
+	if others[0] == "a/5" {
 		enqueue = NewMutex(s.own, "a").Enqueue
-		for range queue {
-			s.before = append(s.before, s.own.inUse.take("a/5"))
+		for range others {
+			s.before = append(s.before, s.own.inUse.Take("a/5"))
 		}
 	}
 	tk, err := enqueue(context.Background())
@@ -149,7 +154,7 @@ func (s *scene) waitBefore(t *testing.T, queue []string) (end func()) {
 	}
 }
 
-func (s *scene) isOwn(q queued) bool {
+func (s *scene) isOwn(q queue.Entry) bool {
 	return !slices.Contains(s.before, q.Key) && (strings.HasPrefix(q.Key, "a/5") || strings.HasPrefix(q.Key, "a/r5"))
 }
 
@@ -279,14 +284,14 @@ func lags(queue []string, mishap string) []int {
 }
 
 // playScene reports whether the step of the mishap was reached.
-func playScene(t *testing.T, name, kind string, queue []string, mishap func(*scene) error, unhurt bool, at, leaveAt, lag int) (reached bool) {
+func playScene(t *testing.T, name, kind string, others []string, mishap func(*scene) error, unhurt bool, at, leaveAt, lag int) (reached bool) {
 	f := newFakeEtcd()
 	// The keys have been in use before, and so have the session's own.
 	for _, keys := range []string{"a/1 a/r1", "a/r5 a/5", "a/2 a/r2 a/r3"} {
 		f.putAll(keys)
 		f.del(strings.Fields(keys)...)
 	}
-	for _, keys := range queue {
+	for _, keys := range others {
 		if keys != ownReader {
 			f.putAll(keys)
 		}
@@ -294,25 +299,25 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s := &scene{f: f, own: f.session(5), cancel: cancel, passOn: func() {}}
-	if len(queue) > 0 && queue[0] == inLine {
+	if len(others) > 0 && others[0] == inLine {
 		passOn, leave := standIn(s.own)
 		s.passOn = passOn
 		defer leave()
 	}
-	if len(queue) > 0 && slices.Contains([]string{"a/5", inCrowd}, queue[0]) {
-		for range len(queue) {
+	if len(others) > 0 && slices.Contains([]string{"a/5", inCrowd}, others[0]) {
+		for range len(others) {
 			defer (&entry{s: s.own, name: "a"}).joinCrowd().leave()
 		}
 	}
-	if len(queue) > 0 && slices.Contains([]string{"a/5", ownReader}, queue[0]) {
-		defer s.waitBefore(t, queue)()
+	if len(others) > 0 && slices.Contains([]string{"a/5", ownReader}, others[0]) {
+		defer s.waitBefore(t, others)()
 	}
 	hooks := &recorder{}
 	s.own.hooks = []*Hooks{hooks.hooks()}
 	if kind == "RWMutex read" {
 		s.wants = readMode
 	}
-	before, _ := blocker("a", s.wants.kind(), maxRev, f.keys("a/"), true)
+	before, _ := queue.Blockers("a", s.wants.kind(), queue.MaxRev, f.keys("a/"), true)
 	s.deep = !before.Last
 	s.own.keepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
@@ -331,10 +336,10 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		defer mu.Unlock()
 		n++
 		if n == leaveAt && lag > 0 {
-			s.leave(queue[:len(queue)-1])
+			s.leave(others[:len(others)-1])
 		}
 		if n == leaveAt+lag {
-			s.leave(queue)
+			s.leave(others)
 			free = time.Now()
 		}
 		if again := s.again; again != nil {
@@ -362,7 +367,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	time.AfterFunc(100*time.Second, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		s.leave(queue) // at last
+		s.leave(others) // at last
 		if free.IsZero() {
 			free = time.Now()
 		}
@@ -390,7 +395,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		// Entitled at the moment, if it is still there at all.
 		there := false
 		for _, q := range f.keys("a/") {
-			there = there || q == (queued{h.Key(), h.Token()})
+			there = there || q == (queue.Entry{Key: h.Key(), Rev: h.Token()})
 		}
 		if !there && !s.interfered {
 			t.Errorf("%s: granted without an entry", name)
@@ -422,7 +427,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		t.Errorf("%s: %v", name, err)
 	}
 	ended := s.own.Err() != nil
-	s.leave(queue) // if they have not
+	s.leave(others) // if they have not
 	// Long enough for all settling; the clock is the bubble's.
 	<-time.After(time.Minute)
 	if !ended { // else the lease takes what is left
@@ -433,7 +438,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		}
 		s.own.mu.Lock()
 		for _, key := range s.before[:max(0, len(s.before)-1)] { // the last one was a real entry
-			s.own.inUse.free(key)
+			s.own.inUse.Free(key)
 		}
 		if len(s.own.inUse) > 0 {
 			t.Errorf("%s: keys are left in use: %v", name, s.own.inUse)

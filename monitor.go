@@ -3,15 +3,26 @@ package etcdlock
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"slices"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// How a hold ends, and how it hears that it was ended by others.
+// How a hold ends, and how it hears that others have ended it.
 
-// endLocked ends a hold; the caller holds e.mu, and lets go with unlockAndTell.
-// ctx ends with it.
+// holdContext is what tells of a hold's end.
+type holdContext struct {
+	ctx     context.Context // of the hold
+	cancel  context.CancelCauseFunc
+	rewatch context.CancelFunc // makes the monitor watch key anew
+}
+
+// endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with
+// the hold.
 func (e *entry) endHoldLocked(to state) {
 	if e.transition(to) {
 		e.finishHoldLocked()
@@ -27,8 +38,7 @@ func (e *entry) finishHoldLocked() {
 	e.lossUnreported = e.state == lost
 }
 
-// causeLocked is why the entry is not held anymore, nil before; the caller holds
-// e.mu.
+// causeLocked is why the entry is not held anymore, nil before. The caller holds e.mu.
 func (e *entry) causeLocked() error {
 	switch {
 	case e.state < released:
@@ -41,18 +51,15 @@ func (e *entry) causeLocked() error {
 	return ErrLost
 }
 
-// refreshLocked ends a hold whose session has ended.
+// checkSessionLocked ends a hold whose session has ended. The caller holds e.mu.
 func (e *entry) checkSessionLocked() {
-	if e.state != held {
-		return
-	}
-	if e.s.Err() != nil {
+	if e.state == held && e.s.Err() != nil {
 		e.endHoldLocked(lost)
 	}
 }
 
-// gone ends the hold since its entry is not in etcd anymore under key, and returns
-// the hold's error: nil if Downgrade has given the entry another key meanwhile.
+// markLost ends the hold since its entry is not in etcd anymore under key, and returns the hold's
+// error: nil if Downgrade has given the entry another key meanwhile.
 func (e *entry) markLost(key string) error {
 	e.mu.Lock()
 	defer e.unlockAndNotify()
@@ -62,9 +69,9 @@ func (e *entry) markLost(key string) error {
 	return e.causeLocked()
 }
 
-// goneLocked makes the hold invalid at once. Its ctx ends when the session has
-// asked after the lease, within confirmTime: the cause is to say whether it
-// was the lease that took the entry. What is left of the entry is removed.
+// markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the
+// lease, within confirmTimeout: the cause is to say whether it was the lease that took the entry. What
+// is left of the entry is removed. The caller holds e.mu.
 func (e *entry) markLostLocked() {
 	if !e.transition(lost) {
 		return
@@ -81,54 +88,18 @@ func (e *entry) markLostLocked() {
 	}
 }
 
-// confirmTime bounds what asking after the lease may add to the news that an
-// entry is gone.
-const confirmTimeout = 250 * time.Millisecond
-
-// confirm asks etcd after the lease, since an entry of the session is gone, and
-// ends the session if the lease is what took it. It gives up when ctx ends.
-//
-// To renew the lease would not tell: where the revocation came to its followers
-// first, the leader goes on renewing until it has carried it out itself
-// (FastLeaseKeepAlive in etcd 3.7). It catches up before it tells a time to live.
-func (s *Session) confirmLease(ctx context.Context) {
-	start := time.Now()
-	ctx, cancel := context.WithDeadline(ctx, start.Add(confirmTimeout))
-	defer cancel()
-	select {
-	case s.confirmTurn <- struct{}{}:
-		defer func() { <-s.confirmTurn }()
-	case <-ctx.Done():
-		return
-	}
-	if s.confirmedAt.After(start) || s.ctx.Err() != nil {
-		return
-	}
-	asked := time.Now()
-	lease, err := s.client.TimeToLive(ctx, s.id)
-	switch {
-	case err != nil:
-		// Nothing is known. The next renewal tells, and the deadline stands.
-	case lease.GrantedTTL == 0:
-		s.terminate(ErrSessionExpired, "lease not found")
-		s.endLease()
-	default:
-		s.confirmedAt = asked
-	}
-}
-
-// here returns errGone unless the entry is in etcd under key, at revision at or,
-// with 0, at present.
-func (e *entry) exists(ctx context.Context, key string, at int64) error {
-	got, _, err := e.s.get(ctx, at, readKey(key))
-	if err == nil && !slices.Contains(toQueue(got[0].Kvs), queued{key, e.rev}) {
+// exists returns errEntryGone unless the entry is in etcd under key, at revision at or, with 0, at
+// present.
+func (e *entry) exists(ctx, life context.Context, key string, at int64) error {
+	got, _, err := e.s.read(ctx, life, at, etcd.ReadKey(key))
+	if err == nil && !slices.Contains(queue.Entries(got[0].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
 		err = errEntryGone
 	}
 	return err
 }
 
-// guardLocked starts to watch over the hold, to end its ctx when it is lost. The
-// goroutine is the session's; it ends with the hold.
+// startMonitorLocked starts to watch over the hold, to end its ctx when it is lost. The goroutine is
+// the session's; it ends with the hold. The caller holds e.mu.
 func (e *entry) startMonitorLocked() {
 	if !e.s.background(func(context.Context) { e.monitor() }) {
 		e.endHoldLocked(lost)
@@ -136,13 +107,13 @@ func (e *entry) startMonitorLocked() {
 }
 
 func (e *entry) monitor() {
-	ctx, stop := e.s.bind(e.holdCtx.ctx)
+	ctx, stop := etcd.Bind(e.holdCtx.ctx, e.s.ctx)
 	defer stop()
-	trouble := outage{e: e}
-	defer trouble.stop(false)
-	for delay := retryMin; ; {
+	outage := outage{e: e}
+	defer outage.stop(false)
+	for retry := (etcd.Backoff{}); ; {
 		e.mu.Lock()
-		e.checkSessionLocked() // has the session ended?
+		e.checkSessionLocked()
 		key, over := e.key, e.state != held
 		keyCtx, rewatch := context.WithCancel(ctx)
 		e.holdCtx.rewatch = rewatch
@@ -152,43 +123,41 @@ func (e *entry) monitor() {
 			return
 		}
 		start := time.Now()
-		err := e.watchEntry(keyCtx, key, &trouble)
+		err := e.watchEntry(keyCtx, key, &outage)
 		switch {
 		case errors.Is(err, errEntryGone):
 			_ = e.markLost(key) // seen next
 		default:
 			if err != nil {
-				trouble.start(keyCtx, err)
+				outage.start(keyCtx, err)
 			}
-			if time.Since(start) > retryMax {
-				delay = retryMin // it went well for a while
+			if time.Since(start) > etcd.RetryMax {
+				retry.Reset() // it went well for a while
 			}
-			_ = sleep(keyCtx, delay/2+rand.N(delay)) // not long if keyCtx has ended
-			delay = min(2*delay, retryMax)
+			_ = retry.Wait(keyCtx) // not long if keyCtx has ended
 		}
 		rewatch()
 	}
 }
 
-// watchOver watches the entry until ctx ends or the watch does. errGone: the entry
+// watchEntry watches the entry until ctx ends or the watch does. It returns errEntryGone if the entry
 // is not there anymore.
-func (e *entry) watchEntry(ctx context.Context, key string, trouble *outage) error {
-	own, err := e.s.openWatch(ctx, key, "")
+func (e *entry) watchEntry(ctx context.Context, key string, outage *outage) error {
+	own, err := e.s.etcd.OpenWatch(ctx, e.s.ctx, key, "", clientv3.WithFilterPut())
 	if err != nil {
-		// No watch is to be had: ask. If etcd does not answer either, the
-		// deadline stands.
-		trouble.start(ctx, err)
-		return e.exists(ctx, key, 0)
+		// No watch can be had: ask. If etcd does not answer either, the deadline stands.
+		outage.start(ctx, err)
+		return e.exists(ctx, e.s.leaseCtx, key, 0)
 	}
-	defer own.close()
-	// Where the member that watches has not come to the entry's own revision yet,
-	// nothing can have been missed, and its queue would show no entry (I3).
-	if own.at > e.rev {
-		if err := e.exists(ctx, key, own.at); err != nil {
+	defer own.Close()
+	// If the member that watches has not come to the entry's own revision yet, nothing can have been
+	// missed, and its queue would show no entry (I3).
+	if own.At > e.rev {
+		if err := e.exists(ctx, e.s.leaseCtx, key, own.At); err != nil {
 			return err
 		}
 	}
-	trouble.stop(true)
+	outage.stop(true)
 	// A watch on a member that hangs is silent: now and then, ask.
 	recheck := time.NewTimer(e.s.recheckInterval())
 	defer recheck.Stop()
@@ -197,15 +166,15 @@ func (e *entry) watchEntry(ctx context.Context, key string, trouble *outage) err
 		case <-ctx.Done(): // Unlock, loss, Downgrade, or the session's end
 			return nil
 		case <-recheck.C:
-			if err := e.exists(ctx, key, 0); errors.Is(err, errEntryGone) {
+			if err := e.exists(ctx, e.s.leaseCtx, key, 0); errors.Is(err, errEntryGone) {
 				return err
 			}
 			recheck.Reset(e.s.recheckInterval())
-		case wr, ok := <-own.ch:
-			if deleted(&wr, key, e.rev) {
+		case wr, ok := <-own.C:
+			if etcd.Deleted(&wr, key, e.rev) {
 				return errEntryGone
 			}
-			if err := broken(&wr, ok); err != nil {
+			if err := etcd.Broken(&wr, ok); err != nil {
 				return err
 			}
 		}

@@ -157,7 +157,7 @@ func TestMutex_WaiterInTheMiddleDies(t *testing.T) {
 	name := lockName(t)
 	c := cluster.Client(t)
 	ends := map[string]func(s *Session, cancel context.CancelFunc){
-		"session closed": func(s *Session, _ context.CancelFunc) { _ = s.Close(testCtx(t)) },
+		"session closed": func(s *Session, _ context.CancelFunc) { _ = s.Close() },
 		"ctx ended":      func(_ *Session, cancel context.CancelFunc) { cancel() },
 		"lease revoked": func(s *Session, _ context.CancelFunc) {
 			if _, err := c.Revoke(testCtx(t), s.Lease()); err != nil {
@@ -312,7 +312,7 @@ func TestTicket_SessionEnds(t *testing.T) {
 	waiting, err := m.Enqueue(testCtx(t))
 	require.NoError(t, err)
 	<-granted.Done()
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	_, err = waiting.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 	_, err = granted.Wait(testCtx(t))
@@ -329,8 +329,8 @@ func TestTicket_ClientClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(1)
-		s.client.Watcher, s.client.Lease = nil, nil // have no Close here
-		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.client.Close() }}}
+		s.etcd.Watcher, s.etcd.Lease = nil, nil // have no Close here
+		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.etcd.Close() }}}
 		tk, err := NewMutex(s, "a").Enqueue(context.Background())
 		require.Nil(t, tk)
 		require.ErrorIs(t, err, ErrSessionExpired)
@@ -374,7 +374,7 @@ func TestHeld_FirstCauseStays(t *testing.T) {
 	require.NoError(t, err)
 	<-done
 	require.NoError(t, unlocked.Unlock(testCtx(t)))
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Equal(t, ErrLost, lost.Err(), "it was not the session")
 	require.Equal(t, ErrLost, context.Cause(lost.Context()))
 	require.Equal(t, ErrNotHeld, unlocked.Err())
@@ -536,7 +536,7 @@ func TestMisuse(t *testing.T) {
 	all(t, newTestSession(t, c), "bad/", ErrInvalidName, "ends in")
 	all(t, newTestSession(t, c), "", ErrInvalidName, "empty")
 	closed := newTestSession(t, c)
-	require.NoError(t, closed.Close(testCtx(t)))
+	require.NoError(t, closed.Close())
 	all(t, closed, name, ErrSessionClosed, "closed")
 	_, err := new(Mutex).Lock(testCtx(t))
 	require.ErrorContains(t, err, "NewMutex")
@@ -590,6 +590,6 @@ func TestSession_10000Locks(t *testing.T) {
 		return resp.Count
 	}
 	require.EqualValues(t, 10_000, count())
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Zero(t, count())
 }
