@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,7 +17,6 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -128,65 +125,6 @@ func TestInspectOthers(t *testing.T) {
 		TTL: inspected(t, c, name).Entries[0].TTL, GrantedTTL: 9 * time.Second}}, inspected(t, c, name).Entries)
 	require.NoError(t, m.Unlock(testCtx(t)))
 	require.Empty(t, inspected(t, c, name).Entries)
-}
-
-// Whether an entry holds is what the locks themselves go by: all of the queue.
-func TestInspectHoldsProperty(t *testing.T) {
-	t.Parallel()
-	const name = "n"
-	for seed := range uint64(2000) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		c := &queue.Snapshot{Name: name, Rev: 1 << 40, Keys: map[string]queue.Key{}, Foreign: map[string]struct{}{}}
-		writes := 0 // with both of their keys
-		for range r.IntN(8) {
-			rev, lease := 1+r.Int64N(20), clientv3.LeaseID(1+r.IntN(3))
-			ex, sh := exclusiveBase(name, lease), sharedBase(name, lease)
-			if n := r.IntN(3); n > 0 {
-				ex, sh = fmt.Sprintf("%s-%x", ex, n), fmt.Sprintf("%s-%x", sh, 3-n)
-			}
-			if c.Keys[ex].Rev+c.Keys[sh].Rev != 0 || slices.ContainsFunc(newQueue(c).Entries, func(e Entry) bool { return e.Token == rev && e.Lease == lease }) {
-				continue
-			}
-			which := r.IntN(3)
-			if which != 1 {
-				c.Keys[ex] = queue.Key{Rev: rev, Lease: int64(lease)}
-			}
-			if which != 0 {
-				c.Keys[sh] = queue.Key{Rev: rev, Lease: int64(lease)}
-			}
-			if which == 2 {
-				writes++
-			}
-		}
-		var all []queue.Entry
-		for key, k := range c.Keys {
-			all = append(all, queue.Entry{Key: key, Rev: k.Rev})
-		}
-		q := newQueue(c)
-		require.Len(t, q.Entries, len(c.Keys)-writes, "seed %d", seed)
-		require.True(t, slices.IsSortedFunc(q.Entries, func(a, b Entry) int { return int(a.Token - b.Token) }))
-		for _, e := range q.Entries {
-			require.Equal(t, c.Keys[e.Key].Rev, e.Token)
-			require.Equal(t, keyspace.KindOf(name, e.Key) == keyspace.Shared, e.Read)
-			if e.SharedKey != "" {
-				require.Equal(t, e.Token, c.Keys[e.SharedKey].Rev)
-			}
-			v, ok := queue.Blockers(name, keyspace.KindOf(name, e.Key), e.Token, all, true)
-			require.True(t, ok)
-			require.Equal(t, len(v.Blockers) == 0, e.Holds, "seed %d: %v in %v", seed, e, all)
-		}
-	}
-}
-
-// A write lock has one shared key; another of the same revision and lease, which
-// only others can have written, is a reader.
-func TestInspectTwoSharedKeys(t *testing.T) {
-	t.Parallel()
-	k := queue.Key{Rev: 7, Lease: 31}
-	q := newQueue(&queue.Snapshot{Name: "n", Keys: map[string]queue.Key{"n/1f": k, "n/r1f": k, "n/r1f-1": k}})
-	require.Len(t, q.Entries, 2)
-	require.Equal(t, "n/r1f", q.Entries[0].SharedKey)
-	require.Equal(t, "n/r1f-1", q.Entries[1].Key)
 }
 
 // deepQueue puts n entries without a lease into the queue of name.

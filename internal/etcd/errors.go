@@ -10,10 +10,10 @@ import (
 )
 
 var (
-	// ErrClientClosed: the etcd client was closed, so nothing can be asked any more.
+	// ErrClientClosed says that the etcd client was closed, so nothing can be asked any more.
 	ErrClientClosed = errors.New("the etcd client is closed")
-	// ErrWatch: a watch could not be opened, or ended. What it watched for may have happened
-	// unseen.
+	// ErrWatch says that a watch could not be opened, or ended. What it watched for may have
+	// happened unseen.
 	ErrWatch = errors.New("watch ended")
 )
 

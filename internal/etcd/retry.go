@@ -6,10 +6,13 @@ import (
 	"time"
 )
 
+// RetryMin and RetryMax bound the pause between two attempts.
 const (
-	// RetryMin and RetryMax bound the pause between two attempts.
 	RetryMin = 10 * time.Millisecond
 	RetryMax = 500 * time.Millisecond
+)
+
+const (
 	// AttemptMin is the time that the first attempt gets. Each further one gets twice that of
 	// the one before, up to attemptMax, so a member that hangs does not hold up for long what
 	// the others would answer.

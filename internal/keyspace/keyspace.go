@@ -23,6 +23,7 @@ import (
 // Kind is what a key below a lock's prefix is.
 type Kind uint8
 
+// Of a lock's keys, the foreign ones are no entries.
 const (
 	Foreign   Kind = iota // no entry
 	Exclusive             // blocks every later entry
@@ -59,11 +60,15 @@ func isHex(s string) bool {
 	return true
 }
 
-// All is the range of keys, from from to before to, that holds every entry of name.
-// Exclusives and Shareds hold those of one kind. Foreign keys may lie in any of them.
-func All(name string) (from, to string)        { return name + "/", name + "0" }
+// All is the range of keys, from from to before to, that holds every entry of name. Foreign keys may
+// lie in it.
+func All(name string) (from, to string) { return name + "/", name + "0" }
+
+// Exclusives is the range that holds the exclusive entries of name, and perhaps foreign keys.
 func Exclusives(name string) (from, to string) { return name + "/0", name + "/g" }
-func Shareds(name string) (from, to string)    { return name + "/r", name + "/s" }
+
+// Shareds is the range that holds the shared entries of name, and perhaps foreign keys.
+func Shareds(name string) (from, to string) { return name + "/r", name + "/s" }
 
 // Blocking is the range of keys that can block an entry of that kind.
 func Blocking(name string, k Kind) (from, to string) {
