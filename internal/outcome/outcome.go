@@ -1,5 +1,5 @@
-// Package outcome names how waits and holds end, for labels and attributes: few
-// words, which stay the same.
+// Package outcome has the values of labels and attributes that say how waits and holds
+// end. They are few and do not change.
 package outcome
 
 import (
@@ -9,16 +9,16 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// The words for ends that are nobody's failure.
+// The outcomes that are not failures.
 const (
 	Granted       = "granted"
 	Released      = "released"
-	Locked        = "locked"         // a Try
-	Cancelled     = "cancelled"      // ctx, or a ticket
-	SessionClosed = "session_closed" // or orphaned
+	Locked        = "locked"         // of a TryLock
+	Cancelled     = "cancelled"      // by ctx, or by Ticket.Cancel
+	SessionClosed = "session_closed" // closed or orphaned
 )
 
-// Of is the word for an error that a hook is told.
+// Of returns the outcome for an error that was passed to a hook.
 func Of(err error) string {
 	switch {
 	case errors.Is(err, etcdlock.ErrSessionExpired):
@@ -26,7 +26,7 @@ func Of(err error) string {
 	case errors.Is(err, etcdlock.ErrSessionClosed):
 		return SessionClosed
 	case errors.Is(err, etcdlock.ErrLost):
-		return "removed" // the entry, by somebody else
+		return "removed" // another client removed the entry
 	case errors.Is(err, etcdlock.ErrLocked):
 		return Locked
 	case errors.Is(err, context.DeadlineExceeded):
@@ -34,10 +34,10 @@ func Of(err error) string {
 	case errors.Is(err, context.Canceled), errors.Is(err, etcdlock.ErrNotHeld):
 		return Cancelled
 	}
-	return "error" // etcd's refusal
+	return "error" // etcd has refused the request
 }
 
-// Mode is the word for the kind of an acquisition.
+// Mode returns "shared" or "exclusive".
 func Mode(a etcdlock.Acquisition) string {
 	if a.Read {
 		return "shared"
