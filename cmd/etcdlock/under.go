@@ -1,0 +1,136 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/supervise"
+)
+
+// under are the flags that `run` and `elect` share.
+type under struct {
+	ttl, grace time.Duration
+	owner      string
+}
+
+func (u *under) addFlags(cmd *cobra.Command) {
+	cmd.Flags().DurationVar(&u.ttl, "ttl", 10*time.Second, "how long the lock stays taken when this process dies")
+	cmd.Flags().DurationVar(&u.grace, "grace", 0, "time between SIGTERM and SIGKILL for CMD, a third of --ttl at most (default a fifth)")
+	cmd.Flags().StringVar(&u.owner, "owner", "", "who others see in the queue (default host, CMD and process number)")
+}
+
+// complete fills in what is left to it, and checks all.
+func (u *under) complete(cmd *cobra.Command, program string) error {
+	if u.ttl < time.Second {
+		return fmt.Errorf("--ttl %v: etcd's leases last 1s at least", u.ttl)
+	}
+	if !cmd.Flags().Changed("grace") {
+		u.grace = u.ttl / 5
+	}
+	switch limit := u.ttl / 3; {
+	case u.grace < 0:
+		return fmt.Errorf("--grace %v: it can't be negative", u.grace)
+	case u.grace > limit:
+		return fmt.Errorf("--grace %v does not fit into --ttl %v: CMD gets SIGTERM that long before the lock could be lost, "+
+			"which must leave two thirds of the TTL to reach etcd in; say --ttl %v or --grace %v, or less",
+			u.grace, u.ttl, 3*u.grace, limit.Truncate(time.Millisecond))
+	}
+	if u.owner == "" {
+		host, err := os.Hostname()
+		if err != nil {
+			host = "unknown host"
+		}
+		u.owner = fmt.Sprintf("%s %s[%d]", host, filepath.Base(program), os.Getpid())
+	}
+	return nil
+}
+
+// nameAndCommand checks the arguments NAME -- CMD ARG...
+func nameAndCommand(cmd *cobra.Command, args []string) error {
+	switch dash := cmd.ArgsLenAtDash(); {
+	case len(args) == 0 || dash == 0:
+		return fmt.Errorf("no name of a lock; it goes like this: %s", cmd.UseLine())
+	case dash < 0 || dash > 1:
+		return fmt.Errorf(`a "--" has to stand between NAME and CMD; it goes like this: %s`, cmd.UseLine())
+	case len(args) == 1:
+		return fmt.Errorf("no CMD after --; it goes like this: %s", cmd.UseLine())
+	}
+	return nil
+}
+
+// lookPath finds the program of a command before anybody waits for a lock for it.
+func lookPath(program string) (string, error) {
+	path, err := exec.LookPath(program)
+	switch {
+	case err == nil:
+		return path, nil
+	case errors.Is(err, exec.ErrNotFound), errors.Is(err, fs.ErrNotExist):
+		return "", ending{status: statusNotFound, err: fmt.Errorf("%s: command not found", program)}
+	}
+	return "", ending{status: statusCannotRun, err: fmt.Errorf("%s can't be executed: %w", program, err)}
+}
+
+// prepare finds the program, listens for signals, and connects.
+func prepare(cmd *cobra.Command, etcd *connect.Config, program string) (path string, in *interrupts, client *clientv3.Client, err error) {
+	if path, err = lookPath(program); err != nil {
+		return "", nil, nil, err
+	}
+	pipesBreak()
+	in = newInterrupts(cmd.Context(), supervise.Notify())
+	cmd.SetContext(in.ctx)
+	client, err = open(cmd, etcd)
+	return path, in, client, err
+}
+
+// say prints a line about a lock on standard error.
+func say(name, format string, args ...any) {
+	fmt.Fprintf(os.Stderr, "etcdlock: %s: %s\n", name, fmt.Sprintf(format, args...))
+}
+
+// runUnder runs a command under a hold.
+func (u *under) runUnder(h *etcdlock.Held, name, path string, argv []string, sigs chan os.Signal) (supervise.Outcome, error) {
+	return supervise.Run(h, sigs, supervise.Command{
+		Path: path, Args: argv, Grace: u.grace,
+		Env: environ(
+			"ETCDLOCK_NAME="+name,
+			"ETCDLOCK_TOKEN="+strconv.FormatInt(h.Token(), 10),
+			"ETCDLOCK_KEY="+h.Key()),
+		Say: func(format string, args ...any) { say(name, format, args...) },
+	})
+}
+
+// environ is this process's environment with vars in it, each once: of what stands
+// there twice, as under another etcdlock run, some programs take the first.
+func environ(vars ...string) []string {
+	return (&exec.Cmd{Env: append(os.Environ(), vars...)}).Environ()
+}
+
+// ended is the error that says how a command ended, nil if with 0.
+func ended(path string, o supervise.Outcome, err error) error {
+	var start *supervise.StartError
+	switch {
+	case errors.As(err, &start):
+		return ending{status: statusCannotRun, err: fmt.Errorf("%s can't be executed: %w", path, err)}
+	case err != nil:
+		return err
+	case o.Status == 0:
+		return nil
+	}
+	e := ending{status: o.Status}
+	if o.Terminal && o.Signal == int(syscall.SIGINT) {
+		e.raise = func() { supervise.RaiseInterrupt(o.Keyboard) }
+	}
+	return e
+}
