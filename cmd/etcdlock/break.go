@@ -31,7 +31,7 @@ but the next one in line has the lock at once. So for a moment two may be at wor
 the holder is cut off or hangs: see to it first that it has ended.`,
 		Example: `  etcdlock show jobs/report
   etcdlock break jobs/report jobs/report/694d8b2c1f03a51e@1201`,
-		Args: cobra.ExactArgs(2),
+		Args: wants(lockName, "KEY@TOKEN"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, token, err := parseRef(args[1])
 			if err != nil {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/duration"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
@@ -37,7 +38,7 @@ It looks at the leases twice, some seconds apart. It changes nothing. The exit s
 something needs attention.`,
 		Example: `  etcdlock doctor jobs/report
   etcdlock doctor --max-hold 1h jobs/report || page-somebody`,
-		Args: cobra.ExactArgs(1),
+		Args: wants(lockName),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if maxHold < 0 {
 				return fmt.Errorf("--max-hold %v: it can't be negative", maxHold)
@@ -52,7 +53,7 @@ something needs attention.`,
 		},
 	}
 	output.addFlag(cmd)
-	cmd.Flags().DurationVar(&maxHold, "max-hold", 0, "how long a holder may be in the queue before it needs attention (default: any time)")
+	duration.Var(cmd.Flags(), &maxHold, "max-hold", 0, "how long a holder may be in the queue before it needs attention (default: any time)")
 	return cmd
 }
 

@@ -27,7 +27,12 @@ It reads the keys below PREFIX, and each lock's queue: give a PREFIX where etcd 
 		Example: `  etcdlock ls jobs/
   etcdlock ls -o json jobs/ | jq -r 'select((.entries | length) > 10) | .name'
   etcdlock ls -q | xargs -n1 etcdlock doctor`,
-		Args: cobra.MaximumNArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return misused(cmd, "%q is one argument too many", args[1])
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if quiet && output == asJSON {
 				return errors.New("-q and -o json don't go together: choose one")

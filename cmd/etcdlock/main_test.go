@@ -219,6 +219,7 @@ func TestUsage(t *testing.T) {
 	require.Zero(t, r.wait(t))
 	require.Contains(t, r.output(), "demo ")
 	require.NotContains(t, r.output(), "demo-worker")
+	require.NotContains(t, r.output(), "default 0")
 	for _, args := range [][]string{{"demonstration"}, {"demo", "x"}, {"demo", "--endpoints="}, {"demo-worker", "p1"}} {
 		r := start(t, nil, args...)
 		require.Equal(t, 1, r.wait(t), args)

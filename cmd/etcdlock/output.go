@@ -26,7 +26,11 @@ const (
 func (f *format) addFlag(cmd *cobra.Command) {
 	*f = asTable
 	cmd.Flags().VarP(f, "output", "o", "table, for people, or json, for programs")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{string(asTable), string(asJSON)}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().VarP(f, "write-out", "w", "the same, as etcdctl has it")
+	cmd.Flags().Lookup("write-out").DefValue = "" // --help has said it once
+	for _, flag := range []string{"output", "write-out"} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions([]string{string(asTable), string(asJSON)}, cobra.ShellCompDirectiveNoFileComp))
+	}
 }
 
 func (f *format) String() string { return string(*f) }

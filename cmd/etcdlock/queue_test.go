@@ -71,7 +71,7 @@ other +cyd +\d+s +0$`, out)
 	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"none\"\n", says)
 	status, _, says = ask(t, cluster, "ls", "-o", "xml")
 	require.Equal(t, 1, status)
-	require.Regexp(t, `^etcdlock: invalid argument "xml" for "-o, --output" flag: it is table or json\n$`, says)
+	require.Regexp(t, `^etcdlock: invalid argument "xml" for "-o, --output" flag: it is table or json; etcdlock ls --help lists the flags\n$`, says)
 	status, out, says = ask(t, cluster, "ls", "-q", "-o", "json")
 	require.Equal(t, 1, status)
 	require.Empty(t, out)
@@ -216,7 +216,7 @@ func TestBreak(t *testing.T) {
 		"x " + keys[0] + "@999999": `is not in the queue \(any more\)`,
 		"y " + entry:               `is not in the queue \(any more\)`,
 		"x " + entry:               `there is nobody to ask, standard input is no terminal: say --yes`,
-		"x":                        `accepts 2 arg`,
+		"x":                        `KEY@TOKEN is missing; usage: etcdlock break NAME KEY@TOKEN`,
 	} {
 		status, out, says := ask(t, cluster, append([]string{"break"}, strings.Fields(args)...)...)
 		require.Equal(t, 1, status, args)

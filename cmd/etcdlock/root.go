@@ -25,9 +25,11 @@ ETCDCTL_ENDPOINTS for --endpoints, ETCDCTL_CACERT for --cacert, and so on.`,
   etcdlock run jobs/report -- ./report.sh --all
   etcdlock elect services/scheduler -- ./scheduler
   etcdlock show --watch jobs/report`,
+		Version:       version(),
 		SilenceUsage:  true, // main prints an error in one line
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(badFlag)
 	etcd := &connect.Config{}
 	etcd.AddFlags(root.PersistentFlags())
 	demonstrate := demo.Command(etcd)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/duration"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/supervise"
 )
 
@@ -70,7 +71,7 @@ It queues with etcdctl lock, and with all that uses this package or etcd's own o
 	r.addFlags(cmd)
 	cmd.Flags().BoolVar(&r.read, "read", false, "share the lock with other readers")
 	cmd.Flags().BoolVar(&r.try, "try", false, "don't wait: exit with 75 if somebody holds the lock or waits for it")
-	cmd.Flags().DurationVar(&r.wait, "wait", 0, "exit with 75 if the lock is not to be had for this long (default: wait forever)")
+	duration.Var(cmd.Flags(), &r.wait, "wait", 0, "exit with 75 if the lock is not to be had for this long (default: wait forever)")
 	return cmd
 }
 

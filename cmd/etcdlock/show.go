@@ -33,7 +33,7 @@ each change, until Ctrl-C.`,
 		Example: `  etcdlock show jobs/report
   etcdlock show --watch jobs/report
   etcdlock show -o json jobs/report | jq '.entries[] | select(.holds) | .owner'`,
-		Args: cobra.ExactArgs(1),
+		Args: wants(lockName),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			client, err := open(cmd, etcd)
 			if err != nil {
@@ -55,7 +55,7 @@ each change, until Ctrl-C.`,
 		},
 	}
 	output.addFlag(cmd)
-	cmd.Flags().BoolVarP(&watch, "watch", "w", false, "go on showing it as it changes")
+	cmd.Flags().BoolVar(&watch, "watch", false, "go on showing it as it changes")
 	return cmd
 }
 

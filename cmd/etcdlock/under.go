@@ -16,6 +16,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/duration"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/supervise"
 )
 
@@ -26,8 +27,8 @@ type under struct {
 }
 
 func (u *under) addFlags(cmd *cobra.Command) {
-	cmd.Flags().DurationVar(&u.ttl, "ttl", 10*time.Second, "how long the lock stays taken when this process dies")
-	cmd.Flags().DurationVar(&u.grace, "grace", 0, "time between SIGTERM and SIGKILL for CMD, a third of --ttl at most (default a fifth)")
+	duration.Var(cmd.Flags(), &u.ttl, "ttl", 10*time.Second, "how long the lock stays taken when this process dies")
+	duration.Var(cmd.Flags(), &u.grace, "grace", 0, "time between SIGTERM and SIGKILL for CMD, a third of --ttl at most (default a fifth)")
 	cmd.Flags().StringVar(&u.owner, "owner", "", "who others see in the queue (default host, CMD and process number)")
 }
 
@@ -53,19 +54,6 @@ func (u *under) complete(cmd *cobra.Command, program string) error {
 			host = "unknown host"
 		}
 		u.owner = fmt.Sprintf("%s %s[%d]", host, filepath.Base(program), os.Getpid())
-	}
-	return nil
-}
-
-// nameAndCommand checks the arguments NAME -- CMD ARG...
-func nameAndCommand(cmd *cobra.Command, args []string) error {
-	switch dash := cmd.ArgsLenAtDash(); {
-	case len(args) == 0 || dash == 0:
-		return fmt.Errorf("no name of a lock; it goes like this: %s", cmd.UseLine())
-	case dash < 0 || dash > 1:
-		return fmt.Errorf(`a "--" has to stand between NAME and CMD; it goes like this: %s`, cmd.UseLine())
-	case len(args) == 1:
-		return fmt.Errorf("no CMD after --; it goes like this: %s", cmd.UseLine())
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/duration"
 )
 
 // DefaultEndpoint is where etcdctl looks by default, too.
@@ -44,7 +46,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.BoolVar(&c.SkipVerify, "insecure-skip-tls-verify", false, "accept any certificate (for tests only)")
 	fs.StringVar(&c.User, "user", "", "NAME or NAME:PASSWORD, if etcd has authentication on")
 	fs.StringVar(&c.Password, "password", "", "password of --user; better in the environment")
-	fs.DurationVar(&c.DialTimeout, "dial-timeout", 5*time.Second, "how long etcd may take for its first answer")
+	duration.Var(fs, &c.DialTimeout, "dial-timeout", 5*time.Second, "how long etcd may take for its first answer")
 }
 
 // env is the variable of a flag, which is etcdctl's.
