@@ -20,6 +20,7 @@ func TestConnect_TLS(t *testing.T) {
 	ca, other := certs.New(t), certs.New(t)
 	ca.Issue(t, "server")
 	ca.Issue(t, "client")
+	other.Issue(t, "client")
 	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) {
 		c.ClientTLSInfo = transport.TLSInfo{
 			CertFile: ca.File("server.crt"), KeyFile: ca.File("server.key"),
@@ -37,10 +38,13 @@ func TestConnect_TLS(t *testing.T) {
 		{"", append([]string{"--endpoints=" + https}, full...)},
 		{"", append([]string{"--endpoints=" + u.Host}, full...)},
 		{"", append([]string{"--endpoints=" + u.Host + ", " + https + " ,"}, full...)},
-		{"asks for TLS: write https://" + u.Host + " and name its --cacert", []string{"--endpoints=" + u.Host}},
-		{"x509: certificate signed by unknown authority", []string{"--endpoints=" + https}},
-		{"x509: certificate signed by unknown authority", append([]string{"--endpoints=" + https, "--cacert=" + other.File("ca.crt")}, full[1:]...)},
-		{"tls: .*certificate required", []string{"--endpoints=" + https, full[0]}},
+		{u.Host + ` asks for TLS\): write https://` + u.Host + `, and name the file of its CA with --cacert \(or ETCDCTL_CACERT\)`, []string{"--endpoints=" + u.Host}},
+		{u.Host + `: .*unknown authority\): name the file of the CA that signed etcd's certificate with --cacert \(or ETCDCTL_CACERT\)`, []string{"--endpoints=" + https}},
+		{u.Host + `: .*unknown authority.*\): the CA in ` + other.File("ca.crt") + ` did not sign etcd's certificate: name the right file with --cacert`, append([]string{"--endpoints=" + https, "--cacert=" + other.File("ca.crt")}, full[1:]...)},
+		{u.Host + ` wants a certificate of the client: .*certificate required\): name the files of a certificate and its key with --cert \(or ETCDCTL_CERT\) and --key \(or ETCDCTL_KEY\)`, []string{"--endpoints=" + https, full[0]}},
+		{u.Host + ` does not accept the certificate in ` + other.File("client.crt") + `: .*\): name one that etcd's CA has signed, .* with --cert \(or ETCDCTL_CERT\) and --key`,
+			[]string{"--endpoints=" + https, full[0], "--cert=" + other.File("client.crt"), "--key=" + other.File("client.key")}},
+		{`name etcd with --endpoints \(or ETCDCTL_ENDPOINTS\) as its certificate does`, append([]string{"--endpoints=https://localhost:" + u.Port()}, full...)},
 		{"--cert and --key go together", []string{"--endpoints=" + https, full[0], full[1]}},
 		{"--cacert: open /no/such: no such file", []string{"--endpoints=" + https, "--cacert=/no/such"}},
 		{"no PEM file", []string{"--endpoints=" + https, "--cacert=/dev/null", full[1], "--key=/dev/null"}},
@@ -72,7 +76,8 @@ func TestConnect_TLS(t *testing.T) {
 	host := strings.TrimPrefix(plain.Endpoints()[0], "http://")
 	r = start(t, nil, "run", "--dial-timeout=300ms", "--endpoints=https://"+host, "x", "--", "true")
 	require.Equal(t, 125, r.wait(t))
-	require.Contains(t, r.stderr.String(), host+" ends the TLS handshake: if it does not speak TLS, write http://"+host)
+	require.Contains(t, r.stderr.String(), host+" ends the TLS handshake): if it does not speak TLS, write http://"+host)
+	require.NotContains(t, r.stderr.String(), "is it running", "it is")
 }
 
 func TestConnect_User(t *testing.T) {

@@ -172,13 +172,16 @@ func (c *Config) explain(err error) error {
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return fmt.Errorf("etcd at %s does not accept user %s with this password", c.At(), c.User)
 	}
-	return &Error{At: c.At(), Timeout: c.DialTimeout, reason: c.diagnose(err)}
+	e := &Error{At: c.At(), Timeout: c.DialTimeout}
+	e.reason, e.Advice = c.diagnose(err)
+	return e
 }
 
 // An Error is that no etcd answered.
 type Error struct {
 	At      string
 	Timeout time.Duration
+	Advice  string // "" if the reason suggests nothing
 	reason  string
 }
 
@@ -188,5 +191,8 @@ func (e *Error) Why() string {
 }
 
 func (e *Error) Error() string {
-	return e.Why() + ": is it running, and is that its address? --endpoints and " + env("endpoints") + " say where to look"
+	if e.Advice != "" {
+		return e.Why() + ": " + e.Advice
+	}
+	return e.Why() + ": is it running, and is this its address? " + option("endpoints") + " says where to look"
 }

@@ -49,6 +49,8 @@ func (st *store) open(ctx context.Context) (err error) {
 	var none *connect.Error
 	st.client, err = st.etcd.Open(ctx)
 	switch {
+	case errors.As(err, &none) && none.Advice != "":
+		return none
 	case errors.As(err, &none):
 		return fmt.Errorf("%s: start one there, or leave out --endpoints and ETCDCTL_ENDPOINTS to run one inside this process", none.Why())
 	case err != nil:
