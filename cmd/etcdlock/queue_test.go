@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -259,110 +258,6 @@ func revision(t *testing.T, client *clientv3.Client, key string) int64 {
 	require.NoError(t, err)
 	require.Len(t, got.Kvs, 1)
 	return got.Kvs[0].CreateRevision
-}
-
-func TestDoctor(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	status, out, says := ask(t, cluster, "doctor", "x")
-	require.Zero(t, status, says)
-	require.Regexp(t, `^x: free
-note +etcd 3\.\S+ \(1 of 1 members\)
-ok +nothing needs attention$`, out)
-
-	// In the queue: one without a lease, one whose lease nobody renews, one of the
-	// future, one that is well; and a key that is no entry.
-	ctx := bounded(t)
-	put := func(key, value string, opts ...clientv3.OpOption) {
-		_, err := client.Put(ctx, key, value, opts...)
-		require.NoError(t, err)
-	}
-	put("x/abc", "")
-	put("x/y/1", "")
-	ahead := time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano)
-	long, err := client.Grant(ctx, 3600)
-	require.NoError(t, err)
-	put(fmt.Sprintf("x/%x", long.ID), `{"owner":"the future","queued":"`+ahead+`"}`, clientv3.WithLease(long.ID))
-	dead, err := client.Grant(ctx, 60)
-	require.NoError(t, err)
-	put(fmt.Sprintf("x/%x", dead.ID), `{"owner":"dead"}`, clientv3.WithLease(dead.ID))
-	enqueued(t, client, "well", "x", etcdlock.WithTTL(2*time.Second))
-	status, out, says = ask(t, cluster, "doctor", "x")
-	require.Equal(t, 2, status, says)
-	require.Empty(t, says)
-	require.Regexp(t, `^x: held, 3 waiting; first is unknown
-ATTENTION  x/abc@2 \(holds\) has no lease: it stays until somebody removes it, even if its owner is long gone
- +if its owner is not at work: etcdlock break x x/abc@2
-note +etcd 3\.\S+ \(1 of 1 members\)
-note +the clock of the future is (1h00m|59m\d\ds) ahead of this machine's; .*
-(note +the future came before well, but its clock says (1h00m|59m\d\ds) later: .*
-)?note +below x/ are keys that are no entries of this lock, and that it passes over: x/y/1\. .*$`, out)
-
-	status, out, _ = ask(t, cluster, "doctor", "-o", "json", "y")
-	require.Zero(t, status)
-	require.JSONEq(t, `{"name":"y","revision":`+fmt.Sprint(head(t, client))+`,"attention":false,"findings":[{"attention":false,"what":"etcd `+
-		regexp.MustCompile(`etcd (3\.\S+ \(1 of 1 members\))`).FindStringSubmatch(out)[1]+`"}]}`, out)
-}
-
-func head(t *testing.T, client *clientv3.Client) int64 {
-	t.Helper()
-	got, err := client.Get(bounded(t), "x")
-	require.NoError(t, err)
-	return got.Header.Revision
-}
-
-// A lease that nobody renews is seen when it should have been renewed for long.
-func TestDoctor_NotRenewed(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	lease, err := client.Grant(bounded(t), 9)
-	require.NoError(t, err)
-	_, err = client.Put(bounded(t), fmt.Sprintf("x/%x", lease.ID), `{"owner":"dead"}`, clientv3.WithLease(lease.ID))
-	require.NoError(t, err)
-	enqueued(t, client, "well", "x", etcdlock.WithTTL(9*time.Second))
-	status, out, _ := ask(t, cluster, "doctor", "x")
-	require.Equal(t, 2, status, out)
-	require.Regexp(t, `ATTENTION  nobody renews the lease of dead \(holds\): of 9s it has [1-4]s left; its process is dead, stopped or cut off
- +nothing: its entry goes by itself in [1-4]s`, out)
-	require.Equal(t, 1, strings.Count(out, "ATTENTION"), "the other one is renewed")
-}
-
-func TestDoctor_MaxHold(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	lease, err := client.Grant(bounded(t), 120)
-	require.NoError(t, err)
-	ago := time.Now().Add(-2 * time.Hour).UTC().Format(time.RFC3339Nano)
-	key := fmt.Sprintf("a name/%x", lease.ID)
-	_, err = client.Put(bounded(t), key, `{"owner":"the slow one","queued":"`+ago+`"}`, clientv3.WithLease(lease.ID))
-	require.NoError(t, err)
-	status, out, _ := ask(t, cluster, "doctor", "--max-hold", "1h", "a name")
-	require.Equal(t, 2, status)
-	require.Regexp(t, `ATTENTION  the slow one holds the lock, and came 2h00m ago, longer than 1h0m0s
- +look at what it does\. If its owner is not at work: etcdlock break 'a name' '`+key+`@\d+'`, out)
-	require.Contains(t, out, "if the slow one dies, the lock stays taken for up to 2m0s")
-	status, _, _ = ask(t, cluster, "doctor", "--max-hold", "3h", "a name")
-	require.Zero(t, status)
-	status, _, says := ask(t, cluster, "doctor", "--max-hold=-1s", "x")
-	require.Equal(t, 1, status)
-	require.Contains(t, says, "it can't be negative")
-}
-
-// A member that is down, and one that is cut off from the others.
-func TestDoctor_Members(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
-	cluster.Member(1).Kill()
-	_, err := cluster.Leader(bounded(t))
-	require.NoError(t, err)
-	status, out, _ := ask(t, cluster, "doctor", "x")
-	require.Equal(t, 2, status)
-	require.Contains(t, out, "etcd's member at "+cluster.Member(1).Endpoint()+" does not answer: ")
-	require.Contains(t, out, "(2 of 3 members)")
-	require.Equal(t, 1, strings.Count(out, "ATTENTION"))
 }
 
 // The shell completes names, and what may be broken.

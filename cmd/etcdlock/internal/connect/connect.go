@@ -128,7 +128,7 @@ func (c *Config) Client() (*clientv3.Client, error) {
 		DialTimeout: c.DialTimeout, Logger: zap.NewNop(),
 	})
 	if err != nil {
-		return nil, c.explain(err)
+		return nil, c.Explain(err)
 	}
 	return client, nil
 }
@@ -160,11 +160,12 @@ func (c *Config) Open(ctx context.Context) (*clientv3.Client, error) {
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return nil, c.explain(err)
+	return nil, c.Explain(err)
 }
 
-// explain says what to do about an error of the first request.
-func (c *Config) explain(err error) error {
+// Explain says what to do about the error of a request for which no member has
+// had an answer.
+func (c *Config) Explain(err error) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrUserNotFound):
 		return fmt.Errorf("etcd at %s has authentication on: say who you are with --user NAME:PASSWORD, or %s and %s",

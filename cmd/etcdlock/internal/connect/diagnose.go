@@ -73,10 +73,7 @@ func (c *Config) ProbeAll(ctx context.Context, endpoints []string) []Problem {
 func (c *Config) probe(ctx context.Context, endpoint string) Problem {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	scheme, host := "", endpoint
-	if u, err := url.Parse(endpoint); err == nil && u.Host != "" {
-		scheme, host = u.Scheme, u.Host
-	}
+	scheme, host := split(endpoint)
 	if strings.HasPrefix(scheme, "unix") {
 		return Problem{}
 	}
@@ -101,6 +98,19 @@ func (c *Config) probe(ctx context.Context, endpoint string) Problem {
 		config.ServerName, _, _ = net.SplitHostPort(host)
 	}
 	return c.explainTLS(handshake(tls.Client(conn, config)), host)
+}
+
+// Host is the host and port of an endpoint.
+func Host(endpoint string) string {
+	_, host := split(endpoint)
+	return host
+}
+
+func split(endpoint string) (scheme, host string) {
+	if u, err := url.Parse(endpoint); err == nil && u.Host != "" {
+		return u.Scheme, u.Host
+	}
+	return "", endpoint
 }
 
 // probePlain finds out whether a server that is asked without TLS wants TLS.
