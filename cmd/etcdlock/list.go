@@ -77,7 +77,7 @@ func list(ctx context.Context, client *clientv3.Client, prefix string, output fo
 	if err != nil {
 		return err
 	}
-	rows := [][]string{{"NAME", "HELD BY", "SINCE", "WAITING"}}
+	rows := [][]string{{"NAME", "HELD BY", "QUEUED", "WAITING"}}
 	now := time.Now()
 	for _, q := range queues {
 		switch {
@@ -93,7 +93,7 @@ func list(ctx context.Context, client *clientv3.Client, prefix string, output fo
 		if n := len(q.Holders()); n > 1 {
 			who += fmt.Sprintf(" and %d more", n-1)
 		}
-		rows = append(rows, []string{plain(q.Name), who, since(q.Entries[0], now), strconv.Itoa(len(q.Waiters()))})
+		rows = append(rows, []string{plain(q.Name), who, queued(q.Entries[0], now), strconv.Itoa(len(q.Waiters()))})
 	}
 	if output == asJSON {
 		return nil

@@ -116,12 +116,28 @@ func kindOf(e etcdlock.Entry) string {
 	return "exclusive"
 }
 
-// since is how long an entry is in the queue, by the clock of its own machine.
-func since(e etcdlock.Entry, now time.Time) string {
+// queued is for how long an entry has been in the queue, by the clock of its own
+// machine.
+func queued(e etcdlock.Entry, now time.Time) string {
 	if e.Queued.IsZero() {
 		return "?"
 	}
 	return age(now.Sub(e.Queued))
+}
+
+// held is for how long an entry has held the lock. Etcd does not store when a lock
+// was granted. So it counts from granted, when somebody saw that, and where nobody
+// did, all that can be said is that it is at most the time in the queue.
+func held(e etcdlock.Entry, granted, now time.Time) string {
+	switch {
+	case !e.Holds:
+		return "-"
+	case !granted.IsZero():
+		return age(now.Sub(granted))
+	case e.Queued.IsZero() || e.Queued.After(now):
+		return "?"
+	}
+	return "≤" + age(now.Sub(e.Queued))
 }
 
 // lease is the time that an entry's lease has left, of what it was granted.

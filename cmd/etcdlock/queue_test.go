@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -56,7 +57,7 @@ func TestList(t *testing.T) {
 	require.NoError(t, err)
 	status, out, says = ask(t, cluster, "ls")
 	require.Zero(t, status, says)
-	require.Regexp(t, `^NAME +HELD BY +SINCE +WAITING
+	require.Regexp(t, `^NAME +HELD BY +QUEUED +WAITING
 jobs/a +ann +\d+s +1
 jobs/r +cyd and 1 more +\d+s +0
 other +cyd +\d+s +0$`, out)
@@ -127,10 +128,10 @@ func TestShow(t *testing.T) {
 	require.Zero(t, status)
 	require.Regexp(t, `^x: held, 2 waiting
 
-STATE +KIND +SINCE +LEASE +OWNER +ENTRY
-holds +exclusive +\d+s +\d+ of 10s +ann +x/[0-9a-f]+@\d+
-place 1 +exclusive +\? +\d+ of 60s +unknown \(lease [0-9a-f]+\) +x/[0-9a-f]+@\d+
-place 2 +exclusive +\d+s +\d+ of 10s +bob\x{fffd}\[31m\x{fffd} +x/[0-9a-f]+@\d+$`, out)
+STATE +KIND +QUEUED +HELD +LEASE +OWNER +ENTRY
+holds +exclusive +\d+s +≤\d+s +\d+ of 10s +ann +x/[0-9a-f]+@\d+
+place 1 +exclusive +\? +- +\d+ of 60s +unknown \(lease [0-9a-f]+\) +x/[0-9a-f]+@\d+
+place 2 +exclusive +\d+s +- +\d+ of 10s +bob\x{fffd}\[31m\x{fffd} +x/[0-9a-f]+@\d+$`, out)
 	_, out, _ = ask(t, cluster, "show", "x", "-o", "json")
 	var q etcdlock.Queue
 	require.NoError(t, json.Unmarshal([]byte(out), &q))
@@ -172,6 +173,60 @@ func TestShow_WatchPiped(t *testing.T) {
 	unread(t, env, "show", "x", "--watch", "-o", "json")
 }
 
+// Etcd does not store when a lock was granted. So HELD is what --watch has seen, and
+// otherwise only that it is at most the time in the queue.
+func TestShow_Held(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	ann := enqueued(t, client, "ann", "x")
+	lease, err := client.Grant(bounded(t), 600)
+	require.NoError(t, err)
+	ago := time.Now().Add(-3 * time.Hour).UTC().Format(time.RFC3339Nano)
+	_, err = client.Put(bounded(t), fmt.Sprintf("x/%x", lease.ID), `{"owner":"bob","queued":"`+ago+`"}`, clientv3.WithLease(lease.ID))
+	require.NoError(t, err)
+
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "show", "x", "--watch")
+	r.until(t, `^holds +exclusive +\d+s +≤\d+s +ann `)
+	r.until(t, `^place 1 +exclusive +3h00m +- +bob `)
+	require.NoError(t, ann.Close(bounded(t)))
+	r.until(t, `^holds +exclusive +3h00m +\d+s +bob `)
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	require.Equal(t, 130, r.wait(t))
+
+	_, out, _ := ask(t, cluster, "show", "x")
+	require.Regexp(t, `\nholds +exclusive +3h00m +≤3h00m +`, out)
+
+	// One that was granted before this command looked: a time in the future says nothing.
+	later := time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano)
+	_, err = client.Put(bounded(t), fmt.Sprintf("y/%x", lease.ID), `{"owner":"bob","queued":"`+later+`"}`, clientv3.WithLease(lease.ID))
+	require.NoError(t, err)
+	_, out, _ = ask(t, cluster, "show", "y")
+	require.Regexp(t, `\nholds +exclusive +-\S+ +\? +`, out)
+}
+
+// A write lock that is downgraded is the same entry under another key.
+func TestShow_WatchDowngrade(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	s, err := etcdlock.NewSession(bounded(t), client, etcdlock.WithOwner("ann"))
+	require.NoError(t, err)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "show", "x", "--watch")
+	r.until(t, "^x: free$")
+	h, err := etcdlock.NewRWMutex(s, "x").Lock(bounded(t))
+	require.NoError(t, err)
+	r.until(t, `^holds +exclusive .* ann `)
+	require.NoError(t, h.Downgrade(bounded(t)))
+	r.until(t, `^holds +shared .* ann `)
+	require.NoError(t, s.Close(bounded(t)))
+	r.until(t, "^x: free$")
+	r.until(t, "  ann left the lock$")
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	require.Equal(t, 130, r.wait(t))
+	require.Equal(t, 1, strings.Count(r.output(), "left the lock"), "at the end alone")
+}
+
 // On a terminal it draws in place, and leaves the last state there.
 func TestShow_WatchTerminal(t *testing.T) {
 	t.Parallel()
@@ -186,7 +241,7 @@ func TestShow_WatchTerminal(t *testing.T) {
 	require.NoError(t, ann.Close(bounded(t)))
 	c.until(t, `\x1b\[1;32mholds[^\n]* bob +↑ was place 1 `)
 	c.until(t, `bob got the lock, \d+s after it came`)
-	c.until(t, `holds +exclusive +1s`) // time goes on by itself
+	c.until(t, `holds +exclusive +\d+s +[1-9]\d*s +bob`) // time goes on by itself
 	c.types(t, ctrlC)
 	require.Equal(t, 130, c.ends(t).ExitStatus())
 	<-c.closed
