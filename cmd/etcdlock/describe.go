@@ -37,6 +37,14 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }
 
+// count is a number of things, in words.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
 // owner is who an entry belongs to; etcd's own clients don't say.
 func owner(e etcdlock.Entry) string {
 	switch {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
@@ -37,73 +35,6 @@ func ask(t *testing.T, cluster *etcdtest.Cluster, args ...string) (status int, s
 	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, args...)
 	status = r.wait(t)
 	return status, r.output(), r.stderr.String()
-}
-
-func TestList(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	status, out, says := ask(t, cluster, "ls")
-	require.Zero(t, status)
-	require.Empty(t, out)
-	require.Equal(t, "nobody holds or waits for a lock\n", says)
-
-	enqueued(t, client, "ann", "jobs/a")
-	enqueued(t, client, "bob\x1b[31m\n", "jobs/a")
-	s := enqueued(t, client, "cyd", "other")
-	_, err := etcdlock.NewRWMutex(s, "jobs/r").RLock(bounded(t))
-	require.NoError(t, err)
-	_, err = etcdlock.NewRWMutex(s, "jobs/r").RLock(bounded(t))
-	require.NoError(t, err)
-	status, out, says = ask(t, cluster, "ls")
-	require.Zero(t, status, says)
-	require.Regexp(t, `^NAME +HELD BY +QUEUED +WAITING
-jobs/a +ann +\d+s +1
-jobs/r +cyd and 1 more +\d+s +0
-other +cyd +\d+s +0$`, out)
-	_, out, _ = ask(t, cluster, "ls", "-q", "jobs")
-	require.Equal(t, "jobs/a\njobs/r", out)
-	_, out, _ = ask(t, cluster, "ls", "-o", "json", "jobs/a")
-	var q etcdlock.Queue
-	require.NoError(t, json.Unmarshal([]byte(out), &q))
-	require.Equal(t, "bob\x1b[31m\n", q.Entries[1].Owner, "programs get it as it is")
-	_, _, says = ask(t, cluster, "ls", "none")
-	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"none\"\n", says)
-	status, _, says = ask(t, cluster, "ls", "-o", "xml")
-	require.Equal(t, 1, status)
-	require.Regexp(t, `^etcdlock: invalid argument "xml" for "-o, --output" flag: it is table or json; etcdlock ls --help lists the flags\n$`, says)
-	status, out, says = ask(t, cluster, "ls", "-q", "-o", "json")
-	require.Equal(t, 1, status)
-	require.Empty(t, out)
-	require.Equal(t, "etcdlock: -q and -o json don't go together: choose one\n", says)
-}
-
-// A lock whose last entry goes after it was listed is not listed.
-func TestList_Emptied(t *testing.T) {
-	t.Parallel()
-	listed, emptied := make(chan struct{}), make(chan struct{})
-	cluster := etcdtest.Start(t, intercepted(func(ctx context.Context, req any) {
-		if r, ok := req.(*pb.RangeRequest); ok && string(r.Key) == "x/" {
-			select {
-			case listed <- struct{}{}:
-				<-emptied
-			case <-ctx.Done():
-			}
-		}
-	}))
-	client := cluster.Client(t)
-	for output, says := range map[string]string{"table": "nobody holds or waits for a lock\n", "json": ""} {
-		_, err := client.Put(bounded(t), "x/abc", "")
-		require.NoError(t, err)
-		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "ls", "-o", output)
-		<-listed
-		_, err = client.Delete(bounded(t), "x/abc")
-		require.NoError(t, err)
-		emptied <- struct{}{}
-		require.Zero(t, r.wait(t))
-		require.Empty(t, r.output())
-		require.Equal(t, says, r.stderr.String())
-	}
 }
 
 func TestShow(t *testing.T) {
