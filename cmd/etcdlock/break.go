@@ -28,7 +28,8 @@ KEY@TOKEN is what etcdlock show has as ENTRY.
 
 A holder that can reach etcd is told within half a second, and etcdlock run ends its command then;
 but the next one in line has the lock at once. So for a moment two may be at work, or for long if
-the holder is cut off or hangs: see to it first that it has ended.`,
+the holder is cut off or hangs, or if it is etcdctl lock or etcd's concurrency package, which don't
+watch their entries: see to it first that it has ended.`,
 		Example: `  etcdlock show jobs/report
   etcdlock break jobs/report jobs/report/694d8b2c1f03a51e@1201`,
 		Args: wants(lockName, "KEY@TOKEN"),
@@ -74,10 +75,18 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 		if !e.Holds {
 			what = "waits in " + state(q, i)
 		}
-		if !yes {
-			if err := confirm(ctx, fmt.Sprintf("%s: %s %s. Take it out of the queue?", plain(name), describe(e, time.Now()), what)); err != nil {
+		what = describe(e, time.Now()) + " " + what + "."
+		if deaf(e) {
+			what += " It will not hear that it is broken: it was made by etcdctl lock, etcd's concurrency package or v3lock, which don't watch their entries, " +
+				"and goes on as if it held the lock. End it first."
+		}
+		switch {
+		case !yes:
+			if err := confirm(ctx, fmt.Sprintf("%s: %s Take it out of the queue?", plain(name), what)); err != nil {
 				return err
 			}
+		case deaf(e):
+			say(plain(name), "%s", what)
 		}
 		if err := etcdlock.Break(ctx, client, e); err != nil {
 			return err
@@ -87,6 +96,12 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 	}
 	return fmt.Errorf("%s: %s@%d is not in the queue (any more): it was given back, has expired or was broken", plain(name), plain(key), token)
 }
+
+// deaf reports whether an entry is of a holder that does not learn of its loss. The
+// entries of this package all say when they were queued. A waiter of any kind
+// learns of it when it is its turn, and a key without a lease has most likely
+// nobody behind it.
+func deaf(e etcdlock.Entry) bool { return e.Holds && e.Queued.IsZero() && hasLease(e) }
 
 // confirm asks a question and returns an error unless the answer is yes.
 func confirm(ctx context.Context, question string) error {

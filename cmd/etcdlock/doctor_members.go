@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -75,6 +76,7 @@ func (d *doctor) ask(ctx context.Context) (all []member, voters int) {
 				err: errors.New("it was never started")})
 		}
 	}
+	slices.SortFunc(others, func(a, b member) int { return cmp.Compare(a.name, b.name) })
 	d.askEach(ctx, others)
 	return append(all, others...), voters
 }
@@ -141,7 +143,7 @@ func (d *doctor) members(ctx context.Context, unread error) error {
 		d.attention("look at the network between them, and at their logs and disks",
 			"%s, but they have no leader: locks can neither be taken nor renewed", answering(n, of))
 	default:
-		d.attention("look at the members' logs and disks, and run this again", "the queue can't be read: %v", unread)
+		d.attention("look at the members' logs and disks, and run this again", "the queue can't be read: %s", line(unread))
 	}
 	for _, m := range all {
 		d.member(m, unread)
@@ -159,18 +161,21 @@ func answering(n, of int) string {
 }
 
 func (d *doctor) member(m member, unread error) {
-	const whole = "locks go on while more than half of the members are well; see to it that this one comes back"
+	do := "see to it that it comes back"
+	if unread == nil {
+		do = "locks go on while more than half of the members are well; " + do
+	}
 	switch s := m.status; {
 	case s == nil && m.named:
-		d.attention(whole, "etcd's member %v does not answer: %v", m, m.err)
+		d.attention(do, "etcd's member %v does not answer: %v", m, m.err)
 	case s == nil && unread == nil:
 		d.note("etcd's member %v can't be reached from here, and --endpoints does not name it: %v", m, m.err)
 	case s == nil:
-		d.attention(whole, "etcd's member %v does not answer, and --endpoints does not name it: %v", m, m.err)
+		d.attention(do, "etcd's member %v does not answer, and --endpoints does not name it: %v", m, m.err)
 	case s.Leader == 0 && unread == nil:
 		d.attention("it does not see the other members: look at its network and log", "etcd's member %v knows no leader", m)
 	case s.DbSizeQuota > 0 && s.DbSize > s.DbSizeQuota/10*9:
-		d.attention(fmt.Sprintf("free space before it is full and refuses every lock: etcdctl compact %d, then etcdctl defrag for one member after the other", s.Header.Revision),
+		d.attention(fmt.Sprintf("free space before it is full and refuses every lock: etcdctl compact --physical %d, then etcdctl defrag for one member after the other", s.Header.Revision),
 			"etcd's member %v has used %d of %d MiB", m, s.DbSize>>20, s.DbSizeQuota>>20)
 	}
 	if m.took > 500*time.Millisecond {
@@ -198,7 +203,7 @@ func (d *doctor) alarms(all []member) {
 		case strings.Contains(a, "alarm:NOSPACE") && full:
 		case strings.Contains(a, "alarm:NOSPACE"):
 			full = true
-			d.attention(fmt.Sprintf("free space, then lift the alarm: etcdctl compact %d; etcdctl defrag for one member after the other; etcdctl alarm disarm", revision),
+			d.attention(fmt.Sprintf("free space, then lift the alarm: etcdctl compact --physical %d; etcdctl defrag for one member after the other; etcdctl alarm disarm", revision),
 				"etcd is out of space (alarm NOSPACE) and refuses every lock that is to be taken")
 		case strings.Contains(a, "alarm:CORRUPT"):
 			d.attention("etcdctl alarm list names it: stop it, remove it from the cluster, and add it anew with empty data", "the data of a member of etcd differ from the others' (%s)", plain(a))

@@ -86,7 +86,7 @@ func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		d.attention("run this again", "etcd has not answered the second look at the leases: %v", err)
+		d.attention("run this again", "etcd has not answered the second look at the leases: %s", line(err))
 		return nil
 	}
 	for _, e := range q.Entries {

@@ -172,16 +172,16 @@ note       etcd 3\.\S+ \(1 of 3 members\)$`, r.output())
 // Etcd is full: the way out is said, to its last step.
 func TestDoctor_NoSpace(t *testing.T) {
 	t.Parallel()
-	cluster := full(t)
+	cluster := noSpace(t)
 	status, out, _ := ask(t, cluster, "doctor", "x")
 	require.Equal(t, 2, status)
 	require.Regexp(t, `ATTENTION  etcd is out of space \(alarm NOSPACE\) and refuses every lock that is to be taken
-           free space, then lift the alarm: etcdctl compact \d+; etcdctl defrag for one member after the other; etcdctl alarm disarm`, out)
+           free space, then lift the alarm: etcdctl compact --physical \d+; etcdctl defrag for one member after the other; etcdctl alarm disarm`, out)
 	require.Equal(t, 1, strings.Count(out, "alarm NOSPACE"), "each member tells it")
 }
 
-// full starts an etcd whose quota is used up.
-func full(t *testing.T) *etcdtest.Cluster {
+// noSpace starts an etcd whose quota is used up.
+func noSpace(t *testing.T) *etcdtest.Cluster {
 	t.Helper()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3), etcdtest.WithConfig(func(c *embed.Config) { c.QuotaBackendBytes = 1 << 20 }))
 	client := cluster.Client(t)

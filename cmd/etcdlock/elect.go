@@ -56,11 +56,19 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 	}
 	defer func() { _ = client.Close() }() // the process ends anyway
 
-	elector := etcdlock.NewElector(client, name, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner))
+	if err := wouldWaitForItself(in.ctx, client, name, false, etcd.DialTimeout); err != nil {
+		return err
+	}
+	notice := newWaitNotice(client, etcd, name, u.owner)
+	elector := etcdlock.NewElector(client, name, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner), etcdlock.WithLogger(notice.logger()))
 	var outcome supervise.Outcome
 	lead := func(ctx context.Context, term *etcdlock.Held) (err error) {
+		notice.end()
 		in.pause()
-		defer in.resume()
+		defer func() {
+			in.resume()
+			notice.begin(in.ctx) // it campaigns again, unless that ctx has ended
+		}()
 		if err := context.Cause(in.ctx); err != nil {
 			return err
 		}
@@ -80,7 +88,9 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 	}
 	for {
 		outcome = supervise.Outcome{}
+		notice.begin(in.ctx)
 		err := elector.Run(in.ctx, lead)
+		notice.end()
 		var by signalled
 		var start *supervise.StartError
 		switch {
@@ -91,7 +101,7 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 		case errors.As(err, &start):
 			return ended(path, outcome, err)
 		case err != nil:
-			return fmt.Errorf("%s: %w", name, err)
+			return advise(name, fmt.Errorf("%s: %w", name, err))
 		}
 		// The command was ended in time, and the term just so not lost.
 	}

@@ -25,6 +25,13 @@ func main() {
 	os.Exit(run())
 }
 
+// line is an error in one line: Cobra's hints have lines of their own. The errors of
+// the library begin with the prefix that every line of this command has.
+func line(err error) string {
+	s := ": " + strings.Join(strings.Fields(err.Error()), " ")
+	return strings.TrimPrefix(strings.ReplaceAll(s, ": etcdlock: ", ": "), ": ")
+}
+
 // run returns the exit status; docs/command.md has all of them.
 func run() int {
 	cmd, err := newRoot().ExecuteContextC(context.Background())
@@ -34,8 +41,7 @@ func run() int {
 	var ended ending
 	said := errors.As(err, &ended)
 	if !said || ended.err != nil {
-		// Cobra's hints have lines of their own.
-		fmt.Fprintln(os.Stderr, "etcdlock:", strings.Join(strings.Fields(err.Error()), " "))
+		fmt.Fprintln(os.Stderr, "etcdlock: "+line(err))
 	}
 	if ended.raise != nil {
 		ended.raise()

@@ -75,6 +75,17 @@ func start(t *testing.T, env []string, args ...string) *invocation {
 	return r
 }
 
+// merged runs the command with its standard error in its standard output, where until
+// reads it as it comes.
+func merged(t *testing.T, env []string, args ...string) *invocation {
+	t.Helper()
+	r := command(t, env)
+	r.cmd.Path = "/bin/sh"
+	r.cmd.Args = append([]string{"sh", "-c", `exec "$0" "$@" 2>&1`, binary}, args...)
+	r.launch(t)
+	return r
+}
+
 // launch starts it and begins to read its output.
 func (r *invocation) launch(t *testing.T) {
 	t.Helper()

@@ -238,6 +238,37 @@ func TestBreak(t *testing.T) {
 	noKeys(t, client)
 }
 
+// Etcd's own locks don't watch their entries: whoever breaks one is told before.
+func TestBreak_Deaf(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	s, err := concurrency.NewSession(client)
+	require.NoError(t, err)
+	m := concurrency.NewMutex(s, "x")
+	require.NoError(t, m.Lock(bounded(t)))
+	entry := fmt.Sprintf("%s@%d", m.Key(), revision(t, client, m.Key()))
+	const warning = `holds the lock\. It will not hear that it is broken: .* End it first\.`
+
+	c := onConsole(t, cluster.Endpoints(), binary, "break", "x", entry)
+	c.until(t, `x: unknown \(lease [0-9a-f]+\) `+warning+`\s+Take it out of the queue\? \[y/N\] `)
+	c.types(t, "n\r")
+	require.Equal(t, 1, c.ends(t).ExitStatus())
+
+	status, out, says := ask(t, cluster, "break", "--yes", "x", entry)
+	require.Zero(t, status)
+	require.Contains(t, out, "is out of the queue")
+	require.Regexp(t, `^etcdlock: x: unknown \(lease [0-9a-f]+\) `+warning+`\n$`, says)
+	require.NoError(t, s.Close())
+
+	// One that hears of it is broken without a word.
+	enqueued(t, client, "ann", "x")
+	keys := waiters(t, client, "x", 1)
+	status, _, says = ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("%s@%d", keys[0], revision(t, client, keys[0])))
+	require.Zero(t, status)
+	require.Empty(t, says)
+}
+
 func revision(t *testing.T, client *clientv3.Client, key string) int64 {
 	t.Helper()
 	got, err := client.Get(bounded(t), key)

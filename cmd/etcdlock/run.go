@@ -90,13 +90,21 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 		return err
 	}
 	defer func() { _ = client.Close() }() // the process ends anyway
-	// A pool, so that who loses the place in the queue queues again.
-	pool := etcdlock.NewPool(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner))
+	if !r.try {                           // which does not wait
+		if err := wouldWaitForItself(in.ctx, client, r.name, r.read, etcd.DialTimeout); err != nil {
+			return err
+		}
+	}
+	notice := newWaitNotice(client, etcd, r.name, r.owner)
+	// A pool, so that a waiter whose session is lost queues again.
+	pool := etcdlock.NewPool(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner), etcdlock.WithLogger(notice.logger()))
+	notice.begin(in.ctx)
 	h, err := r.acquire(in.ctx, client, pool, etcd.DialTimeout)
+	notice.end()
 	in.pause()
 	if err != nil {
 		shut(pool)
-		return err
+		return advise(r.name, err)
 	}
 	outcome, err := supervise.Outcome{}, context.Cause(in.ctx)
 	if err == nil {
@@ -131,7 +139,6 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etc
 		defer cancel()
 		ctx = bounded
 	}
-	defer tellWait(ctx, client, r.name, r.owner)()
 	h, err := r.lock(ctx, pool)
 	var by signalled
 	switch {

@@ -92,9 +92,9 @@ func (u *under) runUnder(h *etcdlock.Held, name, path string, argv []string, sig
 	return supervise.Run(h, sigs, supervise.Command{
 		Path: path, Args: argv, Grace: u.grace,
 		Env: environ(
-			"ETCDLOCK_NAME="+name,
-			"ETCDLOCK_TOKEN="+strconv.FormatInt(h.Token(), 10),
-			"ETCDLOCK_KEY="+h.Key()),
+			nameVariable+"="+name,
+			tokenVariable+"="+strconv.FormatInt(h.Token(), 10),
+			keyVariable+"="+h.Key()),
 		Say: func(format string, args ...any) { say(name, format, args...) },
 	})
 }

@@ -2,54 +2,194 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"os"
+	"log/slog"
 	"slices"
+	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/term"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 )
 
-// tellAfter is how long somebody at a terminal waits before being told for what.
-const tellAfter = time.Second
+const (
+	// tellAfter is how long a command waits before it says for what. A wait that
+	// is shorter is nothing that anybody has to know.
+	tellAfter = time.Second
+	// tellAgain is how often it looks whether etcd is back.
+	tellAgain = 5 * time.Second
+)
 
-// tellWait tells somebody at a terminal, once, what keeps the lock from being
-// had. stop ends it.
-func tellWait(ctx context.Context, client *clientv3.Client, name, self string) (stop func()) {
-	if !term.IsTerminal(int(os.Stderr.Fd())) {
-		return func() {}
-	}
+// A waitNotice says on standard error what `run` and `elect` wait for: once for
+// whom, and once for each outage of etcd.
+//
+// It does not poll while all is well. It is the library's logger, and looks at the
+// queue when the library logs anything while the command waits.
+type waitNotice struct {
+	client     *clientv3.Client
+	etcd       *connect.Config
+	name, self string        // of the lock; the owner of this command's own entries
+	logged     chan struct{} // has room for one
+
+	mu      sync.Mutex
+	refusal error // etcd's last one that was logged, nil if none was since
+
+	stop func() // nil while the command does not wait
+}
+
+// obstacle is what the command was last said to wait for.
+type obstacle int
+
+const (
+	waitsUnsaid obstacle = iota
+	waitsForHolder
+	waitsForPlace // etcd answers, but the command is not in the queue
+	waitsForEtcd
+	waitsForSpace
+)
+
+func newWaitNotice(client *clientv3.Client, etcd *connect.Config, name, self string) *waitNotice {
+	return &waitNotice{client: client, etcd: etcd, name: name, self: self, logged: make(chan struct{}, 1)}
+}
+
+// begin is called when the command begins to wait, by the same goroutine as end.
+func (n *waitNotice) begin(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
-	go func() { // until stop
+	go func() { // ends with ctx, which end ends
 		defer close(done)
-		timer := time.NewTimer(tellAfter)
-		defer timer.Stop()
+		n.run(ctx)
+	}()
+	n.stop = func() { cancel(); <-done }
+}
+
+// end is called when the command does not wait anymore. Nothing is said afterwards.
+func (n *waitNotice) end() {
+	if n.stop != nil {
+		n.stop()
+		n.stop = nil
+	}
+}
+
+func (n *waitNotice) run(ctx context.Context) {
+	timer := time.NewTimer(tellAfter)
+	defer timer.Stop()
+	for said := waitsUnsaid; ; {
 		select {
 		case <-timer.C:
-			if who, err := holder(ctx, client, name, self); err == nil && ctx.Err() == nil {
-				say(name, "waiting: %s", who)
+		case <-n.logged:
+			if said == waitsUnsaid {
+				continue // the timer is still to come
 			}
 		case <-ctx.Done():
+			return
 		}
-	}()
-	return func() { cancel(); <-done }
+		now, what := n.look(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if now != said && now != waitsUnsaid {
+			if said == waitsForEtcd {
+				what = "etcd answers again; " + what
+			}
+			say(n.name, "%s", what)
+			said = now
+		}
+		switch now {
+		case waitsUnsaid:
+			timer.Reset(tellAfter)
+		case waitsForEtcd, waitsForPlace:
+			timer.Reset(tellAgain)
+		case waitsForHolder, waitsForSpace:
+			// The library logs what comes next.
+		}
+	}
+}
+
+// look finds out what the command waits for.
+func (n *waitNotice) look(ctx context.Context) (obstacle, string) {
+	n.mu.Lock()
+	refusal := n.refusal
+	n.mu.Unlock()
+	if errors.Is(refusal, rpctypes.ErrNoSpace) {
+		return waitsForSpace, "waiting for etcd, which is out of space and refuses the lock: " + doctorHint(n.name)
+	}
+	q, err := readQueue(ctx, n.client, n.name, n.etcd.DialTimeout)
+	switch {
+	case ctx.Err() != nil:
+		return waitsUnsaid, ""
+	case errors.Is(err, context.DeadlineExceeded):
+		return waitsForEtcd, "waiting for etcd: " + n.etcd.Why(err)
+	case err != nil:
+		return waitsForEtcd, "waiting for etcd: " + line(err)
+	case len(q.Entries) == 0:
+		return waitsForPlace, "waiting for etcd to take this command into the queue: " + doctorHint(n.name)
+	case q.Entries[0].Owner == n.self:
+		return waitsUnsaid, "" // it is granted next
+	}
+	return waitsForHolder, "waiting: " + heldBy(q, n.self)
+}
+
+// logger is for the sessions of a command that waits.
+func (n *waitNotice) logger() *slog.Logger { return slog.New(logHandler{n}) }
+
+// logHandler takes what the library logs as a sign that something has changed. The
+// lines themselves are for the logs of a service.
+type logHandler struct{ *waitNotice }
+
+func (h logHandler) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h logHandler) Handle(_ context.Context, r slog.Record) error {
+	var refusal error
+	r.Attrs(func(a slog.Attr) bool {
+		err, ok := a.Value.Any().(error)
+		if ok {
+			refusal = err
+		}
+		return !ok
+	})
+	h.mu.Lock()
+	h.refusal = refusal
+	h.mu.Unlock()
+	select {
+	case h.logged <- struct{}{}:
+	default: // it looks at the newest anyway
+	}
+	return nil
+}
+
+func (h logHandler) WithAttrs([]slog.Attr) slog.Handler { return h }
+
+func (h logHandler) WithGroup(string) slog.Handler { return h }
+
+// readQueue reads the queue of a lock once. Unlike Inspect it does not ask for the
+// leases: that is a request for each of a thousand waiters, by each of them.
+func readQueue(ctx context.Context, client *clientv3.Client, name string, timeout time.Duration) (q etcdlock.Queue, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for q, err = range etcdlock.Watch(ctx, client, name) {
+		break
+	}
+	return q, err
 }
 
 // holder says who holds a lock, and how many others than self wait for it.
 func holder(ctx context.Context, client *clientv3.Client, name, self string) (string, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	q, err := etcdlock.Inspect(ctx, client, name)
+	q, err := readQueue(ctx, client, name, time.Second)
 	switch {
 	case err != nil:
 		return "", err
 	case len(q.Entries) == 0:
 		return "it was taken just now", nil
 	}
+	return heldBy(q, self), nil
+}
+
+func heldBy(q etcdlock.Queue, self string) string {
 	who := "held by " + describe(q.Entries[0], time.Now())
 	if n := len(q.Holders()); n > 1 {
 		who += fmt.Sprintf(" and %d more", n-1)
@@ -58,5 +198,15 @@ func holder(ctx context.Context, client *clientv3.Client, name, self string) (st
 	if n := len(others); n > 0 {
 		who += fmt.Sprintf(", %d waiting", n)
 	}
-	return who, nil
+	return who
 }
+
+// advise adds to a refusal of etcd what to do about it.
+func advise(name string, err error) error {
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		return fmt.Errorf("%w; %s", err, doctorHint(name))
+	}
+	return err
+}
+
+func doctorHint(name string) string { return "etcdlock doctor " + quote(name) + " says what to do" }

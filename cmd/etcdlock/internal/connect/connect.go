@@ -173,6 +173,13 @@ func (c *Config) Explain(err error) error {
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return fmt.Errorf("etcd at %s does not accept user %s with this password", c.At(), c.User)
 	}
+	return c.silent(err)
+}
+
+// Why says, without advice, why a request had no answer.
+func (c *Config) Why(err error) string { return c.silent(err).Why() }
+
+func (c *Config) silent(err error) *Error {
 	e := &Error{At: c.At(), Timeout: c.DialTimeout}
 	e.reason, e.Advice = c.diagnose(err)
 	return e
