@@ -17,16 +17,16 @@ const (
 
 // statuses are the rows of the table in docs/command.md; a test compares them.
 var statuses = []struct{ status, meaning string }{
-	{strconv.Itoa(statusOK), "done; `run` and `elect`: CMD ended with 0"},
-	{strconv.Itoa(statusFailed), "failed; the line on standard error says why"},
+	{strconv.Itoa(statusOK), "success; `run` and `elect`: CMD ended with 0"},
+	{strconv.Itoa(statusFailed), "failure; the line on standard error says why"},
 	{strconv.Itoa(statusAttention), "`doctor`: something needs attention"},
-	{strconv.Itoa(statusTaken), "`run`: the lock is taken (`--try`), or still was after `--wait`; CMD was not started"},
-	{strconv.Itoa(statusLost), "`run`: the lock was lost, or about to be, while CMD ran; CMD is ended"},
-	{strconv.Itoa(statusNotRun), "`run` and `elect`: failed before CMD was started"},
+	{strconv.Itoa(statusTaken), "`run`: the lock is taken (`--try`), or was still taken after `--wait`; CMD was not started"},
+	{strconv.Itoa(statusLost), "`run`: the lock was lost, or about to be lost, while CMD ran; CMD has been ended"},
+	{strconv.Itoa(statusNotRun), "`run` and `elect`: failure before CMD was started"},
 	{strconv.Itoa(statusCannotRun), "`run` and `elect`: CMD can't be executed"},
 	{strconv.Itoa(statusNotFound), "`run` and `elect`: CMD was not found"},
-	{strconv.Itoa(statusSignal) + "+n", "ended by signal n, or `run` and `elect`: CMD was"},
-	{"any other", "`run` and `elect`: CMD's own"},
+	{strconv.Itoa(statusSignal) + "+n", "ended by signal n; `run` and `elect`: also when signal n ended CMD"},
+	{"any other", "`run` and `elect`: CMD's own status"},
 }
 
 // runsCommand is the annotation of the commands whose own failures must not look
