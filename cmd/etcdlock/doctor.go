@@ -18,7 +18,7 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
-// A finding is one thing that etcdlock doctor has to say.
+// A finding is one statement of etcdlock doctor.
 type finding struct {
 	Attention bool   `json:"attention"` // somebody should do something
 	What      string `json:"what"`
@@ -31,11 +31,12 @@ func doctorCommand(etcd *connect.Config) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "doctor NAME",
 		Short: "Say what is wrong with a lock, and what to do about it",
-		Long: `Looks for what keeps the lock NAME from being had, or may soon: members of etcd that don't
-answer or complain, entries without a lease, leases that nobody renews, holders that have been
-in the queue for longer than --max-hold, clocks that differ, keys that are no entries.
+		Long: `Looks for anything that blocks the lock NAME, or may do so soon: members of etcd that don't answer
+or raise an alarm, a cluster without a quorum, entries without a lease, leases that nobody renews,
+holders that have been in the queue for longer than --max-hold, clocks that differ, and keys that
+are not entries.
 
-It looks at the leases twice, some seconds apart. It changes nothing. The exit status is 2 if
+It looks at the leases twice, some seconds apart, and changes nothing. The exit status is 2 if
 something needs attention.`,
 		Example: `  etcdlock doctor jobs/report
   etcdlock doctor --max-hold 1h jobs/report || page-somebody`,
@@ -44,7 +45,7 @@ something needs attention.`,
 			if maxHold < 0 {
 				return fmt.Errorf("--max-hold %v: it can't be negative", maxHold)
 			}
-			// Not open, which wants an answer that needs a leader.
+			// Unlike open this makes no request that needs a leader.
 			if err := etcd.Complete(cmd.Flags()); err != nil {
 				return err
 			}
@@ -58,7 +59,7 @@ something needs attention.`,
 		},
 	}
 	output.addFlag(cmd)
-	duration.Var(cmd.Flags(), &maxHold, "max-hold", 0, "how long a holder may be in the queue before it needs attention (default: any time)")
+	duration.Var(cmd.Flags(), &maxHold, "max-hold", 0, "how long a holder may have been in the queue before it needs attention (default: no limit)")
 	return cmd
 }
 
@@ -106,7 +107,7 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 			Findings  []finding `json:"findings"`
 		}{name, q.Revision, needs, append([]finding{}, d.findings...)})
 	} else {
-		title := screen.Line{screen.Bold(plain(name)), screen.Plain(": who has it is not known, since etcd can't be read")}
+		title := screen.Line{screen.Bold(plain(name)), screen.Plain(": unknown, because etcd does not answer")}
 		if unread == nil {
 			title = heading(q, now)
 		}
@@ -118,14 +119,14 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 	return err
 }
 
-// inspect reads the queue, for as long as etcd may take for its first answer.
+// inspect reads the queue. It waits as long as etcd may take for its first answer.
 func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.etcd.DialTimeout)
 	defer cancel()
 	return etcdlock.Inspect(ctx, d.client, name)
 }
 
-// heading says how a lock stands.
+// heading says in a line who has the lock.
 func heading(q etcdlock.Queue, now time.Time) screen.Line {
 	title := screen.Line{screen.Bold(plain(q.Name)), screen.Plain(": " + standing(q))}
 	if len(q.Entries) > 0 {

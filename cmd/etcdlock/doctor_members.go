@@ -18,16 +18,16 @@ import (
 
 // What `etcdlock doctor` looks for in the members of etcd.
 
-// A member is one that was asked how it is.
+// A member is one member of etcd and its answer.
 type member struct {
 	name   string // "" if no member list has told it
-	id     uint64 // 0 if it is not known
+	id     uint64 // 0 if it is unknown
 	at     string
 	named  bool // by --endpoints
 	voter  bool
 	status *clientv3.StatusResponse // nil if it did not answer
 	took   time.Duration
-	err    error // why not
+	err    error // why it did not
 }
 
 func (m member) answers() bool { return m.status != nil }
@@ -39,11 +39,11 @@ func (m member) String() string {
 	return "at " + m.at
 }
 
-// statusTimeout bounds the question to one member.
+// statusTimeout bounds the request to one member.
 const statusTimeout = 2 * time.Second
 
-// ask asks all members how they are: those that --endpoints names, and, if one of
-// these answers, the others that it knows of. voters is how many members vote.
+// ask asks all members for their status: those that --endpoints names and, if one of
+// these answers, the others that it knows. voters is how many of them vote.
 func (d *doctor) ask(ctx context.Context) (all []member, voters int) {
 	for _, endpoint := range d.client.Endpoints() {
 		all = append(all, member{at: endpoint, named: true, voter: true})
@@ -54,9 +54,9 @@ func (d *doctor) ask(ctx context.Context) (all []member, voters int) {
 	}
 	bounded, cancel := context.WithTimeout(ctx, statusTimeout)
 	defer cancel()
-	list, err := d.client.MemberList(bounded, clientv3.WithSerializable()) // an answer without a leader, too
+	list, err := d.client.MemberList(bounded, clientv3.WithSerializable()) // which needs no leader
 	if err != nil {
-		return all, len(all) // it may need a right that this user does not have
+		return all, len(all) // the user may lack the right
 	}
 	var others []member
 	for _, known := range list.Members {
@@ -97,7 +97,8 @@ func (d *doctor) askEach(ctx context.Context, members []member) {
 			case err != nil:
 				m.err = err
 			case m.id != 0 && s.Header.MemberId != m.id:
-				// Many advertise an address such as localhost, where another etcd may be.
+				// A member may advertise an address such as localhost, and here another
+				// etcd answers at it.
 				m.err = errors.New("another etcd answers there")
 			default:
 				m.id, m.status, m.took = s.Header.MemberId, s, time.Since(began)
@@ -112,7 +113,7 @@ func (d *doctor) askEach(ctx context.Context, members []member) {
 			silent, endpoints = append(silent, m), append(endpoints, m.at)
 		}
 	}
-	for i, p := range d.etcd.ProbeAll(ctx, endpoints) { // gRPC has not said why
+	for i, p := range d.etcd.ProbeAll(ctx, endpoints) { // the error of gRPC says only that time was up
 		what := p.What
 		if what == "" {
 			what = fmt.Sprintf("connected, but there was no answer within %v", statusTimeout)
@@ -121,11 +122,11 @@ func (d *doctor) askEach(ctx context.Context, members []member) {
 	}
 }
 
-// members says what is wrong with the members. unread is why the queue could not
-// be read, nil if it was: then more than half of the members are well.
+// members says what is wrong with the members. unread is why the queue could not be
+// read. If it is nil, more than half of the members are well.
 func (d *doctor) members(ctx context.Context, unread error) error {
 	all, of := d.ask(ctx)
-	answer, led := make(map[uint64]bool), false // two endpoints may be of one member
+	answer, led := make(map[uint64]bool), false // by ID, because two endpoints may lead to one member
 	for _, m := range all {
 		if m.answers() && m.voter {
 			answer[m.id], led = true, led || m.status.Leader != 0
@@ -183,7 +184,7 @@ func (d *doctor) member(m member, unread error) {
 	}
 }
 
-// alarms says what etcd complains of. Every member tells the alarms of all.
+// alarms lists etcd's alarms. Every member reports the alarms of all members.
 func (d *doctor) alarms(all []member) {
 	alarms, revision := make(map[string]bool), int64(0)
 	for _, m := range all {
@@ -192,7 +193,7 @@ func (d *doctor) alarms(all []member) {
 		}
 		revision = max(revision, m.status.Header.Revision)
 		for _, e := range m.status.Errors {
-			if !strings.Contains(e, "no leader") { // members has said so
+			if !strings.Contains(e, "no leader") { // members has said that already
 				alarms[strings.TrimSpace(e)] = true
 			}
 		}
@@ -204,11 +205,11 @@ func (d *doctor) alarms(all []member) {
 		case strings.Contains(a, "alarm:NOSPACE"):
 			full = true
 			d.attention(fmt.Sprintf("free space, then lift the alarm: etcdctl compact --physical %d; etcdctl defrag for one member after the other; etcdctl alarm disarm", revision),
-				"etcd is out of space (alarm NOSPACE) and refuses every lock that is to be taken")
+				"etcd is out of space (alarm NOSPACE): it refuses every attempt to take a lock")
 		case strings.Contains(a, "alarm:CORRUPT"):
-			d.attention("etcdctl alarm list names it: stop it, remove it from the cluster, and add it anew with empty data", "the data of a member of etcd differ from the others' (%s)", plain(a))
+			d.attention("etcdctl alarm list names it: stop it, remove it from the cluster, and add it anew with empty data", "a member of etcd has other data than the rest (%s)", plain(a))
 		default:
-			d.attention("until it is mended, locks may be refused: see etcdctl alarm list", "etcd says: %s", plain(a))
+			d.attention("see etcdctl alarm list: etcd may refuse locks until this is mended", "etcd says: %s", plain(a))
 		}
 	}
 }

@@ -26,8 +26,8 @@ func TestDoctor(t *testing.T) {
 note +etcd 3\.\S+ \(1 of 1 members\)
 ok +nothing needs attention$`, out)
 
-	// In the queue: one without a lease, one whose lease nobody renews, one of the
-	// future, one that is well; and a key that is no entry.
+	// In the queue: an entry without a lease, one whose lease nobody renews, one whose
+	// clock is ahead, one that is well; and a key that is not an entry.
 	ctx := bounded(t)
 	put := func(key, value string, opts ...clientv3.OpOption) {
 		_, err := client.Put(ctx, key, value, opts...)
@@ -47,12 +47,12 @@ ok +nothing needs attention$`, out)
 	require.Equal(t, 2, status, says)
 	require.Empty(t, says)
 	require.Regexp(t, `^x: held, 3 waiting; first is unknown
-ATTENTION  x/abc@2 \(holds\) has no lease: it stays until somebody removes it, even if its owner is long gone
- +if its owner is not at work: etcdlock break x x/abc@2
+ATTENTION  x/abc@2 \(holds\) has no lease: it stays until somebody removes it, even when its owner has ended
+ +if its owner does not run: etcdlock break x x/abc@2
 note +etcd 3\.\S+ \(1 of 1 members\)
-note +the clock of the future is (1h00m|59m\d\ds) ahead of this machine's; .*
-(note +the future came before well, but its clock says (1h00m|59m\d\ds) later: .*
-)?note +below x/ are keys that are no entries of this lock, and that it passes over: x/y/1\. .*$`, out)
+note +the clock of the future is (1h00m|59m\d\ds) ahead of this machine's.*
+(note +the future came before well, but its clock was (1h00m|59m\d\ds) ahead.*
+)?note +below x/ are keys that are not entries, and this lock ignores them: x/y/1\. .*$`, out)
 
 	status, out, _ = ask(t, cluster, "doctor", "-o", "json", "y")
 	require.Zero(t, status)
@@ -67,7 +67,7 @@ func head(t *testing.T, client *clientv3.Client) int64 {
 	return got.Header.Revision
 }
 
-// A lease that nobody renews is seen when it should have been renewed for long.
+// doctor finds a lease that nobody renews once its renewal is overdue.
 func TestDoctor_NotRenewed(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -79,9 +79,9 @@ func TestDoctor_NotRenewed(t *testing.T) {
 	enqueued(t, client, "well", "x", etcdlock.WithTTL(9*time.Second))
 	status, out, _ := ask(t, cluster, "doctor", "x")
 	require.Equal(t, 2, status, out)
-	require.Regexp(t, `ATTENTION  nobody renews the lease of dead \(holds\): of 9s it has [1-4]s left; its process is dead, stopped or cut off
- +nothing: its entry goes by itself in [1-4]s`, out)
-	require.Equal(t, 1, strings.Count(out, "ATTENTION"), "the other one is renewed")
+	require.Regexp(t, `ATTENTION  nobody renews the lease of dead \(holds\): of 9s it has [1-4]s left; its process has ended, is stopped, or can't reach etcd
+ +wait: etcd removes its entry in [1-4]s`, out)
+	require.Equal(t, 1, strings.Count(out, "ATTENTION"), "the other lease is renewed")
 }
 
 func TestDoctor_MaxHold(t *testing.T) {
@@ -96,9 +96,9 @@ func TestDoctor_MaxHold(t *testing.T) {
 	require.NoError(t, err)
 	status, out, _ := ask(t, cluster, "doctor", "--max-hold", "1h", "a name")
 	require.Equal(t, 2, status)
-	require.Regexp(t, `ATTENTION  the slow one holds the lock, and came 2h00m ago, longer than 1h0m0s
- +look at what it does\. If its owner is not at work: etcdlock break 'a name' '`+key+`@\d+'`, out)
-	require.Contains(t, out, "if the slow one dies, the lock stays taken for up to 2m0s")
+	require.Regexp(t, `ATTENTION  the slow one holds the lock, and has been in the queue for 2h00m, longer than 1h0m0s
+ +find out what it does; if its owner does not run: etcdlock break 'a name' '`+key+`@\d+'`, out)
+	require.Contains(t, out, "if the slow one dies, the lock stays taken for up to 2m0s, the TTL of its lease")
 	status, _, _ = ask(t, cluster, "doctor", "--max-hold", "3h", "a name")
 	require.Zero(t, status)
 	status, _, says := ask(t, cluster, "doctor", "--max-hold=-1s", "x")
@@ -106,7 +106,7 @@ func TestDoctor_MaxHold(t *testing.T) {
 	require.Contains(t, says, "it can't be negative")
 }
 
-// One of three members is down. The one that is asked knows the others.
+// One of three members is down. A member that is asked knows the others.
 func TestDoctor_MemberDown(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -120,12 +120,12 @@ func TestDoctor_MemberDown(t *testing.T) {
 	require.Equal(t, 1, strings.Count(out, "ATTENTION"))
 
 	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Member(0).Endpoint()}, "doctor", "x")
-	require.Zero(t, r.wait(t), "locks work, and nobody has asked for the other members")
+	require.Zero(t, r.wait(t), "locks work, and --endpoints does not name that member")
 	require.Regexp(t, "note +etcd's member m1 at "+cluster.Member(1).Endpoint()+" can't be reached from here, and --endpoints does not name it: ", r.output())
 	require.Contains(t, r.output(), "(2 of 3 members)")
 }
 
-// Without a quorum, those who look are told so, and by doctor what is left.
+// Without a quorum doctor says how many members answer, and the others what to run.
 func TestDoctor_NoQuorum(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -137,7 +137,7 @@ func TestDoctor_NoQuorum(t *testing.T) {
 		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + endpoints}, "doctor", "x", "--dial-timeout=2s")
 		require.Equal(t, 2, r.wait(t), r.stderr.String())
 		require.Empty(t, r.stderr.String())
-		require.Regexp(t, `^x: who has it is not known, since etcd can't be read
+		require.Regexp(t, `^x: unknown, because etcd does not answer
 ATTENTION  1 of 3 members answers, no quorum: locks can neither be taken nor renewed
            2 of 3 are needed: start the others, or mend the network between them and from here
 ATTENTION  etcd's member (m0 )?at `+cluster.Member(0).Endpoint()+` does not answer.*: dial tcp .*connection refused
@@ -164,20 +164,20 @@ note       etcd 3\.\S+ \(1 of 3 members\)$`, r.output())
 
 	cluster.Member(2).Kill()
 	status, out, says = ask(t, cluster, "doctor", "x", "--dial-timeout=300ms")
-	require.Equal(t, 1, status, "perhaps etcd is elsewhere")
+	require.Equal(t, 1, status, "etcd may be at another address")
 	require.Empty(t, out)
 	require.Regexp(t, `^etcdlock: no etcd answers at .* is it running, and is this its address\?`, says)
 }
 
-// Etcd is full: the way out is said, to its last step.
+// Where etcd is full, doctor lists every step that helps.
 func TestDoctor_NoSpace(t *testing.T) {
 	t.Parallel()
 	cluster := noSpace(t)
 	status, out, _ := ask(t, cluster, "doctor", "x")
 	require.Equal(t, 2, status)
-	require.Regexp(t, `ATTENTION  etcd is out of space \(alarm NOSPACE\) and refuses every lock that is to be taken
+	require.Regexp(t, `ATTENTION  etcd is out of space \(alarm NOSPACE\): it refuses every attempt to take a lock
            free space, then lift the alarm: etcdctl compact --physical \d+; etcdctl defrag for one member after the other; etcdctl alarm disarm`, out)
-	require.Equal(t, 1, strings.Count(out, "alarm NOSPACE"), "each member tells it")
+	require.Equal(t, 1, strings.Count(out, "alarm NOSPACE"), "every member reports it")
 }
 
 // noSpace starts an etcd whose quota is used up.

@@ -18,7 +18,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// enqueued puts an entry into a queue; its session closes with the test.
+// enqueued puts an entry into a queue. Its session is closed at the end of the test.
 func enqueued(t *testing.T, client *clientv3.Client, owner, name string, opts ...etcdlock.SessionOption) *etcdlock.Session {
 	t.Helper()
 	s, err := etcdlock.NewSession(bounded(t), client, append(opts, etcdlock.WithOwner(owner))...)
@@ -29,7 +29,7 @@ func enqueued(t *testing.T, client *clientv3.Client, owner, name string, opts ..
 	return s
 }
 
-// ask runs a command that ends by itself.
+// ask runs a command to its end.
 func ask(t *testing.T, cluster *etcdtest.Cluster, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
 	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, args...)
@@ -70,7 +70,7 @@ place 2 +exclusive +\d+s +- +\d+ of 10s +bob\x{fffd}\[31m\x{fffd} +x/[0-9a-f]+@\
 	require.Equal(t, "ann", q.Holders()[0].Owner)
 }
 
-// Without a terminal each change is told in a block, or a line of JSON.
+// Without a terminal each change is a block of lines, or a line of JSON.
 func TestShow_WatchPiped(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -100,12 +100,12 @@ func TestShow_WatchPiped(t *testing.T) {
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 143, r.wait(t))
 
-	// A reader that goes away ends it.
+	// It ends when nobody reads its output any more.
 	unread(t, env, "show", "x", "--watch", "-o", "json")
 }
 
-// Etcd does not store when a lock was granted. So HELD is what --watch has seen, and
-// otherwise only that it is at most the time in the queue.
+// Etcd does not store when a lock was granted. So HELD counts from what --watch saw,
+// and is otherwise only known to be at most the time in the queue.
 func TestShow_Held(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -128,7 +128,7 @@ func TestShow_Held(t *testing.T) {
 	_, out, _ := ask(t, cluster, "show", "x")
 	require.Regexp(t, `\nholds +exclusive +3h00m +≤3h00m +`, out)
 
-	// One that was granted before this command looked: a time in the future says nothing.
+	// A time in the future says nothing about the hold.
 	later := time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano)
 	_, err = client.Put(bounded(t), fmt.Sprintf("y/%x", lease.ID), `{"owner":"bob","queued":"`+later+`"}`, clientv3.WithLease(lease.ID))
 	require.NoError(t, err)
@@ -136,7 +136,7 @@ func TestShow_Held(t *testing.T) {
 	require.Regexp(t, `\nholds +exclusive +-\S+ +\? +`, out)
 }
 
-// A write lock that is downgraded is the same entry under another key.
+// A downgraded write lock is the same entry under another key.
 func TestShow_WatchDowngrade(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -172,14 +172,14 @@ func TestShow_WatchTerminal(t *testing.T) {
 	require.NoError(t, ann.Close(bounded(t)))
 	c.until(t, `\x1b\[1;32mholds[^\n]* bob +↑ was place 1 `)
 	c.until(t, `bob got the lock, \d+s after it came`)
-	c.until(t, `holds +exclusive +\d+s +[1-9]\d*s +bob`) // time goes on by itself
+	c.until(t, `holds +exclusive +\d+s +[1-9]\d*s +bob`) // the times change without an event
 	c.types(t, ctrlC)
 	require.Equal(t, 130, c.ends(t).ExitStatus())
 	<-c.closed
 	all := c.out.String()
-	require.Equal(t, 1, strings.Count(all, "\x1b[?25l"), "the cursor goes")
+	require.Equal(t, 1, strings.Count(all, "\x1b[?25l"), "the cursor is hidden once")
 	end := all[strings.LastIndex(all, "\x1b[?25h"):]
-	require.Contains(t, end, "bob got the lock", "what was there last stays")
+	require.Contains(t, end, "bob got the lock", "the last state stays")
 	require.Regexp(t, `\x1b\[A`, all)
 }
 
@@ -194,13 +194,13 @@ func TestBreak(t *testing.T) {
 	entry := fmt.Sprintf("%s@%d", keys[0], token)
 
 	for args, want := range map[string]string{
-		"x nonsense":               `"nonsense" is no KEY@TOKEN: copy one`,
-		"x @7":                     `"@7" is no KEY@TOKEN`,
-		"x " + keys[0] + "@x":      `is no KEY@TOKEN`,
-		"x " + keys[0] + "@0":      `is no KEY@TOKEN`,
+		"x nonsense":               `"nonsense" is not of the form KEY@TOKEN: copy one`,
+		"x @7":                     `"@7" is not of the form KEY@TOKEN`,
+		"x " + keys[0] + "@x":      `is not of the form KEY@TOKEN`,
+		"x " + keys[0] + "@0":      `is not of the form KEY@TOKEN`,
 		"x " + keys[0] + "@999999": `is not in the queue \(any more\)`,
 		"y " + entry:               `is not in the queue \(any more\)`,
-		"x " + entry:               `there is nobody to ask, standard input is no terminal: say --yes`,
+		"x " + entry:               `standard input is not a terminal, so nobody can be asked: add --yes`,
 		"x":                        `KEY@TOKEN is missing; usage: etcdlock break NAME KEY@TOKEN`,
 	} {
 		status, out, says := ask(t, cluster, append([]string{"break"}, strings.Fields(args)...)...)
@@ -208,7 +208,7 @@ func TestBreak(t *testing.T) {
 		require.Empty(t, out)
 		require.Regexp(t, `^etcdlock: [^\n]*`+want+`[^\n]*\n$`, says)
 	}
-	require.Len(t, waiters(t, client, "x", 2), 2, "all are still there")
+	require.Len(t, waiters(t, client, "x", 2), 2, "every entry is still there")
 
 	for _, answer := range []string{"n\r", "\r", "perhaps\r", ctrlD} {
 		c := onConsole(t, cluster.Endpoints(), binary, "break", "x", entry)
@@ -221,7 +221,7 @@ func TestBreak(t *testing.T) {
 	c.until(t, `\[y/N\] `)
 	c.types(t, ctrlC)
 	require.Equal(t, 130, c.ends(t).ExitStatus())
-	require.Len(t, waiters(t, client, "x", 2), 2, "all are still there")
+	require.Len(t, waiters(t, client, "x", 2), 2, "every entry is still there")
 
 	c = onConsole(t, cluster.Endpoints(), binary, "break", "x", entry)
 	c.until(t, `\[y/N\] `)
@@ -229,7 +229,7 @@ func TestBreak(t *testing.T) {
 	c.until(t, regexp.QuoteMeta("x: "+entry+" is out of the queue"))
 	require.Zero(t, c.ends(t).ExitStatus())
 	require.Equal(t, 76, r.wait(t), "its command was ended")
-	require.Equal(t, keys[1:], waiters(t, client, "x", 1), "the next one has it")
+	require.Equal(t, keys[1:], waiters(t, client, "x", 1), "the next waiter has the lock")
 
 	status, out, _ := ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("%s@%d", keys[1], revision(t, client, keys[1])))
 	require.Zero(t, status)
@@ -238,7 +238,7 @@ func TestBreak(t *testing.T) {
 	noKeys(t, client)
 }
 
-// Etcd's own locks don't watch their entries: whoever breaks one is told before.
+// Etcd's own locks don't watch their entries: break says so first.
 func TestBreak_Deaf(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -248,7 +248,7 @@ func TestBreak_Deaf(t *testing.T) {
 	m := concurrency.NewMutex(s, "x")
 	require.NoError(t, m.Lock(bounded(t)))
 	entry := fmt.Sprintf("%s@%d", m.Key(), revision(t, client, m.Key()))
-	const warning = `holds the lock\. It will not hear that it is broken: .* End it first\.`
+	const warning = `holds the lock\. It will not hear of this, and goes on as if it held the lock: .* End it first\.`
 
 	c := onConsole(t, cluster.Endpoints(), binary, "break", "x", entry)
 	c.until(t, `x: unknown \(lease [0-9a-f]+\) `+warning+`\s+Take it out of the queue\? \[y/N\] `)
@@ -277,7 +277,7 @@ func revision(t *testing.T, client *clientv3.Client, key string) int64 {
 	return got.Kvs[0].CreateRevision
 }
 
-// The shell completes names, and what may be broken.
+// The shell completes names of locks, and entries for break.
 func TestCompletion(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -295,7 +295,7 @@ func TestCompletion(t *testing.T) {
 	require.Regexp(t, `^jobs/b/[0-9a-f]+@\d+\tbob, holds\n:36$`, strings.Join(lines("break", "jobs/b", ""), "\n"))
 	require.Equal(t, []string{":0"}, lines("run", "jobs/b", "--", ""))
 	require.Equal(t, []string{"table", "json", ":4"}, lines("show", "-o", ""))
-	require.Equal(t, []string{":4"}, lines("show", "--endpoints=127.0.0.1:1", "jo"), "nothing is said to somebody at the tab key")
+	require.Equal(t, []string{":4"}, lines("show", "--endpoints=127.0.0.1:1", "jo"), "no error disturbs somebody who types")
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
 		status, out, _ := ask(t, cluster, "completion", shell)
 		require.Zero(t, status)
