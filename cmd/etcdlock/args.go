@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// wants checks that a command gets exactly these arguments, and otherwise says how
-// it is used. Cobra's own check only says how many there were.
+// wants checks that a command gets exactly these arguments. Otherwise the error says
+// what is missing and how the command is used, which Cobra's own check does not.
 func wants(what ...string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		switch n := len(args); {
@@ -43,13 +43,12 @@ func misused(cmd *cobra.Command, format string, args ...any) error {
 	return fmt.Errorf("%s; usage: %s", fmt.Sprintf(format, args...), cmd.UseLine())
 }
 
-// badFlag adds to the error of a flag where the right ones are listed.
+// badFlag adds to the error of a flag where the flags are listed.
 func badFlag(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 }
 
-// version is what this binary was built from: a bug report needs it, and with two
-// versions in a cluster it is the first question.
+// version says what this binary was built from.
 func version() string {
 	own, etcd := "of an unknown version", ""
 	if info, ok := debug.ReadBuildInfo(); ok {

@@ -73,5 +73,5 @@ func TestArgs_WriteOut(t *testing.T) {
 	}
 	status, _, says := ask(t, cluster, "show", "-w", "xml", "x")
 	require.Equal(t, 1, status)
-	require.Contains(t, says, `invalid argument "xml" for "-w, --write-out" flag: it is table or json`)
+	require.Contains(t, says, `invalid argument "xml" for "-w, --write-out" flag: use table or json`)
 }

@@ -87,10 +87,10 @@ func TestElect_Again(t *testing.T) {
 	require.False(t, alive(first))
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 143, r.wait(t))
-	require.Regexp(t, `etcdlock: svc: leads with token \d+: sh is started
+	require.Regexp(t, `etcdlock: svc: leads with token \d+, starts sh
 etcdlock: svc: sh: lock lost; process group \d+ gets SIGTERM, and SIGKILL in 2s
-etcdlock: svc: sh has ended and does not lead any more \(lock lost\): waiting to lead again
-(etcdlock: svc: waiting.*\n)*etcdlock: svc: leads with token \d+: sh is started\n$`, r.stderr.String())
+etcdlock: svc: sh has ended after the lead was lost \(lock lost\): waiting to lead again
+(etcdlock: svc: waiting.*\n)*etcdlock: svc: leads with token \d+, starts sh\n$`, r.stderr.String())
 	noKeys(t, client)
 }
 

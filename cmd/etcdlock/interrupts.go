@@ -8,11 +8,11 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/supervise"
 )
 
-// An interrupts ends a ctx with the first signal that asks to end; the second one
-// ends the process, if that hangs.
+// An interrupts ends a ctx with the first signal that asks the process to end. A
+// second signal ends the process, in case the cleaning up hangs.
 type interrupts struct {
 	sigs   chan os.Signal
-	first  bool // the first one has come
+	first  bool // the first signal has come
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	quit   chan struct{} // closed by pause
@@ -26,7 +26,7 @@ func newInterrupts(ctx context.Context, sigs chan os.Signal) *interrupts {
 	return in
 }
 
-// pause leaves the signals to others, until resume.
+// pause leaves the signals to others until resume.
 func (in *interrupts) pause() {
 	close(in.quit)
 	<-in.done
@@ -34,7 +34,7 @@ func (in *interrupts) pause() {
 
 func (in *interrupts) resume() {
 	in.quit, in.done = make(chan struct{}), make(chan struct{})
-	go in.listen(in.quit, in.done) // until pause, or the process's end
+	go in.listen(in.quit, in.done) // ends with pause, or with the process
 }
 
 func (in *interrupts) listen(quit <-chan struct{}, done chan<- struct{}) {
@@ -53,12 +53,14 @@ func (in *interrupts) listen(quit <-chan struct{}, done chan<- struct{}) {
 	}
 }
 
-// end ends what waits, if s asks for it: there is nobody to pass it on to.
+// end ends the ctx if s asks the process to end. No command runs that s could be
+// passed on to.
 func (in *interrupts) end(s os.Signal) {
 	switch {
 	case !supervise.Ends(s):
 	case in.first:
-		// Not at once: both may have come together, or the first with the command's end.
+		// Not at once: the two may have come together, or the first one just when the
+		// command ended.
 		time.AfterFunc(shutTimeout, func() { os.Exit(signalled{s}.status()) })
 	default:
 		in.first = true

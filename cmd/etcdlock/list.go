@@ -86,7 +86,7 @@ func (l *lister) list(ctx context.Context, client *clientv3.Client, prefix strin
 	if err != nil {
 		return err
 	}
-	// Some may have been left since they were listed.
+	// Everybody may have left a queue since it was listed.
 	queues = slices.DeleteFunc(queues, func(q etcdlock.Queue) bool { return len(q.Entries) == 0 })
 	found := len(queues)
 	if !l.all {
@@ -96,7 +96,7 @@ func (l *lister) list(ctx context.Context, client *clientv3.Client, prefix strin
 		return err
 	}
 	if n := found - len(queues); n > 0 {
-		fmt.Fprintf(os.Stderr, "left out %s whose keys have no lease, so that they are most likely no locks; --all lists them\n", count(n, "name"))
+		fmt.Fprintf(os.Stderr, "left out %s without a lease on any key, most likely not locks; --all lists them\n", count(n, "name"))
 	}
 	return nil
 }
@@ -140,7 +140,7 @@ func (l *lister) print(queues []etcdlock.Queue, prefix string) error {
 	return nil
 }
 
-// readers is how many queues are read at a time.
+// readers is how many queues are read at the same time.
 const readers = 8
 
 // inspectAll reads the queues of many locks.
@@ -155,7 +155,7 @@ func inspectAll(ctx context.Context, client *clientv3.Client, names []string) ([
 			for i := range next {
 				q, err := etcdlock.Inspect(ctx, client, names[i])
 				if err != nil {
-					cancel(err) // the first one counts
+					cancel(err) // only the first error counts
 				}
 				queues[i] = q
 			}

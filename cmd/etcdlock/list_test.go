@@ -41,12 +41,12 @@ other +cyd +\d+s +0$`, out)
 	_, out, _ = ask(t, cluster, "ls", "-o", "json", "jobs/a")
 	var q etcdlock.Queue
 	require.NoError(t, json.Unmarshal([]byte(out), &q))
-	require.Equal(t, "bob\x1b[31m\n", q.Entries[1].Owner, "programs get it as it is")
+	require.Equal(t, "bob\x1b[31m\n", q.Entries[1].Owner, "JSON has it unchanged")
 	_, _, says = ask(t, cluster, "ls", "none")
 	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"none\"\n", says)
 	status, _, says = ask(t, cluster, "ls", "-o", "xml")
 	require.Equal(t, 1, status)
-	require.Regexp(t, `^etcdlock: invalid argument "xml" for "-o, --output" flag: it is table or json; etcdlock ls --help lists the flags\n$`, says)
+	require.Regexp(t, `^etcdlock: invalid argument "xml" for "-o, --output" flag: use table or json; etcdlock ls --help lists the flags\n$`, says)
 	status, out, says = ask(t, cluster, "ls", "-q", "-o", "json")
 	require.Equal(t, 1, status)
 	require.Empty(t, out)
@@ -81,8 +81,8 @@ func TestList_Emptied(t *testing.T) {
 	}
 }
 
-// Keys without a lease look like entries where somebody else's keys end in hex. They
-// are no locks, unless somebody waits behind them.
+// Other programs have keys that end in hex, and so look like entries. Without a lease
+// they are left out, unless somebody waits for them.
 func TestList_NoLease(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -91,7 +91,7 @@ func TestList_NoLease(t *testing.T) {
 		_, err := client.Put(bounded(t), key, "")
 		require.NoError(t, err)
 	}
-	const left = "left out 2 names whose keys have no lease, so that they are most likely no locks; --all lists them\n"
+	const left = "left out 2 names without a lease on any key, most likely not locks; --all lists them\n"
 	enqueued(t, client, "ann", "jobs/stuck")
 	for _, c := range []struct {
 		args      []string
@@ -104,7 +104,7 @@ func TestList_NoLease(t *testing.T) {
 		{[]string{"ls", "registry", "--all"}, `\nregistry/nodes +unknown \(no lease\) +\? +0\nregistry/pods +unknown \(no lease\) +\? +1$`, ""},
 		{[]string{"ls", "registry"}, "^$", "nobody holds or waits for a lock whose name starts with \"registry\"\n" + left},
 		{[]string{"ls", "registry/pods"}, "^$", "nobody holds or waits for a lock whose name starts with \"registry/pods\"\n" +
-			"left out 1 name whose keys have no lease, so that they are most likely no locks; --all lists them\n"},
+			"left out 1 name without a lease on any key, most likely not locks; --all lists them\n"},
 	} {
 		status, out, says := ask(t, cluster, c.args...)
 		require.Zero(t, status, c.args)
@@ -113,7 +113,7 @@ func TestList_NoLease(t *testing.T) {
 	}
 }
 
-// Somebody whose role covers a part of the keys is told which part to list.
+// A user whose role covers a part of the keys is told which part to list.
 func TestList_NarrowRole(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.BcryptCost = 4 }))

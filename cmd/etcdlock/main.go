@@ -19,14 +19,14 @@ func main() {
 	if supervise.IsGuard() {
 		os.Exit(supervise.Guard())
 	}
-	// What gRPC has to say comes back as errors too, and its lines would tear
-	// up the screen.
+	// gRPC returns as errors what it logs, and its lines would break the layout of
+	// the screen.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	os.Exit(run())
 }
 
-// line is an error in one line: Cobra's hints have lines of their own. The errors of
-// the library begin with the prefix that every line of this command has.
+// line writes an error in one line: Cobra puts hints on lines of their own. It drops
+// the prefix of the library's errors, which every line of this command has anyway.
 func line(err error) string {
 	s := ": " + strings.Join(strings.Fields(err.Error()), " ")
 	return strings.TrimPrefix(strings.ReplaceAll(s, ": etcdlock: ", ": "), ": ")

@@ -20,17 +20,17 @@ const (
 	tokenVariable = "ETCDLOCK_TOKEN"
 )
 
-// wouldWaitForItself is an error if this process runs under `run` or `elect` of the
-// same lock, and so would wait for a command that waits for it. The variables alone
-// do not show it: a process that has left its command has them, too. So etcd is
-// asked whether that hold is still there.
+// wouldWaitForItself returns an error if this process runs under a `run` or `elect` of
+// the same lock: it would wait for a command that waits for it. The variables alone
+// don't prove that, since a process keeps them after it has left that command. So it
+// asks etcd whether that hold still exists.
 func wouldWaitForItself(ctx context.Context, client *clientv3.Client, name string, read bool, timeout time.Duration) error {
 	if os.Getenv(nameVariable) != name {
 		return nil
 	}
 	q, err := readQueue(ctx, client, name, timeout)
 	if err != nil {
-		return nil // the wait says what is wrong
+		return nil // the wait notice says what is wrong
 	}
 	key, token := os.Getenv(keyVariable), os.Getenv(tokenVariable)
 	outer := slices.IndexFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Key == key && strconv.FormatInt(e.Token, 10) == token })
@@ -44,5 +44,5 @@ func wouldWaitForItself(ctx context.Context, client *clientv3.Client, name strin
 		return fmt.Errorf("%s: it would wait for itself: it runs under this lock already (%s), and a writer waits in between; leave the inner etcdlock out",
 			name, nameVariable)
 	}
-	return nil // readers share it
+	return nil // readers share the lock
 }

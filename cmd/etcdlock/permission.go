@@ -14,8 +14,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// suggestPrefix adds to etcd's refusal to list all keys below prefix which part of
-// them the user may list.
+// suggestPrefix says, if etcd refuses to list the keys below prefix, which keys the
+// user may list.
 func suggestPrefix(ctx context.Context, client *clientv3.Client, user, prefix string, err error) error {
 	if !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return err
@@ -28,7 +28,7 @@ func suggestPrefix(ctx context.Context, client *clientv3.Client, user, prefix st
 	if prefix != "" {
 		what = "all keys that start with " + strconv.Quote(prefix)
 	}
-	// Those within what was asked for are what somebody looks for.
+	// Prefer what lies below the prefix that was asked for.
 	if within := slices.DeleteFunc(slices.Clone(may), func(p string) bool { return !strings.HasPrefix(p, prefix) }); len(within) > 0 {
 		may = within
 	}
@@ -46,8 +46,8 @@ func suggestPrefix(ctx context.Context, client *clientv3.Client, user, prefix st
 	return fmt.Errorf("%s may not read %s; its role allows: %s", who, what, strings.Join(try, ", "))
 }
 
-// readable lists the prefixes that a user may read. Users may look at their own
-// roles; where etcd says nothing, there are none.
+// readable lists the prefixes that a user may read. Every user may read its own roles.
+// After an error the list is empty.
 func readable(ctx context.Context, client *clientv3.Client, user string) (prefixes []string) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()

@@ -85,7 +85,7 @@ func TestShow_WatchPiped(t *testing.T) {
 	require.NoError(t, ann.Close(bounded(t)))
 	r.until(t, `^holds .* bob +↑ was place 1 `)
 	r.until(t, `^\d\d:\d\d:\d\d  ann left the lock$`)
-	r.until(t, `^\d\d:\d\d:\d\d  bob got the lock, \d+s after it came$`)
+	r.until(t, `^\d\d:\d\d:\d\d  bob got the lock, \d+s after it arrived$`)
 	require.NoError(t, bob.Close(bounded(t)))
 	r.until(t, "^x: free$")
 	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
@@ -171,7 +171,7 @@ func TestShow_WatchTerminal(t *testing.T) {
 	c.until(t, `place 1[^\n]* bob +new `)
 	require.NoError(t, ann.Close(bounded(t)))
 	c.until(t, `\x1b\[1;32mholds[^\n]* bob +↑ was place 1 `)
-	c.until(t, `bob got the lock, \d+s after it came`)
+	c.until(t, `bob got the lock, \d+s after it arrived`)
 	c.until(t, `holds +exclusive +\d+s +[1-9]\d*s +bob`) // the times change without an event
 	c.types(t, ctrlC)
 	require.Equal(t, 130, c.ends(t).ExitStatus())

@@ -17,11 +17,11 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/supervise"
 )
 
-// releaseTimeout bounds how long a command that is done waits for etcd to confirm
-// that the lock is given back.
+// releaseTimeout bounds how long this process waits, after its command has ended, for
+// etcd to confirm the release of the lock.
 const releaseTimeout = 5 * time.Second
 
-// shutTimeout is the same once somebody wants this process to end.
+// shutTimeout is the same after a signal has asked this process to end.
 const shutTimeout = time.Second
 
 // A runner is `etcdlock run`.
@@ -39,23 +39,27 @@ func runCommand(etcd *connect.Config) *cobra.Command {
 		Use:                   "run NAME [flags] -- CMD [ARG...]",
 		DisableFlagsInUseLine: true,
 		Short:                 "Run a command while holding a lock",
-		Long: `Waits for the lock NAME, in the order of arrival, runs CMD, and gives the lock back when CMD
-has ended. It ends with CMD's exit status. Signals are passed on to CMD and its process group.
+		Long: `Waits for the lock NAME in the order of arrival, runs CMD, and releases the lock when CMD has
+ended. The exit status is CMD's. Signals are passed on to CMD and its process group. After one
+second of waiting it says who holds the lock.
 
-CMD does not outlive the lock. If etcd can't be reached, CMD's process group gets SIGTERM while
---grace is left of the time for which the lock is held for sure, and SIGKILL at its end. If the
-lock is taken away (etcdlock break), the same begins at once. If this process is killed or
-stopped, a guard process sees to it. What CMD leaves running in its process group is ended too.
+CMD does not outlive the lock. If etcd can't be reached, CMD's process group gets SIGTERM when
+--grace is left of the time for which the lock is certainly held, and SIGKILL at the end of that
+time. If somebody takes the lock away (etcdlock break), the same begins at once. If this process
+is killed or stopped, a guard process ends CMD. Processes that CMD leaves in its process group
+are ended too.
 
-CMD finds in its environment ETCDLOCK_NAME, ETCDLOCK_KEY, and ETCDLOCK_TOKEN, a number that grows
-with every holder: let what CMD writes to refuse numbers lower than the highest it has seen.
+CMD's environment has ETCDLOCK_NAME, ETCDLOCK_KEY and ETCDLOCK_TOKEN. The token is a number that
+grows with every holder: a store that CMD writes to should refuse a token that is lower than the
+highest one it has seen.
 
-It queues with etcdctl lock, and with all that uses this package or etcd's own on the same name.`,
+It waits in one queue with etcdctl lock, and with all programs that use this package or etcd's
+own concurrency package on the same name.`,
 		Example: `  # one at a time, in the order of arrival
   etcdlock run jobs/report -- ./report.sh --all
-  # from cron on several machines: those that come too late leave it (exit status 75)
+  # from cron on several machines: one runs it, the others end with status 75
   etcdlock run --try jobs/nightly -- ./backup.sh
-  # wait for 30 s at most, then exit with 75
+  # wait for at most 30 s, then exit with 75
   etcdlock run --wait 30s jobs/nightly -- ./backup.sh
   # share the lock with other readers, exclude writers
   etcdlock run --read config/db -- ./dump.sh
@@ -71,7 +75,7 @@ It queues with etcdctl lock, and with all that uses this package or etcd's own o
 	r.addFlags(cmd)
 	cmd.Flags().BoolVar(&r.read, "read", false, "share the lock with other readers")
 	cmd.Flags().BoolVar(&r.try, "try", false, "don't wait: exit with 75 if somebody holds the lock or waits for it")
-	duration.Var(cmd.Flags(), &r.wait, "wait", 0, "exit with 75 if the lock is not to be had for this long (default: wait forever)")
+	duration.Var(cmd.Flags(), &r.wait, "wait", 0, "how long to wait for the lock before exiting with 75 (default: forever)")
 	return cmd
 }
 
@@ -81,9 +85,9 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	}
 	switch {
 	case r.wait < 0 || r.wait == 0 && cmd.Flags().Changed("wait"):
-		return fmt.Errorf("--wait %v: it must be more than 0; to wait for nobody there is --try", r.wait)
+		return fmt.Errorf("--wait %v: it must be more than 0; --try does not wait at all", r.wait)
 	case r.wait > 0 && r.try:
-		return errors.New("--try and --wait don't go together: choose one")
+		return errors.New("--try and --wait exclude each other: choose one")
 	}
 	path, in, client, err := prepare(cmd, etcd, r.argv[0])
 	if err != nil {
@@ -115,7 +119,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 		lost = rerr
 	}
 	if lost != nil {
-		return ending{status: statusLost, err: fmt.Errorf("%s: the lock was not held for as long as %s ran: %w", r.name, filepath.Base(path), lost)}
+		return ending{status: statusLost, err: fmt.Errorf("%s: the lock was not held all the time that %s ran: %w", r.name, filepath.Base(path), lost)}
 	}
 	return ended(path, outcome, err)
 }
@@ -126,8 +130,7 @@ var (
 	errSilent = errors.New("etcd has not answered")
 )
 
-// acquire gets the lock, or an error that says why not. With --try etcd has to
-// answer within timeout.
+// acquire takes the lock. With --try etcd has to answer within timeout.
 func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etcdlock.Pool, timeout time.Duration) (*etcdlock.Held, error) {
 	outer := ctx
 	limit, cause := r.wait, errWaited
@@ -149,9 +152,9 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etc
 	case errors.Is(err, etcdlock.ErrLocked):
 		who, err := holder(outer, client, r.name, r.owner)
 		if err != nil {
-			who = "etcd does not tell who has it"
+			who = "etcd does not say by whom"
 		}
-		return nil, r.taken("not to be had at once", who)
+		return nil, r.taken("the lock is taken", who)
 	case errors.Is(context.Cause(ctx), errSilent):
 		return nil, fmt.Errorf("%s: etcd has not answered within %v", r.name, timeout)
 	case errors.Is(context.Cause(ctx), errWaited):
@@ -159,15 +162,15 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etc
 		switch {
 		case errors.As(context.Cause(outer), &by):
 			return nil, by
-		case err != nil: // perhaps nobody, and it was not to be had for etcd's silence
-			return nil, fmt.Errorf("%s: not to be had within %v, and etcd does not tell who has it: %w", r.name, r.wait, err)
+		case err != nil: // perhaps nobody holds it, and only etcd was away
+			return nil, fmt.Errorf("%s: no lock within %v, and etcd does not say who holds it: %w", r.name, r.wait, err)
 		}
-		return nil, r.taken(fmt.Sprintf("still not to be had after %v", r.wait), who)
+		return nil, r.taken(fmt.Sprintf("the lock was still taken after %v", r.wait), who)
 	}
 	return nil, err
 }
 
-// taken is the error that somebody else has the lock.
+// taken is the error for a lock that somebody else holds.
 func (r *runner) taken(what, who string) error {
 	return ending{status: statusTaken, err: fmt.Errorf("%s: %s: %s", r.name, what, who)}
 }
@@ -185,25 +188,25 @@ func (r *runner) lock(ctx context.Context, pool *etcdlock.Pool) (*etcdlock.Held,
 	return mutex.Lock(ctx)
 }
 
-// release gives the lock back, and returns an error if it was lost before.
+// release releases the lock. It returns an error if the lock was lost before.
 func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.Pool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	in := newInterrupts(ctx, sigs)
 	defer in.pause()
-	// A signal makes it hurry and no more: it may have come to the command as well, and
-	// have ended that before it was read here.
+	// A signal only shortens the wait. It is no reason to end with another status: it
+	// may be the one that has just ended the command.
 	defer context.AfterFunc(in.ctx, func() { time.AfterFunc(shutTimeout, cancel) })()
 	err := h.Unlock(ctx)
 	if errors.Is(err, etcdlock.ErrSessionExpired) {
-		return err // there is nothing left to give back
+		return err // etcd has removed the entry
 	}
 	cerr := pool.Close(ctx)
 	switch {
 	case errors.Is(err, etcdlock.ErrLost):
 		return err
 	case err != nil && cerr != nil:
-		say(r.name, "etcd does not answer: the lock is free when its lease ends, a TTL from now at the latest")
+		say(r.name, "etcd does not answer: the lock becomes free when its lease ends, at most a TTL from now")
 	}
 	return nil
 }
@@ -212,5 +215,5 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.P
 func shut(pool *etcdlock.Pool) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutTimeout)
 	defer cancel()
-	_ = pool.Close(ctx) // else its lease ends by itself
+	_ = pool.Close(ctx) // if it fails, the lease ends by itself
 }

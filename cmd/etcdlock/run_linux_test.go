@@ -36,7 +36,7 @@ func TestRun_Stopped(t *testing.T) {
 	require.False(t, outlived(pids...))
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
 	require.Equal(t, 76, r.wait(t))
-	require.Contains(t, r.stderr.String(), "etcdlock: x: the lock was not held for as long as sh ran: lock lost")
+	require.Contains(t, r.stderr.String(), "etcdlock: x: the lock was not held all the time that sh ran: lock lost")
 	free()
 	noKeys(t, client)
 }

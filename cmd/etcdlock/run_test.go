@@ -175,9 +175,9 @@ func TestRun_NotStarted(t *testing.T) {
 		{125, `a "--" is missing between NAME and CMD; usage: etcdlock run NAME`, []string{"x", "true"}},
 		{125, `a "--" is missing between NAME and CMD; usage: etcdlock run NAME`, []string{"x", "y", "--", "true"}},
 		{125, "CMD is missing after --; usage: etcdlock run NAME", []string{"x", "--"}},
-		{125, "--grace 4s does not fit into --ttl 10s: .*--ttl 12s or --grace 3.333s", []string{"x", "--grace", "4s", "--", "true"}},
+		{125, "--grace 4s is too long for --ttl 10s: .*--ttl 12s or more, or --grace 3.333s or less", []string{"x", "--grace", "4s", "--", "true"}},
 		{125, "--grace -1s: it can't be negative", []string{"x", "--grace=-1s", "--", "true"}},
-		{125, "--ttl 10ms: .*1s at least", []string{"x", "--ttl", "10ms", "--", "true"}},
+		{125, "--ttl 10ms: .*at least 1s", []string{"x", "--ttl", "10ms", "--", "true"}},
 		{125, "--try and --wait", []string{"x", "--wait", "1s", "--try", "--", "true"}},
 		{125, "--wait 0s", []string{"x", "--wait", "0", "--", "true"}},
 		{125, "unknown flag: --patience; etcdlock run --help lists the flags", []string{"x", "--patience", "--", "true"}},
@@ -202,7 +202,7 @@ func TestRun_Taken(t *testing.T) {
 	for _, args := range [][]string{{"--try"}, {"--try", "--read"}, {"--wait", "50ms"}, {"--wait", "50ms", "--read"}} {
 		r := start(t, env, append(append([]string{"run", "x"}, args...), "--", "echo", "started")...)
 		require.Equal(t, 75, r.wait(t), args)
-		require.Regexp(t, `^etcdlock: x: (not to be had at once|still not to be had after 50ms): held by \S+ sh\[\d+\] \(queued \d+s ago\)\n$`, r.stderr.String())
+		require.Regexp(t, `^etcdlock: x: (the lock is taken|the lock was still taken after 50ms): held by \S+ sh\[\d+\] \(queued \d+s ago\)\n$`, r.stderr.String())
 		require.Empty(t, r.output())
 		require.Len(t, waiters(t, client, "x", 1), 1, "nothing of it is left")
 	}
@@ -227,7 +227,7 @@ func TestRun_WaitEtcdAway(t *testing.T) {
 	proxy.Blackhole(etcdtest.ToServer)
 	proxy.Refuse()
 	require.Equal(t, 125, r.wait(t))
-	require.Regexp(t, `^(etcdlock: x: waiting: .*\n)?etcdlock: x: not to be had within 3s, and etcd does not tell who has it: .+\n$`, r.stderr.String())
+	require.Regexp(t, `^(etcdlock: x: waiting: .*\n)?etcdlock: x: no lock within 3s, and etcd does not say who holds it: .+\n$`, r.stderr.String())
 	require.Empty(t, r.output())
 }
 
@@ -420,7 +420,7 @@ func TestRun_Broken(t *testing.T) {
 	require.Equal(t, 76, r.wait(t))
 	require.Regexp(t, fmt.Sprintf(`^etcdlock: x: sh: lock lost; process group %[1]d gets SIGTERM, and SIGKILL in \d+ms
 etcdlock: x: process group %[1]d is killed
-etcdlock: x: the lock was not held for as long as sh ran: lock lost
+etcdlock: x: the lock was not held all the time that sh ran: lock lost
 $`, max(pids[0], 0)), strings.ReplaceAll(r.stderr.String(), fmt.Sprint(pids[1]), fmt.Sprint(pids[0])))
 	requireDead(t, pids...)
 
@@ -484,7 +484,7 @@ func TestRun_LostUnseen(t *testing.T) {
 		r.until(t, "^out$")
 		require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
 		require.Equal(t, 76, r.wait(t))
-		require.Contains(t, r.stderr.String(), "etcdlock: x: the lock was not held for as long as sh ran: ")
+		require.Contains(t, r.stderr.String(), "etcdlock: x: the lock was not held all the time that sh ran: ")
 	}
 	noKeys(t, client)
 }
@@ -507,7 +507,7 @@ func TestRun_EtcdAway(t *testing.T) {
 	require.Equal(t, 76, r.wait(t))
 	require.Regexp(t, `^etcdlock: x: sh: etcd has not confirmed the lock for too long; process group \d+ gets SIGTERM, and SIGKILL in \d+ms
 (etcdlock: x: process group \d+ is killed
-)?etcdlock: x: the lock was not held for as long as sh ran: .+\n$`, r.stderr.String())
+)?etcdlock: x: the lock was not held all the time that sh ran: .+\n$`, r.stderr.String())
 	free()
 	noKeys(t, client)
 }
@@ -583,5 +583,5 @@ func TestRun_ReleaseUnconfirmed(t *testing.T) {
 	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }, hang, time.Millisecond, "ended and reaped")
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM), "whoever does not want to wait for it")
 	require.Zero(t, r.wait(t))
-	require.Equal(t, "etcdlock: x: etcd does not answer: the lock is free when its lease ends, a TTL from now at the latest\n", r.stderr.String())
+	require.Equal(t, "etcdlock: x: etcd does not answer: the lock becomes free when its lease ends, at most a TTL from now\n", r.stderr.String())
 }

@@ -16,14 +16,15 @@ func showCommand(etcd *connect.Config) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show who holds a lock and who waits for it",
-		Long: `Shows the queue of the lock NAME: who holds it, who waits in which place, since when, how much
-of its lease each has left, and under which key. ENTRY is what etcdlock break wants.
+		Long: `Shows the queue of the lock NAME: who holds it, and who waits in which place.
 
-Times are by the clocks of the machines that queue. Locks that etcd's own clients take
-(etcdctl lock) say neither who nor since when.
+QUEUED is the time since an entry came into the queue, by the clock of its own machine. HELD is
+the time since the lock was granted. etcd does not store that: --watch counts from when it saw the
+grant, and otherwise ≤ says that it is at most the time in the queue. LEASE is what is left of the
+lease. etcdlock break takes ENTRY. etcd's own clients (etcdctl lock) write neither OWNER nor a time.
 
-With --watch it goes on: on a terminal in place, elsewhere a block (or with -o json a line) for
-each change, until Ctrl-C.`,
+With --watch it goes on until Ctrl-C. On a terminal it draws in place, elsewhere it prints a block
+for each change, or with -o json a line.`,
 		Example: `  etcdlock show jobs/report
   etcdlock show --watch jobs/report
   etcdlock show -o json jobs/report | jq '.entries[] | select(.holds) | .owner'`,
@@ -49,11 +50,11 @@ each change, until Ctrl-C.`,
 		},
 	}
 	output.addFlag(cmd)
-	cmd.Flags().BoolVar(&watch, "watch", false, "go on showing it as it changes")
+	cmd.Flags().BoolVar(&watch, "watch", false, "go on as the queue changes")
 	return cmd
 }
 
-// showQueue is a queue for people.
+// showQueue writes a queue for people.
 func showQueue(q etcdlock.Queue, now time.Time) string {
 	title := fmt.Sprintf("%s: %s\n", plain(q.Name), standing(q))
 	if len(q.Entries) == 0 {

@@ -225,7 +225,7 @@ func TestTerminal_StoppedTooLong(t *testing.T) {
 	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
 	require.False(t, outlived(pid))
 	s.types(t, "fg\r")
-	s.until(t, `etcdlock: x: the lock was not held for as long as sh ran: lock lost`)
+	s.until(t, `etcdlock: x: the lock was not held all the time that sh ran: lock lost`)
 	s.until(t, `ready> `)
 	s.types(t, "echo status $?\r")
 	s.until(t, "status 76")

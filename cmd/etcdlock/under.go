@@ -28,14 +28,14 @@ type under struct {
 
 func (u *under) addFlags(cmd *cobra.Command) {
 	duration.Var(cmd.Flags(), &u.ttl, "ttl", 10*time.Second, "how long the lock stays taken when this process dies")
-	duration.Var(cmd.Flags(), &u.grace, "grace", 0, "time between SIGTERM and SIGKILL for CMD, a third of --ttl at most (default a fifth)")
-	cmd.Flags().StringVar(&u.owner, "owner", "", "who others see in the queue (default host, CMD and process number)")
+	duration.Var(cmd.Flags(), &u.grace, "grace", 0, "time between SIGTERM and SIGKILL for CMD, at most a third of --ttl (default: a fifth)")
+	cmd.Flags().StringVar(&u.owner, "owner", "", "name that others see in the queue (default: host, CMD and process ID)")
 }
 
-// complete fills in what is left to it, and checks all.
+// complete sets the defaults that depend on other flags, and checks all.
 func (u *under) complete(cmd *cobra.Command, program string) error {
 	if u.ttl < time.Second {
-		return fmt.Errorf("--ttl %v: etcd's leases last 1s at least", u.ttl)
+		return fmt.Errorf("--ttl %v: etcd's leases last at least 1s", u.ttl)
 	}
 	if !cmd.Flags().Changed("grace") {
 		u.grace = u.ttl / 5
@@ -44,8 +44,8 @@ func (u *under) complete(cmd *cobra.Command, program string) error {
 	case u.grace < 0:
 		return fmt.Errorf("--grace %v: it can't be negative", u.grace)
 	case u.grace > limit:
-		return fmt.Errorf("--grace %v does not fit into --ttl %v: CMD gets SIGTERM that long before the lock could be lost, "+
-			"which must leave two thirds of the TTL to reach etcd in; say --ttl %v or --grace %v, or less",
+		return fmt.Errorf("--grace %v is too long for --ttl %v: CMD gets SIGTERM that long before the lock can be lost, "+
+			"and two thirds of the TTL must be left to renew it; use --ttl %v or more, or --grace %v or less",
 			u.grace, u.ttl, 3*u.grace, limit.Truncate(time.Millisecond))
 	}
 	if u.owner == "" {
@@ -58,7 +58,8 @@ func (u *under) complete(cmd *cobra.Command, program string) error {
 	return nil
 }
 
-// lookPath finds the program of a command before anybody waits for a lock for it.
+// lookPath finds the program. It is called before the wait, so that a wrong name
+// shows at once.
 func lookPath(program string) (string, error) {
 	path, err := exec.LookPath(program)
 	switch {
@@ -99,13 +100,13 @@ func (u *under) runUnder(h *etcdlock.Held, name, path string, argv []string, sig
 	})
 }
 
-// environ is this process's environment with vars in it, each once: of what stands
-// there twice, as under another etcdlock run, some programs take the first.
+// environ is this process's environment with vars. Each variable is there once: under
+// another etcdlock run vars exist already, and some programs take the first of two.
 func environ(vars ...string) []string {
 	return (&exec.Cmd{Env: append(os.Environ(), vars...)}).Environ()
 }
 
-// ended is the error that says how a command ended, nil if with 0.
+// ended is the error for the way in which a command ended. It is nil for status 0.
 func ended(path string, o supervise.Outcome, err error) error {
 	var start *supervise.StartError
 	switch {

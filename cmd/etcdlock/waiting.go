@@ -17,18 +17,18 @@ import (
 )
 
 const (
-	// tellAfter is how long a command waits before it says for what. A wait that
-	// is shorter is nothing that anybody has to know.
+	// tellAfter is how long a command waits before it says for what. Nobody needs to
+	// know of a shorter wait.
 	tellAfter = time.Second
-	// tellAgain is how often it looks whether etcd is back.
+	// tellAgain is how often it asks whether etcd is back.
 	tellAgain = 5 * time.Second
 )
 
 // A waitNotice says on standard error what `run` and `elect` wait for: once for
 // whom, and once for each outage of etcd.
 //
-// It does not poll while all is well. It is the library's logger, and looks at the
-// queue when the library logs anything while the command waits.
+// It does not poll while all is well. It serves as the library's logger, and looks at
+// the queue when the library logs something.
 type waitNotice struct {
 	client     *clientv3.Client
 	etcd       *connect.Config
@@ -36,7 +36,7 @@ type waitNotice struct {
 	logged     chan struct{} // has room for one
 
 	mu      sync.Mutex
-	refusal error // etcd's last one that was logged, nil if none was since
+	refusal error // the error that was logged last, nil if the last record had none
 
 	stop func() // nil while the command does not wait
 }
@@ -56,18 +56,19 @@ func newWaitNotice(client *clientv3.Client, etcd *connect.Config, name, self str
 	return &waitNotice{client: client, etcd: etcd, name: name, self: self, logged: make(chan struct{}, 1)}
 }
 
-// begin is called when the command begins to wait, by the same goroutine as end.
+// begin starts the notice when the command begins to wait. One goroutine calls begin
+// and end.
 func (n *waitNotice) begin(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	done := make(chan struct{})
-	go func() { // ends with ctx, which end ends
+	go func() { // ends with ctx, or with end
 		defer close(done)
 		n.run(ctx)
 	}()
 	n.stop = func() { cancel(); <-done }
 }
 
-// end is called when the command does not wait anymore. Nothing is said afterwards.
+// end stops the notice. Nothing is said after it returns.
 func (n *waitNotice) end() {
 	if n.stop != nil {
 		n.stop()
@@ -83,7 +84,7 @@ func (n *waitNotice) run(ctx context.Context) {
 		case <-timer.C:
 		case <-n.logged:
 			if said == waitsUnsaid {
-				continue // the timer is still to come
+				continue // the timer comes later
 			}
 		case <-ctx.Done():
 			return
@@ -105,7 +106,7 @@ func (n *waitNotice) run(ctx context.Context) {
 		case waitsForEtcd, waitsForPlace:
 			timer.Reset(tellAgain)
 		case waitsForHolder, waitsForSpace:
-			// The library logs what comes next.
+			// The library logs the next change.
 		}
 	}
 }
@@ -129,16 +130,16 @@ func (n *waitNotice) look(ctx context.Context) (obstacle, string) {
 	case len(q.Entries) == 0:
 		return waitsForPlace, "waiting for etcd to take this command into the queue: " + doctorHint(n.name)
 	case q.Entries[0].Owner == n.self:
-		return waitsUnsaid, "" // it is granted next
+		return waitsUnsaid, "" // it is about to be granted
 	}
 	return waitsForHolder, "waiting: " + heldBy(q, n.self)
 }
 
-// logger is for the sessions of a command that waits.
+// logger is for the sessions of the command.
 func (n *waitNotice) logger() *slog.Logger { return slog.New(logHandler{n}) }
 
-// logHandler takes what the library logs as a sign that something has changed. The
-// lines themselves are for the logs of a service.
+// logHandler takes a record as a sign that something has changed. It does not print
+// the record, which is worded for the log of a service.
 type logHandler struct{ *waitNotice }
 
 func (h logHandler) Enabled(context.Context, slog.Level) bool { return true }
@@ -157,7 +158,7 @@ func (h logHandler) Handle(_ context.Context, r slog.Record) error {
 	h.mu.Unlock()
 	select {
 	case h.logged <- struct{}{}:
-	default: // it looks at the newest anyway
+	default: // one is enough: look reads the newest state
 	}
 	return nil
 }
@@ -166,8 +167,8 @@ func (h logHandler) WithAttrs([]slog.Attr) slog.Handler { return h }
 
 func (h logHandler) WithGroup(string) slog.Handler { return h }
 
-// readQueue reads the queue of a lock once. Unlike Inspect it does not ask for the
-// leases: that is a request for each of a thousand waiters, by each of them.
+// readQueue reads the queue of a lock once. Inspect would also make a request for each
+// lease. With a thousand waiters, each of which reads the queue, that is a million.
 func readQueue(ctx context.Context, client *clientv3.Client, name string, timeout time.Duration) (q etcdlock.Queue, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -184,7 +185,7 @@ func holder(ctx context.Context, client *clientv3.Client, name, self string) (st
 	case err != nil:
 		return "", err
 	case len(q.Entries) == 0:
-		return "it was taken just now", nil
+		return "somebody who has just released it", nil
 	}
 	return heldBy(q, self), nil
 }
@@ -201,7 +202,7 @@ func heldBy(q etcdlock.Queue, self string) string {
 	return who
 }
 
-// advise adds to a refusal of etcd what to do about it.
+// advise adds to a refusal of etcd how to find out what to do.
 func advise(name string, err error) error {
 	if errors.Is(err, rpctypes.ErrNoSpace) {
 		return fmt.Errorf("%w; %s", err, doctorHint(name))

@@ -14,7 +14,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// Outside of a terminal, too, a command that waits says for whom, once.
+// A command that waits says for whom, once, also outside of a terminal.
 func TestWaiting_ForWhom(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -25,7 +25,7 @@ func TestWaiting_ForWhom(t *testing.T) {
 	first.until(t, `^etcdlock: x: waiting: held by ann \(queued \d+s ago\)$`)
 	second := merged(t, env, "elect", "x", "--", "echo", "in")
 	second.until(t, `^etcdlock: x: waiting: held by ann \(queued \d+s ago\), 1 waiting$`)
-	bob := enqueued(t, client, "bob", "x") // changes of the queue are no news
+	bob := enqueued(t, client, "bob", "x") // a change of the queue is not announced
 	require.NoError(t, bob.Close(bounded(t)))
 	require.NoError(t, ann.Close(bounded(t)))
 	for _, r := range []*invocation{first, second} {
@@ -45,8 +45,8 @@ func TestWaiting_NotAtAll(t *testing.T) {
 	require.Equal(t, "in", r.output())
 }
 
-// Etcd goes away while a command waits: it says so, with the reason, once, and also
-// when etcd is back.
+// When etcd goes away while a command waits, the command says so once, with the cause,
+// and once more when etcd is back.
 func TestWaiting_EtcdAway(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -73,7 +73,7 @@ func TestWaiting_EtcdAway(t *testing.T) {
 	}
 }
 
-// Etcd is full: elect waits for space and says so, run ends and says what to do.
+// When etcd is full, elect waits for space and says so; run ends and says what to do.
 func TestWaiting_NoSpace(t *testing.T) {
 	t.Parallel()
 	cluster := noSpace(t)
@@ -101,7 +101,7 @@ func TestWaiting_NoSpace(t *testing.T) {
 	require.Equal(t, 1, strings.Count(r.output(), "waiting"), r.output())
 }
 
-// A command that runs under a lock and takes it again would wait for itself for ever.
+// A command that runs under a lock and takes it again would wait for itself forever.
 func TestNested(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -119,7 +119,7 @@ func TestNested(t *testing.T) {
 		{125, says, []string{"run"}, []string{"run", "--read"}},
 		{125, says, []string{"run", "--read"}, []string{"run"}},
 		{125, `: it would wait for itself: `, []string{"elect"}, []string{"run"}},
-		{75, `^etcdlock: x: not to be had at once: held by `, []string{"run"}, []string{"run", "--try"}},
+		{75, `^etcdlock: x: the lock is taken: held by `, []string{"run"}, []string{"run", "--try"}},
 		{0, `^$`, []string{"run", "--read"}, []string{"run", "--read"}},
 	} {
 		args := append(append(c.outer, "x", "--", binary), append(c.inner, "x", "--", "true")...)
@@ -128,8 +128,7 @@ func TestNested(t *testing.T) {
 		require.Regexp(t, c.says, r.stderr.String())
 	}
 
-	// A reader inside of a reader waits for a writer between them, and that for the
-	// outer one.
+	// An inner reader would wait for a writer that waits for the outer reader.
 	r, end := begin(t, cluster.Endpoints(), "x", "--read", "--", "sh", "-c", fmt.Sprintf("echo in; read line; exec %s run --read x -- true", binary))
 	r.until(t, "^in$")
 	writer := enqueued(t, client, "ann", "x")
@@ -138,13 +137,13 @@ func TestNested(t *testing.T) {
 	require.Regexp(t, says+`, and a writer waits in between; `, r.stderr.String())
 	require.NoError(t, writer.Close(bounded(t)))
 
-	// A process that has outlived its command has the variables, but not the lock.
+	// A process that has outlived its command still has the variables, but not the lock.
 	r = start(t, append(env, "ETCDLOCK_NAME=x", "ETCDLOCK_KEY=x/abc", "ETCDLOCK_TOKEN=7"), "run", "x", "--", "true")
 	require.Zero(t, r.wait(t), r.stderr.String())
 	noKeys(t, client)
 }
 
-// Those that end while they wait have said nothing that is not so.
+// A command that is ended while it waits says nothing more about its wait.
 func TestWaiting_Ended(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)

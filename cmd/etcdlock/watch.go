@@ -13,13 +13,13 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
-// follow shows a queue as it changes, until ctx ends.
+// follow shows a queue and its changes until ctx ends.
 func follow(ctx context.Context, client *clientv3.Client, name string, output format) error {
 	view := screen.New(os.Stdout)
 	queues, failed := make(chan etcdlock.Queue), make(chan error, 1)
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	go func() { // until ctx ends, or etcd refuses
+	go func() { // ends with ctx, or when etcd refuses
 		for q, err := range etcdlock.Watch(ctx, client, name) {
 			if err != nil {
 				failed <- err
@@ -31,7 +31,7 @@ func follow(ctx context.Context, client *clientv3.Client, name string, output fo
 			}
 		}
 	}()
-	tick := time.NewTicker(time.Second) // for the times
+	tick := time.NewTicker(time.Second) // the times change
 	defer tick.Stop()
 	b := &board{name: name}
 	for {
@@ -54,7 +54,7 @@ func follow(ctx context.Context, client *clientv3.Client, name string, output fo
 			}
 			var by signalled
 			if errors.As(context.Cause(ctx), &by) {
-				return ending{status: by.status()} // there is no other end to it
+				return ending{status: by.status()} // its ordinary end
 			}
 			return err
 		}
@@ -67,20 +67,20 @@ func follow(ctx context.Context, client *clientv3.Client, name string, output fo
 	}
 }
 
-// A board is a queue on the screen, and what has changed in it. Its maps are by
-// token: an entry keeps that when it is downgraded, while its key changes.
+// A board is a queue on the screen and its latest changes. The keys of its maps are
+// tokens: an entry that is downgraded keeps its token but not its key.
 type board struct {
 	name  string
 	queue etcdlock.Queue
-	shown bool // there was a queue before
+	shown bool // queue is set
 	moves map[int64]move
-	// granted is when this board saw an entry get the lock. Those that held it
-	// before have no time here.
+	// granted is when this board saw an entry get the lock. An entry that held it
+	// before is not in it.
 	granted map[int64]time.Time
-	events  []string // the last ones
+	events  []string // the latest ones
 }
 
-// A move is how an entry has changed its place.
+// A move is a change of an entry's place.
 type move struct {
 	what string
 	at   time.Time
@@ -92,7 +92,7 @@ const (
 	maxEvents = 5
 )
 
-// update takes the next state of the queue, and notes who has moved up.
+// update takes the next state of the queue and notes what has changed.
 func (b *board) update(q etcdlock.Queue, now time.Time) {
 	before := make(map[int64]string)
 	for i, e := range b.queue.Entries {
@@ -115,18 +115,18 @@ func (b *board) update(q etcdlock.Queue, now time.Time) {
 			if m, ok := b.moves[e.Token]; ok {
 				moves[e.Token] = m
 			}
-		case !b.shown: // the first state has no before
+		case !b.shown: // the first state is no change
 		case was == "" && e.Holds:
 			moves[e.Token] = move{"new", now}
-			events = append(events, owner(e)+" came and got the lock")
+			events = append(events, owner(e)+" arrived and got the lock")
 		case was == "":
 			moves[e.Token] = move{"new", now}
-			events = append(events, owner(e)+" came, in "+is)
+			events = append(events, owner(e)+" arrived, in "+is)
 		case e.Holds:
 			moves[e.Token] = move{"↑ was " + was, now}
 			got := owner(e) + " got the lock"
 			if !e.Queued.IsZero() {
-				got += ", " + age(now.Sub(e.Queued)) + " after it came"
+				got += ", " + age(now.Sub(e.Queued)) + " after it arrived"
 			}
 			events = append(events, got)
 		default:
@@ -139,7 +139,7 @@ func (b *board) update(q etcdlock.Queue, now time.Time) {
 		case e.Holds:
 			events = append([]string{owner(e) + " left the lock"}, events...)
 		default:
-			events = append([]string{owner(e) + " left, it was in " + state(b.queue, i)}, events...)
+			events = append([]string{owner(e) + " left " + state(b.queue, i)}, events...)
 		}
 	}
 	for _, e := range events {
