@@ -53,7 +53,7 @@ other +cyd +\d+s +0$`, out)
 	require.Equal(t, "etcdlock: -q and -o json exclude each other: choose one\n", says)
 }
 
-// A lock whose last entry goes after it was listed is not listed.
+// A lock is left out if its last entry goes between the two reads.
 func TestList_Emptied(t *testing.T) {
 	t.Parallel()
 	listed, emptied := make(chan struct{}), make(chan struct{})

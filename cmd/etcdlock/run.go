@@ -94,15 +94,15 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 		return err
 	}
 	defer func() { _ = client.Close() }() // the process ends anyway
-	if !r.try {                           // which does not wait
-		if err := wouldWaitForItself(in.ctx, client, r.name, r.read, etcd.DialTimeout); err != nil {
-			return err
-		}
-	}
 	notice := newWaitNotice(client, etcd, r.name, r.owner)
 	// A pool, so that a waiter whose session is lost queues again.
 	pool := etcdlock.NewPool(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner), etcdlock.WithLogger(notice.logger()))
-	notice.begin(in.ctx)
+	if !r.try { // --try does not wait
+		if err := wouldWaitForItself(in.ctx, client, r.name, r.read, etcd.DialTimeout); err != nil {
+			return err
+		}
+		notice.begin(in.ctx)
+	}
 	h, err := r.acquire(in.ctx, client, pool, etcd.DialTimeout)
 	notice.end()
 	in.pause()

@@ -61,7 +61,7 @@ func TestWaiting_EtcdAway(t *testing.T) {
 			proxy.Blackhole(etcdtest.ToServer)
 			proxy.Refuse()
 			r.until(t, `^etcdlock: `+subcommand+`: waiting for etcd: no etcd answers at `+proxy.Endpoints()[0]+` within 700ms \(.+\)$`)
-			waiters(t, client, subcommand, 1) // its lease has run out
+			waiters(t, client, subcommand, 1) // its lease has ended
 			proxy.Heal()
 			r.until(t, `^etcdlock: `+subcommand+`: etcd answers again; waiting`)
 			waiters(t, client, subcommand, 2)

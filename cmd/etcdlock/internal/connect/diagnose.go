@@ -22,12 +22,12 @@ const probeTimeout = time.Second
 
 // A Problem is why an endpoint can't be used.
 type Problem struct {
-	What string // "" if the probe found nothing wrong
-	Do   string // "" if there is no better advice than to look at the address
+	What string // "" if the probe found no problem
+	Do   string // "" if the only advice is to check the address
 }
 
-// diagnose finds out why etcd did not answer. It connects to each endpoint
-// without gRPC, whose own error only says that time was up.
+// diagnose finds out why etcd did not answer. It connects to each endpoint without
+// gRPC, whose own error only says that time was up.
 func (c *Config) diagnose(err error) (reason, advice string) {
 	endpoints := c.endpoints()
 	problems := c.ProbeAll(context.Background(), endpoints)
@@ -57,7 +57,7 @@ func (c *Config) diagnose(err error) (reason, advice string) {
 	return strings.Join(reasons, "; "), advice
 }
 
-// ProbeAll probes all endpoints at once.
+// ProbeAll probes all endpoints at the same time.
 func (c *Config) ProbeAll(ctx context.Context, endpoints []string) []Problem {
 	problems := make([]Problem, len(endpoints))
 	var wg sync.WaitGroup
@@ -68,7 +68,7 @@ func (c *Config) ProbeAll(ctx context.Context, endpoints []string) []Problem {
 	return problems
 }
 
-// probe connects to an endpoint as the client would, up to the end of the TLS
+// probe connects to an endpoint as the client does, up to the end of the TLS
 // handshake.
 func (c *Config) probe(ctx context.Context, endpoint string) Problem {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
@@ -113,7 +113,7 @@ func split(endpoint string) (scheme, host string) {
 	return "", endpoint
 }
 
-// probePlain finds out whether a server that is asked without TLS wants TLS.
+// probePlain finds out whether a server wants TLS, although the endpoint has none.
 func probePlain(conn net.Conn, host string) Problem {
 	err := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).Handshake()
 	if err == nil || fromServer(err) {
@@ -122,7 +122,7 @@ func probePlain(conn net.Conn, host string) Problem {
 	return Problem{}
 }
 
-// handshake also waits for what a server says after it: with TLS 1.3 it rejects a
+// handshake also reads once after the handshake: with TLS 1.3 a server rejects the
 // client's certificate only then.
 func handshake(conn *tls.Conn) error {
 	if err := conn.Handshake(); err != nil {
@@ -131,7 +131,7 @@ func handshake(conn *tls.Conn) error {
 	_, err := conn.Read(make([]byte, 1))
 	var timeout net.Error
 	if errors.Is(err, io.EOF) || errors.As(err, &timeout) && timeout.Timeout() {
-		return nil // it has nothing to say
+		return nil // it has not rejected anything
 	}
 	return err
 }
@@ -142,7 +142,7 @@ func fromServer(err error) bool {
 	return errors.As(err, &op) && op.Op == "remote error"
 }
 
-// explainTLS says which option an error of the handshake is about.
+// explainTLS says which option is wrong, by the error of the handshake.
 func (c *Config) explainTLS(err error, host string) Problem {
 	var (
 		noTLS     tls.RecordHeaderError
@@ -154,7 +154,7 @@ func (c *Config) explainTLS(err error, host string) Problem {
 	case err == nil:
 		return Problem{}
 	case errors.As(err, &noTLS), errors.Is(err, io.EOF):
-		return Problem{host + " ends the TLS handshake", "if it does not speak TLS, write http://" + host}
+		return Problem{host + " ends the TLS handshake", "if it does not use TLS, write http://" + host}
 	case errors.As(err, &authority) && c.CACert == "":
 		return Problem{fmt.Sprintf("%s: %v", host, err), "name the file of the CA that signed etcd's certificate with " + option("cacert")}
 	case errors.As(err, &authority):
@@ -173,5 +173,5 @@ func (c *Config) explainTLS(err error, host string) Problem {
 	return Problem{What: fmt.Sprintf("%s: %v", host, err)}
 }
 
-// option names a flag and its variable.
+// option names a flag together with its variable.
 func option(flag string) string { return "--" + flag + " (or " + env(flag) + ")" }

@@ -1,5 +1,5 @@
-// Package duration is the value of a flag that takes a duration, and also a plain
-// number of seconds: etcdctl's --ttl is one.
+// Package duration is a flag that takes a duration, or a plain number of seconds as
+// etcdctl's --ttl does.
 package duration
 
 import (
@@ -18,7 +18,7 @@ func Var(fs *pflag.FlagSet, d *time.Duration, name string, preset time.Duration,
 
 type value time.Duration
 
-// String writes zero as pflag recognises it, so that --help shows no default there.
+// String writes zero in the form that pflag recognises: --help then shows no default.
 func (v *value) String() string {
 	if *v == 0 {
 		return "0"
@@ -26,10 +26,10 @@ func (v *value) String() string {
 	return time.Duration(*v).String()
 }
 
-// Type is what --help shows.
+// Type is the name of the value in --help.
 func (v *value) Type() string { return "duration" }
 
-// Set takes "10" for ten seconds, or what [time.ParseDuration] takes.
+// Set takes "10" as ten seconds, and whatever [time.ParseDuration] takes.
 func (v *value) Set(s string) error {
 	if _, err := strconv.ParseFloat(s, 64); err == nil {
 		s += "s"

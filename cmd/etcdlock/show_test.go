@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -17,25 +16,6 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
-
-// enqueued puts an entry into a queue. Its session is closed at the end of the test.
-func enqueued(t *testing.T, client *clientv3.Client, owner, name string, opts ...etcdlock.SessionOption) *etcdlock.Session {
-	t.Helper()
-	s, err := etcdlock.NewSession(bounded(t), client, append(opts, etcdlock.WithOwner(owner))...)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close(bounded(t)) })
-	_, err = etcdlock.NewMutex(s, name).Enqueue(bounded(t))
-	require.NoError(t, err)
-	return s
-}
-
-// ask runs a command to its end.
-func ask(t *testing.T, cluster *etcdtest.Cluster, args ...string) (status int, stdout, stderr string) {
-	t.Helper()
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, args...)
-	status = r.wait(t)
-	return status, r.output(), r.stderr.String()
-}
 
 func TestShow(t *testing.T) {
 	t.Parallel()
@@ -158,7 +138,7 @@ func TestShow_WatchDowngrade(t *testing.T) {
 	require.Equal(t, 1, strings.Count(r.output(), "left the lock"), "at the end alone")
 }
 
-// On a terminal it draws in place, and leaves the last state there.
+// On a terminal it draws in place. The last state stays.
 func TestShow_WatchTerminal(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -181,124 +161,4 @@ func TestShow_WatchTerminal(t *testing.T) {
 	end := all[strings.LastIndex(all, "\x1b[?25h"):]
 	require.Contains(t, end, "bob got the lock", "the last state stays")
 	require.Regexp(t, `\x1b\[A`, all)
-}
-
-func TestBreak(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--owner=ann", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; exec sleep 1000")
-	_, token := r.inSection(t)
-	bob := enqueued(t, client, "bob", "x")
-	keys := waiters(t, client, "x", 2)
-	entry := fmt.Sprintf("%s@%d", keys[0], token)
-
-	for args, want := range map[string]string{
-		"x nonsense":               `"nonsense" is not of the form KEY@TOKEN: copy one`,
-		"x @7":                     `"@7" is not of the form KEY@TOKEN`,
-		"x " + keys[0] + "@x":      `is not of the form KEY@TOKEN`,
-		"x " + keys[0] + "@0":      `is not of the form KEY@TOKEN`,
-		"x " + keys[0] + "@999999": `is not in the queue \(any more\)`,
-		"y " + entry:               `is not in the queue \(any more\)`,
-		"x " + entry:               `standard input is not a terminal, so nobody can be asked: add --yes`,
-		"x":                        `KEY@TOKEN is missing; usage: etcdlock break NAME KEY@TOKEN`,
-	} {
-		status, out, says := ask(t, cluster, append([]string{"break"}, strings.Fields(args)...)...)
-		require.Equal(t, 1, status, args)
-		require.Empty(t, out)
-		require.Regexp(t, `^etcdlock: [^\n]*`+want+`[^\n]*\n$`, says)
-	}
-	require.Len(t, waiters(t, client, "x", 2), 2, "every entry is still there")
-
-	for _, answer := range []string{"n\r", "\r", "perhaps\r", ctrlD} {
-		c := onConsole(t, cluster.Endpoints(), binary, "break", "x", entry)
-		c.until(t, `x: ann \(queued \d+s ago\) holds the lock\. Take it out of the queue\? \[y/N\] `)
-		c.types(t, answer)
-		c.until(t, `etcdlock: nothing was done`)
-		require.Equal(t, 1, c.ends(t).ExitStatus())
-	}
-	c := onConsole(t, cluster.Endpoints(), binary, "break", "x", entry)
-	c.until(t, `\[y/N\] `)
-	c.types(t, ctrlC)
-	require.Equal(t, 130, c.ends(t).ExitStatus())
-	require.Len(t, waiters(t, client, "x", 2), 2, "every entry is still there")
-
-	c = onConsole(t, cluster.Endpoints(), binary, "break", "x", entry)
-	c.until(t, `\[y/N\] `)
-	c.types(t, "y\r")
-	c.until(t, regexp.QuoteMeta("x: "+entry+" is out of the queue"))
-	require.Zero(t, c.ends(t).ExitStatus())
-	require.Equal(t, 76, r.wait(t), "its command was ended")
-	require.Equal(t, keys[1:], waiters(t, client, "x", 1), "the next waiter has the lock")
-
-	status, out, _ := ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("%s@%d", keys[1], revision(t, client, keys[1])))
-	require.Zero(t, status)
-	require.Contains(t, out, "is out of the queue")
-	require.NoError(t, bob.Close(bounded(t)))
-	noKeys(t, client)
-}
-
-// Etcd's own locks don't watch their entries: break says so first.
-func TestBreak_Deaf(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	s, err := concurrency.NewSession(client)
-	require.NoError(t, err)
-	m := concurrency.NewMutex(s, "x")
-	require.NoError(t, m.Lock(bounded(t)))
-	entry := fmt.Sprintf("%s@%d", m.Key(), revision(t, client, m.Key()))
-	const warning = `holds the lock\. It will not hear of this, and goes on as if it held the lock: .* End it first\.`
-
-	c := onConsole(t, cluster.Endpoints(), binary, "break", "x", entry)
-	c.until(t, `x: unknown \(lease [0-9a-f]+\) `+warning+`\s+Take it out of the queue\? \[y/N\] `)
-	c.types(t, "n\r")
-	require.Equal(t, 1, c.ends(t).ExitStatus())
-
-	status, out, says := ask(t, cluster, "break", "--yes", "x", entry)
-	require.Zero(t, status)
-	require.Contains(t, out, "is out of the queue")
-	require.Regexp(t, `^etcdlock: x: unknown \(lease [0-9a-f]+\) `+warning+`\n$`, says)
-	require.NoError(t, s.Close())
-
-	// One that hears of it is broken without a word.
-	enqueued(t, client, "ann", "x")
-	keys := waiters(t, client, "x", 1)
-	status, _, says = ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("%s@%d", keys[0], revision(t, client, keys[0])))
-	require.Zero(t, status)
-	require.Empty(t, says)
-}
-
-func revision(t *testing.T, client *clientv3.Client, key string) int64 {
-	t.Helper()
-	got, err := client.Get(bounded(t), key)
-	require.NoError(t, err)
-	require.Len(t, got.Kvs, 1)
-	return got.Kvs[0].CreateRevision
-}
-
-// The shell completes names of locks, and entries for break.
-func TestCompletion(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	enqueued(t, client, "ann", "jobs/a")
-	enqueued(t, client, "bob", "jobs/b")
-	enqueued(t, client, "cyd", "other")
-	lines := func(args ...string) []string {
-		_, out, _ := ask(t, cluster, append([]string{"__complete"}, args...)...)
-		return strings.Split(out, "\n")
-	}
-	for _, command := range []string{"run", "elect", "show", "ls", "break", "doctor"} {
-		require.Equal(t, []string{"jobs/a", "jobs/b", ":4"}, lines(command, "jo"), command)
-	}
-	require.Regexp(t, `^jobs/b/[0-9a-f]+@\d+\tbob, holds\n:36$`, strings.Join(lines("break", "jobs/b", ""), "\n"))
-	require.Equal(t, []string{":0"}, lines("run", "jobs/b", "--", ""))
-	require.Equal(t, []string{"table", "json", ":4"}, lines("show", "-o", ""))
-	require.Equal(t, []string{":4"}, lines("show", "--endpoints=127.0.0.1:1", "jo"), "no error disturbs somebody who types")
-	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		status, out, _ := ask(t, cluster, "completion", shell)
-		require.Zero(t, status)
-		require.Contains(t, out, "etcdlock")
-	}
 }
