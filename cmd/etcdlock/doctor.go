@@ -93,9 +93,15 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 	}
 	now := time.Now()
 	if unread == nil {
-		if err := d.queue(ctx, q, now); err != nil {
-			return err
+		if unread = d.queue(ctx, q, now); unread != nil { // etcd went away between the two looks
+			d.findings = nil
+			if err := d.members(ctx, unread); err != nil {
+				return err
+			}
 		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	needs := slices.ContainsFunc(d.findings, func(f finding) bool { return f.Attention })
 	var err error

@@ -81,12 +81,8 @@ func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
 		return context.Cause(ctx)
 	}
 	later, err := d.inspect(ctx, q.Name)
-	switch {
-	case ctx.Err() != nil:
-		return context.Cause(ctx)
-	case err != nil:
-		d.attention("run this again", "etcd has not answered the second look at the leases: %s", line(err))
-		return nil
+	if err != nil {
+		return err
 	}
 	for _, e := range q.Entries {
 		i := slices.IndexFunc(later.Entries, func(l etcdlock.Entry) bool { return l.Key == e.Key && l.Token == e.Token })

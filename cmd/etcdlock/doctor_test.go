@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"regexp"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 
@@ -167,6 +169,32 @@ note       etcd 3\.\S+ \(1 of 3 members\)$`, r.output())
 	require.Equal(t, 1, status, "etcd may be at another address")
 	require.Empty(t, out)
 	require.Regexp(t, `^etcdlock: no etcd answers at .* is it running, and is this its address\?`, says)
+}
+
+// Etcd loses its quorum between the two looks at the leases: what doctor has found
+// before is not true any more.
+func TestDoctor_QuorumLost(t *testing.T) {
+	t.Parallel()
+	looked := make(chan struct{}, 100)
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3), intercepted(func(_ context.Context, req any) {
+		if _, ok := req.(*pb.MemberListRequest); ok { // comes after the first look
+			looked <- struct{}{}
+		}
+	}))
+	client := cluster.Client(t)
+	lease, err := client.Grant(bounded(t), 9)
+	require.NoError(t, err)
+	_, err = client.Put(bounded(t), fmt.Sprintf("x/%x", lease.ID), "", clientv3.WithLease(lease.ID))
+	require.NoError(t, err)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, "doctor", "x", "--dial-timeout=2s")
+	<-looked
+	for i := range 2 {
+		cluster.Member(i).Kill()
+	}
+	require.Equal(t, 2, r.wait(t), r.stderr.String())
+	require.Regexp(t, `^x: unknown, because etcd does not answer
+ATTENTION  1 of 3 members answers, no quorum: `, r.output())
+	require.Equal(t, 3, strings.Count(r.output(), "ATTENTION"), r.output())
 }
 
 // Where etcd is full, doctor lists every step that helps.

@@ -36,7 +36,7 @@ for each change, or with -o json a line.`,
 			}
 			defer func() { _ = client.Close() }() // the process ends anyway
 			if watch {
-				return follow(cmd.Context(), client, args[0], output)
+				return follow(cmd.Context(), client, etcd, args[0], output)
 			}
 			q, err := etcdlock.Inspect(cmd.Context(), client, args[0])
 			switch {

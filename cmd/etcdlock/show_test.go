@@ -138,6 +138,30 @@ func TestShow_WatchDowngrade(t *testing.T) {
 	require.Equal(t, 1, strings.Count(r.output(), "left the lock"), "at the end alone")
 }
 
+// When etcd goes away, --watch says that what it shows may be out of date.
+func TestShow_WatchEtcdAway(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	enqueued(t, cluster.Client(t), "ann", "x", etcdlock.WithTTL(60*time.Second))
+	c := onConsole(t, proxy.Endpoints(), binary, "show", "x", "--watch", "--dial-timeout=700ms")
+	c.until(t, `holds[^\n]* ann `)
+	r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "show", "x", "--watch", "--dial-timeout=700ms")
+	r.until(t, `^holds .* ann `)
+	proxy.Blackhole(etcdtest.ToServer)
+	proxy.Refuse()
+	r.until(t, `^etcdlock: x: etcd does not answer, so the last state may be out of date: no etcd answers at .* within 700ms \(.+\)$`)
+	c.until(t, `; perhaps not any more, because etcd has not answered since \d\d:\d\d:\d\d`)
+	c.until(t, `\d\d:\d\d:\d\d  no etcd answers at`)
+	proxy.Heal()
+	r.until(t, `^etcdlock: x: etcd answers again$`)
+	c.until(t, `\d\d:\d\d:\d\d  etcd answers again`)
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	require.Equal(t, 130, r.wait(t))
+	c.types(t, ctrlC)
+	require.Equal(t, 130, c.ends(t).ExitStatus())
+}
+
 // On a terminal it draws in place. The last state stays.
 func TestShow_WatchTerminal(t *testing.T) {
 	t.Parallel()

@@ -10,11 +10,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
 // follow shows a queue and its changes until ctx ends.
-func follow(ctx context.Context, client *clientv3.Client, name string, output format) error {
+func follow(ctx context.Context, client *clientv3.Client, etcd *connect.Config, name string, output format) error {
 	view := screen.New(os.Stdout)
 	queues, failed := make(chan etcdlock.Queue), make(chan error, 1)
 	ctx, cancel := context.WithCancelCause(ctx)
@@ -31,6 +32,7 @@ func follow(ctx context.Context, client *clientv3.Client, name string, output fo
 			}
 		}
 	}()
+	silences := outages(ctx, client, etcd, name)
 	tick := time.NewTicker(time.Second) // the times change
 	defer tick.Stop()
 	b := &board{name: name}
@@ -45,6 +47,15 @@ func follow(ctx context.Context, client *clientv3.Client, name string, output fo
 				}
 			case !view.Live():
 				view.Print(b.lines(time.Now())...)
+			}
+		case why := <-silences:
+			b.outage(why, time.Now())
+			switch {
+			case output != asJSON && view.Live():
+			case why == "":
+				say(name, "etcd answers again")
+			default:
+				say(name, "etcd does not answer, so the last state may be out of date: %s", why)
 			}
 		case <-tick.C:
 		case err := <-failed:
@@ -77,7 +88,8 @@ type board struct {
 	// granted is when this board saw an entry get the lock. An entry that held it
 	// before is not in it.
 	granted map[int64]time.Time
-	events  []string // the latest ones
+	events  []string  // the latest ones
+	silent  time.Time // since when etcd has not answered, zero if it does
 }
 
 // A move is a change of an entry's place.
@@ -142,11 +154,26 @@ func (b *board) update(q etcdlock.Queue, now time.Time) {
 			events = append([]string{owner(e) + " left " + state(b.queue, i)}, events...)
 		}
 	}
+	b.note(now, events...)
+	b.queue, b.moves, b.granted, b.shown = q, moves, granted, true
+}
+
+// outage notes that etcd does not answer, or with "" that it does again.
+func (b *board) outage(why string, now time.Time) {
+	if why == "" {
+		b.silent = time.Time{}
+		b.note(now, "etcd answers again")
+		return
+	}
+	b.silent = now
+	b.note(now, why)
+}
+
+func (b *board) note(now time.Time, events ...string) {
 	for _, e := range events {
 		b.events = append(b.events, now.Format("15:04:05")+"  "+e)
 	}
 	b.events = b.events[max(0, len(b.events)-maxEvents):]
-	b.queue, b.moves, b.granted, b.shown = q, moves, granted, true
 }
 
 func (b *board) lines(now time.Time) []screen.Line {
@@ -154,7 +181,11 @@ func (b *board) lines(now time.Time) []screen.Line {
 		return []screen.Line{{screen.Bold(plain(b.name)), screen.Dim(": etcd has not answered yet")}}
 	}
 	q := b.queue
-	lines := []screen.Line{{screen.Bold(plain(q.Name)), screen.Plain(": " + standing(q))}, {}}
+	title := screen.Line{screen.Bold(plain(q.Name)), screen.Plain(": " + standing(q))}
+	if !b.silent.IsZero() {
+		title = append(title, screen.Red("; perhaps not any more, because etcd has not answered since "+b.silent.Format("15:04:05")))
+	}
+	lines := []screen.Line{title, {}}
 	rows := [][]string{{"STATE", "KIND", "QUEUED", "HELD", "OWNER", "", "ENTRY"}}
 	for i, e := range q.Entries {
 		moved := ""
