@@ -90,6 +90,13 @@ func TestBreak_Deaf(t *testing.T) {
 	require.Regexp(t, `^etcdlock: x: unknown \(lease [0-9a-f]+\) `+warning+`\n$`, says)
 	require.NoError(t, s.Close())
 
+	// A key without a lease most likely has no process behind it.
+	got, err := client.Put(bounded(t), "x/abc", "")
+	require.NoError(t, err)
+	status, _, says = ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("x/abc@%d", got.Header.Revision))
+	require.Zero(t, status)
+	require.Empty(t, says)
+
 	// A holder that hears of it is broken without a warning.
 	enqueued(t, client, "ann", "x")
 	keys := waiters(t, client, "x", 1)

@@ -124,7 +124,7 @@ func TestElect_CutOff(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
 	proxy := cluster.Proxy(t)
-	cutOff := candidate(t, proxy.Endpoints(), "--ttl=3s", "--grace=500ms")
+	cutOff := candidate(t, proxy.Endpoints(), "--ttl=3s", "--grace=500ms", "--dial-timeout=200ms")
 	pid, _ := cutOff.inSection(t)
 	next := candidate(t, cluster.Endpoints())
 	waiters(t, client, "svc", 2)
@@ -139,6 +139,12 @@ func TestElect_CutOff(t *testing.T) {
 	cutOff.inSection(t)
 	require.NoError(t, cutOff.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 143, cutOff.wait(t))
+	require.Regexp(t, `(?s)^etcdlock: svc: leads with token \d+, starts sh
+etcdlock: svc: sh: [^\n]*
+(etcdlock: svc: killing[^\n]*
+)?etcdlock: svc: sh has ended after the lead was lost [^\n]*: waiting to lead again
+(etcdlock: svc: (waiting|etcd answers again)[^\n]*\n)*etcdlock: svc: leads with token \d+, starts sh
+$`, cutOff.stderr.String())
 	noKeys(t, client)
 }
 

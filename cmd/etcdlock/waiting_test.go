@@ -1,13 +1,16 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
@@ -17,7 +20,12 @@ import (
 // A command that waits says for whom, once, also outside of a terminal.
 func TestWaiting_ForWhom(t *testing.T) {
 	t.Parallel()
-	cluster := etcdtest.Start(t)
+	var leases atomic.Int64
+	cluster := etcdtest.Start(t, intercepted(func(_ context.Context, req any) {
+		if _, ok := req.(*pb.LeaseTimeToLiveRequest); ok {
+			leases.Add(1)
+		}
+	}))
 	client := cluster.Client(t)
 	ann := enqueued(t, client, "ann", "x")
 	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
@@ -27,6 +35,7 @@ func TestWaiting_ForWhom(t *testing.T) {
 	second.until(t, `^etcdlock: x: waiting: held by ann \(queued \d+s ago\), 1 waiting$`)
 	bob := enqueued(t, client, "bob", "x") // a change of the queue is not announced
 	require.NoError(t, bob.Close(bounded(t)))
+	require.Zero(t, leases.Load(), "requests for each of the waiters, by each of them")
 	require.NoError(t, ann.Close(bounded(t)))
 	for _, r := range []*invocation{first, second} {
 		r.until(t, `^in$`)
@@ -140,6 +149,12 @@ func TestNested(t *testing.T) {
 	// A process that has outlived its command still has the variables, but not the lock.
 	r = start(t, append(env, "ETCDLOCK_NAME=x", "ETCDLOCK_KEY=x/abc", "ETCDLOCK_TOKEN=7"), "run", "x", "--", "true")
 	require.Zero(t, r.wait(t), r.stderr.String())
+	// So does one whose token is that of an earlier entry with the same key.
+	ann := enqueued(t, client, "ann", "x")
+	env = append(env, "ETCDLOCK_NAME=x", "ETCDLOCK_KEY="+waiters(t, client, "x", 1)[0], "ETCDLOCK_TOKEN=1")
+	r = start(t, env, "run", "x", "--wait=50ms", "--", "true")
+	require.Equal(t, 75, r.wait(t), r.stderr.String())
+	require.NoError(t, ann.Close(bounded(t)))
 	noKeys(t, client)
 }
 
