@@ -54,7 +54,7 @@ func Example() {
 	}
 	fmt.Println(h.Unlock(ctx))
 
-	// What Prometheus gets to see of the lock that was lost.
+	// What Prometheus scrapes about the lock that was lost.
 	scrape := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(scrape, httptest.NewRequest("GET", "/metrics", nil))
 	for lines := bufio.NewScanner(scrape.Body); lines.Scan(); {

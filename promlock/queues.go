@@ -12,26 +12,26 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// Queues collects the lengths of some locks' queues as etcd has them, whoever made
-// the entries:
+// Queues collects the lengths of some locks' queues from etcd, whoever made the
+// entries:
 //
 //	etcdlock_queue_length{name,state}    entries in the queue; state is "holding" or "waiting"
 //
-// Each scrape asks etcd, with a watch and a read for each name, as etcdlock.Watch
-// does for its first state, and takes two seconds at the most. The queue of
-// a name that etcd has not answered for by then is missing from that scrape; nothing
-// is made up. Each process that has Queues registered asks, so one is enough.
+// Each scrape asks etcd, with one watch and one read for each name, and takes two
+// seconds at most. A queue for which etcd has not answered by then is missing from
+// that scrape. Each process that registers Queues asks, so register it in one.
 type Queues struct {
 	client *clientv3.Client
 	names  []string
 	length *prometheus.Desc
 }
 
-// queuesTimeout is well below Prometheus's own, of 10 s by default.
+// queuesTimeout is well below the time that Prometheus waits for a scrape, 10 s by
+// default.
 const queuesTimeout = 2 * time.Second
 
-// NewQueues makes Queues of the locks of these names, to be registered. It makes no
-// request. The client needs read rights on each name + "/".
+// NewQueues makes Queues for the locks of these names. It makes no request. The
+// client needs read rights on each name + "/".
 func NewQueues(client *clientv3.Client, names ...string) *Queues {
 	return &Queues{client, slices.Compact(slices.Sorted(slices.Values(names))), prometheus.NewDesc("etcdlock_queue_length",
 		"Entries in the queue of a lock in etcd.", []string{"name", "state"}, nil)}
