@@ -16,12 +16,12 @@ const (
 	other    = "other"
 )
 
-// acquisitions are what waits and what is held now in this process, by label.
-// Counts and ages come from the same sets, so they cannot disagree.
+// acquisitions are what waits, what is held and what was lost in this process, by
+// label. Counts and ages come from the same sets, so they cannot disagree.
 type acquisitions struct {
 	name func(lock string) string
 
-	waiting, held, oldestWait, oldestHold *prometheus.Desc
+	waiting, held, oldestWait, oldestHold, lost *prometheus.Desc
 
 	mu      sync.Mutex
 	names   map[string]struct{} // values of the label name
@@ -31,8 +31,11 @@ type acquisitions struct {
 type labels struct{ name, mode string }
 
 // sets hold the acquisitions of one pair of labels, each with the time at which it
-// entered the queue or was granted.
-type sets struct{ waiting, held map[id]time.Time }
+// entered the queue or was granted, and count the losses by cause.
+type sets struct {
+	waiting, held map[id]time.Time
+	lost          map[string]float64
+}
 
 // id identifies an acquisition. Its key would not: Downgrade changes it. Its token
 // alone would not either: a session of another cluster may have the same.
@@ -43,8 +46,8 @@ type id struct {
 }
 
 func newAcquisitions(name func(lock string) string) *acquisitions {
-	desc := func(name, help string) *prometheus.Desc {
-		return prometheus.NewDesc(name, help, []string{"name", "mode"}, nil)
+	desc := func(name, help string, labels ...string) *prometheus.Desc {
+		return prometheus.NewDesc(name, help, append([]string{"name", "mode"}, labels...), nil)
 	}
 	return &acquisitions{
 		name:       name,
@@ -54,12 +57,13 @@ func newAcquisitions(name func(lock string) string) *acquisitions {
 		held:       desc("etcdlock_held", "Locks that this process holds."),
 		oldestWait: desc("etcdlock_oldest_wait_seconds", "How long the oldest waiting entry of this process has been in the queue."),
 		oldestHold: desc("etcdlock_oldest_hold_seconds", "How long the oldest lock of this process has been held."),
+		lost:       desc("etcdlock_lost_total", "Locks that were lost while they were held, by cause.", "cause"),
 	}
 }
 
 // Describe implements prometheus.Collector.
 func (a *acquisitions) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{a.waiting, a.held, a.oldestWait, a.oldestHold} {
+	for _, d := range []*prometheus.Desc{a.waiting, a.held, a.oldestWait, a.oldestHold, a.lost} {
 		ch <- d
 	}
 }
@@ -76,6 +80,9 @@ func (a *acquisitions) Collect(ch chan<- prometheus.Metric) {
 			a.held: float64(len(s.held)), a.oldestHold: oldest(s.held, now),
 		} {
 			metrics = append(metrics, prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, l.name, l.mode))
+		}
+		for cause, n := range s.lost {
+			metrics = append(metrics, prometheus.MustNewConstMetric(a.lost, prometheus.CounterValue, n, l.name, l.mode, cause))
 		}
 	}
 	a.mu.Unlock()
@@ -112,6 +119,13 @@ func (a *acquisitions) over(q etcdlock.Acquisition) labels {
 	})
 }
 
+func (a *acquisitions) lostTo(q etcdlock.Acquisition, cause string) labels {
+	return a.update(q, func(s *sets, i id) {
+		delete(s.held, i)
+		s.lost[cause]++
+	})
+}
+
 // update changes the sets that an acquisition belongs to, and returns their labels.
 func (a *acquisitions) update(q etcdlock.Acquisition, change func(*sets, id)) labels {
 	l := labels{a.name(q.Name), outcome.Mode(q)} // WithName's function is called without a.mu
@@ -128,7 +142,13 @@ func (a *acquisitions) update(q etcdlock.Acquisition, change func(*sets, id)) la
 	}
 	s := a.current[l]
 	if s == nil {
-		s = &sets{waiting: make(map[id]time.Time), held: make(map[id]time.Time)}
+		s = &sets{
+			waiting: make(map[id]time.Time),
+			held:    make(map[id]time.Time),
+			// Each cause has a series from the start: Prometheus does not see the
+			// increase of a counter that first appears with the value 1.
+			lost: map[string]float64{outcome.SessionExpired: 0, outcome.SessionClosed: 0, outcome.Removed: 0},
+		}
 		a.current[l] = s
 	}
 	change(s, id{q.Session, q.Name, q.Token})

@@ -17,7 +17,7 @@ type Collector struct {
 	acquisitions          *acquisitions
 	wait, hold            *prometheus.HistogramVec
 	renewal               prometheus.Histogram
-	lost, ended           *prometheus.CounterVec
+	ended                 *prometheus.CounterVec
 	renewalFailures       prometheus.Counter
 	sessionCount, ttlLeft *prometheus.Desc
 	collectors            []prometheus.Collector // those of the above that are collectors
@@ -40,9 +40,6 @@ func New(opts ...Option) *Collector {
 			NativeHistogramBucketFactor: 1.1, NativeHistogramMaxBucketNumber: 160, NativeHistogramMinResetDuration: time.Hour,
 		}
 	}
-	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: name, Help: help}, labels)
-	}
 	c := &Collector{
 		acquisitions: newAcquisitions(cfg.name),
 		sessions:     make(map[*etcdlock.Session]struct{}),
@@ -51,8 +48,8 @@ func New(opts ...Option) *Collector {
 			"How long calls that asked for a lock waited, by how the wait ended."), []string{"name", "mode", "outcome"}),
 		hold: prometheus.NewHistogramVec(histogram("etcdlock_hold_seconds",
 			"How long locks were held, until they were unlocked or lost."), []string{"name", "mode"}),
-		lost:  counter("etcdlock_lost_total", "Locks that were lost while they were held, by cause.", "name", "mode", "cause"),
-		ended: counter("etcdlock_sessions_ended_total", "Sessions that ended, by cause.", "cause"),
+		ended: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "etcdlock_sessions_ended_total",
+			Help: "Sessions that ended, by cause."}, []string{"cause"}),
 		renewal: prometheus.NewHistogram(histogram("etcdlock_session_renewal_seconds",
 			"Round trips of lease renewals.")),
 		renewalFailures: prometheus.NewCounter(prometheus.CounterOpts{Name: "etcdlock_session_renewal_failures_total",
@@ -61,7 +58,10 @@ func New(opts ...Option) *Collector {
 		ttlLeft: prometheus.NewDesc("etcdlock_session_ttl_left_seconds",
 			"Time until the earliest deadline of the sessions: the locks are safe until then without hearing from etcd.", nil, nil),
 	}
-	c.collectors = []prometheus.Collector{c.acquisitions, c.wait, c.hold, c.lost, c.ended, c.renewal, c.renewalFailures}
+	c.collectors = []prometheus.Collector{c.acquisitions, c.wait, c.hold, c.ended, c.renewal, c.renewalFailures}
+	for _, cause := range []string{outcome.SessionExpired, outcome.SessionClosed} {
+		c.ended.WithLabelValues(cause) // a series from the start, as for lost locks
+	}
 	return c
 }
 
@@ -127,17 +127,15 @@ func (c *Collector) Hooks() *etcdlock.Hooks {
 			l := c.acquisitions.over(i.Acquisition)
 			c.wait.WithLabelValues(l.name, l.mode, outcome.Of(i.Err)).Observe(i.Wait.Seconds())
 		},
-		Released: func(_ context.Context, i etcdlock.ReleasedInfo) { c.holdOver(i.Acquisition, i.Held) },
+		Released: func(_ context.Context, i etcdlock.ReleasedInfo) {
+			c.observeHold(c.acquisitions.over(i.Acquisition), i.Held)
+		},
 		Lost: func(_ context.Context, i etcdlock.LostInfo) {
-			l := c.holdOver(i.Acquisition, i.Held)
-			c.lost.WithLabelValues(l.name, l.mode, outcome.Of(i.Cause)).Inc()
+			c.observeHold(c.acquisitions.lostTo(i.Acquisition, outcome.Of(i.Cause)), i.Held)
 		},
 	}
 }
 
-// holdOver notes the end of a hold.
-func (c *Collector) holdOver(a etcdlock.Acquisition, held time.Duration) labels {
-	l := c.acquisitions.over(a)
+func (c *Collector) observeHold(l labels, held time.Duration) {
 	c.hold.WithLabelValues(l.name, l.mode).Observe(held.Seconds())
-	return l
 }

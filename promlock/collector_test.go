@@ -127,6 +127,18 @@ func TestCollector(t *testing.T) {
 	require.NoError(t, s.Refresh(testCtx(t)))
 	got = gather(t, reg)
 	delete(got, "etcdlock_session_ttl_left_seconds")
+	// Each counter of losses is there before the first loss, or its increase would
+	// not be seen.
+	for _, some := range []string{
+		"lost_total{cause=session_expired,mode=exclusive,name=a}", "lost_total{cause=session_closed,mode=exclusive,name=a}", "lost_total{cause=removed,mode=exclusive,name=a}",
+		"lost_total{cause=session_expired,mode=exclusive,name=w}", "lost_total{cause=session_closed,mode=exclusive,name=w}", "lost_total{cause=removed,mode=exclusive,name=w}",
+		"lost_total{cause=session_expired,mode=shared,name=rw}", "lost_total{cause=session_closed,mode=shared,name=rw}", "lost_total{cause=removed,mode=shared,name=rw}",
+		"sessions_ended_total{cause=session_expired}", "sessions_ended_total{cause=session_closed}",
+	} {
+		require.Contains(t, got, "etcdlock_"+some)
+		require.Zero(t, got["etcdlock_"+some], some)
+		delete(got, "etcdlock_"+some)
+	}
 	// The hold of a is older than the entry that waits behind it.
 	require.Greater(t, got["etcdlock_oldest_hold_seconds{mode=exclusive,name=a}"], got["etcdlock_oldest_wait_seconds{mode=exclusive,name=a}"])
 	for _, some := range []string{"wait_seconds{mode=exclusive,name=a}", "hold_seconds{mode=exclusive,name=a}",
@@ -135,8 +147,8 @@ func TestCollector(t *testing.T) {
 		delete(got, "etcdlock_oldest_"+some)
 	}
 	require.Equal(t, map[string]float64{
-		"etcdlock_oldest_wait_seconds{mode=exclusive,name=w}":            0,
-		"etcdlock_oldest_wait_seconds{mode=shared,name=rw}":              0,
+		"etcdlock_oldest_wait_seconds{mode=exclusive,name=w}": 0,
+		"etcdlock_oldest_wait_seconds{mode=shared,name=rw}":   0,
 		"etcdlock_sessions":                                              1,
 		"etcdlock_session_renewal_seconds":                               1,
 		"etcdlock_session_renewal_failures_total":                        0,
