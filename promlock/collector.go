@@ -14,13 +14,14 @@ import (
 // A Collector collects the metrics of all sessions that get its Hooks. It is safe
 // for concurrent use, makes no requests and starts no goroutines.
 type Collector struct {
-	acquisitions          *acquisitions
-	wait, hold            *prometheus.HistogramVec
-	renewal               prometheus.Histogram
-	ended                 *prometheus.CounterVec
-	renewalFailures       prometheus.Counter
-	sessionCount, ttlLeft *prometheus.Desc
-	collectors            []prometheus.Collector // those of the above that are collectors
+	acquisitions    *acquisitions
+	wait, hold      *prometheus.HistogramVec
+	renewal         prometheus.Histogram
+	ended           *prometheus.CounterVec
+	renewalFailures prometheus.Counter
+	sessionCount    *prometheus.Desc
+	ttl, ttlLeft    *prometheus.Desc
+	collectors      []prometheus.Collector // those of the above that are collectors
 
 	mu       sync.Mutex
 	sessions map[*etcdlock.Session]struct{}
@@ -57,6 +58,7 @@ func New(opts ...Option) *Collector {
 		sessionCount: prometheus.NewDesc("etcdlock_sessions", "Sessions that are alive.", nil, nil),
 		ttlLeft: prometheus.NewDesc("etcdlock_session_ttl_left_seconds",
 			"Time until the earliest deadline of the sessions: the locks are safe until then without hearing from etcd.", nil, nil),
+		ttl: prometheus.NewDesc("etcdlock_session_ttl_seconds", "TTL of the session with the earliest deadline.", nil, nil),
 	}
 	c.collectors = []prometheus.Collector{c.acquisitions, c.wait, c.hold, c.ended, c.renewal, c.renewalFailures}
 	for _, cause := range []string{outcome.SessionExpired, outcome.SessionClosed} {
@@ -72,6 +74,7 @@ func (c *Collector) Describe(ch chan<- *prometheus.Desc) {
 	}
 	ch <- c.sessionCount
 	ch <- c.ttlLeft
+	ch <- c.ttl
 }
 
 // Collect implements prometheus.Collector.
@@ -79,18 +82,20 @@ func (c *Collector) Collect(ch chan<- prometheus.Metric) {
 	for _, m := range c.collectors {
 		m.Collect(ch)
 	}
-	var first time.Time
+	var first time.Time // deadline
+	var ttl time.Duration
 	c.mu.Lock()
 	count := len(c.sessions)
 	for s := range c.sessions {
 		if d := s.Deadline(); first.IsZero() || d.Before(first) {
-			first = d
+			first, ttl = d, s.TTL()
 		}
 	}
 	c.mu.Unlock()
 	ch <- prometheus.MustNewConstMetric(c.sessionCount, prometheus.GaugeValue, float64(count))
 	if count > 0 {
 		ch <- prometheus.MustNewConstMetric(c.ttlLeft, prometheus.GaugeValue, max(0, time.Until(first).Seconds()))
+		ch <- prometheus.MustNewConstMetric(c.ttl, prometheus.GaugeValue, ttl.Seconds())
 	}
 }
 

@@ -150,6 +150,7 @@ func TestCollector(t *testing.T) {
 		"etcdlock_oldest_wait_seconds{mode=exclusive,name=w}": 0,
 		"etcdlock_oldest_wait_seconds{mode=shared,name=rw}":   0,
 		"etcdlock_sessions":                                              1,
+		"etcdlock_session_ttl_seconds":                                   60,
 		"etcdlock_session_renewal_seconds":                               1,
 		"etcdlock_session_renewal_failures_total":                        0,
 		"etcdlock_held{mode=exclusive,name=a}":                           1,
@@ -198,6 +199,7 @@ func TestCollector(t *testing.T) {
 		assert.Equal(t, want, got[name], name)
 	}
 	require.NotContains(t, got, "etcdlock_session_ttl_left_seconds")
+	require.NotContains(t, got, "etcdlock_session_ttl_seconds")
 	requireLint(t, reg)
 }
 
@@ -211,10 +213,12 @@ func TestCollector_TTLLeft(t *testing.T) {
 	got := gather(t, reg)
 	require.EqualValues(t, 2, got["etcdlock_sessions"])
 	require.LessOrEqual(t, got["etcdlock_session_ttl_left_seconds"], 60.0)
+	require.EqualValues(t, 60, got["etcdlock_session_ttl_seconds"])
 	require.NoError(t, short.Close(testCtx(t)))
 	got = gather(t, reg)
 	require.EqualValues(t, 1, got["etcdlock_sessions"])
 	require.Greater(t, got["etcdlock_session_ttl_left_seconds"], 60.0)
+	require.EqualValues(t, 3600, got["etcdlock_session_ttl_seconds"])
 	require.NoError(t, long.Close(testCtx(t)))
 	require.EqualValues(t, 2, gather(t, reg)["etcdlock_sessions_ended_total{cause=session_closed}"])
 }

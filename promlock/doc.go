@@ -15,6 +15,7 @@
 //	etcdlock_oldest_hold_seconds{name,mode}       how long the oldest of those locks has been held
 //	etcdlock_sessions                             sessions that are alive
 //	etcdlock_session_ttl_left_seconds             time until the earliest deadline of these sessions
+//	etcdlock_session_ttl_seconds                  TTL of the session with that deadline
 //	etcdlock_sessions_ended_total{cause}          sessions that ended
 //	etcdlock_session_renewal_seconds              histogram: round trips of lease renewals
 //	etcdlock_session_renewal_failures_total       attempts to renew a lease that failed
