@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -146,5 +147,24 @@ func TestRules(t *testing.T) {
 			}
 			require.Equal(t, c.want, firing(t, c.until, strings.Join(c.series, "\n")))
 		})
+	}
+}
+
+// Each alert names a section of docs/operations.md that there is.
+func TestRules_Runbooks(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	var anchors []string
+	for line := range strings.Lines(string(doc)) {
+		if title, ok := strings.CutPrefix(line, "### "); ok {
+			anchors = append(anchors, strings.ReplaceAll(strings.ToLower(strings.TrimSpace(title)), " ", "-"))
+		}
+	}
+	for _, g := range alerting(t, &rules.ManagerOptions{}) {
+		for _, r := range g.AlertingRules() {
+			page, anchor, _ := strings.Cut(r.Annotations().Get("runbook_url"), "#")
+			require.Equal(t, "https://github.com/etcdlock/etcdlock/blob/main/docs/operations.md", page)
+			require.Contains(t, anchors, anchor, r.Name())
+		}
 	}
 }
