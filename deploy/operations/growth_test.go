@@ -98,6 +98,7 @@ func TestGrowth(t *testing.T) {
 		{"read lock", func(m *etcdlock.RWMutex) lockFunc { return m.RLock }, 200, 400},
 	} {
 		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
 			s := start(t, func(*embed.Config) {})
 			lock := etcdlock.NewMutex(s.session, "jobs/report").Lock
 			if c.lock != nil {
@@ -133,6 +134,7 @@ func TestGrowth(t *testing.T) {
 
 // With auto-compaction the backend stops growing by itself.
 func TestGrowth_AutoCompaction(t *testing.T) {
+	t.Parallel()
 	s := start(t, func(c *embed.Config) { c.AutoCompactionMode, c.AutoCompactionRetention = "periodic", "1s" })
 	const n = 20_000
 	require.NoError(t, lockAndUnlock(bounded(t), etcdlock.NewMutex(s.session, "jobs/report").Lock, n))
@@ -144,6 +146,7 @@ func TestGrowth_AutoCompaction(t *testing.T) {
 // What docs/operations.md says to do about a full etcd, with etcdctl, is enough: the
 // commands of its section are run.
 func TestNoSpace(t *testing.T) {
+	t.Parallel()
 	s := start(t, func(c *embed.Config) { c.QuotaBackendBytes = 8 << 20 })
 	lock := etcdlock.NewMutex(s.session, "jobs/report").Lock
 	waiting := etcdlock.NewMutex(s.session, "jobs/held")

@@ -65,10 +65,13 @@ func (s *times) log(t *testing.T, what string) {
 // How long after that do clients have their answer that asked meanwhile, and a Lock
 // that did?
 func TestOutage(t *testing.T) {
+	t.Parallel()
 	t.Run("refused", func(t *testing.T) {
+		t.Parallel()
 		away(t, (*etcdtest.Proxy).Refuse, (*etcdtest.Proxy).Accept)
 	})
 	t.Run("no answer", func(t *testing.T) {
+		t.Parallel()
 		var gone atomic.Bool
 		dial := func(ctx context.Context, addr string) (net.Conn, error) {
 			if gone.Load() {
@@ -135,6 +138,7 @@ func away(t *testing.T, leave, comeBack func(*etcdtest.Proxy), network ...etcdte
 // A member hangs that a watch is on. How long until the watch goes on elsewhere, and
 // until a lock that waits is granted?
 func TestHungMember(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	ctx := bounded(t)
 	admin := cluster.Client(t)
@@ -209,6 +213,7 @@ func TestHungMember(t *testing.T) {
 
 // A holder dies, at any moment between two renewals. When is its lock free?
 func TestTakeover(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t)
 	ctx := bounded(t)
 	observer, err := etcdlock.NewSession(ctx, cluster.Client(t))
