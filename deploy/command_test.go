@@ -125,7 +125,7 @@ func TestCommands_Cron(t *testing.T) {
 	cmd.Env = append(env, "POD_NAME=cron-0", "LISTEN=127.0.0.1:0")
 	require.NoError(t, cmd.Start())
 	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.TLS = clientTLS(t, env) }))
-	for q, err := range etcdlock.Watch(ctx, client, "cron/nightly") {
+	for q, err := range etcdlock.New(client).Watch(ctx, "cron/nightly") {
 		require.NoError(t, err)
 		if len(q.Holders()) == 1 {
 			require.Equal(t, "cron-0", q.Holders()[0].Owner)
@@ -134,7 +134,7 @@ func TestCommands_Cron(t *testing.T) {
 	}
 	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 	require.NoError(t, cmd.Wait(), "asked to end, it ends well")
-	q, err := etcdlock.Inspect(ctx, client, "cron/nightly")
+	q, err := etcdlock.New(client).Inspect(ctx, "cron/nightly")
 	require.NoError(t, err)
 	require.Empty(t, q.Entries, "and has resigned")
 }

@@ -103,7 +103,9 @@ func use(t *testing.T, client *clientv3.Client, name string) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close(ctx)
+	defer s.Close()
+	locks := etcdlock.New(client)
+	defer locks.Close()
 	err = etcdlock.NewMutex(s, name).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
 		if _, err := etcdlock.NewRWMutex(s, name).REnqueue(context.WithoutCancel(ctx)); !errors.Is(err, etcdlock.ErrWouldDeadlock) {
 			return errors.Join(err, errors.New("no deadlock seen"))
@@ -118,11 +120,11 @@ func use(t *testing.T, client *clientv3.Client, name string) error {
 		if _, err := h.Txn(ctx).Then(clientv3.OpPut(name+"/data/x", "1")).Commit(); err != nil {
 			return err
 		}
-		q, err := etcdlock.Inspect(ctx, client, name)
+		q, err := locks.Inspect(ctx, name)
 		if err != nil {
 			return err
 		}
-		if err := etcdlock.Break(ctx, client, q.Waiters()[0]); err != nil {
+		if err := locks.Break(ctx, q.Waiters()[0]); err != nil {
 			return err
 		}
 		return h.Check(ctx)
@@ -137,12 +139,12 @@ func use(t *testing.T, client *clientv3.Client, name string) error {
 	if err := errors.Join(w.Downgrade(ctx), w.Unlock(ctx)); err != nil {
 		return err
 	}
-	for _, err := range etcdlock.Names(ctx, client, name[:strings.IndexByte(name, '/')+1]) {
+	for _, err := range locks.ListNames(ctx, name[:strings.IndexByte(name, '/')+1]) {
 		if err != nil {
 			return err
 		}
 	}
-	return etcdlock.NewElector(client, name).Run(ctx, func(context.Context, *etcdlock.Held) error { return nil })
+	return locks.Elector(name).Run(ctx, func(context.Context, *etcdlock.Held) error { return nil })
 }
 
 // The role suffices for all that there is to do with locks below its prefixes.
@@ -184,12 +186,12 @@ func TestRole_ReadOnly(t *testing.T) {
 	t.Parallel()
 	client := withRole(t, []grant{{clientv3.PermissionType(clientv3.PermRead), "jobs/", clientv3.GetPrefixRangeEnd("jobs/")}})
 	ctx := bounded(t)
-	_, err := etcdlock.Inspect(ctx, client, "jobs/x")
+	_, err := etcdlock.New(client).Inspect(ctx, "jobs/x")
 	require.NoError(t, err)
-	for _, err := range etcdlock.Names(ctx, client, "jobs/") {
+	for _, err := range etcdlock.New(client).ListNames(ctx, "jobs/") {
 		require.NoError(t, err)
 	}
-	for _, err := range etcdlock.Watch(ctx, client, "jobs/x") {
+	for _, err := range etcdlock.New(client).Watch(ctx, "jobs/x") {
 		require.NoError(t, err)
 		break
 	}

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
 )
@@ -21,7 +20,7 @@ import (
 // seconds at most. A queue for which etcd has not answered by then is missing from
 // that scrape. Each process that registers Queues asks, so register it in one.
 type Queues struct {
-	client *clientv3.Client
+	locks  *etcdlock.Client
 	names  []string
 	length *prometheus.Desc
 }
@@ -30,10 +29,10 @@ type Queues struct {
 // default.
 const queuesTimeout = 2 * time.Second
 
-// NewQueues makes Queues for the locks of these names. It makes no request. The
-// client needs read rights on each name + "/".
-func NewQueues(client *clientv3.Client, names ...string) *Queues {
-	return &Queues{client, slices.Compact(slices.Sorted(slices.Values(names))), prometheus.NewDesc("etcdlock_queue_length",
+// NewQueues makes Queues for the locks of these names. It makes no request, and its
+// scrapes need no session. The client needs read rights on each name + "/".
+func NewQueues(locks *etcdlock.Client, names ...string) *Queues {
+	return &Queues{locks, slices.Compact(slices.Sorted(slices.Values(names))), prometheus.NewDesc("etcdlock_queue_length",
 		"Entries in the queue of a lock in etcd.", []string{"name", "state"}, nil)}
 }
 
@@ -47,7 +46,7 @@ func (q *Queues) Collect(ch chan<- prometheus.Metric) {
 	var wg sync.WaitGroup
 	for _, name := range q.names {
 		wg.Go(func() {
-			for queue, err := range etcdlock.Watch(ctx, q.client, name) {
+			for queue, err := range q.locks.Watch(ctx, name) {
 				if err == nil {
 					ch <- prometheus.MustNewConstMetric(q.length, prometheus.GaugeValue, float64(len(queue.Holders())), name, "holding")
 					ch <- prometheus.MustNewConstMetric(q.length, prometheus.GaugeValue, float64(len(queue.Waiters())), name, "waiting")

@@ -24,7 +24,7 @@ func TestQueues(t *testing.T) {
 	for range 2 {
 		mustLock(t, etcdlock.NewRWMutex(s, "r").RLock)
 	}
-	reg := registry(t, promlock.NewQueues(client, "a", "r", "free", "a"))
+	reg := registry(t, promlock.NewQueues(etcdlock.New(client), "a", "r", "free", "a"))
 	require.Equal(t, map[string]float64{
 		"etcdlock_queue_length{name=a,state=holding}": 1, "etcdlock_queue_length{name=a,state=waiting}": 1,
 		"etcdlock_queue_length{name=r,state=holding}": 2, "etcdlock_queue_length{name=r,state=waiting}": 0,
@@ -38,7 +38,7 @@ func TestQueues_EtcdAway(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	proxy := cluster.Proxy(t)
 	locks := promlock.New()
-	reg := registry(t, promlock.NewQueues(cluster.Client(t, proxy), "a"), locks)
+	reg := registry(t, promlock.NewQueues(etcdlock.New(cluster.Client(t, proxy)), "a"), locks)
 	require.Contains(t, gather(t, reg), "etcdlock_queue_length{name=a,state=holding}")
 	proxy.Blackhole(etcdtest.Both)
 	start := time.Now()

@@ -62,7 +62,7 @@ func parseRef(s string) (key string, token int64, err error) {
 }
 
 func breakLock(ctx context.Context, client *clientv3.Client, name, key string, token int64, yes bool) error {
-	q, err := etcdlock.Inspect(ctx, client, name)
+	q, err := etcdlock.New(client).Inspect(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -79,7 +79,7 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 				return err
 			}
 		}
-		if err := etcdlock.Break(ctx, client, e); err != nil {
+		if err := etcdlock.New(client).Break(ctx, e); err != nil {
 			return err
 		}
 		_, err := fmt.Printf("%s: %s is out of the queue\n", plain(name), ref(e))

@@ -73,7 +73,7 @@ func (d *doctor) note(what string, args ...any) {
 
 func (d *doctor) run(ctx context.Context, name string, output format) error {
 	d.members(ctx)
-	q, err := etcdlock.Inspect(ctx, d.client, name)
+	q, err := etcdlock.New(d.client).Inspect(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	later, err := etcdlock.Inspect(ctx, d.client, q.Name)
+	later, err := etcdlock.New(d.client).Inspect(ctx, q.Name)
 	if err != nil {
 		return err
 	}

@@ -56,7 +56,9 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 	}
 	defer func() { _ = client.Close() }() // the process ends anyway
 
-	elector := etcdlock.NewElector(client, name, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner))
+	locks := etcdlock.New(client, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner))
+	defer shut(locks)
+	elector := locks.Elector(name)
 	var outcome supervise.Outcome
 	lead := func(ctx context.Context, term *etcdlock.Held) (err error) {
 		in.pause()

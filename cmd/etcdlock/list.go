@@ -54,7 +54,7 @@ const readers = 8
 
 func list(ctx context.Context, client *clientv3.Client, prefix string, output format, quiet bool) error {
 	var names []string
-	for name, err := range etcdlock.Names(ctx, client, prefix) {
+	for name, err := range etcdlock.New(client).ListNames(ctx, prefix) {
 		if err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func inspectAll(ctx context.Context, client *clientv3.Client, names []string) ([
 	for range min(readers, len(names)) {
 		wg.Go(func() { // until next is closed
 			for i := range next {
-				q, err := etcdlock.Inspect(ctx, client, names[i])
+				q, err := etcdlock.New(client).Inspect(ctx, names[i])
 				if err != nil {
 					cancel(err) // the first one counts
 				}

@@ -21,11 +21,11 @@ import (
 )
 
 // enqueued puts an entry into a queue; its session closes with the test.
-func enqueued(t *testing.T, client *clientv3.Client, owner, name string, opts ...etcdlock.SessionOption) *etcdlock.Session {
+func enqueued(t *testing.T, client *clientv3.Client, owner, name string, opts ...etcdlock.Option) *etcdlock.Session {
 	t.Helper()
 	s, err := etcdlock.NewSession(bounded(t), client, append(opts, etcdlock.WithOwner(owner))...)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close(bounded(t)) })
+	t.Cleanup(func() { _ = s.Close() })
 	_, err = etcdlock.NewMutex(s, name).Enqueue(bounded(t))
 	require.NoError(t, err)
 	return s
@@ -151,11 +151,11 @@ func TestShow_WatchPiped(t *testing.T) {
 	r.until(t, "^holds .* ann ")
 	bob := enqueued(t, client, "bob", "x")
 	r.until(t, `^place 1 .* bob `)
-	require.NoError(t, ann.Close(bounded(t)))
+	require.NoError(t, ann.Close())
 	r.until(t, `^holds .* bob +↑ was place 1 `)
 	r.until(t, `^\d\d:\d\d:\d\d  ann left the lock$`)
 	r.until(t, `^\d\d:\d\d:\d\d  bob got the lock, \d+s after it came$`)
-	require.NoError(t, bob.Close(bounded(t)))
+	require.NoError(t, bob.Close())
 	r.until(t, "^x: free$")
 	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
 	require.Equal(t, 130, r.wait(t))
@@ -184,7 +184,7 @@ func TestShow_WatchTerminal(t *testing.T) {
 	c.until(t, `\x1b\[1;32mholds[^\n]* ann `)
 	enqueued(t, client, "bob", "x")
 	c.until(t, `place 1[^\n]* bob +new `)
-	require.NoError(t, ann.Close(bounded(t)))
+	require.NoError(t, ann.Close())
 	c.until(t, `\x1b\[1;32mholds[^\n]* bob +↑ was place 1 `)
 	c.until(t, `bob got the lock, \d+s after it came`)
 	c.until(t, `holds +exclusive +1s`) // time goes on by itself
@@ -249,7 +249,7 @@ func TestBreak(t *testing.T) {
 	status, out, _ := ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("%s@%d", keys[1], revision(t, client, keys[1])))
 	require.Zero(t, status)
 	require.Contains(t, out, "is out of the queue")
-	require.NoError(t, bob.Close(bounded(t)))
+	require.NoError(t, bob.Close())
 	noKeys(t, client)
 }
 

@@ -269,12 +269,12 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 		return err
 	}
 	defer func() { _ = client.Close() }() // the process ends anyway
-	// A pool, so that who loses the place in the queue queues again.
-	pool := etcdlock.NewPool(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner))
-	h, err := r.acquire(in.ctx, client, pool, etcd.DialTimeout)
+	// A Client, so that who loses the place in the queue queues again.
+	locks := etcdlock.New(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner))
+	h, err := r.acquire(in.ctx, client, locks, etcd.DialTimeout)
 	in.pause()
 	if err != nil {
-		shut(pool)
+		shut(locks)
 		return err
 	}
 	outcome, err := supervise.Outcome{}, context.Cause(in.ctx)
@@ -282,7 +282,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 		outcome, err = r.runUnder(h, r.name, path, r.argv, in.sigs)
 	}
 	lost := outcome.Lost
-	if rerr := r.release(in.sigs, h, pool); lost == nil && err == nil {
+	if rerr := r.release(in.sigs, h, locks); lost == nil && err == nil {
 		lost = rerr
 	}
 	if lost != nil {
@@ -299,7 +299,7 @@ var (
 
 // acquire gets the lock, or an error that says why not. With --try etcd has to
 // answer within timeout.
-func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etcdlock.Pool, timeout time.Duration) (*etcdlock.Held, error) {
+func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *etcdlock.Client, timeout time.Duration) (*etcdlock.Held, error) {
 	outer := ctx
 	limit, cause := r.wait, errWaited
 	if r.try {
@@ -311,7 +311,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etc
 		ctx = bounded
 	}
 	defer tellWait(ctx, client, r.name, r.owner)()
-	h, err := r.lock(ctx, pool)
+	h, err := r.lock(ctx, locks)
 	var by signalled
 	switch {
 	case err == nil:
@@ -344,8 +344,8 @@ func (r *runner) taken(what, who string) error {
 	return ending{status: statusTaken, err: fmt.Errorf("%s: %s: %s", r.name, what, who)}
 }
 
-func (r *runner) lock(ctx context.Context, pool *etcdlock.Pool) (*etcdlock.Held, error) {
-	mutex, rw := etcdlock.NewMutex(pool, r.name), etcdlock.NewRWMutex(pool, r.name)
+func (r *runner) lock(ctx context.Context, locks *etcdlock.Client) (*etcdlock.Held, error) {
+	mutex, rw := locks.Mutex(r.name), locks.RWMutex(r.name)
 	switch {
 	case r.try && r.read:
 		return rw.TryRLock(ctx)
@@ -358,7 +358,7 @@ func (r *runner) lock(ctx context.Context, pool *etcdlock.Pool) (*etcdlock.Held,
 }
 
 // release gives the lock back, and returns an error if it was lost before.
-func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.Pool) error {
+func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, locks *etcdlock.Client) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	in := newInterrupts(ctx, sigs)
@@ -370,7 +370,7 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.P
 	if errors.Is(err, etcdlock.ErrSessionExpired) {
 		return err // there is nothing left to give back
 	}
-	cerr := pool.Close(ctx)
+	cerr := closeWithin(ctx, locks)
 	switch {
 	case errors.Is(err, etcdlock.ErrLost):
 		return err
@@ -380,11 +380,11 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.P
 	return nil
 }
 
-// shut closes a pool in which nothing is held.
-func shut(pool *etcdlock.Pool) {
+// shut closes a locks in which nothing is held.
+func shut(locks *etcdlock.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutTimeout)
 	defer cancel()
-	_ = pool.Close(ctx) // else its lease ends by itself
+	_ = closeWithin(ctx, locks) // else its lease ends by itself
 }
 
 // tellAfter is how long somebody at a terminal waits before being told for what.
@@ -417,7 +417,7 @@ func tellWait(ctx context.Context, client *clientv3.Client, name, self string) (
 func holder(ctx context.Context, client *clientv3.Client, name, self string) (string, error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	q, err := etcdlock.Inspect(ctx, client, name)
+	q, err := etcdlock.New(client).Inspect(ctx, name)
 	switch {
 	case err != nil:
 		return "", err
@@ -433,4 +433,17 @@ func holder(ctx context.Context, client *clientv3.Client, name, self string) (st
 		who += fmt.Sprintf(", %d waiting", n)
 	}
 	return who, nil
+}
+
+// closeWithin closes locks, and returns ctx's error if that takes longer than ctx lasts; it goes on
+// in the background then.
+func closeWithin(ctx context.Context, locks *etcdlock.Client) error {
+	done := make(chan error, 1)
+	go func() { done <- locks.Close() }() // until it is closed, within seconds
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

@@ -104,7 +104,7 @@ func contend(t *testing.T, client *clientv3.Client, name string) (outlived func(
 		require.NoError(t, err)
 		return slices.ContainsFunc(pids, alive)
 	}
-	return outlived, func() { require.NoError(t, s.Close(bounded(t))) }
+	return outlived, func() { require.NoError(t, s.Close()) }
 }
 
 func TestRun(t *testing.T) {

@@ -43,7 +43,7 @@ each change, until Ctrl-C.`,
 			if watch {
 				return follow(cmd.Context(), client, args[0], output)
 			}
-			q, err := etcdlock.Inspect(cmd.Context(), client, args[0])
+			q, err := etcdlock.New(client).Inspect(cmd.Context(), args[0])
 			switch {
 			case err != nil:
 				return err
@@ -79,7 +79,7 @@ func follow(ctx context.Context, client *clientv3.Client, name string, output fo
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() { // until ctx ends, or etcd refuses
-		for q, err := range etcdlock.Watch(ctx, client, name) {
+		for q, err := range etcdlock.New(client).Watch(ctx, name) {
 			if err != nil {
 				failed <- err
 				return

@@ -80,7 +80,7 @@ func startService(t *testing.T, cluster *etcdtest.Cluster, opts ...etcdtest.Clie
 	var err error
 	s.session, err = etcdlock.NewSession(bounded(t), s.etcd, etcdlock.WithTTL(2*time.Second), etcdlock.WithHooks(metrics.Hooks()))
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.session.Close(bounded(t)) })
+	t.Cleanup(func() { _ = s.session.Close() })
 	return s
 }
 

@@ -49,7 +49,7 @@ func start(t *testing.T, configure func(*embed.Config)) server {
 	client := cluster.Client(t)
 	session, err := etcdlock.NewSession(bounded(t), client, etcdlock.WithOwner("web-6d5f9c7b4-x2k8p report[4242]"))
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = session.Close(context.WithoutCancel(t.Context())) })
+	t.Cleanup(func() { _ = session.Close() })
 	return server{cluster, client, session}
 }
 

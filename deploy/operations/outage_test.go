@@ -114,9 +114,9 @@ func away(t *testing.T, leave, comeBack func(*etcdtest.Proxy), network ...etcdte
 			require.NoError(t, get(client)())
 			asks(took, get(client))
 		}
-		pool := etcdlock.NewPool(cluster.Client(t, opts...))
-		t.Cleanup(func() { _ = pool.Close(context.WithoutCancel(ctx)) })
-		lock := func() error { return lockAndUnlock(ctx, etcdlock.NewMutex(pool, rand.Text()).Lock, 1) }
+		client := etcdlock.New(cluster.Client(t, opts...))
+		t.Cleanup(func() { _ = client.Close() })
+		lock := func() error { return lockAndUnlock(ctx, client.Mutex(rand.Text()).Lock, 1) }
 		require.NoError(t, lock())
 		asks(locks, lock)
 	}
@@ -179,7 +179,7 @@ func TestHungMember(t *testing.T) {
 		require.NoError(t, err)
 		s, err := etcdlock.NewSession(ctx, cluster.Client(t, hung, others))
 		require.NoError(t, err)
-		t.Cleanup(func() { _ = s.Close(context.WithoutCancel(ctx)) })
+		t.Cleanup(func() { _ = s.Close() })
 		ticket, err := etcdlock.NewMutex(s, key).Enqueue(ctx)
 		require.NoError(t, err)
 		wg.Go(func() {
@@ -218,7 +218,7 @@ func TestTakeover(t *testing.T) {
 	ctx := bounded(t)
 	observer, err := etcdlock.NewSession(ctx, cluster.Client(t))
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = observer.Close(context.WithoutCancel(ctx)) })
+	t.Cleanup(func() { _ = observer.Close() })
 	var wg sync.WaitGroup
 	taken := &times{}
 	for i := range *samples {

@@ -6,7 +6,6 @@ import (
 	"log"
 	"log/slog"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -31,29 +30,20 @@ func serve(ctx context.Context) error {
 	defer client.Close()
 	metrics, registry := promlock.New(), prometheus.NewRegistry()
 	registry.MustRegister(metrics)
-	var sessions atomic.Int32 // that are alive
-	elector := etcdlock.NewElector(client, "cron/nightly",
-		etcdlock.WithOwner(os.Getenv("POD_NAME")), etcdlock.WithLogger(slog.Default()),
-		etcdlock.WithHooks(metrics.Hooks(), &etcdlock.Hooks{
-			SessionUp:    func(etcdlock.SessionUpInfo) { sessions.Add(1) },
-			SessionEnded: func(etcdlock.SessionEndedInfo) { sessions.Add(-1) },
-		}))
+	locks := etcdlock.New(client, etcdlock.WithOwner(os.Getenv("POD_NAME")), etcdlock.WithLogger(slog.Default()),
+		etcdlock.WithHooks(metrics.Hooks()))
+	defer locks.Close()
+	elector := locks.Elector("cron/nightly")
 
 	// A replica that waits, or that etcd is away from, is alive. It is ready when it
-	// has a session, so a rollout stops where etcd is not reached.
+	// has a session, so a rollout stops if etcd is not reached.
 	live := func() error { return elector.Check(grace) }
-	ready := func() error {
-		if sessions.Load() == 0 {
-			return errors.New("no session: etcd has not answered, or not for longer than the TTL; see the log")
-		}
-		return nil
-	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	served := make(chan error, 1)
 	go func() { // until ctx ends
 		defer cancel() // without its health checks, the replica ends too
-		served <- ops.Serve(ctx, os.Getenv("LISTEN"), ops.Handler(live, ready, registry))
+		served <- ops.Serve(ctx, os.Getenv("LISTEN"), ops.Handler(live, locks.Ready, registry))
 	}()
 	err = elector.Run(ctx, lead(time.Minute, func(_ context.Context, term *etcdlock.Held) error {
 		log.Printf("the job is due, and done here: token %d", term.Token())

@@ -53,7 +53,7 @@ func TestServe(t *testing.T) {
 	becomes("/healthz", http.StatusOK)
 	status, says := get("/readyz")
 	require.Equal(t, http.StatusServiceUnavailable, status)
-	require.Contains(t, says, "no session")
+	require.Contains(t, says, "not ready")
 
 	proxy.Heal()
 	becomes("/readyz", http.StatusOK)
@@ -71,7 +71,7 @@ func TestServe(t *testing.T) {
 	becomes("/readyz", http.StatusOK)
 	stop()
 	require.NoError(t, <-ended)
-	q, err := etcdlock.Inspect(context.WithoutCancel(ctx), cluster.Client(t), "cron/nightly")
+	q, err := etcdlock.New(cluster.Client(t)).Inspect(context.WithoutCancel(ctx), "cron/nightly")
 	require.NoError(t, err)
 	require.Empty(t, q.Entries)
 }

@@ -14,22 +14,27 @@ import (
 // Handler answers what Kubernetes and Prometheus ask:
 //
 //	/healthz  live:  an error means that only a restart helps, such as Elector.Check's
-//	/readyz   ready: an error means that locks cannot be had now: etcd is away or refuses
+//	/readyz   ready: an error means that no lock can be had now, such as Client.Ready's
 //	/metrics  for Prometheus
 //
 // Liveness must not depend on etcd: a process that is restarted because etcd is
 // away finds etcd away again, and a leader would give up what it may still have.
-func Handler(live, ready func() error, metrics prometheus.Gatherer) http.Handler {
+func Handler(live func() error, ready func(context.Context) error, metrics prometheus.Gatherer) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /healthz", answer(live))
+	mux.HandleFunc("GET /healthz", answer(func(context.Context) error { return live() }))
 	mux.HandleFunc("GET /readyz", answer(ready))
 	mux.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	return mux
 }
 
-func answer(check func() error) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) {
-		if err := check(); err != nil {
+// checkTimeout is less than the second that Kubernetes waits for the answer.
+const checkTimeout = 500 * time.Millisecond
+
+func answer(check func(context.Context) error) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), checkTimeout)
+		defer cancel()
+		if err := check(ctx); err != nil {
 			http.Error(w, err.Error(), http.StatusServiceUnavailable)
 			return
 		}

@@ -58,9 +58,7 @@ func work(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	w := &worker{job: j, out: json.NewEncoder(out)}
 	err = w.run(ctx, s, start)
-	bounded, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer stop()
-	if cerr := s.Close(bounded); err == nil {
+	if cerr := s.Close(); err == nil {
 		err = cerr
 	}
 	if err == nil {

@@ -22,6 +22,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // A history is the only one that writes below its name, and knows what was
@@ -31,28 +33,28 @@ type history struct {
 	c      *clientv3.Client
 	name   string
 	r      *rand.Rand
-	states []*content // by ascending revision
-	news   int64      // the revision at which the entries have changed last
+	states []*queue.Snapshot // by ascending revision
+	news   int64             // the revision at which the entries have changed last
 }
 
 func newHistory(t *testing.T, c *clientv3.Client, name string, seed uint64) *history {
 	h := &history{t: t, c: c, name: name, r: rand.New(rand.NewPCG(seed, 4))}
-	h.states = []*content{{name: name, entries: map[string]entryKey{}, foreign: map[string]struct{}{}}}
+	h.states = []*queue.Snapshot{{Name: name, Keys: map[string]queue.Key{}, Foreign: map[string]struct{}{}}}
 	return h
 }
 
 // step writes and deletes some keys in one commit, entries' and others.
 func (h *history) step() {
 	h.t.Helper()
-	h.commit(func(next *content) (ops []clientv3.Op) {
+	h.commit(func(next *queue.Snapshot) (ops []clientv3.Op) {
 		pool := []string{"/1f", "/1f-1", "/r1f", "/r1f-1", "/2f", "/r2f", "/3f", "/stray", "/b/1f"}
 		for _, i := range h.r.Perm(len(pool))[:1+h.r.IntN(3)] {
 			key := h.name + pool[i]
-			_, entry := next.entries[key]
-			_, other := next.foreign[key]
+			_, entry := next.Keys[key]
+			_, other := next.Foreign[key]
 			if (entry || other) && h.r.IntN(4) > 0 {
 				ops = append(ops, clientv3.OpDelete(key))
-				next.remove(key)
+				next.Remove(key)
 			} else {
 				ops = append(ops, h.put(next, key)...)
 			}
@@ -61,45 +63,46 @@ func (h *history) step() {
 	})
 }
 
-func (h *history) put(next *content, key string) []clientv3.Op {
+func (h *history) put(next *queue.Snapshot, key string) []clientv3.Op {
 	value := fmt.Sprintf(`{"owner":"%d"}`, len(h.states))
-	kv := &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), CreateRevision: next.entries[key].rev}
-	next.put(kv)
+	kv := &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), CreateRevision: next.Keys[key].Rev}
+	next.Put(kv)
 	return []clientv3.Op{clientv3.OpPut(key, value)}
 }
 
 // commit is repeated until etcd has carried out the operations, once, and notes
 // the state after them, which build makes of the one before; a new key has no
 // revision in it yet.
-func (h *history) commit(build func(next *content) []clientv3.Op) {
+func (h *history) commit(build func(next *queue.Snapshot) []clientv3.Op) {
 	h.t.Helper()
 	last := h.states[len(h.states)-1]
-	next := &content{name: h.name, entries: maps.Clone(last.entries), foreign: maps.Clone(last.foreign)}
+	next := &queue.Snapshot{Name: h.name, Keys: maps.Clone(last.Keys), Foreign: maps.Clone(last.Foreign)}
 	ops := build(next)
 	seq, id := h.name+".seq", len(h.states)
 	before := clientv3.Compare(clientv3.Version(seq), "=", id-1)
-	require.NoError(h.t, persist(testCtx(h.t), h.c, func(ctx context.Context) error {
+	_, _, err := etcd.Do(testCtx(h.t), etcd.NewClient(h.c), etcd.Policy{}, func(ctx context.Context) (struct{}, error) {
 		resp, err := h.c.Txn(ctx).If(before).Then(append(ops, clientv3.OpPut(seq, ""))...).Else(clientv3.OpGet(seq)).Commit()
 		if err != nil {
-			return err
+			return struct{}{}, err
 		}
-		next.rev = resp.Header.Revision
+		next.Rev = resp.Header.Revision
 		if !resp.Succeeded { // an attempt before has
 			kv := resp.Responses[0].GetResponseRange().Kvs[0]
 			require.EqualValues(h.t, id, kv.Version)
-			next.rev = kv.ModRevision
+			next.Rev = kv.ModRevision
 		}
-		return nil
-	}))
-	for key, k := range next.entries {
-		if k.rev == 0 {
-			k.rev = next.rev
-			next.entries[key] = k
+		return struct{}{}, nil
+	})
+	require.NoError(h.t, err)
+	for key, k := range next.Keys {
+		if k.Rev == 0 {
+			k.Rev = next.Rev
+			next.Keys[key] = k
 		}
 	}
 	h.states = append(h.states, next)
-	if !maps.Equal(last.entries, next.entries) {
-		h.news = next.rev
+	if !maps.Equal(last.Keys, next.Keys) {
+		h.news = next.Rev
 	}
 }
 
@@ -107,12 +110,12 @@ func (h *history) commit(build func(next *content) []clientv3.Op) {
 func (h *history) check(q Queue) {
 	h.t.Helper()
 	i := len(h.states) - 1
-	for h.states[i].rev > q.Revision {
+	for h.states[i].Rev > q.Revision {
 		i--
 	}
 	was := *h.states[i]
-	was.rev = q.Revision
-	require.Equal(h.t, was.queue(), q, "a state that did not exist")
+	was.Rev = q.Revision
+	require.Equal(h.t, newQueue(&was), q, "a state that did not exist")
 }
 
 // end is a key of an entry that comes last in the tests of Watch.
@@ -123,7 +126,7 @@ const end = "/ff"
 func watched(t *testing.T, c *clientv3.Client, name string, slow func(Queue)) (all []Queue) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*hang)
 	defer cancel()
-	for q, err := range Watch(ctx, c, name) {
+	for q, err := range New(c).Watch(ctx, name) {
 		if !assert.NoError(t, err, "after %d states", len(all)) {
 			break
 		}
@@ -176,7 +179,7 @@ func play(t *testing.T, direct, watcher *clientv3.Client, steps int, mishaps map
 		}
 	}
 	close(pace)
-	h.commit(func(next *content) []clientv3.Op { return h.put(next, h.name+end) })
+	h.commit(func(next *queue.Snapshot) []clientv3.Op { return h.put(next, h.name+end) })
 	all := <-result
 	for _, q := range all {
 		h.check(q)
@@ -234,6 +237,11 @@ func TestWatchThroughLeaderChanges(t *testing.T) {
 	play(t, direct, own.Client(t), 160, map[int]func(*history){
 		20: lead(0), 40: lead(1), 60: lead(2), 80: isolated(0), 100: isolated(1), 120: isolated(2), 140: killed,
 	})
+}
+
+func newest(f *follower) (s *queue.Snapshot) {
+	f.Newest(func(it *queue.Snapshot) { s = it })
+	return s
 }
 
 // next is what comes out of pull, which must not hang.
@@ -316,16 +324,14 @@ func TestWatchSlowConsumer(t *testing.T) {
 	for range 100 {
 		h.step()
 	}
-	h.commit(func(next *content) []clientv3.Op { return h.put(next, name+end) })
+	h.commit(func(next *queue.Snapshot) []clientv3.Op { return h.put(next, name+end) })
 	last := h.states[len(h.states)-1]
 	require.Eventually(t, func() bool {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return f.content.rev == last.rev
+		rev, _ := f.At()
+		return rev == last.Rev
 	}, hang, tick, "events are left with the client while the consumer is busy")
-	require.Equal(t, last, f.content)
 	busy <- struct{}{}
-	require.Equal(t, last.queue(), <-states)
+	require.Equal(t, newQueue(last), <-states)
 	cancel()
 	busy <- struct{}{}
 	require.Empty(t, <-states, "an old state was kept")
@@ -346,7 +352,7 @@ func TestWatchEnds(t *testing.T) {
 		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "(*follower)") }, hang, tick, "a goroutine is left")
 	}
 	for range 20 {
-		for _, err := range Watch(testCtx(t), c, name) {
+		for _, err := range New(c).Watch(testCtx(t), name) {
 			require.NoError(t, err)
 			break
 		}
@@ -354,7 +360,7 @@ func TestWatchEnds(t *testing.T) {
 	}
 	stopped()
 	require.Panics(t, func() {
-		for _, err := range Watch(testCtx(t), c, name) {
+		for _, err := range New(c).Watch(testCtx(t), name) {
 			panic(err)
 		}
 	})
@@ -363,7 +369,7 @@ func TestWatchEnds(t *testing.T) {
 	defer cancel(nil)
 	why := errors.New("why")
 	var errs []error
-	for _, err := range Watch(ctx, c, name) {
+	for _, err := range New(c).Watch(ctx, name) {
 		errs = append(errs, err)
 		cancel(why)
 	}
@@ -377,7 +383,7 @@ func TestWatchEnds(t *testing.T) {
 	c, err := cluster.NewClient()
 	require.NoError(t, err)
 	errs = nil
-	for _, err := range Watch(testCtx(t), c, name) {
+	for _, err := range New(c).Watch(testCtx(t), name) {
 		errs = append(errs, err)
 		c.Close()
 	}
@@ -431,7 +437,8 @@ func TestWatchSilentStream(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, next(t, pull).Entries, 2)
 	stop()
-	require.Nil(t, f.own, "a watcher is left open")
+	_, open := <-f.etcd.EnterWatcher().Watch(testCtx(t), name)
+	require.False(t, open, "a watcher is left open")
 }
 
 // Where no watch is to be had, the loop asks, as a hold does; neither leaves
@@ -449,7 +456,7 @@ func TestWatchWithoutWatches(t *testing.T) {
 	h, err := NewMutex(s, name+"-2").Lock(testCtx(t))
 	require.NoError(t, err)
 	h.Done()
-	pull, stop := iter.Pull2(Watch(testCtx(t), c, name))
+	pull, stop := iter.Pull2(New(c).Watch(testCtx(t), name))
 	defer stop()
 	require.Empty(t, next(t, pull).Entries)
 	for i := range 2 {
@@ -459,87 +466,13 @@ func TestWatchWithoutWatches(t *testing.T) {
 	}
 	tries := func() int { return strings.Count(stacks(), "openWatchClient(") }
 	require.Eventually(t, func() bool { return tries() == 3 }, hang, tick, "not one each, for the client, the session and the loop")
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.LessOrEqual(t, tries(), 2, "the session's goes on")
 	tap.Clear() // watches work again
 	require.Eventually(t, func() bool { return len(tap.WatchCreates()) > 0 }, hang, tick)
 	_, err = direct.Delete(testCtx(t), name+"/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	require.Empty(t, next(t, pull).Entries)
-}
-
-// closing is a Watcher that says when it is closed.
-type closing struct {
-	clientv3.Watcher
-	closed chan struct{}
-}
-
-func (c closing) Close() error {
-	close(c.closed)
-	return c.Watcher.Close()
-}
-
-func isClosed(ch <-chan struct{}) bool {
-	select {
-	case <-ch:
-		return true
-	default:
-		return false
-	}
-}
-
-// A session's own watcher that is replaced is closed, and not before the last of
-// its watches is.
-func TestWatcherReplaced(t *testing.T) {
-	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
-	s := newTestSession(t, c)
-	newWatcher := func() closing { return closing{clientv3.NewWatcher(c), make(chan struct{})} }
-	first, second, third := newWatcher(), newWatcher(), newWatcher()
-	s.replaceWatcher(first)
-	w, err := s.openWatch(testCtx(t), name, "")
-	require.NoError(t, err)
-	w2, err := s.openWatch(testCtx(t), name, "")
-	require.NoError(t, err)
-	w2.close()
-	s.replaceWatcher(second)
-	_, err = c.Put(testCtx(t), name, "")
-	require.NoError(t, err)
-	_, err = c.Delete(testCtx(t), name)
-	require.NoError(t, err)
-	wr := <-w.ch
-	require.True(t, deleted(&wr, name, 0))
-	require.False(t, isClosed(first.closed))
-	w.close()
-	require.True(t, isClosed(first.closed))
-
-	w, err = s.openWatch(testCtx(t), name, "") // it works, and has no watches then
-	require.NoError(t, err)
-	w.close()
-	require.False(t, isClosed(second.closed))
-	s.replaceWatcher(third)
-	require.True(t, isClosed(second.closed))
-	require.NoError(t, s.Close(testCtx(t)))
-	require.True(t, isClosed(third.closed))
-}
-
-// The next watches get another watcher only if one could not be opened although
-// etcd answers, and only from the one that is replaced.
-func TestWatcherFailed(t *testing.T) {
-	t.Parallel()
-	c := cluster.Client(t)
-	s := newTestSession(t, c)
-	first := s.enterWatcher()
-	s.leaveWatcher(first, false)
-	s.etcdAnswers()
-	require.Same(t, first, s.enterWatcher())
-	s.leaveWatcher(first, true)
-	s.etcdAnswers()
-	second := s.enterWatcher()
-	require.NotSame(t, first, second)
-	s.leaveWatcher(first, true)
-	s.etcdAnswers()
-	require.Same(t, second, s.enterWatcher())
 }
 
 // The member that serves the watch hangs, with its connections open.
@@ -578,31 +511,32 @@ func TestWatchNews(t *testing.T) {
 		h.step()
 	}
 	f := newFollower(c, name)
-	f.adopt(h.states[20])
-	require.Len(t, f.news, 1)
-	require.Equal(t, h.states[20].queue(), f.newest())
-	require.Empty(t, f.news)
-	f.adopt(h.states[20])
-	require.Empty(t, f.news)
-	history := c.Watch(testCtx(t), name+"/", clientv3.WithPrefix(), clientv3.WithRev(h.states[1].rev))
-	for last := int64(0); last < h.states[20].rev; {
+	f.Replace(h.states[20])
+	require.Len(t, f.Changed(), 1)
+	require.Equal(t, newQueue(h.states[20]), newQueue(newest(f)))
+	require.Empty(t, f.Changed())
+	f.Replace(h.states[20])
+	require.Empty(t, f.Changed())
+	history := c.Watch(testCtx(t), name+"/", clientv3.WithPrefix(), clientv3.WithRev(h.states[1].Rev))
+	for last := int64(0); last < h.states[20].Rev; {
 		wr := <-history
 		require.NoError(t, wr.Err())
-		f.apply(wr)
-		require.Empty(t, f.news)
-		require.Equal(t, h.states[20], f.content)
-		last = latest(&wr)
+		f.Apply(wr.Events)
+		require.Empty(t, f.Changed())
+		require.Equal(t, h.states[20], newest(f))
+		last = etcd.Latest(&wr)
 	}
 	ended, cancel := context.WithCancel(testCtx(t))
 	cancel()
-	for range 50 {
-		f.news <- struct{}{}
+	for i := range 50 {
+		f.Replace([]*queue.Snapshot{queue.NewSnapshot(name), h.states[20]}[i%2])
+		require.Len(t, f.Changed(), 1)
 		f.yieldAll(ended, func(_ Queue, err error) bool {
 			require.ErrorIs(t, err, context.Canceled)
 			return true
 		})
 		select {
-		case <-f.news:
+		case <-f.Changed():
 		default:
 		}
 	}
@@ -616,9 +550,9 @@ func TestWatchMissed(t *testing.T) {
 	f := newFollower(c, name)
 	h := newHistory(t, c, name, 2)
 	for range 30 {
-		var err error
-		f.content, err = readContent(testCtx(t), c, name)
+		s, err := readSnapshot(testCtx(t), f.etcd, name)
 		require.NoError(t, err)
+		f.Replace(s)
 		missed, err := f.missed(testCtx(t))
 		require.NoError(t, err)
 		require.False(t, missed)
@@ -627,10 +561,10 @@ func TestWatchMissed(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, missed)
 	}
-	var err error
-	f.content, err = readContent(testCtx(t), c, name)
+	s, err := readSnapshot(testCtx(t), f.etcd, name)
 	require.NoError(t, err)
-	f.content.rev += 1 << 40
+	s.Rev += 1 << 40
+	f.Replace(s)
 	missed, err := f.missed(testCtx(t))
 	require.NoError(t, err)
 	require.True(t, missed)

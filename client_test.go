@@ -12,10 +12,10 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-func newTestPool(t testing.TB, c *clientv3.Client, opts ...SessionOption) *Pool {
+func newTestClient(t testing.TB, c *clientv3.Client, opts ...Option) *Client {
 	t.Helper()
-	p := NewPool(c, opts...)
-	t.Cleanup(func() { _ = p.Close(testCtx(t)) })
+	p := New(c, opts...)
+	t.Cleanup(func() { _ = p.Close() })
 	return p
 }
 
@@ -23,10 +23,10 @@ func newTestPool(t testing.TB, c *clientv3.Client, opts ...SessionOption) *Pool 
 // all of them have is revoked. The held ones are lost, and their holders told. The
 // waiting ones go on in the next session, behind who came meanwhile. And all of
 // them can be locked afterwards.
-func TestPool_LeaseRevoked(t *testing.T) {
+func TestClient_LeaseRevoked(t *testing.T) {
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
-	p := newTestPool(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	p := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
 	first, second := newTestSession(t, c), newTestSession(t, c)
 	const half = 50
 	var held [half]*Held
@@ -35,7 +35,7 @@ func TestPool_LeaseRevoked(t *testing.T) {
 	var granted [half]<-chan *Held
 	free, taken := lockName(t), lockName(t)
 	for i := range half {
-		h, err := NewMutex(p, fmt.Sprint(free, "/", i)).Lock(testCtx(t))
+		h, err := p.Mutex(fmt.Sprint(free, "/", i)).Lock(testCtx(t))
 		require.NoError(t, err)
 		h.Done()
 		held[i] = h
@@ -43,9 +43,9 @@ func TestPool_LeaseRevoked(t *testing.T) {
 		name := fmt.Sprint(taken, "/", i)
 		before[i], err = NewMutex(first, name).Lock(testCtx(t))
 		require.NoError(t, err)
-		lock := NewMutex(p, name).Lock
+		lock := p.Mutex(name).Lock
 		if i%2 == 1 {
-			lock = NewRWMutex(p, name).RLock
+			lock = p.RWMutex(name).RLock
 		}
 		granted[i] = inBackground(t, lock)
 	}
@@ -88,7 +88,7 @@ func TestPool_LeaseRevoked(t *testing.T) {
 	}
 	for i := range half {
 		for _, name := range []string{free, taken} {
-			h, err := NewMutex(p, fmt.Sprint(name, "/", i)).Lock(testCtx(t))
+			h, err := p.Mutex(fmt.Sprint(name, "/", i)).Lock(testCtx(t))
 			require.NoError(t, err)
 			require.NotEqual(t, old.Lease(), h.s.Lease())
 			require.NoError(t, h.Unlock(testCtx(t)))
@@ -99,28 +99,28 @@ func TestPool_LeaseRevoked(t *testing.T) {
 
 // etcd is away for longer than the TTL: what was held is told at the deadline;
 // who waits, or comes meanwhile, waits until etcd is back, or its ctx ends.
-func TestPool_EtcdAway(t *testing.T) {
+func TestClient_EtcdAway(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	c := own.Client(t)
-	p := newTestPool(t, own.Client(t), WithTTL(2*time.Second))
+	p := newTestClient(t, own.Client(t), WithTTL(2*time.Second))
 	before, err := NewMutex(newTestSession(t, c, WithTTL(time.Minute)), "a").Lock(testCtx(t))
 	require.NoError(t, err)
-	h, err := NewMutex(p, "b").Lock(testCtx(t))
+	h, err := p.Mutex("b").Lock(testCtx(t))
 	require.NoError(t, err)
-	waiting := inBackground(t, NewMutex(p, "a").Lock)
+	waiting := inBackground(t, p.Mutex("a").Lock)
 	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick)
 
 	own.Member(0).Kill()
 	<-h.Done()
 	require.ErrorIs(t, h.Err(), ErrSessionExpired)
-	coming := inBackground(t, NewMutex(p, "b").Lock)
+	coming := inBackground(t, p.Mutex("b").Lock)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	left := async(func() error { _, err := NewMutex(p, "c").Lock(ctx); return err })
+	left := async(func() error { _, err := p.Mutex("c").Lock(ctx); return err })
 	hangs(t, left, 100*time.Millisecond)
 	cancel()
 	require.ErrorIs(t, result(t, left), context.Canceled)
-	_, err = NewMutex(p, "c").Lock(ctx)
+	_, err = p.Mutex("c").Lock(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, own.Member(0).Restart(testCtx(t)))
 
@@ -139,25 +139,25 @@ func TestPool_EtcdAway(t *testing.T) {
 
 // Whatever begins when the session is gone, and nobody knows it yet, is begun
 // again in the next one.
-func TestPool_SessionGoneUnknown(t *testing.T) {
+func TestClient_SessionGoneUnknown(t *testing.T) {
 	c := cluster.Client(t)
-	p := newTestPool(t, cluster.Client(t), WithTTL(time.Minute))
+	p := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
 	name := lockName(t)
 	for kind, lock := range map[string]func(context.Context) (*Held, error){
-		"lock":  NewMutex(p, name).Lock,
-		"write": NewRWMutex(p, name).Lock,
-		"rlock": NewRWMutex(p, name).RLock,
-		"try":   NewMutex(p, name).TryLock,
-		"tryr":  NewRWMutex(p, name).TryRLock,
+		"lock":  p.Mutex(name).Lock,
+		"write": p.RWMutex(name).Lock,
+		"rlock": p.RWMutex(name).RLock,
+		"try":   p.Mutex(name).TryLock,
+		"tryr":  p.RWMutex(name).TryRLock,
 		"enqueue": func(ctx context.Context) (*Held, error) {
-			tk, err := NewMutex(p, name).Enqueue(ctx)
+			tk, err := p.Mutex(name).Enqueue(ctx)
 			if err != nil {
 				return nil, err
 			}
 			return tk.Wait(ctx)
 		},
 		"do": func(ctx context.Context) (got *Held, err error) {
-			err = NewMutex(p, name).Do(ctx, func(_ context.Context, h *Held) error { got = h; return nil })
+			err = p.Mutex(name).Do(ctx, func(_ context.Context, h *Held) error { got = h; return nil })
 			return got, err
 		},
 	} {
@@ -176,13 +176,13 @@ func TestPool_SessionGoneUnknown(t *testing.T) {
 }
 
 // A ticket is a place in one session, and lost with it.
-func TestPool_Ticket(t *testing.T) {
+func TestClient_Ticket(t *testing.T) {
 	c := cluster.Client(t)
-	p := newTestPool(t, cluster.Client(t), WithTTL(time.Minute))
+	p := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
 	name := lockName(t)
 	before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 	require.NoError(t, err)
-	tk, err := NewMutex(p, name).Enqueue(testCtx(t))
+	tk, err := p.Mutex(name).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	_, err = c.Revoke(testCtx(t), tk.h.s.Lease())
 	require.NoError(t, err)
@@ -194,16 +194,16 @@ func TestPool_Ticket(t *testing.T) {
 
 // Somebody removes the entry of a Lock that waits, and not the session: it is not
 // to come back. Whether it was the session is asked until etcd answers.
-func TestPool_EntryRemoved(t *testing.T) {
+func TestClient_EntryRemoved(t *testing.T) {
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
-	p := newTestPool(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	p := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
 	name := lockName(t)
 	before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 	require.NoError(t, err)
 	lock := func() (key string, left <-chan error) {
 		left = async(func() error {
-			h, err := NewMutex(p, name).Lock(testCtx(t))
+			h, err := p.Mutex(name).Lock(testCtx(t))
 			if err == nil {
 				err = h.Unlock(testCtx(t))
 			}
@@ -229,7 +229,7 @@ func TestPool_EntryRemoved(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	_, err = c.Revoke(testCtx(t), p.live().Lease())
+	_, err = c.Revoke(testCtx(t), p.liveSession().Lease())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick, "it goes on")
 	require.NotEqual(t, key, entries(t, c, name)[1])
@@ -240,28 +240,28 @@ func TestPool_EntryRemoved(t *testing.T) {
 
 // A session that could not be vouched for a moment ago, but lives, is renewed
 // before it is used again.
-func TestPool_ExpiredForAMoment(t *testing.T) {
+func TestClient_ExpiredForAMoment(t *testing.T) {
 	tap := etcdtest.NewTap()
-	p := newTestPool(t, cluster.Client(t, tap))
+	p := newTestClient(t, cluster.Client(t, tap))
 	s, err := p.session(testCtx(t))
 	require.NoError(t, err)
 	renewals := tap.Calls("LeaseKeepAlive")
-	require.True(t, p.again(testCtx(t), s, fmt.Errorf("x: %w", ErrSessionExpired)))
+	require.True(t, p.retryable(testCtx(t), s, fmt.Errorf("x: %w", ErrSessionExpired)))
 	require.Equal(t, renewals+1, tap.Calls("LeaseKeepAlive"))
-	require.False(t, p.again(testCtx(t), s, ErrLocked))
+	require.False(t, p.retryable(testCtx(t), s, ErrLocked))
 	require.Equal(t, renewals+1, tap.Calls("LeaseKeepAlive"))
 }
 
 // A lease that lives longer than its session, as one does that was paused or cut
 // off, keeps its entries in the way no longer than the next session needs to come.
-func TestPool_RevokesTheLostLease(t *testing.T) {
+func TestClient_RevokesTheLostLease(t *testing.T) {
 	c := cluster.Client(t)
-	p := newTestPool(t, cluster.Client(t), WithTTL(time.Minute))
+	p := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
 	name := lockName(t)
-	h, err := NewMutex(p, name).Lock(testCtx(t))
+	h, err := p.Mutex(name).Lock(testCtx(t))
 	require.NoError(t, err)
-	h.s.end(ErrSessionExpired, "test")
-	again, err := NewMutex(p, name).Lock(testCtx(t))
+	h.s.terminate(ErrSessionExpired, "test")
+	again, err := p.Mutex(name).Lock(testCtx(t))
 	require.NoError(t, err, "its own entry is in the way for a minute")
 	require.ErrorIs(t, h.Err(), ErrLost)
 	require.Equal(t, []string{again.Key()}, entries(t, c, name))
@@ -270,18 +270,18 @@ func TestPool_RevokesTheLostLease(t *testing.T) {
 
 // Who waits for a session shares one; who leaves, or whose grant fails, takes
 // nobody along.
-func TestPool_OneGrantForAll(t *testing.T) {
+func TestClient_OneGrantForAll(t *testing.T) {
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
-	p := newTestPool(t, c)
+	p := newTestClient(t, c)
 	grant := tap.Postpone("LeaseGrant", 1)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	leaves := async(func() error { _, err := NewMutex(p, "leaves").Lock(ctx); return err })
+	leaves := async(func() error { _, err := p.Mutex("leaves").Lock(ctx); return err })
 	<-grant.Caught()
 	var granted []<-chan *Held
 	for i := range 20 {
-		granted = append(granted, inBackground(t, NewMutex(p, fmt.Sprint(i)).Lock))
+		granted = append(granted, inBackground(t, p.Mutex(fmt.Sprint(i)).Lock))
 	}
 	cancel()
 	require.ErrorIs(t, result(t, leaves), context.Canceled)
@@ -293,89 +293,87 @@ func TestPool_OneGrantForAll(t *testing.T) {
 	require.Equal(t, 2, tap.Calls("LeaseGrant"))
 	_ = grant.Send(testCtx(t)) // it comes late, or not any more
 	require.Eventually(t, func() bool { return len(leases(t, c)) == 1 }, hang, tick, "the lease of who left stays")
-	require.NoError(t, p.Close(testCtx(t)))
+	require.NoError(t, p.Close())
 	require.Zero(t, leases(t, c))
 }
 
-func TestPool_Close(t *testing.T) {
+func TestClient_Close(t *testing.T) {
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
-	require.NoError(t, NewPool(c).Close(testCtx(t)), "before it is used")
+	require.NoError(t, New(c).Close(), "before it is used")
 
-	p := NewPool(c)
-	h, err := NewMutex(p, "a").Lock(testCtx(t))
+	p := New(c)
+	h, err := p.Mutex("a").Lock(testCtx(t))
 	require.NoError(t, err)
 	h.Done()
-	waiting := async(func() error { _, err := NewMutex(p, "a").Lock(testCtx(t)); return err })
+	waiting := async(func() error { _, err := p.Mutex("a").Lock(testCtx(t)); return err })
 	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick)
-	ctx, cancel := context.WithCancel(testCtx(t))
-	cancel()
 	revoke := tap.Postpone("LeaseRevoke", 1)
-	require.ErrorIs(t, p.Close(ctx), context.Canceled)
+	closes := async(p.Close)
+	<-revoke.Caught()
+	hangs(t, closes, 100*time.Millisecond)
 	require.False(t, h.Valid())
 	require.ErrorIs(t, h.Err(), ErrSessionClosed)
 	require.ErrorIs(t, result(t, waiting), ErrSessionClosed)
-	<-revoke.Caught()
 	require.NoError(t, revoke.Send(testCtx(t)))
-	for range 2 {
-		require.NoError(t, p.Close(testCtx(t)))
-	}
+	require.NoError(t, result(t, closes))
+	require.NoError(t, p.Close(), "further calls return the same")
 	require.Zero(t, leases(t, c))
-	_, err = NewMutex(p, "a").Lock(testCtx(t))
+	_, err = p.Mutex("a").Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 
 	// While a grant is under way: that ends, and leaves no lease.
-	p = NewPool(c)
+	p = New(c)
 	grant := tap.Postpone("LeaseGrant", 1)
-	granting := async(func() error { _, err := NewMutex(p, "b").Lock(testCtx(t)); return err })
+	granting := async(func() error { _, err := p.Mutex("b").Lock(testCtx(t)); return err })
 	<-grant.Caught()
-	require.NoError(t, p.Close(testCtx(t)))
+	require.NoError(t, p.Close())
 	require.ErrorIs(t, result(t, granting), ErrSessionClosed)
 	_ = grant.Send(testCtx(t))
 	require.Eventually(t, func() bool { return len(leases(t, c)) == 0 }, hang, tick)
 
 	// While the reply is on its way.
-	p = NewPool(c)
+	p = New(c)
 	var closing <-chan error
 	tap.Next("LeaseGrant", etcdtest.After(func() {
-		closing = async(func() error { return p.Close(testCtx(t)) })
+		closing = async(func() error { return p.Close() })
 		<-p.ctx.Done()
 	}))
-	_, err = NewMutex(p, "b").Lock(testCtx(t))
+	_, err = p.Mutex("b").Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 	require.NoError(t, result(t, closing))
 	require.Zero(t, leases(t, c))
 }
 
 // The client is closed: nothing waits for what can't come any more.
-func TestPool_ClientClosed(t *testing.T) {
+func TestClient_ClientClosed(t *testing.T) {
 	t.Parallel()
 	c, err := cluster.NewClient()
 	require.NoError(t, err)
-	p := NewPool(c)
+	p := New(c)
 	name := lockName(t)
-	h, err := NewMutex(p, name).Lock(testCtx(t))
+	h, err := p.Mutex(name).Lock(testCtx(t))
 	require.NoError(t, err)
-	waiting := async(func() error { _, err := NewMutex(p, name).Lock(testCtx(t)); return err })
+	waiting := async(func() error { _, err := p.Mutex(name).Lock(testCtx(t)); return err })
 	require.Eventually(t, func() bool { return len(entries(t, cluster.Client(t), name)) == 2 }, hang, tick)
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, result(t, waiting), ErrSessionExpired)
-	_, err = NewMutex(p, name).Lock(testCtx(t))
+	_, err = p.Mutex(name).Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionExpired)
 	require.ErrorContains(t, err, "closed")
-	require.Error(t, p.Close(testCtx(t)), "the lease is left to expire, and that is said")
+	require.Error(t, p.Close(), "the lease is left to expire, and that is said")
 	_, err = cluster.Client(t).Revoke(testCtx(t), h.s.Lease())
 	require.NoError(t, err)
 }
 
 // Do goes by the pool: its own caller's hold is known whatever session another
 // acquisition would be in.
-func TestPool_Do(t *testing.T) {
+func TestClient_Do(t *testing.T) {
 	c := cluster.Client(t)
-	p := newTestPool(t, cluster.Client(t), WithTTL(time.Minute))
+	p := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
 	name := lockName(t)
-	m, again := NewMutex(p, name), NewRWMutex(p, name)
+	m, again := p.Mutex(name), p.RWMutex(name)
 	err := m.Do(testCtx(t), func(ctx context.Context, h *Held) error {
 		require.NoError(t, again.RDo(ctx, func(_ context.Context, inner *Held) error {
 			require.Same(t, h, inner)
@@ -387,14 +385,14 @@ func TestPool_Do(t *testing.T) {
 		require.ErrorIs(t, err, ErrWouldDeadlock)
 		_, err = m.TryLock(ctx)
 		require.ErrorIs(t, err, ErrLocked)
-		_, err = NewMutex(newTestPool(t, c), name).TryLock(ctx)
-		require.ErrorIs(t, err, ErrLocked, "another pool is another owner")
+		_, err = newTestClient(t, c).Mutex(name).TryLock(ctx)
+		require.ErrorIs(t, err, ErrLocked, "another client is another owner")
 
 		_, err = c.Revoke(testCtx(t), h.s.Lease())
 		require.NoError(t, err)
 		<-ctx.Done()
 		require.ErrorIs(t, context.Cause(ctx), ErrLost)
-		other, err := NewMutex(p, name+".x").Lock(testCtx(t))
+		other, err := p.Mutex(name + ".x").Lock(testCtx(t))
 		require.NoError(t, err)
 		require.NotEqual(t, h.s.Lease(), other.s.Lease(), "there is another session")
 		called := false
@@ -409,22 +407,22 @@ func TestPool_Do(t *testing.T) {
 	require.Empty(t, entries(t, c, name))
 }
 
-func TestPool_BadInput(t *testing.T) {
+func TestClient_BadInput(t *testing.T) {
 	c := cluster.Client(t)
-	closed := NewPool(c)
-	require.NoError(t, closed.Close(testCtx(t)))
-	for text, from := range map[string]SessionSource{
-		"session is nil":        (*Session)(nil),
-		"pool is nil":           (*Pool)(nil),
-		"not made with NewPool": &Pool{},
-		"client is nil":         NewPool(nil),
-		"TTL 0s":                NewPool(c, WithTTL(0)),
-		"logger is nil":         NewPool(c, WithLogger(nil)),
-		"WithLease":             NewPool(c, WithLease(7)),
-		"too large":             NewPool(c, WithTTL(1<<63-1)),
-		"session closed":        closed,
+	closed := New(c)
+	require.NoError(t, closed.Close())
+	for text, from := range map[string]source{
+		"session is nil":    (*Session)(nil),
+		"client is nil":     (*Client)(nil),
+		"not made with New": &Client{},
+		"with clientv3.New": New(nil),
+		"TTL 0s":            New(c, WithTTL(0)),
+		"logger is nil":     New(c, WithLogger(nil)),
+		"WithLease":         New(c, WithLease(7)),
+		"too large":         New(c, WithTTL(1<<63-1)),
+		"session closed":    closed,
 	} {
-		m := NewMutex(from, "a")
+		m := mutexOf(from, "a")
 		calls := lockFuncs(from, "a")
 		calls["Do"] = func(ctx context.Context) (*Held, error) {
 			return nil, m.Do(ctx, func(context.Context, *Held) error { t.Error("called"); return nil })
@@ -443,9 +441,9 @@ func TestPool_BadInput(t *testing.T) {
 	}
 	_, err := NewMutex(nil, "a").Lock(testCtx(t))
 	require.ErrorContains(t, err, "session is nil")
-	_, err = NewMutex(NewPool(c), "").Lock(testCtx(t))
+	_, err = New(c).Mutex("").Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrInvalidName)
 	_, err = (&Mutex{}).Lock(testCtx(t))
 	require.ErrorContains(t, err, "NewMutex")
-	require.NoError(t, (&Pool{}).Close(testCtx(t)))
+	require.NoError(t, (&Client{}).Close())
 }
