@@ -1,5 +1,5 @@
-// Package outcome has the values of labels and attributes that say how waits and holds
-// end. They are few and do not change.
+// Package outcome has the words for how waits and holds end, which metrics use as
+// labels and spans as attributes.
 package outcome
 
 import (
@@ -9,24 +9,30 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// The outcomes that are not failures.
+// The words for ends that are no failure.
 const (
 	Granted       = "granted"
 	Released      = "released"
-	Locked        = "locked"         // of a TryLock
-	Cancelled     = "cancelled"      // by ctx, or by Ticket.Cancel
-	SessionClosed = "session_closed" // closed or orphaned
+	Locked        = "locked"         // TryLock found the lock taken
+	Cancelled     = "cancelled"      // the ctx or the Ticket
+	SessionClosed = "session_closed" // or orphaned
 )
 
-// Of returns the outcome for an error that was passed to a hook.
+// The words for entries that were taken away.
+const (
+	SessionExpired = "session_expired"
+	Removed        = "removed" // by somebody else
+)
+
+// Of returns the word for an error that a hook gets.
 func Of(err error) string {
 	switch {
 	case errors.Is(err, etcdlock.ErrSessionExpired):
-		return "session_expired"
+		return SessionExpired
 	case errors.Is(err, etcdlock.ErrSessionClosed):
 		return SessionClosed
 	case errors.Is(err, etcdlock.ErrLost):
-		return "removed" // another client removed the entry
+		return Removed
 	case errors.Is(err, etcdlock.ErrLocked):
 		return Locked
 	case errors.Is(err, context.DeadlineExceeded):
@@ -34,10 +40,10 @@ func Of(err error) string {
 	case errors.Is(err, context.Canceled), errors.Is(err, etcdlock.ErrNotHeld):
 		return Cancelled
 	}
-	return "error" // etcd has refused the request
+	return "error" // etcd refused
 }
 
-// Mode returns "shared" or "exclusive".
+// Mode returns the word for the kind of an acquisition.
 func Mode(a etcdlock.Acquisition) string {
 	if a.Read {
 		return "shared"
