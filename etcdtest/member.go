@@ -186,8 +186,8 @@ func (m *Member) shut(how func(*server)) {
 	if s == nil {
 		return
 	}
-	// The member counts as stopped only from here on: until now it may be the leader.
 	how(s)
+	// Only now does the member count as stopped: until here it may have been the leader.
 	m.mu.Lock()
 	m.running = nil
 	m.mu.Unlock()

@@ -213,10 +213,10 @@ func document(ctx context.Context, servers []string, results []result) (string, 
 	var b strings.Builder
 	fmt.Fprintf(&b, `# The servers it is tested with
 
-The tests of this package that need nothing of a server but its address, all those of its behaviour and of what goes
-wrong between client and server among them, ran against real etcd processes, with etcd's own settings but for fsync. Two
-kinds run on one member only: those that count requests, since a read that meets a member that lags costs one more, and
-those that cut the client off to measure when a lease ends, which is the leader's to say.
+The tests of this package that need only the address of a server ran against real etcd processes with etcd's default
+settings, except fsync. They include all tests of its behaviour and of faults between client and server. Two kinds of
+tests run with one member only: tests that count requests, because a read that meets a lagging member costs one more
+request, and tests that cut off the client to measure when a lease ends, because only the leader decides that.
 
 Generated on %s by `+"`go run ./internal/compat -write docs/compat.md %s`"+` with client %s, %s, %s/%s. Don't edit.
 
