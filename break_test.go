@@ -56,11 +56,11 @@ func TestBreakHolder(t *testing.T) {
 			require.True(t, e.Holds)
 
 			began := time.Now()
-			require.NoError(t, Break(testCtx(t), c, e))
+			require.NoError(t, New(c).Break(testCtx(t), e))
 			toldLost(t, h, began)
 			<-done
 			require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
-			require.ErrorIs(t, Break(testCtx(t), c, e), ErrNotFound)
+			require.ErrorIs(t, New(c).Break(testCtx(t), e), ErrNotFound)
 
 			next, err := behind.Wait(testCtx(t))
 			require.NoError(t, err)
@@ -95,10 +95,10 @@ func TestBreakDowngraded(t *testing.T) {
 		}
 		h.Done()
 		began := time.Now()
-		require.NoError(t, Break(testCtx(t), c, e), look)
+		require.NoError(t, New(c).Break(testCtx(t), e), look)
 		toldLost(t, h, began)
 		require.Empty(t, entries(t, c, name), look)
-		require.ErrorIs(t, Break(testCtx(t), c, e), ErrNotFound)
+		require.ErrorIs(t, New(c).Break(testCtx(t), e), ErrNotFound)
 	}
 }
 
@@ -112,7 +112,7 @@ func TestBreakWaiter(t *testing.T) {
 	require.NoError(t, err)
 	waiters := inspected(t, c, name).Waiters()
 	require.Len(t, waiters, 1)
-	require.NoError(t, Break(testCtx(t), c, waiters[0]))
+	require.NoError(t, New(c).Break(testCtx(t), waiters[0]))
 	_, err = tk.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrLost)
 	require.NoError(t, h.Check(testCtx(t)))
@@ -133,7 +133,7 @@ func TestBreakIsOfOneAcquisition(t *testing.T) {
 	second := entryOf(t, c, name, h.Token())
 	require.Equal(t, first.Key, second.Key)
 	require.Equal(t, first.SharedKey, second.SharedKey)
-	require.ErrorIs(t, Break(testCtx(t), c, first), ErrNotFound)
+	require.ErrorIs(t, New(c).Break(testCtx(t), first), ErrNotFound)
 	require.NoError(t, h.Check(testCtx(t)))
 	require.Len(t, entries(t, c, name), 2)
 	require.NoError(t, h.Unlock(testCtx(t)))
@@ -154,7 +154,7 @@ func TestBreakOthers(t *testing.T) {
 	for _, e := range inspected(t, c, name).Entries {
 		_, err = m.TryLock(testCtx(t))
 		require.ErrorIs(t, err, ErrLocked)
-		require.NoError(t, Break(testCtx(t), c, e))
+		require.NoError(t, New(c).Break(testCtx(t), e))
 	}
 	h, err := m.TryLock(testCtx(t))
 	require.NoError(t, err)
@@ -173,7 +173,7 @@ func TestBreakLostReply(t *testing.T) {
 			tap.Next("Txn", f)
 		}
 		before := tap.Calls()
-		require.NoError(t, Break(testCtx(t), c, entryOf(t, direct, name, h.Token())))
+		require.NoError(t, New(c).Break(testCtx(t), entryOf(t, direct, name, h.Token())))
 		require.Equal(t, i+1, tap.Calls()-before)
 		require.Empty(t, entries(t, direct, name))
 	}
@@ -195,10 +195,10 @@ func TestBreakNoEntry(t *testing.T) {
 		{Name: name, Key: name + "/1f", Token: -1},
 		{Name: name, Key: name + "/1f", SharedKey: name + "/x", Token: rev},
 	} {
-		require.ErrorContains(t, Break(testCtx(t), c, e), "is no entry: take one from Inspect or Watch")
+		require.ErrorContains(t, New(c).Break(testCtx(t), e), "is no entry: take one from Inspect or Watch")
 	}
-	require.ErrorIs(t, Break(testCtx(t), c, Entry{Key: name + "/x", Token: rev}), ErrInvalidName)
-	require.ErrorIs(t, Break(testCtx(t), c, Entry{Name: name, Key: name + "/2f", Token: rev}), ErrNotFound)
-	require.ErrorIs(t, Break(testCtx(t), c, Entry{Name: name, Key: name + "/1f", Token: rev}), ErrNotFound)
+	require.ErrorIs(t, New(c).Break(testCtx(t), Entry{Key: name + "/x", Token: rev}), ErrInvalidName)
+	require.ErrorIs(t, New(c).Break(testCtx(t), Entry{Name: name, Key: name + "/2f", Token: rev}), ErrNotFound)
+	require.ErrorIs(t, New(c).Break(testCtx(t), Entry{Name: name, Key: name + "/1f", Token: rev}), ErrNotFound)
 	require.Len(t, entries(t, c, name), 2)
 }

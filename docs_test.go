@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/layout"
 )
 
 func read(t *testing.T, file string) string {
@@ -33,19 +35,29 @@ func TestDocs_ReadmeSnippetIsAnExample(t *testing.T) {
 func TestDocs_Invariants(t *testing.T) {
 	stated := regexp.MustCompile(`(?m)^//\t(I\d) `).FindAllStringSubmatch(read(t, "doc.go"), -1)
 	require.NotEmpty(t, stated)
-	files, err := filepath.Glob("*.go")
-	require.NoError(t, err)
-	var code, tests string
-	for _, file := range files {
+	var code, tests strings.Builder
+	for _, file := range libraryFiles(t) {
 		switch {
 		case strings.HasSuffix(file, "_test.go"):
-			tests += read(t, file)
-		case file != "doc.go":
-			code += read(t, file)
+			tests.WriteString(read(t, file))
+		case filepath.Base(file) != "doc.go":
+			code.WriteString(read(t, file))
 		}
 	}
 	for _, m := range stated {
-		require.Contains(t, code, "("+m[1]+")", "no code says that it keeps it")
-		require.Regexp(t, `func Test\w*`+m[1], tests, "no test tries to break it")
+		require.True(t, strings.Contains(code.String(), "("+m[1]+")"), "no code says that it keeps %s", m[1])
+		require.True(t, regexp.MustCompile(`func Test\w*`+m[1]).MatchString(tests.String()), "no test tries to break %s", m[1])
 	}
+}
+
+// libraryFiles are the Go files of the library: of the root package and of all that it imports from
+// this module, wherever that stands.
+func libraryFiles(t *testing.T) (files []string) {
+	t.Helper()
+	library, err := layout.Library(".")
+	require.NoError(t, err)
+	for _, p := range library {
+		files = append(files, append(p.Files(), p.TestFiles()...)...)
+	}
+	return files
 }

@@ -15,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // Electors that lose etcd.
@@ -118,7 +119,11 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 	run := func(c *clientv3.Client) (stop func() error) {
 		ctx, cancel := context.WithCancel(ctx)
 		done := make(chan error, 1)
-		wg.Go(func() { done <- NewElector(c, name, WithTTL(cutOffTTL)).Run(ctx, log.lead) })
+		wg.Go(func() {
+			locks := New(c, WithTTL(cutOffTTL))
+			defer locks.Close()
+			done <- locks.Elector(name).Run(ctx, log.lead)
+		})
 		return func() error { cancel(); return <-done }
 	}
 	begins := func() error {
@@ -138,11 +143,11 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 		if err = gerr; err == nil && got.Count == 2 {
 			break
 		}
-		err = cmp.Or(err, pause(ctx, tick))
+		err = cmp.Or(err, etcd.Sleep(ctx, tick))
 	}
 	<-turns
 	if err == nil {
-		err = pause(ctx, rand.N(cutOffTTL/3))
+		err = etcd.Sleep(ctx, rand.N(cutOffTTL/3))
 	}
 	proxy.Blackhole(etcdtest.Both)
 	err = cmp.Or(err, begins())
@@ -167,7 +172,7 @@ func TestElector_EtcdAway(t *testing.T) {
 	var electors []*Elector
 	c := own.Client(t)
 	for i := range 3 {
-		e := NewElector(own.Client(t, tap), "a", WithTTL(ttl))
+		e := newElector(t, own.Client(t, tap), "a", WithTTL(ttl))
 		electors = append(electors, e)
 		wg.Go(func() {
 			if err := e.Run(ctx, log.lead); !errors.Is(err, context.Canceled) {
@@ -201,6 +206,9 @@ func TestElector_EtcdAway(t *testing.T) {
 	cancel()
 	wg.Wait()
 	queueIs(t, c, "a", 0)
+	for _, e := range electors {
+		require.NoError(t, e.client.Close())
+	}
 	require.Zero(t, leases(t, c))
 	log.requireApart(t, 0)
 }
@@ -210,9 +218,9 @@ func TestElector_EtcdAway(t *testing.T) {
 func TestElector_ResignWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
-	a := runElector(t, NewElector(own.Client(t), "a", WithTTL(time.Second)))
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
 	term := a.leads(t)
-	b := runElector(t, NewElector(own.Client(t), "a", WithTTL(time.Second)))
+	b := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
 	queueIs(t, own.Client(t), "a", 2)
 	own.Member(0).Kill()
 	a.cancel()
@@ -227,7 +235,7 @@ func TestElector_ResignWithoutEtcd(t *testing.T) {
 func TestElector_LeadReturnsWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
-	a := runElector(t, NewElector(own.Client(t), "a", WithTTL(5*time.Second)))
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(5*time.Second)))
 	term := a.leads(t)
 	own.Member(0).Kill()
 	failed := errors.New("failed")

@@ -49,7 +49,9 @@ func replicaProcess(arg string, _ *bufio.Reader) error {
 		return err
 	}
 	defer c.Close()
-	e := NewElector(c, a.Name, WithTTL(time.Duration(a.Seconds)*time.Second))
+	locks := New(c, WithTTL(time.Duration(a.Seconds)*time.Second))
+	defer locks.Close()
+	e := locks.Elector(a.Name)
 	err = e.Run(ctx, func(ctx context.Context, term *Held) error {
 		log := fmt.Sprintf("%s.log/%d/", a.Name, term.Token())
 		now := func() string { return strconv.FormatInt(time.Now().UnixNano(), 10) }

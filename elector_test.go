@@ -41,6 +41,24 @@ type testTerm struct {
 // candidateKey is for a value in the ctx of Run.
 type candidateKey struct{}
 
+// newElector makes an elector of a Client of its own. Each opt is an Option or an ElectorOption.
+func newElector(t testing.TB, c *clientv3.Client, name string, opts ...any) *Elector {
+	t.Helper()
+	var options []Option
+	var electorOptions []ElectorOption
+	for _, o := range opts {
+		switch o := o.(type) {
+		case Option:
+			options = append(options, o)
+		case ElectorOption:
+			electorOptions = append(electorOptions, o)
+		default:
+			t.Fatalf("%T is no option", o)
+		}
+	}
+	return newTestClient(t, c, options...).Elector(name, electorOptions...)
+}
+
 func runElector(t testing.TB, e *Elector) *candidate {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), candidateKey{}, e))
@@ -121,11 +139,12 @@ func (term *testTerm) ended(t testing.TB) error {
 	}
 }
 
-func leaseGone(t testing.TB, c *clientv3.Client, id clientv3.LeaseID) {
+// entryGone: the term's entry is not in the queue any more.
+func entryGone(t testing.TB, c *clientv3.Client, term *Held) {
 	t.Helper()
-	resp, err := c.TimeToLive(testCtx(t), id)
+	resp, err := c.Txn(testCtx(t)).If(term.IsOwner()).Then(clientv3.OpGet("x")).Else(clientv3.OpGet("x")).Commit()
 	require.NoError(t, err)
-	require.EqualValues(t, -1, resp.TTL, "the lease lives")
+	require.False(t, resp.Succeeded, "the entry is there")
 }
 
 // They lead in the order in which they came; each resigns as its ctx ends, or as
@@ -133,16 +152,16 @@ func leaseGone(t testing.TB, c *clientv3.Client, id clientv3.LeaseID) {
 func TestElector_InTurn(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
-	a := runElector(t, NewElector(cluster.Client(t), name, WithOwner("a"), WithTTL(time.Minute)))
+	a := runElector(t, newElector(t, cluster.Client(t), name, WithOwner("a"), WithTTL(time.Minute)))
 	term := a.leads(t)
 	require.True(t, a.IsLeader())
 	require.NoError(t, a.Check(0))
 	require.Same(t, a.Elector, term.ctx.Value(candidateKey{}))
 	require.NoError(t, term.held.Check(testCtx(t)))
-	b := runElector(t, NewElector(cluster.Client(t), name, WithOwner("b"), WithTTL(time.Minute)))
+	b := runElector(t, newElector(t, cluster.Client(t), name, WithOwner("b"), WithTTL(time.Minute)))
 	queueIs(t, c, name, 2)
 	tap := etcdtest.NewTap()
-	d := runElector(t, NewElector(cluster.Client(t, tap), name, WithOwner("d"), WithTTL(time.Minute)))
+	d := runElector(t, newElector(t, cluster.Client(t, tap), name, WithOwner("d"), WithTTL(time.Minute)))
 	queueIs(t, c, name, 3)
 	for _, e := range []*Elector{a.Elector, b.Elector} {
 		leader, err := e.Leader(testCtx(t))
@@ -159,30 +178,36 @@ func TestElector_InTurn(t *testing.T) {
 	term.returns(term.ctx.Err())
 	require.Equal(t, context.Canceled, a.result(t), "what lead returned")
 	require.False(t, a.IsLeader())
-	leaseGone(t, c, term.held.s.Lease())
+	entryGone(t, c, term.held)
 	next := b.leads(t)
 	require.Greater(t, next.held.Token(), term.held.Token())
 
 	// One that does not lead leaves the queue too, before Run returns.
-	revoke := tap.Postpone("LeaseRevoke", 1)
+	caught, open := make(chan struct{}, 10), make(chan struct{})
+	stop := tap.Every("Txn", func(ctx context.Context, c *etcdtest.Call) error {
+		caught <- struct{}{}
+		<-open
+		return c.Send(ctx)
+	})
+	defer stop()
 	d.cancel()
-	<-revoke.Caught()
+	<-caught
 	select {
 	case <-d.done:
 		t.Fatal("Run does not wait for etcd")
 	case <-time.After(20 * time.Millisecond):
 	}
-	require.NoError(t, revoke.Send(testCtx(t)))
+	close(open)
 	require.ErrorIs(t, d.result(t), context.Canceled)
 	require.ErrorContains(t, d.result(t), name)
 	require.Equal(t, []string{next.held.Key()}, entries(t, c, name))
 
 	next.returns(nil)
 	require.NoError(t, b.result(t))
-	leaseGone(t, c, next.held.s.Lease())
+	entryGone(t, c, next.held)
 	require.Empty(t, entries(t, c, name))
 	_, err := b.Leader(testCtx(t))
-	require.ErrorIs(t, err, ErrNoLeader)
+	require.ErrorIs(t, err, ErrElectionNoLeader)
 }
 
 func TestElector_LeadFails(t *testing.T) {
@@ -194,10 +219,10 @@ func TestElector_LeadFails(t *testing.T) {
 		"goexit": func() error { runtime.Goexit(); return nil },
 	} {
 		name := lockName(t)
-		e := NewElector(cluster.Client(t), name, WithTTL(time.Minute))
+		e := newElector(t, cluster.Client(t), name, WithTTL(time.Minute))
 		a := runElector(t, e)
 		term := a.leads(t)
-		b := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute)))
+		b := runElector(t, newElector(t, cluster.Client(t), name, WithTTL(time.Minute)))
 		queueIs(t, c, name, 2)
 		term.leave <- fails
 		err := a.result(t)
@@ -210,7 +235,7 @@ func TestElector_LeadFails(t *testing.T) {
 			require.NoError(t, err) // Run did not return
 		}
 		require.False(t, a.IsLeader())
-		leaseGone(t, c, term.held.s.Lease())
+		entryGone(t, c, term.held)
 		b.leads(t).returns(nil)
 		require.NoError(t, b.result(t))
 		require.Empty(t, entries(t, c, name))
@@ -233,7 +258,7 @@ func TestElector_Lost(t *testing.T) {
 		defer mu.Unlock()
 		return logged.Write(p)
 	}), nil))
-	a := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute), WithLogger(log)))
+	a := runElector(t, newElector(t, cluster.Client(t), name, WithTTL(time.Minute), WithLogger(log)))
 	var before *testTerm
 	for _, how := range []struct {
 		name    string
@@ -243,7 +268,7 @@ func TestElector_Lost(t *testing.T) {
 	}{
 		{"revoked", func(h *Held) error { _, err := c.Revoke(testCtx(t), h.s.Lease()); return err }, true, nil},
 		{"broken", func(h *Held) error {
-			return Break(testCtx(t), c, Entry{Name: name, Key: h.Key(), Token: h.Token()})
+			return New(c).Break(testCtx(t), Entry{Name: name, Key: h.Key(), Token: h.Token()})
 		}, false, context.Canceled},
 		{"revoked again", func(h *Held) error { _, err := c.Revoke(testCtx(t), h.s.Lease()); return err }, true, errors.New("boom")},
 	} {
@@ -288,7 +313,7 @@ func TestElector_Lost(t *testing.T) {
 // IsLeader is no later than the hold: when the deadline has passed, it is false
 // before any timer has fired.
 func TestElector_IsLeaderByTheClock(t *testing.T) {
-	a := runElector(t, NewElector(cluster.Client(t), lockName(t), WithTTL(time.Minute)))
+	a := runElector(t, newElector(t, cluster.Client(t), lockName(t), WithTTL(time.Minute)))
 	term := a.leads(t)
 	s := term.held.s
 	s.mu.Lock()
@@ -305,10 +330,10 @@ func TestElector_Overrun(t *testing.T) {
 	name := lockName(t)
 	const grace = time.Second
 	told := make(chan *Held, 10)
-	a := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute),
+	a := runElector(t, newElector(t, cluster.Client(t), name, WithTTL(time.Minute),
 		WithOverrun(grace, func(term *Held) { told <- term })))
 	term := a.leads(t)
-	b := runElector(t, NewElector(cluster.Client(t), name))
+	b := runElector(t, newElector(t, cluster.Client(t), name))
 	queueIs(t, c, name, 2)
 	_, err := c.Revoke(testCtx(t), term.held.s.Lease())
 	require.NoError(t, err)
@@ -358,25 +383,25 @@ func TestElector_Overrun(t *testing.T) {
 // Check knows of a loss that nothing has told of yet, as after the process was
 // paused, by the deadline.
 func TestElector_CheckByTheClock(t *testing.T) {
-	e := NewElector(cluster.Client(t), lockName(t))
+	e := newElector(t, cluster.Client(t), lockName(t))
 	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
 	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
-	e.lead(h)
+	e.setTerm(h)
 	require.NoError(t, e.Check(0))
 	s.mu.Lock()
 	s.deadline = time.Now().Add(-10 * time.Second)
 	s.mu.Unlock()
 	require.ErrorIs(t, e.Check(9*time.Second), ErrSessionExpired)
 	require.NoError(t, e.Check(time.Hour))
-	e.lead(nil)
+	e.setTerm(nil)
 	require.NoError(t, e.Check(0))
 
 	// But one that was given back is not lost with the session.
 	s = newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
 	h, err = NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
-	e.lead(h)
+	e.setTerm(h)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	s.mu.Lock()
 	s.deadline = time.Now().Add(-10 * time.Second)
@@ -394,7 +419,7 @@ func TestElector_Refused(t *testing.T) {
 		return func(context.Context, *etcdtest.Call) error { return status.Error(code, rpctypes.ErrorDesc(err)) }
 	}
 	stop := tap.Every("LeaseGrant", refuse(codes.ResourceExhausted, rpctypes.ErrGRPCNoSpace))
-	a := runElector(t, NewElector(cluster.Client(t, tap), name))
+	a := runElector(t, newElector(t, cluster.Client(t, tap), name))
 	began := time.Now()
 	require.Eventually(t, func() bool { return tap.Calls("LeaseGrant") >= 4 }, hang, tick, "it goes on")
 	require.Greater(t, time.Since(began), campaignMin*(1+2+4)/2, "pauses, of half that at the least")
@@ -402,7 +427,7 @@ func TestElector_Refused(t *testing.T) {
 	term := a.leads(t)
 
 	// Its place in the queue is taken away.
-	b := runElector(t, NewElector(cluster.Client(t, tap), name))
+	b := runElector(t, newElector(t, cluster.Client(t, tap), name))
 	_, err := c.Delete(testCtx(t), queueIs(t, c, name, 2)[1])
 	require.NoError(t, err)
 	queueIs(t, c, name, 2)
@@ -410,7 +435,7 @@ func TestElector_Refused(t *testing.T) {
 	term = b.leads(t)
 
 	stop = tap.Every("Txn", refuse(codes.PermissionDenied, rpctypes.ErrGRPCPermissionDenied))
-	d := runElector(t, NewElector(cluster.Client(t, tap), name))
+	d := runElector(t, newElector(t, cluster.Client(t, tap), name))
 	err = d.result(t)
 	stop()
 	require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
@@ -423,10 +448,10 @@ func TestElector_BadInput(t *testing.T) {
 	c := cluster.Client(t)
 	lead := func(context.Context, *Held) error { t.Error("called"); return nil }
 	for text, e := range map[string]*Elector{
-		"client is nil":   NewElector(nil, "a"),
-		"NewElector":      {},
-		"invalid lock":    NewElector(c, "a/"),
-		"has no function": NewElector(c, "a", WithOverrun(time.Second, nil)),
+		"client is nil":    newElector(t, nil, "a"),
+		"made by a Client": {},
+		"invalid lock":     newElector(t, c, "a/"),
+		"has no function":  newElector(t, c, "a", WithOverrun(time.Second, nil)),
 	} {
 		require.ErrorContains(t, e.Run(testCtx(t), lead), text)
 		_, err := e.Leader(testCtx(t))
@@ -440,12 +465,12 @@ func TestElector_BadInput(t *testing.T) {
 		require.False(t, e.IsLeader())
 		require.NoError(t, e.Check(0))
 	}
-	for text, opt := range map[string]ElectorOption{"WithLease": WithLease(7), "TTL 0s": WithTTL(0), "logger is nil": WithLogger(nil)} {
-		require.ErrorContains(t, NewElector(c, "a", opt).Run(testCtx(t), lead), text)
+	for text, opt := range map[string]Option{"WithLease": WithLease(7), "TTL 0s": WithTTL(0), "logger is nil": WithLogger(nil)} {
+		require.ErrorContains(t, newElector(t, c, "a", opt).Run(testCtx(t), lead), text)
 	}
-	require.ErrorContains(t, NewElector(c, "a").Run(testCtx(t), nil), "lead is nil")
+	require.ErrorContains(t, newElector(t, c, "a").Run(testCtx(t), nil), "lead is nil")
 
-	a := runElector(t, NewElector(c, lockName(t)))
+	a := runElector(t, newElector(t, c, lockName(t)))
 	term := a.leads(t)
 	require.ErrorContains(t, a.Run(testCtx(t), lead), "runs already")
 	require.True(t, a.IsLeader())
@@ -488,11 +513,11 @@ func TestElector_Observe(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	seen, err := observe(ctx, t, NewElector(c, name))
+	seen, err := observe(ctx, t, newElector(t, c, name))
 	require.Equal(t, Entry{}, nextLeader(t, seen), "nobody, at first")
-	a := runElector(t, NewElector(cluster.Client(t), name, WithOwner("a")))
+	a := runElector(t, newElector(t, cluster.Client(t), name, WithOwner("a")))
 	require.Equal(t, "a", nextLeader(t, seen).Owner)
-	b := runElector(t, NewElector(cluster.Client(t), name, WithOwner("b")))
+	b := runElector(t, newElector(t, cluster.Client(t), name, WithOwner("b")))
 	queueIs(t, c, name, 2)
 	term := a.leads(t)
 	term.returns(nil)
@@ -515,7 +540,7 @@ func TestElector_Observe(t *testing.T) {
 	h, rerr := NewRWMutex(newTestSession(t, c), name).RLock(testCtx(t))
 	require.NoError(t, rerr)
 	_, rerr = a.Leader(testCtx(t))
-	require.ErrorIs(t, rerr, ErrNoLeader)
+	require.ErrorIs(t, rerr, ErrElectionNoLeader)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	cancel()
 	require.ErrorIs(t, err(), context.Canceled)
@@ -539,9 +564,9 @@ func TestElector_ObserveThroughTrouble(t *testing.T) {
 	observer, err := own.NewClient(proxy)
 	require.NoError(t, err)
 	defer observer.Close()
-	seen, _ := observe(testCtx(t), t, NewElector(observer, "a"))
+	seen, _ := observe(testCtx(t), t, newElector(t, observer, "a"))
 	require.Equal(t, Entry{}, nextLeader(t, seen))
-	e := NewElector(own.Client(t), "a", WithTTL(time.Minute))
+	e := newElector(t, own.Client(t), "a", WithTTL(time.Minute))
 	var tokens []int64
 	for i := range 60 {
 		var token int64

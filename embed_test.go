@@ -18,6 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/leaks"
 )
 
@@ -81,16 +82,23 @@ func lockName(t testing.TB) string {
 	return fmt.Sprintf("test/%s/%d", strings.ReplaceAll(t.Name(), "/", "-"), nameSeq.Add(1))
 }
 
-func newTestSession(t testing.TB, client *clientv3.Client, opts ...SessionOption) *Session {
+func newTestSession(t testing.TB, client *clientv3.Client, opts ...Option) *Session {
 	t.Helper()
 	s, err := NewSession(testCtx(t), client, opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), hang)
-		defer cancel()
-		_ = s.Close(ctx)
+		_ = s.Close()
 	})
 	return s
+}
+
+// exclusiveBase and sharedBase are the first keys of a lease's entries.
+func exclusiveBase(name string, id clientv3.LeaseID) string {
+	return keyspace.Base(name, keyspace.Exclusive, int64(id))
+}
+
+func sharedBase(name string, id clientv3.LeaseID) string {
+	return keyspace.Base(name, keyspace.Shared, int64(id))
 }
 
 // entries lists the keys below name, oldest first.

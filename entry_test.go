@@ -10,6 +10,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // A TryLock that has to list the keys in its way ends with the session too.
@@ -22,17 +25,17 @@ func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 		}
 		f.step = func(ctx context.Context, what string) error {
 			if what == "Range" {
-				return pause(ctx, time.Hour)
+				return etcd.Sleep(ctx, time.Hour)
 			}
 			return nil
 		}
 		const after = 450 * time.Millisecond
-		defer time.AfterFunc(after, func() { s.end(ErrSessionClosed, "the test is over") }).Stop()
+		defer time.AfterFunc(after, func() { s.terminate(ErrSessionClosed, "the test is over") }).Stop()
 		began := time.Now()
 		_, err := NewMutex(s, "a").TryLock(context.Background())
 		require.ErrorIs(t, err, ErrSessionClosed)
 		require.Equal(t, after, time.Since(began))
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
@@ -48,11 +51,11 @@ func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		time.AfterFunc(450*time.Millisecond, func() {
 			cancel()
-			s.end(ErrSessionClosed, "the test is over")
+			s.terminate(ErrSessionClosed, "the test is over")
 		})
 		err = h.Unlock(ctx)
 		require.True(t, errors.Is(err, context.Canceled) || errors.Is(err, ErrLost), err)
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
@@ -65,7 +68,7 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 		f.put("a/1")
 		f.step = func(ctx context.Context, what string) error {
 			if what == "Range" {
-				return pause(ctx, time.Hour)
+				return etcd.Sleep(ctx, time.Hour)
 			}
 			return nil
 		}
@@ -74,8 +77,8 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 		_, err := NewMutex(s, "a").Lock(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.True(t, s.uses("a/1"))
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 	})
 }
 
@@ -106,8 +109,8 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 		}
 		h, err := NewMutex(s, "a").Lock(context.Background())
 		require.NoError(t, err)
-		require.Equal(t, f.keys("a/"), []queued{{h.Key(), h.Token()}})
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		require.Equal(t, f.keys("a/"), []queue.Entry{{Key: h.Key(), Rev: h.Token()}})
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 	})
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/certs"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
@@ -93,10 +94,10 @@ func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
 	nobody, err := loopback.FreeAddrs(1)
 	require.NoError(t, err)
 	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Endpoints = nobody }))
-	pool := newTestPool(t, client)
+	pool := newTestClient(t, client)
 	for what, grant := range map[string]func(ctx context.Context) error{
 		"NewSession": func(ctx context.Context) error { _, err := NewSession(ctx, client); return err },
-		"Pool":       func(ctx context.Context) error { _, err := NewMutex(pool, "a").Lock(ctx); return err },
+		"Pool":       func(ctx context.Context) error { _, err := pool.Mutex("a").Lock(ctx); return err },
 	} {
 		err = returnsWithCtx(t, 300*time.Millisecond, grant)
 		require.ErrorIs(t, err, context.DeadlineExceeded, what)
@@ -114,6 +115,6 @@ func TestRefused(t *testing.T) {
 		rpctypes.ErrNoLeader:         false,
 		context.DeadlineExceeded:     false,
 	} {
-		require.Equal(t, want, refused(fmt.Errorf("lock: %w", err)), err)
+		require.Equal(t, want, etcd.Refused(fmt.Errorf("lock: %w", err)), err)
 	}
 }

@@ -42,9 +42,9 @@ func anchored(t *testing.T, name string, endpoints []string, first ...string) (*
 	h, err := NewMutex(s, name).Lock(testCtx(t))
 	require.NoError(t, err)
 	h.Done()
-	w, err := s.openWatch(testCtx(t), h.Key(), "")
+	w, err := s.etcd.OpenWatch(testCtx(t), s.ctx, h.Key(), "")
 	require.NoError(t, err)
-	t.Cleanup(w.close)
+	t.Cleanup(w.Close)
 	c.SetEndpoints(endpoints...)
 	return s, h
 }

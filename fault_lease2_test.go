@@ -198,7 +198,7 @@ func TestFault_F11_RenewalsAreFew(t *testing.T) {
 func TestFault_F12_RenewalsMeetTheMemberThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := clientv3.NewCtxClient(context.Background())
-		s := makeSession(client, sessionConfig{lease: 1, ttl: 10 * time.Second, log: discard})
+		s := makeSession(client, config{lease: 1, ttl: 10 * time.Second, log: discard})
 		var attempts, answered atomic.Int32
 		s.keepAlive = func(ctx context.Context) (int64, error) {
 			if attempts.Add(1)%12 == 0 {
@@ -214,8 +214,8 @@ func TestFault_F12_RenewalsMeetTheMemberThatHangs(t *testing.T) {
 		elapse(1000 * time.Second)
 		require.NoError(t, s.Err())
 		require.Greater(t, answered.Load(), int32(100))
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 		s.wg.Wait()
 	})
 }
@@ -318,7 +318,7 @@ func TestFault_F13_AuthTokenExpires(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 	for _, s := range []*Session{s, waiter} {
 		require.NoError(t, s.Err())
-		require.NoError(t, s.Close(testCtx(t)))
+		require.NoError(t, s.Close())
 	}
 	require.Empty(t, entries(t, as("root"), "a"))
 }
@@ -396,6 +396,6 @@ func TestFault_F13_LeastRights(t *testing.T) {
 		was := s.Deadline()
 		require.Eventually(t, func() bool { return s.Deadline().After(was) }, hang, tick, "the session goes on")
 		require.Equal(t, map[string]int{"a": 1, "b": 0}[name], len(entries(t, root, name)))
-		require.NoError(t, s.Close(testCtx(t)))
+		require.NoError(t, s.Close())
 	}
 }

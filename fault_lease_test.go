@@ -20,6 +20,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // Rows F1 to F7: loss, and when it is told.
@@ -103,7 +104,7 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 				mu.Lock()
 				c.gone = gone[h.key]
 				mu.Unlock()
-				if err := pause(ctx, tick); err != nil {
+				if err := etcd.Sleep(ctx, tick); err != nil {
 					t.Error("the key stays")
 					return
 				}
@@ -178,7 +179,7 @@ func (c *cutting) run(prefix string, i int, h *holder, lock func(ctx context.Con
 		return err
 	}
 	proxy.Delay(etcdtest.ToClient, c.delay)
-	_ = pause(ctx, rand.N(500*time.Millisecond)) // etcd looks for leases to expire twice a second
+	_ = etcd.Sleep(ctx, rand.N(500*time.Millisecond)) // etcd looks for leases to expire twice a second
 	if *h, err = lock(ctx, client, fmt.Sprintf("%s/%d", prefix, i)); err != nil {
 		return err
 	}
@@ -251,7 +252,7 @@ func measureLateness(t *testing.T) func() time.Duration {
 		var late time.Duration
 		for ctx.Err() == nil {
 			due := time.Now().Add(tick)
-			_ = pause(ctx, tick)
+			_ = etcd.Sleep(ctx, tick)
 			late = max(late, time.Since(due))
 		}
 		most <- late
@@ -273,7 +274,7 @@ func TestFault_F2_FirstKeepAliveStuck(t *testing.T) {
 	// And not before: etcd's own client gives a lease of a minute up after 5 s.
 	t.Run("not given up", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: time.Minute, log: discard})
+			s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: time.Minute, log: discard})
 			s.keepAlive = func(ctx context.Context) (int64, error) {
 				<-ctx.Done()
 				return 0, ctx.Err()
@@ -285,7 +286,7 @@ func TestFault_F2_FirstKeepAliveStuck(t *testing.T) {
 			require.NoError(t, s.Err())
 			<-time.After(2 * time.Second)
 			require.ErrorIs(t, s.Err(), ErrSessionExpired)
-			s.leaseGone()
+			s.endLease()
 			s.wg.Wait()
 		})
 	})
@@ -392,7 +393,7 @@ func TestFault_F5_ManyKeysDeleted(t *testing.T) {
 	all := func() bool { return !slices.ContainsFunc(holds, (*Held).Valid) }
 	tap.Next("LeaseTimeToLive", func(ctx context.Context, c *etcdtest.Call) error {
 		for !all() && ctx.Err() == nil {
-			_ = pause(ctx, tick)
+			_ = etcd.Sleep(ctx, tick)
 		}
 		return c.Send(ctx)
 	})

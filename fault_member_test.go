@@ -17,6 +17,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
@@ -105,8 +106,8 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 		if err == nil {
 			break
 		}
-		require.True(t, errors.Is(err, rpctypes.ErrMemberLearnerNotReady) || !refused(err), err)
-		require.NoError(t, pause(testCtx(t), tick))
+		require.True(t, errors.Is(err, rpctypes.ErrMemberLearnerNotReady) || !etcd.Refused(err), err)
+		require.NoError(t, etcd.Sleep(testCtx(t), tick))
 	}
 	goesOn("with four members")
 	leader, err := own.Leader(testCtx(t))
@@ -139,7 +140,7 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 		h, err := tk.Wait(testCtx(t))
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(testCtx(t)))
-		require.NoError(t, h.s.Close(testCtx(t)))
+		require.NoError(t, h.s.Close())
 		require.NoError(t, clients[i].Close()) // the learner would wait for it to leave
 	}
 }

@@ -55,7 +55,7 @@ func TestFault_D4_Namespace(t *testing.T) {
 		for _, tk := range tickets {
 			h, err := tk.Wait(testCtx(t))
 			require.NoError(t, err)
-			if h.wants == writeHold {
+			if h.mode == writeMode {
 				require.NoError(t, h.Downgrade(testCtx(t)))
 			}
 			require.NoError(t, h.Unlock(testCtx(t)))

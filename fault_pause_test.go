@@ -384,7 +384,7 @@ func TestFault_F12_MemberPaused(t *testing.T) {
 			default:
 			}
 			require.NoError(t, holds[i].Unlock(testCtx(t)))
-			require.NoError(t, s.Close(testCtx(t)))
+			require.NoError(t, s.Close())
 		}
 		t.Logf("shown: %s paused: a lock went on in %v at the most", of.who, slowest.Round(100*time.Millisecond))
 	}

@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // queueLog is what etcd did with the keys below a prefix, as it tells itself.
@@ -78,7 +79,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	defer cancel()
 	compactions, resets := 0, 0
 	chaos.Go(func() {
-		for ; pause(ctx, 100*time.Millisecond) == nil; compactions++ {
+		for ; etcd.Sleep(ctx, 100*time.Millisecond) == nil; compactions++ {
 			if _, err := observer.Put(ctx, "elsewhere", ""); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
@@ -88,7 +89,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 		}
 	})
 	chaos.Go(func() {
-		for ; pause(ctx, time.Second) == nil; resets++ {
+		for ; etcd.Sleep(ctx, time.Second) == nil; resets++ {
 			proxy.Reset()
 		}
 	})
@@ -112,7 +113,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 				return
 			}
 			holds[i] = h
-			if h.wants != readHold { // readers are granted together
+			if h.mode != readMode { // readers are granted together
 				mu.Lock()
 				granted = append(granted, h.Token())
 				mu.Unlock()
@@ -143,7 +144,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	}
 	for _, hold := range holds {
 		for _, before := range holds {
-			if before.Token() < hold.Token() && (before.wants != readHold || hold.wants != readHold) {
+			if before.Token() < hold.Token() && (before.mode != readMode || hold.mode != readMode) {
 				require.Less(t, left[before.Token()], left[hold.Token()])
 			}
 		}
@@ -192,7 +193,7 @@ func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 			h := <-granted
 			require.NotNil(t, h)
 			require.NoError(t, h.Unlock(testCtx(t)))
-			require.LessOrEqual(t, keys.Load(), int64(txnLimit+3*lookLimit), "%s behind %d reads their keys", kind, n)
+			require.LessOrEqual(t, keys.Load(), int64(enqueueReadLimit+3*viewLimit), "%s behind %d reads their keys", kind, n)
 		}
 	}
 }

@@ -1,7 +1,6 @@
 package etcdlock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -120,7 +119,7 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 			} else {
 				require.Greater(t, fresh.Token(), last.Token())
 			}
-			require.NoError(t, older.Close(context.Background()))
+			require.NoError(t, older.Close())
 		})
 	}
 }

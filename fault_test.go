@@ -369,7 +369,7 @@ func TestFault_A8_LostGrantReply(t *testing.T) {
 	w.loseReply("LeaseGrant")
 	s := newTestSession(t, c)
 	require.Equal(t, []clientv3.LeaseID{s.Lease()}, leases(t, c, before...), "a second lease was granted")
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Empty(t, leases(t, c, before...))
 
 	// ctx ends before it is known whether one was granted.
@@ -663,16 +663,16 @@ func TestFault_E4_RLockTwice(t *testing.T) {
 func TestFault_A1_GhostsBesideAForbiddenOne(t *testing.T) {
 	f := newFakeEtcd()
 	s := f.session(5)
-	var some []doubtful
+	var some []unsettled
 	for _, name := range []string{"a", "b", "c", "d"} {
-		e := NewRWMutex(s, name).l.entry(t.Context(), s, writeHold)
-		e.takeKeys()
+		e := NewRWMutex(s, name).l.entry(t.Context(), s, writeMode)
+		e.reserveKeys()
 		var puts []*pb.RequestOp
 		for _, key := range e.keys() {
-			puts = append(puts, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.more.value)}}})
+			puts = append(puts, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.acquiring.value)}}})
 		}
 		f.applyLocked(puts, nil)
-		some = append(some, doubtful{&e.entry, time.Now()})
+		some = append(some, unsettled{&e.entry, time.Now()})
 	}
 	var reads atomic.Int32
 	f.step = func(_ context.Context, what string) error {
@@ -682,17 +682,17 @@ func TestFault_A1_GhostsBesideAForbiddenOne(t *testing.T) {
 		return nil
 	}
 	// Somebody else who uses the same lease has the next one's key.
-	other := NewMutex(s, "e").l.entry(t.Context(), s, mutexHold)
-	other.takeKeys()
+	other := NewMutex(s, "e").l.entry(t.Context(), s, mutexMode)
+	other.reserveKeys()
 	f.put(other.key)
-	some = append(some, doubtful{&other.entry, time.Now()})
-	require.NoError(t, s.removeGhosts(t.Context(), some))
+	some = append(some, unsettled{&other.entry, time.Now()})
+	require.NoError(t, s.removeLateWrites(t.Context(), some))
 	for _, name := range []string{"a", "b", "c", "d"} {
 		require.Empty(t, f.keys(name+"/"))
 	}
 	require.Equal(t, []string{other.key}, keysOf(f.keys("e/")))
 	f.step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
-	require.ErrorIs(t, s.removeGhosts(t.Context(), some), rpctypes.ErrPermissionDenied)
-	s.end(ErrSessionClosed, "the test is over")
-	s.leaseGone()
+	require.ErrorIs(t, s.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
+	s.terminate(ErrSessionClosed, "the test is over")
+	s.endLease()
 }

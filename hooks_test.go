@@ -113,15 +113,15 @@ func (r *recorder) stories() []string {
 		name  string
 		token int64
 	}
-	queued, out := map[entry][]event{}, []string{}
+	enqueued, out := map[entry][]event{}, []string{}
 	for _, e := range r.acquisitions() {
 		if id := (entry{e.about.Name, e.about.Token}); id.token != 0 {
-			queued[id] = append(queued[id], e)
+			enqueued[id] = append(enqueued[id], e)
 		} else {
 			out = append(out, words([]event{e}))
 		}
 	}
-	for _, events := range queued {
+	for _, events := range enqueued {
 		out = append(out, words(events))
 	}
 	return sorted(out)
@@ -259,7 +259,7 @@ func TestHooks_Stories(t *testing.T) {
 			done := h.Done()
 			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
-			s.end(ErrSessionExpired, "test")
+			s.terminate(ErrSessionExpired, "test")
 			<-done
 			_, err = tk.Wait(testCtx(t))
 			require.ErrorIs(t, err, ErrSessionExpired)
@@ -273,7 +273,7 @@ func TestHooks_Stories(t *testing.T) {
 			mustLock(t, s, name)
 			_, err := NewMutex(s, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
-			require.NoError(t, s.Close(testCtx(t)))
+			require.NoError(t, s.Close())
 			_, err = NewMutex(s, name).Lock(testCtx(t))
 			require.ErrorIs(t, err, ErrSessionClosed) // and it is told of by nothing else
 		}},
@@ -326,7 +326,7 @@ func TestHooks_Stories(t *testing.T) {
 			require.NoError(t, err)
 			tc.play(t, s, r, lockName(t))
 			r.requireStories(t, tc.want...)
-			_ = s.Close(testCtx(t))
+			_ = s.Close()
 			require.Equal(t, sorted(tc.want), r.stories(), "and Close adds nothing")
 		})
 	}
@@ -372,9 +372,9 @@ func TestHooks_Session(t *testing.T) {
 	}
 	adopted, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithLease(s.Lease()))
 	require.NoError(t, err)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.ErrorIs(t, adopted.Refresh(testCtx(t)), ErrSessionExpired)
-	require.NoError(t, adopted.Close(testCtx(t)))
+	require.NoError(t, adopted.Close())
 	require.Equal(t, "up ended:closed ended:expired", words(r.all()[4:]), "an end is not a renewal, and neither is the adoption")
 }
 
@@ -384,7 +384,7 @@ func TestHooks_EndsOnGrant(t *testing.T) {
 	r := &recorder{}
 	r.on = func(e event) {
 		if e.what == "granted" {
-			e.about.Session.end(ErrSessionExpired, "test")
+			e.about.Session.terminate(ErrSessionExpired, "test")
 			e.about.Session.wg.Wait() // it has told all that it held
 		}
 	}
@@ -393,7 +393,7 @@ func TestHooks_EndsOnGrant(t *testing.T) {
 	_, err = NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
 	require.Equal(t, "up enqueued granted ended:expired lost:expired", words(r.all()))
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 }
 
 // All hooks of all sets are called, in their order, and those that are nil are not.
@@ -411,7 +411,7 @@ func TestHooks_Several(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 	mustLock(t, s, h.name)
 	require.NoError(t, s.Refresh(testCtx(t)))
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	var want []string
 	for _, what := range []string{"up", "enqueued", "granted", "abandoned", "released", "enqueued", "granted", "renewed", "ended", "lost"} {
 		want = append(want, "a "+what, "b "+what)
@@ -447,7 +447,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	var other *Mutex
 	r.on = func(e event) {
 		s := e.about.Session
-		if !tryLock(&s.mu) || !comesTrue(func() bool { return len(s.confirming) == 0 }) {
+		if !tryLock(&s.mu) || !comesTrue(func() bool { return len(s.confirmTurn) == 0 }) {
 			t.Errorf("%s: the session's mutex is taken", e.what)
 			return
 		}
@@ -496,9 +496,9 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	h := lock(7)
 	_, err = NewMutex(s, h.name).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
-	s.end(ErrSessionExpired, "test")
+	s.terminate(ErrSessionExpired, "test")
 	require.ErrorIs(t, byErr.Err(), ErrSessionExpired)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	require.GreaterOrEqual(t, called["renewed"], 1)
@@ -558,7 +558,7 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 		revoke(t, s)
 		require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 		wg.Wait()
-		require.NoError(t, s.Close(testCtx(t)))
+		require.NoError(t, s.Close())
 		require.Empty(t, s.holds, "nothing is kept of what is over")
 		stories := r.stories()
 		for _, story := range stories {
@@ -580,7 +580,7 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 // Without hooks none of the places that would call them allocates.
 func TestHooks_UnsetCostNothing(t *testing.T) {
 	s := newFakeEtcd().session(5)
-	e := &entry{s: s, name: "a", key: "a/5", rev: 7, more: &more{}}
+	e := &entry{s: s, name: "a", key: "a/5", rev: 7, acquiring: &acquiring{}}
 	ctx := t.Context()
 	require.Zero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }))
 	require.Nil(t, s.holds)
@@ -590,15 +590,15 @@ func TestHooks_UnsetCostNothing(t *testing.T) {
 
 // playHooks is all that hooks have to do with a Lock and its Unlock.
 func (e *entry) playHooks(ctx context.Context) {
-	e.more.trace = e.s.newTrace(ctx, mutexHold)
-	e.tellEnqueued()
-	e.tellGranted()
+	e.acquiring.trace = e.s.newTrace(ctx, mutexMode)
+	e.notifyEnqueued()
+	e.notifyGranted()
 	e.mu.Lock()
-	e.unlistenLocked()
-	e.unlockAndTell()
-	e.tellOver(time.Now(), nil)
-	e.tellAbandoned(nil)
-	e.s.tellRenewed(RenewedInfo{})
+	e.untrackHoldLocked()
+	e.unlockAndNotify()
+	e.notifyOver(time.Now(), nil)
+	e.notifyAbandoned(nil)
+	e.s.notifyRenewed(RenewedInfo{})
 }
 
 // BenchmarkHooks is what hooks add to a Lock and its Unlock.
@@ -617,7 +617,7 @@ func BenchmarkHooks(b *testing.B) {
 			if s.hooks = hooks; hooks != nil {
 				s.holds = map[*entry]struct{}{}
 			}
-			e := &entry{s: s, name: "a", key: "a/5", rev: 7, more: &more{}}
+			e := &entry{s: s, name: "a", key: "a/5", rev: 7, acquiring: &acquiring{}}
 			b.ReportAllocs()
 			for b.Loop() {
 				e.playHooks(b.Context())

@@ -15,6 +15,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // logged keeps the lines of a logger.
@@ -59,9 +61,9 @@ const (
 	logUp      = "INFO session up"
 	logLost    = "WARN session lost"
 	logLoss    = "WARN lock lost"
-	logTrouble = "WARN trouble with etcd: waits and watched holds keep trying"
-	logOver    = "INFO trouble with etcd is over"
-	logNobody  = "INFO trouble with etcd concerns nobody anymore"
+	logTrouble = "WARN etcd outage: waits and watched holds keep trying"
+	logOver    = "INFO etcd outage is over"
+	logNobody  = "INFO etcd outage concerns nobody anymore"
 )
 
 // In good times a session logs that it is up, and nothing else.
@@ -86,7 +88,7 @@ func TestLog_GoodTimes(t *testing.T) {
 	h.Done()
 	require.NoError(t, NewRWMutex(s, name+"2").Do(testCtx(t), func(ctx context.Context, h *Held) error { return h.Downgrade(ctx) }))
 	mustLock(t, s, name+"3")
-	require.NoError(t, s.Close(testCtx(t)), "also with what is still held")
+	require.NoError(t, s.Close(), "also with what is still held")
 	require.ErrorIs(t, h.Unlock(testCtx(t)), ErrSessionClosed)
 	require.Equal(t, []string{logUp}, log.messages())
 	_, err = NewSession(testCtx(t), cluster.Client(t), WithLease(12345), WithLogger(log.logger()))
@@ -145,7 +147,7 @@ func TestLog_Trouble(t *testing.T) {
 
 	revoke(t, s)
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	lines := log.messages()
 	require.Len(t, lines, 10)
 	require.ElementsMatch(t, []string{logLost, logLoss, logLoss, logLoss}, lines[6:], "two are held, and one that nobody has claimed")
@@ -196,7 +198,7 @@ func TestLog_TroubleIsLeft(t *testing.T) {
 	_, err = NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	requireNext(logTrouble)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	requireLines(t, &log, lines...)
 }
 
@@ -207,22 +209,22 @@ func TestLog_TheEndIsNoTrouble(t *testing.T) {
 	for what, finish := range map[string]func(s *Session, cancel func()){
 		"nothing ended": func(*Session, func()) {},
 		"ctx":           func(_ *Session, cancel func()) { cancel() },
-		"session":       func(s *Session, _ func()) { s.end(ErrSessionClosed, "test") },
-		"client":        func(s *Session, _ func()) { _ = s.client.Close() },
+		"session":       func(s *Session, _ func()) { s.terminate(ErrSessionClosed, "test") },
+		"client":        func(s *Session, _ func()) { _ = s.etcd.Close() },
 	} {
 		var log logged
 		client, err := cluster.NewClient()
 		require.NoError(t, err)
-		s := makeSession(client, sessionConfig{lease: 1, ttl: time.Minute, log: log.logger()})
+		s := makeSession(client, config{lease: 1, ttl: time.Minute, log: log.logger()})
 		ctx, cancel := context.WithCancel(testCtx(t))
 		defer cancel()
 		finish(s, cancel)
-		tr := trouble{e: &entry{s: s}}
-		tr.begin(ctx, errWatch)
-		require.Equal(t, what == "nothing ended", tr.in, what)
-		require.Equal(t, tr.in, log.buf.Len() > 0, what)
-		s.leaseGone()
-		s.end(ErrSessionClosed, "test")
+		tr := outage{e: &entry{s: s}}
+		tr.start(ctx, etcd.ErrWatch)
+		require.Equal(t, what == "nothing ended", tr.open, what)
+		require.Equal(t, tr.open, log.buf.Len() > 0, what)
+		s.endLease()
+		s.terminate(ErrSessionClosed, "test")
 		_ = client.Close()
 	}
 }

@@ -157,7 +157,7 @@ func TestMutex_WaiterInTheMiddleDies(t *testing.T) {
 	name := lockName(t)
 	c := cluster.Client(t)
 	ends := map[string]func(s *Session, cancel context.CancelFunc){
-		"session closed": func(s *Session, _ context.CancelFunc) { _ = s.Close(testCtx(t)) },
+		"session closed": func(s *Session, _ context.CancelFunc) { _ = s.Close() },
 		"ctx ended":      func(_ *Session, cancel context.CancelFunc) { cancel() },
 		"lease revoked": func(s *Session, _ context.CancelFunc) {
 			if _, err := c.Revoke(testCtx(t), s.Lease()); err != nil {
@@ -312,7 +312,7 @@ func TestTicket_SessionEnds(t *testing.T) {
 	waiting, err := m.Enqueue(testCtx(t))
 	require.NoError(t, err)
 	<-granted.Done()
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	_, err = waiting.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 	_, err = granted.Wait(testCtx(t))
@@ -329,12 +329,12 @@ func TestTicket_ClientClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(1)
-		s.client.Watcher, s.client.Lease = nil, nil // have no Close here
-		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.client.Close() }}}
+		s.etcd.Watcher, s.etcd.Lease = nil, nil // have no Close here
+		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.etcd.Close() }}}
 		tk, err := NewMutex(s, "a").Enqueue(context.Background())
 		require.Nil(t, tk)
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
@@ -348,13 +348,13 @@ func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
 			h, err := NewMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
 			f.step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
-			time.AfterFunc(10*time.Second, func() { s.end(cause, "the test says so") })
+			time.AfterFunc(10*time.Second, func() { s.terminate(cause, "the test says so") })
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			_, err = h.Txn(ctx).Commit()
 			require.ErrorIs(t, err, ErrLost)
 			require.ErrorIs(t, err, cause)
-			s.leaseGone()
+			s.endLease()
 		})
 	}
 }
@@ -374,7 +374,7 @@ func TestHeld_FirstCauseStays(t *testing.T) {
 	require.NoError(t, err)
 	<-done
 	require.NoError(t, unlocked.Unlock(testCtx(t)))
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Equal(t, ErrLost, lost.Err(), "it was not the session")
 	require.Equal(t, ErrLost, context.Cause(lost.Context()))
 	require.Equal(t, ErrNotHeld, unlocked.Err())
@@ -388,13 +388,13 @@ func TestHeld_SessionEndsMeanwhile(t *testing.T) {
 			h, err := NewRWMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
 			f.step = func(context.Context, string) error {
-				s.end(ErrSessionExpired, "the test says so")
+				s.terminate(ErrSessionExpired, "the test says so")
 				return rpctypes.ErrGRPCNoLeader
 			}
 			err = call(h, context.Background())
 			require.ErrorIs(t, err, ErrSessionExpired, what)
 			require.ErrorIs(t, err, ErrLost, what)
-			s.leaseGone()
+			s.endLease()
 		})
 	}
 }
@@ -536,7 +536,7 @@ func TestMisuse(t *testing.T) {
 	all(t, newTestSession(t, c), "bad/", ErrInvalidName, "ends in")
 	all(t, newTestSession(t, c), "", ErrInvalidName, "empty")
 	closed := newTestSession(t, c)
-	require.NoError(t, closed.Close(testCtx(t)))
+	require.NoError(t, closed.Close())
 	all(t, closed, name, ErrSessionClosed, "closed")
 	_, err := new(Mutex).Lock(testCtx(t))
 	require.ErrorContains(t, err, "NewMutex")
@@ -590,6 +590,6 @@ func TestSession_10000Locks(t *testing.T) {
 		return resp.Count
 	}
 	require.EqualValues(t, 10_000, count())
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Zero(t, count())
 }

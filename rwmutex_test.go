@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
 func TestRWMutex_ReadersTogether(t *testing.T) {
@@ -126,7 +128,7 @@ func TestDowngrade(t *testing.T) {
 	rw := NewRWMutex(s, name)
 	h, err := rw.Lock(testCtx(t))
 	require.NoError(t, err)
-	require.Equal(t, exclusive, kindOf(name, h.Key()))
+	require.Equal(t, keyspace.Exclusive, keyspace.KindOf(name, h.Key()))
 	require.Equal(t, []string{exclusiveBase(name, s.Lease()), sharedBase(name, s.Lease())}, sorted(entries(t, c, name)))
 	token := h.Token()
 	done := h.Done()
@@ -142,7 +144,7 @@ func TestDowngrade(t *testing.T) {
 
 	require.NoError(t, h.Downgrade(testCtx(t)))
 	require.NoError(t, h.Downgrade(testCtx(t)), "again does nothing")
-	require.Equal(t, shared, kindOf(name, h.Key()))
+	require.Equal(t, keyspace.Shared, keyspace.KindOf(name, h.Key()))
 	require.Equal(t, token, h.Token())
 	require.NoError(t, h.Check(testCtx(t)))
 	hr, err := reader.Wait(testCtx(t))

@@ -122,7 +122,7 @@ func TestSession_SlowGrant(t *testing.T) {
 // its reply came.
 func TestSession_RenewsSoonAfterASlowGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 9 * time.Second, log: discard})
+		s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: 9 * time.Second, log: discard})
 		s.keepAlive = func(context.Context) (int64, error) {
 			<-time.After(time.Second)
 			return 9, nil
@@ -132,8 +132,8 @@ func TestSession_RenewsSoonAfterASlowGrant(t *testing.T) {
 		go s.run()
 		<-time.After(time.Minute)
 		require.NoError(t, s.Err())
-		s.end(ErrSessionClosed, "test")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
 		s.wg.Wait()
 	})
 }
@@ -148,18 +148,14 @@ func TestSession_Close(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if err := s.Close(testCtx(t)); err != nil {
+			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
 	<-done
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	for range 20 {
-		require.NoError(t, s.Close(over), "it is closed, whatever became of ctx")
-	}
+	require.NoError(t, s.Close(), "further calls return the same")
 	require.ErrorIs(t, context.Cause(s.Context()), ErrSessionClosed)
 	require.ErrorIs(t, h.Err(), context.Cause(h.Context()))
 	require.ErrorIs(t, h.Err(), ErrLost)
@@ -183,12 +179,12 @@ func requireLease(t *testing.T, s *Session, is func(*clientv3.LeaseTimeToLiveRes
 func TestSession_AdoptedTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFakeEtcd().session(5)
-		s = makeSession(s.client, sessionConfig{lease: 5, log: discard})
+		s = makeSession(s.etcd.Client, config{lease: 5, log: discard})
 		s.keepAlive = func(context.Context) (int64, error) {
 			<-time.After(4 * time.Second)
 			return 4, nil
 		}
-		require.ErrorIs(t, s.adopt(t.Context()), errTooLate)
+		require.ErrorIs(t, s.adoptLease(t.Context()), errTooLate)
 		require.ErrorIs(t, s.Err(), ErrSessionExpired)
 	})
 }
@@ -220,10 +216,10 @@ func TestSession_OrphanAndAdopt(t *testing.T) {
 	h2, err := tk.Wait(testCtx(t))
 	require.NoError(t, err)
 	require.Equal(t, exclusiveBase(name, s.Lease())+"-1", h2.Key())
-	require.NoError(t, s.Close(testCtx(t)), "Close after Orphan still revokes")
+	require.NoError(t, s.Close(), "Close after Orphan still revokes")
 	_, err = NewMutex(s2, name).Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionExpired)
-	require.NoError(t, s2.Close(testCtx(t)))
+	require.NoError(t, s2.Close())
 }
 
 func TestSession_LogsItsLoss(t *testing.T) {
@@ -242,7 +238,7 @@ func TestSession_LogsItsLoss(t *testing.T) {
 	require.NoError(t, err)
 	<-done
 	<-s.Done()
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	mu.Lock()
 	defer mu.Unlock()
 	for _, line := range []string{"session up", "session lost", "lock lost", name} {
@@ -259,9 +255,9 @@ func (f writer) Write(p []byte) (int, error) { return f(p) }
 func TestInvariant_I4_Deadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 10 * time.Second, log: discard})
-		s.client.KV = clientv3.NewKVFromKVClient(f, s.client)
-		s.watcher = newWatcher(s.client, f)
+		s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: 10 * time.Second, log: discard})
+		s.etcd.KV = clientv3.NewKVFromKVClient(f, s.etcd.Client)
+		s.etcd.UseWatcher(f, f)
 		start := time.Now()
 		s.keepAlive = func(context.Context) (int64, error) {
 			<-time.After(3 * time.Second)
@@ -281,7 +277,7 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		require.ErrorIs(t, s.Err(), ErrSessionExpired)
 		_, err = NewMutex(s, "a").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 
 		// A grant that comes behind the deadline is none, although no timer has
 		// told of it yet.
@@ -297,7 +293,7 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		}
 		_, err = NewMutex(s, "b").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
@@ -308,7 +304,7 @@ func TestSession_Renewals(t *testing.T) {
 	play := func(t *testing.T, keepAlive func(ctx context.Context, n int) (int64, error)) (*Session, *int) {
 		n := new(int)
 		var mu sync.Mutex
-		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 9 * time.Second, log: discard})
+		s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: 9 * time.Second, log: discard})
 		s.keepAlive = func(ctx context.Context) (int64, error) {
 			mu.Lock()
 			*n++
@@ -346,8 +342,8 @@ func TestSession_Renewals(t *testing.T) {
 				if tc.requests > 0 {
 					require.InDelta(t, tc.requests, *n, 1)
 				}
-				s.end(ErrSessionClosed, "test")
-				s.leaseGone()
+				s.terminate(ErrSessionClosed, "test")
+				s.endLease()
 				s.wg.Wait()
 			})
 		})
@@ -379,12 +375,12 @@ func TestSession_ClosedBeforeTheRequestCame(t *testing.T) {
 			if what != "Txn" {
 				return nil
 			}
-			s.end(ErrSessionClosed, "test")
+			s.terminate(ErrSessionClosed, "test")
 			return rpctypes.ErrGRPCLeaseNotFound
 		}
 		_, err := NewMutex(s, "a").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionClosed)
 		require.NotErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }

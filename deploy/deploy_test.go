@@ -148,7 +148,7 @@ func TestCommands(t *testing.T) {
 		}
 	}
 	require.NoError(t, cmd.Start())
-	for q, err := range etcdlock.Watch(ctx, client, "cron/nightly") {
+	for q, err := range etcdlock.New(client).Watch(ctx, "cron/nightly") {
 		require.NoError(t, err)
 		if len(q.Holders()) == 1 {
 			require.Equal(t, "cron-0", q.Holders()[0].Owner)
@@ -157,7 +157,7 @@ func TestCommands(t *testing.T) {
 	}
 	require.NoError(t, cmd.Process.Signal(os.Interrupt))
 	require.NoError(t, cmd.Wait(), "asked to end, it ends well")
-	q, err := etcdlock.Inspect(ctx, client, "cron/nightly")
+	q, err := etcdlock.New(client).Inspect(ctx, "cron/nightly")
 	require.NoError(t, err)
 	require.Empty(t, q.Entries, "and has resigned")
 }
@@ -210,7 +210,7 @@ func use(t *testing.T, client *clientv3.Client, name string) error {
 	if err != nil {
 		return err
 	}
-	defer s.Close(ctx)
+	defer s.Close()
 	err = etcdlock.NewMutex(s, name).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
 		if _, err := etcdlock.NewRWMutex(s, name).REnqueue(context.WithoutCancel(ctx)); !errors.Is(err, etcdlock.ErrWouldDeadlock) {
 			return errors.Join(err, errors.New("no deadlock seen"))
@@ -225,11 +225,11 @@ func use(t *testing.T, client *clientv3.Client, name string) error {
 		if _, err := h.Txn(ctx).Then(clientv3.OpPut(name+"/data/x", "1")).Commit(); err != nil {
 			return err
 		}
-		q, err := etcdlock.Inspect(ctx, client, name)
+		q, err := etcdlock.New(client).Inspect(ctx, name)
 		if err != nil {
 			return err
 		}
-		if err := etcdlock.Break(ctx, client, q.Waiters()[0]); err != nil {
+		if err := etcdlock.New(client).Break(ctx, q.Waiters()[0]); err != nil {
 			return err
 		}
 		return h.Check(ctx)
@@ -244,12 +244,14 @@ func use(t *testing.T, client *clientv3.Client, name string) error {
 	if err := errors.Join(w.Downgrade(ctx), w.Unlock(ctx)); err != nil {
 		return err
 	}
-	for _, err := range etcdlock.Names(ctx, client, name[:strings.IndexByte(name, '/')+1]) {
+	for _, err := range etcdlock.New(client).ListNames(ctx, name[:strings.IndexByte(name, '/')+1]) {
 		if err != nil {
 			return err
 		}
 	}
-	return etcdlock.NewElector(client, name).Run(ctx, func(context.Context, *etcdlock.Held) error { return nil })
+	locks := etcdlock.New(client)
+	defer locks.Close()
+	return locks.Elector(name).Run(ctx, func(context.Context, *etcdlock.Held) error { return nil })
 }
 
 // The role suffices for all that there is to do with locks of its prefixes.
@@ -292,12 +294,12 @@ func TestRole_ReadOnly(t *testing.T) {
 	t.Parallel()
 	client := withRole(t, []grant{{clientv3.PermissionType(clientv3.PermRead), "jobs/", clientv3.GetPrefixRangeEnd("jobs/")}})
 	ctx := bounded(t)
-	_, err := etcdlock.Inspect(ctx, client, "jobs/x")
+	_, err := etcdlock.New(client).Inspect(ctx, "jobs/x")
 	require.NoError(t, err)
-	for _, err := range etcdlock.Names(ctx, client, "jobs/") {
+	for _, err := range etcdlock.New(client).ListNames(ctx, "jobs/") {
 		require.NoError(t, err)
 	}
-	for _, err := range etcdlock.Watch(ctx, client, "jobs/x") {
+	for _, err := range etcdlock.New(client).Watch(ctx, "jobs/x") {
 		require.NoError(t, err)
 		break
 	}

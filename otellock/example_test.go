@@ -39,7 +39,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer session.Close(ctx)
+	defer session.Close()
 
 	ctx, request := provider.Tracer("example").Start(ctx, "PUT /report")
 	err = etcdlock.NewMutex(session, "jobs/report").Do(ctx, func(context.Context, *etcdlock.Held) error { return nil })

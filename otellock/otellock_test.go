@@ -37,7 +37,7 @@ func newSession(t testing.TB, c *clientv3.Client, p trace.TracerProvider) *etcdl
 	t.Helper()
 	s, err := etcdlock.NewSession(testCtx(t), c, etcdlock.WithTTL(time.Minute), etcdlock.WithHooks(otellock.Hooks(otellock.WithTracerProvider(p))))
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
@@ -124,7 +124,7 @@ func TestSpans_Outcomes(t *testing.T) {
 	_, err = client.Revoke(testCtx(t), s.Lease())
 	require.NoError(t, err)
 	require.ErrorIs(t, s.Refresh(testCtx(t)), etcdlock.ErrSessionExpired)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Equal(t, []string{
 		"etcdlock.wait granted Unset",
 		"etcdlock.wait locked Unset",
@@ -152,7 +152,7 @@ func TestSpans_Outcomes(t *testing.T) {
 	s = newSession(t, client, provider)
 	_, err = etcdlock.NewMutex(s, "b").Lock(testCtx(t))
 	require.NoError(t, err)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Equal(t, []string{"etcdlock.wait granted Unset", "etcdlock.hold session_closed Unset"}, summary(spans.GetSpans()))
 }
 
@@ -228,7 +228,7 @@ func TestSpans_GlobalProvider(t *testing.T) {
 		require.NoError(t, err)
 		_, err = etcdlock.NewMutex(s, "a").TryLock(testCtx(t))
 		require.NoError(t, err)
-		require.NoError(t, s.Close(testCtx(t)))
+		require.NoError(t, s.Close())
 		require.Len(t, spans.GetSpans(), 2)
 	}
 }

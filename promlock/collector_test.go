@@ -74,11 +74,11 @@ func requireLint(t testing.TB, reg prometheus.Gatherer) {
 	require.Empty(t, problems)
 }
 
-func newSession(t testing.TB, c *clientv3.Client, opts ...etcdlock.SessionOption) *etcdlock.Session {
+func newSession(t testing.TB, c *clientv3.Client, opts ...etcdlock.Option) *etcdlock.Session {
 	t.Helper()
 	s, err := etcdlock.NewSession(testCtx(t), c, opts...)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
@@ -154,7 +154,7 @@ func TestCollector(t *testing.T) {
 	require.NoError(t, client.Close())
 	_, err = waiting.Wait(testCtx(t))
 	require.ErrorIs(t, err, etcdlock.ErrSessionExpired)
-	require.Error(t, s.Close(testCtx(t)), "its lease is left to expire")
+	require.Error(t, s.Close(), "its lease is left to expire")
 	require.Error(t, h.Unlock(testCtx(t)))
 	got = gather(t, reg)
 	for name, want := range map[string]float64{
@@ -187,11 +187,11 @@ func TestCollector_TTLLeft(t *testing.T) {
 	got := gather(t, reg)
 	require.EqualValues(t, 2, got["etcdlock_sessions"])
 	require.LessOrEqual(t, got["etcdlock_session_ttl_left_seconds"], 60.0)
-	require.NoError(t, short.Close(testCtx(t)))
+	require.NoError(t, short.Close())
 	got = gather(t, reg)
 	require.EqualValues(t, 1, got["etcdlock_sessions"])
 	require.Greater(t, got["etcdlock_session_ttl_left_seconds"], 60.0)
-	require.NoError(t, long.Close(testCtx(t)))
+	require.NoError(t, long.Close())
 	require.EqualValues(t, 2, gather(t, reg)["etcdlock_sessions_ended_total{cause=session_closed}"])
 }
 

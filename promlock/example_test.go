@@ -43,7 +43,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer session.Close(ctx)
+	defer session.Close()
 	report := etcdlock.NewMutex(session, "jobs/report")
 	h, err := report.Lock(ctx)
 	if err != nil {

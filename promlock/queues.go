@@ -47,7 +47,7 @@ func (q *Queues) Collect(ch chan<- prometheus.Metric) {
 	var wg sync.WaitGroup
 	for _, name := range q.names {
 		wg.Go(func() {
-			for queue, err := range etcdlock.Watch(ctx, q.client, name) {
+			for queue, err := range etcdlock.New(q.client).Watch(ctx, name) {
 				if err == nil {
 					ch <- prometheus.MustNewConstMetric(q.length, prometheus.GaugeValue, float64(len(queue.Holders())), name, "holding")
 					ch <- prometheus.MustNewConstMetric(q.length, prometheus.GaugeValue, float64(len(queue.Waiters())), name, "waiting")

@@ -23,15 +23,16 @@ func breakCommand(etcd *connect.Config) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "break NAME KEY@TOKEN",
 		Short: "Take a lock away from its holder, or a waiter out of the queue",
-		Long: `Removes one entry from the queue of the lock NAME, and no later one of the same owner or key.
-KEY@TOKEN is what etcdlock show has as ENTRY.
+		Long: `Removes one entry from the queue of the lock NAME. KEY@TOKEN names that entry and no later one;
+copy it from the column ENTRY of etcdlock show.
 
-A holder that can reach etcd is told within half a second, and etcdlock run ends its command then;
-but the next one in line has the lock at once. So for a moment two may be at work, or for long if
-the holder is cut off or hangs: see to it first that it has ended.`,
+The next waiter gets the lock at once. A holder that can reach etcd hears of it within half a
+second, and etcdlock run then ends its command. So for a moment two may work at the same time.
+They may do so for long if the holder hangs or can't reach etcd, or if it is etcdctl lock or uses
+etcd's concurrency package, which don't watch their entries. End such a holder first.`,
 		Example: `  etcdlock show jobs/report
   etcdlock break jobs/report jobs/report/694d8b2c1f03a51e@1201`,
-		Args: cobra.ExactArgs(2),
+		Args: wants(lockName, "KEY@TOKEN"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, token, err := parseRef(args[1])
 			if err != nil {
@@ -56,13 +57,13 @@ func parseRef(s string) (key string, token int64, err error) {
 		token, err = strconv.ParseInt(s[i+1:], 10, 64)
 	}
 	if i <= 0 || err != nil || token <= 0 {
-		return "", 0, fmt.Errorf("%q is no KEY@TOKEN: copy one from the column ENTRY of etcdlock show NAME", s)
+		return "", 0, fmt.Errorf("%q is not of the form KEY@TOKEN: copy one from the column ENTRY of etcdlock show NAME", s)
 	}
 	return s[:i], token, nil
 }
 
 func breakLock(ctx context.Context, client *clientv3.Client, name, key string, token int64, yes bool) error {
-	q, err := etcdlock.Inspect(ctx, client, name)
+	q, err := etcdlock.New(client).Inspect(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -74,29 +75,43 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 		if !e.Holds {
 			what = "waits in " + state(q, i)
 		}
-		if !yes {
-			if err := confirm(ctx, fmt.Sprintf("%s: %s %s. Take it out of the queue?", plain(name), describe(e, time.Now()), what)); err != nil {
+		what = describe(e, time.Now()) + " " + what + "."
+		if deaf(e) {
+			what += " It will not hear of this, and goes on as if it held the lock: it is etcdctl lock, v3lock or uses etcd's concurrency package, " +
+				"which don't watch their entries. End it first."
+		}
+		switch {
+		case !yes:
+			if err := confirm(ctx, fmt.Sprintf("%s: %s Take it out of the queue?", plain(name), what)); err != nil {
 				return err
 			}
+		case deaf(e):
+			say(plain(name), "%s", what)
 		}
-		if err := etcdlock.Break(ctx, client, e); err != nil {
+		if err := etcdlock.New(client).Break(ctx, e); err != nil {
 			return err
 		}
 		_, err := fmt.Printf("%s: %s is out of the queue\n", plain(name), ref(e))
 		return written(err)
 	}
-	return fmt.Errorf("%s: %s@%d is not in the queue (any more): it was given back, has expired or was broken", plain(name), plain(key), token)
+	return fmt.Errorf("%s: %s@%d is not in the queue (any more): it was released, it expired, or somebody broke it", plain(name), plain(key), token)
 }
 
-// confirm asks a question and returns an error unless the answer is yes.
+// deaf reports whether an entry belongs to a holder that does not learn of its loss.
+// Every entry of this package has the time at which it was queued, so one without
+// it is of another kind. A waiter of any kind learns of its loss when its turn
+// comes. A key without a lease most likely has no process behind it.
+func deaf(e etcdlock.Entry) bool { return e.Holds && e.Queued.IsZero() && hasLease(e) }
+
+// confirm asks a question, and returns an error unless the answer is yes.
 func confirm(ctx context.Context, question string) error {
 	if !term.IsTerminal(int(os.Stdin.Fd())) {
-		return errors.New("there is nobody to ask, standard input is no terminal: say --yes to break the lock all the same")
+		return errors.New("standard input is not a terminal, so nobody can be asked: add --yes to break the lock without a question")
 	}
 	fmt.Fprintf(os.Stderr, "%s [y/N] ", question)
 	answers := make(chan string, 1)
-	go func() { // until there is an answer, or the process ends
-		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // its end is no yes
+	go func() { // ends with the answer, or with the process
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input counts as no
 		answers <- line
 	}()
 	select {

@@ -20,6 +20,7 @@ func TestConnect_TLS(t *testing.T) {
 	ca, other := certs.New(t), certs.New(t)
 	ca.Issue(t, "server")
 	ca.Issue(t, "client")
+	other.Issue(t, "client")
 	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) {
 		c.ClientTLSInfo = transport.TLSInfo{
 			CertFile: ca.File("server.crt"), KeyFile: ca.File("server.key"),
@@ -31,19 +32,22 @@ func TestConnect_TLS(t *testing.T) {
 	require.NoError(t, err)
 	full := []string{"--cacert=" + ca.File("ca.crt"), "--cert=" + ca.File("client.crt"), "--key=" + ca.File("client.key")}
 	for _, c := range []struct {
-		says string // nothing if it works
+		says string // "" if it works
 		args []string
 	}{
 		{"", append([]string{"--endpoints=" + https}, full...)},
 		{"", append([]string{"--endpoints=" + u.Host}, full...)},
 		{"", append([]string{"--endpoints=" + u.Host + ", " + https + " ,"}, full...)},
-		{"asks for TLS: write https://" + u.Host + " and name its --cacert", []string{"--endpoints=" + u.Host}},
-		{"x509: certificate signed by unknown authority", []string{"--endpoints=" + https}},
-		{"x509: certificate signed by unknown authority", append([]string{"--endpoints=" + https, "--cacert=" + other.File("ca.crt")}, full[1:]...)},
-		{"tls: .*certificate required", []string{"--endpoints=" + https, full[0]}},
-		{"--cert and --key go together", []string{"--endpoints=" + https, full[0], full[1]}},
+		{u.Host + ` asks for TLS\): write https://` + u.Host + `, and name the file of its CA with --cacert \(or ETCDCTL_CACERT\)`, []string{"--endpoints=" + u.Host}},
+		{u.Host + `: .*unknown authority\): name the file of the CA that signed etcd's certificate with --cacert \(or ETCDCTL_CACERT\)`, []string{"--endpoints=" + https}},
+		{u.Host + `: .*unknown authority.*\): the CA in ` + other.File("ca.crt") + ` did not sign etcd's certificate: name the right file with --cacert`, append([]string{"--endpoints=" + https, "--cacert=" + other.File("ca.crt")}, full[1:]...)},
+		{u.Host + ` wants a certificate of the client: .*certificate required\): name the files of a certificate and its key with --cert \(or ETCDCTL_CERT\) and --key \(or ETCDCTL_KEY\)`, []string{"--endpoints=" + https, full[0]}},
+		{u.Host + ` does not accept the certificate in ` + other.File("client.crt") + `: .*\): name one that etcd's CA has signed, .* with --cert \(or ETCDCTL_CERT\) and --key`,
+			[]string{"--endpoints=" + https, full[0], "--cert=" + other.File("client.crt"), "--key=" + other.File("client.key")}},
+		{`name etcd with --endpoints \(or ETCDCTL_ENDPOINTS\) as its certificate does`, append([]string{"--endpoints=https://localhost:" + u.Port()}, full...)},
+		{"--cert and --key are needed together", []string{"--endpoints=" + https, full[0], full[1]}},
 		{"--cacert: open /no/such: no such file", []string{"--endpoints=" + https, "--cacert=/no/such"}},
-		{"no PEM file", []string{"--endpoints=" + https, "--cacert=/dev/null", full[1], "--key=/dev/null"}},
+		{"does not name a PEM file", []string{"--endpoints=" + https, "--cacert=/dev/null", full[1], "--key=/dev/null"}},
 	} {
 		patience := "--dial-timeout=300ms"
 		if c.says == "" {
@@ -63,7 +67,7 @@ func TestConnect_TLS(t *testing.T) {
 	r := start(t, env, "run", "x", "--", "echo", "in")
 	require.Zero(t, r.wait(t), r.stderr.String())
 	r = start(t, env, "demo")
-	r.until(t, `p\d +\d+ .* ms  1 p`) // its workers, too
+	r.until(t, `p\d +\d+ .* ms  1 p`) // its workers connect, too
 	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
 	require.Equal(t, 130, r.wait(t))
 	r.noTrace(t)
@@ -72,12 +76,13 @@ func TestConnect_TLS(t *testing.T) {
 	host := strings.TrimPrefix(plain.Endpoints()[0], "http://")
 	r = start(t, nil, "run", "--dial-timeout=300ms", "--endpoints=https://"+host, "x", "--", "true")
 	require.Equal(t, 125, r.wait(t))
-	require.Contains(t, r.stderr.String(), host+" ends the TLS handshake: if it does not speak TLS, write http://"+host)
+	require.Contains(t, r.stderr.String(), host+" ends the TLS handshake): if it does not use TLS, write http://"+host)
+	require.NotContains(t, r.stderr.String(), "is it running", "it is")
 }
 
 func TestConnect_User(t *testing.T) {
 	t.Parallel()
-	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.BcryptCost = 4 })) // passwords, quickly
+	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.BcryptCost = 4 })) // makes password checks fast
 	endpoint := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
 	run := func(t *testing.T, env []string, args ...string) (status int, stderr string) {
 		t.Helper()
@@ -98,7 +103,7 @@ func TestConnect_User(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for _, c := range []struct {
-		says string // nothing if it works
+		says string // "" if it works
 		env  []string
 		args []string
 	}{
@@ -109,12 +114,12 @@ func TestConnect_User(t *testing.T) {
 		{says: "", env: []string{"ETCDCTL_USER=ann:wrong"}, args: []string{"--user=ann:secret"}},
 		{says: "", env: []string{"ETCDCTL_USER=ann:wrong"}, args: []string{"--password=secret"}},
 		{says: "", env: []string{"ETCDCTL_PASSWORD=wrong"}, args: []string{"--user=ann:secret"}},
-		{says: "has authentication on: say who you are with --user"},
+		{says: "has authentication enabled: name a user with --user"},
 		{says: "does not accept user ann with this password", args: []string{"--user=ann:wrong"}},
 		{says: "no password for user ann: set ETCDCTL_PASSWORD", args: []string{"--user=ann"}},
-		{says: "a password and no user", env: []string{"ETCDCTL_PASSWORD=secret"}},
+		{says: "a password without a user", env: []string{"ETCDCTL_PASSWORD=secret"}},
 		{says: `permission denied .*readwrite on the prefix "jobs/x/"`, args: []string{"--user=bob:secret"}},
-		{says: `ETCDCTL_DIAL_TIMEOUT="soon" is no value for --dial-timeout`, env: []string{"ETCDCTL_DIAL_TIMEOUT=soon"}},
+		{says: `ETCDCTL_DIAL_TIMEOUT="soon" is not a value for --dial-timeout`, env: []string{"ETCDCTL_DIAL_TIMEOUT=soon"}},
 	} {
 		status, says := run(t, c.env, c.args...)
 		if c.says == "" {

@@ -18,7 +18,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// summary are the lines of a demo in which all was right.
+// summary has the last lines of a demo that passes.
 var summary = []string{
 	`ok    order of arrival = order of grants  41 of 41`,
 	`ok    overlaps seen: 0                    25 exclusive, 16 shared sections`,
@@ -52,14 +52,14 @@ func TestDemo(t *testing.T) {
 	require.NotContains(t, out, "\x1b", "no terminal, no sequences")
 	require.Regexp(t, `etcd 3\.\S+ inside this process, with fsync; data in `+r.tmp, out)
 	require.Regexp(t, `\d s  p\d +\d+ +[<\d. ]+ ms  1 p\d  2 p\d`, out, "who holds, token, hand-over, who waits")
-	require.Regexp(t, `p4 is killed \(SIGKILL\); its lease lasts 2 s from its last renewal\n.*p4's lease ran out [123]\.\d\d s after the kill`, out)
+	require.Regexp(t, `p4 is killed \(SIGKILL\); its lease lasts 2 s from its last renewal\n.*p4's lease ended [123]\.\d\d s after the kill`, out)
 	require.Regexp(t, `r\d r\d( r\d)* (together|overlapping)`, out)
 	require.Regexp(t, `w\d writes`, out)
 	require.Len(t, r.pids(t), 12)
 	r.noTrace(t)
 }
 
-// On a terminal there is a live view below the lines, and it goes at the end.
+// On a terminal there is a live view below the lines, which disappears at the end.
 func TestDemoTerminal(t *testing.T) {
 	t.Parallel()
 	r := command(t, nil, "demo")
@@ -68,7 +68,7 @@ func TestDemoTerminal(t *testing.T) {
 	defer func() { _ = tty.Close() }()
 	var all bytes.Buffer
 	if _, err := io.Copy(&all, tty); err != nil {
-		require.ErrorIs(t, err, syscall.EIO) // so Linux says that the other side is closed
+		require.ErrorIs(t, err, syscall.EIO) // Linux reports a closed terminal like this
 	}
 	require.NoError(t, r.cmd.Wait(), all.String())
 	out := all.String()
@@ -78,7 +78,7 @@ func TestDemoTerminal(t *testing.T) {
 	require.Regexp(t, `queue   p\d ← p\d ← p\d`, plain)
 	require.Regexp(t, `p\d  pid \d+ +[●○]{3}   holds with token \d+ for \d`, plain)
 	require.Regexp(t, `p\d  pid \d+ +[●○]{3}   waits in place 2, revision \d+`, plain)
-	require.Regexp(t, `killed \d\.\d\d s ago; its lease of 2 s runs on`, plain)
+	require.Regexp(t, `killed \d\.\d\d s ago; its lease of 2 s still lasts`, plain)
 	require.Regexp(t, `queue   \(r\d r\d`, plain)
 	require.Equal(t, 1, strings.Count(out, "\x1b[?25l"), "the cursor goes")
 	require.Equal(t, 1, strings.Count(out, "\x1b[?25h"), "and comes back")
@@ -114,14 +114,14 @@ func TestDemoInterrupted(t *testing.T) {
 		r.noTrace(t)
 		noKeys(t, client)
 	}
-	r := start(t, nil, "demo") // with an etcd of its own
+	r := start(t, nil, "demo") // it runs its own etcd
 	r.until(t, `p\d +\d+ .* ms  1 p`)
 	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
 	require.Equal(t, 130, r.wait(t))
 	r.noTrace(t)
 }
 
-// Even a demo that can't clean up leaves no process behind.
+// A demo that is killed leaves no process behind, although it can't clean up.
 func TestDemoKilled(t *testing.T) {
 	t.Parallel()
 	r := start(t, nil, "demo")
@@ -140,7 +140,7 @@ func TestDemoKilled(t *testing.T) {
 	}, hang, 10*time.Millisecond)
 }
 
-// When its output is closed, the demo ends and cleans up like otherwise.
+// When its output is closed, the demo ends and cleans up as usual.
 func TestDemoOutputClosed(t *testing.T) {
 	t.Parallel()
 	unread(t, nil, "demo").noTrace(t)
@@ -151,15 +151,15 @@ func TestDemoNoEtcd(t *testing.T) {
 	for _, args := range [][]string{{"demo", "--endpoints", "127.0.0.1:1"}, {"demo"}} {
 		r := start(t, []string{"ETCDCTL_ENDPOINTS=127.0.0.1:1"}, args...)
 		require.Equal(t, 1, r.wait(t))
-		require.Regexp(t, `^etcdlock: no etcd answers at 127.0.0.1:1 within 5s \(dial tcp .*connection refused\): start one there, or leave out --endpoints and ETCDCTL_ENDPOINTS to run one inside this process\n$`, r.stderr.String())
+		require.Regexp(t, `^etcdlock: no etcd answers at 127.0.0.1:1 within 5s \(dial tcp .*connection refused\): start one there, or remove --endpoints and ETCDCTL_ENDPOINTS to run one inside this process\n$`, r.stderr.String())
 	}
 	r := start(t, []string{"TMPDIR=/nonexistent"}, "demo")
 	require.Equal(t, 1, r.wait(t))
-	require.Regexp(t, `^etcdlock: no folder for etcd's data: .*; set TMPDIR to one that can be written\n$`, r.stderr.String())
+	require.Regexp(t, `^etcdlock: no directory for etcd's data: .*; set TMPDIR to a directory that can be written\n$`, r.stderr.String())
 }
 
-// A fault is seen, and ends the demo with an error: here somebody takes the lock
-// away from its holder, and kills a worker.
+// A fault ends the demo with an error: somebody takes the lock away from its holder, or
+// kills a worker.
 func TestDemoFault(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -189,9 +189,10 @@ func TestDemoFault(t *testing.T) {
 	noKeys(t, client)
 }
 
-// holderKey is the key of the first acquisition, known once its section began.
+// holderKey is the key of the first acquisition, which is known when its section has
+// begun.
 func holderKey(events clientv3.WatchChan) (string, error) {
-	entries := make(map[int64]string) // by create revision, the lowest holds
+	entries := make(map[int64]string) // by create revision
 	for wr := range events {
 		for _, ev := range wr.Events {
 			key := string(ev.Kv.Key)

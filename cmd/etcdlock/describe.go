@@ -10,8 +10,8 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// plain is a text that somebody else has written, without what could command the
-// terminal.
+// plain replaces all characters that a terminal would not just print. Anybody may
+// write names, owners and keys, with control sequences in them.
 func plain(s string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
@@ -21,7 +21,7 @@ func plain(s string) string {
 	}, s)
 }
 
-// age is a duration for people: at most two units, none below a second.
+// age writes a duration for people, in at most two units and whole seconds.
 func age(d time.Duration) string {
 	d = d.Round(time.Second)
 	switch {
@@ -37,7 +37,15 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%dd%02dh", d/(24*time.Hour), d%(24*time.Hour)/time.Hour)
 }
 
-// owner is who an entry belongs to; etcd's own clients don't say.
+// count writes a number with its noun.
+func count(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+// owner says who made an entry. Etcd's own clients don't write that.
 func owner(e etcdlock.Entry) string {
 	switch {
 	case e.Owner != "":
@@ -48,7 +56,7 @@ func owner(e etcdlock.Entry) string {
 	return "unknown"
 }
 
-// describe is an entry in words.
+// describe writes an entry in words.
 func describe(e etcdlock.Entry, now time.Time) string {
 	if e.Queued.IsZero() {
 		return owner(e)
@@ -56,5 +64,5 @@ func describe(e etcdlock.Entry, now time.Time) string {
 	return fmt.Sprintf("%s (queued %s ago)", owner(e), age(now.Sub(e.Queued)))
 }
 
-// ref names an entry, as `etcdlock break` wants it.
+// ref names an entry as `etcdlock break` takes it.
 func ref(e etcdlock.Entry) string { return plain(e.Key) + "@" + strconv.FormatInt(e.Token, 10) }

@@ -18,19 +18,19 @@ func electCommand(etcd *connect.Config) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:                   "elect NAME [flags] -- CMD [ARG...]",
 		DisableFlagsInUseLine: true,
-		Short:                 "Run a command on one machine of many, and elsewhere when that fails",
-		Long: `Start it on every machine: it waits until this one leads, and runs CMD. When the lead is lost
-(etcd was away for too long, or somebody took it), CMD is ended as under etcdlock run, before
-another machine can lead, and it waits again. So CMD runs once, for as long as any machine is
-well.
+		Short:                 "Run a command on one machine of many, and on another when that fails",
+		Long: `Start it on every machine. It waits until this machine leads, and then runs CMD. When it loses
+the lead, because etcd was away for too long or somebody took it away, it ends CMD as etcdlock
+run does, before another machine can lead, and waits again. So CMD runs on one machine as long
+as one is well.
 
-When CMD ends by itself, the lead is given up, another machine leads, and this command ends with
-CMD's exit status: let the one who started it (systemd, Kubernetes) start it anew.
+When CMD ends by itself, this command gives up the lead, another machine leads, and this command
+ends with CMD's exit status. Let systemd or Kubernetes start it again.
 
-The signals, CMD's environment, and --ttl and --grace are as for etcdlock run.`,
+Signals, CMD's environment, --ttl and --grace are as for etcdlock run.`,
 		Example: `  # on each of three machines: one runs the scheduler
   etcdlock elect services/scheduler -- ./scheduler --port 8080
-  # as a unit of systemd, with Restart=always, and KillMode=mixed so that CMD gets SIGTERM once
+  # in a unit of systemd, with Restart=always, and KillMode=mixed so that CMD gets SIGTERM once
   ExecStart=etcdlock elect services/scheduler -- /usr/bin/scheduler`,
 		Args:        nameAndCommand,
 		Annotations: map[string]string{runsCommand: "yes"},
@@ -42,8 +42,8 @@ The signals, CMD's environment, and --ttl and --grace are as for etcdlock run.`,
 	return cmd
 }
 
-// errEnded ends the ctx of an elector whose command has ended, by itself or because
-// it was asked to.
+// errEnded ends the elector's ctx when its command has ended by itself or was asked
+// to end.
 var errEnded = errors.New("the command has ended")
 
 func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, argv []string) error {
@@ -56,31 +56,43 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 	}
 	defer func() { _ = client.Close() }() // the process ends anyway
 
-	elector := etcdlock.NewElector(client, name, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner))
+	if err := wouldWaitForItself(in.ctx, client, name, false, etcd.DialTimeout); err != nil {
+		return err
+	}
+	notice := newWaitNotice(client, etcd, name, u.owner)
+	locks := etcdlock.New(client, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner), etcdlock.WithLogger(notice.logger()))
+	defer shut(locks)
+	elector := locks.Elector(name)
 	var outcome supervise.Outcome
 	lead := func(ctx context.Context, term *etcdlock.Held) (err error) {
+		notice.end()
 		in.pause()
-		defer in.resume()
+		defer func() {
+			in.resume()
+			notice.begin(in.ctx) // the elector campaigns again, unless that ctx has ended
+		}()
 		if err := context.Cause(in.ctx); err != nil {
 			return err
 		}
-		say(name, "leads with token %d: %s is started", term.Token(), filepath.Base(path))
+		say(name, "leads with token %d, starts %s", term.Token(), filepath.Base(path))
 		outcome, err = u.runUnder(term, name, path, argv, in.sigs)
 		switch {
 		case err != nil:
 		case outcome.Asked || outcome.Lost == nil:
-			// Or the elector would campaign again, if the term was lost as well, or is not
-			// known to have lasted since etcd is away.
+			// Otherwise the elector would campaign again if the term was lost as well, or if
+			// nobody knows that it lasted because etcd is away.
 			in.cancel(errEnded)
 			in.first = outcome.Asked // the next signal is the second one
 		default:
-			say(name, "%s has ended and does not lead any more (%v): waiting to lead again", filepath.Base(path), outcome.Lost)
+			say(name, "%s has ended after the lead was lost (%v): waiting to lead again", filepath.Base(path), outcome.Lost)
 		}
 		return err
 	}
 	for {
 		outcome = supervise.Outcome{}
+		notice.begin(in.ctx)
 		err := elector.Run(in.ctx, lead)
+		notice.end()
 		var by signalled
 		var start *supervise.StartError
 		switch {
@@ -91,8 +103,8 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 		case errors.As(err, &start):
 			return ended(path, outcome, err)
 		case err != nil:
-			return fmt.Errorf("%s: %w", name, err)
+			return advise(name, fmt.Errorf("%s: %w", name, err))
 		}
-		// The command was ended in time, and the term just so not lost.
+		// The command was ended just in time, so that the term was not lost.
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -16,21 +17,37 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 )
 
+// A lister is `etcdlock ls`.
+type lister struct {
+	output     format
+	quiet, all bool
+}
+
 func listCommand(etcd *connect.Config) *cobra.Command {
-	var output format
-	var quiet bool
+	l := &lister{}
 	cmd := &cobra.Command{
 		Use:   "ls [PREFIX]",
 		Short: "List the locks that are held or waited for",
-		Long: `Lists the locks that somebody holds or waits for, and whose names start with PREFIX.
-It reads the keys below PREFIX, and each lock's queue: give a PREFIX where etcd holds much else.`,
+		Long: `Lists the locks that somebody holds or waits for and whose names start with PREFIX.
+QUEUED is how long ago the holder came into the queue.
+
+Any key NAME/HEX is an entry of the lock NAME by its form. Where no such key has a lease, it is
+most likely something else, so ls leaves NAME out unless --all is given.
+
+It reads all keys that start with PREFIX, and the queue of each lock. Give a PREFIX where etcd
+holds much else, or where the user's role covers only a part of the keys.`,
 		Example: `  etcdlock ls jobs/
   etcdlock ls -o json jobs/ | jq -r 'select((.entries | length) > 10) | .name'
   etcdlock ls -q | xargs -n1 etcdlock doctor`,
-		Args: cobra.MaximumNArgs(1),
+		Args: func(cmd *cobra.Command, args []string) error {
+			if len(args) > 1 {
+				return misused(cmd, "%q is one argument too many", args[1])
+			}
+			return nil
+		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if quiet && output == asJSON {
-				return errors.New("-q and -o json don't go together: choose one")
+			if l.quiet && l.output == asJSON {
+				return errors.New("-q and -o json exclude each other: choose one")
 			}
 			client, err := open(cmd, etcd)
 			if err != nil {
@@ -41,69 +58,90 @@ It reads the keys below PREFIX, and each lock's queue: give a PREFIX where etcd 
 			if len(args) > 0 {
 				prefix = args[0]
 			}
-			return list(cmd.Context(), client, prefix, output, quiet)
+			names, err := listNames(cmd.Context(), client, prefix)
+			if err != nil {
+				return suggestPrefix(cmd.Context(), client, etcd.User, prefix, err)
+			}
+			return l.list(cmd.Context(), client, prefix, names)
 		},
 	}
-	output.addFlag(cmd)
-	cmd.Flags().BoolVarP(&quiet, "quiet", "q", false, "names only, a line each")
+	l.output.addFlag(cmd)
+	cmd.Flags().BoolVarP(&l.quiet, "quiet", "q", false, "names only, one on each line")
+	cmd.Flags().BoolVarP(&l.all, "all", "a", false, "also names whose keys have no lease")
 	return cmd
 }
 
-// readers is how many queues are read at a time.
-const readers = 8
-
-func list(ctx context.Context, client *clientv3.Client, prefix string, output format, quiet bool) error {
-	var names []string
-	for name, err := range etcdlock.Names(ctx, client, prefix) {
+func listNames(ctx context.Context, client *clientv3.Client, prefix string) (names []string, err error) {
+	for name, err := range etcdlock.New(client).ListNames(ctx, prefix) {
 		if err != nil {
-			return err
+			return nil, err
 		}
 		names = append(names, name)
 	}
-	if quiet {
-		for _, name := range names {
-			if _, err := fmt.Println(plain(name)); err != nil {
-				return written(err)
-			}
-		}
-		return nil
-	}
+	return names, nil
+}
+
+func (l *lister) list(ctx context.Context, client *clientv3.Client, prefix string, names []string) error {
 	queues, err := inspectAll(ctx, client, names)
 	if err != nil {
 		return err
 	}
-	rows := [][]string{{"NAME", "HELD BY", "SINCE", "WAITING"}}
+	// Everybody may have left a queue since it was listed.
+	queues = slices.DeleteFunc(queues, func(q etcdlock.Queue) bool { return len(q.Entries) == 0 })
+	found := len(queues)
+	if !l.all {
+		queues = slices.DeleteFunc(queues, func(q etcdlock.Queue) bool { return !slices.ContainsFunc(q.Entries, hasLease) })
+	}
+	if err := l.print(queues, prefix); err != nil {
+		return err
+	}
+	if n := found - len(queues); n > 0 {
+		fmt.Fprintf(os.Stderr, "left out %s without a lease on any key, most likely not locks; --all lists them\n", count(n, "name"))
+	}
+	return nil
+}
+
+func hasLease(e etcdlock.Entry) bool { return e.Lease != clientv3.NoLease }
+
+func (l *lister) print(queues []etcdlock.Queue, prefix string) error {
+	rows := [][]string{{"NAME", "HELD BY", "QUEUED", "WAITING"}}
 	now := time.Now()
 	for _, q := range queues {
+		first, err := q.Entries[0], error(nil)
 		switch {
-		case len(q.Entries) == 0:
-			continue // left since it was listed
-		case output == asJSON:
-			if err := printJSON(complete(q)); err != nil {
-				return err
-			}
-			continue
+		case l.quiet:
+			_, err = fmt.Println(plain(q.Name))
+			err = written(err)
+		case l.output == asJSON:
+			err = printJSON(complete(q))
 		}
-		who := owner(q.Entries[0])
+		if err != nil {
+			return err
+		}
+		who := owner(first)
+		if !hasLease(first) {
+			who += " (no lease)"
+		}
 		if n := len(q.Holders()); n > 1 {
 			who += fmt.Sprintf(" and %d more", n-1)
 		}
-		rows = append(rows, []string{plain(q.Name), who, since(q.Entries[0], now), strconv.Itoa(len(q.Waiters()))})
+		rows = append(rows, []string{plain(q.Name), who, queued(first, now), strconv.Itoa(len(q.Waiters()))})
 	}
-	if output == asJSON {
-		return nil
+	switch {
+	case l.quiet, l.output == asJSON:
+	case len(queues) > 0:
+		_, err := fmt.Print(table(rows))
+		return written(err)
+	case prefix == "":
+		fmt.Fprintln(os.Stderr, "nobody holds or waits for a lock")
+	default:
+		fmt.Fprintf(os.Stderr, "nobody holds or waits for a lock whose name starts with %q\n", prefix)
 	}
-	if len(rows) == 1 {
-		where := ""
-		if prefix != "" {
-			where = " whose name starts with " + strconv.Quote(prefix)
-		}
-		fmt.Fprintf(os.Stderr, "nobody holds or waits for a lock%s\n", where)
-		return nil
-	}
-	_, err = fmt.Print(table(rows))
-	return written(err)
+	return nil
 }
+
+// readers is how many queues are read at the same time.
+const readers = 8
 
 // inspectAll reads the queues of many locks.
 func inspectAll(ctx context.Context, client *clientv3.Client, names []string) ([]etcdlock.Queue, error) {
@@ -113,11 +151,11 @@ func inspectAll(ctx context.Context, client *clientv3.Client, names []string) ([
 	next := make(chan int)
 	var wg sync.WaitGroup
 	for range min(readers, len(names)) {
-		wg.Go(func() { // until next is closed
+		wg.Go(func() { // ends when next is closed
 			for i := range next {
-				q, err := etcdlock.Inspect(ctx, client, names[i])
+				q, err := etcdlock.New(client).Inspect(ctx, names[i])
 				if err != nil {
-					cancel(err) // the first one counts
+					cancel(err) // only the first error counts
 				}
 				queues[i] = q
 			}

@@ -19,10 +19,17 @@ func main() {
 	if supervise.IsGuard() {
 		os.Exit(supervise.Guard())
 	}
-	// What gRPC has to say comes back as errors too, and its lines would tear
-	// up the screen.
+	// gRPC returns as errors what it logs, and its lines would break the layout of
+	// the screen.
 	grpclog.SetLoggerV2(grpclog.NewLoggerV2(io.Discard, io.Discard, io.Discard))
 	os.Exit(run())
+}
+
+// line writes an error in one line: Cobra puts hints on lines of their own. It drops
+// the prefix of the library's errors, which every line of this command has anyway.
+func line(err error) string {
+	s := ": " + strings.Join(strings.Fields(err.Error()), " ")
+	return strings.TrimPrefix(strings.ReplaceAll(s, ": etcdlock: ", ": "), ": ")
 }
 
 // run returns the exit status; docs/command.md has all of them.
@@ -34,8 +41,7 @@ func run() int {
 	var ended ending
 	said := errors.As(err, &ended)
 	if !said || ended.err != nil {
-		// Cobra's hints have lines of their own.
-		fmt.Fprintln(os.Stderr, "etcdlock:", strings.Join(strings.Fields(err.Error()), " "))
+		fmt.Fprintln(os.Stderr, "etcdlock: "+line(err))
 	}
 	if ended.raise != nil {
 		ended.raise()

@@ -22,10 +22,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// These tests run the command as it is built, as users do.
+// These tests run the built command, as users do.
 
 var (
-	buildFlags []string // -race, where the tests are
+	buildFlags []string // -race, if the tests have it
 	binary     string
 )
 
@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 
 func runMain(m *testing.M) int {
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
-		if signal.Ignored(s) { // as in the background of a script: the commands would inherit it
+		if signal.Ignored(s) { // as in the background of a script; the commands would inherit that
 			signal.Notify(make(chan os.Signal, 1), s)
 		}
 	}
@@ -54,23 +54,34 @@ func runMain(m *testing.M) int {
 	return m.Run()
 }
 
-// hang is a generous bound on what must not hang.
+// hang is a generous bound on anything that must not hang.
 const hang = 60 * time.Second
 
-// An invocation is the command at work.
+// An invocation is a run of the command.
 type invocation struct {
 	cmd    *exec.Cmd
-	tmp    string // its temporary files are to be here
+	tmp    string // its directory for temporary files
 	stderr bytes.Buffer
-	lines  []string // of stdout
+	lines  []string // of standard output
 	more   chan string
-	read   error // why there are no more; set before more is closed
+	read   error // the error of reading; set before more is closed
 }
 
 // start runs the command without a terminal.
 func start(t *testing.T, env []string, args ...string) *invocation {
 	t.Helper()
 	r := command(t, env, args...)
+	r.launch(t)
+	return r
+}
+
+// merged runs the command with its standard error in its standard output, so that
+// until can wait for its lines.
+func merged(t *testing.T, env []string, args ...string) *invocation {
+	t.Helper()
+	r := command(t, env)
+	r.cmd.Path = "/bin/sh"
+	r.cmd.Args = append([]string{"sh", "-c", `exec "$0" "$@" 2>&1`, binary}, args...)
 	r.launch(t)
 	return r
 }
@@ -84,7 +95,7 @@ func (r *invocation) launch(t *testing.T) {
 	out, err := r.cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, r.cmd.Start())
-	go func() { // until the command's output ends
+	go func() { // ends with the command's output
 		defer close(r.more)
 		s := bufio.NewScanner(out)
 		for s.Scan() {
@@ -99,12 +110,13 @@ func command(t *testing.T, env []string, args ...string) *invocation {
 	t.Cleanup(cancel)
 	r := &invocation{cmd: exec.CommandContext(ctx, binary, args...), tmp: t.TempDir(), more: make(chan string)}
 	r.cmd.Env = append(os.Environ(), "TMPDIR="+r.tmp, "ETCDCTL_ENDPOINTS=", "TERM=xterm-256color", "NO_COLOR=",
-		"GORACE=atexit_sleep_ms=100") // by default each process takes a second to end
+		"GORACE=atexit_sleep_ms=100") // the default makes each process take a second to end
 	r.cmd.Env = append(r.cmd.Env, env...)
 	return r
 }
 
-// unread runs the command with an output that nobody reads, which it is to tell.
+// unread runs the command with an output that nobody reads. The command must report
+// that.
 func unread(t *testing.T, env []string, args ...string) *invocation {
 	t.Helper()
 	r := command(t, env, args...)
@@ -117,7 +129,7 @@ func unread(t *testing.T, env []string, args ...string) *invocation {
 	return r
 }
 
-// brokenPipe is the writing end of a pipe that nobody reads.
+// brokenPipe is the writing end of a pipe without a reader.
 func brokenPipe(t *testing.T) *os.File {
 	t.Helper()
 	out, in, err := os.Pipe()
@@ -127,7 +139,7 @@ func brokenPipe(t *testing.T) *os.File {
 	return in
 }
 
-// until reads on until a line matches, and returns what its groups match.
+// until reads lines until one matches, and returns the groups of the match.
 func (r *invocation) until(t *testing.T, pattern string) []string {
 	t.Helper()
 	re := regexp.MustCompile(pattern)
@@ -143,7 +155,7 @@ func (r *invocation) until(t *testing.T, pattern string) []string {
 
 func (r *invocation) output() string { return strings.Join(r.lines, "\n") }
 
-// wait reads all and returns the exit status.
+// wait reads the rest and returns the exit status.
 func (r *invocation) wait(t *testing.T) int {
 	t.Helper()
 	for l := range r.more {
@@ -169,7 +181,7 @@ func (r *invocation) noTrace(t *testing.T) {
 	}
 }
 
-// pids are the worker processes that the run has told of.
+// pids are the worker processes that the run has printed.
 func (r *invocation) pids(t *testing.T) (pids []int) {
 	t.Helper()
 	for _, l := range r.lines {
@@ -185,8 +197,8 @@ func (r *invocation) pids(t *testing.T) (pids []int) {
 	return pids
 }
 
-// alive reports whether a process runs. One that is dead but that its new
-// parent has not buried yet doesn't.
+// alive reports whether a process runs. A dead process that its parent has not reaped
+// does not run.
 func alive(pid int) bool {
 	if errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) {
 		return false
@@ -198,7 +210,7 @@ func alive(pid int) bool {
 	return true
 }
 
-// noKeys requires that nothing is left of any run in etcd.
+// noKeys requires that etcd has no key and no lease left.
 func noKeys(t *testing.T, client *clientv3.Client) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), hang)
@@ -206,7 +218,7 @@ func noKeys(t *testing.T, client *clientv3.Client) {
 	all, err := client.Get(ctx, "", clientv3.WithPrefix(), clientv3.WithKeysOnly())
 	require.NoError(t, err)
 	require.Empty(t, all.Kvs)
-	require.Eventually(t, func() bool { // each member lists those that it knows, and may lag
+	require.Eventually(t, func() bool { // a member may lag behind
 		leases, err := client.Leases(ctx)
 		require.NoError(t, err)
 		return len(leases.Leases) == 0
@@ -219,6 +231,7 @@ func TestUsage(t *testing.T) {
 	require.Zero(t, r.wait(t))
 	require.Contains(t, r.output(), "demo ")
 	require.NotContains(t, r.output(), "demo-worker")
+	require.NotContains(t, r.output(), "default 0")
 	for _, args := range [][]string{{"demonstration"}, {"demo", "x"}, {"demo", "--endpoints="}, {"demo-worker", "p1"}} {
 		r := start(t, nil, args...)
 		require.Equal(t, 1, r.wait(t), args)

@@ -25,33 +25,37 @@ const (
 
 func (f *format) addFlag(cmd *cobra.Command) {
 	*f = asTable
-	cmd.Flags().VarP(f, "output", "o", "table, for people, or json, for programs")
-	_ = cmd.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{string(asTable), string(asJSON)}, cobra.ShellCompDirectiveNoFileComp))
+	cmd.Flags().VarP(f, "output", "o", "table (for people) or json (for programs)")
+	cmd.Flags().VarP(f, "write-out", "w", "same as --output; etcdctl's name for it")
+	cmd.Flags().Lookup("write-out").DefValue = "" // --help shows it at --output
+	for _, flag := range []string{"output", "write-out"} {
+		_ = cmd.RegisterFlagCompletionFunc(flag, cobra.FixedCompletions([]string{string(asTable), string(asJSON)}, cobra.ShellCompDirectiveNoFileComp))
+	}
 }
 
 func (f *format) String() string { return string(*f) }
 
-// Type is what --help shows.
+// Type is the name of the value in --help.
 func (f *format) Type() string { return "format" }
 
-// Set takes one of the two.
+// Set takes table or json.
 func (f *format) Set(s string) error {
 	switch format(s) {
 	case asTable, asJSON:
 		*f = format(s)
 		return nil
 	}
-	return fmt.Errorf("it is %s or %s", asTable, asJSON)
+	return fmt.Errorf("use %s or %s", asTable, asJSON)
 }
 
-// printJSON prints a value in a line.
+// printJSON prints a value on one line.
 func printJSON(v any) error {
 	e := json.NewEncoder(os.Stdout)
 	e.SetEscapeHTML(false)
 	return written(e.Encode(v))
 }
 
-// complete is q as programs like it: a list that is empty is one all the same.
+// complete makes sure that the entries are a list in JSON, also when there are none.
 func complete(q etcdlock.Queue) etcdlock.Queue {
 	if q.Entries == nil {
 		q.Entries = []etcdlock.Entry{}
@@ -66,7 +70,7 @@ func written(err error) error {
 	return nil
 }
 
-// table aligns rows, whose first one is the header, in columns.
+// table aligns rows in columns. The first row is the header.
 func table(rows [][]string) string {
 	var b strings.Builder
 	w := tabwriter.NewWriter(&b, 0, 0, 2, ' ', 0)
@@ -81,7 +85,7 @@ func table(rows [][]string) string {
 	return strings.Join(lines, "\n")
 }
 
-// standing says in a few words how a lock stands.
+// standing says in a few words whether a lock is held and how many wait.
 func standing(q etcdlock.Queue) string {
 	holds, waits := len(q.Holders()), len(q.Waiters())
 	switch {
@@ -97,7 +101,7 @@ func standing(q etcdlock.Queue) string {
 	return fmt.Sprintf("held by %d readers, %d waiting", holds, waits)
 }
 
-// state is what an entry does: it holds, or waits in a place.
+// state says whether an entry holds the lock, or in which place it waits.
 func state(q etcdlock.Queue, i int) string {
 	if q.Entries[i].Holds {
 		return "holds"
@@ -112,15 +116,31 @@ func kindOf(e etcdlock.Entry) string {
 	return "exclusive"
 }
 
-// since is how long an entry is in the queue, by the clock of its own machine.
-func since(e etcdlock.Entry, now time.Time) string {
+// queued is the time since an entry came into the queue, by the clock of its own
+// machine.
+func queued(e etcdlock.Entry, now time.Time) string {
 	if e.Queued.IsZero() {
 		return "?"
 	}
 	return age(now.Sub(e.Queued))
 }
 
-// lease is the time that an entry's lease has left, of what it was granted.
+// held is the time since the lock was granted. etcd does not store that moment.
+// granted is when this command saw the grant. If it did not see it, the only honest
+// answer is that the time is at most the time in the queue.
+func held(e etcdlock.Entry, granted, now time.Time) string {
+	switch {
+	case !e.Holds:
+		return "-"
+	case !granted.IsZero():
+		return age(now.Sub(granted))
+	case e.Queued.IsZero() || e.Queued.After(now):
+		return "?"
+	}
+	return "≤" + age(now.Sub(e.Queued))
+}
+
+// lease is what is left of an entry's lease, of what a renewal grants.
 func lease(e etcdlock.Entry) string {
 	switch {
 	case e.Lease == 0:

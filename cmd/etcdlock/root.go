@@ -17,17 +17,20 @@ func newRoot() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "etcdlock",
 		Short: "Fair locks on etcd",
-		Long: `Runs commands under fair locks on etcd, and shows who holds them.
+		Long: `Runs commands under fair locks on etcd, and shows who holds these locks.
 
-Where etcd is and who asks is said by the flags and variables that etcdctl has:
-ETCDCTL_ENDPOINTS for --endpoints, ETCDCTL_CACERT for --cacert, and so on.`,
+The flags for etcd's address and credentials are etcdctl's, and so are their variables:
+ETCDCTL_ENDPOINTS for --endpoints, ETCDCTL_CACERT for --cacert, and so on. A duration is a
+number of seconds (10) or has a unit (90s, 5m).`,
 		Example: `  etcdlock demo
   etcdlock run jobs/report -- ./report.sh --all
   etcdlock elect services/scheduler -- ./scheduler
   etcdlock show --watch jobs/report`,
-		SilenceUsage:  true, // main prints an error in one line
+		Version:       version(),
+		SilenceUsage:  true, // main prints errors, in one line each
 		SilenceErrors: true,
 	}
+	root.SetFlagErrorFunc(badFlag)
 	etcd := &connect.Config{}
 	etcd.AddFlags(root.PersistentFlags())
 	demonstrate := demo.Command(etcd)
@@ -35,7 +38,7 @@ ETCDCTL_ENDPOINTS for --endpoints, ETCDCTL_CACERT for --cacert, and so on.`,
 	run, elect := runCommand(etcd), electCommand(etcd)
 	looks := []*cobra.Command{listCommand(etcd), showCommand(etcd), breakCommand(etcd), doctorCommand(etcd)}
 	others := append(slices.Clone(looks), demonstrate, demo.WorkerCommand())
-	for _, cmd := range others { // those that run a command pass signals on to it
+	for _, cmd := range others { // run and elect pass signals on to their command
 		cmd.RunE = interruptible(cmd.RunE)
 	}
 	for _, cmd := range append(slices.Clone(looks), run, elect) {
@@ -46,7 +49,7 @@ ETCDCTL_ENDPOINTS for --endpoints, ETCDCTL_CACERT for --cacert, and so on.`,
 	return root
 }
 
-// open connects to etcd as cmd's flags and the environment say.
+// open connects to the etcd that cmd's flags and the environment name.
 func open(cmd *cobra.Command, etcd *connect.Config) (*clientv3.Client, error) {
 	if err := etcd.Complete(cmd.Flags()); err != nil {
 		return nil, err
@@ -54,10 +57,10 @@ func open(cmd *cobra.Command, etcd *connect.Config) (*clientv3.Client, error) {
 	return etcd.Open(cmd.Context())
 }
 
-// completeTimeout bounds how long a shell waits at the tab key.
+// completeTimeout bounds how long a shell waits after the tab key.
 const completeTimeout = time.Second
 
-// completeNames completes the names of locks, and for break what it may break.
+// completeNames completes the names of locks, and the entries that break may remove.
 func completeNames(etcd *connect.Config) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, begun string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		entries := len(args) == 1 && cmd.Name() == "break"
@@ -77,13 +80,13 @@ func completeNames(etcd *connect.Config) cobra.CompletionFunc {
 		defer func() { _ = client.Close() }() // the process ends anyway
 		var found []cobra.Completion
 		if entries {
-			q, _ := etcdlock.Inspect(ctx, client, args[0]) // none is fine
+			q, _ := etcdlock.New(client).Inspect(ctx, args[0]) // after an error there is nothing to complete
 			for i, e := range q.Entries {
 				found = append(found, cobra.CompletionWithDesc(ref(e), owner(e)+", "+state(q, i)))
 			}
 			return found, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 		}
-		for name, err := range etcdlock.Names(ctx, client, begun) {
+		for name, err := range etcdlock.New(client).ListNames(ctx, begun) {
 			if err != nil || len(found) == 1000 {
 				break
 			}

@@ -17,10 +17,10 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// These tests look into /proc.
+// These tests read /proc.
 
-// A process that is stopped for too long can't end its command: the guard does,
-// and if somebody has killed that, another one.
+// A process that is stopped for too long can't end its command. The guard does, and a
+// new guard if somebody has killed the first one.
 func TestRun_Stopped(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -36,12 +36,12 @@ func TestRun_Stopped(t *testing.T) {
 	require.False(t, outlived(pids...))
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
 	require.Equal(t, 76, r.wait(t))
-	require.Contains(t, r.stderr.String(), "etcdlock: x: the lock was not held for as long as sh ran: lock lost")
+	require.Contains(t, r.stderr.String(), "etcdlock: x: the lock was not held all the time that sh ran: lock lost")
 	free()
 	noKeys(t, client)
 }
 
-// guard is the process of the guard, 0 if there is none at the moment.
+// guard is the process ID of the guard, 0 if there is none at the moment.
 func (r *invocation) guard(t *testing.T) int {
 	t.Helper()
 	for _, pid := range children(t, r.cmd.Process.Pid) {
@@ -71,8 +71,8 @@ func children(t *testing.T, of int) (pids []int) {
 	return pids
 }
 
-// Whoever kills all that is called etcdlock kills the guard too. Then there is still
-// the kernel, for the command itself.
+// Somebody who kills everything called etcdlock also kills the guard. Then the kernel
+// still kills the command itself.
 func TestRun_KilledWithGuard(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -80,18 +80,18 @@ func TestRun_KilledWithGuard(t *testing.T) {
 	pid, _ := r.inSection(t)
 	var guard int
 	require.Eventually(t, func() bool { guard = r.guard(t); return guard != 0 }, hang, 5*time.Millisecond)
-	r.stop(t) // it must not get another one
+	r.stop(t) // so that it can't start another guard
 	require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
 	require.NoError(t, r.cmd.Process.Kill())
 	requireDead(t, pid)
 	require.Equal(t, -1, r.wait(t))
 }
 
-// What the command leaves in its process group is ended before the lock is given
-// back; its exit status stays.
+// Processes that the command leaves in its group are ended before the lock is released.
+// The exit status is still the command's.
 //
-// (The shell waits by `wait`: a trap waits for a command in the foreground, and so
-// for all of its time where the signal came just before it was started.)
+// (The shell uses `wait`, because a trap runs only after a foreground command has
+// ended.)
 func TestRun_Leftovers(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -100,7 +100,7 @@ func TestRun_Leftovers(t *testing.T) {
 		`sh -c 'trap "echo TERM" TERM; echo $$; while :; do sleep 1000 & wait $!; done' & sleep 1000 & wait $!; exit 5`)
 	child := int(mustInt(r.until(t, `^(\d+)$`)[1]))
 	outlived, free := contend(t, client, "x")
-	// End the one that the command waits for.
+	// End the process that the command waits for.
 	group, err := syscall.Getpgid(child)
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(children(t, group)) == 2 }, hang, 5*time.Millisecond)
@@ -112,14 +112,14 @@ func TestRun_Leftovers(t *testing.T) {
 	r.until(t, "^TERM$")
 	require.False(t, outlived(child))
 	require.Equal(t, 5, r.wait(t))
-	require.Regexp(t, `sh: it ended and left processes behind; process group \d+ gets SIGTERM, and SIGKILL in 2s`, r.stderr.String())
+	require.Regexp(t, `sh: it has ended and left processes in its group; process group \d+ gets SIGTERM, and SIGKILL in 2s`, r.stderr.String())
 	free()
 	noKeys(t, client)
 }
 
-// They get it as well if they, and the command, have long since taken a signal for
-// something else (SIGHUP: read your files again), and if somebody has ended the
-// command alone.
+// These processes also get SIGTERM if an earlier signal meant something else to them
+// and to the command (SIGHUP: read files again), and if somebody has ended the command
+// alone.
 func TestRun_LeftoversAsked(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -139,21 +139,21 @@ func TestRun_LeftoversAsked(t *testing.T) {
 		to := r.cmd.Process.Pid
 		if c.alone {
 			var err error
-			to, err = syscall.Getpgid(pid) // the command leads it
+			to, err = syscall.Getpgid(pid) // the command leads the group
 			require.NoError(t, err)
 		}
 		require.NoError(t, syscall.Kill(to, c.sig))
 		r.until(t, "^TERM$")
 		require.Equal(t, c.status, r.wait(t), c.sig)
-		require.Regexp(t, `^etcdlock: x: sh: it ended and left processes behind; process group \d+ gets SIGTERM, and SIGKILL in 2s\n$`, r.stderr.String())
+		require.Regexp(t, `^etcdlock: x: sh: it has ended and left processes in its group; process group \d+ gets SIGTERM, and SIGKILL in 2s\n$`, r.stderr.String())
 		requireDead(t, pid)
 	}
 	noKeys(t, client)
 }
 
-// Somebody signals it together with its command, as systemd does, and it sees the
-// signals after the command's end: that is no reason to keep the lock, or to hide
-// how the command has ended.
+// Somebody signals etcdlock together with its command, as systemd does, and etcdlock
+// sees the signals after the command has ended. It still releases the lock, and ends
+// with the status of the command.
 func TestRun_SignalledAtTheEnd(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -176,7 +176,7 @@ func TestRun_SignalledAtTheEnd(t *testing.T) {
 	}
 }
 
-// untilState waits until a process is in a state, such as "Z", dead but not reaped.
+// untilState waits until a process is in a state such as "Z" (dead, not reaped).
 func untilState(t *testing.T, pid int, state string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -186,8 +186,8 @@ func untilState(t *testing.T, pid int, state string) {
 	}, hang, time.Millisecond)
 }
 
-// What the command leaves is reaped: as the first process of a container nobody
-// else would do it, and what is dead and not reaped looks alive.
+// Processes that the command has left are reaped. In a container nobody else does that,
+// and a dead process that nobody has reaped looks alive.
 func TestRun_Reaps(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -198,106 +198,4 @@ func TestRun_Reaps(t *testing.T) {
 	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(orphan, 0), syscall.ESRCH) }, hang, 5*time.Millisecond)
 	end()
 	require.Zero(t, r.wait(t))
-}
-
-// Programs may look whether they are in the foreground before they read.
-func TestTerminal_Foreground(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	s := onConsole(t, cluster.Endpoints(), binary, "run", "x", "--", "sh", "-c",
-		`group=a; while [ $group != "$front" ]; do sleep 0.01; read -r pid name state parent group session tty front rest </proc/$$/stat; done; echo in front`)
-	s.until(t, "in front")
-	require.Zero(t, s.ends(t).ExitStatus())
-}
-
-// Ctrl-Z, fg and bg, as for any job of a shell.
-func TestTerminal_JobControl(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	s := shell(t, cluster.Endpoints())
-	s.types(t, "$L run x --ttl 30s -- sh -c 'echo in; cat; echo out'\r")
-	s.until(t, `\nin`)
-	s.echoes(t, "at first")
-	s.types(t, ctrlZ)
-	m := s.until(t, `etcdlock: x: stopped; if it does not go on within \d+(?:\.\d)?s, the lock is lost and process group (\d+) killed`)
-	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
-	groupStopped(t, m[1])
-	s.types(t, "fg\r")
-	s.echoes(t, "hello")
-	s.types(t, ctrlZ)
-	s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
-	groupStopped(t, m[1])
-	s.types(t, "bg\r") // and cat stops again, since it reads
-	s.until(t, `etcdlock: x: stopped`)
-	s.untilStopped(t)
-	s.types(t, "fg\r")
-	s.echoes(t, "again")
-	s.types(t, ctrlD)
-	s.until(t, `out\r`)
-	s.until(t, `ready> `)
-	s.types(t, "echo status $?\r")
-	s.until(t, "status 0")
-	noKeys(t, client)
-
-	// In the background from the start: it gets the terminal with fg.
-	s.types(t, "$L run x -- sh -c 'echo in; read a; echo got $a' &\r")
-	s.until(t, `etcdlock: x: stopped`)
-	s.untilStopped(t)
-	s.types(t, "fg\r")
-	s.types(t, "hello\r")
-	s.until(t, `got`)
-	s.until(t, `ready> `)
-	s.types(t, "exit\r")
-	require.Zero(t, s.ends(t).ExitStatus())
-	noKeys(t, client)
-}
-
-// groupStopped waits until every process of the group is stopped. The first one is
-// enough for the shell to go on; but another, that reads from the terminal and has
-// yet to see its signal, would still take the line that is typed next.
-func groupStopped(t *testing.T, group string) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		files, err := filepath.Glob("/proc/[0-9]*/stat")
-		require.NoError(t, err)
-		found := false
-		for _, f := range files {
-			stat, err := os.ReadFile(f)
-			if err != nil {
-				continue // it has ended
-			}
-			fields := strings.Fields(string(stat[strings.LastIndexByte(string(stat), ')')+1:])) // state, parent, group
-			if fields[2] == group {
-				if found = true; fields[0] != "T" {
-					return false
-				}
-			}
-		}
-		return found
-	}, hang, 5*time.Millisecond)
-}
-
-// Ctrl-Z as soon as the command goes on: what wakes this process must not be passed on
-// so late that it wakes the command from its next stop.
-func TestTerminal_StoppedAtOnce(t *testing.T) {
-	t.Parallel()
-	cluster := etcdtest.Start(t)
-	s := shell(t, cluster.Endpoints())
-	s.types(t, "$L run x --ttl 30s -- sh -c 'echo in; cat; echo out'\r")
-	s.until(t, `\nin`)
-	s.echoes(t, "at first")
-	for i := range 10 {
-		s.types(t, ctrlZ)
-		m := s.until(t, `etcdlock: x: stopped; [^\n]* group (\d+) killed`)
-		s.until(t, `Stopped.*\r\n(.*\n)*ready> `)
-		groupStopped(t, m[1])
-		s.types(t, "fg\r")
-		s.echoes(t, fmt.Sprint("line ", i))
-	}
-	s.types(t, ctrlD)
-	s.until(t, `out\r`)
-	s.until(t, `ready> `)
-	s.types(t, "exit\r")
-	require.Zero(t, s.ends(t).ExitStatus())
 }

@@ -11,12 +11,12 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/supervise"
 )
 
-// signalled is the cause with which a signal ends ctx.
+// signalled is the cause of a ctx that a signal has ended.
 type signalled struct{ os.Signal }
 
 func (s signalled) Error() string { return "ended by signal: " + s.String() }
 
-// status is 128 and the signal's number, as shells have it.
+// status is 128 plus the number of the signal, as in shells.
 func (s signalled) status() int {
 	if n, ok := s.Signal.(syscall.Signal); ok {
 		return statusSignal + int(n)
@@ -24,8 +24,8 @@ func (s signalled) status() int {
 	return statusFailed
 }
 
-// interruptible gives f a ctx that ends at the first signal that asks the process
-// to end. The second one ends it at once, in case cleaning up hangs.
+// interruptible gives f a ctx that ends with the first signal that asks the process
+// to end. A second signal ends the process at once, in case the cleaning up hangs.
 func interruptible(f func(cmd *cobra.Command, args []string) error) func(*cobra.Command, []string) error {
 	return func(cmd *cobra.Command, args []string) error {
 		ctx, cancel := context.WithCancelCause(cmd.Context())
@@ -46,6 +46,6 @@ func interruptible(f func(cmd *cobra.Command, args []string) error) func(*cobra.
 	}
 }
 
-// pipesBreak makes a closed standard output or error (`| head`) an error of the
-// write and not the end of the process: there may be others to clean up.
+// pipesBreak turns a write to a closed pipe (`| head`) into an error. Without it the
+// process would end there, before it has cleaned up.
 func pipesBreak() { signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) }

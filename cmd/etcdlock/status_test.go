@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The table of exit statuses in docs/command.md is the code's.
+// The table of exit statuses in docs/command.md matches the code.
 func TestStatus_Documented(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/command.md")
 	require.NoError(t, err)

@@ -86,7 +86,9 @@ func demonstrate(ctx context.Context) error {
 	for _, name := range []string{"ann", "bob", "cyd"} {
 		replica, end := context.WithCancel(ctx)
 		stop[name] = end
-		elector := etcdlock.NewElector(client, "cron/nightly", etcdlock.WithOwner(name))
+		locks := etcdlock.New(client, etcdlock.WithOwner(name)) // a process would have one
+		defer locks.Close()
+		elector := locks.Elector("cron/nightly")
 		work := lead(50*time.Millisecond, func(ctx context.Context, term *etcdlock.Held) error {
 			// Written only if this replica leads at the moment of the write.
 			if _, err := term.Txn(ctx).Then(clientv3.OpPut(runsKey, name)).Commit(); err != nil {

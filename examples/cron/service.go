@@ -26,8 +26,9 @@ func serve(ctx context.Context) error {
 		return err
 	}
 	defer client.Close()
-	elector := etcdlock.NewElector(client, "cron/nightly",
-		etcdlock.WithOwner(os.Getenv("POD_NAME")), etcdlock.WithLogger(slog.Default()))
+	locks := etcdlock.New(client, etcdlock.WithOwner(os.Getenv("POD_NAME")), etcdlock.WithLogger(slog.Default()))
+	defer locks.Close()
+	elector := locks.Elector("cron/nightly")
 
 	// One check for both probes: it fails when a job goes on although this
 	// replica has lost the lead, and only a restart helps. Who waits is well.

@@ -66,7 +66,7 @@ func processA(ctx context.Context, etcd, store string) error {
 	if err != nil {
 		return err
 	}
-	defer session.Close(ctx)
+	defer session.Close()
 	h, err := etcdlock.NewMutex(session, "report").Lock(ctx)
 	if err != nil {
 		return err
@@ -139,7 +139,7 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer session.Close(ctx)
+	defer session.Close()
 	b, err := etcdlock.NewMutex(session, "report").Lock(ctx)
 	if err != nil {
 		return err

@@ -56,11 +56,9 @@ func run() error {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	// The locks are to live as long as the process: a pool grants a new session
-	// when one is lost.
-	pool := etcdlock.NewPool(client)
-	defer pool.Close(context.Background())
-	if err := change(ctx, pool, client, 0); err != nil {
+	locks := etcdlock.New(client)
+	defer locks.Close()
+	if err := change(ctx, locks, client, 0); err != nil {
 		return err
 	}
 
@@ -74,7 +72,7 @@ func run() error {
 		wg.Go(func() {
 			for reading.Err() == nil {
 				before := done.Load()
-				version, err := use(reading, pool, client)
+				version, err := use(reading, locks, client)
 				switch {
 				case reading.Err() != nil:
 					return
@@ -91,7 +89,7 @@ func run() error {
 	}
 	for version := int64(1); version <= changes; version++ {
 		// The readers don't keep the writer waiting: those who come later queue.
-		if err := change(ctx, pool, client, version); err != nil {
+		if err := change(ctx, locks, client, version); err != nil {
 			return err
 		}
 		done.Store(version)
@@ -104,8 +102,8 @@ func run() error {
 }
 
 // change writes a new version of all parts, while nobody uses them.
-func change(ctx context.Context, pool *etcdlock.Pool, client *clientv3.Client, version int64) error {
-	return etcdlock.NewRWMutex(pool, lock).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
+func change(ctx context.Context, locks *etcdlock.Client, client *clientv3.Client, version int64) error {
+	return locks.RWMutex(lock).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
 		for _, key := range []string{hostKey, routeKey} {
 			// Guarded: should the lock have been lost, it changes nothing.
 			if _, err := h.Txn(ctx).Then(clientv3.OpPut(key, strconv.FormatInt(version, 10))).Commit(); err != nil {
@@ -117,8 +115,8 @@ func change(ctx context.Context, pool *etcdlock.Pool, client *clientv3.Client, v
 }
 
 // use reads all parts, and returns their version.
-func use(ctx context.Context, pool *etcdlock.Pool, client *clientv3.Client) (version int64, err error) {
-	err = etcdlock.NewRWMutex(pool, lock).RDo(ctx, func(ctx context.Context, _ *etcdlock.Held) error {
+func use(ctx context.Context, locks *etcdlock.Client, client *clientv3.Client) (version int64, err error) {
+	err = locks.RWMutex(lock).RDo(ctx, func(ctx context.Context, _ *etcdlock.Held) error {
 		host, err := client.Get(ctx, hostKey)
 		if err != nil {
 			return err

@@ -41,7 +41,7 @@ func TestImport(t *testing.T) {
 	if err := Import(bounded(t), session, rows); err != nil {
 		t.Fatal(err)
 	}
-	if err := session.Close(bounded(t)); err != nil {
+	if err := session.Close(); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -103,11 +103,11 @@ func TestImport_Broken(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- Import(bounded(t), session, rows) }()
 	rows <- 1
-	queue, err := etcdlock.Inspect(bounded(t), client, "jobs/import")
+	queue, err := etcdlock.New(client).Inspect(bounded(t), "jobs/import")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := etcdlock.Break(bounded(t), client, queue.Holders()[0]); err != nil {
+	if err := etcdlock.New(client).Break(bounded(t), queue.Holders()[0]); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-done; !errors.Is(err, etcdlock.ErrLost) {

@@ -85,6 +85,9 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := onlyRootShares("."); err != nil {
+		return err
+	}
 	var results []result
 	var failed error
 	for _, b := range builds {

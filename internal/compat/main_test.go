@@ -69,3 +69,7 @@ func TestSuited(t *testing.T) {
 	require.Equal(t, names, suited(names, 1))
 	require.Equal(t, []string{"TestFault_F15_It", "TestSmoke"}, suited(names, 3))
 }
+
+func TestOnlyRootShares(t *testing.T) {
+	require.NoError(t, onlyRootShares("../.."))
+}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -11,6 +12,8 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/etcdlock/etcdlock/internal/layout"
 )
 
 // portable returns the tests of the package in dir that reach, by the functions that they
@@ -93,6 +96,34 @@ func portable(dir string) ([]string, error) {
 	}
 	slices.Sort(names)
 	return names, nil
+}
+
+// onlyRootShares returns an error if a layer below the root package has tests that share a cluster: they
+// would be portable, and only the root's are run.
+func onlyRootShares(dir string) error {
+	library, err := layout.Library(dir)
+	if err != nil {
+		return err
+	}
+	for _, p := range library[:len(library)-1] {
+		for _, file := range p.TestFiles() {
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			for _, d := range f.Decls {
+				if d, is := d.(*ast.GenDecl); is && d.Tok == token.VAR && slices.ContainsFunc(d.Specs, declaresCluster) {
+					return fmt.Errorf("%s declares cluster, but only the root package's tests are run here", file)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func declaresCluster(s ast.Spec) bool {
+	v, is := s.(*ast.ValueSpec)
+	return is && slices.ContainsFunc(v.Names, func(n *ast.Ident) bool { return n.Name == "cluster" })
 }
 
 type noImports struct{}

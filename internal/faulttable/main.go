@@ -22,6 +22,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/etcdlock/etcdlock/internal/layout"
 )
 
 func main() {
@@ -35,7 +37,15 @@ func run(file string) error {
 	if err := check("."); err != nil {
 		return err
 	}
-	tests, err := test([]string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_", "."})
+	library, err := layout.Library(".")
+	if err != nil {
+		return err
+	}
+	args := []string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_"}
+	for _, p := range library {
+		args = append(args, p.ImportPath)
+	}
+	tests, err := test(args)
 	if err != nil {
 		return err
 	}
@@ -51,11 +61,15 @@ func run(file string) error {
 
 var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 
-// check looks in the test files of dir for the tests of each row.
+// check looks in the library's test files for the tests of each row. dir is the repository's root.
 func check(dir string) error {
-	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	library, err := layout.Library(dir)
 	if err != nil {
 		return err
+	}
+	var files []string
+	for _, p := range library {
+		files = append(files, p.TestFiles()...)
 	}
 	var tests []*result
 	for _, file := range files {

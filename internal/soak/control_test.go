@@ -107,7 +107,7 @@ func guarded(ctx context.Context, t *testing.T, c *clientv3.Client, ttl int) (wr
 	if err != nil {
 		return nil, err
 	}
-	t.Cleanup(func() { _ = s.Close(ctx) })
+	t.Cleanup(func() { _ = s.Close() })
 	h, err := etcdlock.NewMutex(s, locked).Lock(ctx)
 	return func(ctx context.Context, put clientv3.Op) error {
 		_, err := h.Txn(ctx).Then(put).Commit()

@@ -199,11 +199,8 @@ func (s *slot) retire() {
 		old.Orphan()
 		return
 	}
-	limit := time.Duration(s.rng.IntN(3000)) * time.Millisecond
 	s.run.closing.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		defer cancel()
-		_ = old.Close(ctx) // where it can't be revoked in time, the lease expires
+		_ = old.Close() // where it can't be revoked in time, the lease expires
 		if old.Err() == nil {
 			s.run.record.Problem("a session lives on after Close")
 		}
@@ -227,7 +224,7 @@ func (r *run) calm() {
 	}
 	r.empty("given back", func(e history.Entry) bool { return !ended[e.Lease] })
 	for _, s := range r.sessions {
-		r.closing.Go(func() { _ = s.Close(r.context()) })
+		r.closing.Go(func() { _ = s.Close() })
 	}
 	r.inTime("the sessions close", &r.closing)
 	r.empty("gone with its session", func(history.Entry) bool { return true })
@@ -240,7 +237,7 @@ func (r *run) calm() {
 		require.NoError(r.t, err)
 		require.NoError(r.t, h.Unlock(r.context()))
 	}
-	require.NoError(r.t, last.Close(r.context()))
+	require.NoError(r.t, last.Close())
 }
 
 // empty waits until no entry is left of those that matter.

@@ -1,5 +1,5 @@
-// Package connect is the command's connection to etcd: flags and environment
-// variables as etcdctl has them, and errors that say what to do.
+// Package connect makes the command's connection to etcd. Its flags and environment
+// variables are etcdctl's, and its errors say what to do.
 package connect
 
 import (
@@ -17,12 +17,14 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/duration"
 )
 
-// DefaultEndpoint is where etcdctl looks by default, too.
+// DefaultEndpoint is also etcdctl's default.
 const DefaultEndpoint = "127.0.0.1:2379"
 
-// A Config says where etcd is and who asks. It can be sent to another process as
+// A Config has etcd's address and the credentials. The demo sends it to its workers as
 // JSON.
 type Config struct {
 	Endpoints   []string      `json:"endpoints,omitempty"`
@@ -35,25 +37,25 @@ type Config struct {
 	DialTimeout time.Duration `json:"dialTimeout,omitempty"`
 }
 
-// AddFlags adds the flags to fs; Complete has to be called once they are parsed.
+// AddFlags adds the flags to fs. Call Complete when they are parsed.
 func (c *Config) AddFlags(fs *pflag.FlagSet) {
-	fs.StringSliceVar(&c.Endpoints, "endpoints", nil, "etcd's members, host:port,... or https://host:port,... (default "+DefaultEndpoint+")")
-	fs.StringVar(&c.CACert, "cacert", "", "file of the CA that etcd's certificate is checked with")
-	fs.StringVar(&c.Cert, "cert", "", "file of the client's certificate")
-	fs.StringVar(&c.Key, "key", "", "file of the client's key")
-	fs.BoolVar(&c.SkipVerify, "insecure-skip-tls-verify", false, "accept any certificate (for tests only)")
-	fs.StringVar(&c.User, "user", "", "NAME or NAME:PASSWORD, if etcd has authentication on")
-	fs.StringVar(&c.Password, "password", "", "password of --user; better in the environment")
-	fs.DurationVar(&c.DialTimeout, "dial-timeout", 5*time.Second, "how long etcd may take for its first answer")
+	fs.StringSliceVar(&c.Endpoints, "endpoints", nil, "addresses of etcd's members, host:port,... or https://host:port,... (default "+DefaultEndpoint+")")
+	fs.StringVar(&c.CACert, "cacert", "", "file with the CA that signed etcd's certificate")
+	fs.StringVar(&c.Cert, "cert", "", "file with the client's certificate")
+	fs.StringVar(&c.Key, "key", "", "file with the client's key")
+	fs.BoolVar(&c.SkipVerify, "insecure-skip-tls-verify", false, "accept any certificate of etcd (only for tests)")
+	fs.StringVar(&c.User, "user", "", "NAME or NAME:PASSWORD, if etcd has authentication enabled")
+	fs.StringVar(&c.Password, "password", "", "password of --user; the variable is safer")
+	duration.Var(fs, &c.DialTimeout, "dial-timeout", 5*time.Second, "how long etcd may take for its first answer")
 }
 
-// env is the variable of a flag, which is etcdctl's.
+// env is the name of the variable of a flag.
 func env(flag string) string {
 	return "ETCDCTL_" + strings.ToUpper(strings.ReplaceAll(flag, "-", "_"))
 }
 
-// Complete takes from the environment what the flags don't say, and checks all.
-// Endpoints stays empty when nobody named any.
+// Complete takes from the environment what the flags don't set, and checks all.
+// Endpoints stays empty if neither names any.
 func (c *Config) Complete(fs *pflag.FlagSet) error {
 	for _, name := range []string{"endpoints", "cacert", "cert", "key", "insecure-skip-tls-verify", "user", "password", "dial-timeout"} {
 		value := os.Getenv(env(name))
@@ -61,7 +63,7 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 			continue
 		}
 		if err := fs.Lookup(name).Value.Set(value); err != nil {
-			return fmt.Errorf("%s=%q is no value for --%s: %w", env(name), value, name, err)
+			return fmt.Errorf("%s=%q is not a value for --%s: %w", env(name), value, name, err)
 		}
 	}
 	for i, e := range c.Endpoints {
@@ -70,27 +72,27 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 	c.Endpoints = slices.DeleteFunc(c.Endpoints, func(e string) bool { return e == "" })
 	if name, password, ok := strings.Cut(c.User, ":"); ok {
 		c.User = name
-		if !fs.Changed("password") || fs.Changed("user") { // else that goes before the variable
+		if !fs.Changed("password") || fs.Changed("user") { // otherwise the flag overrides the variable
 			c.Password = password
 		}
 	}
 	switch {
 	case fs.Changed("endpoints") && len(c.Endpoints) == 0:
-		return errors.New("--endpoints is empty: name a running etcd, such as " + DefaultEndpoint + ", or leave the option out")
+		return errors.New("--endpoints is empty: name a running etcd, such as " + DefaultEndpoint + ", or remove the option")
 	case c.User != "" && c.Password == "":
-		return fmt.Errorf("no password for user %s: set %s, or say --user %s:PASSWORD", c.User, env("password"), c.User)
+		return fmt.Errorf("no password for user %s: set %s, or use --user %s:PASSWORD", c.User, env("password"), c.User)
 	case c.User == "" && c.Password != "":
-		return fmt.Errorf("a password and no user: set %s, or say --user NAME", env("user"))
+		return fmt.Errorf("a password without a user: set %s, or use --user NAME", env("user"))
 	case (c.Cert == "") != (c.Key == ""):
-		return errors.New("--cert and --key go together: name both files")
+		return errors.New("--cert and --key are needed together: name both files")
 	case c.DialTimeout <= 0:
 		return fmt.Errorf("--dial-timeout %v: it must be more than 0", c.DialTimeout)
 	}
 	return nil
 }
 
-// tls is nil where no flag asks for TLS; https:// in an endpoint does so by
-// itself, and takes the system's CAs then.
+// tls is nil if no flag asks for TLS. An endpoint with https:// asks for TLS too, and
+// then the client uses the system's CAs.
 func (c *Config) tls() (*tls.Config, error) {
 	if c.CACert == "" && c.Cert == "" && !c.SkipVerify {
 		return nil, nil
@@ -109,13 +111,13 @@ func (c *Config) tls() (*tls.Config, error) {
 	}
 	config, err := info.ClientConfig()
 	if err != nil {
-		return nil, fmt.Errorf("--cacert, --cert or --key is no PEM file of its kind: %w", err)
+		return nil, fmt.Errorf("--cacert, --cert or --key does not name a PEM file of its kind: %w", err)
 	}
 	return config, nil
 }
 
-// Client makes a client that logs nothing. Only where there is a user does it ask
-// etcd, for a token, and DialTimeout bounds that.
+// Client makes a client that logs nothing. It makes a request only if there is a user,
+// for a token, and DialTimeout bounds that.
 func (c *Config) Client() (*clientv3.Client, error) {
 	tls, err := c.tls()
 	if err != nil {
@@ -126,7 +128,7 @@ func (c *Config) Client() (*clientv3.Client, error) {
 		DialTimeout: c.DialTimeout, Logger: zap.NewNop(),
 	})
 	if err != nil {
-		return nil, c.explain(err)
+		return nil, c.Explain(err)
 	}
 	return client, nil
 }
@@ -138,7 +140,7 @@ func (c *Config) endpoints() []string {
 	return c.Endpoints
 }
 
-// At says where etcd is looked for.
+// At lists the endpoints.
 func (c *Config) At() string { return strings.Join(c.endpoints(), ", ") }
 
 // Open makes a client and waits until etcd answers it, for DialTimeout at most.
@@ -149,34 +151,44 @@ func (c *Config) Open(ctx context.Context) (*clientv3.Client, error) {
 	}
 	bounded, cancel := context.WithTimeout(ctx, c.DialTimeout)
 	defer cancel()
-	// Any key will do: that one may not read it is an answer, too.
+	// Any key will do. A refusal to read it is an answer, too.
 	_, err = client.Get(bounded, "etcdlock", clientv3.WithCountOnly())
 	if err == nil || errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return client, nil
 	}
-	_ = client.Close() // it has failed already
+	_ = client.Close() // the request has failed already
 	if ctx.Err() != nil {
 		return nil, context.Cause(ctx)
 	}
-	return nil, c.explain(err)
+	return nil, c.Explain(err)
 }
 
-// explain says what to do about an error of the first request.
-func (c *Config) explain(err error) error {
+// Explain says what to do about the error of a request that no member has answered.
+func (c *Config) Explain(err error) error {
 	switch {
 	case errors.Is(err, rpctypes.ErrUserEmpty), errors.Is(err, rpctypes.ErrUserNotFound):
-		return fmt.Errorf("etcd at %s has authentication on: say who you are with --user NAME:PASSWORD, or %s and %s",
+		return fmt.Errorf("etcd at %s has authentication enabled: name a user with --user NAME:PASSWORD, or %s and %s",
 			c.At(), env("user"), env("password"))
 	case errors.Is(err, rpctypes.ErrAuthFailed):
 		return fmt.Errorf("etcd at %s does not accept user %s with this password", c.At(), c.User)
 	}
-	return &Error{At: c.At(), Timeout: c.DialTimeout, reason: c.diagnose(err)}
+	return c.silent(err)
 }
 
-// An Error is that no etcd answered.
+// Why says, without advice, why a request had no answer.
+func (c *Config) Why(err error) string { return c.silent(err).Why() }
+
+func (c *Config) silent(err error) *Error {
+	e := &Error{At: c.At(), Timeout: c.DialTimeout}
+	e.reason, e.Advice = c.diagnose(err)
+	return e
+}
+
+// An Error says that no etcd answered.
 type Error struct {
 	At      string
 	Timeout time.Duration
+	Advice  string // "" if the reason suggests nothing
 	reason  string
 }
 
@@ -186,5 +198,8 @@ func (e *Error) Why() string {
 }
 
 func (e *Error) Error() string {
-	return e.Why() + ": is it running, and is that its address? --endpoints and " + env("endpoints") + " say where to look"
+	if e.Advice != "" {
+		return e.Why() + ": " + e.Advice
+	}
+	return e.Why() + ": is it running, and is this its address? " + option("endpoints") + " says where to look"
 }

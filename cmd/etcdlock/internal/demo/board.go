@@ -8,8 +8,8 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
-// board is the live view of a phase: the queue as etcd has it at this moment,
-// and what each process does.
+// board is the live view of a phase: the queue in etcd at this moment, and what each
+// process does.
 func (p *phase) board(now time.Time) []screen.Line {
 	acqs := p.rec.ordered()
 	queue := turnsOf(inQueue(acqs))
@@ -32,7 +32,7 @@ func inQueue(acqs []*acquisition) []*acquisition {
 	return in
 }
 
-// queueLine draws the queue, the holders first.
+// queueLine draws the queue. The holders come first.
 func queueLine(queue []turn) screen.Line {
 	l := screen.Line{screen.Dim("  queue   ")}
 	for i, t := range queue {
@@ -55,9 +55,9 @@ func queueLine(queue []turn) screen.Line {
 	return l
 }
 
-// doing is what a process does now.
+// doing says what a process does now.
 func (p *phase) doing(w *process, acqs []*acquisition, queue []turn, now time.Time) screen.Line {
-	var a *acquisition // its latest
+	var a *acquisition // its latest one
 	for _, b := range acqs {
 		if b.worker == w.Worker {
 			a = b
@@ -65,7 +65,7 @@ func (p *phase) doing(w *process, acqs []*acquisition, queue []turn, now time.Ti
 	}
 	switch {
 	case w.killed && a != nil && a.gone == 0:
-		return screen.Line{screen.Red(fmt.Sprintf("killed %s ago; its lease of %s runs on", seconds(now.Sub(a.killed)), whole(p.ttl)))}
+		return screen.Line{screen.Red(fmt.Sprintf("killed %s ago; its lease of %s still lasts", seconds(now.Sub(a.killed)), whole(p.ttl)))}
 	case w.killed:
 		return screen.Line{screen.Red("killed")}
 	case w.exited || w.finished:
@@ -75,7 +75,7 @@ func (p *phase) doing(w *process, acqs []*acquisition, queue []turn, now time.Ti
 	case a == nil || a.gone != 0:
 		return screen.Line{screen.Dim("works elsewhere")}
 	case !a.releasing.IsZero():
-		return screen.Line{screen.Dim("gives the lock back")}
+		return screen.Line{screen.Dim("releases the lock")}
 	case !a.granted.IsZero():
 		what := "holds"
 		if p.spec.rw {

@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// An outcome is all that the checks judge: what etcd's history and the workers
-// say of each lock, what etcd holds in the end, and how the processes ended.
+// An outcome is the input of the checks: what etcd's history and the workers say of
+// each lock, what etcd holds at the end, and how the processes ended.
 type outcome struct {
 	locks   []lockOutcome
 	workers []workerOutcome
@@ -18,13 +18,13 @@ type outcome struct {
 type lockOutcome struct {
 	name    string
 	acqs    []*acquisition // in the order of their tokens
-	claimed []*acquisition // that workers tell of, and etcd had no entry of
+	claimed []*acquisition // reported by workers, but without an entry in etcd
 	counter []counterWrite // in the order of their revisions
 	odd     []string
 	final   finalState
 }
 
-// finalState is what is left in etcd, as read at the end.
+// finalState is what etcd holds at the end.
 type finalState struct {
 	counter  int
 	sections map[int64]sectionValue // by token
@@ -33,12 +33,12 @@ type finalState struct {
 
 type workerOutcome struct {
 	name           string
-	rounds, wanted int // wanted counts only what it could do before it was killed
+	rounds, wanted int // wanted counts only the rounds before it was killed
 	finished       bool
 	killed         bool
 }
 
-// A finding is what came of a check: it has passed if there are no problems.
+// A finding is the result of a check. It has passed if there are no problems.
 type finding struct {
 	title    string
 	detail   string
@@ -57,7 +57,7 @@ func check(o outcome) []finding {
 }
 
 // checkOrder: the sections begin in the order in which the entries were created.
-// Only readers next to each other, which run together, have none among them.
+// Readers that are next to each other run together, in any order.
 func checkOrder(o outcome) finding {
 	f := finding{title: "order of arrival = order of grants"}
 	arrived, granted := 0, 0
@@ -83,10 +83,10 @@ func checkOrder(o outcome) finding {
 	return f
 }
 
-// checkOverlaps: no two held the lock at a time, unless both were readers.
-// It is asked twice: by etcd's revisions, from the section's first guarded write
-// to the end of the entry, and by the clock of the machine that the workers share,
-// from the return of Lock to the call of Unlock.
+// checkOverlaps: no two processes held the lock at the same time, unless both were
+// readers. It compares twice: by etcd's revisions, from the section's first guarded
+// write to the end of the entry, and by the clock of the workers' machine, from the
+// return of Lock to the call of Unlock.
 func checkOverlaps(o outcome) finding {
 	f := finding{title: "overlaps seen: 0"}
 	exclusive, shared := 0, 0
@@ -117,7 +117,7 @@ func checkOverlaps(o outcome) finding {
 	return f
 }
 
-// overlap reports whether two intervals do; an end of 0 is none yet.
+// overlap reports whether two intervals overlap. An interval with the end 0 is open.
 func overlap(from1, to1, from2, to2 int64) bool {
 	return (to2 == 0 || from1 < to2) && (to1 == 0 || from2 < to1)
 }
@@ -129,8 +129,8 @@ func nanos(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// checkTokens: what a store that compares tokens would see, in the order in
-// which the writes reached it; and each token is what etcd gave, to one only.
+// checkTokens: the tokens grow in the order in which a store gets the writes, and each
+// token is one that etcd has given, to one acquisition only.
 func checkTokens(o outcome) finding {
 	f := finding{title: "tokens strictly growing"}
 	writes := 0
@@ -146,7 +146,7 @@ func checkTokens(o outcome) finding {
 		highest := int64(0) // of a writer
 		for _, a := range begun {
 			if a.begin == 0 {
-				continue // the order's check says so
+				continue // checkOrder reports it
 			}
 			if a.token <= highest {
 				f.problem("%s was granted after token %d", a.name(), highest)
@@ -155,7 +155,7 @@ func checkTokens(o outcome) finding {
 				highest = a.token
 			}
 			if a.granted.IsZero() {
-				f.problem("%s was in its section, but its worker tells of no such token", a.name())
+				f.problem("%s was in its section, but its worker has not reported this token", a.name())
 			}
 		}
 		for _, a := range l.claimed {

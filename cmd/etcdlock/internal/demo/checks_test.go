@@ -14,7 +14,7 @@ func TestChecksPassGoodHistory(t *testing.T) {
 	}
 }
 
-// Each row breaks a good history in one way; the named check must see it.
+// Each row breaks a good history in one way, and the named check must see it.
 func TestChecksFail(t *testing.T) {
 	const (
 		order    = "order of arrival"
@@ -59,7 +59,7 @@ func TestChecksFail(t *testing.T) {
 		{"invented token", tokens, "which etcd did not give", func(o *outcome, _, _ acqs) {
 			o.locks[0].claimed = []*acquisition{{token: 99, granted: time.Now()}}
 		}},
-		{"wrong token told", tokens, "its worker tells of no such token", func(_ *outcome, m, _ acqs) { m[0].granted = time.Time{} }},
+		{"wrong token told", tokens, "its worker has not reported this token", func(_ *outcome, m, _ acqs) { m[0].granted = time.Time{} }},
 		{"no writes", tokens, "nobody wrote", func(o *outcome, _, _ acqs) { o.locks[0].counter, o.locks[1].counter = nil, nil }},
 
 		{"lost update", writes, "wrote 1 as update 2", func(o *outcome, _, _ acqs) { o.locks[0].counter[1].N = 1 }},
@@ -67,8 +67,8 @@ func TestChecksFail(t *testing.T) {
 		{"write missing", writes, "etcd has 0 by", func(o *outcome, _, _ acqs) { o.locks[0].counter = o.locks[0].counter[:2] }},
 		{"write after the hold", writes, "outside of its hold", func(_ *outcome, m, _ acqs) { m[0].end = m[0].gone + 1 }},
 		{"write before the hold", writes, "outside of its hold", func(_ *outcome, m, _ acqs) { m[0].begin = m[0].token - 1 }},
-		{"section not ended", writes, "etcd has not its last write", func(_ *outcome, m, _ acqs) { m[0].end = 0 }},
-		{"killed worker writes on", writes, "etcd has not its last write", func(o *outcome, m, _ acqs) { o.locks[0].counter[1].Token = m[1].token }},
+		{"section not ended", writes, "etcd does not have its last write", func(_ *outcome, m, _ acqs) { m[0].end = 0 }},
+		{"killed worker writes on", writes, "etcd does not have its last write", func(o *outcome, m, _ acqs) { o.locks[0].counter[1].Token = m[1].token }},
 		{"reader writes", writes, "without an exclusive section", func(o *outcome, _, rw acqs) { o.locks[1].counter[1].Token = rw[1].token }},
 		{"wrong sum", writes, "read 5 and wrote 1", func(o *outcome, m, _ acqs) { m[0].section.Read = 5 }},
 		{"another's section", writes, "wrote as p3", func(_ *outcome, m, _ acqs) { m[0].section.Worker = "p3" }},
@@ -88,14 +88,14 @@ func TestChecksFail(t *testing.T) {
 		{"killed after its section", victim, "had left its section", func(_ *outcome, m, _ acqs) { m[1].releasing = m[1].killed }},
 		{"entry stays", victim, "is still in the queue", func(_ *outcome, m, _ acqs) { m[1].gone = 0 }},
 		{"entry went too early", victim, "was gone before", func(_ *outcome, m, _ acqs) { m[1].goneAt = m[1].killed.Add(-1) }},
-		{"entry went with its lease alive", victim, "its lease had not run out", func(_ *outcome, m, _ acqs) { m[1].leaseGone = false }},
-		{"entry went before the deadline", victim, "before the time that it could count on", func(_ *outcome, m, _ acqs) { m[1].deadline = m[1].goneAt.Add(1) }},
+		{"entry went with its lease alive", victim, "its lease had not ended", func(_ *outcome, m, _ acqs) { m[1].leaseGone = false }},
+		{"entry went before the deadline", victim, "before its deadline", func(_ *outcome, m, _ acqs) { m[1].deadline = m[1].goneAt.Add(1) }},
 		{"nobody followed", victim, "nobody got the lock", func(_ *outcome, m, _ acqs) { m[2].begin, m[3].begin = 0, 0 }},
 		{"followed too early", victim, "had the lock while the entry", func(_ *outcome, m, _ acqs) { m[2].begin = m[1].gone - 1 }},
 
 		{"round missing", rounds, "p1 did 1 of 2 rounds", func(o *outcome, _, _ acqs) { o.workers[0].rounds = 1 }},
 		{"ended badly", rounds, "p1 did not end well", func(o *outcome, _, _ acqs) { o.workers[0].finished = false }},
-		{"nothing done", rounds, "nobody did anything", func(o *outcome, _, _ acqs) { o.workers = nil }},
+		{"nothing done", rounds, "nobody did a round", func(o *outcome, _, _ acqs) { o.workers = nil }},
 
 		{"entry left in etcd", left, "demo/mutex/1 is left", func(o *outcome, _, _ acqs) { o.locks[0].final.entries = []string{"demo/mutex/1"} }},
 		{"no end in history", left, "does not show", func(_ *outcome, _, rw acqs) { rw[3].gone = 0 }},
@@ -114,12 +114,12 @@ func TestChecksFail(t *testing.T) {
 	}
 }
 
-// A failed check is an error that says what, and a line that shows it.
+// A failed check makes an error that says why, and a line that shows it.
 func TestJudge(t *testing.T) {
 	f := finding{title: "overlaps seen: 0"}
 	f.problem("%s and %s", "p1", "p2")
 	lines, err := verdict([]finding{{title: "fine"}, f, {title: "bad", problems: []string{"x", "y"}}})
-	require.EqualError(t, err, "the demo found a fault in the locks, please report it: overlaps seen: 0: p1 and p2; bad: x")
+	require.EqualError(t, err, "the demo found a fault in the locks; please report it: overlaps seen: 0: p1 and p2; bad: x")
 	var text []string
 	for _, l := range lines {
 		text = append(text, strings.TrimSpace(l.Text()))

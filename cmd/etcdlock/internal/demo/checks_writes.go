@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// checkWrites: each section's guarded writes lie within its hold, and none that
-// it did to the counter was lost, in etcd's history and as read at the end.
+// checkWrites: each section's guarded writes lie within its hold, and no update of the
+// counter is lost, neither in etcd's history nor in what it holds at the end.
 func checkWrites(o outcome) finding {
 	f := finding{title: "no update lost"}
 	var finals []string
@@ -43,7 +43,7 @@ func checkWrites(o outcome) finding {
 	return f
 }
 
-// checkSection judges one section and counts its guarded writes.
+// checkSection checks one section and counts its guarded writes.
 func checkSection(f *finding, a *acquisition, w counterWrite) (guarded int) {
 	within := func(rev int64) bool { return rev > a.token && (a.gone == 0 || rev < a.gone) }
 	for _, rev := range []int64{a.begin, a.end} {
@@ -57,7 +57,7 @@ func checkSection(f *finding, a *acquisition, w counterWrite) (guarded int) {
 	case a.begin != 0 && a.section.Worker != a.worker:
 		f.problem("%s wrote as %s", a.name(), a.section.Worker)
 	case a.end == 0 && (!a.releasing.IsZero() || w.rev != 0):
-		f.problem("%s left its section, but etcd has not its last write", a.name())
+		f.problem("%s left its section, but etcd does not have its last write", a.name())
 	case a.end == 0 || a.shared:
 		if w.rev != 0 {
 			f.problem("%s wrote to the counter without an exclusive section", a.name())
@@ -70,8 +70,8 @@ func checkSection(f *finding, a *acquisition, w counterWrite) (guarded int) {
 	return guarded
 }
 
-// checkReaders: readers did run together, and none saw anything of a writer: the
-// counter stayed, from begin to end, what it was when the reader began.
+// checkReaders: readers ran together, and none of them saw a writer. From the beginning
+// to the end of a reader's section the counter did not change.
 func checkReaders(o outcome) finding {
 	f := finding{title: "readers together"}
 	together, batches := 0, 0
@@ -87,7 +87,7 @@ func checkReaders(o outcome) finding {
 				}
 			}
 			if a.section.Read != before || a.section.Last != before {
-				f.problem("%s saw the counter change: %d at the begin, then %d, where %d had been written", a.name(), a.section.Read, a.section.Last, before)
+				f.problem("%s saw the counter change: %d at the beginning, then %d, where %d had been written", a.name(), a.section.Read, a.section.Last, before)
 			}
 		}
 		for _, t := range turnsOf(l.acqs) {
@@ -99,13 +99,13 @@ func checkReaders(o outcome) finding {
 	}
 	f.detail = fmt.Sprintf("up to %d, in %d batches", together, batches)
 	if together < 2 {
-		f.problem("no two readers were in their sections at a time")
+		f.problem("no two readers were in their sections at the same time")
 	}
 	return f
 }
 
-// atOnce is how many of a turn were in their sections at a time, from their
-// first guarded write to their last.
+// atOnce is the highest number of a turn's sections that ran at the same time, each
+// from its first guarded write to its last.
 func atOnce(t turn) int {
 	most := 0
 	for _, a := range t {
@@ -120,9 +120,8 @@ func atOnce(t turn) int {
 	return most
 }
 
-// checkVictim: the lock of the holder that was killed went on to the next in
-// line, by its lease's end, and not before the time up to which its library had
-// vouched for it.
+// checkVictim: the lock of the killed holder passed to the next waiter when its lease
+// ended, and not before the deadline that its library had reported.
 func checkVictim(o outcome) finding {
 	f := finding{title: "the killed holder's lock went on"}
 	for _, l := range o.locks {
@@ -145,9 +144,9 @@ func checkVictim(o outcome) finding {
 			case a.goneAt.Before(a.killed):
 				f.problem("the entry of %s was gone before it was killed", a.name())
 			case !a.leaseGone:
-				f.problem("the entry of %s went, but its lease had not run out", a.name())
+				f.problem("the entry of %s went, but its lease had not ended", a.name())
 			case a.goneAt.Before(a.deadline):
-				f.problem("the entry of %s went %s before the time that it could count on", a.name(), seconds(a.deadline.Sub(a.goneAt)))
+				f.problem("the entry of %s went %s before its deadline", a.name(), seconds(a.deadline.Sub(a.goneAt)))
 			}
 			next := slices.IndexFunc(l.acqs[i+1:], func(b *acquisition) bool { return b.begin != 0 })
 			if next < 0 {
@@ -167,7 +166,7 @@ func checkVictim(o outcome) finding {
 	return f
 }
 
-// checkWorkers: all did all their rounds and ended well, but for the killed.
+// checkWorkers: every process did all its rounds and ended well, except the killed one.
 func checkWorkers(o outcome) finding {
 	f := finding{title: "all rounds done"}
 	rounds, killed := 0, 0
@@ -184,7 +183,7 @@ func checkWorkers(o outcome) finding {
 	}
 	f.detail = fmt.Sprintf("%d by %d processes, %d killed", rounds, len(o.workers), killed)
 	if rounds == 0 {
-		f.problem("nobody did anything")
+		f.problem("nobody did a round")
 	}
 	return f
 }

@@ -13,10 +13,11 @@ import (
 )
 
 const (
-	// demoTTL is short, so that the lease of the killed holder is worth waiting for.
+	// demoTTL is short, because the demo waits until the lease of the killed holder
+	// ends.
 	demoTTL = 2 * time.Second
 
-	// timeLimit ends a demo that does not end by itself. It leaves time to clean up.
+	// timeLimit ends a demo that does not end by itself. The cleaning up comes after it.
 	timeLimit = 25 * time.Second
 )
 
@@ -49,12 +50,12 @@ type demo struct {
 	watch   clientv3.WatchChan
 	phases  []*phase
 	leases  []clientv3.LeaseID // of all workers
-	zero    time.Time          // when the first of them were started
+	zero    time.Time          // when the workers of the first phase were started
 
-	caughtUp bool // the watch has delivered all
+	caughtUp bool // the watch has delivered everything
 }
 
-// run runs the demo and leaves nothing behind: no process, no key, no file.
+// run runs the demo. It leaves no process, no key and no file.
 func run(ctx context.Context, etcd connect.Config, v *screen.View) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, timeLimit, errTooLong)
@@ -70,7 +71,7 @@ func run(ctx context.Context, etcd connect.Config, v *screen.View) error {
 	v.Print(screen.Text(st.about))
 	err = d.contend(ctx)
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
-		err = cause // what it broke off does not matter
+		err = cause // err is only a consequence of it
 	}
 	v.Close()
 	d.workers.killAll()
@@ -82,7 +83,7 @@ func run(ctx context.Context, etcd connect.Config, v *screen.View) error {
 	return err
 }
 
-// contend is the demo between its start and its clean-up.
+// contend is the demo without its start and its cleaning up.
 func (d *demo) contend(ctx context.Context) error {
 	if err := d.play(ctx); err != nil {
 		return err
@@ -94,7 +95,7 @@ func (d *demo) contend(ctx context.Context) error {
 	return d.judge(final)
 }
 
-// play runs the phases, one after the other, under one watch.
+// play runs the phases one after the other, under one watch.
 func (d *demo) play(ctx context.Context) (err error) {
 	if d.watch, err = d.store.watch(ctx); err != nil {
 		return err
@@ -107,7 +108,7 @@ func (d *demo) play(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// The watch delivers in order: with the marker all before it has come.
+	// The watch delivers in order, so everything before the marker has come with it.
 	revision, err := d.store.mark(ctx)
 	if err != nil {
 		return err
@@ -117,11 +118,11 @@ func (d *demo) play(ctx context.Context) (err error) {
 		return err
 	}
 	d.view.Close()
-	d.view.Print(screen.Line{}, screen.Line{screen.Bold(fmt.Sprintf("Checked, from etcd's own history (revisions %d to %d) and the workers' reports", d.store.revision, revision))})
+	d.view.Print(screen.Line{}, screen.Line{screen.Bold(fmt.Sprintf("Checked against etcd's own history (revisions %d to %d) and the workers' reports", d.store.revision, revision))})
 	return nil
 }
 
-// finals reads what etcd holds of each phase in the end.
+// finals reads what each phase has left in etcd.
 func (d *demo) finals(ctx context.Context) ([]finalState, error) {
 	var all []finalState
 	for _, p := range d.phases {
@@ -134,7 +135,7 @@ func (d *demo) finals(ctx context.Context) ([]finalState, error) {
 	return all, nil
 }
 
-// judge prints the summary, and returns an error that says what failed.
+// judge prints the summary, and returns an error if any check has failed.
 func (d *demo) judge(final []finalState) error {
 	var o outcome
 	for i, p := range d.phases {
@@ -148,7 +149,7 @@ func (d *demo) judge(final []finalState) error {
 	return err
 }
 
-// verdict is the summary in lines, and an error if any check has failed.
+// verdict makes the lines of the summary, and an error if any check has failed.
 func verdict(findings []finding) (lines []screen.Line, err error) {
 	var errs []error
 	for _, f := range findings {
@@ -163,7 +164,7 @@ func verdict(findings []finding) (lines []screen.Line, err error) {
 		}
 	}
 	if len(errs) > 0 {
-		err = fmt.Errorf("the demo found a fault in the locks, please report it: %w", oneLine(errs...))
+		err = fmt.Errorf("the demo found a fault in the locks; please report it: %w", oneLine(errs...))
 	}
 	return lines, err
 }

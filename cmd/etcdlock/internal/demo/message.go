@@ -8,9 +8,8 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 )
 
-// A job is what the demo tells a worker process: the first line of its
-// standard input. A second line, whatever it says, is the start. When the input
-// ends, so does the worker: whoever started it is gone.
+// A job is the first line of a worker process's standard input. A second line, of any
+// text, starts it. When the input ends, the demo is gone and the worker ends too.
 type job struct {
 	Worker  string         `json:"worker"`
 	Etcd    connect.Config `json:"etcd"`
@@ -18,12 +17,12 @@ type job struct {
 	Mode    mode           `json:"mode"`
 	TTL     time.Duration  `json:"ttl"`
 	Rounds  int            `json:"rounds"`
-	Section time.Duration  `json:"section"`           // the time in the critical section
-	Pause   time.Duration  `json:"pause"`             // at most, between two rounds
-	HangIn  int            `json:"hang_in,omitempty"` // the round in which it never leaves the section
+	Section time.Duration  `json:"section"`           // time in the critical section
+	Pause   time.Duration  `json:"pause"`             // longest time between two rounds
+	HangIn  int            `json:"hang_in,omitempty"` // the round in which it does not leave the section
 }
 
-// mode is what a worker does with its lock.
+// mode is the kind of lock that a worker takes.
 type mode string
 
 const (
@@ -32,16 +31,16 @@ const (
 	modeWrite mode = "write"
 )
 
-// A report is what a worker process says: a line of its standard output.
+// A report is a line of a worker process's standard output.
 type report struct {
 	Event    event            `json:"event"`
 	At       time.Time        `json:"at"`
 	Lease    clientv3.LeaseID `json:"lease,omitempty"`   // ready
 	TTL      time.Duration    `json:"ttl,omitempty"`     // ready: as granted
-	Round    int              `json:"round,omitempty"`   // queued and all that follow
+	Round    int              `json:"round,omitempty"`   // queued and all later ones
 	Ahead    int              `json:"ahead,omitempty"`   // queued: acquisitions before this one
-	Token    int64            `json:"token,omitempty"`   // granted and all that follow
-	Deadline time.Time        `json:"deadline,omitzero"` // granted: the lease is good until then at least
+	Token    int64            `json:"token,omitempty"`   // granted and all later ones
+	Deadline time.Time        `json:"deadline,omitzero"` // granted: the lease lasts at least until then
 	Error    string           `json:"error,omitempty"`   // lost
 }
 
@@ -53,6 +52,6 @@ const (
 	eventGranted   event = "granted"   // holds the lock
 	eventReleasing event = "releasing" // has left its section, calls Unlock
 	eventReleased  event = "released"  // Unlock returned
-	eventLost      event = "lost"      // was told that it does not hold the lock anymore
+	eventLost      event = "lost"      // was told that it has lost the lock
 	eventDone      event = "done"      // has done all rounds and closed its session
 )

@@ -12,7 +12,7 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
-// A spec says what a phase is: one lock, and the processes that contend for it.
+// A spec describes a phase: one lock, and the processes that contend for it.
 type spec struct {
 	name  string // of the lock
 	title string
@@ -20,13 +20,13 @@ type spec struct {
 	jobs  []job
 }
 
-// killAfter is how long the holder that hangs is left to hold the lock.
+// killAfter is how long the holder that hangs may hold the lock before it is killed.
 const killAfter = 400 * time.Millisecond
 
-// refresh is how often the live view is drawn when nothing happens.
+// refresh is how often the live view is drawn while nothing happens.
 const refresh = 50 * time.Millisecond
 
-// A phase is a spec at work.
+// A phase is the run of a spec.
 type phase struct {
 	*demo
 	spec   spec
@@ -34,7 +34,7 @@ type phase struct {
 	story  *story
 	procs  []*process
 	ttl    time.Duration // as granted
-	hung   *acquisition  // the one to be killed in it
+	hung   *acquisition  // the acquisition whose process is to be killed
 	killAt time.Time
 }
 
@@ -85,8 +85,8 @@ func (p *phase) each(is func(*process) bool) bool {
 	return true
 }
 
-// wait takes in what happens, and shows it, until done. It is the one
-// goroutine that has to do with the phase's state.
+// wait records and shows what happens until done. Only its goroutine uses the state
+// of the phase.
 func (p *phase) wait(ctx context.Context, done func() bool) error {
 	tick := time.NewTicker(refresh)
 	defer tick.Stop()
@@ -123,14 +123,14 @@ func (p *phase) wait(ctx context.Context, done func() bool) error {
 	return nil
 }
 
-// hear takes in what a process says.
+// hear records a report of a process.
 func (p *phase) hear(n news) error {
 	w := n.from
 	if n.exited {
 		w.exited = true
 		if err := n.err; !w.killed && (err != nil || !w.finished) {
 			if err == nil {
-				err = errors.New("it gave no reason")
+				err = errors.New("it did not say why")
 			}
 			return fmt.Errorf("worker %s (pid %d) ended early: %w", w.Worker, w.pid(), err)
 		}
@@ -153,13 +153,13 @@ func (p *phase) hear(n news) error {
 	case eventDone:
 		w.finished = true
 	case eventQueued, eventReleasing:
-		// etcd's events show the queue; the record has the rest
+		// the record has all of it
 	}
 	return nil
 }
 
-// killHung kills the holder that hangs when it has held the lock for a while, and
-// tells when its entry goes. Nothing but its lease can end that hold.
+// killHung kills the holder that hangs after it has held the lock for a while, and
+// tells when its entry is gone. Only the end of its lease may remove the entry.
 func (p *phase) killHung(ctx context.Context) error {
 	a, now := p.hung, time.Now()
 	switch {
@@ -177,13 +177,13 @@ func (p *phase) killHung(ctx context.Context) error {
 			return err
 		}
 		if a.leaseGone = gone; !gone {
-			// Another member may have told of the entry a moment before.
+			// The answer may come from a member that is a moment behind.
 			if now.Sub(a.goneAt) < time.Second {
 				return nil
 			}
-			return fmt.Errorf("somebody removed the entry of %s, whose lease has not run out", a.worker)
+			return fmt.Errorf("somebody removed the entry of %s before its lease had ended", a.worker)
 		}
-		p.view.Print(p.story.note(a.goneAt, fmt.Sprintf("%s's lease ran out %s after the kill: etcd removed its entry", a.worker, seconds(a.goneAt.Sub(a.killed)))))
+		p.view.Print(p.story.note(a.goneAt, fmt.Sprintf("%s's lease ended %s after the kill: etcd removed its entry", a.worker, seconds(a.goneAt.Sub(a.killed)))))
 	}
 	return nil
 }
@@ -197,7 +197,7 @@ func (p *phase) process(name string) *process {
 	panic("bug: no worker " + name)
 }
 
-// outcome is what the checks get to see of the phase.
+// outcome is what the checks get of the phase.
 func (p *phase) outcome(final finalState) (lockOutcome, []workerOutcome) {
 	l := lockOutcome{name: p.spec.name, acqs: p.rec.ordered(), counter: p.rec.counter, odd: p.rec.odd, final: final}
 	for _, a := range p.rec.acqs {
@@ -216,10 +216,10 @@ func (p *phase) outcome(final finalState) (lockOutcome, []workerOutcome) {
 	return l, ws
 }
 
-// see takes in etcd's events, whichever phase they are of.
+// see records etcd's events of any phase.
 func (d *demo) see(wr clientv3.WatchResponse, ok bool) error {
 	if !ok || wr.Err() != nil {
-		return fmt.Errorf("etcd's history can't be followed to its end, run the demo again: %w", oneLine(errors.New("the watch ended"), wr.Err()))
+		return fmt.Errorf("the watch of etcd's history broke; run the demo again: %w", oneLine(errors.New("the watch ended"), wr.Err()))
 	}
 	now := time.Now()
 	for _, ev := range wr.Events {
@@ -236,7 +236,7 @@ func (d *demo) see(wr clientv3.WatchResponse, ok bool) error {
 			}
 		}
 		if !known {
-			return fmt.Errorf("somebody else writes to the keys of the demo: %s", key)
+			return fmt.Errorf("another process writes to the keys of the demo: %s", key)
 		}
 	}
 	return nil

@@ -15,20 +15,20 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A process is a worker process as the demo knows it.
+// A process is the demo's side of a worker process.
 type process struct {
 	job
 	proc  *os.Process
-	stdin io.WriteCloser // its end is the end of the worker, too
+	stdin io.WriteCloser // the worker ends when it is closed
 	lease clientv3.LeaseID
 
-	rounds   int // released
+	rounds   int // number of locks released
 	killed   bool
-	finished bool // has said that it is done
+	finished bool // it has reported that it is done
 	exited   bool
 }
 
-// news is what one process has to say, or that it is no more.
+// news is a report of a process, or its end.
 type news struct {
 	from *process
 	report
@@ -36,13 +36,13 @@ type news struct {
 	err    error // of the process, when it exited
 }
 
-// processes starts worker processes and brings their news. Whatever becomes of
-// the demo, they end: killAll kills them, and should it not come to that, their
-// standard input ends, and on Linux the kernel kills them (see dieWithParent).
+// processes starts worker processes and delivers their news. The processes always end
+// with the demo: killAll kills them. If the demo dies first, their standard input
+// ends, and on Linux the kernel kills them (see dieWithParent).
 type processes struct {
 	exe     string
 	news    chan news
-	stop    chan struct{} // closed by killAll: nobody takes the news anymore
+	stop    chan struct{} // closed by killAll: nobody reads the news after that
 	readers sync.WaitGroup
 	all     []*process
 }
@@ -50,7 +50,7 @@ type processes struct {
 func newProcesses() (*processes, error) {
 	exe, err := os.Executable()
 	if err != nil {
-		return nil, fmt.Errorf("can't find the own program to start workers: %w", err)
+		return nil, fmt.Errorf("can't find this program's file to start workers: %w", err)
 	}
 	return &processes{exe: exe, news: make(chan news), stop: make(chan struct{})}, nil
 }
@@ -74,7 +74,7 @@ func (ps *processes) start(j job) (*process, error) {
 	}
 	p.proc = cmd.Process
 	ps.all = append(ps.all, p)
-	ps.readers.Go(func() { // until the process ends, which killAll sees to
+	ps.readers.Go(func() { // ends with the process, which killAll kills
 		err := ps.read(p, stdout)
 		if werr := cmd.Wait(); werr != nil {
 			err = werr
@@ -96,7 +96,7 @@ func (ps *processes) read(p *process, stdout io.Reader) error {
 		var r report
 		if err := json.Unmarshal(lines.Bytes(), &r); err != nil {
 			_, _ = io.Copy(io.Discard, stdout)
-			return fmt.Errorf("it reports what is no JSON: %q", lines.Text())
+			return fmt.Errorf("its report is not JSON: %q", lines.Text())
 		}
 		ps.send(news{from: p, report: r})
 	}
@@ -124,7 +124,7 @@ func (ps *processes) killAll() {
 	ps.readers.Wait()
 }
 
-// kill is SIGKILL, where there are signals. A process that has ended is past it.
+// kill sends SIGKILL, on systems with signals. A process that has ended ignores it.
 func (p *process) kill() { _ = p.proc.Kill() }
 
 func (p *process) pid() int { return p.proc.Pid }
@@ -132,7 +132,7 @@ func (p *process) pid() int { return p.proc.Pid }
 // tell writes a line to the worker.
 func (p *process) tell(line string) error {
 	if _, err := io.WriteString(p.stdin, line+"\n"); err != nil {
-		return fmt.Errorf("worker %s ended as it started: %w", p.Worker, err)
+		return fmt.Errorf("worker %s ended while it was started: %w", p.Worker, err)
 	}
 	return nil
 }

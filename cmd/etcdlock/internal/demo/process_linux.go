@@ -5,9 +5,9 @@ import (
 	"syscall"
 )
 
-// dieWithParent has the kernel kill the process when the thread that starts it
-// ends. Go ends no thread before the program, but those of goroutines that end
-// locked to theirs, and there are none here.
+// dieWithParent makes the kernel kill the process when the thread that starts it ends.
+// Go ends a thread before the process only if a goroutine ends while it is locked to
+// that thread, and no goroutine here is.
 func dieWithParent(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 }

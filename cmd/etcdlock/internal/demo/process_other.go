@@ -4,6 +4,6 @@ package demo
 
 import "os/exec"
 
-// dieWithParent is for Linux only. Elsewhere a worker ends because its standard
-// input does.
+// dieWithParent exists only on Linux. On other systems a worker ends when its standard
+// input ends.
 func dieWithParent(*exec.Cmd) {}

@@ -12,34 +12,33 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// An acquisition is one passage through a lock: what etcd saw of it, and what
-// its worker says.
+// An acquisition is what etcd and a worker say of one acquisition of a lock.
 type acquisition struct {
 	token int64 // the create revision of its entry in the queue
 
-	// As etcd's watch had it; 0 where it had not.
-	worker  string // whose lease the entry hangs on
+	// According to etcd's watch; 0 if it has not shown it.
+	worker  string // the owner of the entry's lease
 	shared  bool
 	gone    int64     // the revision at which the entry left the queue
-	goneAt  time.Time // when the demo heard of that
+	goneAt  time.Time // when the demo saw that
 	begin   int64     // the revision of the section's first guarded write
 	end     int64     // and of its last
 	section sectionValue
 
-	// As its worker says; zero where it has not.
+	// According to its worker; zero if it has not reported it.
 	granted   time.Time // Lock returned
-	deadline  time.Time // the lease was good until then at least
+	deadline  time.Time // the lease lasted at least until then
 	releasing time.Time // the section was left
 	released  time.Time // Unlock returned
 
 	killed    time.Time // when the demo killed the worker in this section
-	leaseGone bool      // and etcd said afterwards that its lease had run out
+	leaseGone bool      // afterwards etcd said that its lease had ended
 }
 
-// entered reports whether etcd had an entry of it.
+// entered reports whether etcd had an entry for it.
 func (a *acquisition) entered() bool { return a.worker != "" }
 
-// left is when the section was over for certain: left, or its process killed.
+// left is when the section was certainly over: the worker left it, or was killed.
 func (a *acquisition) left() time.Time {
 	if !a.killed.IsZero() {
 		return a.killed
@@ -47,21 +46,21 @@ func (a *acquisition) left() time.Time {
 	return a.releasing
 }
 
-// counterWrite is a write to what the lock protects.
+// counterWrite is a write to the counter that the lock protects.
 type counterWrite struct {
 	rev int64
 	counterValue
 }
 
-// A record gathers what happens at one lock, from etcd's events, which come
-// in etcd's order, and from the workers' reports.
+// A record collects what happens at one lock, from etcd's events, which come in etcd's
+// order, and from the workers' reports.
 type record struct {
 	paths   lockPaths
 	workers map[clientv3.LeaseID]string
 	acqs    map[int64]*acquisition
 	current map[string]int64 // the create revision of each key in the queue
 	counter []counterWrite
-	odd     []string // what should not happen at all
+	odd     []string // events that must not happen
 }
 
 func newRecord(p lockPaths) *record {
@@ -73,8 +72,8 @@ func newRecord(p lockPaths) *record {
 	}
 }
 
-// at is the acquisition of that token, which whoever mentions it first brings
-// into being: etcd's event or its worker's report.
+// at is the acquisition with that token. The first event or report that mentions the
+// token creates it.
 func (r *record) at(token int64) *acquisition {
 	a := r.acqs[token]
 	if a == nil {
@@ -84,13 +83,13 @@ func (r *record) at(token int64) *acquisition {
 	return a
 }
 
-// ordered are the acquisitions that etcd has seen, in the order of their tokens.
+// ordered lists the acquisitions with entries in etcd, in the order of their tokens.
 func (r *record) ordered() []*acquisition {
 	all := slices.SortedFunc(maps.Values(r.acqs), func(a, b *acquisition) int { return cmp.Compare(a.token, b.token) })
 	return slices.DeleteFunc(all, func(a *acquisition) bool { return !a.entered() })
 }
 
-// apply takes in an event of etcd, heard of at t.
+// apply records an event of etcd that came at t.
 func (r *record) apply(ev *clientv3.Event, t time.Time) {
 	key := string(ev.Kv.Key)
 	switch {
@@ -111,13 +110,13 @@ func (r *record) apply(ev *clientv3.Event, t time.Time) {
 	}
 }
 
-// applyEntry takes in a change of the queue. A write lock has two entries, one
-// of them shared, of one revision.
+// applyEntry records a change of the queue. A write lock has two keys, one of them
+// shared, with the same revision.
 func (r *record) applyEntry(ev *clientv3.Event, key string, t time.Time) {
 	if ev.Type == clientv3.EventTypeDelete {
 		token, ok := r.current[key]
 		if !ok {
-			r.oddly("%s was deleted before it was there", key)
+			r.oddly("%s was deleted before it was created", key)
 			return
 		}
 		delete(r.current, key)
@@ -127,7 +126,7 @@ func (r *record) applyEntry(ev *clientv3.Event, key string, t time.Time) {
 	}
 	worker := r.workers[clientv3.LeaseID(ev.Kv.Lease)]
 	if !ev.IsCreate() || worker == "" {
-		r.oddly("%s was written by none of the workers", key)
+		r.oddly("%s was not written by a worker", key)
 		return
 	}
 	shared := strings.HasPrefix(key, r.paths.Name+"/r")
@@ -150,12 +149,12 @@ func (r *record) applySection(ev *clientv3.Event) {
 	case a.begin != 0 && a.end == 0 && v.Ended:
 		a.end = ev.Kv.ModRevision
 	default:
-		r.oddly("%s was written once too often", ev.Kv.Key)
+		r.oddly("%s was written too often", ev.Kv.Key)
 	}
 	a.section = v
 }
 
-// tell takes in a worker's report.
+// tell records a report of a worker.
 func (r *record) tell(rep report) {
 	switch rep.Event {
 	case eventGranted:
@@ -166,7 +165,7 @@ func (r *record) tell(rep report) {
 	case eventReleased:
 		r.at(rep.Token).released = rep.At
 	case eventReady, eventQueued, eventLost, eventDone:
-		// of the process, not of the acquisition
+		// these say nothing about the acquisition
 	}
 }
 

@@ -49,7 +49,7 @@ func TestRecordOdd(t *testing.T) {
 	}
 }
 
-// What a worker claims and etcd does not have is no acquisition.
+// A token that only a worker claims is not an acquisition.
 func TestRecordClaimed(t *testing.T) {
 	s := simMutex()
 	s.tell(eventGranted, &acquisition{token: 999})

@@ -14,10 +14,10 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// lockPaths are the names below which one lock and its data lie in etcd.
+// lockPaths are the prefixes of one lock and of its data in etcd.
 type lockPaths struct {
 	Name string `json:"name"` // the lock's
-	Data string `json:"data"` // of what it protects
+	Data string `json:"data"` // of the data that it protects
 }
 
 func (p lockPaths) counter() string  { return p.Data + "/counter" }
@@ -26,27 +26,26 @@ func (p lockPaths) section(token int64) string {
 	return p.sections() + strconv.FormatInt(token, 10)
 }
 
-// counterValue is what the lock protects: each exclusive section adds one, by
-// reading at its begin and writing at its end. The write does not compare what
-// it overwrites: two sections at a time would lose an update, and show it.
+// counterValue is what the lock protects. Each exclusive section reads it at its
+// beginning and writes it, increased by one, at its end. The write compares nothing,
+// so two sections at the same time would lose an update, and a check would see that.
 type counterValue struct {
 	N      int    `json:"n"`
 	Token  int64  `json:"token"`
 	Worker string `json:"worker"`
 }
 
-// sectionValue is what each section writes down of itself, once when it begins
-// and again when it ends.
+// sectionValue is what each section writes about itself, when it begins and again
+// when it ends.
 type sectionValue struct {
 	Worker string `json:"worker"`
 	Ended  bool   `json:"ended"`
-	Read   int    `json:"read"` // the counter as read at the begin; known only when ended
-	Last   int    `json:"last"` // the counter at the end, as written, or as a reader reads it again
+	Read   int    `json:"read"` // the counter at the beginning; written at the end
+	Last   int    `json:"last"` // the counter at the end, as a writer writes it or a reader reads it again
 }
 
-// section is what a worker does while it holds the lock, for d. All it reads
-// and writes goes through the hold's Txn, which does nothing once the
-// hold is gone.
+// section is the critical section of a worker. It lasts d. It reads and writes through
+// the hold's Txn, which does nothing once the hold is gone.
 func section(ctx context.Context, h *etcdlock.Held, j job, d time.Duration) error {
 	counter, own := j.Lock.counter(), j.Lock.section(h.Token())
 	v := sectionValue{Worker: j.Worker}
@@ -89,24 +88,24 @@ func section(ctx context.Context, h *etcdlock.Held, j job, d time.Duration) erro
 	return err
 }
 
-// parseCounter takes the answer to a read of the counter; there is none at first.
+// parseCounter parses the counter, which does not exist at first.
 func parseCounter(kvs []*mvccpb.KeyValue) (c counterValue, err error) {
 	if len(kvs) == 0 {
 		return c, nil
 	}
 	if err := json.Unmarshal(kvs[0].Value, &c); err != nil {
-		return c, fmt.Errorf("%s: somebody else wrote there: %w", kvs[0].Key, err)
+		return c, fmt.Errorf("%s: another program wrote there: %w", kvs[0].Key, err)
 	}
 	return c, nil
 }
 
-// parseSection takes a section's record, and whose it is.
+// parseSection parses what a section has written, and its token.
 func parseSection(p lockPaths, kv *mvccpb.KeyValue) (token int64, v sectionValue, err error) {
 	if token, err = strconv.ParseInt(strings.TrimPrefix(string(kv.Key), p.sections()), 10, 64); err == nil {
 		err = json.Unmarshal(kv.Value, &v)
 	}
 	if err != nil {
-		return 0, v, fmt.Errorf("%s: somebody else wrote there: %w", kv.Key, err)
+		return 0, v, fmt.Errorf("%s: another program wrote there: %w", kv.Key, err)
 	}
 	return token, v, nil
 }

@@ -8,8 +8,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A sim makes up a history: events such as etcd's, and reports such as the
-// workers', at one revision and one millisecond each.
+// A sim simulates a history: events like etcd's and reports like the workers'. Each
+// takes one revision and one millisecond.
 type sim struct {
 	rec     *record
 	rev     int64
@@ -33,7 +33,7 @@ func (s *sim) step() {
 	s.now = s.now.Add(time.Millisecond)
 }
 
-// put and del are changes at the present revision.
+// put and del make changes at the current revision.
 func (s *sim) put(key, value string, lease clientv3.LeaseID) {
 	if s.created[key] == 0 {
 		s.created[key] = s.rev
@@ -64,7 +64,7 @@ func (s *sim) keys(worker string) (lease clientv3.LeaseID, keys []string) {
 	return lease, []string{exclusive}
 }
 
-// queue puts the worker into the queue.
+// queue adds an entry of the worker to the queue.
 func (s *sim) queue(worker string) *acquisition {
 	s.step()
 	lease, keys := s.keys(worker)
@@ -79,12 +79,12 @@ func (s *sim) tell(e event, a *acquisition) {
 	s.rec.tell(report{Event: e, At: s.now, Token: a.token, Deadline: s.now.Add(time.Millisecond)})
 }
 
-// enter is the begin of the section, and leave the end.
+// enter is the beginning of the section, and leave is its end.
 func (s *sim) enter(a *acquisition) {
 	s.tell(eventGranted, a)
 	s.step()
 	s.put(s.rec.paths.section(a.token), toJSON(sectionValue{Worker: a.worker}), 0)
-	a.section.Read = s.n // which a worker remembers, and writes at the end
+	a.section.Read = s.n // the worker remembers it and writes it at the end
 }
 
 func (s *sim) leave(a *acquisition) {
@@ -110,7 +110,7 @@ func (s *sim) dequeue(a *acquisition) {
 	}
 }
 
-// die is a kill in the section, and the end of the lease.
+// die kills the worker in its section, and ends its lease.
 func (s *sim) die(a *acquisition) {
 	a.section.Read = 0
 	a.killed = s.now
@@ -130,7 +130,7 @@ func (s *sim) outcome() lockOutcome {
 	return l
 }
 
-// simMutex is a good history of a mutex: p1, p2 that is killed, p3, p1 again.
+// simMutex is a good history of a mutex: p1, p2 (which is killed), p3, p1 again.
 func simMutex() *sim {
 	s := newSim("mutex", "p1", "p2", "p3")
 	a := s.queue("p1")

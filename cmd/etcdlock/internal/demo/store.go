@@ -19,19 +19,19 @@ const (
 	cleanTimeout   = 5 * time.Second
 )
 
-// A store is the etcd of the demo: one in this process, or a running one.
+// A store is the demo's etcd, inside this process or elsewhere.
 type store struct {
 	client   *clientv3.Client
 	etcd     connect.Config
-	about    string // for people
+	about    string // a line for people
 	prefix   string // of all keys of this demo
-	revision int64  // when it began
+	revision int64  // when the demo began
 
-	cluster *etcdtest.Cluster // nil for a running etcd
-	dir     string            // the data of cluster
+	cluster *etcdtest.Cluster // nil if etcd runs elsewhere
+	dir     string            // the data directory of cluster
 }
 
-// openStore connects to the running etcd; if none is named it starts one.
+// openStore connects to the etcd that etcd names, or else starts one.
 func openStore(ctx context.Context, etcd connect.Config) (*store, error) {
 	st := &store{etcd: etcd, prefix: fmt.Sprintf("etcdlock-demo/%08x/", rand.Uint32())}
 	if err := st.open(ctx); err != nil {
@@ -49,20 +49,22 @@ func (st *store) open(ctx context.Context) (err error) {
 	var none *connect.Error
 	st.client, err = st.etcd.Open(ctx)
 	switch {
+	case errors.As(err, &none) && none.Advice != "":
+		return none
 	case errors.As(err, &none):
-		return fmt.Errorf("%s: start one there, or leave out --endpoints and ETCDCTL_ENDPOINTS to run one inside this process", none.Why())
+		return fmt.Errorf("%s: start one there, or remove --endpoints and ETCDCTL_ENDPOINTS to run one inside this process", none.Why())
 	case err != nil:
 		return err
 	}
 	bounded, cancel := context.WithTimeout(ctx, connectTimeout)
 	defer cancel()
-	// A read of our own prefix also tells whether we may.
+	// A read of the demo's prefix also shows whether the user has the right.
 	resp, err := st.client.Get(bounded, st.prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
 	case err != nil:
-		return fmt.Errorf("etcd at %s refuses to read below etcdlock-demo/: %w; leave out --endpoints and ETCDCTL_ENDPOINTS to run one inside this process",
+		return fmt.Errorf("etcd at %s refuses to read below etcdlock-demo/: %w; remove --endpoints and ETCDCTL_ENDPOINTS to run one inside this process",
 			st.etcd.At(), err)
 	}
 	st.revision = resp.Header.Revision
@@ -72,7 +74,7 @@ func (st *store) open(ctx context.Context) (err error) {
 
 func (st *store) start() (err error) {
 	if st.dir, err = os.MkdirTemp("", "etcdlock-demo-"); err != nil {
-		return fmt.Errorf("no folder for etcd's data: %w; set TMPDIR to one that can be written", err)
+		return fmt.Errorf("no directory for etcd's data: %w; set TMPDIR to a directory that can be written", err)
 	}
 	if st.cluster, err = etcdtest.New(st.dir, etcdtest.WithFsync()); err != nil {
 		return fmt.Errorf("can't run etcd in this process: %w; --endpoints uses a running one", err)
@@ -85,7 +87,7 @@ func (st *store) describe(ctx context.Context) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	version := "etcd"
-	if s, err := st.client.Status(ctx, st.etcd.Endpoints[0]); err == nil { // it is only for the title
+	if s, err := st.client.Status(ctx, st.etcd.Endpoints[0]); err == nil { // only the title needs it
 		version += " " + s.Version
 	}
 	if st.cluster != nil {
@@ -94,13 +96,13 @@ func (st *store) describe(ctx context.Context) string {
 	return version + " at " + st.etcd.At() + "; keys below " + st.prefix
 }
 
-// paths are those of one of the demo's locks.
+// paths are the prefixes of one of the demo's locks.
 func (st *store) paths(name string) lockPaths {
 	return lockPaths{Name: st.prefix + name, Data: st.prefix + "data/" + name}
 }
 
-// watch delivers all that happens below the prefix, in etcd's order. It is in
-// place when watch returns.
+// watch delivers all events below the prefix, in etcd's order. The watch is open when
+// it returns.
 func (st *store) watch(ctx context.Context) (clientv3.WatchChan, error) {
 	wch := st.client.Watch(ctx, st.prefix, clientv3.WithPrefix(), clientv3.WithCreatedNotify())
 	select {
@@ -125,7 +127,7 @@ func (st *store) mark(ctx context.Context) (revision int64, err error) {
 	return resp.Header.Revision, nil
 }
 
-// final reads what there is of a lock and its data.
+// final reads all keys of a lock and its data.
 func (st *store) final(ctx context.Context, p lockPaths) (f finalState, err error) {
 	f.sections = make(map[int64]sectionValue)
 	resp, err := st.client.Txn(ctx).Then(
@@ -154,27 +156,27 @@ func (st *store) final(ctx context.Context, p lockPaths) (f finalState, err erro
 	return f, nil
 }
 
-// leaseGone reports whether etcd knows no such lease anymore.
+// leaseGone reports whether a lease does not exist any more.
 func (st *store) leaseGone(ctx context.Context, id clientv3.LeaseID) (bool, error) {
 	resp, err := st.client.TimeToLive(ctx, id)
 	if err != nil {
-		return false, fmt.Errorf("ask etcd for a lease: %w", err)
+		return false, fmt.Errorf("ask etcd about a lease: %w", err)
 	}
 	return resp.TTL < 0, nil
 }
 
-// clean removes all that the demo and its workers have left in etcd. The workers
-// must have ended. Revoked leases keep requests of theirs that are still under
-// way from writing entries, and entries that are gone keep them from writing
-// anything else.
+// clean removes everything that the demo and its workers have left in etcd. The workers
+// must have ended. Some of their requests may still be under way: without their
+// leases these can't write entries, and without entries they can't write anything
+// else.
 func (st *store) clean(ctx context.Context, leases []clientv3.LeaseID) error {
 	if st.cluster != nil {
-		return nil // it goes altogether
+		return nil // shut removes all of it
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
 	defer cancel()
 	for _, id := range leases {
-		_, _ = st.client.Revoke(ctx, id) // mostly it is revoked; if not, it ends in seconds
+		_, _ = st.client.Revoke(ctx, id) // it is mostly revoked already; if not, it ends in seconds
 	}
 	if _, err := st.client.Delete(ctx, st.prefix, clientv3.WithPrefix()); err != nil {
 		return fmt.Errorf("keys are left in etcd: %w; remove them with: etcdctl del --prefix %s", err, st.prefix)
@@ -182,10 +184,10 @@ func (st *store) clean(ctx context.Context, leases []clientv3.LeaseID) error {
 	return nil
 }
 
-// shut ends the connection, and the etcd if it is in this process.
+// shut closes the connection, and stops the etcd inside this process.
 func (st *store) shut() error {
 	if st.client != nil {
-		_ = st.client.Close() // there is nothing to be done about it
+		_ = st.client.Close() // the process ends anyway
 	}
 	if st.cluster != nil {
 		st.cluster.Close()
@@ -194,7 +196,7 @@ func (st *store) shut() error {
 		return nil
 	}
 	if err := os.RemoveAll(st.dir); err != nil {
-		return fmt.Errorf("the folder of etcd's data is left: %w", err)
+		return fmt.Errorf("the directory of etcd's data is left: %w", err)
 	}
 	return nil
 }

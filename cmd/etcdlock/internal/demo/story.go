@@ -9,18 +9,18 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
-// A story tells in lines what happens at one lock: one for each turn, as soon as
-// all is known of it. Readers' turns are told when the next writer has its own,
-// since only then is it known who was among them.
+// A story writes a line for each turn at one lock, as soon as everything about the turn
+// is known. For readers that is when the next writer has the lock, because more
+// readers may join until then.
 type story struct {
 	rec  *record
 	rw   bool
-	zero time.Time // of the demo's time
-	told int       // turns
-	over bool      // nobody will come anymore
+	zero time.Time // when the demo's time began
+	told int       // number of turns with a line
+	over bool      // nobody will queue any more
 }
 
-// columns are the widths of holders and tokens; those of readers are several.
+// columns are the widths of holders and tokens. A turn of readers has several of both.
 func (s *story) columns() (holders, tokens int) {
 	if s.rw {
 		return 21, 16
@@ -33,7 +33,7 @@ func (s *story) header() screen.Line {
 	return screen.Line{screen.Dim("  " + screen.Pad("time", -7) + "  " + screen.Pad("holds", holders) + screen.Pad("token", -tokens) + screen.Pad("hand-over", -11) + "  waiting, by place")}
 }
 
-// next returns what can be told now and was not before.
+// next returns the lines of the turns that have become known.
 func (s *story) next() []screen.Line {
 	var lines []screen.Line
 	acqs := s.rec.ordered()
@@ -44,7 +44,7 @@ func (s *story) next() []screen.Line {
 	return lines
 }
 
-// known reports whether all that the line of turn i needs has been heard of.
+// known reports whether everything for the line of turn i is known.
 func (s *story) known(turns []turn, i int) bool {
 	inside := func(a *acquisition) bool { return !a.granted.IsZero() && a.begin != 0 }
 	gone := func(a *acquisition) bool { return a.gone != 0 && !a.left().IsZero() }
@@ -55,12 +55,12 @@ func (s *story) known(turns []turn, i int) bool {
 func (s *story) tell(acqs []*acquisition, turns []turn, i int) screen.Line {
 	t := turns[i]
 	tokens := make([]string, len(t))
-	in := int64(0) // the revision at which all of the turn were in
+	in := int64(0) // the revision at which the whole turn was in
 	for j, a := range t {
 		tokens[j] = fmt.Sprint(a.token)
 		in = max(in, a.begin)
 	}
-	passed := "-" // nobody had waited for it
+	passed := "-" // nobody had waited
 	if i > 0 {
 		if d, ok := handover(turns[i-1], t); ok {
 			passed = millis(d)
@@ -77,7 +77,7 @@ func (s *story) tell(acqs []*acquisition, turns []turn, i int) screen.Line {
 	}
 }
 
-// how says in what way a turn has the lock.
+// how says how a turn holds the lock.
 func (s *story) how(t turn) string {
 	switch {
 	case !t.shared() && s.rw:
@@ -91,12 +91,13 @@ func (s *story) how(t turn) string {
 	case len(t):
 		return " together"
 	case 1:
-		return " in a row" // nobody waited, and one came when the other had left
+		return " in a row" // each came when the one before had left
 	}
 	return " overlapping"
 }
 
-// places writes who waits in which place; readers that will go together share one.
+// places writes who waits in which place. Readers that will be granted together share
+// a place.
 func places(waiting []turn) string {
 	ps := make([]string, len(waiting))
 	for i, t := range waiting {
@@ -113,7 +114,7 @@ func (s *story) stamp(at time.Time) screen.Span {
 	return screen.Dim("  " + screen.Pad(seconds(at.Sub(s.zero)), -7) + "  ")
 }
 
-// sum is the last line of a lock.
+// sum is the last line about a lock.
 func (s *story) sum() screen.Line {
 	ds := handovers(s.rec.ordered())
 	if len(ds) == 0 {
@@ -125,7 +126,7 @@ func (s *story) sum() screen.Line {
 
 func millis(d time.Duration) string {
 	if d < 100*time.Microsecond {
-		return "< 0.1 ms" // or not to be told from the clock's order
+		return "< 0.1 ms" // the clock does not show less
 	}
 	return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000)
 }

@@ -38,7 +38,7 @@ func TestStoryMutex(t *testing.T) {
 	require.Equal(t, "  hand-overs, Unlock called to Lock returned: 1, median 1.2 ms, longest 1.2 ms", st.sum().Text())
 }
 
-// Readers are told of together, when the next writer has its turn.
+// Readers share a line, which comes when the next writer has its turn.
 func TestStoryReaders(t *testing.T) {
 	s := newSim("rw", "w1", "w2", "r1", "r2", "r3")
 	st := &story{rec: s.rec, zero: simZero, rw: true}
@@ -107,5 +107,5 @@ func TestBoard(t *testing.T) {
 	require.Contains(t, board(), "reads with token 13")
 	require.Contains(t, board(), "works elsewhere")
 	r1.killed, p.procs[2].killed = s.now, true
-	require.Contains(t, board(), "killed 0.00 s ago; its lease of 2 s runs on")
+	require.Contains(t, board(), "killed 0.00 s ago; its lease of 2 s still lasts")
 }

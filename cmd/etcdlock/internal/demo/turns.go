@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// A turn is who has the lock at a time: one acquisition, or readers that stand
-// next to each other in the queue.
+// A turn is what holds the lock at a time: one exclusive acquisition, or shared ones
+// that are next to each other in the queue.
 type turn []*acquisition
 
-// turnsOf parts acquisitions, in the order of their tokens, into turns.
+// turnsOf divides acquisitions, in the order of their tokens, into turns.
 func turnsOf(acqs []*acquisition) []turn {
 	var turns []turn
 	for i, a := range acqs {
@@ -40,7 +40,7 @@ func (t turn) all(is func(*acquisition) bool) bool {
 	return !slices.ContainsFunc(t, func(a *acquisition) bool { return !is(a) })
 }
 
-// latest is the latest of a time that its acquisitions have.
+// latest is the latest of the times that of returns for its acquisitions.
 func (t turn) latest(of func(*acquisition) time.Time) time.Time {
 	latest := of(t[0])
 	for _, a := range t[1:] {
@@ -51,7 +51,7 @@ func (t turn) latest(of func(*acquisition) time.Time) time.Time {
 	return latest
 }
 
-// start is when the first of the turn got the lock.
+// start is when the first acquisition of the turn was granted.
 func (t turn) start() time.Time {
 	start := t[0].granted
 	for _, a := range t[1:] {
@@ -62,10 +62,10 @@ func (t turn) start() time.Time {
 	return start
 }
 
-// handover is the time from the Unlock call of prev's last until all of t that
-// were waiting then have the lock, each by its own clock. ok is false if none was.
-// If the last of prev was killed there was no such call: then it counts
-// from when the demo heard that its entry was gone, which may be a moment late.
+// handover is the time from the last call of Unlock in prev until all of t that waited
+// at that time have the lock, each by its own clock. ok is false if none waited. If the
+// last of prev was killed, there was no call: the time counts from when the demo saw
+// that the entry was gone, which may be a moment late.
 func handover(prev, t turn) (d time.Duration, ok bool) {
 	gone := int64(0)
 	for _, a := range prev {
@@ -85,8 +85,8 @@ func handover(prev, t turn) (d time.Duration, ok bool) {
 	return d, ok
 }
 
-// waitingAt are the turns of those that were in the queue at revision rev,
-// behind the acquisition with the token after.
+// waitingAt are the turns that were in the queue at revision rev, behind the
+// acquisition with the token after.
 func waitingAt(acqs []*acquisition, after, rev int64) []turn {
 	var waiting []*acquisition
 	for _, a := range acqs {
@@ -97,7 +97,7 @@ func waitingAt(acqs []*acquisition, after, rev int64) []turn {
 	return turnsOf(waiting)
 }
 
-// handovers are the times of all hand-overs.
+// handovers are the times of all hand-overs, sorted.
 func handovers(acqs []*acquisition) []time.Duration {
 	var ds []time.Duration
 	turns := turnsOf(acqs)

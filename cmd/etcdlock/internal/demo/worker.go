@@ -15,17 +15,17 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// closeTimeout bounds how long a worker tries to give back its lease.
+// closeTimeout bounds how long a worker tries to revoke its lease.
 const closeTimeout = time.Second
 
 // errOrphan ends a worker whose parent is gone.
 var errOrphan = errors.New("the demo that started this process is gone")
 
-// work is the life of a worker process: a client and a session of its own, and
-// its rounds through the lock, reported on out.
+// work is the whole of a worker process. It makes a client and a session, takes the
+// lock in rounds, and reports on out.
 func work(ctx context.Context, in io.Reader, out io.Writer) error {
-	// Ctrl-C goes to all processes of the terminal. It is for the demo, which
-	// ends its workers.
+	// Ctrl-C goes to all processes of the terminal. The demo handles it and ends its
+	// workers.
 	signal.Ignore(os.Interrupt)
 	lines := bufio.NewReader(in)
 	var j job
@@ -34,12 +34,12 @@ func work(ctx context.Context, in io.Reader, out io.Writer) error {
 		err = json.Unmarshal(first, &j)
 	}
 	if err != nil {
-		return fmt.Errorf("this command is only for `etcdlock demo` to use: no job on standard input: %w", err)
+		return fmt.Errorf("only `etcdlock demo` uses this command: no job on standard input: %w", err)
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	start := make(chan struct{})
-	go func() { // until the input ends; the process does not wait for it
+	go func() { // ends with the input; the process does not wait for it
 		if _, err := lines.ReadBytes('\n'); err == nil {
 			close(start)
 			_, _ = io.Copy(io.Discard, lines)
@@ -58,9 +58,7 @@ func work(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	w := &worker{job: j, out: json.NewEncoder(out)}
 	err = w.run(ctx, s, start)
-	bounded, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer stop()
-	if cerr := s.Close(bounded); err == nil {
+	if cerr := s.Close(); err == nil {
 		err = cerr
 	}
 	if err == nil {
@@ -126,7 +124,7 @@ func (w *worker) round(ctx context.Context, round int, enqueue func(context.Cont
 		return err
 	}
 	h, err := ticket.Wait(ctx)
-	granted := time.Now() // before anything else: the overlaps are judged by it
+	granted := time.Now() // first of all: checkOverlaps uses it
 	if err != nil {
 		return err
 	}
@@ -139,7 +137,7 @@ func (w *worker) round(ctx context.Context, round int, enqueue func(context.Cont
 	}
 	err = section(ctx, h, w.job, d)
 	if errors.Is(err, etcdlock.ErrLost) {
-		_ = w.say(report{Event: eventLost, Round: round, Token: h.Token(), Error: err.Error()}) // err tells, too
+		_ = w.say(report{Event: eventLost, Round: round, Token: h.Token(), Error: err.Error()}) // err says it too
 	}
 	if err != nil {
 		return err

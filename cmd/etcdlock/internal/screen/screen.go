@@ -1,4 +1,4 @@
-// Package screen prints lines and, on a terminal, keeps a board below them.
+// Package screen prints lines and, on a terminal, draws a board below them.
 package screen
 
 import (
@@ -11,8 +11,8 @@ import (
 	"golang.org/x/text/width"
 )
 
-// A View prints lines. On a terminal it also keeps a board below them, which is
-// drawn anew in its place.
+// A View prints lines. On a terminal it also draws a board below them, and redraws it
+// in its place.
 type View struct {
 	out   *os.File
 	live  bool // there is a board
@@ -34,7 +34,7 @@ func (v *View) Live() bool { return v.live }
 // Err is the error of the first write that failed.
 func (v *View) Err() error { return v.err }
 
-// Print adds lines above the board, which stay.
+// Print adds lines above the board. They stay there.
 func (v *View) Print(lines ...Line) {
 	if !v.live {
 		for _, l := range lines {
@@ -44,7 +44,7 @@ func (v *View) Print(lines ...Line) {
 	}
 	var b strings.Builder
 	v.home(&b)
-	b.WriteString("\x1b[J") // they may be longer than what they replace
+	b.WriteString("\x1b[J") // the board may be longer than these lines
 	for _, l := range lines {
 		b.WriteString(l.Render(v.color) + "\n")
 	}
@@ -52,8 +52,8 @@ func (v *View) Print(lines ...Line) {
 	v.write(b.String())
 }
 
-// Draw draws the board, if there is a terminal. Its lines are cut to the
-// terminal's width, and it to its height: only so does it stay in its place.
+// Draw draws the board if there is a terminal. It cuts the board to the width and the
+// height of the terminal: otherwise the board would not stay in its place.
 func (v *View) Draw(board []Line) {
 	if !v.live || len(board) == 0 && len(v.drawn) == 0 {
 		return
@@ -71,7 +71,7 @@ func (v *View) Draw(board []Line) {
 	v.home(&b)
 	v.drawn = make([]int, 0, len(board))
 	for _, l := range board {
-		l = l.Cut(width - 1) // some terminals wrap when the last column is written
+		l = l.Cut(width - 1) // some terminals wrap as soon as the last column is written
 		b.WriteString(l.Render(v.color) + "\x1b[K\n")
 		v.drawn = append(v.drawn, l.Width())
 	}
@@ -79,8 +79,8 @@ func (v *View) Draw(board []Line) {
 	v.write(b.String())
 }
 
-// home moves the cursor to the board's begin. Where the terminal has become
-// narrower, it has wrapped the lines that were drawn.
+// home moves the cursor to the first line of the board. A terminal that has become
+// narrower has wrapped the lines that were drawn.
 func (v *View) home(b *strings.Builder) {
 	width, _, err := term.GetSize(int(v.out.Fd()))
 	if err != nil || width < 1 {
@@ -94,8 +94,8 @@ func (v *View) home(b *strings.Builder) {
 	}
 }
 
-// Close removes the board and gives the cursor back. The view may be used on,
-// for lines.
+// Close removes the board and shows the cursor again. Print can still be used
+// afterwards.
 func (v *View) Close() {
 	if !v.live {
 		return
@@ -113,7 +113,7 @@ func (v *View) write(s string) {
 	}
 }
 
-// style is how a terminal shows a text: the numbers of an SGR sequence.
+// style is the look of a text on a terminal, as the numbers of an SGR sequence.
 type style string
 
 const (
@@ -124,30 +124,30 @@ const (
 	green style = "1;32"
 )
 
-// A Span is a text in a style.
+// A Span is a text with a style.
 type Span struct {
 	text  string
 	style style
 }
 
-// A Line is what a View shows in one line.
+// A Line is one line of a View.
 type Line []Span
 
 // The styles.
 
-// Plain is text as it is.
+// Plain is text without a style.
 func Plain(s string) Span { return Span{s, plain} }
 
 // Bold is for titles and names.
 func Bold(s string) Span { return Span{s, bold} }
 
-// Dim is for what matters less.
+// Dim is for less important text.
 func Dim(s string) Span { return Span{s, dim} }
 
-// Red is for what is wrong.
+// Red is for problems.
 func Red(s string) Span { return Span{s, red} }
 
-// Green is for what is right.
+// Green is for good news.
 func Green(s string) Span { return Span{s, green} }
 
 // Text is a line of plain text.
@@ -162,7 +162,7 @@ func (l Line) Text() string {
 	return b.String()
 }
 
-// Width is how many columns the line takes.
+// Width is the number of columns that the line takes.
 func (l Line) Width() int {
 	n := 0
 	for _, r := range l.Text() {
@@ -171,9 +171,8 @@ func (l Line) Width() int {
 	return n
 }
 
-// columns is how many columns a character takes. The board stays in its place only
-// if its lines are as wide as they are counted, whatever others have called
-// themselves.
+// columns is the number of columns that a character takes. The board stays in its
+// place only if this is right for every character, and owners may contain any.
 func columns(r rune) int {
 	switch kind := width.LookupRune(r).Kind(); {
 	case unicode.In(r, unicode.Mn, unicode.Me):
@@ -184,7 +183,7 @@ func columns(r rune) int {
 	return 1
 }
 
-// Cut shortens the line to width.
+// Cut shortens the line to at most width columns.
 func (l Line) Cut(width int) Line {
 	switch {
 	case l.Width() <= width:
@@ -205,7 +204,7 @@ func (l Line) Cut(width int) Line {
 	return short
 }
 
-// Render is the line as a terminal is to get it.
+// Render is the line with the sequences for a terminal.
 func (l Line) Render(color bool) string {
 	if !color {
 		return l.Text()
@@ -221,7 +220,7 @@ func (l Line) Render(color bool) string {
 	return b.String()
 }
 
-// Pad fills s with spaces up to width, on its left for a negative one.
+// Pad fills s with spaces up to width; a negative width puts them on its left.
 func Pad(s string, width int) string {
 	fill := strings.Repeat(" ", max(0, max(width, -width)-utf8.RuneCountInString(s)))
 	if width < 0 {

@@ -15,7 +15,7 @@ func TestLineCut(t *testing.T) {
 	require.Equal(t, "…", l.Cut(1).Text())
 	require.Equal(t, "", l.Cut(0).Text())
 
-	wide := Line{Bold("東京"), Plain("e\u0301!")} // two columns each, and an accent that takes none
+	wide := Line{Bold("東京"), Plain("e\u0301!")} // two columns each, and an accent without a column
 	require.Equal(t, 6, wide.Width())
 	require.Equal(t, "東京e\u0301!", wide.Cut(6).Text())
 	require.Equal(t, "東京…", wide.Cut(5).Text())

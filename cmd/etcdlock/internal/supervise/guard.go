@@ -13,22 +13,22 @@ import (
 	"time"
 )
 
-// guardArg is the argument by which the program knows that it is to be a guard.
+// guardArg is the argument that makes a process of this program a guard.
 const guardArg = "run-guard"
 
-// tellTimeout bounds the writing of a line into a pipe, which takes no time
-// unless the guard has read nothing for a thousand lines.
+// tellTimeout bounds a write into the pipe. It takes no time unless the guard has not
+// read for a thousand lines.
 const tellTimeout = 100 * time.Millisecond
 
-// A guard is the guard process as Run knows it.
+// A guard is Run's side of the guard process.
 type guard struct {
 	pid    int
 	pipe   *os.File
 	reaped bool
 }
 
-// startGuard starts a guard; group may be 0 if there is none yet. A guard that is
-// there has its order: this process may be stopped as soon as it is.
+// startGuard starts a guard. group is 0 if the command does not run yet. The order is in
+// the pipe before the guard starts, because this process may be stopped at any time.
 func startGuard(group int, deadline time.Time) (*guard, error) {
 	exe, err := os.Executable()
 	if err != nil {
@@ -46,7 +46,7 @@ func startGuard(group int, deadline time.Time) (*guard, error) {
 			return nil, err
 		}
 	}
-	// Not this process's own output: whoever reads that waits for its end.
+	// Not this process's own output: whoever reads that waits for all its writers.
 	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
 	if err != nil {
 		_ = w.Close()
@@ -55,21 +55,21 @@ func startGuard(group int, deadline time.Time) (*guard, error) {
 	defer func() { _ = null.Close() }()
 	p, err := os.StartProcess(exe, []string{"etcdlock", guardArg}, &os.ProcAttr{
 		Dir: "/", Env: os.Environ(), Files: []*os.File{r, null, null},
-		Sys: &syscall.SysProcAttr{Setsid: true}, // what is sent to this group or terminal is not for it
+		Sys: &syscall.SysProcAttr{Setsid: true}, // it must not get the signals of this group or terminal
 	})
 	if err != nil {
 		_ = w.Close()
 		return nil, err
 	}
 	g.pid = p.Pid
-	_ = p.Release() // end or reap waits for it
+	_ = p.Release() // end or reap waits for the process
 	return g, nil
 }
 
-// tell says which group to kill at which deadline.
+// tell tells the guard which group to kill, and when.
 func (g *guard) tell(group int, deadline time.Time) error {
-	// The wall clock first: should this process be stopped right here, the time
-	// that is left would be too much when it is sent.
+	// Read the wall clock first. If this process is stopped right here, the time left
+	// is too long when it is sent.
 	wall := deadline.UnixNano()
 	if err := g.pipe.SetWriteDeadline(time.Now().Add(tellTimeout)); err != nil {
 		return err
@@ -78,10 +78,10 @@ func (g *guard) tell(group int, deadline time.Time) error {
 	return err
 }
 
-// end ends the guard without a kill.
+// end ends the guard, which then does not kill the group.
 func (g *guard) end() {
 	if !g.reaped {
-		_ = syscall.Kill(g.pid, syscall.SIGKILL) // before it can see the pipe's end
+		_ = syscall.Kill(g.pid, syscall.SIGKILL) // before it sees the end of the pipe
 		var ws syscall.WaitStatus
 		for {
 			if _, err := syscall.Wait4(g.pid, &ws, 0, nil); !errors.Is(err, syscall.EINTR) {
@@ -93,22 +93,22 @@ func (g *guard) end() {
 	_ = g.pipe.Close() // nobody reads it
 }
 
-// IsGuard reports whether this process was started to be a guard.
+// IsGuard reports whether this process was started as a guard.
 func IsGuard() bool { return len(os.Args) == 2 && os.Args[1] == guardArg }
 
-// Guard is what a guard process does: it kills the group that standard input tells
-// it of, at the deadline that it was last told, or at the input's end. It returns
-// the process's exit status.
+// Guard is what a guard process does. It reads groups and deadlines from standard
+// input, and kills the last group at the last deadline or at the end of the input. It
+// returns the exit status of the process.
 func Guard() int {
-	// Whoever ends this process kindly means the command.
+	// These signals are meant for the command.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE)
 	type order struct {
 		group    int
-		deadline time.Time // by the monotonic clock
-		wall     time.Time // by the other
+		deadline time.Time // on the monotonic clock
+		wall     time.Time // on the wall clock
 	}
 	orders := make(chan order)
-	go func() { // until the input ends
+	go func() { // ends with the input
 		defer close(orders)
 		in := bufio.NewReader(os.Stdin)
 		for {
@@ -131,7 +131,7 @@ func Guard() int {
 		case next, ok := <-orders:
 			if !ok {
 				if o.group > 1 {
-					_ = syscall.Kill(-o.group, syscall.SIGKILL) // or it has ended by itself
+					_ = syscall.Kill(-o.group, syscall.SIGKILL) // the group may have ended by itself
 				}
 				return 0
 			}
@@ -144,7 +144,7 @@ func Guard() int {
 		}
 		if left <= 0 {
 			_ = syscall.Kill(-o.group, syscall.SIGKILL)
-			left = lookEach // it stays dead, but until it is reaped nothing can have its number
+			left = lookEach // until it is reaped, no other group can have its number
 		}
 		timer.Reset(left)
 	}

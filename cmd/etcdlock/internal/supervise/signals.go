@@ -15,25 +15,25 @@ var passed = []os.Signal{
 	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGUSR1, syscall.SIGUSR2, syscall.SIGWINCH, syscall.SIGCONT, syscall.SIGTSTP,
 }
 
-// Notify has the signals that Run passes on sent to the channel it returns. Those
-// that are ignored stay so, also by the command.
+// Notify returns a channel that gets the signals that Run passes on. Signals that this
+// process ignores stay ignored, also by the command.
 func Notify() chan os.Signal {
 	sigs := make(chan os.Signal, 64)
 	NotifyUnlessIgnored(sigs, passed...)
 	return sigs
 }
 
-// StopSelf stops this process as Ctrl-Z does, and returns when it goes on. It does
-// so by SIGTTIN, since Go gives SIGTSTP its default action back never more. Like
-// that it has no effect where nobody could wake the process, in a
-// terminal without a shell.
+// StopSelf stops this process as Ctrl-Z does, and returns when the process continues.
+// It uses SIGTTIN, because Go can't restore the default action of SIGTSTP. Like
+// SIGTSTP it has no effect in a terminal without a shell, where nobody could wake the
+// process.
 //
-// The SIGCONT that wakes this process it takes from sigs, see Notify: passed on later,
-// that could wake the command from its next stop. What else comes goes to other.
+// It takes the SIGCONT that wakes this process from sigs (see Notify). Passed on later,
+// that could wake the command from its next stop. Other signals go to other.
 func StopSelf(sigs <-chan os.Signal, other func(os.Signal)) {
 	_ = syscall.Kill(os.Getpid(), syscall.SIGTTIN)
-	// The signal comes when it comes. Short waits, since a timer goes on while this
-	// process is stopped: one of them may be over when it wakes.
+	// The kernel delivers the signal a little later. The waits are short, because timers
+	// go on while this process is stopped: one of them may be over when it wakes.
 	for wait := 0; wait < 10; {
 		select {
 		case sig := <-sigs:
@@ -47,10 +47,11 @@ func StopSelf(sigs <-chan os.Signal, other func(os.Signal)) {
 	}
 }
 
-// RaiseInterrupt ends this process by SIGINT, as that has ended its command: a shell
-// stops its loop or script at Ctrl-C only if what it waited for was ended by it. If
-// the command alone had the keyboard, the others of this process's group, a
-// script, are to see it as well. It returns if nothing comes of it.
+// RaiseInterrupt ends this process by SIGINT, after SIGINT has ended its command. A shell
+// stops its loop or script at Ctrl-C only if SIGINT has ended the process that it
+// waited for. group sends the signal to all of this process's group: a script there
+// has not seen it if the command alone had the keyboard. It returns if the signal has
+// no effect.
 func RaiseInterrupt(group bool) {
 	signal.Reset(syscall.SIGINT)
 	pid := os.Getpid()
@@ -58,14 +59,14 @@ func RaiseInterrupt(group bool) {
 		pid = 0
 	}
 	if syscall.Kill(pid, syscall.SIGINT) == nil {
-		time.Sleep(time.Second) // the signal comes when it comes
+		time.Sleep(time.Second) // the kernel delivers the signal a little later
 	}
 }
 
-// Stops reports whether a signal is Ctrl-Z's.
+// Stops reports whether a signal is that of Ctrl-Z.
 func Stops(sig os.Signal) bool { return sig == syscall.SIGTSTP }
 
-// Ends reports whether a signal is one that ends a process that only waits.
+// Ends reports whether a signal asks a process to end.
 func Ends(sig os.Signal) bool {
 	return slices.Contains([]os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM}, sig)
 }

@@ -12,7 +12,7 @@ import (
 	"time"
 )
 
-// pollEach is how often an ending process group is asked after, or a renewal.
+// pollEach is how often Run looks for the end of a process group, or for a renewal.
 const pollEach = 10 * time.Millisecond
 
 // A supervisor runs one command.
@@ -26,30 +26,30 @@ type supervisor struct {
 	pid    int // of the command, and of its process group
 	status syscall.WaitStatus
 	exited bool      // and status says how
-	asked  time.Time // when all have last got a signal to end, from somebody else
-	ending bool      // one of them was of those that mean nothing else
+	asked  time.Time // when somebody last sent the group a signal to end
+	ending bool      // one of those signals has no other meaning
 
-	told   time.Time // the deadline that the guard knows
+	told   time.Time // the deadline that the guard was told
 	lost   error
 	killAt time.Time // not zero once SIGTERM was sent
 	killed time.Time // not zero once SIGKILL was sent
-	stuck  bool      // and it was said that this does not help
+	stuck  bool      // Say was told that SIGKILL did not help
 }
 
-// Run starts c and returns when it and its process group have ended; what it
-// leaves behind in its group is ended, too. Signals that come on sigs (see Notify) are passed on.
-// An error means that c was not started. It waits for a renewal of the lock first
-// if no more than c.Grace is left until the deadline.
+// Run starts c, and returns when c and its process group have ended. It ends the
+// processes that c leaves in the group, and passes on the signals from sigs (see
+// Notify). If no more than c.Grace is left until the deadline, it waits for a renewal
+// before it starts c. An error means that c was not started.
 //
-// The process must have no other children: Run reaps all there are.
+// The process must have no other children, because Run reaps them all.
 func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 	s := &supervisor{Command: c, lock: lock, sigs: sigs}
 	if err := lock.Err(); err != nil {
 		return Outcome{}, err
 	}
 	for past(lock.Deadline().Add(-c.Grace)) {
-		// Granted just after etcd was away, such as for an election: the renewal is
-		// to come next, or else the deadline.
+		// The lock was granted just after etcd was away, for example for an election.
+		// Either a renewal comes next, or the deadline.
 		select {
 		case <-lock.Done():
 			return Outcome{}, lock.Err()
@@ -80,11 +80,11 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 }
 
 func (s *supervisor) start() error {
-	s.tty = openTerminal() // before the command can be in the foreground
+	s.tty = openTerminal() // while this process still has the foreground
 	s.tty.prepare()
 	attr := &syscall.SysProcAttr{Setpgid: true}
 	dieWithParent(attr)
-	// Not os/exec: its Wait would not see the command stop.
+	// Not os/exec: its Wait does not see the command stop.
 	p, err := os.StartProcess(s.Path, s.Args, &os.ProcAttr{
 		Env: s.Env, Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}, Sys: attr,
 	})
@@ -93,7 +93,7 @@ func (s *supervisor) start() error {
 		return &StartError{err}
 	}
 	s.pid = p.Pid
-	_ = p.Release() // reap waits for it
+	_ = p.Release() // reap waits for the process
 	s.tty.begin(s.pid)
 	return nil
 }
@@ -113,29 +113,29 @@ func (s *supervisor) loop(children <-chan os.Signal) {
 			s.reap()
 		case sig := <-s.sigs:
 			s.pass(sig)
-		case <-lost: // look sees why
+		case <-lost: // look finds out why
 			lost = nil
 		case <-timer.C:
 		}
 	}
 }
 
-// pass passes a signal on.
+// pass passes a signal on to the group.
 func (s *supervisor) pass(sig os.Signal) {
 	if Ends(sig) {
 		s.asked = time.Now()
 	}
 	s.ending = s.ending || sig == syscall.SIGTERM || sig == syscall.SIGINT
-	_ = s.kill(sig.(syscall.Signal)) // it may just have ended
+	_ = s.kill(sig.(syscall.Signal)) // the group may just have ended
 }
 
-// endedBySomebody reports whether the command was ended by a signal that asks to
-// end, and that is never sent from here.
+// endedBySomebody reports whether a signal has ended the command that asks to end and
+// that this package never sends.
 func (s *supervisor) endedBySomebody() bool {
 	return s.status.Signaled() && Ends(s.status.Signal()) && s.status.Signal() != syscall.SIGTERM
 }
 
-// look does what it is time for.
+// look does what is due.
 func (s *supervisor) look() {
 	deadline := s.lock.Deadline()
 	if !deadline.Equal(s.told) {
@@ -146,7 +146,7 @@ func (s *supervisor) look() {
 		case err != nil:
 			s.lost = err
 		case past(deadline.Add(-s.Grace)):
-			s.lost = errors.New("etcd has not confirmed the lock for too long")
+			s.lost = errors.New("etcd has not confirmed the lock in time")
 		}
 		if s.lost != nil && s.killAt.IsZero() && !s.exited {
 			s.terminate(s.lost.Error(), deadline)
@@ -154,10 +154,10 @@ func (s *supervisor) look() {
 	}
 	if s.exited && s.killAt.IsZero() && s.groupAlive() {
 		if time.Since(s.asked) < s.Grace || s.tty != nil && s.tty.lent && s.endedBySomebody() {
-			// All were asked, just now or from the keyboard: they will just not be as quick.
+			// All were asked to end, just now or from the keyboard. Some take longer.
 			s.killAt = time.Now().Add(s.Grace)
 		} else {
-			s.terminate("it ended and left processes behind", deadline)
+			s.terminate("it has ended and left processes in its group", deadline)
 		}
 	}
 	if s.killAt.IsZero() || !s.killed.IsZero() && s.stuck {
@@ -167,16 +167,16 @@ func (s *supervisor) look() {
 	case s.killed.IsZero() && (past(s.killAt) || past(deadline.Add(-lead))):
 		s.killed = time.Now()
 		if !s.exited || s.groupAlive() {
-			s.Say("process group %d is killed", s.pid)
+			s.Say("killing process group %d", s.pid)
 		}
-		_ = s.kill(syscall.SIGKILL) // or it has just ended
+		_ = s.kill(syscall.SIGKILL) // the group may just have ended
 	case !s.killed.IsZero() && time.Since(s.killed) > 2*time.Second:
 		s.stuck = true
-		s.Say("process group %d does not end although it was killed, and is waited for", s.pid)
+		s.Say("process group %d was killed and does not end: waiting for it", s.pid)
 	}
 }
 
-// terminate asks the process group to end, and sets the time for its end.
+// terminate asks the process group to end, and sets the time at which it is killed.
 func (s *supervisor) terminate(why string, deadline time.Time) {
 	s.killAt = time.Now().Add(s.Grace)
 	if last := deadline.Add(-lead); last.Before(s.killAt) {
@@ -189,11 +189,11 @@ func (s *supervisor) terminate(why string, deadline time.Time) {
 		return
 	}
 	s.Say("%s: %s; process group %d gets SIGTERM, and SIGKILL in %v", filepath.Base(s.Path), why, s.pid, left.Round(time.Millisecond))
-	_ = s.kill(syscall.SIGTERM) // or it has just ended
-	_ = s.kill(syscall.SIGCONT) // one that is stopped would never see it
+	_ = s.kill(syscall.SIGTERM) // the group may just have ended
+	_ = s.kill(syscall.SIGCONT) // a stopped process does not see SIGTERM
 }
 
-// pause is how long nothing has to be done unless something happens.
+// pause is how long the loop may wait for an event.
 func (s *supervisor) pause() time.Duration {
 	d := lookEach
 	switch {
@@ -207,15 +207,15 @@ func (s *supervisor) pause() time.Duration {
 	return max(d, time.Millisecond)
 }
 
-// kill sends the whole process group a signal.
+// kill sends a signal to the whole process group.
 func (s *supervisor) kill(sig syscall.Signal) error { return syscall.Kill(-s.pid, sig) }
 
-// groupAlive reports whether anything of the process group is left.
+// groupAlive reports whether the process group has any process left.
 func (s *supervisor) groupAlive() bool { return !errors.Is(s.kill(0), syscall.ESRCH) }
 
-// reap takes note of all children that have ended or stopped. There may be others
-// than the command and the guard: those that the command has left, where
-// this process is the first of a container, or its command's reaper.
+// reap collects all children that have ended or stopped. Besides the command and the
+// guard these may be processes that the command has left: their parent is now this
+// process, as the reaper or as the first process of a container.
 func (s *supervisor) reap() {
 	for {
 		var ws syscall.WaitStatus
@@ -238,7 +238,7 @@ func (s *supervisor) reap() {
 	}
 }
 
-// tellGuard tells the guard of a deadline. A guard that does not listen is replaced.
+// tellGuard tells the guard a deadline. It replaces a guard that does not listen.
 func (s *supervisor) tellGuard(deadline time.Time) {
 	s.told = deadline
 	if !s.guard.reaped && s.guard.tell(s.pid, deadline) == nil {

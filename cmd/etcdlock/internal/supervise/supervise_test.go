@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The rest is tested by the tests of the command, as users run it.
+// The tests of the command cover the rest, as users run it.
 
 func TestMain(m *testing.M) {
 	if IsGuard() {
@@ -20,7 +20,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// A lateLock is renewed, or lost, when it has been looked at a few times.
+// A lateLock is renewed or lost after its deadline was read a few times.
 type lateLock struct {
 	looks int
 	done  chan struct{}
@@ -48,7 +48,7 @@ func (l *lateLock) Err() error {
 	return l.lost
 }
 
-// The lock is granted when less than the grace is left until its deadline: the
+// The lock is granted when less than the grace period is left until its deadline. The
 // command is started after the next renewal, and not without one.
 func TestRun_RenewedLate(t *testing.T) {
 	c := Command{Path: "/bin/sh", Args: []string{"sh", "-c", "exit 7"}, Env: os.Environ(), Grace: 2 * time.Second, Say: t.Logf}

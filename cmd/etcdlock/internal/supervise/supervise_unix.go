@@ -4,8 +4,8 @@ package supervise
 
 import "syscall"
 
-// dieWithParent is for Linux only; elsewhere there is the guard alone.
+// dieWithParent exists only on Linux. On other systems there is only the guard.
 func dieWithParent(*syscall.SysProcAttr) {}
 
-// becomeReaper is for Linux only; elsewhere the first process reaps.
+// becomeReaper exists only on Linux. On other systems the first process reaps.
 func becomeReaper() {}

@@ -12,23 +12,22 @@ import (
 	"golang.org/x/term"
 )
 
-// A terminal is the controlling terminal. A command in a process group of its own
-// must be given the foreground to read from it and to get what is typed: Ctrl-C,
-// Ctrl-Z. Then it must be taken back, and when the command stops, this process
-// has to stop as well: it is what the shell waits for.
+// A terminal is the controlling terminal. The command is in a process group of its own,
+// so it must be given the foreground to read from the terminal and to get Ctrl-C and
+// Ctrl-Z. The foreground must be taken back afterwards. When the command stops,
+// this process must stop as well, because the shell waits for this process.
 type terminal struct {
 	file *os.File
 	own  int // this process's group
-	// eager: the command has the foreground from the start. In a script or a
-	// pipeline it must not, as others of this process's group are to have
-	// it: the script is to see Ctrl-C, and `less` the keyboard. There Ctrl-C
-	// comes to this process, which passes it on, and the command gets the terminal
-	// only when it stops for want of it.
+	// eager: the command has the foreground from the start. In a script or a pipeline
+	// other processes of this group need it: the script must see Ctrl-C, and `less`
+	// the keyboard. There Ctrl-C comes to this process, which passes it on. The
+	// command gets the foreground only when it stops because it lacks it.
 	eager bool
 	lent  bool // the command has the foreground
 }
 
-// openTerminal is nil if there is no controlling terminal.
+// openTerminal returns nil if there is no controlling terminal.
 func openTerminal() *terminal {
 	f, err := os.OpenFile("/dev/tty", os.O_RDWR, 0)
 	if err != nil {
@@ -42,21 +41,21 @@ func openTerminal() *terminal {
 	return t
 }
 
-// prepare is called before the command is started. It would inherit a signal that
-// is ignored, as begin leaves it, but not one that is caught.
+// prepare is called before the command is started. It catches SIGTTOU, because the
+// command would inherit that it is ignored, as begin does.
 func (t *terminal) prepare() {
 	if t != nil {
 		signal.Notify(make(chan os.Signal, 1), syscall.SIGTTOU)
 	}
 }
 
-// begin is called once the command runs.
+// begin is called when the command runs.
 func (t *terminal) begin(group int) {
 	if t == nil {
 		return
 	}
-	// Who is in the background is stopped for changing the foreground, and for
-	// writing where the terminal is set so.
+	// SIGTTOU stops a process in the background that changes the foreground, or that
+	// writes to a terminal with tostop.
 	signal.Ignore(syscall.SIGTTOU)
 	if t.eager {
 		t.lend(group)
@@ -68,10 +67,10 @@ func (t *terminal) close() {
 		return
 	}
 	t.takeBack()
-	_ = t.file.Close() // it was only asked
+	_ = t.file.Close() // nothing was written to it
 }
 
-// foreground is the process group that has the terminal, 0 if that is not known.
+// foreground is the process group that has the foreground, 0 if it is unknown.
 func (t *terminal) foreground() int {
 	group, err := unix.IoctlGetInt(int(t.file.Fd()), unix.TIOCGPGRP)
 	if err != nil {
@@ -92,33 +91,33 @@ func (t *terminal) takeBack() {
 	}
 }
 
-// stopped follows the command, which sig has stopped. The lock's renewal stops
-// with this process, so what lasts too long costs the lock, and the guard kills
-// the command.
+// stopped stops this process after sig has stopped the command. The renewal of the lock
+// stops with it. If that takes too long the lock is lost, and the guard kills the
+// command.
 func (s *supervisor) stopped(sig syscall.Signal) {
 	t := s.tty
 	switch {
 	case t == nil:
-		return // somebody did it on purpose
+		return // somebody has stopped it on purpose
 	case sig == syscall.SIGTTIN || sig == syscall.SIGTTOU:
-		// It may have been quicker than begin.
+		// The command may have been faster than begin.
 		if group := t.foreground(); group == t.own || group == s.pid {
 			t.lend(s.pid)
 			_ = s.kill(syscall.SIGCONT)
 			return
 		}
 	case sig == syscall.SIGSTOP && t.foreground() == s.pid:
-		// As editors do at Ctrl-Z, which they read as a key: the shell is to have the
-		// terminal again.
+		// Editors read Ctrl-Z as a key and stop themselves. The shell must get the
+		// terminal back.
 	case sig != syscall.SIGTSTP:
 		return
 	}
 	lent := t.lent
 	t.takeBack()
-	s.Say("stopped; if it does not go on within %v, the lock is lost and process group %d killed",
+	s.Say("stopped; unless it continues within %v, the lock is lost and process group %d is killed",
 		time.Until(s.lock.Deadline()).Round(time.Second/10), s.pid)
 	StopSelf(s.sigs, s.pass)
-	s.look() // it may be too late to go on
+	s.look() // it may be too late to continue
 	if (lent || t.eager) && t.foreground() == t.own {
 		t.lend(s.pid)
 	}

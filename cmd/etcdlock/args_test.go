@@ -1,0 +1,77 @@
+package main
+
+import (
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// A command that gets too few arguments, or too many, says how it is used.
+func TestArgs_Usage(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		args []string
+		says string
+	}{
+		{[]string{"show"}, `the name of a lock is missing; usage: etcdlock show NAME [flags]`},
+		{[]string{"show", "a", "b"}, `"b" is one argument too many; usage: etcdlock show NAME [flags]`},
+		{[]string{"doctor"}, `the name of a lock is missing; usage: etcdlock doctor NAME [flags]`},
+		{[]string{"break"}, `the name of a lock is missing; usage: etcdlock break NAME KEY@TOKEN [flags]`},
+		{[]string{"break", "a"}, `KEY@TOKEN is missing; usage: etcdlock break NAME KEY@TOKEN [flags]`},
+		{[]string{"ls", "a", "b"}, `"b" is one argument too many; usage: etcdlock ls [PREFIX] [flags]`},
+		{[]string{"show", "--patience"}, `unknown flag: --patience; etcdlock show --help lists the flags`},
+	} {
+		r := start(t, nil, c.args...)
+		require.Equal(t, 1, r.wait(t), c.args)
+		require.Equal(t, "etcdlock: "+c.says+"\n", r.stderr.String())
+	}
+}
+
+func TestArgs_Version(t *testing.T) {
+	t.Parallel()
+	r := start(t, nil, "--version")
+	require.Zero(t, r.wait(t), r.stderr.String())
+	require.Regexp(t, `^etcdlock version \S+.* \(etcd client v3\.\S+, `+runtime.Version()+`.*\)$`, r.output())
+}
+
+// A duration without a unit is in seconds, as etcdctl's --ttl is.
+func TestArgs_Seconds(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	r, end := begin(t, cluster.Endpoints(), "x", "--ttl", "7", "--grace=2", "--wait=30", "--dial-timeout=5", "--", "sh", "-c", "echo in; read line; true")
+	r.until(t, "^in$")
+	got, err := client.Get(bounded(t), waiters(t, client, "x", 1)[0])
+	require.NoError(t, err)
+	lease, err := client.TimeToLive(bounded(t), clientv3.LeaseID(got.Kvs[0].Lease))
+	require.NoError(t, err)
+	require.Equal(t, 7*time.Second, time.Duration(lease.GrantedTTL)*time.Second)
+	end()
+	require.Zero(t, r.wait(t), r.stderr.String())
+
+	r = start(t, nil, "run", "x", "--ttl", "soon", "--", "true")
+	require.Equal(t, 125, r.wait(t))
+	require.Regexp(t, `^etcdlock: invalid argument "soon" for "--ttl" flag: use a number of seconds, or [^\n]*\n$`, r.stderr.String())
+}
+
+// -w is etcdctl's --write-out.
+func TestArgs_WriteOut(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	enqueued(t, cluster.Client(t), "ann", "x")
+	for _, args := range [][]string{{"show", "x"}, {"ls"}, {"doctor", "x"}} {
+		for _, flag := range []string{"-w=json", "--write-out=json", "-o=json"} {
+			status, out, says := ask(t, cluster, append(args, flag)...)
+			require.Zero(t, status, says)
+			require.Regexp(t, `^\{"name":"x",.*\}$`, out)
+		}
+	}
+	status, _, says := ask(t, cluster, "show", "-w", "xml", "x")
+	require.Equal(t, 1, status)
+	require.Contains(t, says, `invalid argument "xml" for "-w, --write-out" flag: use table or json`)
+}

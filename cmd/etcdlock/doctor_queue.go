@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/etcdlock/etcdlock"
+)
+
+// What `etcdlock doctor` looks for in the queue of a lock.
+
+func (d *doctor) queue(ctx context.Context, q etcdlock.Queue, now time.Time) error {
+	d.noLease(q)
+	d.tooOld(q, now)
+	if err := d.leases(ctx, q); err != nil {
+		return err
+	}
+	d.clocks(q, now)
+	d.foreign(q)
+	return nil
+}
+
+func (d *doctor) noLease(q etcdlock.Queue) {
+	for i, e := range q.Entries {
+		if e.Lease == 0 {
+			d.attention(breakHint(e), "%s (%s) has no lease: it stays until somebody removes it, even when its owner has ended", ref(e), state(q, i))
+		}
+	}
+}
+
+func breakHint(e etcdlock.Entry) string {
+	return fmt.Sprintf("if its owner does not run: etcdlock break %s %s", quote(e.Name), quote(ref(e)))
+}
+
+// quote writes s as one word of a shell.
+func quote(s string) string {
+	s = plain(s)
+	if s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/@._-:+,=%", r)
+	}) {
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
+}
+
+func (d *doctor) tooOld(q etcdlock.Queue, now time.Time) {
+	for _, e := range q.Holders() {
+		if d.maxHold > 0 && !e.Queued.IsZero() && now.Sub(e.Queued) > d.maxHold {
+			d.attention("find out what it does; "+breakHint(e), "%s holds the lock, and has been in the queue for %s, longer than %v", owner(e), age(now.Sub(e.Queued)), d.maxHold)
+		}
+		if e.GrantedTTL > time.Minute {
+			d.note("if %s dies, the lock stays taken for up to %v, the TTL of its lease", owner(e), e.GrantedTTL)
+		}
+	}
+}
+
+// watchLeases bounds the time between the two looks at the leases. It is enough for
+// a TTL of 10 s. A lease with a longer TTL is judged only if its renewal is due
+// within that time.
+const watchLeases = 6 * time.Second
+
+// leases looks for leases that nobody renews. A process that lives renews its lease
+// every third of the TTL, so two thirds are always left, less the rounding to whole
+// seconds by etcd. A lease that has less, and does not get more, is not renewed.
+func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
+	wait := time.Duration(0)
+	for _, e := range q.Entries {
+		if need := e.TTL - overdueBelow(e) + time.Second; e.Lease != 0 && need <= watchLeases {
+			wait = max(wait, need, 1500*time.Millisecond)
+		}
+	}
+	if wait == 0 {
+		return nil
+	}
+	select {
+	case <-time.After(wait):
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	later, err := d.inspect(ctx, q.Name)
+	if err != nil {
+		return err
+	}
+	for _, e := range q.Entries {
+		i := slices.IndexFunc(later.Entries, func(l etcdlock.Entry) bool { return l.Key == e.Key && l.Token == e.Token })
+		if e.Lease == 0 {
+			continue
+		}
+		if i < 0 {
+			if overdue(e) {
+				d.note("the lease of %s was not renewed, and etcd removed its entry meanwhile: its process had ended or was stopped, or could not reach etcd", owner(e))
+			}
+			continue
+		}
+		if l := later.Entries[i]; overdue(l) && l.TTL < e.TTL {
+			d.attention(fmt.Sprintf("wait: etcd removes its entry in %v. If its owner still works, it can't reach etcd", l.TTL),
+				"nobody renews the lease of %s (%s): of %v it has %v left; its process has ended, is stopped, or can't reach etcd", owner(l), state(later, i), l.GrantedTTL, l.TTL)
+		}
+	}
+	return nil
+}
+
+// overdueBelow is the rest of a lease below which its renewal is overdue.
+func overdueBelow(e etcdlock.Entry) time.Duration { return e.GrantedTTL*2/3 - 1500*time.Millisecond }
+
+func overdue(e etcdlock.Entry) bool { return e.TTL < overdueBelow(e) }
+
+// skew is a difference between clocks that is too small to be worth a note.
+const skew = 2 * time.Second
+
+// clocks compares the times that machines wrote with the order of their entries.
+func (d *doctor) clocks(q etcdlock.Queue, now time.Time) {
+	var last etcdlock.Entry
+	for _, e := range q.Entries {
+		switch {
+		case e.Queued.IsZero():
+			continue
+		case e.Queued.Sub(now) > skew:
+			d.note("the clock of %s is %s ahead of this machine's: the order of the queue does not depend on clocks, but QUEUED does", owner(e), age(e.Queued.Sub(now)))
+		case !last.Queued.IsZero() && last.Queued.Sub(e.Queued) > skew:
+			d.note("%s came before %s, but its clock was %s ahead: the order of the queue does not depend on clocks, but QUEUED does",
+				owner(last), owner(e), age(last.Queued.Sub(e.Queued)))
+		}
+		last = e
+	}
+}
+
+func (d *doctor) foreign(q etcdlock.Queue) {
+	const some = 3
+	if n := len(q.Foreign); n > 0 {
+		var keys []string
+		for _, k := range q.Foreign[:min(n, some)] {
+			keys = append(keys, plain(k))
+		}
+		if n > some {
+			keys = append(keys, fmt.Sprintf("and %d more", n-some))
+		}
+		d.note("below %s/ are keys that are not entries, and this lock ignores them: %s. Etcd's own clients (etcdctl lock, concurrency.Mutex) would wait for them, so don't nest the names that these use",
+			plain(q.Name), strings.Join(keys, ", "))
+	}
+}

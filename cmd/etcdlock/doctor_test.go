@@ -1,0 +1,223 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	status, out, says := ask(t, cluster, "doctor", "x")
+	require.Zero(t, status, says)
+	require.Regexp(t, `^x: free
+note +etcd 3\.\S+ \(1 of 1 members\)
+ok +nothing needs attention$`, out)
+
+	// In the queue: an entry without a lease, one whose lease nobody renews, one whose
+	// clock is ahead, one that is well; and a key that is not an entry.
+	ctx := bounded(t)
+	put := func(key, value string, opts ...clientv3.OpOption) {
+		_, err := client.Put(ctx, key, value, opts...)
+		require.NoError(t, err)
+	}
+	put("x/abc", "")
+	put("x/y/1", "")
+	ahead := time.Now().Add(time.Hour).UTC().Format(time.RFC3339Nano)
+	long, err := client.Grant(ctx, 3600)
+	require.NoError(t, err)
+	put(fmt.Sprintf("x/%x", long.ID), `{"owner":"the future","queued":"`+ahead+`"}`, clientv3.WithLease(long.ID))
+	dead, err := client.Grant(ctx, 60)
+	require.NoError(t, err)
+	put(fmt.Sprintf("x/%x", dead.ID), `{"owner":"dead"}`, clientv3.WithLease(dead.ID))
+	enqueued(t, client, "well", "x", etcdlock.WithTTL(2*time.Second))
+	status, out, says = ask(t, cluster, "doctor", "x")
+	require.Equal(t, 2, status, says)
+	require.Empty(t, says)
+	require.Regexp(t, `^x: held, 3 waiting; first is unknown
+ATTENTION  x/abc@2 \(holds\) has no lease: it stays until somebody removes it, even when its owner has ended
+ +if its owner does not run: etcdlock break x x/abc@2
+note +etcd 3\.\S+ \(1 of 1 members\)
+note +the clock of the future is (1h00m|59m\d\ds) ahead of this machine's.*
+(note +the future came before well, but its clock was (1h00m|59m\d\ds) ahead.*
+)?note +below x/ are keys that are not entries, and this lock ignores them: x/y/1\. .*$`, out)
+
+	status, out, _ = ask(t, cluster, "doctor", "-o", "json", "y")
+	require.Zero(t, status)
+	require.JSONEq(t, `{"name":"y","revision":`+fmt.Sprint(head(t, client))+`,"attention":false,"findings":[{"attention":false,"what":"etcd `+
+		regexp.MustCompile(`etcd (3\.\S+ \(1 of 1 members\))`).FindStringSubmatch(out)[1]+`"}]}`, out)
+}
+
+func head(t *testing.T, client *clientv3.Client) int64 {
+	t.Helper()
+	got, err := client.Get(bounded(t), "x")
+	require.NoError(t, err)
+	return got.Header.Revision
+}
+
+// doctor finds a lease that nobody renews once its renewal is overdue.
+func TestDoctor_NotRenewed(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	lease, err := client.Grant(bounded(t), 9)
+	require.NoError(t, err)
+	_, err = client.Put(bounded(t), fmt.Sprintf("x/%x", lease.ID), `{"owner":"dead"}`, clientv3.WithLease(lease.ID))
+	require.NoError(t, err)
+	enqueued(t, client, "well", "x", etcdlock.WithTTL(9*time.Second))
+	status, out, _ := ask(t, cluster, "doctor", "x")
+	require.Equal(t, 2, status, out)
+	require.Regexp(t, `ATTENTION  nobody renews the lease of dead \(holds\): of 9s it has [1-4]s left; its process has ended, is stopped, or can't reach etcd
+ +wait: etcd removes its entry in [1-4]s`, out)
+	require.Equal(t, 1, strings.Count(out, "ATTENTION"), "the other lease is renewed")
+}
+
+func TestDoctor_MaxHold(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	lease, err := client.Grant(bounded(t), 120)
+	require.NoError(t, err)
+	ago := time.Now().Add(-2 * time.Hour).UTC().Format(time.RFC3339Nano)
+	key := fmt.Sprintf("a name/%x", lease.ID)
+	_, err = client.Put(bounded(t), key, `{"owner":"the slow one","queued":"`+ago+`"}`, clientv3.WithLease(lease.ID))
+	require.NoError(t, err)
+	status, out, _ := ask(t, cluster, "doctor", "--max-hold", "1h", "a name")
+	require.Equal(t, 2, status)
+	require.Regexp(t, `ATTENTION  the slow one holds the lock, and has been in the queue for 2h00m, longer than 1h0m0s
+ +find out what it does; if its owner does not run: etcdlock break 'a name' '`+key+`@\d+'`, out)
+	require.Contains(t, out, "if the slow one dies, the lock stays taken for up to 2m0s, the TTL of its lease")
+	status, _, _ = ask(t, cluster, "doctor", "--max-hold", "3h", "a name")
+	require.Zero(t, status)
+	status, _, says := ask(t, cluster, "doctor", "--max-hold=-1s", "x")
+	require.Equal(t, 1, status)
+	require.Contains(t, says, "it can't be negative")
+}
+
+// One of three members is down. A member that is asked knows the others.
+func TestDoctor_MemberDown(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	cluster.Member(1).Kill()
+	_, err := cluster.Leader(bounded(t))
+	require.NoError(t, err)
+	status, out, _ := ask(t, cluster, "doctor", "x")
+	require.Equal(t, 2, status)
+	require.Regexp(t, "ATTENTION  etcd's member m1 at "+cluster.Member(1).Endpoint()+" does not answer: .*connection refused", out)
+	require.Contains(t, out, "(2 of 3 members)")
+	require.Equal(t, 1, strings.Count(out, "ATTENTION"))
+
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Member(0).Endpoint()}, "doctor", "x")
+	require.Zero(t, r.wait(t), "locks work, and --endpoints does not name that member")
+	require.Regexp(t, "note +etcd's member m1 at "+cluster.Member(1).Endpoint()+" can't be reached from here, and --endpoints does not name it: ", r.output())
+	require.Contains(t, r.output(), "(2 of 3 members)")
+}
+
+// Without a quorum doctor says how many members answer, and the others what to run.
+func TestDoctor_NoQuorum(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
+	for i := range 2 {
+		cluster.Member(i).Kill()
+	}
+	left := cluster.Member(2).Endpoint()
+	for _, endpoints := range []string{strings.Join(cluster.Endpoints(), ","), left} {
+		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + endpoints}, "doctor", "x", "--dial-timeout=2s")
+		require.Equal(t, 2, r.wait(t), r.stderr.String())
+		require.Empty(t, r.stderr.String())
+		require.Regexp(t, `^x: unknown, because etcd does not answer
+ATTENTION  1 of 3 members answers, no quorum: locks can neither be taken nor renewed
+           2 of 3 are needed: start the others, or mend the network between them and from here
+ATTENTION  etcd's member (m0 )?at `+cluster.Member(0).Endpoint()+` does not answer.*: dial tcp .*connection refused
+           .*
+ATTENTION  etcd's member (m1 )?at `+cluster.Member(1).Endpoint()+` does not answer.*: dial tcp .*connection refused
+           .*
+note       etcd 3\.\S+ \(1 of 3 members\)$`, r.output())
+	}
+	status, out, _ := ask(t, cluster, "doctor", "x", "-o", "json", "--dial-timeout=1s")
+	require.Equal(t, 2, status)
+	var report struct {
+		Name      string
+		Attention bool
+		Findings  []finding
+	}
+	require.NoError(t, json.Unmarshal([]byte(out), &report))
+	require.Equal(t, "x", report.Name)
+	require.True(t, report.Attention)
+	require.Equal(t, "1 of 3 members answers, no quorum: locks can neither be taken nor renewed", report.Findings[0].What)
+
+	status, _, says := ask(t, cluster, "show", "x", "--dial-timeout=1s")
+	require.Equal(t, 1, status)
+	require.Regexp(t, `^etcdlock: no etcd answers at \S+, \S+, \S+ within 1s \(connected to `+left+`, but there was no answer.*; dial tcp .*connection refused.*\): more than half of etcd's members must run`, says)
+
+	cluster.Member(2).Kill()
+	status, out, says = ask(t, cluster, "doctor", "x", "--dial-timeout=300ms")
+	require.Equal(t, 1, status, "etcd may be at another address")
+	require.Empty(t, out)
+	require.Regexp(t, `^etcdlock: no etcd answers at .* is it running, and is this its address\?`, says)
+}
+
+// Etcd loses its quorum between the two looks at the leases: what doctor has found
+// before is not true any more.
+func TestDoctor_QuorumLost(t *testing.T) {
+	t.Parallel()
+	looked := make(chan struct{}, 100)
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3), intercepted(func(_ context.Context, req any) {
+		if _, ok := req.(*pb.MemberListRequest); ok { // comes after the first look
+			looked <- struct{}{}
+		}
+	}))
+	client := cluster.Client(t)
+	lease, err := client.Grant(bounded(t), 9)
+	require.NoError(t, err)
+	_, err = client.Put(bounded(t), fmt.Sprintf("x/%x", lease.ID), "", clientv3.WithLease(lease.ID))
+	require.NoError(t, err)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, "doctor", "x", "--dial-timeout=2s")
+	<-looked
+	for i := range 2 {
+		cluster.Member(i).Kill()
+	}
+	require.Equal(t, 2, r.wait(t), r.stderr.String())
+	require.Regexp(t, `^x: unknown, because etcd does not answer
+ATTENTION  1 of 3 members answers, no quorum: `, r.output())
+	require.Equal(t, 3, strings.Count(r.output(), "ATTENTION"), r.output())
+}
+
+// Where etcd is full, doctor lists every step that helps.
+func TestDoctor_NoSpace(t *testing.T) {
+	t.Parallel()
+	cluster := noSpace(t)
+	status, out, _ := ask(t, cluster, "doctor", "x")
+	require.Equal(t, 2, status)
+	require.Regexp(t, `ATTENTION  etcd is out of space \(alarm NOSPACE\): it refuses every attempt to take a lock
+           free space, then lift the alarm: etcdctl compact --physical \d+; etcdctl defrag for one member after the other; etcdctl alarm disarm`, out)
+	require.Equal(t, 1, strings.Count(out, "alarm NOSPACE"), "every member reports it")
+}
+
+// noSpace starts an etcd whose quota is used up.
+func noSpace(t *testing.T) *etcdtest.Cluster {
+	t.Helper()
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3), etcdtest.WithConfig(func(c *embed.Config) { c.QuotaBackendBytes = 1 << 20 }))
+	client := cluster.Client(t)
+	value := strings.Repeat("x", 256<<10)
+	for {
+		if _, err := client.Put(bounded(t), "filler", value); err != nil {
+			require.ErrorContains(t, err, "space exceeded")
+			return cluster
+		}
+	}
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
+)
+
+const (
+	// tellAfter is how long a command waits before it says for what. Nobody needs to
+	// know of a shorter wait.
+	tellAfter = time.Second
+	// tellAgain is how often it asks whether etcd is back.
+	tellAgain = 5 * time.Second
+)
+
+// A waitNotice says on standard error what `run` and `elect` wait for: once for
+// whom, and once for each outage of etcd.
+//
+// It does not poll while all is well. It serves as the library's logger, and looks at
+// the queue when the library logs something.
+type waitNotice struct {
+	client     *clientv3.Client
+	etcd       *connect.Config
+	name, self string        // of the lock; the owner of this command's own entries
+	logged     chan struct{} // has room for one
+
+	mu      sync.Mutex
+	refusal error // the error that was logged last, nil if the last record had none
+
+	stop func() // nil while the command does not wait
+}
+
+// obstacle is what the command was last said to wait for.
+type obstacle int
+
+const (
+	waitsUnsaid obstacle = iota
+	waitsForHolder
+	waitsForPlace // etcd answers, but the command is not in the queue
+	waitsForEtcd
+	waitsForSpace
+)
+
+func newWaitNotice(client *clientv3.Client, etcd *connect.Config, name, self string) *waitNotice {
+	return &waitNotice{client: client, etcd: etcd, name: name, self: self, logged: make(chan struct{}, 1)}
+}
+
+// begin starts the notice when the command begins to wait. One goroutine calls begin
+// and end.
+func (n *waitNotice) begin(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { // ends with ctx, or with end
+		defer close(done)
+		n.run(ctx)
+	}()
+	n.stop = func() { cancel(); <-done }
+}
+
+// end stops the notice. Nothing is said after it returns.
+func (n *waitNotice) end() {
+	if n.stop != nil {
+		n.stop()
+		n.stop = nil
+	}
+}
+
+func (n *waitNotice) run(ctx context.Context) {
+	timer := time.NewTimer(tellAfter)
+	defer timer.Stop()
+	for said := waitsUnsaid; ; {
+		select {
+		case <-timer.C:
+		case <-n.logged:
+			if said == waitsUnsaid {
+				continue // the timer comes later
+			}
+		case <-ctx.Done():
+			return
+		}
+		now, what := n.look(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if now != said && now != waitsUnsaid {
+			if said == waitsForEtcd {
+				what = "etcd answers again; " + what
+			}
+			say(n.name, "%s", what)
+			said = now
+		}
+		switch now {
+		case waitsUnsaid:
+			timer.Reset(tellAfter)
+		case waitsForEtcd, waitsForPlace:
+			timer.Reset(tellAgain)
+		case waitsForHolder, waitsForSpace:
+			// The library logs the next change.
+		}
+	}
+}
+
+// look finds out what the command waits for.
+func (n *waitNotice) look(ctx context.Context) (obstacle, string) {
+	n.mu.Lock()
+	refusal := n.refusal
+	n.mu.Unlock()
+	if errors.Is(refusal, rpctypes.ErrNoSpace) {
+		return waitsForSpace, "waiting for etcd, which is out of space and refuses the lock: " + doctorHint(n.name)
+	}
+	q, err := readQueue(ctx, n.client, n.name, n.etcd.DialTimeout)
+	switch {
+	case ctx.Err() != nil:
+		return waitsUnsaid, ""
+	case errors.Is(err, context.DeadlineExceeded):
+		return waitsForEtcd, "waiting for etcd: " + n.etcd.Why(err)
+	case err != nil:
+		return waitsForEtcd, "waiting for etcd: " + line(err)
+	case len(q.Entries) == 0:
+		return waitsForPlace, "waiting for etcd to take this command into the queue: " + doctorHint(n.name)
+	case q.Entries[0].Owner == n.self:
+		return waitsUnsaid, "" // it is about to be granted
+	}
+	return waitsForHolder, "waiting: " + heldBy(q, n.self)
+}
+
+// logger is for the sessions of the command.
+func (n *waitNotice) logger() *slog.Logger { return slog.New(logHandler{n}) }
+
+// logHandler takes a record as a sign that something has changed. It does not print
+// the record, which is worded for the log of a service.
+type logHandler struct{ *waitNotice }
+
+func (h logHandler) Enabled(context.Context, slog.Level) bool { return true }
+
+func (h logHandler) Handle(_ context.Context, r slog.Record) error {
+	var refusal error
+	r.Attrs(func(a slog.Attr) bool {
+		err, ok := a.Value.Any().(error)
+		if ok {
+			refusal = err
+		}
+		return !ok
+	})
+	h.mu.Lock()
+	h.refusal = refusal
+	h.mu.Unlock()
+	select {
+	case h.logged <- struct{}{}:
+	default: // one is enough: look reads the newest state
+	}
+	return nil
+}
+
+func (h logHandler) WithAttrs([]slog.Attr) slog.Handler { return h }
+
+func (h logHandler) WithGroup(string) slog.Handler { return h }
+
+// readQueue reads the queue of a lock once. Inspect would also make a request for each
+// lease. With a thousand waiters, each of which reads the queue, that is a million.
+func readQueue(ctx context.Context, client *clientv3.Client, name string, timeout time.Duration) (q etcdlock.Queue, err error) {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	for q, err = range etcdlock.New(client).Watch(ctx, name) {
+		break
+	}
+	return q, err
+}
+
+// holder says who holds a lock, and how many others than self wait for it.
+func holder(ctx context.Context, client *clientv3.Client, name, self string) (string, error) {
+	q, err := readQueue(ctx, client, name, time.Second)
+	switch {
+	case err != nil:
+		return "", err
+	case len(q.Entries) == 0:
+		return "somebody who has just released it", nil
+	}
+	return heldBy(q, self), nil
+}
+
+func heldBy(q etcdlock.Queue, self string) string {
+	who := "held by " + describe(q.Entries[0], time.Now())
+	if n := len(q.Holders()); n > 1 {
+		who += fmt.Sprintf(" and %d more", n-1)
+	}
+	others := slices.DeleteFunc(q.Waiters(), func(e etcdlock.Entry) bool { return e.Owner == self })
+	if n := len(others); n > 0 {
+		who += fmt.Sprintf(", %d waiting", n)
+	}
+	return who
+}
+
+// advise adds to a refusal of etcd how to find out what to do.
+func advise(name string, err error) error {
+	if errors.Is(err, rpctypes.ErrNoSpace) {
+		return fmt.Errorf("%w; %s", err, doctorHint(name))
+	}
+	return err
+}
+
+func doctorHint(name string) string { return "etcdlock doctor " + quote(name) + " says what to do" }

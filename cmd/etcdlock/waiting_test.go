@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// A command that waits says for whom, once, also outside of a terminal.
+func TestWaiting_ForWhom(t *testing.T) {
+	t.Parallel()
+	var leases atomic.Int64
+	cluster := etcdtest.Start(t, intercepted(func(_ context.Context, req any) {
+		if _, ok := req.(*pb.LeaseTimeToLiveRequest); ok {
+			leases.Add(1)
+		}
+	}))
+	client := cluster.Client(t)
+	ann := enqueued(t, client, "ann", "x")
+	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
+	first := merged(t, env, "run", "x", "--ttl=3s", "--", "sh", "-c", "echo in; read line")
+	first.until(t, `^etcdlock: x: waiting: held by ann \(queued \d+s ago\)$`)
+	second := merged(t, env, "elect", "x", "--", "echo", "in")
+	second.until(t, `^etcdlock: x: waiting: held by ann \(queued \d+s ago\), 1 waiting$`)
+	bob := enqueued(t, client, "bob", "x") // a change of the queue is not announced
+	require.NoError(t, bob.Close())
+	require.Zero(t, leases.Load(), "requests for each of the waiters, by each of them")
+	require.NoError(t, ann.Close())
+	for _, r := range []*invocation{first, second} {
+		r.until(t, `^in$`)
+		r.wait(t)
+		require.Equal(t, 1, strings.Count(r.output(), "etcdlock: x: waiting"), r.output())
+	}
+	noKeys(t, client)
+}
+
+// A command that gets the lock soon says nothing.
+func TestWaiting_NotAtAll(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--", "echo", "in")
+	require.Zero(t, r.wait(t))
+	require.Equal(t, "in", r.output())
+}
+
+// When etcd goes away while a command waits, the command says so once, with the cause,
+// and once more when etcd is back.
+func TestWaiting_EtcdAway(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	for _, subcommand := range []string{"run", "elect"} {
+		t.Run(subcommand, func(t *testing.T) {
+			t.Parallel()
+			proxy := cluster.Proxy(t)
+			ann := enqueued(t, client, "ann", subcommand)
+			r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, subcommand, subcommand, "--ttl=3s", "--dial-timeout=700ms", "--", "echo", "in")
+			r.until(t, `waiting: held by ann `)
+			proxy.Blackhole(etcdtest.ToServer)
+			proxy.Refuse()
+			r.until(t, `^etcdlock: `+subcommand+`: waiting for etcd: no etcd answers at `+proxy.Endpoints()[0]+` within 700ms \(.+\)$`)
+			waiters(t, client, subcommand, 1) // its lease has ended
+			proxy.Heal()
+			r.until(t, `^etcdlock: `+subcommand+`: etcd answers again; waiting`)
+			waiters(t, client, subcommand, 2)
+			require.NoError(t, ann.Close())
+			r.until(t, `^in$`)
+			require.Zero(t, r.wait(t))
+			require.Equal(t, 1, strings.Count(r.output(), "waiting for etcd:"), r.output())
+		})
+	}
+}
+
+// When etcd is full, elect waits for space and says so; run ends and says what to do.
+func TestWaiting_NoSpace(t *testing.T) {
+	t.Parallel()
+	cluster := noSpace(t)
+	client := cluster.Client(t)
+	env := []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}
+	r := start(t, env, "run", "a lock", "--", "true")
+	require.Equal(t, 125, r.wait(t))
+	require.Regexp(t, `^etcdlock: [^\n]*database space exceeded; etcdlock doctor 'a lock' says what to do\n$`, r.stderr.String())
+	require.Equal(t, 1, strings.Count(r.stderr.String(), "etcdlock: "), "one prefix")
+
+	r = merged(t, env, "elect", "svc", "--", "echo", "in")
+	r.until(t, `^etcdlock: svc: waiting for etcd, which is out of space and refuses the lock: etcdlock doctor svc says what to do$`)
+	got, err := client.Get(bounded(t), "filler")
+	require.NoError(t, err)
+	_, err = client.Compact(bounded(t), got.Header.Revision, clientv3.WithCompactPhysical())
+	require.NoError(t, err)
+	for _, endpoint := range cluster.Endpoints() {
+		_, err := client.Defragment(bounded(t), endpoint)
+		require.NoError(t, err)
+	}
+	_, err = client.AlarmDisarm(bounded(t), &clientv3.AlarmMember{})
+	require.NoError(t, err)
+	r.until(t, `^etcdlock: svc: leads with token `)
+	require.Zero(t, r.wait(t))
+	require.Equal(t, 1, strings.Count(r.output(), "waiting"), r.output())
+}
+
+// A command that runs under a lock and takes it again would wait for itself forever.
+func TestNested(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
+	const says = `^etcdlock: x: it would wait for itself: it runs under this lock already \(ETCDLOCK_NAME\)`
+	for _, c := range []struct {
+		status       int
+		says         string
+		outer, inner []string
+	}{
+		{125, says, []string{"run"}, []string{"run"}},
+		{125, says, []string{"run"}, []string{"elect"}},
+		{125, says, []string{"run"}, []string{"run", "--wait=1h"}},
+		{125, says, []string{"run"}, []string{"run", "--read"}},
+		{125, says, []string{"run", "--read"}, []string{"run"}},
+		{125, `: it would wait for itself: `, []string{"elect"}, []string{"run"}},
+		{75, `^etcdlock: x: the lock is taken: held by `, []string{"run"}, []string{"run", "--try"}},
+		{0, `^$`, []string{"run", "--read"}, []string{"run", "--read"}},
+	} {
+		args := append(append(c.outer, "x", "--", binary), append(c.inner, "x", "--", "true")...)
+		r := start(t, env, args...)
+		require.Equal(t, c.status, r.wait(t), "%q: %s", args, r.stderr.String())
+		require.Regexp(t, c.says, r.stderr.String())
+	}
+
+	// An inner reader would wait for a writer that waits for the outer reader.
+	r, end := begin(t, cluster.Endpoints(), "x", "--read", "--", "sh", "-c", fmt.Sprintf("echo in; read line; exec %s run --read x -- true", binary))
+	r.until(t, "^in$")
+	writer := enqueued(t, client, "ann", "x")
+	end()
+	require.Equal(t, 125, r.wait(t))
+	require.Regexp(t, says+`, and a writer waits in between; `, r.stderr.String())
+	require.NoError(t, writer.Close())
+
+	// A process that has outlived its command still has the variables, but not the lock.
+	r = start(t, append(env, "ETCDLOCK_NAME=x", "ETCDLOCK_KEY=x/abc", "ETCDLOCK_TOKEN=7"), "run", "x", "--", "true")
+	require.Zero(t, r.wait(t), r.stderr.String())
+	// So does one whose token is that of an earlier entry with the same key.
+	ann := enqueued(t, client, "ann", "x")
+	env = append(env, "ETCDLOCK_NAME=x", "ETCDLOCK_KEY="+waiters(t, client, "x", 1)[0], "ETCDLOCK_TOKEN=1")
+	r = start(t, env, "run", "x", "--wait=50ms", "--", "true")
+	require.Equal(t, 75, r.wait(t), r.stderr.String())
+	require.NoError(t, ann.Close())
+	noKeys(t, client)
+}
+
+// A command that is ended while it waits says nothing more about its wait.
+func TestWaiting_Ended(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	enqueued(t, client, "ann", "x", etcdlock.WithTTL(60e9))
+	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--", "true")
+		r.until(t, `waiting: held by ann `)
+		require.NoError(t, r.cmd.Process.Signal(sig))
+		r.wait(t)
+		require.Regexp(t, `ended by signal: [a-z]+$`, r.output())
+		require.Equal(t, 2, len(r.lines), r.output())
+	}
+}
