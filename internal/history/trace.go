@@ -1,0 +1,305 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+)
+
+// What happened to an acquisition in its process. The words are those of
+// model/lock.pml, whose transitions CheckTrace follows.
+type What uint8
+
+const (
+	Enqueued  What = iota // it is in the queue, as its process knows
+	Granted               // it has the lock
+	GaveBack              // its owner has given the lock back: the removal of its entry begins
+	Abandoned             // it was given up before it had the lock
+	Lost                  // its process knows that it has lost the lock
+	Ended                 // the session has ended, as far as it knows; of no lock
+)
+
+func (w What) String() string {
+	return [...]string{"is in the queue", "is granted", "gives the lock back", "is abandoned", "has lost the lock", "has ended"}[w]
+}
+
+// A Step is something that happened to an acquisition, or to a session, in its
+// process. Steps are ordered by their times, which are readings of one clock.
+type Step struct {
+	What  What
+	At    time.Time
+	Name  string // of the lock
+	Token int64  // 0 where the entry is not known
+	Lease int64
+}
+
+func (s Step) String() string {
+	if s.What == Ended {
+		return fmt.Sprintf("at %s the session of lease %x has ended", s.At.Format(clock), s.Lease)
+	}
+	return fmt.Sprintf("at %s the acquisition %d of %s %s", s.At.Format(clock), s.Token, s.Name, s.What)
+}
+
+// CheckTrace follows steps and etcd's history through the model of the protocol:
+// each step, and each change in etcd, must be one that the model allows from the state
+// that it is in. It returns those that are not. Both must be complete.
+//
+// The order of etcd's changes is known, and so is that of the steps. Between the
+// two it is known only that a change was carried out before an observer heard of it.
+// So a change is followed as late as can be: when a step needs it, or when it had been
+// heard of. If any order of all is allowed, then this one is: a step never
+// forbids a change that comes after it, unless it would forbid it before as well.
+func (l *Log) CheckTrace(steps []Step, claims []Claim) (problems []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	steps = slices.Clone(steps)
+	slices.SortStableFunc(steps, func(a, b Step) int { return a.At.Compare(b.At) })
+	byLock := l.movesLocked(slices.Concat(l.writes, claims))
+	ended := map[int64]time.Time{}
+	for _, s := range steps {
+		if _, before := ended[s.Lease]; s.What == Ended && !before {
+			ended[s.Lease] = s.At
+		}
+	}
+	// An acquisition that never knew its entry has no step here: if there is one, it is
+	// a late write, which nobody is granted and which is removed.
+	steps = slices.DeleteFunc(steps, func(s Step) bool { return s.What == Ended || s.Token == 0 })
+	traces := map[string]*trace{}
+	for lock, moves := range byLock {
+		traces[lock] = newTrace(moves, ended, l.leases)
+	}
+	for _, s := range steps {
+		if t := traces[s.Name]; t != nil && t.all[s.Token] != nil {
+			a := t.all[s.Token]
+			a.told, a.coming = true, append(a.coming, s.What)
+		}
+	}
+	for _, s := range steps {
+		switch t := traces[s.Name]; {
+		case t == nil:
+			problems = append(problems, fmt.Sprintf("%s: etcd never had an entry of this lock", s))
+		default:
+			t.step(s)
+		}
+	}
+	for _, lock := range slices.Sorted(maps.Keys(traces)) {
+		traces[lock].finish()
+		problems = append(problems, traces[lock].problems...)
+	}
+	return problems
+}
+
+// state of an acquisition, as in the model.
+type state uint8
+
+const (
+	unknown state = iota // its process has not said a word of it
+	enqueued
+	held
+	released
+	abandoned
+	lost
+)
+
+// An acquisition is what one txn wrote into one queue: up to two entries.
+type acquisition struct {
+	entries []*Entry
+	state   state
+	had     bool // the lock
+	fence   bool // in use: etcd has carried out a guarded transaction of it
+	told    bool // its process has said anything of it
+	coming  []What
+}
+
+// trace is the state of one lock.
+type trace struct {
+	moves    []move // of etcd, those that are still to be followed
+	all      map[int64]*acquisition
+	ended    map[int64]time.Time // when their sessions have ended, by lease
+	revoked  map[int64]bool
+	problems []string
+}
+
+func newTrace(moves []move, ended map[int64]time.Time, revoked map[int64]bool) *trace {
+	t := &trace{moves: moves, all: map[int64]*acquisition{}, ended: ended, revoked: revoked}
+	for _, m := range moves {
+		if m.entry == nil || m.left || m.claim != nil {
+			continue
+		}
+		a := t.all[m.entry.Created]
+		if a == nil {
+			a = &acquisition{}
+			t.all[m.entry.Created] = a
+		}
+		a.entries = append(a.entries, m.entry)
+	}
+	return t
+}
+
+func (t *trace) refuse(what any, why string, args ...any) {
+	t.problems = append(t.problems, fmt.Sprintf("not as the model has it: %s: %s", what, fmt.Sprintf(why, args...)))
+}
+
+// exclusive reports whether the acquisition has an exclusive entry at rev.
+func (a *acquisition) exclusive(rev int64) bool {
+	return slices.ContainsFunc(a.entries, func(e *Entry) bool { return !e.Shared && e.at(rev) })
+}
+
+func (e *Entry) at(rev int64) bool { return e.Created <= rev && (e.Gone == 0 || e.Gone > rev) }
+
+func (a *acquisition) lease() int64 { return a.entries[0].Lease }
+
+// wants reports whether it asked for the lock alone.
+func (a *acquisition) wants() (exclusive bool) { return a.exclusive(a.entries[0].Created) }
+
+// hit reports whether others may have removed its entries by then, or its session had ended.
+func (t *trace) hit(a *acquisition, by time.Time) bool {
+	end, ended := t.ended[a.lease()]
+	return ended && !end.After(by) || t.revoked[a.lease()] || slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Foreign })
+}
+
+// blocks reports whether e has to be gone before an acquisition is granted that
+// asked for the lock alone, or with other readers.
+func blocks(e *Entry, exclusive bool) bool { return exclusive || !e.Shared }
+
+// step follows a step of a process.
+func (t *trace) step(s Step) {
+	a := t.all[s.Token]
+	if a == nil {
+		t.refuse(s, "etcd never had this entry")
+		return
+	}
+	a.coming = a.coming[1:]
+	// What an observer had heard of by then was carried out by then.
+	seen := int64(0)
+	for _, m := range t.moves {
+		if m.left && !m.entry.GoneSeen.After(s.At) {
+			seen = m.at
+		}
+	}
+	need, in := t.needs(s, a)
+	t.follow(max(seen, need), s)
+	from, to := [...]state{unknown, enqueued, held, enqueued, held}[s.What], [...]state{enqueued, held, released, abandoned, lost}[s.What]
+	switch {
+	case a.state != from:
+		t.refuse(s, "it is %s", a.state)
+	case s.What == Granted && !in:
+		t.refuse(s, "at no revision was it in the queue with nothing below that blocks it")
+	case s.What == Granted:
+		t.exclude(s, a)
+		a.had = true
+	case s.What == Lost && t.ended[a.lease()].IsZero() && !slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Gone != 0 }):
+		t.refuse(s, "its entries are in etcd for ever")
+	}
+	a.state = to
+}
+
+func (s state) String() string {
+	return [...]string{"not known to be in the queue", "waiting", "held", "given back", "abandoned", "lost"}[s]
+}
+
+// needs is the revision that a step can't come before, and for a grant, whether
+// the acquisition was in the queue then.
+func (t *trace) needs(s Step, a *acquisition) (rev int64, in bool) {
+	rev = s.Token
+	if s.What != Granted {
+		return rev, true
+	}
+	exclusive, handed := a.wants(), false
+	for _, token := range slices.Sorted(maps.Keys(t.all)) {
+		b := t.all[token]
+		if token >= s.Token {
+			break
+		}
+		if b.state == released && b.lease() == a.lease() && !b.fence {
+			handed = true // the hand-over inside a session waits for nothing
+			continue
+		}
+		for _, e := range b.entries {
+			switch {
+			case !blocks(e, exclusive):
+			case e.Gone == 0:
+				t.refuse(s, "%s is before it", e)
+			default:
+				rev = max(rev, e.Gone)
+			}
+		}
+	}
+	own := slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Shared != exclusive && e.at(rev) })
+	return rev, own || handed && t.hit(a, s.At)
+}
+
+// exclude sees to it that nobody else has what a granted acquisition excludes.
+func (t *trace) exclude(s Step, a *acquisition) {
+	for token, b := range t.all {
+		if b != a && b.state == held && !t.hit(a, s.At) && !t.hit(b, s.At) && (a.wants() || b.exclusive(s.Token)) {
+			t.refuse(s, "the acquisition %d has the lock", token)
+		}
+	}
+}
+
+// follow follows etcd up to rev.
+func (t *trace) follow(rev int64, because any) {
+	for len(t.moves) > 0 && t.moves[0].at <= rev {
+		m := t.moves[0]
+		t.moves = t.moves[1:]
+		switch {
+		case m.entry == nil:
+			t.refuse(m, "etcd never had such an entry")
+		case m.claim != nil:
+			t.act(m, t.all[m.entry.Created])
+		case m.left:
+			t.remove(m, t.all[m.entry.Created], because)
+		}
+	}
+}
+
+// act is a guarded transaction that etcd carried out.
+func (t *trace) act(m move, a *acquisition) {
+	a.fence = true
+	if !a.had {
+		t.refuse(m, "it has not had the lock")
+	}
+	if !m.entry.at(m.at) {
+		t.refuse(m, "its entry is not there")
+	}
+	for token, b := range t.all {
+		if token > m.entry.Created && b.had && (b.wants() || !m.entry.Shared) {
+			t.refuse(m, "the acquisition %d has had the lock after it", token)
+		}
+	}
+}
+
+// remove is the deletion of an entry: by its own process, by somebody else, or with its lease.
+func (t *trace) remove(m move, a *acquisition, because any) {
+	downgraded := !m.entry.Shared && slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Shared && e.at(m.at) })
+	switch {
+	case a.state == released || a.state == abandoned || a.state == lost:
+	case !a.told: // a late write
+	case !a.had && slices.Contains(a.coming, Abandoned): // which is told when the removal has begun
+	case a.state == held && downgraded:
+	case t.hit(a, m.entry.GoneSeen):
+	default:
+		t.refuse(m, "it is %s, and nobody has begun to remove it (%s)", a.state, because)
+	}
+}
+
+// finish follows the rest.
+func (t *trace) finish() {
+	if len(t.moves) > 0 {
+		t.follow(t.moves[len(t.moves)-1].at, "in the end")
+	}
+	for _, token := range slices.Sorted(maps.Keys(t.all)) {
+		a := t.all[token]
+		for _, e := range a.entries {
+			if e.Gone == 0 {
+				t.refuse(e, "it is left in the end")
+			}
+		}
+		if a.state == enqueued || a.state == held {
+			t.refuse(cmp.Or(a.entries[0].Key, "an entry"), "it is %s in the end", a.state)
+		}
+	}
+}
