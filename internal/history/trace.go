@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"time"
 )
@@ -108,7 +109,7 @@ type acquisition struct {
 	entries []*Entry
 	state   state
 	had     bool // the lock
-	fence   bool // in use: etcd has carried out a guarded transaction of it
+	fence   bool // in use: etcd carries out a guarded transaction of it
 	told    bool // its process has said anything of it
 	coming  []What
 }
@@ -125,7 +126,7 @@ type trace struct {
 func newTrace(moves []move, ended map[int64]time.Time, revoked map[int64]bool) *trace {
 	t := &trace{moves: moves, all: map[int64]*acquisition{}, ended: ended, revoked: revoked}
 	for _, m := range moves {
-		if m.entry == nil || m.left || m.claim != nil {
+		if m.entry == nil || m.left {
 			continue
 		}
 		a := t.all[m.entry.Created]
@@ -133,7 +134,11 @@ func newTrace(moves []move, ended map[int64]time.Time, revoked map[int64]bool) *
 			a = &acquisition{}
 			t.all[m.entry.Created] = a
 		}
-		a.entries = append(a.entries, m.entry)
+		if m.claim != nil {
+			a.fence = true
+		} else {
+			a.entries = append(a.entries, m.entry)
+		}
 	}
 	return t
 }
@@ -171,7 +176,6 @@ func (t *trace) step(s Step) {
 		t.refuse(s, "etcd never had this entry")
 		return
 	}
-	a.coming = a.coming[1:]
 	// What an observer had heard of by then was carried out by then.
 	seen := int64(0)
 	for _, m := range t.moves {
@@ -180,7 +184,9 @@ func (t *trace) step(s Step) {
 		}
 	}
 	need, in := t.needs(s, a)
-	t.follow(max(seen, need), s)
+	now := max(seen, need)
+	t.follow(now, s)
+	a.coming = a.coming[1:]
 	from, to := [...]state{unknown, enqueued, held, enqueued, held}[s.What], [...]state{enqueued, held, released, abandoned, lost}[s.What]
 	switch {
 	case a.state != from:
@@ -188,7 +194,7 @@ func (t *trace) step(s Step) {
 	case s.What == Granted && !in:
 		t.refuse(s, "at no revision was it in the queue with nothing below that blocks it")
 	case s.What == Granted:
-		t.exclude(s, a)
+		t.exclude(s, a, now)
 		a.had = true
 	case s.What == Lost && t.ended[a.lease()].IsZero() && !slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Gone != 0 }):
 		t.refuse(s, "its entries are in etcd for ever")
@@ -232,18 +238,21 @@ func (t *trace) needs(s Step, a *acquisition) (rev int64, in bool) {
 }
 
 // exclude sees to it that nobody else has what a granted acquisition excludes.
-func (t *trace) exclude(s Step, a *acquisition) {
+func (t *trace) exclude(s Step, a *acquisition, rev int64) {
 	for token, b := range t.all {
-		if b != a && b.state == held && !t.hit(a, s.At) && !t.hit(b, s.At) && (a.wants() || b.exclusive(s.Token)) {
+		if b != a && b.state == held && !t.hit(a, s.At) && !t.hit(b, s.At) && (a.wants() || b.exclusive(rev)) {
 			t.refuse(s, "the acquisition %d has the lock", token)
 		}
 	}
 }
 
-// follow follows etcd up to rev.
+// follow follows etcd up to rev. What acted at rev itself, by reading, may have done so later.
 func (t *trace) follow(rev int64, because any) {
-	for len(t.moves) > 0 && t.moves[0].at <= rev {
+	for len(t.moves) > 0 {
 		m := t.moves[0]
+		if m.at > rev || m.at == rev && m.claim != nil {
+			return
+		}
 		t.moves = t.moves[1:]
 		switch {
 		case m.entry == nil:
@@ -258,7 +267,6 @@ func (t *trace) follow(rev int64, because any) {
 
 // act is a guarded transaction that etcd carried out.
 func (t *trace) act(m move, a *acquisition) {
-	a.fence = true
 	if !a.had {
 		t.refuse(m, "it has not had the lock")
 	}
@@ -289,7 +297,7 @@ func (t *trace) remove(m move, a *acquisition, because any) {
 // finish follows the rest.
 func (t *trace) finish() {
 	if len(t.moves) > 0 {
-		t.follow(t.moves[len(t.moves)-1].at, "in the end")
+		t.follow(math.MaxInt64, "in the end")
 	}
 	for _, token := range slices.Sorted(maps.Keys(t.all)) {
 		a := t.all[token]
