@@ -12,8 +12,8 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// The names and signatures that other code compiles against. They may grow, and
-// never change.
+// The names and signatures that other code compiles against. New ones may be added, but none
+// may change.
 type (
 	lockFunc    = func(context.Context) (*etcdlock.Held, error)
 	enqueueFunc = func(context.Context) (*etcdlock.Ticket, error)

@@ -14,19 +14,18 @@ import (
 
 func newTestClient(t testing.TB, c *clientv3.Client, opts ...Option) *Client {
 	t.Helper()
-	p := New(c, opts...)
-	t.Cleanup(func() { _ = p.Close() })
-	return p
+	locks := New(c, opts...)
+	t.Cleanup(func() { _ = locks.Close() })
+	return locks
 }
 
-// A hundred mutexes, half of them held and half waited for, and the lease that
-// all of them have is revoked. The held ones are lost, and their holders told. The
-// waiting ones go on in the next session, behind who came meanwhile. And all of
-// them can be locked afterwards.
+// The lease of a hundred acquisitions is revoked; half of them are held and half are waiting.
+// The holds are lost, and their holders are told. The waiters go on in the next session, behind
+// waiters that arrived meanwhile. Afterwards all mutexes can be locked.
 func TestClient_LeaseRevoked(t *testing.T) {
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
-	p := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	locks := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
 	first, second := newTestSession(t, c), newTestSession(t, c)
 	const half = 50
 	var held [half]*Held
@@ -35,7 +34,7 @@ func TestClient_LeaseRevoked(t *testing.T) {
 	var granted [half]<-chan *Held
 	free, taken := lockName(t), lockName(t)
 	for i := range half {
-		h, err := p.Mutex(fmt.Sprint(free, "/", i)).Lock(testCtx(t))
+		h, err := locks.Mutex(fmt.Sprint(free, "/", i)).Lock(testCtx(t))
 		require.NoError(t, err)
 		h.Done()
 		held[i] = h
@@ -43,9 +42,9 @@ func TestClient_LeaseRevoked(t *testing.T) {
 		name := fmt.Sprint(taken, "/", i)
 		before[i], err = NewMutex(first, name).Lock(testCtx(t))
 		require.NoError(t, err)
-		lock := p.Mutex(name).Lock
+		lock := locks.Mutex(name).Lock
 		if i%2 == 1 {
-			lock = p.RWMutex(name).RLock
+			lock = locks.RWMutex(name).RLock
 		}
 		granted[i] = inBackground(t, lock)
 	}
@@ -66,15 +65,15 @@ func TestClient_LeaseRevoked(t *testing.T) {
 		require.False(t, h.Valid())
 		require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
 	}
-	require.Eventually(t, func() bool { return len(entries(t, c, taken)) == 3*half }, hang, tick, "the waiting ones go on")
-	require.Empty(t, entries(t, c, free), "what was held is taken anew")
-	require.Equal(t, 2, tap.Calls("LeaseGrant"), "all share one session")
+	require.Eventually(t, func() bool { return len(entries(t, c, taken)) == 3*half }, hang, tick, "the waiters must go on")
+	require.Empty(t, entries(t, c, free), "lost holds must not be acquired again")
+	require.Equal(t, 2, tap.Calls("LeaseGrant"), "all must share one session")
 	for i := range half {
 		name := fmt.Sprint(taken, "/", i)
 		keys := entries(t, c, name)
 		require.Len(t, keys, 3)
 		require.Equal(t, before[i].Key(), keys[0])
-		require.Equal(t, meanwhile[i].h.Key(), keys[1], "it is not at the end")
+		require.Equal(t, meanwhile[i].h.Key(), keys[1], "the waiter must be at the end of the queue")
 		require.NoError(t, before[i].Unlock(testCtx(t)))
 		h, err := meanwhile[i].Wait(testCtx(t))
 		require.NoError(t, err)
@@ -88,7 +87,7 @@ func TestClient_LeaseRevoked(t *testing.T) {
 	}
 	for i := range half {
 		for _, name := range []string{free, taken} {
-			h, err := p.Mutex(fmt.Sprint(name, "/", i)).Lock(testCtx(t))
+			h, err := locks.Mutex(fmt.Sprint(name, "/", i)).Lock(testCtx(t))
 			require.NoError(t, err)
 			require.NotEqual(t, old.Lease(), h.s.Lease())
 			require.NoError(t, h.Unlock(testCtx(t)))
@@ -97,30 +96,30 @@ func TestClient_LeaseRevoked(t *testing.T) {
 	require.Equal(t, 2, tap.Calls("LeaseGrant"))
 }
 
-// etcd is away for longer than the TTL: what was held is told at the deadline;
-// who waits, or comes meanwhile, waits until etcd is back, or its ctx ends.
+// An outage lasts longer than the TTL. Holders are told of the loss at the deadline. Waiters,
+// and calls that begin meanwhile, wait until etcd answers again or their ctx ends.
 func TestClient_EtcdAway(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	c := own.Client(t)
-	p := newTestClient(t, own.Client(t), WithTTL(2*time.Second))
+	locks := newTestClient(t, own.Client(t), WithTTL(2*time.Second))
 	before, err := NewMutex(newTestSession(t, c, WithTTL(time.Minute)), "a").Lock(testCtx(t))
 	require.NoError(t, err)
-	h, err := p.Mutex("b").Lock(testCtx(t))
+	h, err := locks.Mutex("b").Lock(testCtx(t))
 	require.NoError(t, err)
-	waiting := inBackground(t, p.Mutex("a").Lock)
+	waiting := inBackground(t, locks.Mutex("a").Lock)
 	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick)
 
 	own.Member(0).Kill()
 	<-h.Done()
 	require.ErrorIs(t, h.Err(), ErrSessionExpired)
-	coming := inBackground(t, p.Mutex("b").Lock)
+	coming := inBackground(t, locks.Mutex("b").Lock)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	left := async(func() error { _, err := p.Mutex("c").Lock(ctx); return err })
+	left := async(func() error { _, err := locks.Mutex("c").Lock(ctx); return err })
 	hangs(t, left, 100*time.Millisecond)
 	cancel()
 	require.ErrorIs(t, result(t, left), context.Canceled)
-	_, err = p.Mutex("c").Lock(ctx)
+	_, err = locks.Mutex("c").Lock(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 	require.NoError(t, own.Member(0).Restart(testCtx(t)))
 
@@ -137,31 +136,31 @@ func TestClient_EtcdAway(t *testing.T) {
 	requireGone(t, c, "c")
 }
 
-// Whatever begins when the session is gone, and nobody knows it yet, is begun
-// again in the next one.
+// Calls may begin when the session is lost but does not know it yet. They begin again in
+// the next session.
 func TestClient_SessionGoneUnknown(t *testing.T) {
 	c := cluster.Client(t)
-	p := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
+	locks := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
 	name := lockName(t)
 	for kind, lock := range map[string]func(context.Context) (*Held, error){
-		"lock":  p.Mutex(name).Lock,
-		"write": p.RWMutex(name).Lock,
-		"rlock": p.RWMutex(name).RLock,
-		"try":   p.Mutex(name).TryLock,
-		"tryr":  p.RWMutex(name).TryRLock,
+		"lock":  locks.Mutex(name).Lock,
+		"write": locks.RWMutex(name).Lock,
+		"rlock": locks.RWMutex(name).RLock,
+		"try":   locks.Mutex(name).TryLock,
+		"tryr":  locks.RWMutex(name).TryRLock,
 		"enqueue": func(ctx context.Context) (*Held, error) {
-			tk, err := p.Mutex(name).Enqueue(ctx)
+			tk, err := locks.Mutex(name).Enqueue(ctx)
 			if err != nil {
 				return nil, err
 			}
 			return tk.Wait(ctx)
 		},
 		"do": func(ctx context.Context) (got *Held, err error) {
-			err = p.Mutex(name).Do(ctx, func(_ context.Context, h *Held) error { got = h; return nil })
+			err = locks.Mutex(name).Do(ctx, func(_ context.Context, h *Held) error { got = h; return nil })
 			return got, err
 		},
 	} {
-		s, err := p.session(testCtx(t))
+		s, err := locks.session(testCtx(t))
 		require.NoError(t, err)
 		_, err = c.Revoke(testCtx(t), s.Lease())
 		require.NoError(t, err)
@@ -175,14 +174,14 @@ func TestClient_SessionGoneUnknown(t *testing.T) {
 	}
 }
 
-// A ticket is a place in one session, and lost with it.
+// A ticket is a place of one session, and is lost with the session.
 func TestClient_Ticket(t *testing.T) {
 	c := cluster.Client(t)
-	p := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
+	locks := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
 	name := lockName(t)
 	before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 	require.NoError(t, err)
-	tk, err := p.Mutex(name).Enqueue(testCtx(t))
+	tk, err := locks.Mutex(name).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	_, err = c.Revoke(testCtx(t), tk.h.s.Lease())
 	require.NoError(t, err)
@@ -192,18 +191,18 @@ func TestClient_Ticket(t *testing.T) {
 	require.NoError(t, before.Unlock(testCtx(t)))
 }
 
-// Somebody removes the entry of a Lock that waits, and not the session: it is not
-// to come back. Whether it was the session is asked until etcd answers.
+// Another client removes the entry of a waiting Lock, but the session lives: Lock fails and
+// does not queue up again. The client asks until etcd answers whether the session is lost.
 func TestClient_EntryRemoved(t *testing.T) {
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
-	p := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	locks := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
 	name := lockName(t)
 	before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 	require.NoError(t, err)
 	lock := func() (key string, left <-chan error) {
 		left = async(func() error {
-			h, err := p.Mutex(name).Lock(testCtx(t))
+			h, err := locks.Mutex(name).Lock(testCtx(t))
 			if err == nil {
 				err = h.Unlock(testCtx(t))
 			}
@@ -221,7 +220,7 @@ func TestClient_EntryRemoved(t *testing.T) {
 	require.Len(t, entries(t, c, name), 1)
 	require.Equal(t, 1, tap.Calls("LeaseGrant"))
 
-	// The session asks once for itself, and has no answer.
+	// The session itself asks once, and gets no answer.
 	key, left = lock()
 	asked := false
 	tap.Next("LeaseTimeToLive", func(ctx context.Context, _ *etcdtest.Call) error {
@@ -229,59 +228,59 @@ func TestClient_EntryRemoved(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	_, err = c.Revoke(testCtx(t), p.liveSession().Lease())
+	_, err = c.Revoke(testCtx(t), locks.liveSession().Lease())
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick, "it goes on")
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick, "Lock must go on in another session")
 	require.NotEqual(t, key, entries(t, c, name)[1])
 	require.NoError(t, before.Unlock(testCtx(t)))
 	require.NoError(t, result(t, left))
 	require.True(t, asked)
 }
 
-// A session that could not be vouched for a moment ago, but lives, is renewed
-// before it is used again.
+// A session whose deadline had passed, but whose lease lives, is renewed before it is used
+// again.
 func TestClient_ExpiredForAMoment(t *testing.T) {
 	tap := etcdtest.NewTap()
-	p := newTestClient(t, cluster.Client(t, tap))
-	s, err := p.session(testCtx(t))
+	locks := newTestClient(t, cluster.Client(t, tap))
+	s, err := locks.session(testCtx(t))
 	require.NoError(t, err)
 	renewals := tap.Calls("LeaseKeepAlive")
-	require.True(t, p.retryable(testCtx(t), s, fmt.Errorf("x: %w", ErrSessionExpired)))
+	require.True(t, locks.retryable(testCtx(t), s, fmt.Errorf("x: %w", ErrSessionExpired)))
 	require.Equal(t, renewals+1, tap.Calls("LeaseKeepAlive"))
-	require.False(t, p.retryable(testCtx(t), s, ErrLocked))
+	require.False(t, locks.retryable(testCtx(t), s, ErrLocked))
 	require.Equal(t, renewals+1, tap.Calls("LeaseKeepAlive"))
 }
 
-// A lease that lives longer than its session, as one does that was paused or cut
-// off, keeps its entries in the way no longer than the next session needs to come.
+// A lease may live longer than its session, if the session was paused or cut off. Its entries
+// block the lock only until the next session is there, which revokes the lease.
 func TestClient_RevokesTheLostLease(t *testing.T) {
 	c := cluster.Client(t)
-	p := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
+	locks := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
 	name := lockName(t)
-	h, err := p.Mutex(name).Lock(testCtx(t))
+	h, err := locks.Mutex(name).Lock(testCtx(t))
 	require.NoError(t, err)
 	h.s.terminate(ErrSessionExpired, "test")
-	again, err := p.Mutex(name).Lock(testCtx(t))
-	require.NoError(t, err, "its own entry is in the way for a minute")
+	again, err := locks.Mutex(name).Lock(testCtx(t))
+	require.NoError(t, err, "the client's own old entry blocks the lock for a minute")
 	require.ErrorIs(t, h.Err(), ErrLost)
 	require.Equal(t, []string{again.Key()}, entries(t, c, name))
 	require.NoError(t, again.Unlock(testCtx(t)))
 }
 
-// Who waits for a session shares one; who leaves, or whose grant fails, takes
-// nobody along.
+// Calls that wait for a session share one. A call that gives up, or a grant that fails, does
+// not affect the others.
 func TestClient_OneGrantForAll(t *testing.T) {
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
-	p := newTestClient(t, c)
+	locks := newTestClient(t, c)
 	grant := tap.Postpone("LeaseGrant", 1)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	leaves := async(func() error { _, err := p.Mutex("leaves").Lock(ctx); return err })
+	leaves := async(func() error { _, err := locks.Mutex("leaves").Lock(ctx); return err })
 	<-grant.Caught()
 	var granted []<-chan *Held
 	for i := range 20 {
-		granted = append(granted, inBackground(t, p.Mutex(fmt.Sprint(i)).Lock))
+		granted = append(granted, inBackground(t, locks.Mutex(fmt.Sprint(i)).Lock))
 	}
 	cancel()
 	require.ErrorIs(t, result(t, leaves), context.Canceled)
@@ -291,9 +290,9 @@ func TestClient_OneGrantForAll(t *testing.T) {
 		require.NoError(t, h.Unlock(testCtx(t)))
 	}
 	require.Equal(t, 2, tap.Calls("LeaseGrant"))
-	_ = grant.Send(testCtx(t)) // it comes late, or not any more
-	require.Eventually(t, func() bool { return len(leases(t, c)) == 1 }, hang, tick, "the lease of who left stays")
-	require.NoError(t, p.Close())
+	_ = grant.Send(testCtx(t)) // the grant arrives late or fails
+	require.Eventually(t, func() bool { return len(leases(t, c)) == 1 }, hang, tick, "the lease of the call that gave up must be revoked")
+	require.NoError(t, locks.Close())
 	require.Zero(t, leases(t, c))
 }
 
@@ -301,16 +300,16 @@ func TestClient_Close(t *testing.T) {
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
-	require.NoError(t, New(c).Close(), "before it is used")
+	require.NoError(t, New(c).Close(), "Close before use must succeed")
 
-	p := New(c)
-	h, err := p.Mutex("a").Lock(testCtx(t))
+	locks := New(c)
+	h, err := locks.Mutex("a").Lock(testCtx(t))
 	require.NoError(t, err)
 	h.Done()
-	waiting := async(func() error { _, err := p.Mutex("a").Lock(testCtx(t)); return err })
+	waiting := async(func() error { _, err := locks.Mutex("a").Lock(testCtx(t)); return err })
 	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick)
 	revoke := tap.Postpone("LeaseRevoke", 1)
-	closes := async(p.Close)
+	closes := async(locks.Close)
 	<-revoke.Caught()
 	hangs(t, closes, 100*time.Millisecond)
 	require.False(t, h.Valid())
@@ -318,62 +317,62 @@ func TestClient_Close(t *testing.T) {
 	require.ErrorIs(t, result(t, waiting), ErrSessionClosed)
 	require.NoError(t, revoke.Send(testCtx(t)))
 	require.NoError(t, result(t, closes))
-	require.NoError(t, p.Close(), "further calls return the same")
+	require.NoError(t, locks.Close(), "further calls must return the same")
 	require.Zero(t, leases(t, c))
-	_, err = p.Mutex("a").Lock(testCtx(t))
+	_, err = locks.Mutex("a").Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 
-	// While a grant is under way: that ends, and leaves no lease.
-	p = New(c)
+	// Close while a grant is in flight: the grant ends and leaves no lease.
+	locks = New(c)
 	grant := tap.Postpone("LeaseGrant", 1)
-	granting := async(func() error { _, err := p.Mutex("b").Lock(testCtx(t)); return err })
+	granting := async(func() error { _, err := locks.Mutex("b").Lock(testCtx(t)); return err })
 	<-grant.Caught()
-	require.NoError(t, p.Close())
+	require.NoError(t, locks.Close())
 	require.ErrorIs(t, result(t, granting), ErrSessionClosed)
 	_ = grant.Send(testCtx(t))
 	require.Eventually(t, func() bool { return len(leases(t, c)) == 0 }, hang, tick)
 
-	// While the reply is on its way.
-	p = New(c)
+	// Close before the reply to the grant arrives.
+	locks = New(c)
 	var closing <-chan error
 	tap.Next("LeaseGrant", etcdtest.After(func() {
-		closing = async(func() error { return p.Close() })
-		<-p.ctx.Done()
+		closing = async(func() error { return locks.Close() })
+		<-locks.ctx.Done()
 	}))
-	_, err = p.Mutex("b").Lock(testCtx(t))
+	_, err = locks.Mutex("b").Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 	require.NoError(t, result(t, closing))
 	require.Zero(t, leases(t, c))
 }
 
-// The client is closed: nothing waits for what can't come any more.
+// The etcd client is closed: no call waits for an answer that can't arrive any more.
 func TestClient_ClientClosed(t *testing.T) {
 	t.Parallel()
 	c, err := cluster.NewClient()
 	require.NoError(t, err)
-	p := New(c)
+	locks := New(c)
 	name := lockName(t)
-	h, err := p.Mutex(name).Lock(testCtx(t))
+	h, err := locks.Mutex(name).Lock(testCtx(t))
 	require.NoError(t, err)
-	waiting := async(func() error { _, err := p.Mutex(name).Lock(testCtx(t)); return err })
+	waiting := async(func() error { _, err := locks.Mutex(name).Lock(testCtx(t)); return err })
 	require.Eventually(t, func() bool { return len(entries(t, cluster.Client(t), name)) == 2 }, hang, tick)
 	require.NoError(t, c.Close())
 	require.ErrorIs(t, result(t, waiting), ErrSessionExpired)
-	_, err = p.Mutex(name).Lock(testCtx(t))
+	_, err = locks.Mutex(name).Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionExpired)
 	require.ErrorContains(t, err, "closed")
-	require.Error(t, p.Close(), "the lease is left to expire, and that is said")
+	require.Error(t, locks.Close(), "Close must say that the lease was not revoked")
 	_, err = cluster.Client(t).Revoke(testCtx(t), h.s.Lease())
 	require.NoError(t, err)
 }
 
-// Do goes by the pool: its own caller's hold is known whatever session another
-// acquisition would be in.
+// Do is reentrant for the Client: it finds the caller's hold even if another acquisition would
+// use another session.
 func TestClient_Do(t *testing.T) {
 	c := cluster.Client(t)
-	p := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
+	locks := newTestClient(t, cluster.Client(t), WithTTL(time.Minute))
 	name := lockName(t)
-	m, again := p.Mutex(name), p.RWMutex(name)
+	m, again := locks.Mutex(name), locks.RWMutex(name)
 	err := m.Do(testCtx(t), func(ctx context.Context, h *Held) error {
 		require.NoError(t, again.RDo(ctx, func(_ context.Context, inner *Held) error {
 			require.Same(t, h, inner)
@@ -386,15 +385,15 @@ func TestClient_Do(t *testing.T) {
 		_, err = m.TryLock(ctx)
 		require.ErrorIs(t, err, ErrLocked)
 		_, err = newTestClient(t, c).Mutex(name).TryLock(ctx)
-		require.ErrorIs(t, err, ErrLocked, "another client is another owner")
+		require.ErrorIs(t, err, ErrLocked, "another Client must count as another owner")
 
 		_, err = c.Revoke(testCtx(t), h.s.Lease())
 		require.NoError(t, err)
 		<-ctx.Done()
 		require.ErrorIs(t, context.Cause(ctx), ErrLost)
-		other, err := p.Mutex(name + ".x").Lock(testCtx(t))
+		other, err := locks.Mutex(name + ".x").Lock(testCtx(t))
 		require.NoError(t, err)
-		require.NotEqual(t, h.s.Lease(), other.s.Lease(), "there is another session")
+		require.NotEqual(t, h.s.Lease(), other.s.Lease(), "the client must have made another session")
 		called := false
 		err = m.Do(ctx, func(context.Context, *Held) error { called = true; return nil })
 		require.ErrorIs(t, err, ErrLost)
@@ -402,7 +401,7 @@ func TestClient_Do(t *testing.T) {
 		return other.Unlock(testCtx(t))
 	})
 	require.ErrorIs(t, err, ErrLost)
-	// Unlocking by oneself, with the ctx that ends by that.
+	// fn unlocks the hold itself, with the ctx that ends by it.
 	require.NoError(t, m.Do(testCtx(t), func(ctx context.Context, h *Held) error { return h.Unlock(ctx) }))
 	require.Empty(t, entries(t, c, name))
 }
@@ -436,7 +435,7 @@ func TestClient_BadInput(t *testing.T) {
 			h, err := f(testCtx(t))
 			require.Nil(t, h)
 			require.ErrorContains(t, err, text, call)
-			require.ErrorContains(t, err, `"a"`, "it does not name the lock")
+			require.ErrorContains(t, err, `"a"`, "the error must name the lock")
 		}
 	}
 	_, err := NewMutex(nil, "a").Lock(testCtx(t))

@@ -15,7 +15,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// A TryLock that has to list the keys in its way ends with the session too.
+// A TryLock that lists the keys that block it also ends with the session.
 func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
@@ -39,8 +39,8 @@ func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 	})
 }
 
-// An Unlock whose ctx ends with the session, while etcd has no leader, says one of what it
-// may say.
+// The ctx of an Unlock ends at the same time as the session, while etcd has no leader: Unlock
+// returns one of the two errors.
 func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
@@ -59,8 +59,8 @@ func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 	})
 }
 
-// Who could not see whose key is in the way does not know that it is not his own: the
-// client repeats some requests by itself. So the key is not free for the next one.
+// A Lock that could not read the key that blocks it does not know whether the key is its own,
+// because the client repeats some requests by itself. So the key must not be used again yet.
 func TestLock_KeyInTheWayUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
@@ -82,9 +82,9 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 	})
 }
 
-// The entry is found by a second txn, since the first one's reply was lost; before it is
-// read, somebody removes it and a third one, which was late, writes it again. It is
-// judged where it is.
+// The reply to the first txn is lost, so a second txn finds the entry. Before the entry is
+// read, another client removes it, and a third, late txn writes it again. The entry counts at
+// its new revision.
 func TestLock_FoundAndWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()

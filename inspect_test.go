@@ -28,7 +28,7 @@ func inspected(t testing.TB, c *clientv3.Client, name string) Queue {
 	return q
 }
 
-// tokens are those of entries, in their order.
+// tokens returns the tokens of the entries, in order.
 func tokens(es []Entry) []int64 {
 	out := []int64{}
 	for _, e := range es {
@@ -50,7 +50,7 @@ func TestInspectNone(t *testing.T) {
 	require.GreaterOrEqual(t, q.Revision, before)
 }
 
-// A queue of all kinds of entries, and keys that are none.
+// A queue with all kinds of entries, and with keys that are not entries.
 func TestInspectQueue(t *testing.T) {
 	t.Parallel()
 	c, ctx := cluster.Client(t), testCtx(t)
@@ -70,7 +70,7 @@ func TestInspectQueue(t *testing.T) {
 	require.NoError(t, err)
 	m, err := NewMutex(b, name).Enqueue(ctx)
 	require.NoError(t, err)
-	orphan, err := c.Put(ctx, name+"/abc-1", "what others write")
+	orphan, err := c.Put(ctx, name+"/abc-1", "a value of another program")
 	require.NoError(t, err)
 	after := time.Now()
 
@@ -87,7 +87,7 @@ func TestInspectQueue(t *testing.T) {
 		require.Equal(t, s.TTL(), e.GrantedTTL)
 		require.Positive(t, e.TTL)
 		require.LessOrEqual(t, e.TTL, e.GrantedTTL)
-		require.WithinRange(t, e.Queued, before.Add(-time.Millisecond), after) // it is written in milliseconds
+		require.WithinRange(t, e.Queued, before.Add(-time.Millisecond), after) // the time is stored in milliseconds
 	}
 	require.Equal(t, "a \"quoted\" owner", q.Entries[1].Owner)
 	require.Equal(t, defaultOwner(), q.Entries[2].Owner)
@@ -101,7 +101,7 @@ func TestInspectQueue(t *testing.T) {
 	}
 	require.Equal(t, Entry{Name: name, Key: name + "/abc-1", Token: orphan.Header.Revision}, q.Entries[4])
 
-	// A downgrade leaves the entry, by its other key, and lets the readers in.
+	// After a downgrade the entry has only its shared key, and the readers are granted.
 	sharedKey := q.Entries[0].SharedKey
 	require.NoError(t, h.Downgrade(ctx))
 	q = inspected(t, c, name)
@@ -112,7 +112,7 @@ func TestInspectQueue(t *testing.T) {
 	require.True(t, q.Entries[0].Read)
 }
 
-// Entries of etcd's own locks are entries of the queue like any other.
+// Entries of etcd's own locks are ordinary entries of the queue.
 func TestInspectOthers(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
@@ -140,8 +140,8 @@ func deepQueue(t *testing.T, c *clientv3.Client, name string, n int) {
 	}
 }
 
-// A queue of many pages is shown at one revision, whatever happens between the
-// reads; if that is compacted, at another one.
+// A queue of many pages is read at one revision, even if it changes between the reads. If
+// that revision is compacted, the queue is read again at another one.
 func TestInspectOneRevision(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
@@ -151,7 +151,7 @@ func TestInspectOneRevision(t *testing.T) {
 	const n = 2*snapshotPage + 5
 	deepQueue(t, direct, "a", n)
 
-	var rev int64 // before the change
+	var rev int64 // the revision before the change
 	change := func(key string) func() {
 		return func() {
 			rev = revision(t, direct)
@@ -159,7 +159,7 @@ func TestInspectOneRevision(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	// In key order "fffffff" comes after the first page.
+	// In key order, "fffffff" is after the first page.
 	tap.Next("Range", etcdtest.After(change("fffffff")))
 	q := inspected(t, c, "a")
 	require.Len(t, q.Entries, n)
@@ -173,11 +173,11 @@ func TestInspectOneRevision(t *testing.T) {
 		require.NoError(t, err)
 	}))
 	q = inspected(t, c, "a")
-	require.Len(t, q.Entries, n+1) // a/1 is gone, two have come
+	require.Len(t, q.Entries, n+1) // a/1 was deleted, two keys were added
 	require.Greater(t, q.Revision, rev)
 }
 
-// What it costs: one read, one request for each lease.
+// Inspect costs one read, and one request for each lease.
 func TestInspectCost(t *testing.T) {
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), lockName(t)
@@ -194,7 +194,7 @@ func TestInspectCost(t *testing.T) {
 	require.Equal(t, 3, tap.Calls())
 }
 
-// The lease goes after the queue was read: there is no TTL any more.
+// The lease is revoked after the queue was read: the entry has no TTL.
 func TestInspectLeaseGone(t *testing.T) {
 	t.Parallel()
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
@@ -203,7 +203,7 @@ func TestInspectLeaseGone(t *testing.T) {
 		_, err := NewMutex(s, name).Enqueue(testCtx(t))
 		require.NoError(t, err)
 	}
-	revoke := sync.OnceFunc(func() { // whichever is asked after first
+	revoke := sync.OnceFunc(func() { // before the first of the requests for leases
 		_, err := direct.Revoke(testCtx(t), gone.Lease())
 		assert.NoError(t, err)
 	})
@@ -215,8 +215,8 @@ func TestInspectLeaseGone(t *testing.T) {
 	require.Equal(t, there.TTL(), q.Entries[1].GrantedTTL)
 }
 
-// Lost replies and the like are overcome.
-func TestInspectTrouble(t *testing.T) {
+// Inspect repeats requests whose replies are lost, or that fail for another passing reason.
+func TestInspectThroughFaults(t *testing.T) {
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), lockName(t)
 	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
@@ -230,7 +230,7 @@ func TestInspectTrouble(t *testing.T) {
 	require.Equal(t, []int64{h.Token()}, tokens(q.Holders()))
 	require.Positive(t, q.Entries[0].GrantedTTL)
 
-	// What etcd refuses is an error.
+	// A refusal by etcd is an error.
 	for _, method := range []string{"Range", "LeaseTimeToLive"} {
 		tap.Next(method, func(context.Context, *etcdtest.Call) error { return rpctypes.ErrGRPCPermissionDenied })
 		_, err = New(c).Inspect(testCtx(t), name)
@@ -238,7 +238,7 @@ func TestInspectTrouble(t *testing.T) {
 	}
 }
 
-func TestLookErrors(t *testing.T) {
+func TestInspectionErrors(t *testing.T) {
 	t.Parallel()
 	why := errors.New("why")
 	ended, cancel := context.WithCancelCause(testCtx(t))
@@ -247,7 +247,7 @@ func TestLookErrors(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, closed.Close())
 	_, as := authCluster(t)
-	_, err = as("root").Put(testCtx(t), "a/b/1f", "") // for Names
+	_, err = as("root").Put(testCtx(t), "a/b/1f", "") // for ListNames
 	require.NoError(t, err)
 	reader := as("reader")
 	for what, call := range map[string]func(ctx context.Context, c *clientv3.Client, name string) error{

@@ -15,8 +15,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// The first request is stuck and arrives when the lock that the second one took has
-// been given back: its key is not in use again, and the ghost is removed.
+// The first request is stuck. It arrives after the lock that the second request took was
+// released: the key was not used again, and the late write is removed.
 func TestFault_A1_I6_HedgedRequestComesLate(t *testing.T) {
 	t.Parallel()
 	tap := etcdtest.NewTap()
@@ -31,7 +31,7 @@ func TestFault_A1_I6_HedgedRequestComesLate(t *testing.T) {
 		require.NoError(t, h.Unlock(testCtx(t)))
 		h2, err := lockFuncs(s, name)[kind](testCtx(t))
 		require.NoError(t, err, kind)
-		require.NotEqual(t, h.Key(), h2.Key(), "a key is in use again that a ghost may come to")
+		require.NotEqual(t, h.Key(), h2.Key(), "a key must not be used again while a late write of it is possible")
 		require.NoError(t, late.Send(testCtx(t)))
 		require.NoError(t, h2.Check(testCtx(t)))
 		require.NoError(t, h2.Unlock(testCtx(t)))
@@ -40,8 +40,8 @@ func TestFault_A1_I6_HedgedRequestComesLate(t *testing.T) {
 	}
 }
 
-// The reply to an Unlock is late, and another request finds nothing to remove:
-// that is no loss.
+// The reply to an Unlock is late, and its repetition finds nothing to remove: that is not a
+// loss.
 func TestFault_A2_HedgedUnlock(t *testing.T) {
 	t.Parallel()
 	tap := etcdtest.NewTap()
@@ -65,10 +65,9 @@ func TestFault_A2_HedgedUnlock(t *testing.T) {
 	}
 }
 
-// A request is carried out minutes after it was given up, as when a member wakes
-// that has hung with it: its entry is found and removed all the same, and nothing
-// else is.
-func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
+// A request is executed minutes after it was given up, for example by a member that hung
+// meanwhile. Its entry is still found and removed, and nothing else is.
+func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(5)
@@ -77,7 +76,7 @@ func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
 		var before atomic.Pointer[func()] // the next read
 		f.step = func(_ context.Context, what string) error {
 			if what == "Txn" && txns.Add(1) == 1 {
-				return errLostReply // given up before it was carried out
+				return errLostReply // given up before it was executed
 			}
 			if do := before.Load(); what == "Range" && do != nil {
 				before.Store(nil)
@@ -93,9 +92,9 @@ func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(context.Background()))
 		elapse(settleFor / 2)
-		require.True(t, s.uses("a/5"), "a write may yet come")
+		require.True(t, s.uses("a/5"), "the key must stay in use while a late write is possible")
 		elapse(5 * time.Minute)
-		require.False(t, s.uses("a/5"), "somebody still looks")
+		require.False(t, s.uses("a/5"), "the key must be free when the search has ended")
 		put := func(key, value string) {
 			f.mu.Lock()
 			defer f.mu.Unlock()
@@ -104,13 +103,13 @@ func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
 		for _, key := range []string{"a/5", "a/r5", "a/5-1", "a/5-7ffffffffffffff"} {
 			put(key, value)
 		}
-		put("a/r5-2", "of another process with the same lease")
+		put("a/r5-2", "a value of another process with the same lease")
 		put("a/b/5/x", value)
 		elapse(2 * s.ttl)
 		require.ElementsMatch(t, []string{"a/r5-2", "a/b/5/x", "a/5-7ffffffffffffff"}, keysOf(f.keys("a/")))
 		require.Equal(t, []string{kept.Key()}, keysOf(f.keys("b/")))
-		// Somebody else removes a ghost, and its key is in use again, when it is
-		// looked at.
+		// Another client removes a late write, and its key is in use again when it is
+		// read.
 		f.del(keysOf(f.keys("a/"))...)
 		put("a/5", value)
 		granted := make(chan *Held, 1)
@@ -124,7 +123,7 @@ func TestFault_A1_GhostLaterThanAnybodyLooks(t *testing.T) {
 		elapse(2 * s.ttl)
 		h = <-granted
 		require.Equal(t, "a/5", h.Key())
-		require.NoError(t, h.Unlock(context.Background()), "it was taken for a ghost")
+		require.NoError(t, h.Unlock(context.Background()), "the new entry must not be taken for a late write")
 		require.NoError(t, kept.Unlock(context.Background()))
 		s.terminate(ErrSessionClosed, "the test is over")
 		s.endLease()
@@ -139,8 +138,8 @@ func keysOf(queue []queue.Entry) (keys []string) {
 	return keys
 }
 
-// The same on etcd itself, and in a namespace.
-func TestFault_A1_GhostsAreSwept(t *testing.T) {
+// The same with a real etcd, and in a namespace.
+func TestFault_A1_LateWritesAreSwept(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"", "ns/"} {
 		client, w := wiredClient(t, cluster)
@@ -153,8 +152,8 @@ func TestFault_A1_GhostsAreSwept(t *testing.T) {
 		h, err := NewMutex(s, name).Lock(testCtx(t))
 		require.NoError(t, err)
 		raw := cluster.Client(t)
-		ghost := prefix + sharedBase(name, s.Lease()) + "-3"
-		_, err = raw.Put(testCtx(t), ghost, h.acquiring.value, clientv3.WithLease(s.Lease()))
+		late := prefix + sharedBase(name, s.Lease()) + "-3"
+		_, err = raw.Put(testCtx(t), late, h.acquiring.value, clientv3.WithLease(s.Lease()))
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(testCtx(t)))
 		requireGone(t, raw, prefix+name)

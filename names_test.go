@@ -15,8 +15,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// randomKeys are keys of nested names, of names that are prefixes of each other,
-// and stray ones, in which all characters that sort around '/' occur.
+// randomKeys returns keys of nested names, keys of names that are prefixes of each other, and
+// keys that are not entries. They contain all characters that sort around '/'.
 func randomKeys(r *rand.Rand) []string {
 	segments := []string{"a", "b", "ab", "r", "r1", "1", "10", "1-1", "-", "a-b", "a.b", "0", "z", "", "a!"}
 	var keys []string
@@ -31,7 +31,7 @@ func randomKeys(r *rand.Rand) []string {
 	return slices.Compact(keys)
 }
 
-// namesIn is what Names is to yield, by trying each possible name on each key.
+// namesIn returns the names that ListNames must yield. It tries each possible name on each key.
 func namesIn(keys []string, prefix string) []string {
 	found := map[string]bool{}
 	for _, key := range keys {
@@ -45,7 +45,7 @@ func namesIn(keys []string, prefix string) []string {
 	for name := range found {
 		out = append(out, name)
 	}
-	// The order of the ends of their ranges: what is nested comes first.
+	// Names are ordered by the ends of their ranges, so nested names are first.
 	slices.SortFunc(out, func(a, b string) int {
 		_, aEnd := keyspace.All(a)
 		_, bEnd := keyspace.All(b)
@@ -64,7 +64,7 @@ func collect(t *testing.T, names func(yield func(string, error) bool)) []string 
 	return out
 }
 
-// The same in etcd, for all prefixes, in pages of all sizes.
+// The same with etcd, for all prefixes and for pages of all sizes.
 func TestNamesInEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
@@ -94,8 +94,8 @@ func TestNamesInEtcd(t *testing.T) {
 	}
 }
 
-// The reads come as the loop comes, and stop with it; names that are there all
-// the while are yielded, whatever happens to the history.
+// Pages are read as the loop advances, and not after it has ended. Names that exist all the
+// time are yielded, even if the history is compacted.
 func TestNamesPages(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
@@ -108,7 +108,7 @@ func TestNamesPages(t *testing.T) {
 	var got []string
 	err := walkNames(testCtx(t), etcd.NewClient(c), "name-", 2, func(name string) bool {
 		got = append(got, name)
-		// A page's last name may have more keys on the next one.
+		// The last name of a page may have more keys on the next page.
 		require.Equal(t, len(got)/2+1, tap.Calls("Range"))
 		_, err := direct.Put(testCtx(t), "name-0/2f", "")
 		require.NoError(t, err)

@@ -26,15 +26,15 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// A history is the only one that writes below its name, and knows what was
-// there at each revision.
+// A history is the only writer below its name, and knows the state at each
+// revision.
 type history struct {
 	t      *testing.T
 	c      *clientv3.Client
 	name   string
 	r      *rand.Rand
 	states []*queue.Snapshot // by ascending revision
-	news   int64             // the revision at which the entries have changed last
+	news   int64             // the revision of the last change of the entries
 }
 
 func newHistory(t *testing.T, c *clientv3.Client, name string, seed uint64) *history {
@@ -43,13 +43,13 @@ func newHistory(t *testing.T, c *clientv3.Client, name string, seed uint64) *his
 	return h
 }
 
-// step writes and deletes some keys in one commit, entries' and others.
+// step writes and deletes some keys in one commit, both entries and other keys.
 func (h *history) step() {
 	h.t.Helper()
 	h.commit(func(next *queue.Snapshot) (ops []clientv3.Op) {
-		pool := []string{"/1f", "/1f-1", "/r1f", "/r1f-1", "/2f", "/r2f", "/3f", "/stray", "/b/1f"}
-		for _, i := range h.r.Perm(len(pool))[:1+h.r.IntN(3)] {
-			key := h.name + pool[i]
+		choices := []string{"/1f", "/1f-1", "/r1f", "/r1f-1", "/2f", "/r2f", "/3f", "/stray", "/b/1f"}
+		for _, i := range h.r.Perm(len(choices))[:1+h.r.IntN(3)] {
+			key := h.name + choices[i]
 			_, entry := next.Keys[key]
 			_, other := next.Foreign[key]
 			if (entry || other) && h.r.IntN(4) > 0 {
@@ -70,9 +70,9 @@ func (h *history) put(next *queue.Snapshot, key string) []clientv3.Op {
 	return []clientv3.Op{clientv3.OpPut(key, value)}
 }
 
-// commit is repeated until etcd has carried out the operations, once, and notes
-// the state after them, which build makes of the one before; a new key has no
-// revision in it yet.
+// commit repeats the operations until etcd has executed them exactly once, and records the
+// state after them. build makes that state from the one before; new keys have no revision in
+// it yet.
 func (h *history) commit(build func(next *queue.Snapshot) []clientv3.Op) {
 	h.t.Helper()
 	last := h.states[len(h.states)-1]
@@ -86,7 +86,7 @@ func (h *history) commit(build func(next *queue.Snapshot) []clientv3.Op) {
 			return struct{}{}, err
 		}
 		next.Rev = resp.Header.Revision
-		if !resp.Succeeded { // an attempt before has
+		if !resp.Succeeded { // an earlier attempt has succeeded
 			kv := resp.Responses[0].GetResponseRange().Kvs[0]
 			require.EqualValues(h.t, id, kv.Version)
 			next.Rev = kv.ModRevision
@@ -106,7 +106,7 @@ func (h *history) commit(build func(next *queue.Snapshot) []clientv3.Op) {
 	}
 }
 
-// check: q was the state at its revision.
+// check requires that q was the state at its revision.
 func (h *history) check(q Queue) {
 	h.t.Helper()
 	i := len(h.states) - 1
@@ -115,14 +115,14 @@ func (h *history) check(q Queue) {
 	}
 	was := *h.states[i]
 	was.Rev = q.Revision
-	require.Equal(h.t, newQueue(&was), q, "a state that did not exist")
+	require.Equal(h.t, newQueue(&was), q, "Watch may only show states that existed")
 }
 
-// end is a key of an entry that comes last in the tests of Watch.
+// end is the key of the entry that the tests of Watch write last.
 const end = "/ff"
 
-// watched collects what Watch yields, until an entry under end is there; slow may
-// hold up the loop. Each state must be newer than the one before.
+// watched collects the states that Watch yields, until there is an entry under end. slow is
+// called for each state and may block the loop. Each state must be newer than the one before.
 func watched(t *testing.T, c *clientv3.Client, name string, slow func(Queue)) (all []Queue) {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*hang)
 	defer cancel()
@@ -142,15 +142,15 @@ func watched(t *testing.T, c *clientv3.Client, name string, slow func(Queue)) (a
 	return all
 }
 
-// play lets a history take steps, with a mishap after some of them, while its
-// queue is watched by somebody who is slow at times.
-func play(t *testing.T, direct, watcher *clientv3.Client, steps int, mishaps map[int]func(h *history)) {
+// play lets a history take steps, some of them followed by a fault, while a watcher that is
+// sometimes slow watches its queue.
+func play(t *testing.T, direct, watcher *clientv3.Client, steps int, faults map[int]func(h *history)) {
 	t.Helper()
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)
 	h := newHistory(t, direct, lockName(t), seed)
 	h.step()
-	pace := make(chan struct{}) // a step, for who waits for it
+	pace := make(chan struct{}) // receives once per step; a slow watcher waits for it
 	var seen atomic.Int64       // the last revision that was yielded
 	slow := rand.New(rand.NewPCG(seed, 5))
 	result := make(chan []Queue)
@@ -170,8 +170,8 @@ func play(t *testing.T, direct, watcher *clientv3.Client, steps int, mishaps map
 	}
 	for i := range steps {
 		h.step()
-		if mishap := mishaps[i]; mishap != nil {
-			mishap(h)
+		if fault := faults[i]; fault != nil {
+			fault(h)
 		}
 		goOn()
 		if i%20 == 19 {
@@ -186,9 +186,9 @@ func play(t *testing.T, direct, watcher *clientv3.Client, steps int, mishaps map
 	}
 }
 
-// Whatever becomes of connections and history, Watch shows nothing that was not
-// so, and in the end what is so.
-func TestWatchThroughTrouble(t *testing.T) {
+// During faults of the connection and compactions, Watch shows only states that existed, and
+// in the end the present state.
+func TestWatchThroughFaults(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	proxy := own.Proxy(t)
@@ -196,7 +196,7 @@ func TestWatchThroughTrouble(t *testing.T) {
 		_, err := own.Compact(testCtx(t))
 		require.NoError(t, err)
 	}
-	away := func(h *history) { // what happens meanwhile is not in the history any more
+	away := func(h *history) { // the changes during this fault are compacted
 		proxy.Refuse()
 		proxy.Reset()
 		for range 5 {
@@ -211,8 +211,8 @@ func TestWatchThroughTrouble(t *testing.T) {
 	})
 }
 
-// The same with three members, of which each is at times cut off or stopped, and
-// a leader that changes.
+// The same with three members, each of which is isolated or stopped at times, and a leader
+// that changes.
 func TestWatchThroughLeaderChanges(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -244,7 +244,7 @@ func newest(f *follower) (s *queue.Snapshot) {
 	return s
 }
 
-// next is what comes out of pull, which must not hang.
+// next returns the next state from pull, which must not hang.
 func next(t *testing.T, pull func() (Queue, error, bool)) Queue {
 	t.Helper()
 	late := time.AfterFunc(hang, func() { panic("Watch hangs") })
@@ -255,12 +255,12 @@ func next(t *testing.T, pull func() (Queue, error, bool)) Queue {
 	return q
 }
 
-// A lock is taken, waited for, handed over and given back, and each is shown.
+// A lock is taken, waited for, handed over and released, and Watch shows each step.
 func TestWatchShowsEachState(t *testing.T) {
 	t.Parallel()
 	c, name, tap := cluster.Client(t), lockName(t), etcdtest.NewTap()
 	f := newFollower(cluster.Client(t, tap), name)
-	f.every = time.Hour // it costs a read each time
+	f.every = time.Hour // each recheck would cost a read
 	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { f.yieldAll(testCtx(t), yield) })
 	defer stop()
 	q := next(t, pull)
@@ -283,7 +283,7 @@ func TestWatchShowsEachState(t *testing.T) {
 	require.Equal(t, tk.h.Token(), q.Revision)
 	require.Equal(t, []int64{tk.h.Token()}, tokens(q.Waiters()))
 
-	_, err = c.Put(testCtx(t), name+"/b/1f", "") // a nested lock is no news
+	_, err = c.Put(testCtx(t), name+"/b/1f", "") // a nested lock is not a change
 	require.NoError(t, err)
 	require.NoError(t, h.Downgrade(testCtx(t)))
 	q = next(t, pull)
@@ -296,13 +296,13 @@ func TestWatchShowsEachState(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	require.Empty(t, next(t, pull).Entries)
-	require.Equal(t, 1, tap.Calls(), "changes are read from the watch")
+	require.Equal(t, 1, tap.Calls(), "changes must be read from the watch")
 	requireFromNow(t, tap.WatchCreates())
 	require.Len(t, tap.WatchCreates(), 1)
 }
 
-// While the consumer is busy, everything is taken from the client and nothing is
-// kept but the newest state, which is the next one that it gets.
+// While the consumer is busy, Watch reads all events from the client and keeps only the newest
+// state, which the consumer gets next.
 func TestWatchSlowConsumer(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
@@ -329,34 +329,34 @@ func TestWatchSlowConsumer(t *testing.T) {
 	require.Eventually(t, func() bool {
 		rev, _ := f.At()
 		return rev == last.Rev
-	}, hang, tick, "events are left with the client while the consumer is busy")
+	}, hang, tick, "all events must be read while the consumer is busy")
 	busy <- struct{}{}
 	require.Equal(t, newQueue(last), <-states)
 	cancel()
 	busy <- struct{}{}
-	require.Empty(t, <-states, "an old state was kept")
+	require.Empty(t, <-states, "an old state must not be kept")
 }
 
 var stackBuf = make([]byte, 16<<20)
 
-// stacks are those of all goroutines at this moment.
+// stacks returns the stacks of all goroutines.
 func stacks() string { return string(stackBuf[:runtime.Stack(stackBuf, true)]) }
 
-// Left by a break, a panic or the end of ctx, the loop leaves no goroutine.
+// A loop that ends with a break, a panic or its ctx leaves no goroutine.
 func TestWatchEnds(t *testing.T) {
 	c, name := cluster.Client(t), lockName(t)
 	stopped := func() {
 		t.Helper()
-		require.False(t, strings.Contains(stacks(), "(*follower).run"), "it goes on behind")
-		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "serveSubstream") }, hang, tick, "a watch is left")
-		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "(*follower)") }, hang, tick, "a goroutine is left")
+		require.False(t, strings.Contains(stacks(), "(*follower).run"), "the follower must have ended")
+		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "serveSubstream") }, hang, tick, "no watch may be left")
+		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "(*follower)") }, hang, tick, "no goroutine may be left")
 	}
 	for range 20 {
 		for _, err := range New(c).Watch(testCtx(t), name) {
 			require.NoError(t, err)
 			break
 		}
-		require.False(t, strings.Contains(stacks(), "(*follower).run"), "it goes on behind")
+		require.False(t, strings.Contains(stacks(), "(*follower).run"), "the follower must have ended")
 	}
 	stopped()
 	require.Panics(t, func() {
@@ -379,7 +379,7 @@ func TestWatchEnds(t *testing.T) {
 	require.ErrorIs(t, errs[1], context.Canceled)
 	require.ErrorIs(t, errs[1], why)
 
-	// The client is closed.
+	// The etcd client is closed.
 	c, err := cluster.NewClient()
 	require.NoError(t, err)
 	errs = nil
@@ -392,13 +392,13 @@ func TestWatchEnds(t *testing.T) {
 	require.ErrorContains(t, errs[1], "client is closed")
 }
 
-// A watch stream goes silent while its connection stays: what was deleted, and
-// what came, is found by asking, and the next stream is another one.
+// A watch stream becomes silent while its connection stays open: deleted and new entries are
+// found by asking, and the next watch uses another stream.
 func TestWatchSilentStream(t *testing.T) {
 	t.Parallel()
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
 	c := cluster.Client(t, tap)
-	// Somebody else's watch keeps the client's stream as it is.
+	// Another watch of the client keeps its stream open.
 	other := c.Watch(clientv3.WithRequireLeader(testCtx(t)), name+"-2", clientv3.WithCreatedNotify())
 	require.True(t, (<-other).Created)
 	var arm atomic.Bool
@@ -431,18 +431,18 @@ func TestWatchSilentStream(t *testing.T) {
 		require.GreaterOrEqual(t, q.Revision, resp.Header.Revision)
 		require.Len(t, q.Entries, []int{1, 1, 0, 1}[i])
 	}
-	// The last stream delivers.
+	// The last stream delivers events.
 	require.Eventually(t, func() bool { return tap.Calls("Watch") == 5 }, hang, tick)
 	_, err := direct.Put(testCtx(t), name+"/3f", "")
 	require.NoError(t, err)
 	require.Len(t, next(t, pull).Entries, 2)
 	stop()
 	_, open := <-f.etcd.EnterWatcher().Watch(testCtx(t), name)
-	require.False(t, open, "a watcher is left open")
+	require.False(t, open, "no watcher may be left open")
 }
 
-// Where no watch is to be had, the loop asks, as a hold does; neither leaves
-// anything behind that tries on.
+// If no watch can be opened, the loop asks etcd instead, as a hold does. When they end, nothing
+// goes on trying to open a watch.
 func TestWatchWithoutWatches(t *testing.T) {
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
 	tap.OnStream(func(_ context.Context, method string) error {
@@ -465,9 +465,9 @@ func TestWatchWithoutWatches(t *testing.T) {
 		require.Len(t, next(t, pull).Entries, i+1)
 	}
 	tries := func() int { return strings.Count(stacks(), "openWatchClient(") }
-	require.Eventually(t, func() bool { return tries() == 3 }, hang, tick, "not one each, for the client, the session and the loop")
+	require.Eventually(t, func() bool { return tries() == 3 }, hang, tick, "the client, the session and the loop must try once each")
 	require.NoError(t, s.Close())
-	require.LessOrEqual(t, tries(), 2, "the session's goes on")
+	require.LessOrEqual(t, tries(), 2, "the session's attempts must end with it")
 	tap.Clear() // watches work again
 	require.Eventually(t, func() bool { return len(tap.WatchCreates()) > 0 }, hang, tick)
 	_, err = direct.Delete(testCtx(t), name+"/", clientv3.WithPrefix())
@@ -475,7 +475,7 @@ func TestWatchWithoutWatches(t *testing.T) {
 	require.Empty(t, next(t, pull).Entries)
 }
 
-// The member that serves the watch hangs, with its connections open.
+// The member that serves the watch hangs with its connections open.
 func TestWatchHungMember(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -501,8 +501,8 @@ func TestWatchHungMember(t *testing.T) {
 	require.Empty(t, next(t, pull).Entries)
 }
 
-// What the read has shown already comes again from the watch, and is no news; news
-// is taken with the state that it is about; and after ctx's end there is none.
+// An event that the read has already shown is not a change. A change is delivered together
+// with its state. After the end of ctx there are no changes.
 func TestWatchNews(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
@@ -542,8 +542,8 @@ func TestWatchNews(t *testing.T) {
 	}
 }
 
-// What missed asks tells any change from none. An etcd that was restored from a
-// snapshot has gone back.
+// missed reports whether anything has changed. It also notices an etcd that was restored from
+// a snapshot, whose revision is lower than before.
 func TestWatchMissed(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)

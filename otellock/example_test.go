@@ -32,7 +32,7 @@ func Example() {
 	defer client.Close()
 	ctx := context.Background()
 
-	exporter := tracetest.NewInMemoryExporter() // in a service, that of its OTLP backend
+	exporter := tracetest.NewInMemoryExporter() // a service has one for its OTLP backend
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))
 
 	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithHooks(otellock.Hooks(otellock.WithTracerProvider(provider))))

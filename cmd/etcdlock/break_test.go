@@ -88,6 +88,20 @@ func TestBreak_Deaf(t *testing.T) {
 	require.Zero(t, status)
 	require.Contains(t, out, "is out of the queue")
 	require.Regexp(t, `^etcdlock: x: unknown \(lease [0-9a-f]+\) `+warning+`\n$`, says)
+
+	// A waiter of theirs looks for its entry when its turn comes.
+	require.NoError(t, m.Lock(bounded(t)))
+	waiting, err := concurrency.NewSession(client)
+	require.NoError(t, err)
+	locked := make(chan error, 1)
+	go func() { locked <- concurrency.NewMutex(waiting, "x").Lock(bounded(t)) }()
+	keys := waiters(t, client, "x", 2)
+	status, _, says = ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("%s@%d", keys[1], revision(t, client, keys[1])))
+	require.Zero(t, status)
+	require.Empty(t, says)
+	require.NoError(t, m.Unlock(bounded(t)))
+	require.ErrorIs(t, <-locked, concurrency.ErrSessionExpired)
+	require.NoError(t, waiting.Close())
 	require.NoError(t, s.Close())
 
 	// A key without a lease most likely has no process behind it.
@@ -99,7 +113,7 @@ func TestBreak_Deaf(t *testing.T) {
 
 	// A holder that hears of it is broken without a warning.
 	enqueued(t, client, "ann", "x")
-	keys := waiters(t, client, "x", 1)
+	keys = waiters(t, client, "x", 1)
 	status, _, says = ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("%s@%d", keys[0], revision(t, client, keys[0])))
 	require.Zero(t, status)
 	require.Empty(t, says)

@@ -137,7 +137,7 @@ func (d *doctor) members(ctx context.Context, unread error) error {
 	case unread == nil:
 	case !slices.ContainsFunc(all, member.answers):
 		return d.etcd.Explain(all[0].err)
-	case 2*n <= of:
+	case !quorum(n, of):
 		d.attention(fmt.Sprintf("%d of %d are needed: start the others, or mend the network between them and from here", of/2+1, of),
 			"%s, no quorum: locks can neither be taken nor renewed", answering(n, of))
 	case !led:
@@ -153,6 +153,9 @@ func (d *doctor) members(ctx context.Context, unread error) error {
 	d.versions(all, of)
 	return nil
 }
+
+// quorum reports whether n of the members are more than half.
+func quorum(n, of int) bool { return 2*n > of }
 
 func answering(n, of int) string {
 	if n == 1 {

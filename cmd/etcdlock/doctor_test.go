@@ -15,6 +15,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
@@ -195,6 +196,44 @@ func TestDoctor_QuorumLost(t *testing.T) {
 	require.Regexp(t, `^x: unknown, because etcd does not answer
 ATTENTION  1 of 3 members answers, no quorum: `, r.output())
 	require.Equal(t, 3, strings.Count(r.output(), "ATTENTION"), r.output())
+	require.Equal(t, 1, strings.Count(r.output(), "note "), r.output())
+}
+
+func TestDoctor_Quorum(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		n, of int
+		want  bool
+	}{{0, 1, false}, {1, 1, true}, {1, 2, false}, {1, 3, false}, {2, 3, true}, {2, 4, false}, {3, 5, true}} {
+		require.Equal(t, c.want, quorum(c.n, c.of), c)
+	}
+}
+
+// Every member reports the alarms of all. doctor says each once.
+func TestDoctor_Alarms(t *testing.T) {
+	t.Parallel()
+	status := func(revision int64, errors ...string) member {
+		return member{status: &clientv3.StatusResponse{Header: &pb.ResponseHeader{Revision: revision}, Errors: errors}}
+	}
+	alarms := []string{"memberID:1 alarm:NOSPACE ", "memberID:2 alarm:NOSPACE ", "memberID:2 alarm:CORRUPT ", "etcdserver: no leader"}
+	d := &doctor{}
+	d.alarms([]member{status(7, alarms...), status(9, alarms...), {}})
+	require.Len(t, d.findings, 2)
+	require.Contains(t, d.findings[0].What, "out of space")
+	require.Contains(t, d.findings[0].Do, "etcdctl compact --physical 9;")
+	require.Contains(t, d.findings[1].What, "a member of etcd has other data than the rest (memberID:2 alarm:CORRUPT)")
+}
+
+// A member may advertise an address at which, from here, another etcd answers.
+func TestDoctor_OtherEtcd(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	d := &doctor{client: cluster.Client(t), etcd: &connect.Config{}}
+	members := []member{{id: 7, at: cluster.Endpoints()[0]}, {at: cluster.Endpoints()[0]}}
+	d.askEach(bounded(t), members)
+	require.False(t, members[0].answers())
+	require.ErrorContains(t, members[0].err, "another etcd answers there")
+	require.True(t, members[1].answers())
 }
 
 // Where etcd is full, doctor lists every step that helps.

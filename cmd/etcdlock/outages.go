@@ -14,10 +14,15 @@ import (
 // checkEach is how often show --watch checks that etcd answers.
 const checkEach = 5 * time.Second
 
-// outages delivers why etcd does not answer when an outage begins, and "" when it ends.
+// outages watches etcd for show --watch.
+func outages(ctx context.Context, client *clientv3.Client, etcd *connect.Config, name string) <-chan string {
+	return silences(ctx, func(ctx context.Context) error { return ping(ctx, client, name, etcd.DialTimeout) }, etcd.Why)
+}
+
+// silences delivers why etcd does not answer when an outage begins, and "" when it ends.
 // The library's Watch yields nothing then, since the queue may not have changed. But
 // somebody who looks at a screen would take an old state for the current one.
-func outages(ctx context.Context, client *clientv3.Client, etcd *connect.Config, name string) <-chan string {
+func silences(ctx context.Context, check func(context.Context) error, explain func(error) string) <-chan string {
 	changes := make(chan string)
 	go func() { // ends with ctx
 		tick := time.NewTicker(checkEach)
@@ -28,14 +33,14 @@ func outages(ctx context.Context, client *clientv3.Client, etcd *connect.Config,
 			case <-ctx.Done():
 				return
 			}
-			err := ping(ctx, client, name, etcd.DialTimeout)
+			err := check(ctx)
 			if ctx.Err() != nil || silent == (err != nil) {
 				continue
 			}
 			silent = err != nil
 			why := ""
 			if silent {
-				why = etcd.Why(err)
+				why = explain(err)
 			}
 			select {
 			case changes <- why:

@@ -63,7 +63,7 @@ func (n *waitNotice) begin(ctx context.Context) {
 	done := make(chan struct{})
 	go func() { // ends with ctx, or with end
 		defer close(done)
-		n.run(ctx)
+		notify(ctx, n.logged, n.look, func(what string) { say(n.name, "%s", what) })
 	}()
 	n.stop = func() { cancel(); <-done }
 }
@@ -76,20 +76,23 @@ func (n *waitNotice) end() {
 	}
 }
 
-func (n *waitNotice) run(ctx context.Context) {
+// notify says what look finds when the wait has lasted for a while, and then each
+// change that a look finds. It looks after something was logged, and repeatedly while
+// etcd is away.
+func notify(ctx context.Context, logged <-chan struct{}, look func(context.Context) (obstacle, string), say func(string)) {
 	timer := time.NewTimer(tellAfter)
 	defer timer.Stop()
 	for said := waitsUnsaid; ; {
 		select {
 		case <-timer.C:
-		case <-n.logged:
+		case <-logged:
 			if said == waitsUnsaid {
 				continue // the timer comes later
 			}
 		case <-ctx.Done():
 			return
 		}
-		now, what := n.look(ctx)
+		now, what := look(ctx)
 		if ctx.Err() != nil {
 			return
 		}
@@ -97,7 +100,7 @@ func (n *waitNotice) run(ctx context.Context) {
 			if said == waitsForEtcd {
 				what = "etcd answers again; " + what
 			}
-			say(n.name, "%s", what)
+			say(what)
 			said = now
 		}
 		switch now {

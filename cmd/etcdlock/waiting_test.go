@@ -122,10 +122,10 @@ func TestNested(t *testing.T) {
 		says         string
 		outer, inner []string
 	}{
-		{125, says, []string{"run"}, []string{"run"}},
+		{125, says + "; leave the inner etcdlock out, or name another lock\n$", []string{"run"}, []string{"run"}},
 		{125, says, []string{"run"}, []string{"elect"}},
 		{125, says, []string{"run"}, []string{"run", "--wait=1h"}},
-		{125, says, []string{"run"}, []string{"run", "--read"}},
+		{125, says + "; leave the inner etcdlock out, or name another lock\n$", []string{"run"}, []string{"run", "--read"}},
 		{125, says, []string{"run", "--read"}, []string{"run"}},
 		{125, `: it would wait for itself: `, []string{"elect"}, []string{"run"}},
 		{75, `^etcdlock: x: the lock is taken: held by `, []string{"run"}, []string{"run", "--try"}},

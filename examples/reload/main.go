@@ -1,6 +1,6 @@
-// Command reload changes a configuration of several parts in one step: those who
-// use it hold a read lock, so they see the old one or the new one, whole, and
-// nobody uses the old one any more when the change is done.
+// Command reload changes a configuration of several parts in one step. Each user of
+// the configuration holds a read lock, so it sees all of the old version or all of the
+// new one. When the change is done, nobody uses the old version any more.
 //
 //	go run ./examples/reload
 //
@@ -29,8 +29,8 @@ func main() {
 	}
 }
 
-// The parts of the configuration. They belong together, and are too large or in
-// too many places for one transaction: here they are two keys in etcd, read one
+// The parts of the configuration. They belong together, but are too large or in too
+// many places for one transaction. Here they are two keys in etcd that are read one
 // after the other.
 const (
 	hostKey  = "config/host"
@@ -62,7 +62,7 @@ func run() error {
 		return err
 	}
 
-	var done, uses atomic.Int64 // the last version whose change is done; how often any was used
+	var done, uses atomic.Int64 // the last version whose change is done; how often any version was used
 	var wg sync.WaitGroup
 	reading, stop := context.WithCancel(ctx)
 	defer wg.Wait()
@@ -88,7 +88,7 @@ func run() error {
 		})
 	}
 	for version := int64(1); version <= changes; version++ {
-		// The readers don't keep the writer waiting: those who come later queue.
+		// New readers queue behind the writer, so they do not keep it waiting.
 		if err := change(ctx, locks, client, version); err != nil {
 			return err
 		}
@@ -101,11 +101,11 @@ func run() error {
 	return <-failed // nil if there is none
 }
 
-// change writes a new version of all parts, while nobody uses them.
+// change writes a new version of all parts while nobody uses them.
 func change(ctx context.Context, locks *etcdlock.Client, client *clientv3.Client, version int64) error {
 	return locks.RWMutex(lock).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
 		for _, key := range []string{hostKey, routeKey} {
-			// Guarded: should the lock have been lost, it changes nothing.
+			// If the lock was lost, this changes nothing.
 			if _, err := h.Txn(ctx).Then(clientv3.OpPut(key, strconv.FormatInt(version, 10))).Commit(); err != nil {
 				return err
 			}

@@ -1,6 +1,6 @@
-// Package layout finds the packages that make up the library: the root package and all that it
-// imports from this module, wherever they stand. What checks or runs the library's code asks here, so
-// that it follows when code moves.
+// Package layout finds the packages of the library: the root package and all packages that it
+// imports from this module. Checks use it instead of a list of paths, so that they still cover
+// the library after code has moved.
 package layout
 
 import (
@@ -43,7 +43,8 @@ func Library(dir string) ([]Package, error) {
 	return library, nil
 }
 
-// Dependencies returns all packages that the root package depends on, and itself as the last.
+// Dependencies returns all packages that the root package depends on, followed by the root
+// package.
 func Dependencies(dir string) (all []Package, err error) {
 	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,Standard,Module,GoFiles,TestGoFiles,XTestGoFiles,Imports", ".")
 	cmd.Dir = dir
@@ -64,10 +65,10 @@ func Dependencies(dir string) (all []Package, err error) {
 	}
 }
 
-// Files are the paths of the package's files, without tests.
+// Files returns the paths of the package's files, without tests.
 func (p Package) Files() []string { return p.paths(p.GoFiles) }
 
-// TestFiles are the paths of its tests.
+// TestFiles returns the paths of the package's test files.
 func (p Package) TestFiles() []string { return p.paths(append(p.TestGoFiles, p.XTestGoFiles...)) }
 
 func (p Package) paths(names []string) (paths []string) {

@@ -13,12 +13,12 @@ import (
 
 const (
 	module    = "github.com/etcdlock/etcdlock"
-	maxLines  = 300  // of a file: one concept a file
+	maxLines  = 300  // of a file; a longer file has more than one concept
 	rootLines = 4800 // of the root package; 4000 once the waitlist has replaced share.go and crowd.go
 )
 
-// may says what each layer of the library imports from this module. A package of the library that is
-// not in here, or an import that is not, fails the test: arrows point down only.
+// may lists what each layer of the library may import from this module. The test fails for a package
+// or an import that is not listed, so no layer can import a layer above it.
 var may = map[string][]string{
 	"":                   {"/internal/etcd", "/internal/keyspace", "/internal/queue"},
 	"/internal/etcd":     {},
@@ -26,10 +26,10 @@ var may = map[string][]string{
 	"/internal/keyspace": {},
 }
 
-// requestless are the layers that make no requests: they may not import etcd's client.
+// requestless lists the layers that make no requests and may not import etcd's client.
 var requestless = []string{"/internal/queue", "/internal/keyspace"}
 
-// outside is what a service that imports the library gets with it.
+// outside lists the prefixes of all packages outside the standard library that the library may import.
 var outside = []string{"go.etcd.io/etcd/api/v3/", "go.etcd.io/etcd/client/v3", "golang.org/x/"}
 
 func library(t *testing.T) []Package {
@@ -44,7 +44,7 @@ func TestArrowsPointDown(t *testing.T) {
 	for _, p := range library(t) {
 		layer := strings.TrimPrefix(p.ImportPath, module)
 		allowed, known := may[layer]
-		require.True(t, known, "%s is in no layer: say in this test what it may import", p.ImportPath)
+		require.True(t, known, "%s is not in the table of layers: add it with the packages that it may import", p.ImportPath)
 		seen[layer] = true
 		for _, path := range p.Imports {
 			below, own := strings.CutPrefix(path, module)
@@ -54,15 +54,15 @@ func TestArrowsPointDown(t *testing.T) {
 			case !strings.Contains(strings.Split(path, "/")[0], "."): // std
 			default:
 				require.True(t, slices.ContainsFunc(outside, func(o string) bool { return path+"/" == o || strings.HasPrefix(path, o) }),
-					"%s imports %s: the library brings nothing but etcd's api and client, and golang.org/x", p.ImportPath, path)
+					"%s imports %s: the library may import only the standard library, etcd's api and client, and golang.org/x", p.ImportPath, path)
 				if slices.Contains(requestless, layer) {
-					require.NotContains(t, path, "etcd/client", "%s makes no requests", p.ImportPath)
+					require.NotContains(t, path, "etcd/client", "%s must make no requests", p.ImportPath)
 				}
 			}
 		}
 	}
 	for layer := range may {
-		require.True(t, seen[layer], "there is no %s in the library any more", module+layer)
+		require.True(t, seen[layer], "the library does not have %s: remove it from the table", module+layer)
 	}
 }
 
@@ -74,7 +74,7 @@ func lines(t *testing.T, file string) int {
 	return bytes.Count(b, []byte("\n"))
 }
 
-// No file of the repository's code is over 300 lines, wherever it stands. Tests may be longer.
+// No Go file of the repository is longer than 300 lines, except tests.
 func TestFilesAreShort(t *testing.T) {
 	checked := 0
 	require.NoError(t, filepath.WalkDir("../..", func(path string, d os.DirEntry, err error) error {
@@ -83,11 +83,11 @@ func TestFilesAreShort(t *testing.T) {
 		}
 		checked++
 		if n := lines(t, path); n > maxLines {
-			t.Errorf("%s has %d lines, more than %d: one concept a file", path, n, maxLines)
+			t.Errorf("%s has %d lines, more than %d: split it by concepts", path, n, maxLines)
 		}
 		return nil
 	}))
-	require.Greater(t, checked, 100, "files were not found")
+	require.Greater(t, checked, 100, "the test must find the repository's files")
 }
 
 func TestRootIsSmall(t *testing.T) {
@@ -104,12 +104,12 @@ func TestRootIsSmall(t *testing.T) {
 	}
 }
 
-// The library has no package-level state: what is guarded by a mutex belongs to a session or a client.
+// The library has no package-level state: state that a mutex guards belongs to a session or a client.
 func TestNoPackageLevelState(t *testing.T) {
 	for _, p := range library(t) {
 		for _, file := range p.Files() {
 			if filepath.Base(file) == "share.go" {
-				continue // its state goes with it, when the waitlist replaces it
+				continue // the waitlist replaces this file and its state
 			}
 			b, err := os.ReadFile(file)
 			require.NoError(t, err)
