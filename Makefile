@@ -3,7 +3,7 @@ FUZZTIME ?= 30s
 SEED ?= 0
 T ?= 1m
 
-.PHONY: test race lint fmt tidy demo fuzz soak compat bench benchcmp ci
+.PHONY: test race lint fmt tidy demo fuzz soak model compat bench benchcmp ci
 
 test:
 	go test ./...

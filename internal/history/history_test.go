@@ -27,7 +27,7 @@ type script struct {
 	created map[string]int64
 }
 
-func newScript() *script { return &script{NewLog(), 1, map[string]int64{}} }
+func newScript() *script { return &script{NewLog(LockPrefix), 1, map[string]int64{}} }
 
 // put creates entries in one transaction, and returns their token.
 func (s *script) put(lease int64, keys ...string) int64 {

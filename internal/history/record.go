@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -34,6 +35,13 @@ func (r *Record) Op(o SetOp) { r.note(func() { r.ops = append(r.ops, o) }) }
 
 // Step notes what happened to an acquisition or a session.
 func (r *Record) Step(s Step) { r.note(func() { r.steps = append(r.steps, s) }) }
+
+// Trace returns the steps, and what holders did.
+func (r *Record) Trace() ([]Step, []Claim) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.steps), slices.Clone(r.claims)
+}
 
 // Fault notes that something was broken.
 func (r *Record) Fault(f Fault) { r.note(func() { r.faults = append(r.faults, f) }) }

@@ -9,89 +9,6 @@ import (
 	"time"
 )
 
-// What happened to an acquisition in its process. The words are those of
-// model/lock.pml, whose transitions CheckTrace follows.
-type What uint8
-
-const (
-	Enqueued  What = iota // it is in the queue, as its process knows
-	Granted               // it has the lock
-	GaveBack              // its owner has given the lock back: the removal of its entry begins
-	Abandoned             // it was given up before it had the lock
-	Lost                  // its process knows that it has lost the lock
-	Ended                 // the session has ended, as far as it knows; of no lock
-)
-
-func (w What) String() string {
-	return [...]string{"is in the queue", "is granted", "gives the lock back", "is abandoned", "has lost the lock", "has ended"}[w]
-}
-
-// A Step is something that happened to an acquisition, or to a session, in its
-// process. Steps are ordered by their times, which are readings of one clock.
-type Step struct {
-	What  What
-	At    time.Time
-	Name  string // of the lock
-	Token int64  // 0 where the entry is not known
-	Lease int64
-}
-
-func (s Step) String() string {
-	if s.What == Ended {
-		return fmt.Sprintf("at %s the session of lease %x has ended", s.At.Format(clock), s.Lease)
-	}
-	return fmt.Sprintf("at %s the acquisition %d of %s %s", s.At.Format(clock), s.Token, s.Name, s.What)
-}
-
-// CheckTrace follows steps and etcd's history through the model of the protocol:
-// each step, and each change in etcd, must be one that the model allows from the state
-// that it is in. It returns those that are not. Both must be complete.
-//
-// The order of etcd's changes is known, and so is that of the steps. Between the
-// two it is known only that a change was carried out before an observer heard of it.
-// So a change is followed as late as can be: when a step needs it, or when it had been
-// heard of. If any order of all is allowed, then this one is: a step never
-// forbids a change that comes after it, unless it would forbid it before as well.
-func (l *Log) CheckTrace(steps []Step, claims []Claim) (problems []string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	steps = slices.Clone(steps)
-	slices.SortStableFunc(steps, func(a, b Step) int { return a.At.Compare(b.At) })
-	byLock := l.movesLocked(slices.Concat(l.writes, claims))
-	ended := map[int64]time.Time{}
-	for _, s := range steps {
-		if _, before := ended[s.Lease]; s.What == Ended && !before {
-			ended[s.Lease] = s.At
-		}
-	}
-	// An acquisition that never knew its entry has no step here: if there is one, it is
-	// a late write, which nobody is granted and which is removed.
-	steps = slices.DeleteFunc(steps, func(s Step) bool { return s.What == Ended || s.Token == 0 })
-	traces := map[string]*trace{}
-	for lock, moves := range byLock {
-		traces[lock] = newTrace(moves, ended, l.leases)
-	}
-	for _, s := range steps {
-		if t := traces[s.Name]; t != nil && t.all[s.Token] != nil {
-			a := t.all[s.Token]
-			a.told, a.coming = true, append(a.coming, s.What)
-		}
-	}
-	for _, s := range steps {
-		switch t := traces[s.Name]; {
-		case t == nil:
-			problems = append(problems, fmt.Sprintf("%s: etcd never had an entry of this lock", s))
-		default:
-			t.step(s)
-		}
-	}
-	for _, lock := range slices.Sorted(maps.Keys(traces)) {
-		traces[lock].finish()
-		problems = append(problems, traces[lock].problems...)
-	}
-	return problems
-}
-
 // state of an acquisition, as in the model.
 type state uint8
 
@@ -111,6 +28,7 @@ type acquisition struct {
 	had     bool // the lock
 	fence   bool // in use: etcd carries out a guarded transaction of it
 	told    bool // its process has said anything of it
+	removed bool // by others, so far as is known
 	coming  []What
 }
 
@@ -120,11 +38,12 @@ type trace struct {
 	all      map[int64]*acquisition
 	ended    map[int64]time.Time // when their sessions have ended, by lease
 	revoked  map[int64]bool
+	part     bool // see CheckPart
 	problems []string
 }
 
-func newTrace(moves []move, ended map[int64]time.Time, revoked map[int64]bool) *trace {
-	t := &trace{moves: moves, all: map[int64]*acquisition{}, ended: ended, revoked: revoked}
+func newTrace(moves []move, ended map[int64]time.Time, revoked map[int64]bool, part bool) *trace {
+	t := &trace{moves: moves, all: map[int64]*acquisition{}, ended: ended, revoked: revoked, part: part}
 	for _, m := range moves {
 		if m.entry == nil || m.left {
 			continue
@@ -162,7 +81,7 @@ func (a *acquisition) wants() (exclusive bool) { return a.exclusive(a.entries[0]
 // hit reports whether others may have removed its entries by then, or its session had ended.
 func (t *trace) hit(a *acquisition, by time.Time) bool {
 	end, ended := t.ended[a.lease()]
-	return ended && !end.After(by) || t.revoked[a.lease()] || slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Foreign })
+	return a.removed || ended && !end.After(by) || t.revoked[a.lease()] || slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Foreign })
 }
 
 // blocks reports whether e has to be gone before an acquisition is granted that
@@ -289,6 +208,8 @@ func (t *trace) remove(m move, a *acquisition, because any) {
 	case !a.had && slices.Contains(a.coming, Abandoned): // which is told when the removal has begun
 	case a.state == held && downgraded:
 	case t.hit(a, m.entry.GoneSeen):
+	case t.part:
+		a.removed = true
 	default:
 		t.refuse(m, "it is %s, and nobody has begun to remove it (%s)", a.state, because)
 	}
@@ -298,6 +219,9 @@ func (t *trace) remove(m move, a *acquisition, because any) {
 func (t *trace) finish() {
 	if len(t.moves) > 0 {
 		t.follow(math.MaxInt64, "in the end")
+	}
+	if t.part {
+		return
 	}
 	for _, token := range slices.Sorted(maps.Keys(t.all)) {
 		a := t.all[token]

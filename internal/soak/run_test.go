@@ -58,7 +58,7 @@ type run struct {
 
 func newRun(t *testing.T, seed uint64) *run {
 	r := &run{
-		t: t, seed: seed, log: history.NewLog(), record: &history.Record{},
+		t: t, seed: seed, log: history.NewLog(history.LockPrefix), record: &history.Record{},
 		count: map[string]int{}, elements: map[string]int{},
 	}
 	r.cluster = etcdtest.Start(t, etcdtest.WithMembers(members))

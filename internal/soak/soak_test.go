@@ -70,6 +70,7 @@ func soak(t *testing.T, seed uint64, d time.Duration) {
 		t.Fatalf("seed %d: %d problems; the history is in %s", seed, len(v.Problems), dir)
 	}
 	require.NotZero(t, r.count["add"]+r.count["read"], "nobody did anything")
+	r.tight(20)
 }
 
 // artifacts is a directory for what a failure leaves; it stays.
