@@ -87,7 +87,7 @@ func processA(ctx context.Context, etcd, store string) error {
 	// Asking Valid before each step makes no request, because it only compares
 	// clocks. It makes the dangerous time shorter, but does not remove it.
 	if h.Valid() {
-		return errors.New("Valid is true after the loss")
+		return errors.New("the hold is valid after its loss")
 	}
 	fmt.Println("  A: Valid says false")
 

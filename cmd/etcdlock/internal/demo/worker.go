@@ -15,9 +15,6 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// closeTimeout bounds how long a worker tries to revoke its lease.
-const closeTimeout = time.Second
-
 // errOrphan ends a worker whose parent is gone.
 var errOrphan = errors.New("the demo that started this process is gone")
 
