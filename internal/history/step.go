@@ -11,6 +11,7 @@ import (
 // model/lock.pml, whose transitions CheckTrace follows.
 type What uint8
 
+// The steps of an acquisition, and the end of a session.
 const (
 	Enqueued  What = iota // it is in the queue, as its process knows
 	Granted               // it has the lock
@@ -98,11 +99,10 @@ func (l *Log) checkTrace(steps []Step, claims []Claim, part bool) (problems []st
 		}
 	}
 	for _, s := range steps {
-		switch t := traces[s.Name]; {
-		case t == nil:
-			problems = append(problems, fmt.Sprintf("%s: etcd never had an entry of this lock", s))
-		default:
+		if t := traces[s.Name]; t != nil {
 			t.step(s)
+		} else {
+			problems = append(problems, fmt.Sprintf("%s: etcd never had an entry of this lock", s))
 		}
 	}
 	for _, lock := range slices.Sorted(maps.Keys(traces)) {
