@@ -3,7 +3,7 @@ FUZZTIME ?= 30s
 SEED ?= 0
 T ?= 1m
 
-.PHONY: test race lint fmt tidy demo fuzz soak compat bench benchcmp ci
+.PHONY: test race lint fmt tidy demo fuzz soak model compat bench benchcmp ci
 
 test:
 	go test ./...
@@ -32,6 +32,12 @@ fuzz:
 # Injects random faults while locks are used, and checks the results: SEED=7 T=30m make soak. See internal/soak/doc.go.
 soak:
 	go test -count=1 -v -timeout 0 -run '^TestSoak$$' ./internal/soak -args -seed=$(SEED) -for=$(T)
+
+# Searches the model of the protocol, whole and with each line left out, in two to five minutes; installs spin if it is missing.
+# To write its README from the result: go run ./model -write
+model:
+	command -v spin >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends spin gcc libc6-dev; }
+	go run ./model
 
 # Runs the tests that need only the address of a server against several versions of etcd, in five to ten minutes.
 # To write the table of results: go run ./internal/compat -write docs/compat.md

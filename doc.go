@@ -79,6 +79,8 @@
 //	    be expected. A write that comes even so, as when a member wakes after minutes, is removed within about
 //	    a TTL.
 //
+// The Spin model checker searches a model of the protocol, model/lock.pml, for each of them.
+//
 // # When something fails
 //
 //	what happens                         what the caller sees

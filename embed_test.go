@@ -54,13 +54,34 @@ func runMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	code := m.Run()
+	code := runTests(m)
 	cluster.Close()
 	if code == 0 {
 		// Neither the library nor the etcd clients that it uses may leave a goroutine.
 		if err := leaks.FindBesidePeers(hang); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
+		}
+	}
+	return code
+}
+
+// runTests runs the tests, and follows those of faults through the model.
+func runTests(m *testing.M) (code int) {
+	if os.Getenv("ETCDLOCK_TEST_ENDPOINTS") != "" {
+		return m.Run()
+	}
+	c, err := cluster.NewClient()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer c.Close()
+	defer followFaults(c)()
+	if code = m.Run(); code == 0 {
+		if err := checkFaults(c); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
 		}
 	}
 	return code
@@ -84,7 +105,7 @@ func lockName(t testing.TB) string {
 
 func newTestSession(t testing.TB, client *clientv3.Client, opts ...Option) *Session {
 	t.Helper()
-	s, err := NewSession(testCtx(t), client, opts...)
+	s, err := NewSession(testCtx(t), client, append(traced(t), opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		_ = s.Close()

@@ -267,6 +267,7 @@ func TestFault_C2_CompactionThenReconnect(t *testing.T) {
 				require.NoError(t, err)
 				rev = put.Header.Revision
 			}
+			heard(t, rev)
 			_, err = c.Compact(testCtx(t), rev)
 			require.NoError(t, err)
 			w.reset()
@@ -303,6 +304,7 @@ func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 			}
 			rev = put.Header.Revision
 		}
+		heard(t, rev)
 		if _, err := c.Compact(testCtx(t), rev); err != nil && !strings.Contains(err.Error(), "compacted") {
 			t.Error(err)
 		}

@@ -62,7 +62,7 @@ func TestControl_StuckWrite(t *testing.T) {
 			require.NoError(t, rerr)
 			left := elementsOf(t, resp.Kvs).Elements
 			record.Op(history.SetOp{Worker: 2, Set: set, Call: call, Return: time.Now(), Elements: left})
-			v := record.Judge(history.NewLog())
+			v := record.Judge(history.NewLog(history.LockPrefix))
 			if how == "Mutex, and a write by its Txn" {
 				require.ErrorIs(t, err, etcdlock.ErrLost)
 				require.Empty(t, v.Problems)

@@ -151,6 +151,7 @@ func (w *worker) leave(s *etcdlock.Session, after time.Duration) {
 		ctx, cancel := context.WithTimeout(context.Background(), after+time.Second)
 		defer cancel()
 		wait(ctx, after)
+		w.ended(s, time.Now())
 		_ = s.Close() // where it can't be revoked in time, the lease expires
 	})
 }
