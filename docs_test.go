@@ -30,6 +30,16 @@ func TestDocs_ReadmeSnippetIsAnExample(t *testing.T) {
 	require.Contains(t, read(t, "example_test.go"), indented)
 }
 
+// The README's measurements, which are set in bold, are those of the committed run.
+func TestDocs_ReadmeNumbersAreMeasured(t *testing.T) {
+	measured := regexp.MustCompile(`\*\*([\d.,]+ [µm]s)\*\*`).FindAllStringSubmatch(read(t, "README.md"), -1)
+	require.NotEmpty(t, measured)
+	report := read(t, "bench/README.md")
+	for _, m := range measured {
+		require.Contains(t, report, "| "+m[1]+" <sub>", "bench/README.md has no median of that")
+	}
+}
+
 // Each invariant of doc.go is mentioned by the code that keeps it, and in the name of a test.
 func TestDocs_Invariants(t *testing.T) {
 	stated := regexp.MustCompile(`(?m)^//\t(I\d) `).FindAllStringSubmatch(read(t, "doc.go"), -1)
