@@ -27,14 +27,15 @@ var errTooLate = errors.New("etcd's reply came when the lease might have expired
 // every lost reply leaks a lease.
 func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
-	_, ambiguous, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(ctx context.Context) (struct{}, error) {
+	outage := outage{e: &entry{s: s}}
+	_, ambiguous, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(attempt context.Context) (struct{}, error) {
 		sent := time.Now()
 		// Not the client's own LeaseClient: it repeats until ctx ends, and hides why.
-		resp, err := pb.NewLeaseClient(s.etcd.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
+		resp, err := pb.NewLeaseClient(s.etcd.ActiveConnection()).LeaseGrant(attempt, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
 		granted := resp.GetTTL()
-		if err = clientv3.ContextError(ctx, err); errors.Is(err, rpctypes.ErrLeaseExist) {
+		if err = etcd.RequestError(attempt, err); errors.Is(err, rpctypes.ErrLeaseExist) {
 			sent = time.Now() // an earlier attempt's, whose reply was lost
-			granted, err = s.keepAlive(ctx)
+			granted, err = s.keepAlive(attempt)
 		}
 		switch {
 		case err != nil:
@@ -43,8 +44,13 @@ func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 		default:
 			s.record(sent, granted)
 		}
+		// A caller with little patience is no outage.
+		if err != nil && !etcd.Refused(err) && (ctx.Err() == nil || time.Since(sent) >= etcd.RetryMax) {
+			outage.start(s.etcd.Ctx(), err)
+		}
 		return struct{}{}, err
 	})
+	outage.stop(etcd.Refused(err)) // else the log's next line is that a session is up
 	if err != nil {
 		s.terminate(ErrSessionExpired, "not granted")
 		if ambiguous {
@@ -87,6 +93,13 @@ type renewal struct {
 	err  error
 }
 
+// lookInterval is how often a session looks, without a request, whether its client is connected. A wait
+// makes no request that could fail, and clientv3 has its watches wait in silence.
+const lookInterval = 500 * time.Millisecond
+
+// errNoAnswer: a renewal takes too long.
+var errNoAnswer = errors.New("no answer to the renewal of the lease")
+
 // run renews the lease each third of the TTL until the session ends. Every attempt has a stream of
 // its own, which the client's balancer gives to the next member. If it has no reply after a sixth
 // of the TTL, another attempt follows beside it: a member that hangs costs no lease while others
@@ -96,8 +109,16 @@ type renewal struct {
 // it once a second, and stays with a member that hangs.
 func (s *Session) run() {
 	defer s.wg.Done()
-	defer s.notifyEnded()
+	var unrenewed error // the last attempt's, or those that are in flight
+	defer func() { s.notifyEnded(unrenewed) }()
 	defer s.etcd.CloseWatcher()
+	outage := outage{e: &entry{s: s}}
+	defer outage.stop(false)
+	trouble := etcd.Trouble{Client: s.etcd}
+	defer trouble.Set(false)
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
+	inFlight := 0
 	gap := s.ttl / 6
 	s.mu.Lock()
 	next := time.NewTimer(time.Until(s.sent.Add(s.ttl / 3)))
@@ -106,11 +127,20 @@ func (s *Session) run() {
 	for {
 		select {
 		case <-s.ctx.Done():
+			if unrenewed == nil && inFlight > 0 { // it ends with the session
+				unrenewed = (<-s.renewals).err
+			}
 			return
 		case <-s.etcd.Ctx().Done():
 			s.terminate(ErrSessionExpired, "client closed")
 			return
+		case <-look.C:
+			trouble.Set(!s.etcd.Connected())
 		case <-next.C:
+			if inFlight > 0 {
+				outage.start(s.ctx, errNoAnswer)
+			}
+			inFlight++
 			ctx, cancel := context.WithDeadline(s.ctx, s.Deadline())
 			s.wg.Go(func() { // ends at the deadline at the latest
 				defer cancel()
@@ -120,10 +150,13 @@ func (s *Session) run() {
 			next.Reset(gap)
 			gap = max(gap/2, s.ttl/48)
 		case r := <-s.renewals:
-			if r.err == nil {
+			inFlight--
+			if unrenewed = r.err; r.err == nil {
+				outage.stop(true)
 				gap = s.ttl / 6
 				next.Reset(max(0, time.Until(r.sent.Add(s.ttl/3))))
 			} else {
+				outage.start(s.ctx, r.err)
 				next.Reset(min(gap, etcd.RetryMax))
 			}
 		}
@@ -165,14 +198,14 @@ func (s *Session) keepAliveOnce(ctx context.Context) (int64, error) {
 	defer cancel()
 	stream, err := clientv3.RetryLeaseClient(s.etcd.Client).LeaseKeepAlive(ctx)
 	if err != nil {
-		return 0, clientv3.ContextError(ctx, err)
+		return 0, etcd.RequestError(ctx, err)
 	}
 	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(s.id)}); err != nil {
-		return 0, clientv3.ContextError(ctx, err)
+		return 0, etcd.RequestError(ctx, err)
 	}
 	resp, err := stream.Recv()
 	if err != nil {
-		return 0, clientv3.ContextError(ctx, err)
+		return 0, etcd.RequestError(ctx, err)
 	}
 	return resp.TTL, nil
 }

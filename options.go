@@ -23,6 +23,8 @@ type config struct {
 	lease clientv3.LeaseID
 	log   *slog.Logger
 	hooks []*Hooks
+	// outages, if set, are what all sessions tell the log of together.
+	outages *outages
 }
 
 // newConfig is what opts make of the defaults.

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,6 +34,8 @@ type Session struct {
 	nonce string // begins the nonce of every entry of this session
 	log   *slog.Logger
 	hooks []*Hooks
+	// outages are the Client's, or the session's own.
+	outages *outages
 	// keepAlive renews the lease once and returns the TTL that etcd granted anew, which is not
 	// positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)
@@ -64,7 +67,6 @@ type Session struct {
 	endReason string              // why the session has ended
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds   map[*entry]struct{}
-	outages outages
 	settler settler
 
 	// wg counts the session's goroutines: run, its attempts to renew, the waits of tickets, the
@@ -111,7 +113,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		panic("bug: " + err.Error())
 	}
 	s := &Session{
-		etcd: etcd.NewClient(client), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
+		etcd: etcd.NewClient(client), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks, outages: cmp.Or(c.outages, &outages{}),
 		nonce:       strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewals:    make(chan renewal, 64),
 		revoked:     make(chan struct{}),
@@ -122,7 +124,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
 	}
-	s.keepAlive = s.keepAliveOnce
+	s.keepAlive, s.etcd.Deadline = s.keepAliveOnce, s.Deadline
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.leaseCtx, s.endLease = context.WithCancel(context.Background())
 	return s

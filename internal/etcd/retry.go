@@ -46,6 +46,8 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 	}
 	var last error
 	var pause Backoff
+	trouble := Trouble{Client: c}
+	defer trouble.Set(false)
 	for limit := AttemptMin; ; limit = min(2*limit, attemptMax) {
 		switch {
 		case ctx.Err() != nil:
@@ -55,11 +57,19 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		case c.Ctx().Err() != nil:
 			return v, ambiguous, ErrClientClosed
 		}
+		more, began := hedges, time.Now()
+		if !c.Connected() {
+			more = 0 // there is no other member to ask
+			trouble.Set(true)
+		}
 		attempt, cancel := Bind(ctx, life)
 		var several bool
-		v, several, err = race(attempt, cancel, hedges, late, limit, op)
+		v, several, err = race(attempt, cancel, more, late, limit, op)
 		ambiguous = ambiguous || several || !answered(err)
 		cancel()
+		if last == nil || !IsCtxError(err) {
+			last = err
+		}
 		switch {
 		case err == nil:
 			if !p.Once {
@@ -71,9 +81,16 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		case p.Once, Refused(err):
 			return v, ambiguous, err
 		}
-		last = err
+		trouble.Set(true)
 		between, cancel := Bind(ctx, life)
-		_ = pause.Wait(between) // ctx and life are looked at next
+		switch {
+		// Of these two a pause would miss the moment at which etcd is back.
+		case !c.Connected():
+			c.awaitConnection(between, limit)
+		case time.Since(began) >= RetryMax: // which was pause enough
+		default:
+			_ = pause.Wait(between) // ctx and life are looked at next
+		}
 		cancel()
 	}
 }
