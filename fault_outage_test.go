@@ -79,7 +79,7 @@ func TestFault_I11_WaitsAndHolds(t *testing.T) {
 			t.Parallel()
 			p := cluster.Proxy(t)
 			c := cluster.Client(t, p, patient)
-			then := test(t, newTestSession(t, c, WithTTL(2*hang)), lockName(t)) // no renewal is due
+			then := test(t, newTestSession(t, c, WithTTL(10*hang)), lockName(t)) // no renewal is due
 			back := away(t, p, c)
 			time.AfterFunc(100*time.Millisecond, back)
 			then()
