@@ -230,7 +230,8 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 	}
 }
 
-// One that does not: a line when a renewal has no answer, and one when it has.
+// One that does not: a line when a renewal has no answer, and one when it has. Whether connections break, or
+// hang until the session is lost.
 func TestFault_I13_LogOfARenewal(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
@@ -241,6 +242,13 @@ func TestFault_I13_LogOfARenewal(t *testing.T) {
 	requireLines(t, &log, logUp, logOutage)
 	p.Accept()
 	requireLines(t, &log, logUp, logOutage, logOver)
-	require.NoError(t, s.Close())
-	require.Len(t, log.messages(), 3)
+	p.Hold(etcdtest.Both)
+	requireLines(t, &log, logUp, logOutage, logOver, logOutage)
+	require.Contains(t, log.lines()[3], errNoAnswer.Error())
+	p.Release(etcdtest.Both)
+	requireLines(t, &log, logUp, logOutage, logOver, logOutage, logOver)
+	p.Hold(etcdtest.Both)
+	<-s.Done()
+	requireLines(t, &log, logUp, logOutage, logOver, logOutage, logOver, logOutage, logLost)
+	require.Contains(t, log.lines()[6], errNoAnswer.Error())
 }

@@ -109,7 +109,7 @@ var errNoAnswer = errors.New("no answer to the renewal of the lease")
 // it once a second, and stays with a member that hangs.
 func (s *Session) run() {
 	defer s.wg.Done()
-	var unrenewed error // the last attempt's, or those that are in flight
+	var unrenewed error // of the last attempt
 	defer func() { s.notifyEnded(unrenewed) }()
 	defer s.etcd.CloseWatcher()
 	outage := outage{e: &entry{s: s}}
@@ -127,8 +127,8 @@ func (s *Session) run() {
 	for {
 		select {
 		case <-s.ctx.Done():
-			if unrenewed == nil && inFlight > 0 { // it ends with the session
-				unrenewed = (<-s.renewals).err
+			if unrenewed == nil && inFlight > 0 {
+				unrenewed = errNoAnswer
 			}
 			return
 		case <-s.etcd.Ctx().Done():

@@ -10,6 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 func newTestClient() *Client { return NewClient(clientv3.NewCtxClient(context.Background())) }
@@ -147,4 +150,24 @@ func TestDo_LifeEnds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While there is no connection, a request waits for one, and no others beside it.
+func TestDo_NotHedgedWithoutAConnection(t *testing.T) {
+	t.Parallel()
+	addrs, err := loopback.FreeAddrs(1)
+	require.NoError(t, err)
+	client, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	defer client.Close()
+	c := NewClient(client)
+	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
+	defer cancel()
+	calls := 0
+	_, _, err = Do(ctx, c, hedged, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		calls++ // they would race
+		return c.Get(ctx, "a")
+	})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, 1, calls)
 }
