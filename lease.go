@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,9 +128,6 @@ func (s *Session) run() {
 	for {
 		select {
 		case <-s.ctx.Done():
-			if unrenewed == nil && inFlight > 0 {
-				unrenewed = errNoAnswer
-			}
 			return
 		case <-s.etcd.Ctx().Done():
 			s.terminate(ErrSessionExpired, "client closed")
@@ -139,6 +137,7 @@ func (s *Session) run() {
 		case <-next.C:
 			if inFlight > 0 {
 				outage.start(s.ctx, errNoAnswer)
+				unrenewed = cmp.Or(unrenewed, errNoAnswer)
 			}
 			inFlight++
 			ctx, cancel := context.WithDeadline(s.ctx, s.Deadline())
@@ -151,7 +150,10 @@ func (s *Session) run() {
 			gap = max(gap/2, s.ttl/48)
 		case r := <-s.renewals:
 			inFlight--
-			if unrenewed = r.err; r.err == nil {
+			if r.err == nil || s.ctx.Err() == nil { // else it is that the session has ended
+				unrenewed = r.err
+			}
+			if r.err == nil {
 				outage.stop(true)
 				gap = s.ttl / 6
 				next.Reset(max(0, time.Until(r.sent.Add(s.ttl/3))))

@@ -59,8 +59,7 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		}
 		more, began := hedges, time.Now()
 		if !c.Connected() {
-			more = 0 // there is no other member to ask
-			trouble.Set(true)
+			more = 0 // else all the calls of all the users are sent at the moment that there is one
 		}
 		attempt, cancel := Bind(ctx, life)
 		var several bool
