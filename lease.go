@@ -150,7 +150,7 @@ func (s *Session) run() {
 			gap = max(gap/2, s.ttl/48)
 		case r := <-s.renewals:
 			inFlight--
-			if r.err == nil || s.ctx.Err() == nil { // else it is that the session has ended
+			if s.ctx.Err() == nil && !etcd.IsCtxError(r.err) { // else it is that the session has ended
 				unrenewed = r.err
 			}
 			if r.err == nil {
