@@ -53,7 +53,7 @@ type Client struct {
 func New(client *clientv3.Client, opts ...Option) *Client {
 	c := &Client{etcd: client, config: newConfig(opts), granting: make(chan struct{}, 1), closed: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.config.outages = &outages{}
+	c.config.outages = &etcd.Outages{}
 	c.err = c.config.check(client)
 	if c.config.lease != clientv3.NoLease {
 		c.err = errors.New("WithLease is for NewSession: New grants a lease whenever the last one is lost")

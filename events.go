@@ -156,7 +156,7 @@ func (c *config) observed() bool {
 
 func (s *Session) notifyUp() {
 	args := []any{"lease", s.leaseString(), "ttl", s.ttl}
-	if lasted := s.outages.sessionUp(); lasted > 0 {
+	if lasted := s.outages.Up(); lasted > 0 {
 		args = append(args, "outage", lasted)
 	}
 	s.log.Info("session up", args...)

@@ -215,7 +215,9 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 		p.Refuse()
 		p.Reset()
 		<-s.Done()
-		left := async(func() error { return locks.Mutex(lockName(t)).Do(testCtx(t), func(context.Context, *Held) error { return nil }) })
+		left := async(func() error {
+			return locks.Mutex(lockName(t)).Do(testCtx(t), func(context.Context, *Held) error { return nil })
+		})
 		probe, cancel := context.WithTimeout(testCtx(t), 100*time.Millisecond)
 		defer cancel()
 		require.ErrorContains(t, locks.Ready(probe), "session is lost")

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 const (
@@ -24,7 +26,7 @@ type config struct {
 	log   *slog.Logger
 	hooks []*Hooks
 	// outages, if set, are what all sessions tell the log of together.
-	outages *outages
+	outages *etcd.Outages
 }
 
 // newConfig is what opts make of the defaults.

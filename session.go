@@ -35,7 +35,7 @@ type Session struct {
 	log   *slog.Logger
 	hooks []*Hooks
 	// outages are the Client's, or the session's own.
-	outages *outages
+	outages *etcd.Outages
 	// keepAlive renews the lease once and returns the TTL that etcd granted anew, which is not
 	// positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)
@@ -113,7 +113,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		panic("bug: " + err.Error())
 	}
 	s := &Session{
-		etcd: etcd.NewClient(client), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks, outages: cmp.Or(c.outages, &outages{}),
+		etcd: etcd.NewClient(client), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks, outages: cmp.Or(c.outages, &etcd.Outages{}),
 		nonce:       strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewals:    make(chan renewal, 64),
 		revoked:     make(chan struct{}),
