@@ -115,8 +115,8 @@ func (s *Session) run() {
 	defer s.etcd.CloseWatcher()
 	outage := outage{e: &entry{s: s}}
 	defer outage.stop(false)
-	trouble := etcd.Trouble{Client: s.etcd}
-	defer trouble.Set(false)
+	stall := etcd.Stall{Client: s.etcd}
+	defer stall.Set(false)
 	look := time.NewTicker(lookInterval)
 	defer look.Stop()
 	inFlight := 0
@@ -133,7 +133,7 @@ func (s *Session) run() {
 			s.terminate(ErrSessionExpired, "client closed")
 			return
 		case <-look.C:
-			trouble.Set(!s.etcd.Connected())
+			stall.Set(!s.etcd.Connected())
 		case <-next.C:
 			if inFlight > 0 {
 				outage.start(s.ctx, errNoAnswer)

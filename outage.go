@@ -12,7 +12,7 @@ import (
 type outage struct {
 	e       *entry // without a name where it is the session itself that can't get on
 	open    bool
-	trouble etcd.Trouble
+	stall etcd.Stall
 }
 
 // start is called for each attempt that fails: etcd can't be asked, or a watch can't be had, and the
@@ -23,8 +23,8 @@ func (o *outage) start(ctx context.Context, err error) {
 		return
 	}
 	o.open = true
-	o.trouble.Client = s.etcd
-	o.trouble.Set(true)
+	o.stall.Client = s.etcd
+	o.stall.Set(true)
 	if !s.outages.Begin() || !s.log.Enabled(ctx, slog.LevelWarn) {
 		return
 	}
@@ -44,7 +44,7 @@ func (o *outage) stop(recovered bool) {
 		return
 	}
 	o.open = false
-	o.trouble.Set(false)
+	o.stall.Set(false)
 	s := o.e.s
 	lasted, over, all := s.outages.End(recovered, o.e.name != "" && s.ctx.Err() == nil)
 	switch {

@@ -46,8 +46,8 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 	}
 	var last error
 	var pause Backoff
-	trouble := Trouble{Client: c}
-	defer trouble.Set(false)
+	stall := Stall{Client: c}
+	defer stall.Set(false)
 	for limit := AttemptMin; ; limit = min(2*limit, attemptMax) {
 		switch {
 		case ctx.Err() != nil:
@@ -80,7 +80,7 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		case p.Once, Refused(err):
 			return v, ambiguous, err
 		}
-		trouble.Set(true)
+		stall.Set(true)
 		between, cancel := Bind(ctx, life)
 		switch {
 		// Of these two a pause would miss the moment at which etcd is back.

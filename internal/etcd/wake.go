@@ -12,7 +12,7 @@ import (
 
 // After an outage, gRPC pauses between two attempts to connect for as long as the outage has lasted, up to
 // two minutes, and the user of a client would learn that much later that etcd is back. So a Client wakes its
-// connection while a user of it is in trouble: gRPC then tries to connect at once. At rest it does nothing.
+// connection while a user of it has no answer: gRPC then tries to connect at once. At rest it does nothing.
 
 const (
 	// wakeMin and wakeJitter bound the pause between two wakes: at most twice a second, and not at the same
@@ -24,24 +24,24 @@ const (
 	lastChance = 200 * time.Millisecond
 )
 
-// A waker is what the troubles of one Client share.
+// A waker is what the stalls of one Client share.
 type waker struct {
 	reset func() // has gRPC try to connect to all members that it pauses for
 
 	mu    sync.Mutex
-	open  int         // troubles
+	open  int         // stalls that are open
 	timer *time.Timer // of the next wake, nil before the first
 	next  time.Time   // no wake is to come before that
 }
 
-// A Trouble of a user of a Client: it has no answer where it should have one. Each is used by one goroutine.
-type Trouble struct {
+// A Stall is that a user of a Client has no answer. Each is used by one goroutine.
+type Stall struct {
 	Client *Client
 	open   bool
 }
 
-// Set opens or closes the trouble. It may be called again and again.
-func (t *Trouble) Set(open bool) {
+// Set opens or closes the stall. It may be called again and again.
+func (t *Stall) Set(open bool) {
 	if t.open == open {
 		return
 	}
@@ -111,7 +111,7 @@ func (c *Client) awaitConnection(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// ConnectionError is why the client has no connection, nil if it has one or gets one within a moment.
+// ConnectionError says why the client has no connection. It is nil if it has one or gets one within a moment.
 func (c *Client) ConnectionError() error {
 	if c.Connected() {
 		return nil

@@ -83,18 +83,18 @@ func TestWake_NotInGoodTimes(t *testing.T) {
 	})
 }
 
-// Troubles that come and go do not wake it more often.
+// Stalls that come and go do not wake it more often.
 func TestWake_ComingAndGoing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newTestClient()
 		times := wakes(c)
 		for range 1000 {
-			trouble := Trouble{Client: c}
-			trouble.Set(true)
-			trouble.Set(true)
+			stall := Stall{Client: c}
+			stall.Set(true)
+			stall.Set(true)
 			require.NoError(t, Sleep(context.Background(), 70*time.Millisecond))
-			trouble.Set(false)
-			trouble.Set(false)
+			stall.Set(false)
+			stall.Set(false)
 		}
 		requireSpaced(t, times())
 		require.Greater(t, len(times()), 50)
@@ -109,12 +109,12 @@ func TestWake_BeforeTheDeadline(t *testing.T) {
 			deadline := time.Now().Add(left)
 			c.Deadline = func() time.Time { return deadline }
 			times := wakes(c)
-			trouble := Trouble{Client: c}
-			trouble.Set(true)
+			stall := Stall{Client: c}
+			stall.Set(true)
 			require.NoError(t, Sleep(context.Background(), left))
 			require.Contains(t, times(), left-lastChance)
 			requireSpaced(t, times())
-			trouble.Set(false)
+			stall.Set(false)
 		})
 	}
 }
@@ -125,8 +125,8 @@ func TestWake_Closed(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		c := NewClient(clientv3.NewCtxClient(ctx))
 		times := wakes(c)
-		trouble := Trouble{Client: c}
-		trouble.Set(true)
+		stall := Stall{Client: c}
+		stall.Set(true)
 		cancel()
 		require.NoError(t, Sleep(context.Background(), time.Minute))
 		require.Empty(t, times())
