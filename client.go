@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -43,6 +44,8 @@ type Client struct {
 
 	mu      sync.Mutex
 	current *Session // nil before the first; may have ended
+
+	had atomic.Bool // a session, once
 }
 
 // New makes a Client. It makes no request: the first lock grants the first session. A client or
@@ -89,20 +92,10 @@ func (c *Client) Ready(ctx context.Context) error {
 		return nil
 	}
 	had := "no session yet"
-	if c.hadSession() {
+	if c != nil && c.had.Load() {
 		had = "the last session is lost"
 	}
 	return fmt.Errorf("etcdlock: not ready, %s: %w", had, err)
-}
-
-// hadSession reports whether the Client ever had a session.
-func (c *Client) hadSession() bool {
-	if c == nil {
-		return false
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.current != nil
 }
 
 // usable is the error of every call, if there is one.
@@ -175,6 +168,7 @@ func (c *Client) setCurrent(s *Session) {
 		})
 	}
 	c.current = s
+	c.had.Store(true)
 	if c.ctx.Err() != nil {
 		s.terminate(ErrSessionClosed, "closed") // Close came meanwhile, and takes it next
 	}

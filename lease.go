@@ -9,9 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
@@ -31,10 +29,8 @@ func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 	outage := outage{e: &entry{s: s}}
 	_, ambiguous, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(attempt context.Context) (struct{}, error) {
 		sent := time.Now()
-		// Not the client's own LeaseClient: it repeats until ctx ends, and hides why.
-		resp, err := pb.NewLeaseClient(s.etcd.ActiveConnection()).LeaseGrant(attempt, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
-		granted := resp.GetTTL()
-		if err = etcd.RequestError(attempt, err); errors.Is(err, rpctypes.ErrLeaseExist) {
+		granted, err := s.etcd.GrantOnce(attempt, s.id, seconds)
+		if errors.Is(err, rpctypes.ErrLeaseExist) {
 			sent = time.Now() // an earlier attempt's, whose reply was lost
 			granted, err = s.keepAlive(attempt)
 		}
@@ -191,25 +187,6 @@ func (s *Session) sendRenewal(ctx context.Context) RenewedInfo {
 func (s *Session) leaseNotFound() {
 	s.terminate(ErrSessionExpired, "lease not found")
 	s.endLease()
-}
-
-func (s *Session) keepAliveOnce(ctx context.Context) (int64, error) {
-	// Not the client's KeepAliveOnce, which repeats a failed request without a pause for as long
-	// as ctx lives.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := clientv3.RetryLeaseClient(s.etcd.Client).LeaseKeepAlive(ctx)
-	if err != nil {
-		return 0, etcd.RequestError(ctx, err)
-	}
-	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(s.id)}); err != nil {
-		return 0, etcd.RequestError(ctx, err)
-	}
-	resp, err := stream.Recv()
-	if err != nil {
-		return 0, etcd.RequestError(ctx, err)
-	}
-	return resp.TTL, nil
 }
 
 // record moves the deadline on after etcd has granted that many seconds.

@@ -78,8 +78,15 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 
 func lockEntry(ctx context.Context, h *Held) (*Held, error) {
 	w, err := h.join(ctx)
-	if err == nil {
+	if err == nil && w.viewKnown && len(w.Blockers) == 0 {
+		err = w.wait(ctx) // not long
+	} else if err == nil {
+		h.s.whom.Enter(h.name, h.rev)
+		defer h.s.whom.Leave(h.name)
 		err = w.wait(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = h.s.whom.Explain(err, h.name, h.mode.kind(), h.rev)
+		}
 	}
 	return h.result(err)
 }

@@ -10,8 +10,8 @@ import (
 // outage is the part that a wait, a watched hold, the renewals or a grant has in the outages of a Client: the
 // log has a line for all of them, and none for each session that is lost meanwhile. It is used by one goroutine.
 type outage struct {
-	e       *entry // without a name where it is the session itself that can't get on
-	open    bool
+	e     *entry // without a name where it is the session itself that can't get on
+	open  bool
 	stall etcd.Stall
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/whom"
 )
 
 // A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its
@@ -68,6 +69,7 @@ type Session struct {
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds   map[*entry]struct{}
 	settler settler
+	whom    whom.Waits // what a Lock says that ends with its ctx
 
 	// wg counts the session's goroutines: run, its attempts to renew, the waits of tickets, the
 	// monitors of holds, and clean-up. All of them end with ctx or leaseCtx.
@@ -124,7 +126,9 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
 	}
-	s.keepAlive, s.etcd.Deadline = s.keepAliveOnce, s.Deadline
+	s.keepAlive = func(ctx context.Context) (int64, error) { return s.etcd.RenewOnce(ctx, s.id) }
+	s.etcd.Deadline = s.Deadline
+	s.whom.KV, s.whom.Go = client, s.background
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.leaseCtx, s.endLease = context.WithCancel(context.Background())
 	return s
