@@ -44,8 +44,7 @@ type Client struct {
 
 	mu      sync.Mutex
 	current *Session // nil before the first; may have ended
-
-	had atomic.Bool // a session, once
+	had     atomic.Bool // a session, once
 }
 
 // New makes a Client. It makes no request: the first lock grants the first session. A client or

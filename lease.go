@@ -115,8 +115,7 @@ func (s *Session) run() {
 	defer stall.Set(false)
 	look := time.NewTicker(lookInterval)
 	defer look.Stop()
-	inFlight := 0
-	gap := s.ttl / 6
+	inFlight, gap := 0, s.ttl/6
 	s.mu.Lock()
 	next := time.NewTimer(time.Until(s.sent.Add(s.ttl / 3)))
 	s.mu.Unlock()

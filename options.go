@@ -20,13 +20,12 @@ const (
 )
 
 type config struct {
-	ttl   time.Duration
-	owner string
-	lease clientv3.LeaseID
-	log   *slog.Logger
-	hooks []*Hooks
-	// outages, if set, are what all sessions tell the log of together.
-	outages *etcd.Outages
+	ttl     time.Duration
+	owner   string
+	lease   clientv3.LeaseID
+	log     *slog.Logger
+	hooks   []*Hooks
+	outages *etcd.Outages // of all sessions, nil: each has its own
 }
 
 // newConfig is what opts make of the defaults.

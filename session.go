@@ -28,15 +28,14 @@ import (
 // A session ends on its own clock before etcd can have given its locks to somebody else: see
 // Deadline.
 type Session struct {
-	etcd  *etcd.Client
-	id    clientv3.LeaseID
-	ttl   time.Duration
-	owner string // in JSON
-	nonce string // begins the nonce of every entry of this session
-	log   *slog.Logger
-	hooks []*Hooks
-	// outages are the Client's, or the session's own.
-	outages *etcd.Outages
+	etcd    *etcd.Client
+	id      clientv3.LeaseID
+	ttl     time.Duration
+	owner   string // in JSON
+	nonce   string // begins the nonce of every entry of this session
+	log     *slog.Logger
+	hooks   []*Hooks
+	outages *etcd.Outages // the Client's, or the session's own
 	// keepAlive renews the lease once and returns the TTL that etcd granted anew, which is not
 	// positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 )
@@ -99,6 +100,22 @@ func Bind(ctx, life context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
 	return ctx, func() { stop(); cancel(nil) }
+}
+
+// Outlive returns a ctx that ends with ctx unless because of cause. The ctx that Do gives ends when its hold
+// is unlocked, and the request that unlocks it must go on.
+func Outlive(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
+	out, free := context.WithoutCancel(ctx), func() {}
+	if d, ok := ctx.Deadline(); ok {
+		out, free = context.WithDeadline(out, d)
+	}
+	out, cancel := context.WithCancelCause(out)
+	stop := context.AfterFunc(ctx, func() {
+		if c := context.Cause(ctx); !errors.Is(c, cause) {
+			cancel(c)
+		}
+	})
+	return out, func() { stop(); cancel(nil); free() }
 }
 
 // A Backoff is a pause that doubles each time, jittered by half. The zero value goes from
