@@ -43,7 +43,7 @@ type Client struct {
 	revoking sync.WaitGroup
 
 	mu      sync.Mutex
-	current *Session // nil before the first; may have ended
+	current *Session    // nil before the first; may have ended
 	had     atomic.Bool // a session, once
 }
 
