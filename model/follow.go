@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strings"
@@ -19,7 +20,7 @@ func follow(ctx context.Context, model string, defs []string) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	for seed := 1; seed <= runs; seed++ {
 		out, err := output(ctx, dir, "spin", append(append([]string{"-T", "-u50000", fmt.Sprintf("-n%d", seed)}, defs...), model)...)
 		if err != nil {
