@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -42,7 +43,8 @@ type Client struct {
 	revoking sync.WaitGroup
 
 	mu      sync.Mutex
-	current *Session // nil before the first; may have ended
+	current *Session    // nil before the first; may have ended
+	had     atomic.Bool // a session, once
 }
 
 // New makes a Client. It makes no request: the first lock grants the first session. A client or
@@ -53,6 +55,7 @@ type Client struct {
 func New(client *clientv3.Client, opts ...Option) *Client {
 	c := &Client{etcd: client, config: newConfig(opts), granting: make(chan struct{}, 1), closed: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.config.outages = &etcd.Outages{}
 	c.err = c.config.check(client)
 	if c.config.lease != clientv3.NoLease {
 		c.err = errors.New("WithLease is for NewSession: New grants a lease whenever the last one is lost")
@@ -80,12 +83,18 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 
 // Ready is nil if the Client has a session that lives, and so can take locks. If it has none, it
 // grants one, which costs a request, and blocks until etcd has answered or ctx ends. It is for
-// readiness checks: give it a ctx that ends within the check's time.
+// readiness checks: give it a ctx that ends within the check's time, and not before a request can be
+// answered. Its error says whether there ever was a session, and why there is none now.
 func (c *Client) Ready(ctx context.Context) error {
-	if _, err := c.session(ctx); err != nil {
-		return fmt.Errorf("etcdlock: not ready: %w", err)
+	_, err := c.session(ctx)
+	if err == nil {
+		return nil
 	}
-	return nil
+	had := "no session yet"
+	if c != nil && c.had.Load() {
+		had = "the last session is lost"
+	}
+	return fmt.Errorf("etcdlock: not ready, %s: %w", had, err)
 }
 
 // usable is the error of every call, if there is one.
@@ -158,6 +167,7 @@ func (c *Client) setCurrent(s *Session) {
 		})
 	}
 	c.current = s
+	c.had.Store(true)
 	if c.ctx.Err() != nil {
 		s.terminate(ErrSessionClosed, "closed") // Close came meanwhile, and takes it next
 	}

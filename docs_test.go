@@ -30,6 +30,27 @@ func TestDocs_ReadmeSnippetIsAnExample(t *testing.T) {
 	require.Contains(t, read(t, "example_test.go"), indented)
 }
 
+// The README's measurements, which are set in bold, are those of the committed run.
+func TestDocs_ReadmeNumbersAreMeasured(t *testing.T) {
+	report := read(t, "bench/README.md")
+	median := func(section, peer string) string {
+		_, rest, ok := strings.Cut(report, "\n## "+section+"\n")
+		require.True(t, ok, section)
+		_, rest, ok = strings.Cut(rest, "\n| "+peer+" | ")
+		require.True(t, ok, peer)
+		first, _, _ := strings.Cut(rest, " <sub>")
+		return first
+	}
+	var quoted []string
+	for _, m := range regexp.MustCompile(`\*\*([\d.,]+ [µm]s)\*\*`).FindAllStringSubmatch(read(t, "README.md"), -1) {
+		quoted = append(quoted, m[1])
+	}
+	require.Equal(t, []string{
+		median("Hand-over", "etcdlock"), median("Hand-over", "concurrency"),
+		median("An uncontended lock", "etcdlock"), median("An uncontended lock", "concurrency"),
+	}, quoted)
+}
+
 // Each invariant of doc.go is mentioned by the code that keeps it, and in the name of a test.
 func TestDocs_Invariants(t *testing.T) {
 	stated := regexp.MustCompile(`(?m)^//\t(I\d) `).FindAllStringSubmatch(read(t, "doc.go"), -1)

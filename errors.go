@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"errors"
 	"fmt"
+	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
@@ -59,6 +60,23 @@ func wrapNeeding(right, prefix, op, name string, err error) error {
 	}
 	return fmt.Errorf("etcdlock: %s %q: %w%s", op, name, err, hint)
 }
+
+// joinOutcome is the error of a Do whose hold has failed, and of its fn if that has: in one line, with one
+// prefix.
+func joinOutcome(err, fn error) error {
+	if fn == nil {
+		return err
+	}
+	return &outcome{err, fn}
+}
+
+type outcome struct{ hold, fn error }
+
+func (o *outcome) Error() string {
+	return o.hold.Error() + " (in it: " + strings.TrimPrefix(o.fn.Error(), "etcdlock: ") + ")"
+}
+
+func (o *outcome) Unwrap() []error { return []error{o.hold, o.fn} }
 
 func checkName(name string) error {
 	if err := keyspace.CheckName(name); err != nil {

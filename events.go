@@ -155,7 +155,11 @@ func (c *config) observed() bool {
 }
 
 func (s *Session) notifyUp() {
-	s.log.Info("session up", "lease", s.leaseString(), "ttl", s.ttl)
+	args := []any{"lease", s.leaseString(), "ttl", s.ttl}
+	if lasted := s.outages.Up(); lasted > 0 {
+		args = append(args, "outage", lasted)
+	}
+	s.log.Info("session up", args...)
 	for _, h := range s.hooks {
 		if h.SessionUp != nil {
 			h.SessionUp(SessionUpInfo{s})
@@ -176,14 +180,19 @@ func (s *Session) notifyRenewed(info RenewedInfo) {
 	}
 }
 
-// notifyEnded tells that the session has ended, and of the losses that come with it.
-func (s *Session) notifyEnded() {
+// notifyEnded tells that the session has ended, and of the losses that come with it. unrenewed is why the
+// last attempt to renew failed, nil if it did not.
+func (s *Session) notifyEnded(unrenewed error) {
 	cause := context.Cause(s.ctx)
 	s.mu.Lock()
 	reason := s.endReason
 	s.mu.Unlock()
 	if errors.Is(cause, ErrSessionExpired) {
-		s.log.Warn("session lost", "lease", s.leaseString(), "why", reason)
+		args := []any{"lease", s.leaseString(), "why", reason}
+		if unrenewed != nil {
+			args = append(args, "error", unrenewed)
+		}
+		s.log.Warn("session lost", args...)
 	}
 	for _, h := range s.hooks {
 		if h.SessionEnded != nil {
@@ -198,61 +207,5 @@ func (s *Session) notifyEnded() {
 	s.mu.Unlock()
 	for _, e := range holds {
 		e.noticeSessionEnd()
-	}
-}
-
-// outages are those of all waits and watched holds of a session together. The log gets a line when the
-// first of them can't get on, and another when the last of them can again: not one for each, and not
-// one for each attempt. The session's s.mu guards them.
-type outages struct {
-	count     int // of waits and holds that can't get on
-	since     time.Time
-	recovered bool // at least one of them since then
-}
-
-// outage is the part of one wait or hold. It is used by one goroutine.
-type outage struct {
-	e    *entry
-	open bool
-}
-
-// start is called for each attempt that fails: etcd can't be asked, or a watch can't be had, and the
-// entry keeps trying. That ctx, the session or the client has ended is no outage.
-func (o *outage) start(ctx context.Context, err error) {
-	s := o.e.s
-	if o.open || ctx.Err() != nil || s.ctx.Err() != nil || s.etcd.Ctx().Err() != nil {
-		return
-	}
-	o.open = true
-	s.mu.Lock()
-	s.outages.count++
-	first := s.outages.count == 1
-	if first {
-		s.outages.since, s.outages.recovered = time.Now(), false
-	}
-	s.mu.Unlock()
-	if first {
-		s.log.Warn("etcd outage: waits and watched holds keep trying", "lease", s.leaseString(), "lock", o.e.name, "error", err)
-	}
-}
-
-// stop is called when the entry gets on again, or leaves without having recovered.
-func (o *outage) stop(recovered bool) {
-	if !o.open {
-		return
-	}
-	o.open = false
-	s := o.e.s
-	s.mu.Lock()
-	s.outages.count--
-	s.outages.recovered = s.outages.recovered || recovered
-	last, now := s.outages.count == 0, s.outages
-	s.mu.Unlock()
-	switch {
-	case !last:
-	case now.recovered:
-		s.log.Info("etcd outage is over", "lease", s.leaseString(), "lasted", time.Since(now.since))
-	case s.ctx.Err() == nil: // else the session's end is the line
-		s.log.Info("etcd outage concerns nobody anymore", "lease", s.leaseString(), "lasted", time.Since(now.since))
 	}
 }

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // A Held is a lock that is held: one acquisition, from its grant to its Unlock or its loss. It is safe
@@ -18,7 +20,9 @@ import (
 type Held struct{ entry }
 
 // Context ends when the hold does: at Unlock, at its loss and at the session's deadline, whichever
-// comes first. Its cause is what Err returns then.
+// comes first. Its cause is what Err returns then. It has none of the values of the ctx that Lock was called
+// with: those, a span or a logger, are of the call, which a hold may outlive, and would be kept for as long.
+// The ctx that [Mutex.Do] gives has them.
 //
 // The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose
 // entry was removed by somebody else ends within an instant, and not only when it is used or the
@@ -183,7 +187,7 @@ func (h *Held) unlock(ctx context.Context) error {
 	}
 	if ctx.Value(doOf{h}) != nil {
 		var cancel context.CancelFunc
-		ctx, cancel = outlive(ctx, ErrNotHeld)
+		ctx, cancel = etcd.Outlive(ctx, ErrNotHeld)
 		defer cancel()
 	}
 	at := time.Now()
@@ -216,20 +220,4 @@ func (h *Held) giveUp() error {
 	}
 	h.endHoldLocked(released)
 	return nil
-}
-
-// outlive returns a ctx that ends with ctx unless because of cause. The ctx that Do gives ends when its
-// hold is unlocked, and the request that unlocks it must go on.
-func outlive(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
-	out, free := context.WithoutCancel(ctx), func() {}
-	if d, ok := ctx.Deadline(); ok {
-		out, free = context.WithDeadline(out, d)
-	}
-	out, cancel := context.WithCancelCause(out)
-	stop := context.AfterFunc(ctx, func() {
-		if c := context.Cause(ctx); !errors.Is(c, cause) {
-			cancel(c)
-		}
-	})
-	return out, func() { stop(); cancel(nil); free() }
 }

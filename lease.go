@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,9 +9,7 @@ import (
 	"strconv"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
@@ -27,14 +26,13 @@ var errTooLate = errors.New("etcd's reply came when the lease might have expired
 // every lost reply leaks a lease.
 func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
-	_, ambiguous, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(ctx context.Context) (struct{}, error) {
+	outage := outage{e: &entry{s: s}}
+	_, ambiguous, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(attempt context.Context) (struct{}, error) {
 		sent := time.Now()
-		// Not the client's own LeaseClient: it repeats until ctx ends, and hides why.
-		resp, err := pb.NewLeaseClient(s.etcd.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
-		granted := resp.GetTTL()
-		if err = clientv3.ContextError(ctx, err); errors.Is(err, rpctypes.ErrLeaseExist) {
+		granted, err := s.etcd.GrantOnce(attempt, s.id, seconds)
+		if errors.Is(err, rpctypes.ErrLeaseExist) {
 			sent = time.Now() // an earlier attempt's, whose reply was lost
-			granted, err = s.keepAlive(ctx)
+			granted, err = s.keepAlive(attempt)
 		}
 		switch {
 		case err != nil:
@@ -43,8 +41,13 @@ func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 		default:
 			s.record(sent, granted)
 		}
+		// A caller with little patience is no outage.
+		if err != nil && !etcd.Refused(err) && (ctx.Err() == nil || time.Since(sent) >= etcd.RetryMax) {
+			outage.start(s.etcd.Ctx(), err)
+		}
 		return struct{}{}, err
 	})
+	outage.stop(etcd.Refused(err)) // else the log's next line is that a session is up
 	if err != nil {
 		s.terminate(ErrSessionExpired, "not granted")
 		if ambiguous {
@@ -87,6 +90,13 @@ type renewal struct {
 	err  error
 }
 
+// lookInterval is how often a session looks, without a request, whether its client is connected. A wait
+// makes no request that could fail, and clientv3 has its watches wait in silence.
+const lookInterval = 500 * time.Millisecond
+
+// errNoAnswer: a renewal takes too long.
+var errNoAnswer = errors.New("no answer to the renewal of the lease")
+
 // run renews the lease each third of the TTL until the session ends. Every attempt has a stream of
 // its own, which the client's balancer gives to the next member. If it has no reply after a sixth
 // of the TTL, another attempt follows beside it: a member that hangs costs no lease while others
@@ -96,9 +106,16 @@ type renewal struct {
 // it once a second, and stays with a member that hangs.
 func (s *Session) run() {
 	defer s.wg.Done()
-	defer s.notifyEnded()
+	var unrenewed error // of the last attempt
+	defer func() { s.notifyEnded(unrenewed) }()
 	defer s.etcd.CloseWatcher()
-	gap := s.ttl / 6
+	outage := outage{e: &entry{s: s}}
+	defer outage.stop(false)
+	stall := etcd.Stall{Client: s.etcd}
+	defer stall.Set(false)
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
+	inFlight, gap := 0, s.ttl/6
 	s.mu.Lock()
 	next := time.NewTimer(time.Until(s.sent.Add(s.ttl / 3)))
 	s.mu.Unlock()
@@ -110,7 +127,14 @@ func (s *Session) run() {
 		case <-s.etcd.Ctx().Done():
 			s.terminate(ErrSessionExpired, "client closed")
 			return
+		case <-look.C:
+			stall.Set(!s.etcd.Connected())
 		case <-next.C:
+			if inFlight > 0 {
+				outage.start(s.ctx, errNoAnswer)
+				unrenewed = cmp.Or(unrenewed, errNoAnswer)
+			}
+			inFlight++
 			ctx, cancel := context.WithDeadline(s.ctx, s.Deadline())
 			s.wg.Go(func() { // ends at the deadline at the latest
 				defer cancel()
@@ -120,10 +144,16 @@ func (s *Session) run() {
 			next.Reset(gap)
 			gap = max(gap/2, s.ttl/48)
 		case r := <-s.renewals:
+			inFlight--
+			if s.ctx.Err() == nil && !etcd.IsCtxError(r.err) { // else it is that the session has ended
+				unrenewed = r.err
+			}
 			if r.err == nil {
+				outage.stop(true)
 				gap = s.ttl / 6
 				next.Reset(max(0, time.Until(r.sent.Add(s.ttl/3))))
 			} else {
+				outage.start(s.ctx, r.err)
 				next.Reset(min(gap, etcd.RetryMax))
 			}
 		}
@@ -156,25 +186,6 @@ func (s *Session) sendRenewal(ctx context.Context) RenewedInfo {
 func (s *Session) leaseNotFound() {
 	s.terminate(ErrSessionExpired, "lease not found")
 	s.endLease()
-}
-
-func (s *Session) keepAliveOnce(ctx context.Context) (int64, error) {
-	// Not the client's KeepAliveOnce, which repeats a failed request without a pause for as long
-	// as ctx lives.
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := clientv3.RetryLeaseClient(s.etcd.Client).LeaseKeepAlive(ctx)
-	if err != nil {
-		return 0, clientv3.ContextError(ctx, err)
-	}
-	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(s.id)}); err != nil {
-		return 0, clientv3.ContextError(ctx, err)
-	}
-	resp, err := stream.Recv()
-	if err != nil {
-		return 0, clientv3.ContextError(ctx, err)
-	}
-	return resp.TTL, nil
 }
 
 // record moves the deadline on after etcd has granted that many seconds.

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
@@ -40,6 +41,9 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, inside erro
 			got, err = way(ctx, h)
 		}
 		if err == nil || h == nil || !l.from.retryable(ctx, h.s, err) {
+			if _, own := l.from.(*Session); own && errors.Is(err, ErrSessionExpired) {
+				err = fmt.Errorf("%w (make another session, or the locks with New, which does)", err)
+			}
 			return got, wrap(op, l.name, err)
 		}
 	}
@@ -78,8 +82,15 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 
 func lockEntry(ctx context.Context, h *Held) (*Held, error) {
 	w, err := h.join(ctx)
-	if err == nil {
+	if err == nil && w.viewKnown && len(w.Blockers) == 0 {
+		err = w.wait(ctx) // not long
+	} else if err == nil {
+		h.s.whom.Enter(h.name, h.rev)
+		defer h.s.whom.Leave(h.name)
 		err = w.wait(ctx)
+		if err != nil && ctx.Err() != nil {
+			err = h.s.whom.Explain(err, h.name, h.mode.kind(), h.rev)
+		}
 	}
 	return h.result(err)
 }
@@ -160,7 +171,7 @@ func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Contex
 	if uerr := h.unlock(ctx); uerr != nil && !errors.Is(uerr, ErrNotHeld) && ctx.Err() == nil {
 		// Not ErrNotHeld: fn has unlocked. Not ctx's error: the release goes on.
 		if !errors.Is(err, ErrLost) || !errors.Is(uerr, ErrLost) {
-			err = errors.Join(err, wrap(op, l.name, uerr))
+			err = joinOutcome(wrap(op, l.name, uerr), err)
 		}
 	}
 	return err
@@ -174,8 +185,8 @@ func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Cont
 	hold := h.Context()
 	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()
 	err := fn(inner, h)
-	if lost := h.Err(); errors.Is(lost, ErrLost) {
-		err = errors.Join(err, wrap(op, l.name, lost))
+	if lost := h.Err(); errors.Is(lost, ErrLost) && !errors.Is(err, ErrLost) { // else a Do inside has said it
+		err = joinOutcome(wrap(op, l.name, lost), err)
 	}
 	return err
 }

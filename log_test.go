@@ -61,7 +61,7 @@ const (
 	logUp     = "INFO session up"
 	logLost   = "WARN session lost"
 	logLoss   = "WARN lock lost"
-	logOutage = "WARN etcd outage: waits and watched holds keep trying"
+	logOutage = "WARN etcd outage: locks wait until it is over"
 	logOver   = "INFO etcd outage is over"
 	logNobody = "INFO etcd outage concerns nobody anymore"
 )
@@ -132,7 +132,7 @@ func TestLog_Outage(t *testing.T) {
 	require.Equal(t, []string{logUp, logOutage}, log.messages())
 	w.onRecv(nil)
 	requireLines(t, &log, logUp, logOutage, logOver)
-	require.Regexp(t, `lease=`+s.leaseString()+` lock=`+name+`. error="watch ended`, log.lines()[1])
+	require.Regexp(t, `lease=`+s.leaseString()+` lock=`+name+`. endpoints=.* error="watch ended`, log.lines()[1])
 
 	// Another outage: an event breaks all watches, and it is the deletion of one of the locks.
 	failed = failWatches(w)

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 const (
@@ -18,11 +20,12 @@ const (
 )
 
 type config struct {
-	ttl   time.Duration
-	owner string
-	lease clientv3.LeaseID
-	log   *slog.Logger
-	hooks []*Hooks
+	ttl     time.Duration
+	owner   string
+	lease   clientv3.LeaseID
+	log     *slog.Logger
+	hooks   []*Hooks
+	outages *etcd.Outages // of all sessions, nil: each has its own
 }
 
 // newConfig is what opts make of the defaults.

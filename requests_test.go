@@ -2,9 +2,11 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -12,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -20,6 +23,10 @@ import (
 func (w *wire) require(t *testing.T, want map[string]int, watches int) {
 	t.Helper()
 	calls, created := w.counts()
+	if want["Whom"] == 0 { // a wait has one if it takes long, also by a machine that stalls
+		require.LessOrEqual(t, calls["Whom"], 1)
+		delete(calls, "Whom")
+	}
 	require.Equal(t, want, calls)
 	require.Len(t, created, watches)
 	requireFromNow(t, created)
@@ -466,6 +473,7 @@ func TestRequests_WriterBehindReaders(t *testing.T) {
 		calls, created := w.counts()
 		require.Len(t, created, 1)
 		requireFromNow(t, created)
+		delete(calls, "Whom")
 		costs = append(costs, calls)
 	}
 	require.Equal(t, costs[0], costs[1])
@@ -484,4 +492,65 @@ func TestRequests_HoldContext(t *testing.T) {
 	require.Len(t, created, 1)
 	require.Equal(t, 2, calls["Txn"])
 	require.LessOrEqual(t, calls["Range"], 1)
+}
+
+// Waits that last cost one read more, for all of a session's for a name. It is no part of how a queue is judged:
+// any member answers it as it is.
+func TestRequests_Whom(t *testing.T) {
+	name := lockName(t)
+	h := mustLock(t, newTestSession(t, cluster.Client(t), WithOwner("web1 report[4242]")), name)
+	c, w := wiredClient(t, cluster)
+	s := unhedged(t, c)
+	w.reset()
+	ctx, cancel := context.WithCancel(testCtx(t))
+	var left []<-chan error
+	for range 3 {
+		left = append(left, async(func() error { _, err := NewMutex(s, name).Lock(ctx); return err }))
+	}
+	require.Eventually(t, func() bool { calls, _ := w.counts(); return calls["Whom"] > 0 }, hang, tick)
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 4 }, hang, tick)
+	hangs(t, async(func() error { <-ctx.Done(); return nil }), 300*time.Millisecond)
+	cancel()
+	for _, ch := range left {
+		require.ErrorIs(t, result(t, ch), context.Canceled)
+	}
+	calls, _ := w.counts()
+	require.Equal(t, 1, calls["Whom"])
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+// A Lock that ends with its ctx says whom it waited for, in one line.
+func TestLock_SaysWhomItWaitedFor(t *testing.T) {
+	t.Parallel()
+	other := newTestSession(t, cluster.Client(t), WithOwner("web1 report[4242]"))
+	c, w := wiredClient(t, cluster)
+	locks := newTestClient(t, c)
+	for op, lock := range map[string]func(ctx context.Context, name string) error{
+		"lock":  func(ctx context.Context, name string) error { _, err := locks.Mutex(name).Lock(ctx); return err },
+		"rlock": func(ctx context.Context, name string) error { _, err := locks.RWMutex(name).RLock(ctx); return err },
+		"do under": func(ctx context.Context, name string) error {
+			return locks.Mutex(name).Do(ctx, func(context.Context, *Held) error { return nil })
+		},
+	} {
+		name := lockName(t)
+		h := mustLock(t, other, name)
+		for range 2 {
+			_, err := NewMutex(other, name).Enqueue(testCtx(t))
+			require.NoError(t, err)
+		}
+		w.reset()
+		ctx, cancel := context.WithCancelCause(testCtx(t))
+		left := async(func() error { return lock(ctx, name) })
+		known := func() bool {
+			s := locks.liveSession()
+			return s != nil && errors.Is(s.whom.Explain(errTooLate, name, keyspace.Exclusive, h.rev+3), errTooLate) && s.whom.Explain(errTooLate, name, keyspace.Exclusive, h.rev+3) != errTooLate
+		}
+		require.Eventually(t, known, hang, tick)
+		why := errors.New("the caller has gone")
+		cancel(why)
+		err := result(t, left)
+		require.EqualError(t, err, fmt.Sprintf("etcdlock: %s %q: 3 ahead, held by web1 report[4242] (token %d): context canceled: the caller has gone", op, name, h.Token()))
+		require.ErrorIs(t, err, context.Canceled)
+		require.ErrorIs(t, err, why)
+	}
 }

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/whom"
 )
 
 // A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its
@@ -26,13 +28,14 @@ import (
 // A session ends on its own clock before etcd can have given its locks to somebody else: see
 // Deadline.
 type Session struct {
-	etcd  *etcd.Client
-	id    clientv3.LeaseID
-	ttl   time.Duration
-	owner string // in JSON
-	nonce string // begins the nonce of every entry of this session
-	log   *slog.Logger
-	hooks []*Hooks
+	etcd    *etcd.Client
+	id      clientv3.LeaseID
+	ttl     time.Duration
+	owner   string // in JSON
+	nonce   string // begins the nonce of every entry of this session
+	log     *slog.Logger
+	hooks   []*Hooks
+	outages *etcd.Outages // the Client's, or the session's own
 	// keepAlive renews the lease once and returns the TTL that etcd granted anew, which is not
 	// positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)
@@ -64,8 +67,8 @@ type Session struct {
 	endReason string              // why the session has ended
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds   map[*entry]struct{}
-	outages outages
 	settler settler
+	whom    whom.Waits // what a Lock says that ends with its ctx
 
 	// wg counts the session's goroutines: run, its attempts to renew, the waits of tickets, the
 	// monitors of holds, and clean-up. All of them end with ctx or leaseCtx.
@@ -111,7 +114,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		panic("bug: " + err.Error())
 	}
 	s := &Session{
-		etcd: etcd.NewClient(client), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
+		etcd: etcd.NewClient(client), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks, outages: cmp.Or(c.outages, &etcd.Outages{}),
 		nonce:       strconv.FormatUint(rand.Uint64(), 16) + ".",
 		renewals:    make(chan renewal, 64),
 		revoked:     make(chan struct{}),
@@ -122,7 +125,9 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
 	}
-	s.keepAlive = s.keepAliveOnce
+	s.keepAlive = func(ctx context.Context) (int64, error) { return s.etcd.RenewOnce(ctx, s.id) }
+	s.etcd.Deadline = s.Deadline
+	s.whom.KV, s.whom.Go = client, s.background
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.leaseCtx, s.endLease = context.WithCancel(context.Background())
 	return s

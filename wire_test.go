@@ -19,7 +19,7 @@ import (
 // wire counts the attempts of a client's requests, and lets a test intercept them.
 type wire struct {
 	mu      sync.Mutex
-	calls   map[string]int // unary, by method: "Txn", "Range", ...; a Txn that only reads is a "Range"
+	calls   map[string]int // unary, by method: "Txn", "Range", ...; a Txn that only reads is a "Range", and see TestRequests_Whom
 	watches []*pb.WatchCreateRequest
 
 	// unary, if set, is called in place of each unary call, and sends the call with send.
@@ -52,7 +52,10 @@ func (w *wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 	send := func(ctx context.Context) error { return invoker(ctx, fullMethod, req, reply, cc, opts...) }
 	method := path.Base(fullMethod)
 	reads := rangesOf(req)
-	if len(reads) > 0 {
+	switch {
+	case len(reads) > 0 && reads[0].Serializable && reads[0].Revision == 0:
+		method = "Whom" // not one by which a queue is judged: those are pinned, or linearizable
+	case len(reads) > 0:
 		method = "Range"
 	}
 	w.mu.Lock()

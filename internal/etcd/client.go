@@ -5,6 +5,7 @@ package etcd
 import (
 	"sync"
 	"sync/atomic"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -14,7 +15,11 @@ import (
 // use. Close it by CloseWatcher; the clientv3.Client stays open.
 type Client struct {
 	*clientv3.Client
+	// Deadline, if set, is until when the user needs an answer. It is set before the first request.
+	Deadline func() time.Time
+
 	pace    pace
+	waker   waker
 	suspect atomic.Bool // a watch could not be opened with watcher
 
 	mu      sync.Mutex
@@ -23,5 +28,11 @@ type Client struct {
 
 // NewClient makes a Client. It makes no request.
 func NewClient(client *clientv3.Client) *Client {
-	return &Client{Client: client, watcher: newWatcher(client, client.Watcher)}
+	c := &Client{Client: client, watcher: newWatcher(client, client.Watcher)}
+	c.waker.reset = func() {
+		if conn := client.ActiveConnection(); conn != nil {
+			conn.ResetConnectBackoff()
+		}
+	}
+	return c
 }

@@ -4,14 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 var (
 	// ErrClientClosed says that the etcd client was closed, so nothing can be asked any more.
 	ErrClientClosed = errors.New("the etcd client is closed")
+	// errNoConnection says that no connection to any member can be had, or that it broke.
+	errNoConnection = errors.New("no connection to etcd")
 	// ErrWatch says that a watch could not be opened, or ended. What it watched for may have
 	// happened unseen.
 	ErrWatch = errors.New("watch ended")
@@ -28,6 +32,26 @@ func CtxError(ctx context.Context, last error) error {
 		err = fmt.Errorf("%w (etcd: %w)", err, last)
 	}
 	return err
+}
+
+// RequestError is clientv3.ContextError for a request that was sent beside clientv3's own methods. It says in
+// short why no connection can be had, a certificate for example, also where gRPC has waited for one until the
+// end of ctx: clientv3 says no more then than that ctx has ended.
+func RequestError(ctx context.Context, err error) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	if _, desc, found := strings.Cut(text, "connection error: desc = "); found {
+		if why, err := strconv.Unquote(desc); err == nil {
+			desc = why
+		}
+		return fmt.Errorf("%w: %s", errNoConnection, desc)
+	}
+	if strings.HasSuffix(text, "while waiting for connections to become ready") {
+		return fmt.Errorf("%w: the endpoints do not answer", errNoConnection)
+	}
+	return clientv3.ContextError(ctx, err)
 }
 
 // IsCtxError reports whether err is that of a ctx that has ended.

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 )
@@ -46,6 +47,8 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 	}
 	var last error
 	var pause Backoff
+	stall := Stall{Client: c}
+	defer stall.Set(false)
 	for limit := AttemptMin; ; limit = min(2*limit, attemptMax) {
 		switch {
 		case ctx.Err() != nil:
@@ -55,11 +58,18 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		case c.Ctx().Err() != nil:
 			return v, ambiguous, ErrClientClosed
 		}
+		more, began := hedges, time.Now()
+		if !c.Connected() {
+			more = 0 // else all the calls of all the users are sent at the moment that there is one
+		}
 		attempt, cancel := Bind(ctx, life)
 		var several bool
-		v, several, err = race(attempt, cancel, hedges, late, limit, op)
+		v, several, err = race(attempt, cancel, more, late, limit, op)
 		ambiguous = ambiguous || several || !answered(err)
 		cancel()
+		if last == nil || !IsCtxError(err) {
+			last = err
+		}
 		switch {
 		case err == nil:
 			if !p.Once {
@@ -71,9 +81,16 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		case p.Once, Refused(err):
 			return v, ambiguous, err
 		}
-		last = err
+		stall.Set(true)
 		between, cancel := Bind(ctx, life)
-		_ = pause.Wait(between) // ctx and life are looked at next
+		switch {
+		// Of these two a pause would miss the moment at which etcd is back.
+		case !c.Connected():
+			c.awaitConnection(between, limit)
+		case time.Since(began) >= RetryMax: // which was pause enough
+		default:
+			_ = pause.Wait(between) // ctx and life are looked at next
+		}
 		cancel()
 	}
 }
@@ -83,6 +100,22 @@ func Bind(ctx, life context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
 	return ctx, func() { stop(); cancel(nil) }
+}
+
+// Outlive returns a ctx that ends with ctx unless because of cause. The ctx that Do gives ends when its hold
+// is unlocked, and the request that unlocks it must go on.
+func Outlive(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
+	out, free := context.WithoutCancel(ctx), func() {}
+	if d, ok := ctx.Deadline(); ok {
+		out, free = context.WithDeadline(out, d)
+	}
+	out, cancel := context.WithCancelCause(out)
+	stop := context.AfterFunc(ctx, func() {
+		if c := context.Cause(ctx); !errors.Is(c, cause) {
+			cancel(c)
+		}
+	})
+	return out, func() { stop(); cancel(nil); free() }
 }
 
 // A Backoff is a pause that doubles each time, jittered by half. The zero value goes from

@@ -10,6 +10,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 func newTestClient() *Client { return NewClient(clientv3.NewCtxClient(context.Background())) }
@@ -39,12 +42,12 @@ func TestDo_Hedged(t *testing.T) {
 		"the first hangs":                   {calls: []call{{after: never}, {after: 0}}, took: 300 * time.Millisecond, made: 2, from: 1, ambiguous: true},
 		"the first is late, and first":      {calls: []call{{after: 400 * time.Millisecond}, {after: never}}, took: 400 * time.Millisecond, made: 2, ambiguous: true},
 		"two hang":                          {calls: []call{{after: never}, {after: never}, {after: 0}}, took: 600 * time.Millisecond, made: 3, from: 2, ambiguous: true},
-		"one hangs, the next has no leader": {calls: []call{{after: never}, {err: gone}, {after: 0}}, took: 1010 * time.Millisecond, made: 3, from: 2, ambiguous: true},
+		"one hangs, the next has no leader": {calls: []call{{after: never}, {err: gone}, {after: 0}}, took: 1000 * time.Millisecond, made: 3, from: 2, ambiguous: true},
 		"late without a leader, then not":   {calls: []call{{after: 350 * time.Millisecond, err: gone}, {after: 100 * time.Millisecond}}, took: 400 * time.Millisecond, made: 2, from: 1, ambiguous: true},
 		"no leader at first":                {calls: []call{{err: gone}, {after: 0}}, took: 10 * time.Millisecond, made: 2, from: 1, ambiguous: true},
 		"refused":                           {calls: []call{{err: rpctypes.ErrPermissionDenied}}, made: 1, err: rpctypes.ErrPermissionDenied},
 		"hangs, and refused":                {calls: []call{{after: never}, {err: rpctypes.ErrPermissionDenied}}, took: 300 * time.Millisecond, made: 2, from: 1, ambiguous: true, err: rpctypes.ErrPermissionDenied},
-		"all hang for the first attempt":    {calls: []call{{after: never}, {after: never}, {after: never}, {after: 0}}, took: 1010 * time.Millisecond, made: 4, from: 3, ambiguous: true},
+		"all hang for the first attempt":    {calls: []call{{after: never}, {after: never}, {after: never}, {after: 0}}, took: 1000 * time.Millisecond, made: 4, from: 3, ambiguous: true},
 		"etcd is far away":                  {calls: []call{{after: 790 * time.Millisecond}}, pace: 200 * time.Millisecond, took: 790 * time.Millisecond, made: 1},
 		"etcd is very far away":             {calls: []call{{after: never}, {after: 1200 * time.Millisecond}}, pace: 400 * time.Millisecond, took: 2210 * time.Millisecond, made: 2, from: 1, ambiguous: true},
 	} {
@@ -147,4 +150,24 @@ func TestDo_LifeEnds(t *testing.T) {
 			})
 		})
 	}
+}
+
+// While there is no connection, a request waits for one, and no others beside it.
+func TestDo_NotHedgedWithoutAConnection(t *testing.T) {
+	t.Parallel()
+	addrs, err := loopback.FreeAddrs(1)
+	require.NoError(t, err)
+	client, err := clientv3.New(clientv3.Config{Endpoints: addrs, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	defer client.Close()
+	c := NewClient(client)
+	ctx, cancel := context.WithTimeout(t.Context(), 900*time.Millisecond)
+	defer cancel()
+	calls := 0
+	_, _, err = Do(ctx, c, hedged, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		calls++ // they would race
+		return c.Get(ctx, "a")
+	})
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.Equal(t, 1, calls)
 }

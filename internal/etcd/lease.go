@@ -1,0 +1,31 @@
+package etcd
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// GrantOnce asks once for a lease with this ID. Unlike the client's own Grant it does not repeat the request
+// until ctx ends, and says why there is no connection.
+func (c *Client) GrantOnce(ctx context.Context, id clientv3.LeaseID, seconds int64) (granted int64, err error) {
+	resp, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(id)})
+	return resp.GetTTL(), RequestError(ctx, err)
+}
+
+// RenewOnce asks once to renew a lease, and returns the TTL, which is not positive if the lease is gone.
+// The client's own KeepAliveOnce repeats a failed request without a pause for as long as ctx lives.
+func (c *Client) RenewOnce(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := clientv3.RetryLeaseClient(c.Client).LeaseKeepAlive(ctx)
+	if err != nil {
+		return 0, RequestError(ctx, err)
+	}
+	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)}); err != nil {
+		return 0, RequestError(ctx, err)
+	}
+	resp, err := stream.Recv()
+	return resp.GetTTL(), RequestError(ctx, err)
+}

@@ -1,0 +1,70 @@
+package etcd
+
+import (
+	"strings"
+	"sync"
+	"time"
+)
+
+// Outages are those of all that need etcd together. The log gets a line when the first of them can't get on,
+// and another when the last of them can again: not one for each, and not one for each attempt.
+type Outages struct {
+	mu        sync.Mutex
+	count     int       // of what can't get on
+	since     time.Time // of the outage of which the log has the first line only, zero if there is none
+	recovered bool      // at least one of them since then
+}
+
+// Begin reports whether the log is to have a line.
+func (o *Outages) Begin() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.count++
+	if !o.since.IsZero() {
+		return false
+	}
+	o.since, o.recovered = time.Now(), false
+	return true
+}
+
+// End reports whether the log is to have a line, and whether somebody has got on again. Where nobody has and
+// lives is false, the outage goes on for the next ones.
+func (o *Outages) End(recovered, lives bool) (lasted time.Duration, over, all bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.count--
+	o.recovered = o.recovered || recovered
+	if o.count > 0 || !o.recovered && !lives || o.since.IsZero() {
+		return 0, false, false
+	}
+	lasted, o.since = time.Since(o.since), time.Time{}
+	return lasted, true, o.recovered
+}
+
+// Up ends the outage, if there is one, and says how long it lasted: the log has a line anyway.
+func (o *Outages) Up() (lasted time.Duration) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.since.IsZero() {
+		lasted, o.since = time.Since(o.since), time.Time{}
+	}
+	return lasted
+}
+
+// WhatToCheck is what an operator can do about an error of an outage.
+func WhatToCheck(err error) string {
+	text := strings.ToLower(err.Error())
+	for _, c := range []struct{ words, check string }{
+		{"first record does not look like a tls handshake|server preface", "the endpoints, and whether they want https"},
+		{"x509|certificate|tls", "the client's TLS config: CA, certificate, key and server name"},
+		{"refused|no such host|no route|timeout|do not answer|network is unreachable", "the endpoints, and that etcd is up there"},
+		{"no leader", "that a majority of etcd's members is up, and they reach each other"},
+	} {
+		for word := range strings.SplitSeq(c.words, "|") {
+			if strings.Contains(text, word) {
+				return c.check
+			}
+		}
+	}
+	return "etcd's health: etcdctl endpoint health --cluster"
+}

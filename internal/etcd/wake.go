@@ -1,0 +1,127 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+)
+
+// After an outage, gRPC pauses between two attempts to connect for as long as the outage has lasted, up to
+// two minutes, and the user of a client would learn that much later that etcd is back. So a Client wakes its
+// connection while a user of it has no answer: gRPC then tries to connect at once. At rest it does nothing.
+
+const (
+	// wakeMin and wakeJitter bound the pause between two wakes: at most twice a second, and not at the same
+	// moment as the other processes that have lost the same etcd.
+	wakeMin    = 500 * time.Millisecond
+	wakeJitter = 100 * time.Millisecond
+	// lastChance is how long before the deadline the client is woken in any case, so that a renewal in
+	// flight is answered in time if etcd is back by then.
+	lastChance = 200 * time.Millisecond
+)
+
+// A waker is what the stalls of one Client share.
+type waker struct {
+	reset func() // has gRPC try to connect to all members that it pauses for
+
+	mu    sync.Mutex
+	open  int         // stalls that are open
+	timer *time.Timer // of the next wake, nil before the first
+	next  time.Time   // no wake is to come before that
+}
+
+// A Stall is that a user of a Client has no answer. Each is used by one goroutine.
+type Stall struct {
+	Client *Client
+	open   bool
+}
+
+// Set opens or closes the stall. It may be called again and again.
+func (t *Stall) Set(open bool) {
+	if t.open == open {
+		return
+	}
+	t.open = open
+	w := &t.Client.waker
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	switch {
+	case !open:
+		if w.open--; w.open == 0 {
+			w.timer.Stop()
+		}
+	case w.open > 0:
+		w.open++
+	default:
+		w.open++
+		pause := t.Client.pause(max(0, time.Until(w.next)))
+		if w.timer == nil {
+			w.timer = time.AfterFunc(pause, t.Client.wake)
+		} else {
+			w.timer.Reset(pause)
+		}
+	}
+}
+
+func (c *Client) wake() {
+	w := &c.waker
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.open == 0 || c.Ctx().Err() != nil {
+		return
+	}
+	w.reset()
+	w.next = time.Now().Add(wakeMin)
+	w.timer.Reset(c.pause(wakeMin))
+}
+
+// pause is the time until the next wake, which is not to come before that of earliest. It is chosen so that
+// one comes shortly before the deadline.
+func (c *Client) pause(earliest time.Duration) time.Duration {
+	pause := earliest + rand.N(wakeJitter)
+	if c.Deadline == nil {
+		return pause
+	}
+	if last := time.Until(c.Deadline()) - lastChance; last >= earliest && last < pause+wakeMin {
+		return last
+	}
+	return pause
+}
+
+// Connected reports whether the client has a connection to at least one member. It makes no request.
+func (c *Client) Connected() bool {
+	conn := c.ActiveConnection()
+	return conn == nil || conn.GetState().String() == "READY" // by name: the library does not import gRPC
+}
+
+// awaitConnection blocks until the client is connected, or ctx ends. It makes no request, so it gives up
+// after that time: gRPC leaves a connection idle until there is a request.
+func (c *Client) awaitConnection(ctx context.Context, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	defer context.AfterFunc(c.Ctx(), cancel)()
+	for conn := c.ActiveConnection(); ctx.Err() == nil && !c.Connected(); {
+		if state := conn.GetState(); state.String() != "READY" {
+			conn.WaitForStateChange(ctx, state)
+		}
+	}
+}
+
+// ConnectionError says why the client has no connection. It is nil if it has one or gets one within a moment.
+func (c *Client) ConnectionError() error {
+	if c.Connected() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(c.Ctx(), 50*time.Millisecond)
+	defer cancel()
+	// It is not sent without a connection, and without a message etcd has nothing to do.
+	_, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseKeepAlive(ctx)
+	if err = RequestError(ctx, err); errors.Is(err, errNoConnection) {
+		return err
+	}
+	return nil
+}

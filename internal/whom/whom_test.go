@@ -1,0 +1,186 @@
+package whom
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+)
+
+// queueOf is a KV with a queue in it: each read shows its keys, at its revision.
+type queueOf struct {
+	clientv3.KV // what is not faked panics
+	rev         int64
+	kvs         []*mvccpb.KeyValue
+	err         error
+	hangs       bool
+	reads       int
+	mu          sync.Mutex // for the race detector
+}
+
+func (f *queueOf) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	f.mu.Lock()
+	f.reads++
+	f.mu.Unlock()
+	if op := clientv3.OpGet(key, opts...); !op.IsSerializable() {
+		panic("not serializable")
+	}
+	if f.hangs {
+		<-ctx.Done()
+		return nil, ctx.Err()
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	kvs := f.kvs[:min(limit, len(f.kvs))]
+	return &clientv3.GetResponse{Header: &pb.ResponseHeader{Revision: f.rev}, Kvs: kvs, More: len(kvs) < len(f.kvs)}, f.err
+}
+
+// put adds an entry. An empty owner leaves the value empty.
+func (f *queueOf) put(key, owner string) int64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rev++
+	kv := &mvccpb.KeyValue{Key: []byte("a/" + key), CreateRevision: f.rev}
+	if owner != "" {
+		kv.Value = fmt.Appendf(nil, `{"owner":%q}`, owner)
+	}
+	f.kvs = append(f.kvs, kv)
+	return f.rev
+}
+
+func (f *queueOf) count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.reads
+}
+
+func newWaits(f *queueOf) *Waits {
+	return &Waits{KV: f, Go: func(run func(context.Context)) bool { go run(context.Background()); return true }}
+}
+
+// sleep lets time pass in the bubble, and all that happens in it.
+func sleep(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+func TestWaits_Reads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &queueOf{}
+		w := newWaits(f)
+		f.put("1", "holder")
+		for range 10 { // short ones
+			w.Enter("a", f.put("2", ""))
+			sleep(After - 1)
+			w.Leave("a")
+		}
+		sleep(time.Hour)
+		require.Zero(t, f.count())
+
+		var revs []int64
+		for range 1000 {
+			revs = append(revs, f.put("2", ""))
+			w.Enter("a", revs[len(revs)-1])
+		}
+		sleep(After - 1)
+		require.Zero(t, f.count())
+		sleep(time.Hour)
+		require.Equal(t, 1, f.count(), "one for all, and none at rest")
+		w.Enter("a", f.put("3", ""))
+		sleep(time.Hour)
+		require.Equal(t, 2, f.count(), "one for who came later")
+		w.Enter("b", f.put("4", ""))
+		sleep(time.Hour)
+		require.Equal(t, 3, f.count(), "another name")
+		for range 1001 {
+			w.Leave("a")
+		}
+		w.Leave("b")
+		require.Empty(t, w.names)
+		require.Empty(t, w.ahead("a", keyspace.Exclusive, revs[5]))
+	})
+}
+
+// A member that lags, or an error, is not asked again and again.
+func TestWaits_NoPolling(t *testing.T) {
+	for what, f := range map[string]*queueOf{"lags": {}, "error": {err: errors.New("no leader")}, "hangs": {hangs: true}} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWaits(f)
+			w.Enter("a", 10)
+			sleep(time.Hour)
+			require.Equal(t, 1, f.count(), what)
+			require.Empty(t, w.ahead("a", keyspace.Exclusive, 10))
+			w.Leave("a")
+		})
+	}
+}
+
+// The end of the last wait ends the read.
+func TestWaits_LeaveEndsTheRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &queueOf{hangs: true}
+		ended := make(chan struct{})
+		w := &Waits{KV: f, Go: func(run func(context.Context)) bool {
+			go func() { defer close(ended); run(context.Background()) }()
+			return true
+		}}
+		w.Enter("a", 1)
+		sleep(After)
+		require.Equal(t, 1, f.count())
+		began := time.Now()
+		w.Leave("a")
+		<-ended
+		require.Zero(t, time.Since(began))
+	})
+}
+
+func TestWaits_Text(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &queueOf{rev: 811}
+		w := newWaits(f)
+		f.put("1", "web1 report[4242]")
+		f.put("x/77", "of a nested lock")
+		f.put("2", "web2")
+		f.put("r3", "")
+		own := f.put("4", "")
+		reader := f.put("r5", "")
+		after := f.put("6", "")
+		w.Enter("a", reader)
+		sleep(After)
+		say := func(kind keyspace.Kind, rev int64) string { return w.ahead("a", kind, rev) }
+		require.Equal(t, "3 ahead, held by web1 report[4242] (token 812)", say(keyspace.Exclusive, own))
+		require.Equal(t, "3 ahead, held by web1 report[4242] (token 812)", say(keyspace.Shared, reader), "two writers and itself are before it")
+		require.Equal(t, "5 ahead, held by web1 report[4242] (token 812)", say(keyspace.Exclusive, after))
+		require.Empty(t, say(keyspace.Exclusive, 812), "nobody is")
+		require.Empty(t, say(keyspace.Exclusive, after+1), "it came later")
+		err := w.Explain(context.Canceled, "a", keyspace.Exclusive, own)
+		require.ErrorIs(t, err, context.Canceled)
+		require.EqualError(t, err, "3 ahead, held by web1 report[4242] (token 812): context canceled")
+		sleep(5*time.Minute - time.Nanosecond)
+		require.Equal(t, "3 ahead, held by web1 report[4242] (token 812), as seen 5m0s ago", say(keyspace.Exclusive, own))
+		w.Leave("a")
+
+		// Readers that hold together; an owner who says nothing; more than are read.
+		f.kvs = slices.Clone(f.kvs[:0])
+		f.put("r7", "")
+		f.put("r8", "web3")
+		for i := range limit {
+			own = f.put(fmt.Sprint("9-", i+1), "")
+		}
+		w.Enter("a", own)
+		sleep(After)
+		require.Equal(t, fmt.Sprintf("at least %d ahead, held by a/r7 (token %d) and 1 more", limit, f.kvs[0].CreateRevision), say(keyspace.Exclusive, own))
+		w.Leave("a")
+	})
+}
