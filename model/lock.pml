@@ -331,10 +331,24 @@ settling: if :: ok(1) :: else -> uses[i] = false fi;
 		if :: !MUTANT -> deletes[i] = 0; downs[i] = 0; txns[i] = 0 :: else fi;
 		if :: !MUTANT && !USES && !(PAIR && i < 2) -> me[i] = NONE; had[i] = 0; hit[i] = 0; down[i] = 0; try[i] = 0 :: else fi
 	}
-end:	do /* the session sweeps up what comes even later */
-	:: atomic { LATE && !call[i] && leased[ses(i)] && ok(24) -> ghost(i); if :: top != NONE -> remove(i, rec[top].c) :: else fi }
+end:	do /* replies that come late */
 	:: atomic { reply[i] -> answered(i) }
-	:: atomic { unanswered(i, deletes[i]) && ok(20) -> again(i, deletes[i]) }
+	od
+}
+
+/* The session sweeps its lease for keys that no acquisition uses: what came when nobody looked any more. */
+#define inUse(r, j) (uses[j] && ses(j) == ses(owner(r)) && key[j] == rec[r].n)
+#define stray(r) (alive(r) && leased[ses(owner(r))] && !inUse(r, owner(r)) && !(PAIR && owner(r) < 2 && inUse(r, 1 - owner(r))))
+proctype sweep(byte i) {
+end:	do
+	:: atomic { ok(24) && (stray(i * COPIES) || stray(i * COPIES + 1) || stray((i + 1) * COPIES - 1)) ->
+		for (r : i * COPIES .. (i + 1) * COPIES - 1) {
+			if
+			:: stray(r) -> rev++; rec[r].x = (rec[r].x -> rec[r].x : rev); rec[r].s = (rec[r].s -> rec[r].s : rev);
+				printf("etcd: at %d the entry of revision %d is deleted, for %c\n", rev, rec[r].c, name(i))
+			:: else
+			fi
+		} }
 	od
 }
 
@@ -376,7 +390,7 @@ end:	do
 		hit[owner(r)] = true }
 	:: atomic { others -> others--; /* a lease revoked */
 		q = 0; do :: q < ses(N - 1) -> q++ :: break od;
-		if :: leased[q] -> endLease(q) :: else fi;
+		if :: leased[q] -> printf("somebody: revokes the lease of session %d\n", q); endLease(q) :: else fi;
 		for (a : 0 .. N - 1) { if :: ses(a) == q -> hit[a] = true :: else fi } }
 	:: atomic { !leased[0] && !ended[0] -> ended[0] = true } /* as the next renewal finds */
 	:: atomic { !leased[1] && !ended[1] -> ended[1] = true }
@@ -402,7 +416,8 @@ init {
 		select(others : 0 .. OTHERS);
 		for (a : 0 .. N - 1) {
 			if :: !PAIR || a > 1 -> ask(a) :: else fi; /* its request may be late; of a pair, the key depends on when it asks */
-			run acquisition(a); run net(a)
+			run acquisition(a); run net(a);
+			if :: LATE -> run sweep(a) :: else fi
 		}
 		if :: TICKS -> run lease() :: else fi;
 		if :: OTHERS || TICKS -> run others_() :: else fi;

@@ -29,6 +29,7 @@ var searches = []search{
 	{Name: "three, and a lease that is renewed or expires", Bounds: "-DN=3 -DTICKS=4"},
 	{Name: "two of one session, a guarded transaction, and a lease that is renewed or expires", Bounds: "-DN=2 -DPAIR=1 -DUSES=1 -DTICKS=4"},
 	{Name: "two sessions, one with two, and writes that come when nobody looks any more", Bounds: "-DN=3 -DPAIR=1 -DFAULTS=1 -DLATE=1"},
+	{Name: "two of one session that may give up, and such writes", Bounds: "-DN=2 -DPAIR=1 -DKINDS=33 -DFAULTS=1 -DCANCELS=1 -DLATE=1"},
 
 	{Name: "liveness: three mutexes", Bounds: "-DN=3", Formula: "served"},
 	{Name: "liveness: two of any kind, a bad network", Bounds: "-DN=2 -DKINDS=77 -DFAULTS=1", Formula: "served"},

@@ -22,6 +22,7 @@ type result struct {
 	Took      time.Duration
 	errors    int
 	complete  bool
+	ended     bool // some runs came to an end, and what has to hold there was looked at
 	// Of a violation: the assertion's name, and what happened up to it.
 	Property string
 	Trail    []string
@@ -44,10 +45,15 @@ func search1(ctx context.Context, model string, s *search) (result, error) {
 		return r, err
 	case r.errors > 0:
 		return r, fmt.Errorf("%s does not hold:\n\t%s", r.Property, strings.Join(r.Trail, "\n\t"))
+	case s.Formula == "" && !r.ended:
+		return r, errors.New("no run ends: something can go on for ever, and what has to hold in the end was not looked at")
 	case !r.complete:
 		return r, errors.New("not searched in full: more memory or depth is needed, or less is to be searched")
 	}
-	return r, nil
+	if s.Formula == "" {
+		err = follow(ctx, model, defs)
+	}
+	return r, err
 }
 
 // findMutant looks for the shortest way to notice that the line is missing.
@@ -132,6 +138,7 @@ func parse(out string) (r result, err error) {
 			return r, err
 		}
 	}
+	r.ended = strings.Contains(out, "unreached in proctype rest\n\t(0 of ")
 	r.complete = !strings.Contains(out, "Search not completed") && !strings.Contains(out, "max search depth too small") &&
 		!strings.Contains(out, "out of memory") && !strings.Contains(out, "reached -DMEMLIM")
 	return r, nil
