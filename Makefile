@@ -3,7 +3,7 @@ FUZZTIME ?= 30s
 SEED ?= 0
 T ?= 1m
 
-.PHONY: test race lint fmt tidy demo fuzz soak compat bench benchcmp ci
+.PHONY: test race lint fmt tidy demo fuzz soak model compat bench benchcmp ci
 
 test:
 	go test ./...
@@ -23,32 +23,38 @@ tidy:
 demo:
 	go run ./cmd/etcdlock demo
 
-# Every fuzz target of the root package in turn: FUZZTIME=5m make fuzz
+# Runs every fuzz target of the root package in turn: FUZZTIME=5m make fuzz
 fuzz:
 	for f in $$(go test -list '^Fuzz' . | grep '^Fuzz'); do \
 		go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) . || exit 1; \
 	done
 
-# Everything broken at random while locks are used, and judged: SEED=7 T=30m make soak. See internal/soak/doc.go.
+# Injects random faults while locks are used, and checks the results: SEED=7 T=30m make soak. See internal/soak/doc.go.
 soak:
 	go test -count=1 -v -timeout 0 -run '^TestSoak$$' ./internal/soak -args -seed=$(SEED) -for=$(T)
 
-# The tests that need nothing but a server's address, on real etcd of the lines that clusters run, five to ten minutes;
-# the table of it: go run ./internal/compat -write docs/compat.md
+# Searches the model of the protocol, whole and with each line left out, in two to five minutes; installs spin if it is missing.
+# To write its README from the result: go run ./model -write
+model:
+	command -v spin >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends spin gcc libc6-dev; }
+	go run ./model
+
+# Runs the tests that need only the address of a server against several versions of etcd, in five to ten minutes.
+# To write the table of results: go run ./internal/compat -write docs/compat.md
 compat:
 	go run ./internal/compat
 
-# The package beside its peers, on real servers; installs redis and ZooKeeper if they are missing, and takes about an hour.
-# It writes bench/results.json, and bench/README.md and its plots from that.
+# Compares the package with its peers on real servers, in about an hour. It installs redis and ZooKeeper if they are missing.
+# It writes bench/results.json, and from that bench/README.md and its plots.
 bench:
 	bench/setup.sh
 	cd bench && go run . && go run . report
 
-# The Go benchmarks of bench/ in the last tag (or main) and here, six rounds of each by turns, and how they differ:
+# Runs the Go benchmarks of bench/ in the last tag (or main) and here, six rounds of each in turn, and shows the difference:
 # BASE=v1.0.0 BENCH=Handover COUNT=10 make benchcmp
 benchcmp:
 	bench/benchcmp.sh
 
-# All that a change is checked with
+# Runs all checks of a change
 ci:
 	bash .ci/run

@@ -2,6 +2,7 @@ package etcdlock_test
 
 import (
 	"context"
+	"io"
 	"iter"
 	"log/slog"
 	"time"
@@ -11,8 +12,8 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// The names and signatures that other code compiles against. They may grow, and
-// never change.
+// The names and signatures that other code compiles against. New ones may be added, but none
+// may change.
 type (
 	lockFunc    = func(context.Context) (*etcdlock.Held, error)
 	enqueueFunc = func(context.Context) (*etcdlock.Ticket, error)
@@ -20,13 +21,13 @@ type (
 )
 
 var (
-	_ func(context.Context, *clientv3.Client, ...etcdlock.SessionOption) (*etcdlock.Session, error) = etcdlock.NewSession
-	_ func(time.Duration) etcdlock.SessionOption                                                    = etcdlock.WithTTL
-	_ func(string) etcdlock.SessionOption                                                           = etcdlock.WithOwner
-	_ func(clientv3.LeaseID) etcdlock.SessionOption                                                 = etcdlock.WithLease
-	_ func(*slog.Logger) etcdlock.SessionOption                                                     = etcdlock.WithLogger
-	_ func(...*etcdlock.Hooks) etcdlock.SessionOption                                               = etcdlock.WithHooks
-	_                                                                                               = etcdlock.Hooks{
+	_ func(context.Context, *clientv3.Client, ...etcdlock.Option) (*etcdlock.Session, error) = etcdlock.NewSession
+	_ func(time.Duration) etcdlock.Option                                                    = etcdlock.WithTTL
+	_ func(string) etcdlock.Option                                                           = etcdlock.WithOwner
+	_ func(clientv3.LeaseID) etcdlock.Option                                                 = etcdlock.WithLease
+	_ func(*slog.Logger) etcdlock.Option                                                     = etcdlock.WithLogger
+	_ func(...*etcdlock.Hooks) etcdlock.Option                                               = etcdlock.WithHooks
+	_                                                                                        = etcdlock.Hooks{
 		SessionUp: func(etcdlock.SessionUpInfo) {}, Renewed: func(etcdlock.RenewedInfo) {}, SessionEnded: func(etcdlock.SessionEndedInfo) {},
 		Enqueued: func(context.Context, etcdlock.EnqueuedInfo) {}, Granted: func(context.Context, etcdlock.GrantedInfo) {}, Abandoned: func(context.Context, etcdlock.AbandonedInfo) {},
 		Released: func(context.Context, etcdlock.ReleasedInfo) {}, Lost: func(context.Context, etcdlock.LostInfo) {},
@@ -41,16 +42,13 @@ var (
 		Deadline() time.Time
 		Refresh(ctx context.Context) error
 		Orphan()
-		Close(ctx context.Context) error
+		Close() error
 	} = (*etcdlock.Session)(nil)
-	// A SessionSource where there was a *Session once: every call that compiled
-	// then does now.
-	_ func(etcdlock.SessionSource, string) *etcdlock.Mutex   = etcdlock.NewMutex
-	_ func(etcdlock.SessionSource, string) *etcdlock.RWMutex = etcdlock.NewRWMutex
-	_                                                        = []etcdlock.SessionSource{(*etcdlock.Session)(nil), (*etcdlock.Pool)(nil)}
-	_                                                        = []lockFunc{(&etcdlock.Mutex{}).Lock, (&etcdlock.Mutex{}).TryLock, (&etcdlock.RWMutex{}).Lock, (&etcdlock.RWMutex{}).TryLock, (&etcdlock.RWMutex{}).RLock, (&etcdlock.RWMutex{}).TryRLock}
-	_                                                        = []enqueueFunc{(&etcdlock.Mutex{}).Enqueue, (&etcdlock.RWMutex{}).Enqueue, (&etcdlock.RWMutex{}).REnqueue}
-	_                                                        = []doFunc{(&etcdlock.Mutex{}).Do, (&etcdlock.RWMutex{}).Do, (&etcdlock.RWMutex{}).RDo}
+	_ func(*etcdlock.Session, string) *etcdlock.Mutex   = etcdlock.NewMutex
+	_ func(*etcdlock.Session, string) *etcdlock.RWMutex = etcdlock.NewRWMutex
+	_                                                   = []lockFunc{(&etcdlock.Mutex{}).Lock, (&etcdlock.Mutex{}).TryLock, (&etcdlock.RWMutex{}).Lock, (&etcdlock.RWMutex{}).TryLock, (&etcdlock.RWMutex{}).RLock, (&etcdlock.RWMutex{}).TryRLock}
+	_                                                   = []enqueueFunc{(&etcdlock.Mutex{}).Enqueue, (&etcdlock.RWMutex{}).Enqueue, (&etcdlock.RWMutex{}).REnqueue}
+	_                                                   = []doFunc{(&etcdlock.Mutex{}).Do, (&etcdlock.RWMutex{}).Do, (&etcdlock.RWMutex{}).RDo}
 	_ interface {
 		Done() <-chan struct{}
 		Wait(ctx context.Context) (*etcdlock.Held, error)
@@ -69,15 +67,24 @@ var (
 		IsOwner() clientv3.Cmp
 		Txn(ctx context.Context) clientv3.Txn
 		Downgrade(ctx context.Context) error
+		Session() *etcdlock.Session
 		Unlock(ctx context.Context) error
+		Release()
 	} = (*etcdlock.Held)(nil)
-	_ func(*clientv3.Client, ...etcdlock.SessionOption) *etcdlock.Pool = etcdlock.NewPool
+	_ func(*clientv3.Client, ...etcdlock.Option) *etcdlock.Client = etcdlock.New
 	_ interface {
-		Close(ctx context.Context) error
-	} = (*etcdlock.Pool)(nil)
-	_ func(*clientv3.Client, string, ...etcdlock.ElectorOption) *etcdlock.Elector = etcdlock.NewElector
-	_ func(time.Duration, func(*etcdlock.Held)) etcdlock.ElectorOption            = etcdlock.WithOverrun
-	_ etcdlock.ElectorOption                                                      = etcdlock.SessionOption(nil)
+		Mutex(name string) *etcdlock.Mutex
+		RWMutex(name string) *etcdlock.RWMutex
+		Elector(name string, opts ...etcdlock.ElectorOption) *etcdlock.Elector
+		Session(ctx context.Context) (*etcdlock.Session, error)
+		Ready(ctx context.Context) error
+		Inspect(ctx context.Context, name string) (etcdlock.Queue, error)
+		Watch(ctx context.Context, name string) iter.Seq2[etcdlock.Queue, error]
+		ListNames(ctx context.Context, prefix string) iter.Seq2[string, error]
+		Break(ctx context.Context, e etcdlock.Entry) error
+		io.Closer
+	} = (*etcdlock.Client)(nil)
+	_ func(time.Duration, func(*etcdlock.Held)) etcdlock.ElectorOption = etcdlock.WithOverrun
 	_ interface {
 		Run(ctx context.Context, lead func(ctx context.Context, term *etcdlock.Held) error) error
 		Leader(ctx context.Context) (etcdlock.Entry, error)
@@ -85,13 +92,9 @@ var (
 		IsLeader() bool
 		Check(grace time.Duration) error
 	} = (*etcdlock.Elector)(nil)
-	_ func(context.Context, *clientv3.Client, string) (etcdlock.Queue, error)          = etcdlock.Inspect
-	_ func(context.Context, *clientv3.Client, string) iter.Seq2[etcdlock.Queue, error] = etcdlock.Watch
-	_ func(context.Context, *clientv3.Client, string) iter.Seq2[string, error]         = etcdlock.Names
-	_ func(context.Context, *clientv3.Client, etcdlock.Entry) error                    = etcdlock.Break
 	_ interface {
 		Holders() []etcdlock.Entry
 		Waiters() []etcdlock.Entry
 	} = etcdlock.Queue{}
-	_ = []error{etcdlock.ErrLocked, etcdlock.ErrSessionExpired, etcdlock.ErrSessionClosed, etcdlock.ErrLost, etcdlock.ErrNotHeld, etcdlock.ErrNotFound, etcdlock.ErrNoLeader, etcdlock.ErrWouldDeadlock, etcdlock.ErrInvalidName}
+	_ = []error{etcdlock.ErrLocked, etcdlock.ErrSessionExpired, etcdlock.ErrSessionClosed, etcdlock.ErrLost, etcdlock.ErrNotHeld, etcdlock.ErrNotFound, etcdlock.ErrElectionNoLeader, etcdlock.ErrWouldDeadlock, etcdlock.ErrInvalidName}
 )

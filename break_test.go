@@ -11,7 +11,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// entryOf is the entry with that token, as Inspect shows it.
+// entryOf returns the entry with that token, as Inspect shows it.
 func entryOf(t testing.TB, c *clientv3.Client, name string, token int64) Entry {
 	t.Helper()
 	for _, e := range inspected(t, c, name).Entries {
@@ -19,26 +19,26 @@ func entryOf(t testing.TB, c *clientv3.Client, name string, token int64) Entry {
 			return e
 		}
 	}
-	require.Fail(t, "no such entry")
+	require.Fail(t, "the queue has no entry with this token")
 	return Entry{}
 }
 
-// toldLost: the hold ends with ErrLost, and its session lives on.
+// toldLost requires that the hold ends with ErrLost and that its session lives.
 func toldLost(t *testing.T, h *Held, since time.Time) {
 	t.Helper()
 	select {
 	case <-h.Done():
 		require.Less(t, time.Since(since), told)
 	case <-time.After(hang):
-		t.Fatal("the holder is never told")
+		t.Fatal("the holder is not told of the loss")
 	}
 	require.ErrorIs(t, h.Err(), ErrLost)
 	require.NotErrorIs(t, h.Err(), ErrSessionExpired)
 	require.NoError(t, h.s.Err())
 }
 
-// The holder is told in time, the other entries of the same owner are
-// untouched, and the same entry can't be broken twice.
+// The holder is told in time, the other entries of the same owner stay, and the same entry
+// can't be broken twice.
 func TestBreakHolder(t *testing.T) {
 	for kind := range lockFuncs(nil, "") {
 		t.Run(kind, func(t *testing.T) {
@@ -56,11 +56,11 @@ func TestBreakHolder(t *testing.T) {
 			require.True(t, e.Holds)
 
 			began := time.Now()
-			require.NoError(t, Break(testCtx(t), c, e))
+			require.NoError(t, New(c).Break(testCtx(t), e))
 			toldLost(t, h, began)
 			<-done
 			require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
-			require.ErrorIs(t, Break(testCtx(t), c, e), ErrNotFound)
+			require.ErrorIs(t, New(c).Break(testCtx(t), e), ErrNotFound)
 
 			next, err := behind.Wait(testCtx(t))
 			require.NoError(t, err)
@@ -68,7 +68,7 @@ func TestBreakHolder(t *testing.T) {
 			require.NoError(t, other.Check(testCtx(t)))
 			select {
 			case <-otherDone:
-				t.Fatal("another hold of the same owner ends")
+				t.Fatal("another hold of the same owner must not end")
 			default:
 			}
 			require.Equal(t, []string{next.Key()}, entries(t, c, name))
@@ -76,29 +76,29 @@ func TestBreakHolder(t *testing.T) {
 	}
 }
 
-// A write lock goes with both of its keys, downgraded before it was looked at,
-// or between that and the breaking, or not.
+// Breaking a write lock removes both of its keys, also if it was downgraded before Inspect, or
+// between Inspect and Break.
 func TestBreakDowngraded(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
-	for _, look := range []string{"before", "after"} {
+	for _, when := range []string{"before", "after"} {
 		name := lockName(t)
 		h, err := NewRWMutex(newTestSession(t, c), name).Lock(testCtx(t))
 		require.NoError(t, err)
 		var e Entry
-		if look == "before" {
+		if when == "before" {
 			e = entryOf(t, c, name, h.Token())
 		}
 		require.NoError(t, h.Downgrade(testCtx(t)))
-		if look == "after" {
+		if when == "after" {
 			e = entryOf(t, c, name, h.Token())
 		}
 		h.Done()
 		began := time.Now()
-		require.NoError(t, Break(testCtx(t), c, e), look)
+		require.NoError(t, New(c).Break(testCtx(t), e), when)
 		toldLost(t, h, began)
-		require.Empty(t, entries(t, c, name), look)
-		require.ErrorIs(t, Break(testCtx(t), c, e), ErrNotFound)
+		require.Empty(t, entries(t, c, name), when)
+		require.ErrorIs(t, New(c).Break(testCtx(t), e), ErrNotFound)
 	}
 }
 
@@ -112,14 +112,14 @@ func TestBreakWaiter(t *testing.T) {
 	require.NoError(t, err)
 	waiters := inspected(t, c, name).Waiters()
 	require.Len(t, waiters, 1)
-	require.NoError(t, Break(testCtx(t), c, waiters[0]))
+	require.NoError(t, New(c).Break(testCtx(t), waiters[0]))
 	_, err = tk.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrLost)
 	require.NoError(t, h.Check(testCtx(t)))
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// A later acquisition under the very same key is another entry.
+// A later acquisition with the same key is another entry.
 func TestBreakIsOfOneAcquisition(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
@@ -133,14 +133,14 @@ func TestBreakIsOfOneAcquisition(t *testing.T) {
 	second := entryOf(t, c, name, h.Token())
 	require.Equal(t, first.Key, second.Key)
 	require.Equal(t, first.SharedKey, second.SharedKey)
-	require.ErrorIs(t, Break(testCtx(t), c, first), ErrNotFound)
+	require.ErrorIs(t, New(c).Break(testCtx(t), first), ErrNotFound)
 	require.NoError(t, h.Check(testCtx(t)))
 	require.Len(t, entries(t, c, name), 2)
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// What others wrote can be broken too: an entry of etcd's own lock, and one
-// without a lease, which nothing else would ever remove.
+// Break also removes entries that others wrote: an entry of etcd's own lock, and an entry
+// without a lease, which nothing else would remove.
 func TestBreakOthers(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
@@ -154,14 +154,14 @@ func TestBreakOthers(t *testing.T) {
 	for _, e := range inspected(t, c, name).Entries {
 		_, err = m.TryLock(testCtx(t))
 		require.ErrorIs(t, err, ErrLocked)
-		require.NoError(t, Break(testCtx(t), c, e))
+		require.NoError(t, New(c).Break(testCtx(t), e))
 	}
 	h, err := m.TryLock(testCtx(t))
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// A lost reply is no error; without one, it costs one request.
+// A lost reply is not an error. If no reply is lost, Break makes one request.
 func TestBreakLostReply(t *testing.T) {
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), lockName(t)
@@ -173,13 +173,13 @@ func TestBreakLostReply(t *testing.T) {
 			tap.Next("Txn", f)
 		}
 		before := tap.Calls()
-		require.NoError(t, Break(testCtx(t), c, entryOf(t, direct, name, h.Token())))
+		require.NoError(t, New(c).Break(testCtx(t), entryOf(t, direct, name, h.Token())))
 		require.Equal(t, i+1, tap.Calls()-before)
 		require.Empty(t, entries(t, direct, name))
 	}
 }
 
-// What is no entry is not touched.
+// Break removes no key that is not an entry.
 func TestBreakNoEntry(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
@@ -195,10 +195,10 @@ func TestBreakNoEntry(t *testing.T) {
 		{Name: name, Key: name + "/1f", Token: -1},
 		{Name: name, Key: name + "/1f", SharedKey: name + "/x", Token: rev},
 	} {
-		require.ErrorContains(t, Break(testCtx(t), c, e), "is no entry: take one from Inspect or Watch")
+		require.ErrorContains(t, New(c).Break(testCtx(t), e), "is no entry: take one from Inspect or Watch")
 	}
-	require.ErrorIs(t, Break(testCtx(t), c, Entry{Key: name + "/x", Token: rev}), ErrInvalidName)
-	require.ErrorIs(t, Break(testCtx(t), c, Entry{Name: name, Key: name + "/2f", Token: rev}), ErrNotFound)
-	require.ErrorIs(t, Break(testCtx(t), c, Entry{Name: name, Key: name + "/1f", Token: rev}), ErrNotFound)
+	require.ErrorIs(t, New(c).Break(testCtx(t), Entry{Key: name + "/x", Token: rev}), ErrInvalidName)
+	require.ErrorIs(t, New(c).Break(testCtx(t), Entry{Name: name, Key: name + "/2f", Token: rev}), ErrNotFound)
+	require.ErrorIs(t, New(c).Break(testCtx(t), Entry{Name: name, Key: name + "/1f", Token: rev}), ErrNotFound)
 	require.Len(t, entries(t, c, name), 2)
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// The control, continued: compaction, and the loss of the lease.
+// Control tests about compaction and the loss of the lease.
 
 func TestControl_C2_CompactionThenReconnect(t *testing.T) {
 	t.Parallel()
@@ -29,10 +29,10 @@ func TestControl_C2_CompactionThenReconnect(t *testing.T) {
 	compactPast(t, own.Client(t))
 	proxy.Reset()
 	require.ErrorIs(t, result(t, locking), rpctypes.ErrCompacted)
-	seen(t, "a waiter that reconnects after a compaction fails and loses its place")
+	seen(t, "a waiter that reconnects after a compaction gets an error and loses its place")
 }
 
-// Also C3: the compaction comes between the read and the watch.
+// This is also row C3: the compaction happens between the read and the watch.
 func TestControl_C4_CompactionMakesReadersSpin(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
@@ -49,11 +49,11 @@ func TestControl_C4_CompactionMakesReadersSpin(t *testing.T) {
 	require.Greater(t, reads, 4)
 	require.NoError(t, holder.Unlock())
 	require.NoError(t, result(t, locking))
-	seen(t, "RWMutex: a waiter reads %d times a second until the holder leaves", reads)
+	seen(t, "RWMutex: a waiter reads %d times a second until the holder unlocks", reads)
 }
 
-// late cuts holders of the incumbent off, and counts those told after another
-// could have the lock.
+// late cuts off holders of the incumbent, and counts those that were told only after another
+// session could have the lock.
 func late(t *testing.T, n int, how cutting) (count int, worst time.Duration) {
 	t.Helper()
 	how.ttl = 2 * time.Second
@@ -66,7 +66,7 @@ func late(t *testing.T, n int, how cutting) (count int, worst time.Duration) {
 		err = m.Lock(ctx)
 		return holder{s.Done(), m.Key(), nil}, err
 	}) {
-		if after := c.told.Sub(c.gone); after > 50*time.Millisecond { // not for the scheduler's sake
+		if after := c.told.Sub(c.gone); after > 50*time.Millisecond { // more than the scheduler's delay
 			count++
 			worst = max(worst, after)
 		}
@@ -78,21 +78,21 @@ func TestControl_F1_DeadlineCountedFromReply(t *testing.T) {
 	t.Parallel()
 	n, worst := late(t, 24, cutting{delay: latency})
 	require.Positive(t, n)
-	seen(t, "TTL 2 s, blackholed: %d of 24 told too late, by up to %v", n, worst)
+	seen(t, "TTL 2 s, blackholed: %d of 24 holders told too late, by up to %v", n, worst)
 }
 
 func TestControl_F1_RepliesDelayed(t *testing.T) {
 	t.Parallel()
 	n, worst := late(t, 24, cutting{delay: 500 * time.Millisecond})
 	require.Positive(t, n)
-	seen(t, "and with replies delayed by 0.5 s: %d of 24, by up to %v", n, worst)
+	seen(t, "replies delayed by 0.5 s: %d of 24 holders told too late, by up to %v", n, worst)
 }
 
 func TestControl_F2_FirstKeepAliveStuck(t *testing.T) {
 	t.Parallel()
 	n, worst := late(t, 8, cutting{stuck: true})
 	require.Equal(t, 8, n)
-	seen(t, "TTL 2 s, DialTimeout 2 s: 8 of 8 told too late, by up to %v", worst)
+	seen(t, "TTL 2 s, DialTimeout 2 s: 8 of 8 holders told too late, by up to %v", worst)
 }
 
 func TestControl_F3_RevokedByAnother(t *testing.T) {
@@ -105,11 +105,11 @@ func TestControl_F3_RevokedByAnother(t *testing.T) {
 	c := cluster.Client(t, tap)
 	s := incumbent(t, c)
 	require.NoError(t, concurrency.NewMutex(s, lockName(t)).Lock(testCtx(t)))
-	<-renewed // it does that at once, and then after 20 s
+	<-renewed // the client renews at once, and then after 20 s
 	_, err := c.Revoke(testCtx(t), s.Lease())
 	require.NoError(t, err)
 	notTold(t, s)
-	seen(t, "TTL 60 s: the holder is not told of the revocation for 2 s and more (the next renewal is after 20 s)")
+	seen(t, "TTL 60 s: 2 s after the revocation the holder has not been told (the next renewal is after 20 s)")
 }
 
 func TestControl_F5_KeyDeleted(t *testing.T) {
@@ -122,7 +122,7 @@ func TestControl_F5_KeyDeleted(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(testCtx(t)))
 	notTold(t, s)
-	seen(t, "the holder is never told, and another one gets the lock")
+	seen(t, "the holder is not told, and another session gets the lock")
 }
 
 // notTold requires that the session does not end for a while.
@@ -130,7 +130,7 @@ func notTold(t *testing.T, s *concurrency.Session) {
 	t.Helper()
 	select {
 	case <-s.Done():
-		t.Fatal("the holder is told")
+		t.Fatal("the holder was told of the loss")
 	case <-time.After(4 * told):
 	}
 }

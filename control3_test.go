@@ -18,7 +18,7 @@ func TestControl_A7_StrayKeys(t *testing.T) {
 	_, err := c.Put(testCtx(t), name+"/config", "")
 	require.NoError(t, err)
 	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(testCtx(t)), concurrency.ErrLocked)
-	seen(t, "a key that is no entry locks the lock, for ever")
+	seen(t, "a key that is not an entry blocks the lock for ever")
 }
 
 func TestControl_B5_LockerPanics(t *testing.T) {
@@ -27,7 +27,7 @@ func TestControl_B5_LockerPanics(t *testing.T) {
 	_, err := c.Revoke(testCtx(t), s.Lease())
 	require.NoError(t, err)
 	require.Panics(t, concurrency.NewLocker(s, lockName(t)).Lock)
-	seen(t, "its sync.Locker panics when the session is over")
+	seen(t, "its sync.Locker panics when the session has ended")
 }
 
 func TestControl_D6_GuardBeforeLock(t *testing.T) {
@@ -35,7 +35,7 @@ func TestControl_D6_GuardBeforeLock(t *testing.T) {
 	m := concurrency.NewMutex(incumbent(t, c), lockName(t))
 	_, err := c.Txn(testCtx(t)).If(m.IsOwner()).Then(clientv3.OpPut("guarded", "")).Commit()
 	require.ErrorIs(t, err, rpctypes.ErrEmptyKey)
-	seen(t, "where nothing is held, the guard is an error of the whole transaction (%v)", err)
+	seen(t, "if nothing is held, the guard makes the whole transaction fail (%v)", err)
 }
 
 func TestControl_F10_GrantedTTLIgnored(t *testing.T) {
@@ -47,5 +47,5 @@ func TestControl_F10_GrantedTTLIgnored(t *testing.T) {
 	lease, err := c.TimeToLive(testCtx(t), s.Lease())
 	require.NoError(t, err)
 	require.EqualValues(t, 2, lease.GrantedTTL)
-	seen(t, "asked for 1 s, granted %d s: the session does not say so", lease.GrantedTTL)
+	seen(t, "asked for 1 s, granted %d s: the session does not report it", lease.GrantedTTL)
 }

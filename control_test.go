@@ -14,18 +14,18 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// The control: what the tests named TestFault_ do, done to etcd's own packages
-// concurrency and experimental/recipes. Each test here passes when the incumbent
-// is seen to fail, so that its namesake is known to test something. What
-// was seen is logged, and goes into docs/faults.md.
+// The control tests repeat the steps of the tests named TestFault_ with etcd's own packages
+// concurrency and experimental/recipes (the incumbent). A control test passes if the
+// incumbent fails, which shows that the fault test of the same row can fail. The log of
+// seen goes into docs/faults.md.
 
-// seen says in which way the incumbent failed.
+// seen logs how the incumbent failed.
 func seen(t *testing.T, format string, args ...any) {
 	t.Helper()
 	t.Logf("seen: "+format, args...)
 }
 
-// incumbent is a session of the incumbent. Its lease goes with the test.
+// incumbent returns a session of the incumbent. Its lease is revoked when the test ends.
 func incumbent(t *testing.T, c *clientv3.Client, opts ...concurrency.SessionOption) *concurrency.Session {
 	t.Helper()
 	s, err := concurrency.NewSession(c, append([]concurrency.SessionOption{concurrency.WithTTL(60)}, opts...)...)
@@ -34,36 +34,36 @@ func incumbent(t *testing.T, c *clientv3.Client, opts ...concurrency.SessionOpti
 	return s
 }
 
-// async runs f, which may hang, and delivers its error.
+// async runs f, which may hang, and returns a channel that delivers its error.
 func async(f func() error) <-chan error {
 	errs := make(chan error, 1)
 	go func() { errs <- f() }()
 	return errs
 }
 
-// hangs requires that nothing comes for d.
+// hangs requires that no error arrives for d.
 func hangs(t *testing.T, errs <-chan error, d time.Duration) {
 	t.Helper()
 	select {
 	case err := <-errs:
-		t.Fatalf("it does not hang: %v", err)
+		t.Fatalf("the call must hang, but returned: %v", err)
 	case <-time.After(d):
 	}
 }
 
-// result is what comes in the end.
+// result waits for the error.
 func result(t *testing.T, errs <-chan error) error {
 	t.Helper()
 	select {
 	case err := <-errs:
 		return err
 	case <-time.After(hang):
-		t.Fatal("it hangs")
+		t.Fatal("the call hangs")
 		return nil
 	}
 }
 
-// waitsOn waits until n watches were asked for through tap.
+// waitsOn waits until n watches were requested through tap.
 func waitsOn(t *testing.T, tap *etcdtest.Tap, n int) {
 	t.Helper()
 	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= n }, hang, tick)
@@ -87,7 +87,7 @@ func TestControl_A1_LostAcquireReply(t *testing.T) {
 	require.ErrorIs(t, m.Unlock(testCtx(t)), concurrency.ErrLockReleased)
 	require.Len(t, entries(t, c, name), 1)
 	lockedFor(t, name)
-	seen(t, "Lock fails, Unlock says released, the key stays and locks everybody out")
+	seen(t, "Lock fails, Unlock says that the lock is released, but the key stays and blocks all others")
 }
 
 func TestControl_A2_StaleUnlock(t *testing.T) {
@@ -103,7 +103,7 @@ func TestControl_A2_StaleUnlock(t *testing.T) {
 	require.Len(t, entries(t, c, name), 1)
 	require.NoError(t, a.Unlock(testCtx(t)))
 	require.Empty(t, entries(t, c, name))
-	seen(t, "the repeated Unlock deletes the key of the next holder, who is not told")
+	seen(t, "the repeated Unlock deletes the key of the next holder, which is not told")
 }
 
 func TestControl_A3_TryLockLeavesItsEntry(t *testing.T) {
@@ -119,7 +119,7 @@ func TestControl_A3_TryLockLeavesItsEntry(t *testing.T) {
 	require.NoError(t, holder.Unlock(testCtx(t)))
 	require.Len(t, entries(t, c, name), 1)
 	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, cluster.Client(t)), name).TryLock(testCtx(t)), concurrency.ErrLocked)
-	seen(t, "TryLock fails, its key stays and becomes the owner")
+	seen(t, "TryLock fails, but its key stays and becomes the owner")
 }
 
 func TestControl_A4_ResignForgets(t *testing.T) {
@@ -132,7 +132,7 @@ func TestControl_A4_ResignForgets(t *testing.T) {
 	require.ErrorIs(t, e.Resign(ctx), context.Canceled)
 	require.NoError(t, e.Resign(testCtx(t)))
 	require.Len(t, entries(t, c, name), 1)
-	seen(t, "Resign with an ended ctx fails, the second one says done, and the key stays")
+	seen(t, "Resign with an ended ctx fails, the second Resign returns nil, and the key stays")
 }
 
 func TestControl_A5_UnlockFailsOnce(t *testing.T) {
@@ -146,7 +146,7 @@ func TestControl_A5_UnlockFailsOnce(t *testing.T) {
 	require.Error(t, m.Unlock())
 	require.NoError(t, m.Unlock())
 	require.Len(t, entries(t, c, name), 1)
-	seen(t, "RWMutex: Unlock fails, the second one says done, and the key stays; without Lock it panics")
+	seen(t, "RWMutex: Unlock fails, the second Unlock returns nil, and the key stays; without Lock it panics")
 }
 
 func TestControl_B1_CtxOnPartition(t *testing.T) {
@@ -177,11 +177,11 @@ func TestControl_B3_CreationCtx(t *testing.T) {
 	select {
 	case <-s.Done():
 	case <-time.After(hang):
-		t.Fatal("the session lives on")
+		t.Fatal("the session does not end")
 	}
 	require.ErrorIs(t, s.Close(), context.Canceled)
 	require.Len(t, leases(t, c), 1)
-	seen(t, "the session ends with the ctx of its creation, Close fails, and the lease is left")
+	seen(t, "the session ends with the ctx of its creation, Close fails, and the lease stays")
 }
 
 func TestControl_B6_OwnLeaseGone(t *testing.T) {
@@ -198,7 +198,7 @@ func TestControl_B6_OwnLeaseGone(t *testing.T) {
 	hangs(t, locking, time.Second)
 	require.NoError(t, holder.Unlock(testCtx(t)))
 	require.ErrorIs(t, result(t, locking), concurrency.ErrSessionExpired)
-	seen(t, "a waiter whose lease was revoked waits on until the holder leaves")
+	seen(t, "a waiter whose lease was revoked waits until the holder unlocks")
 }
 
 func TestControl_D1_OneSessionTwoHolders(t *testing.T) {
@@ -226,10 +226,10 @@ func TestControl_D2_TryLockBesideAWaiter(t *testing.T) {
 	require.ErrorIs(t, result(t, locking), concurrency.ErrSessionExpired)
 	select {
 	case <-s.Done():
-		t.Fatal("the session has ended indeed")
+		t.Fatal("the session must be alive")
 	default:
 	}
-	seen(t, "TryLock removes the place of a waiter of its session, who then hears that the session expired")
+	seen(t, "TryLock removes the entry of a waiter of its session, which is then told that the session expired")
 }
 
 func TestControl_D4_NestedNames(t *testing.T) {
@@ -237,7 +237,7 @@ func TestControl_D4_NestedNames(t *testing.T) {
 	c, name := cluster.Client(t), lockName(t)
 	require.NoError(t, concurrency.NewMutex(incumbent(t, c), name+"/b").Lock(testCtx(t)))
 	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(testCtx(t)), concurrency.ErrLocked)
-	seen(t, "the lock a is locked since a/b is")
+	seen(t, "the lock a can't be taken because a/b is held")
 }
 
 func TestControl_E1_TwoWriters(t *testing.T) {
@@ -277,7 +277,7 @@ func TestControl_E2_PhantomLeader(t *testing.T) {
 	require.NoError(t, leader.Resign(testCtx(t)))
 	require.NoError(t, result(t, campaign))
 	require.Empty(t, entries(t, c, name))
-	seen(t, "Campaign says elected to one who has no key and no lease")
+	seen(t, "Campaign elects a candidate that has no key and no lease")
 }
 
 func TestControl_C1_IsolatedMember(t *testing.T) {
@@ -302,10 +302,10 @@ func TestControl_C1_IsolatedMember(t *testing.T) {
 	hangs(t, locking, 5*time.Second)
 	x.Heal()
 	require.NoError(t, result(t, locking))
-	seen(t, "a waiter whose watch is on a member that is cut off hangs until that is healed")
+	seen(t, "a waiter whose watch is on a member that is cut off hangs until the cluster heals")
 }
 
-// compactPast writes elsewhere and compacts that away.
+// compactPast writes other keys and compacts their history.
 func compactPast(t *testing.T, c *clientv3.Client) {
 	t.Helper()
 	var rev int64

@@ -3,6 +3,9 @@ package etcdlock
 import (
 	"cmp"
 	"slices"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // Those who wait for one lock on one client: if they are a good part of its queue they
@@ -15,11 +18,9 @@ const crowdShare = 4
 
 // crowd is the key of the watch that all on one client can share who wait for the lock.
 func (e *entry) crowd() shareKey {
-	from, _ := exclusiveRange(e.name)
-	_, end := sharedRange(e.name)
-	e.s.mu.Lock()
-	defer e.s.mu.Unlock()
-	return shareKey{e.s.watcher.scope, from, end}
+	from, _ := keyspace.Exclusives(e.name)
+	_, end := keyspace.Shareds(e.name)
+	return shareKey{e.s.etcd.WatchScope(), from, end}
 }
 
 // A crowd is all who wait for a lock on one client.
@@ -67,7 +68,7 @@ func (w *waiter) lineUp() (before *waiter) {
 	switch {
 	case w.passed:
 		return nil
-	case w.wants == readHold, w.crowded, w.looked && len(w.next) == 0:
+	case w.mode == readMode, w.crowded, w.viewKnown && len(w.Next) == 0:
 		w.passOn()
 		return nil
 	}
@@ -94,7 +95,7 @@ func (w *waiter) passOn() {
 	if w.passed {
 		return
 	}
-	w.passed, w.passedAt = true, w.at
+	w.passed, w.passedAt = true, w.At
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
 	if i := slices.Index(w.in.line, w); i >= 0 {
@@ -120,17 +121,17 @@ func (k shareKey) crowded(more int, size int64) bool {
 // viewOf is the view of an entry that has seen all of the queue. One of a crowd waits
 // for all exclusive ones below, however many: the watch that it shares tells of all of
 // them, and it needs no look when it comes near the front.
-func (e *entry) viewOf(queue []queued) view {
-	v, _ := blocker(e.name, e.wants.kind(), e.rev, queue, true)
-	if len(v.next) == 0 || e.wants == readHold || !e.crowd().crowded(1, int64(len(queue))) {
+func (e *entry) viewOf(entries []queue.Entry) queue.View {
+	v, _ := queue.Blockers(e.name, e.mode.kind(), e.rev, entries, true)
+	if len(v.Next) == 0 || e.mode == readMode || !e.crowd().crowded(1, int64(len(entries))) {
 		return v
 	}
-	all := view{last: true}
-	for _, q := range queue {
-		switch kindOf(e.name, q.key) {
-		case exclusive:
-			all.blockers = append(all.blockers, q)
-		case shared:
+	all := queue.View{Last: true}
+	for _, q := range entries {
+		switch keyspace.KindOf(e.name, q.Key) {
+		case keyspace.Exclusive:
+			all.Blockers = append(all.Blockers, q)
+		case keyspace.Shared:
 			return v
 		}
 	}

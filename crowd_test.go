@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // A line is waiters of one session in a long queue, behind so many of others.
@@ -32,8 +34,8 @@ func newLine(t *testing.T, others, waiters int) *line {
 	}
 	l.s = l.session(5)
 	t.Cleanup(func() {
-		l.s.end(ErrSessionClosed, "test")
-		l.s.leaseGone()
+		l.s.terminate(ErrSessionClosed, "test")
+		l.s.endLease()
 	})
 	l.step = func(ctx context.Context, what string) error {
 		if l.silent.Load() {
@@ -84,19 +86,19 @@ func (l *line) pass(t *testing.T) {
 // when those come near, in time for their own turn.
 func TestLine(t *testing.T) {
 	for others, reads := range map[int]int{
-		txnLimit - abreast: abreast + 1 + 1, // what is left, each; and the last one, to which the txn has not shown all, what blocks it
-		3 * txnLimit:       2 * (abreast + 1),
+		enqueueReadLimit - abreast: abreast + 1 + 1, // what is left, each; and the last one, to which the txn has not shown all, what blocks it
+		3 * enqueueReadLimit:       2 * (abreast + 1),
 	} {
 		t.Run(fmt.Sprint(others), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newLine(t, others, abreast+1)
 				require.Equal(t, abreast, l.openWatches())
 				require.EqualValues(t, abreast, l.watches.Load())
-				l.leave(others - near - 1)
+				l.leave(others - queue.Lookahead - 1)
 				require.Equal(t, abreast, l.openWatches(), "the first is not near yet")
 				l.leave(1)
 				require.Equal(t, abreast+1, l.openWatches(), "now it is")
-				l.leave(near)
+				l.leave(queue.Lookahead)
 				l.pass(t)
 				n := len(l.tickets)
 				require.EqualValues(t, 2*n, l.watches.Load())
@@ -111,7 +113,7 @@ func TestLine_SomeGiveUp(t *testing.T) {
 	for _, gone := range [][]int{{0}, {1}, {2}, {0, 1}, {1, 0}, {1, 3}, {0, 1, 2, 3}} {
 		t.Run(fmt.Sprint(gone), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := newLine(t, 3*txnLimit, abreast+3)
+				l := newLine(t, 3*enqueueReadLimit, abreast+3)
 				for _, i := range gone {
 					require.NoError(t, l.tickets[i].Cancel(t.Context()))
 					synctest.Wait()
@@ -120,7 +122,7 @@ func TestLine_SomeGiveUp(t *testing.T) {
 					l.tickets = slices.Delete(l.tickets, i, i+1)
 				}
 				require.LessOrEqual(t, l.openWatches(), abreast)
-				l.leave(3 * txnLimit)
+				l.leave(3 * enqueueReadLimit)
 				l.pass(t)
 			})
 		})
@@ -149,7 +151,7 @@ func TestLine_NobodyPassesOn(t *testing.T) {
 	for _, mishap := range []string{"none", "etcd does not answer at first"} {
 		t.Run(mishap, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				l := newLine(t, 3*txnLimit, 0)
+				l := newLine(t, 3*enqueueReadLimit, 0)
 				_, leave := standIn(l.s)
 				tk, err := NewMutex(l.s, "a").Enqueue(t.Context())
 				require.NoError(t, err)
@@ -160,7 +162,7 @@ func TestLine_NobodyPassesOn(t *testing.T) {
 					l.silent.Store(true)
 					time.AfterFunc(l.s.ttl/8*5, func() { l.silent.Store(false) })
 				}
-				l.leave(3 * txnLimit)
+				l.leave(3 * enqueueReadLimit)
 				start := time.Now()
 				h, err := tk.Wait(t.Context())
 				require.NoError(t, err)
@@ -176,23 +178,23 @@ func TestLine_NobodyPassesOn(t *testing.T) {
 // revision of theirs, in which it is not in the queue.
 func TestLine_PassedBelowOwnRevision(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLine(t, 3*txnLimit, 0)
+		l := newLine(t, 3*enqueueReadLimit, 0)
 		_, leave := standIn(l.s)
 		c := shares.crowds[(&entry{s: l.s, name: "a"}).crowd()]
-		w := newWaiter(&NewMutex(l.s, "a").l.entry(t.Context(), l.s, mutexHold).entry, view{size: 100}, false)
-		_ = w.begin(t.Context())
-		w.lookAt = 0 // as recheck leaves it where etcd does not answer
-		w.rev = maxRev - 1
+		w := newWaiter(&NewMutex(l.s, "a").l.entry(t.Context(), l.s, mutexMode).entry, queue.View{Size: 100}, false)
+		_ = w.start(t.Context())
+		w.viewRev = 0 // as recheck leaves it where etcd does not answer
+		w.rev = queue.MaxRev - 1
 		w.before = w.lineUp()
 		require.Same(t, c.line[0], w.before)
-		w.before.looked, w.before.at = true, 7
+		w.before.viewKnown, w.before.At = true, 7
 		w.before.passOn()
 		require.NoError(t, w.awaitTurn(t.Context()))
-		require.Zero(t, w.lookAt)
-		w.lookAt = 5
+		require.Zero(t, w.viewRev)
+		w.viewRev = 5
 		require.NoError(t, w.awaitTurn(t.Context()))
-		require.EqualValues(t, 7, w.lookAt)
-		w.end()
+		require.EqualValues(t, 7, w.viewRev)
+		w.stop()
 		leave()
 	})
 }
@@ -200,13 +202,13 @@ func TestLine_PassedBelowOwnRevision(t *testing.T) {
 // Who is in line hears that its own entry is gone at the latest when it asks by itself.
 func TestLine_EntryDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLine(t, 3*txnLimit, abreast+2)
+		l := newLine(t, 3*enqueueReadLimit, abreast+2)
 		last := l.tickets[abreast+1]
 		l.del(last.h.key)
 		_, err := last.Wait(t.Context())
 		require.ErrorIs(t, err, ErrLost)
 		l.tickets = l.tickets[:abreast+1]
-		l.leave(3 * txnLimit)
+		l.leave(3 * enqueueReadLimit)
 		l.pass(t)
 	})
 }
@@ -214,7 +216,7 @@ func TestLine_EntryDeleted(t *testing.T) {
 // Readers ask by themselves. So do those in front when etcd is in trouble, and no others.
 func TestLine_NotInIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLine(t, 3*txnLimit, abreast+1)
+		l := newLine(t, 3*enqueueReadLimit, abreast+1)
 		watches := l.openWatches()
 		tk, err := NewRWMutex(l.s, "a").REnqueue(t.Context())
 		require.NoError(t, err)
@@ -224,7 +226,7 @@ func TestLine_NotInIt(t *testing.T) {
 		l.breakWatches()
 		<-time.After(time.Second)
 		require.Equal(t, abreast, l.openWatches())
-		l.leave(3 * txnLimit)
+		l.leave(3 * enqueueReadLimit)
 		l.pass(t)
 	})
 }

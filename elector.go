@@ -6,19 +6,19 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"math/rand/v2"
 	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// An Elector makes one process of many the leader of a name: the one that holds
-// the [Mutex] of that name, and so the one that has waited longest. A term is
-// one hold of it. It is safe for concurrent use, and must not be copied.
+// An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that
+// name, and so the one that has waited longest. A term is one hold of it. It is safe for concurrent use,
+// and must not be copied.
 type Elector struct {
-	client *clientv3.Client
+	client *Client
 	name   string
 	config electorConfig
 	err    error // of every call
@@ -30,54 +30,49 @@ type Elector struct {
 	lost time.Time // when that lead was told that its term is lost, zero before
 }
 
-// NewElector makes an Elector; it makes no request. A client, a name or an option
-// that is not valid is an error of every call. WithLease is none for an elector,
-// which grants leases as it needs them.
-func NewElector(client *clientv3.Client, name string, opts ...ElectorOption) *Elector {
-	e := &Elector{client: client, name: name}
+// Elector makes an Elector. It makes no request. A name or an option that is not valid is an error of
+// every call. Its terms are in the Client's sessions.
+func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
+	e := &Elector{client: c, name: name}
 	for _, o := range opts {
 		o.applyElector(&e.config)
 	}
-	e.err = cmp.Or(checkLook(client, name), e.config.err)
+	e.err = cmp.Or(c.checkLook(name), e.config.err)
 	return e
 }
 
-// Run waits until this process leads, runs lead on the caller's goroutine, and
-// resigns when lead has returned. lead's ctx ends when ctx does, and when the
-// term is lost, with its cause, ErrLost: before anybody else can lead because the
-// lease was not renewed, and within 500 ms if somebody removed the entry or the
-// lease. term is for lead to protect what it writes, by Held.Token or Held.Txn.
+// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has
+// returned. lead's ctx ends when ctx does, and when the term is lost, with its cause, ErrLost: before
+// anybody else can lead if the lease was not renewed, and within 500 ms if somebody removed the entry or
+// the lease. term is for lead to protect what it writes, by [Held.Token] or [Held.Txn].
 //
 // What Run does next depends on whether the term lasted until lead returned:
 //
-//   - It did: Run returns what lead returned, an error or nil, also when that was
-//     for the end of ctx, or etcd is away and can't confirm the resignation.
-//   - It was lost: Run campaigns again, whatever lead returned, since most
-//     functions answer the end of their ctx with nil or its error; another error
-//     is only logged (see WithLogger). It does so at the end of the queue, in a
-//     new session if the old one was lost, and after a pause that grows while
-//     terms are short (50 ms to 5 s, jittered).
+//   - It did: Run returns what lead returned, an error or nil. So it does if lead returned for the end of
+//     ctx, or if etcd is away and can't confirm the resignation.
+//   - It was lost: Run campaigns again, whatever lead returned, since most functions answer the end of
+//     their ctx with nil or its error; another error is only logged (see WithLogger). It does so at the
+//     end of the queue, in a new session if the old one was lost, and after a pause that grows while terms
+//     are short (50 ms to 5 s, jittered).
 //   - lead panics: Run resigns, and the panic goes on.
 //
-// If ctx ends while this process does not lead, Run returns ctx's error. So, unless
-// ctx ends, Run returns for lead's own reasons only, or with etcd's error if it
-// refuses for good, such as for rights. It campaigns on while etcd is away, for as
-// long as that takes, and when it has no space.
+// If ctx ends while this process does not lead, Run returns ctx's error. So, unless ctx ends, Run returns
+// for lead's own reasons only, or with etcd's error if etcd refuses for good, for example for rights. It
+// campaigns on while etcd is away, for as long as that takes, and when etcd has no space.
 //
-// Run never calls lead again before the last call has returned, in this process.
-// A lead that ignores the end of its ctx keeps Run from campaigning; if its term
-// was lost, somebody else leads beside it. WithOverrun and Check tell of that. If
-// ctx ended and the term was not lost, the process leads until lead returns.
+// Run never calls lead again before the last call has returned, in this process. A lead that ignores the
+// end of its ctx keeps Run from campaigning; if its term was lost, somebody else leads beside it.
+// WithOverrun and Check report that. If ctx ended and the term was not lost, the process leads until lead
+// returns.
 //
-// To resign is to unlock, which lets the next one in line lead at once, and to
-// close the session. Run blocks until etcd has confirmed that, for two TTLs at the
-// most; the lease expires by itself then. So a process that ends should wait for
-// Run. One Run of an Elector at a time: another one is an error.
+// To resign is to unlock, which lets the next one in line lead at once. Run blocks until etcd has
+// confirmed that, or that its place in the queue is gone, for a TTL at the most. So a process that ends
+// should wait for Run, and then close the Client. One Run of an Elector at a time: another one is an
+// error.
 //
-// A campaign costs what Mutex.Lock does, and waiting or leading a renewal each
-// third of the TTL.
+// A campaign costs what [Mutex.Lock] does.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
-	if err := e.misuse(); err != nil {
+	if err := e.usable(); err != nil {
 		return wrap("run elector", e.name, err)
 	}
 	if lead == nil {
@@ -90,9 +85,10 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *
 	return e.run(ctx, lead)
 }
 
-func (e *Elector) misuse() error {
+// usable is the error of every call, if there is one.
+func (e *Elector) usable() error {
 	if e.client == nil && e.err == nil {
-		return errors.New("it was not made with NewElector")
+		return errors.New("it was not made by a Client")
 	}
 	return e.err
 }
@@ -103,73 +99,90 @@ const (
 )
 
 func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) error) error {
-	pool := NewPool(e.client, e.config.session...)
-	defer e.leave(ctx, pool)
-	lock := newLock(pool, e.name)
-	said := false
-	for delay := campaignMin; ; delay = min(2*delay, campaignMax) {
-		term, err := lock.lock(ctx, "campaign for", mutexHold)
+	lock := newLock(e.client, e.name)
+	logged := false
+	for retry := (etcd.Backoff{Min: campaignMin, Max: campaignMax}); ; {
+		term, err := e.campaign(ctx, &lock)
 		switch {
 		case err == nil:
 			began := time.Now()
-			said = false
+			logged = false
 			var gone error
 			if err, gone = e.serve(ctx, term, lead); !errors.Is(gone, ErrLost) {
 				return err
 			}
-			if err != nil && !isContextErr(err) && !errors.Is(err, ErrLost) {
+			if err != nil && !etcd.IsCtxError(err) && !errors.Is(err, ErrLost) {
 				term.s.log.Warn("lead failed in a term that was lost", "elector", e.name, "token", term.Token(), "error", err)
 			}
 			if time.Since(began) > term.s.TTL() {
-				delay = campaignMin
+				retry.Reset()
 			}
 		case errors.Is(err, ErrLost), errors.Is(err, rpctypes.ErrNoSpace):
 			// Somebody removed its entry; or etcd is full, for a while.
-			if !said {
-				pool.config.log.Warn("campaigning goes on in spite of trouble", "elector", e.name, "error", err)
+			if !logged {
+				e.client.config.log.Warn("campaign failed, another one follows", "elector", e.name, "error", err)
 			}
-			said = true
+			logged = true
 		default:
 			return err
 		}
-		_ = pause(ctx, delay/2+rand.N(delay)) // ctx is looked at next
+		_ = retry.Wait(ctx) // ctx is looked at next
 	}
 }
 
-// serve runs lead for a term, and resigns. gone says whether the term lasted
-// until lead returned: ErrLost, or nil, or ErrNotHeld if lead resigned itself.
+// campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the
+// queue is gone, or after a TTL.
+func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
+	var h *Held
+	term, err := acquire(ctx, l, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, it *Held) (*Held, error) {
+		h = it
+		return lockEntry(ctx, it)
+	})
+	if err != nil && ctx.Err() != nil && h != nil && h.rev != 0 {
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.s.TTL())
+		defer cancel()
+		_, _ = h.remove(bound, h.s.leaseCtx) // again, beside the one in the background: to wait for it
+	}
+	return term, err
+}
+
+// serve runs lead for a term, and resigns. gone says whether the term lasted until lead returned: ErrLost,
+// or nil, or ErrNotHeld if lead resigned itself.
 func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Context, *Held) error) (err, gone error) {
 	// The key lets lead unlock the term with the ctx that ends by that.
 	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, doOf{term}, true))
 	defer cancel(nil)
-	e.lead(term)
+	e.setTerm(term)
 	returned := make(chan struct{})
 	var supervisor sync.WaitGroup
 	supervisor.Go(func() { e.supervise(term, cancel, returned) })
 	defer func() { // also when lead panics
 		close(returned)
 		supervisor.Wait()
-		e.lead(nil)
+		e.setTerm(nil)
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), term.s.TTL())
 		defer cancel()
 		lasted := term.Err() == nil
 		gone = term.unlock(ctx)
-		if lasted && errors.Is(gone, ErrSessionExpired) {
+		if lasted && (errors.Is(gone, ErrSessionExpired) || errors.Is(gone, ErrSessionClosed)) {
 			gone = nil // the session has lasted until now, and ended without etcd's answer
+		}
+		if lasted && gone != nil && !errors.Is(gone, ErrNotHeld) {
+			e.client.config.log.Warn("resigned without etcd's confirmation", "elector", e.name, "error", gone)
 		}
 	}()
 	return lead(ctx, term), nil
 }
 
-// lead notes that lead runs for term, or for none.
-func (e *Elector) lead(term *Held) {
+// setTerm notes that lead runs for term, or for none.
+func (e *Elector) setTerm(term *Held) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.term, e.lost = term, time.Time{}
 }
 
-// supervise ends lead's ctx when the term ends, and tells of a lead that goes on
-// after that. It ends when lead has returned.
+// supervise ends lead's ctx when the term ends, and reports a lead that goes on after that. It ends when
+// lead has returned.
 func (e *Elector) supervise(term *Held, cancel context.CancelCauseFunc, returned <-chan struct{}) {
 	select {
 	case <-term.Done():
@@ -195,17 +208,8 @@ func (e *Elector) supervise(term *Held, cancel context.CancelCauseFunc, returned
 	}
 }
 
-// leave closes the pool, and with it whatever place in the queue is left.
-func (e *Elector) leave(ctx context.Context, pool *Pool) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(pool.config.ttl, minTTL))
-	defer cancel()
-	if err := pool.Close(ctx); err != nil && pool.config.log != nil {
-		pool.config.log.Warn("elector left without etcd's confirmation", "elector", e.name, "error", err)
-	}
-}
-
-// IsLeader reports whether lead runs and its term can be vouched for at this
-// moment, by Held.Valid. It asks nobody.
+// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It
+// makes no request.
 func (e *Elector) IsLeader() bool {
 	e.mu.Lock()
 	term := e.term
@@ -213,10 +217,9 @@ func (e *Elector) IsLeader() bool {
 	return term != nil && term.Valid()
 }
 
-// Check returns an error if lead still runs although its term was lost more than
-// grace ago, and so may act beside another leader: for a health check that has
-// such a process restarted. It asks nobody, and is nil in any other state, also
-// where this process does not lead at all.
+// Check returns an error if lead still runs although its term was lost more than grace ago, and so may act
+// beside another leader: for a health check that has such a process restarted. It makes no request, and is
+// nil in any other state, also if this process does not lead at all.
 func (e *Elector) Check(grace time.Duration) error {
 	e.mu.Lock()
 	term, lost := e.term, e.lost
@@ -235,31 +238,31 @@ func (e *Elector) Check(grace time.Duration) error {
 	return wrap("check elector", e.name, fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
 }
 
-// Leader is the entry of whoever leads at the moment, by one linearizable read:
-// its Owner is what WithOwner says. It returns ErrNoLeader if nobody leads. It
-// has no TTLs; see Inspect. It blocks until etcd has answered, or ctx ends.
+// Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner
+// says. It returns ErrElectionNoLeader if nobody leads. It has no TTLs; see [Client.Inspect]. It blocks
+// until etcd has answered, or ctx ends.
 func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	leader, err := e.leader(ctx)
 	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
 }
 
 func (e *Elector) leader(ctx context.Context) (Entry, error) {
-	if err := e.misuse(); err != nil {
+	if err := e.usable(); err != nil {
 		return Entry{}, err
 	}
-	c, err := readContent(ctx, e.client, e.name)
+	s, err := readSnapshot(ctx, etcd.NewClient(e.client.etcd), e.name)
 	if err != nil {
 		return Entry{}, err
 	}
-	leader := c.queue().leader()
+	leader := newQueue(s).leader()
 	if leader == (Entry{}) {
-		err = ErrNoLeader
+		err = ErrElectionNoLeader
 	}
 	return leader, err
 }
 
-// leader is the entry that leads, the zero Entry if none does: readers of the
-// name, which an RWMutex makes, lead nobody.
+// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes,
+// lead nobody.
 func (q Queue) leader() Entry {
 	if len(q.Entries) == 0 || q.Entries[0].Read {
 		return Entry{}
@@ -267,18 +270,17 @@ func (q Queue) leader() Entry {
 	return q.Entries[0]
 }
 
-// Observe yields the leader as it is, then again each time another one leads, or
-// another term begins, or nobody leads any more, which is the zero Entry. It
-// goes by Watch, and what that says of a slow consumer, of trouble with etcd, of
-// the error that comes last, and of the cost goes for it too.
+// Observe yields the leader as it is, then again each time another one leads, or another term begins, or
+// nobody leads any more, which is the zero Entry. It goes by [Client.Watch]; what that says of a slow loop,
+// of outages, of the error that comes last, and of the cost goes for it too.
 func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		if err := e.misuse(); err != nil {
+		if err := e.usable(); err != nil {
 			yield(Entry{}, wrap("observe", e.name, err))
 			return
 		}
 		first, last := true, Entry{}
-		for q, err := range Watch(ctx, e.client, e.name) {
+		for q, err := range e.client.Watch(ctx, e.name) {
 			leader := q.leader()
 			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token {
 				continue // something changed behind it

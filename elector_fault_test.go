@@ -15,18 +15,19 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// Electors that lose etcd.
+// Electors that lose their connection to etcd.
 
-// A lead is one call of a lead function, from its begin until its ctx had ended.
+// A leadTime is one call of a lead function: when it began, and when its ctx had ended.
 type leadTime struct{ began, over time.Time }
 
-// A log is what several electors of one name did.
+// A leadLog records the leads of several electors of one name.
 type leadLog struct {
 	mu    sync.Mutex
 	leads []leadTime
-	began chan struct{} // capacity 1: another lead has begun
+	began chan struct{} // capacity 1: a lead has begun
 }
 
 // lead leads until ctx ends.
@@ -48,29 +49,29 @@ func (l *leadLog) lead(ctx context.Context, _ *Held) error {
 	return ctx.Err()
 }
 
-// requireApart requires that each lead's ctx had ended before the next one began,
-// and returns them in their order. A lead may have woken up late, by as much, to see
-// the end of its ctx.
+// requireApart requires that the ctx of each lead had ended before the next lead began, and
+// returns the leads in order. A lead may have noticed the end of its ctx late, by at most
+// late.
 func (l *leadLog) requireApart(t *testing.T, late time.Duration) []leadTime {
 	t.Helper()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	leads := slices.SortedFunc(slices.Values(l.leads), func(a, b leadTime) int { return a.began.Compare(b.began) })
 	for i := 1; i < len(leads); i++ {
-		require.False(t, leads[i-1].over.IsZero(), "lead %d has not ended when the next one begins", i-1)
-		require.True(t, leads[i-1].over.Before(leads[i].began.Add(late)), "lead %d overlaps the next one by %v", i-1, leads[i-1].over.Sub(leads[i].began))
+		require.False(t, leads[i-1].over.IsZero(), "lead %d has not ended when the next lead begins", i-1)
+		require.True(t, leads[i-1].over.Before(leads[i].began.Add(late)), "lead %d overlaps the next lead by %v", i-1, leads[i-1].over.Sub(leads[i].began))
 	}
 	return leads
 }
 
-// The leader loses etcd, at any moment between two renewals. Its lead's ctx ends
-// before the next leader begins.
+// The leader loses its connection at any moment between two renewals. The ctx of its lead
+// ends before the next leader begins.
 func TestElector_CutOff(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	direct := own.Client(t)
 	lateness := measureLateness(t)
-	turns := make(chan struct{}, 20) // to begin; or it is the machine that is too slow
+	turns := make(chan struct{}, 20) // limits how many begin at once, so that the machine is not too slow
 	logs := make([]leadLog, runs(t))
 	var wg sync.WaitGroup
 	for i := range logs {
@@ -93,7 +94,7 @@ func TestElector_CutOff(t *testing.T) {
 		gap := leads[1].began.Sub(leads[0].over)
 		earliest, latest = min(earliest, gap), max(latest, gap)
 	}
-	t.Logf("shown: TTL %v, %d runs: the next lead began %v to %v after the ctx of the one cut off had ended",
+	t.Logf("shown: TTL %v, %d runs: the next lead began %v to %v after the ctx of the lead that was cut off had ended",
 		cutOffTTL, len(logs), earliest.Round(time.Millisecond), latest.Round(time.Millisecond))
 }
 
@@ -118,7 +119,11 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 	run := func(c *clientv3.Client) (stop func() error) {
 		ctx, cancel := context.WithCancel(ctx)
 		done := make(chan error, 1)
-		wg.Go(func() { done <- NewElector(c, name, WithTTL(cutOffTTL)).Run(ctx, log.lead) })
+		wg.Go(func() {
+			locks := New(c, WithTTL(cutOffTTL))
+			defer locks.Close()
+			done <- locks.Elector(name).Run(ctx, log.lead)
+		})
 		return func() error { cancel(); return <-done }
 	}
 	begins := func() error {
@@ -126,23 +131,23 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 		case <-log.began:
 			return nil
 		case <-ctx.Done():
-			return errors.New("nobody leads")
+			return errors.New("no elector leads")
 		}
 	}
 	turns <- struct{}{}
 	stopFirst := run(client)
 	err = begins()
 	stopSecond := run(direct)
-	for err == nil { // until the second one is in the queue
+	for err == nil { // until the second elector is in the queue
 		got, gerr := direct.Get(ctx, name+"/", clientv3.WithPrefix(), clientv3.WithCountOnly())
 		if err = gerr; err == nil && got.Count == 2 {
 			break
 		}
-		err = cmp.Or(err, pause(ctx, tick))
+		err = cmp.Or(err, etcd.Sleep(ctx, tick))
 	}
 	<-turns
 	if err == nil {
-		err = pause(ctx, rand.N(cutOffTTL/3))
+		err = etcd.Sleep(ctx, rand.N(cutOffTTL/3))
 	}
 	proxy.Blackhole(etcdtest.Both)
 	err = cmp.Or(err, begins())
@@ -154,8 +159,8 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 	return err
 }
 
-// etcd is away for three TTLs: nobody leads meanwhile, campaigns resume by
-// themselves when it is back, and none of them has been busy until then.
+// etcd does not answer for three TTLs. Meanwhile no elector leads, and none makes more than
+// a few requests. When etcd answers again, the electors campaign again.
 func TestElector_EtcdAway(t *testing.T) {
 	t.Parallel()
 	const ttl = 2 * time.Second
@@ -167,7 +172,7 @@ func TestElector_EtcdAway(t *testing.T) {
 	var electors []*Elector
 	c := own.Client(t)
 	for i := range 3 {
-		e := NewElector(own.Client(t, tap), "a", WithTTL(ttl))
+		e := newElector(t, own.Client(t, tap), "a", WithTTL(ttl))
 		electors = append(electors, e)
 		wg.Go(func() {
 			if err := e.Run(ctx, log.lead); !errors.Is(err, context.Canceled) {
@@ -185,49 +190,52 @@ func TestElector_EtcdAway(t *testing.T) {
 	for _, e := range electors {
 		require.False(t, e.IsLeader())
 	}
-	require.Empty(t, log.began, "somebody leads without etcd")
-	// Etcd's client repeats a LeaseGrant by itself, each 25 ms; without a connection
-	// that does not leave the process.
-	require.Less(t, calls, 3*int(3*ttl/(10*time.Millisecond)), "they are busy")
+	require.Empty(t, log.began, "no elector may lead during an outage")
+	// etcd's client repeats a LeaseGrant by itself every 25 ms; without a connection these
+	// attempts do not leave the process.
+	require.Less(t, calls, 3*int(3*ttl/(10*time.Millisecond)), "the electors must pause between attempts")
 	require.NoError(t, own.Member(0).Restart(testCtx(t)))
 	back := time.Now()
 	select {
 	case <-log.began:
 	case <-time.After(hang):
-		t.Fatal("nobody campaigns")
+		t.Fatal("no elector leads after the outage")
 	}
-	t.Logf("shown: etcd away for %v: %d attempts by 3 electors, the next leader %v after", 3*ttl, calls, time.Since(back).Round(time.Millisecond))
+	t.Logf("shown: outage of %v: %d attempts by 3 electors, the next leader %v after its end", 3*ttl, calls, time.Since(back).Round(time.Millisecond))
 	queueIs(t, c, "a", 3)
 	cancel()
 	wg.Wait()
 	queueIs(t, c, "a", 0)
+	for _, e := range electors {
+		require.NoError(t, e.client.Close())
+	}
 	require.Zero(t, leases(t, c))
 	log.requireApart(t, 0)
 }
 
-// It is to resign and etcd does not answer: Run ends all the same, when the lease
-// must have expired.
+// The elector must resign while etcd does not answer: Run returns when the lease must have
+// expired.
 func TestElector_ResignWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
-	a := runElector(t, NewElector(own.Client(t), "a", WithTTL(time.Second)))
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
 	term := a.leads(t)
-	b := runElector(t, NewElector(own.Client(t), "a", WithTTL(time.Second)))
+	b := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
 	queueIs(t, own.Client(t), "a", 2)
 	own.Member(0).Kill()
 	a.cancel()
 	b.cancel()
 	require.ErrorIs(t, b.result(t), context.Canceled)
 	term.returns(nil)
-	require.ErrorIs(t, a.result(t), context.Canceled, "the term was lost meanwhile")
+	require.ErrorIs(t, a.result(t), context.Canceled, "the term must not be lost before Run returns")
 }
 
-// lead returns for its own reasons while etcd is away, and before its term is lost:
-// Run returns too, although etcd does not confirm that the term lasted.
+// lead returns by itself during an outage, before its term is lost. Run returns too, although
+// etcd can't confirm that the term lasted until then.
 func TestElector_LeadReturnsWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
-	a := runElector(t, NewElector(own.Client(t), "a", WithTTL(5*time.Second)))
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(5*time.Second)))
 	term := a.leads(t)
 	own.Member(0).Kill()
 	failed := errors.New("failed")

@@ -23,7 +23,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// Electors in processes of their own, which are this test binary, run again.
+// Electors in separate processes. Each process is this test binary, started again.
 
 func init() { helpers["replica"] = replicaProcess }
 
@@ -33,10 +33,10 @@ type replicaArg struct {
 	Seconds   int // of TTL
 }
 
-// replicaProcess is a replica of a service: it campaigns and leads until SIGTERM.
-// What its leads see goes into etcd, which orders it: <name>.log/<token>/began, in a
-// transaction of the term, and .../ended when the lead's ctx has; the values are the
-// times, which compare since all replicas are on one machine.
+// replicaProcess is a replica of a service: it campaigns and leads until SIGTERM. It writes
+// the events of its leads to etcd, which orders them: <name>.log/<token>/began in a
+// transaction of the term, and .../ended when the lead's ctx has ended. The values are times,
+// which can be compared because all replicas run on one machine.
 func replicaProcess(arg string, _ *bufio.Reader) error {
 	var a replicaArg
 	if err := json.Unmarshal([]byte(arg), &a); err != nil {
@@ -49,7 +49,9 @@ func replicaProcess(arg string, _ *bufio.Reader) error {
 		return err
 	}
 	defer c.Close()
-	e := NewElector(c, a.Name, WithTTL(time.Duration(a.Seconds)*time.Second))
+	locks := New(c, WithTTL(time.Duration(a.Seconds)*time.Second))
+	defer locks.Close()
+	e := locks.Elector(a.Name)
 	err = e.Run(ctx, func(ctx context.Context, term *Held) error {
 		log := fmt.Sprintf("%s.log/%d/", a.Name, term.Token())
 		now := func() string { return strconv.FormatInt(time.Now().UnixNano(), 10) }
@@ -59,7 +61,7 @@ func replicaProcess(arg string, _ *bufio.Reader) error {
 		<-ctx.Done()
 		ended := now()
 		if !e.IsLeader() {
-			return errors.New("it was not to lose its term")
+			return errors.New("the replica must not lose its term")
 		}
 		if _, err := c.Put(context.WithoutCancel(ctx), log+"ended", ended); err != nil {
 			return err
@@ -72,15 +74,15 @@ func replicaProcess(arg string, _ *bufio.Reader) error {
 	return json.NewEncoder(os.Stdout).Encode("resigned")
 }
 
-// A term as etcd saw it, by revisions: its entry's, and those of what its lead wrote;
-// and the times that are in that.
+// A termSeen is a term as etcd has seen it: the revisions of its entry and of the keys that
+// its lead wrote, and the times that those contain.
 type termSeen struct {
 	token, gone  int64
 	began, ended int64
 	at           map[string]time.Time
 }
 
-// seenTerms follows the terms of a name; wait waits until n of them have come so far.
+// seenTerms follows the terms of a name. wait waits until n terms have reached the step what.
 func seenTerms(t *testing.T, c *clientv3.Client, name string) (terms func() []*termSeen, wait func(what string, n int)) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(testCtx(t))
@@ -130,13 +132,13 @@ func seenTerms(t *testing.T, c *clientv3.Client, name string) (terms func() []*t
 					see(ev)
 				}
 			case <-ctx.Done():
-				t.Fatalf("not so far: %d terms %s", n, what)
+				t.Fatalf("%d terms have not reached the step %s", n, what)
 			}
 		}
 	}
 }
 
-// exits requires that the replica ends by itself, and well.
+// exits requires that the replica ends by itself and without an error.
 func exits(t *testing.T, p *process) {
 	t.Helper()
 	var said string
@@ -145,10 +147,10 @@ func exits(t *testing.T, p *process) {
 	require.NoError(t, p.cmd.Wait())
 }
 
-// A Deployment of three replicas is rolled: a new one starts, the oldest gets
-// SIGTERM, which always is the leader. All in all nobody leads for no longer than
-// it takes to hand over three times, far from a TTL; no two lead at once; and each
-// lead's ctx has ended before the next one begins.
+// A rolling update of three replicas: a new replica starts, and the oldest, which is always
+// the leader, gets SIGTERM. The time without a leader is that of three hand-overs, which is
+// far less than a TTL. No two replicas lead at once, and the ctx of each lead has ended before
+// the next lead begins.
 func TestElector_RollingUpdate(t *testing.T) {
 	t.Parallel()
 	const ttl = 15 // seconds
@@ -171,7 +173,7 @@ func TestElector_RollingUpdate(t *testing.T) {
 		require.Len(t, entries(t, c, "roll"), 3)
 		wait("began", i+2)
 	}
-	// The rest goes at once: those who wait leave nothing behind either.
+	// The other replicas are stopped at once: waiting replicas also leave nothing behind.
 	for _, p := range replicas[3:] {
 		p.signal(t, syscall.SIGTERM)
 	}
@@ -188,27 +190,27 @@ func TestElector_RollingUpdate(t *testing.T) {
 	var gaps []time.Duration
 	for i, term := range all[:4] {
 		require.Less(t, term.token, term.began)
-		require.Less(t, term.began, term.ended, "its ctx has not ended")
-		require.Less(t, term.ended, term.gone, "it resigned before that")
+		require.Less(t, term.began, term.ended, "the lead's ctx must have ended")
+		require.Less(t, term.ended, term.gone, "the replica must resign after the end of the ctx")
 		if i > 0 {
 			last := all[i-1]
-			require.Less(t, last.token, term.token, "somebody passed")
-			require.Less(t, last.gone, term.began, "two lead at once")
+			require.Less(t, last.token, term.token, "the terms must be in the order of the queue")
+			require.Less(t, last.gone, term.began, "two replicas lead at once")
 			gap := term.at["began"].Sub(last.at["ended"])
 			without += gap
 			gaps = append(gaps, gap.Round(100*time.Microsecond))
 		}
 	}
 	require.Less(t, without, 3*handOver)
-	t.Logf("shown: TTL %d s, three replicas rolled: nobody led for %v in all, %v each", ttl, without.Round(100*time.Microsecond), gaps)
+	t.Logf("shown: TTL %d s, rolling update of three replicas: without a leader for %v in all, %v each", ttl, without.Round(100*time.Microsecond), gaps)
 }
 
-// handOver is a generous bound on the time from the end of a lead to the begin of
-// the next one, if the first one resigns.
+// handOver is a generous bound on the time from the end of a lead to the beginning of the
+// next lead, if the first leader resigns.
 const handOver = time.Second
 
-// The leader is killed: the next one leads soon after the TTL. Etcd looks for leases to
-// expire twice a second.
+// The leader is killed: the next replica leads soon after the TTL. etcd checks for expired
+// leases twice a second.
 func TestElector_Killed(t *testing.T) {
 	t.Parallel()
 	const ttl = 2
@@ -228,8 +230,8 @@ func TestElector_Killed(t *testing.T) {
 	wait("began", 2)
 	after := terms()[1].at["began"].Sub(killed)
 	require.Less(t, after, (ttl+3)*time.Second)
-	require.Less(t, terms()[0].gone, terms()[1].began, "two lead at once")
-	t.Logf("shown: TTL %d s, leader killed: the next one leads %v after", ttl, after.Round(time.Millisecond))
+	require.Less(t, terms()[0].gone, terms()[1].began, "two replicas lead at once")
+	t.Logf("shown: TTL %d s, leader killed: the next replica leads %v later", ttl, after.Round(time.Millisecond))
 	next.signal(t, syscall.SIGTERM)
 	exits(t, next)
 }

@@ -20,12 +20,12 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// A candidate is an elector that runs. Each of its leads tells that it has begun, and
-// returns what it is told to, whatever becomes of its ctx.
+// A candidate is a running elector. Each of its leads reports that it has begun, and returns
+// what the test tells it to return, even if its ctx has ended.
 type candidate struct {
 	*Elector
 	terms  chan *testTerm
-	done   chan struct{} // closed when Run has ended; then err or panicked is set
+	done   chan struct{} // closed when Run has ended; err or panicked is then set
 	cancel context.CancelFunc
 
 	err      error
@@ -35,11 +35,29 @@ type candidate struct {
 type testTerm struct {
 	ctx   context.Context
 	held  *Held
-	leave chan func() error // what lead does then
+	leave chan func() error // receives the function with which lead ends
 }
 
-// candidateKey is for a value in the ctx of Run.
+// candidateKey is the key of a value in the ctx of Run.
 type candidateKey struct{}
+
+// newElector makes an elector with its own Client. Each opt is an Option or an ElectorOption.
+func newElector(t testing.TB, c *clientv3.Client, name string, opts ...any) *Elector {
+	t.Helper()
+	var options []Option
+	var electorOptions []ElectorOption
+	for _, o := range opts {
+		switch o := o.(type) {
+		case Option:
+			options = append(options, o)
+		case ElectorOption:
+			electorOptions = append(electorOptions, o)
+		default:
+			t.Fatalf("%T is not an option", o)
+		}
+	}
+	return newTestClient(t, c, options...).Elector(name, electorOptions...)
+}
 
 func runElector(t testing.TB, e *Elector) *candidate {
 	t.Helper()
@@ -77,7 +95,7 @@ func (c *candidate) leads(t testing.TB) *testTerm {
 	case <-c.done:
 		t.Fatalf("Run has ended: %v %v", c.err, c.panicked)
 	case <-time.After(hang):
-		t.Fatal("it never leads")
+		t.Fatal("the candidate does not lead")
 	}
 	return nil
 }
@@ -109,7 +127,7 @@ func (c *candidate) leadsNot(t testing.TB) {
 // returns makes lead return err.
 func (term *testTerm) returns(err error) { term.leave <- func() error { return err } }
 
-// ended waits for the end of lead's ctx, and returns its cause.
+// ended waits for the end of lead's ctx and returns its cause.
 func (term *testTerm) ended(t testing.TB) error {
 	t.Helper()
 	select {
@@ -121,28 +139,29 @@ func (term *testTerm) ended(t testing.TB) error {
 	}
 }
 
-func leaseGone(t testing.TB, c *clientv3.Client, id clientv3.LeaseID) {
+// entryGone requires that the term's entry is not in the queue any more.
+func entryGone(t testing.TB, c *clientv3.Client, term *Held) {
 	t.Helper()
-	resp, err := c.TimeToLive(testCtx(t), id)
+	resp, err := c.Txn(testCtx(t)).If(term.IsOwner()).Then(clientv3.OpGet("x")).Else(clientv3.OpGet("x")).Commit()
 	require.NoError(t, err)
-	require.EqualValues(t, -1, resp.TTL, "the lease lives")
+	require.False(t, resp.Succeeded, "the entry must be removed")
 }
 
-// They lead in the order in which they came; each resigns as its ctx ends, or as
-// its lead returns; nobody waits for a lease.
+// Electors lead in the order of their arrival. Each resigns when its ctx ends or when its
+// lead returns, so no elector waits for a lease to expire.
 func TestElector_InTurn(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
-	a := runElector(t, NewElector(cluster.Client(t), name, WithOwner("a"), WithTTL(time.Minute)))
+	a := runElector(t, newElector(t, cluster.Client(t), name, WithOwner("a"), WithTTL(time.Minute)))
 	term := a.leads(t)
 	require.True(t, a.IsLeader())
 	require.NoError(t, a.Check(0))
 	require.Same(t, a.Elector, term.ctx.Value(candidateKey{}))
 	require.NoError(t, term.held.Check(testCtx(t)))
-	b := runElector(t, NewElector(cluster.Client(t), name, WithOwner("b"), WithTTL(time.Minute)))
+	b := runElector(t, newElector(t, cluster.Client(t), name, WithOwner("b"), WithTTL(time.Minute)))
 	queueIs(t, c, name, 2)
 	tap := etcdtest.NewTap()
-	d := runElector(t, NewElector(cluster.Client(t, tap), name, WithOwner("d"), WithTTL(time.Minute)))
+	d := runElector(t, newElector(t, cluster.Client(t, tap), name, WithOwner("d"), WithTTL(time.Minute)))
 	queueIs(t, c, name, 3)
 	for _, e := range []*Elector{a.Elector, b.Elector} {
 		leader, err := e.Leader(testCtx(t))
@@ -153,36 +172,42 @@ func TestElector_InTurn(t *testing.T) {
 
 	a.cancel()
 	require.ErrorIs(t, term.ended(t), context.Canceled)
-	require.True(t, a.IsLeader(), "until lead has returned")
+	require.True(t, a.IsLeader(), "the elector must lead until lead has returned")
 	b.leadsNot(t)
-	require.NoError(t, term.held.Check(testCtx(t)), "it resigns before lead has returned")
+	require.NoError(t, term.held.Check(testCtx(t)), "the elector must not resign before lead has returned")
 	term.returns(term.ctx.Err())
-	require.Equal(t, context.Canceled, a.result(t), "what lead returned")
+	require.Equal(t, context.Canceled, a.result(t), "Run must return lead's error")
 	require.False(t, a.IsLeader())
-	leaseGone(t, c, term.held.s.Lease())
+	entryGone(t, c, term.held)
 	next := b.leads(t)
 	require.Greater(t, next.held.Token(), term.held.Token())
 
-	// One that does not lead leaves the queue too, before Run returns.
-	revoke := tap.Postpone("LeaseRevoke", 1)
+	// A candidate that does not lead also leaves the queue before Run returns.
+	caught, open := make(chan struct{}, 10), make(chan struct{})
+	stop := tap.Every("Txn", func(ctx context.Context, c *etcdtest.Call) error {
+		caught <- struct{}{}
+		<-open
+		return c.Send(ctx)
+	})
+	defer stop()
 	d.cancel()
-	<-revoke.Caught()
+	<-caught
 	select {
 	case <-d.done:
 		t.Fatal("Run does not wait for etcd")
 	case <-time.After(20 * time.Millisecond):
 	}
-	require.NoError(t, revoke.Send(testCtx(t)))
+	close(open)
 	require.ErrorIs(t, d.result(t), context.Canceled)
 	require.ErrorContains(t, d.result(t), name)
 	require.Equal(t, []string{next.held.Key()}, entries(t, c, name))
 
 	next.returns(nil)
 	require.NoError(t, b.result(t))
-	leaseGone(t, c, next.held.s.Lease())
+	entryGone(t, c, next.held)
 	require.Empty(t, entries(t, c, name))
 	_, err := b.Leader(testCtx(t))
-	require.ErrorIs(t, err, ErrNoLeader)
+	require.ErrorIs(t, err, ErrElectionNoLeader)
 }
 
 func TestElector_LeadFails(t *testing.T) {
@@ -194,35 +219,35 @@ func TestElector_LeadFails(t *testing.T) {
 		"goexit": func() error { runtime.Goexit(); return nil },
 	} {
 		name := lockName(t)
-		e := NewElector(cluster.Client(t), name, WithTTL(time.Minute))
+		e := newElector(t, cluster.Client(t), name, WithTTL(time.Minute))
 		a := runElector(t, e)
 		term := a.leads(t)
-		b := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute)))
+		b := runElector(t, newElector(t, cluster.Client(t), name, WithTTL(time.Minute)))
 		queueIs(t, c, name, 2)
 		term.leave <- fails
 		err := a.result(t)
 		switch kind {
 		case "error":
-			require.Equal(t, boom, err, "lead's own error, as it is")
+			require.Equal(t, boom, err, "Run must return lead's own error, not wrapped")
 		case "panic":
 			require.Equal(t, boom, a.panicked)
 		default:
 			require.NoError(t, err) // Run did not return
 		}
 		require.False(t, a.IsLeader())
-		leaseGone(t, c, term.held.s.Lease())
+		entryGone(t, c, term.held)
 		b.leads(t).returns(nil)
 		require.NoError(t, b.result(t))
 		require.Empty(t, entries(t, c, name))
 
 		again := runElector(t, e)
 		again.leads(t).returns(nil)
-		require.NoError(t, again.result(t), "it can run again")
+		require.NoError(t, again.result(t), "the elector must be able to run again")
 	}
 }
 
-// A term that was lost ends lead's ctx, with the cause, and Run goes on whatever
-// lead returns.
+// When a term is lost, lead's ctx ends with the cause. Run goes on, whether lead returns an
+// error or not.
 func TestElector_Lost(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
@@ -233,7 +258,7 @@ func TestElector_Lost(t *testing.T) {
 		defer mu.Unlock()
 		return logged.Write(p)
 	}), nil))
-	a := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute), WithLogger(log)))
+	a := runElector(t, newElector(t, cluster.Client(t), name, WithTTL(time.Minute), WithLogger(log)))
 	var before *testTerm
 	for _, how := range []struct {
 		name    string
@@ -243,7 +268,7 @@ func TestElector_Lost(t *testing.T) {
 	}{
 		{"revoked", func(h *Held) error { _, err := c.Revoke(testCtx(t), h.s.Lease()); return err }, true, nil},
 		{"broken", func(h *Held) error {
-			return Break(testCtx(t), c, Entry{Name: name, Key: h.Key(), Token: h.Token()})
+			return New(c).Break(testCtx(t), Entry{Name: name, Key: h.Key(), Token: h.Token()})
 		}, false, context.Canceled},
 		{"revoked again", func(h *Held) error { _, err := c.Revoke(testCtx(t), h.s.Lease()); return err }, true, errors.New("boom")},
 	} {
@@ -261,11 +286,11 @@ func TestElector_Lost(t *testing.T) {
 		require.False(t, a.IsLeader())
 		h, err := b.Wait(testCtx(t))
 		require.NoError(t, err)
-		require.Len(t, entries(t, c, name), 1, "it campaigns while lead runs")
+		require.Len(t, entries(t, c, name), 1, "the elector must not campaign while lead runs")
 		term.returns(how.returns)
 		queueIs(t, c, name, 2)
 		a.leadsNot(t)
-		require.NoError(t, a.Check(0), "lead has returned")
+		require.NoError(t, a.Check(0), "Check must succeed when lead has returned")
 		require.NoError(t, h.Unlock(testCtx(t)))
 		before = term
 	}
@@ -275,7 +300,7 @@ func TestElector_Lost(t *testing.T) {
 	require.Equal(t, 1, strings.Count(logged.String(), "lead failed"))
 	require.Contains(t, logged.String(), "boom")
 	mu.Unlock()
-	// Lost without anybody's knowing until it resigns: that is no end either.
+	// The elector notices the loss only when it resigns: Run goes on in this case too.
 	_, err := c.Delete(testCtx(t), term.held.Key())
 	require.NoError(t, err)
 	term.returns(nil)
@@ -285,10 +310,10 @@ func TestElector_Lost(t *testing.T) {
 	require.NoError(t, a.result(t))
 }
 
-// IsLeader is no later than the hold: when the deadline has passed, it is false
-// before any timer has fired.
+// When the session's deadline has passed, IsLeader is false even if no timer has fired
+// yet.
 func TestElector_IsLeaderByTheClock(t *testing.T) {
-	a := runElector(t, NewElector(cluster.Client(t), lockName(t), WithTTL(time.Minute)))
+	a := runElector(t, newElector(t, cluster.Client(t), lockName(t), WithTTL(time.Minute)))
 	term := a.leads(t)
 	s := term.held.s
 	s.mu.Lock()
@@ -298,17 +323,17 @@ func TestElector_IsLeaderByTheClock(t *testing.T) {
 	require.ErrorIs(t, term.ended(t), ErrSessionExpired)
 }
 
-// A lead that ignores the end of its term is told of, and nothing starts beside
-// it in this process.
+// The overrun function is called for a lead that ignores the end of its term. No other lead
+// starts in this process meanwhile.
 func TestElector_Overrun(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
 	const grace = time.Second
 	told := make(chan *Held, 10)
-	a := runElector(t, NewElector(cluster.Client(t), name, WithTTL(time.Minute),
+	a := runElector(t, newElector(t, cluster.Client(t), name, WithTTL(time.Minute),
 		WithOverrun(grace, func(term *Held) { told <- term })))
 	term := a.leads(t)
-	b := runElector(t, NewElector(cluster.Client(t), name))
+	b := runElector(t, newElector(t, cluster.Client(t), name))
 	queueIs(t, c, name, 2)
 	_, err := c.Revoke(testCtx(t), term.held.s.Lease())
 	require.NoError(t, err)
@@ -318,7 +343,7 @@ func TestElector_Overrun(t *testing.T) {
 	case h := <-told:
 		require.Same(t, term.held, h)
 	case <-time.After(hang):
-		t.Fatal("nobody is told")
+		t.Fatal("the overrun function is not called")
 	}
 	err = a.Check(grace)
 	require.ErrorIs(t, err, ErrLost)
@@ -332,14 +357,14 @@ func TestElector_Overrun(t *testing.T) {
 	require.Error(t, a.Check(0))
 	term.returns(nil)
 
-	// In time, there is nothing to tell.
+	// A lead that ends in time is not reported.
 	term = a.leads(t)
 	require.NoError(t, a.Check(0))
 	_, err = c.Revoke(testCtx(t), term.held.s.Lease())
 	require.NoError(t, err)
 	term.returns(nil)
 
-	// Nor is there when lead resigns by itself, with the ctx that ends by that.
+	// A lead that unlocks its term itself, which ends the ctx, is not reported either.
 	term = a.leads(t)
 	require.NoError(t, term.held.Unlock(term.ctx))
 	require.ErrorIs(t, term.ended(t), ErrNotHeld)
@@ -348,35 +373,35 @@ func TestElector_Overrun(t *testing.T) {
 	require.Empty(t, entries(t, c, name))
 	select {
 	case <-told:
-		t.Fatal("told of a term that was not lost")
+		t.Fatal("the overrun function was called for a term that was not lost")
 	case <-time.After(grace + 200*time.Millisecond):
 	}
 	term.returns(nil)
 	require.NoError(t, a.result(t))
 }
 
-// Check knows of a loss that nothing has told of yet, as after the process was
-// paused, by the deadline.
+// Check compares the session's deadline. So it knows of a loss that was not reported yet, as
+// when the process was paused.
 func TestElector_CheckByTheClock(t *testing.T) {
-	e := NewElector(cluster.Client(t), lockName(t))
+	e := newElector(t, cluster.Client(t), lockName(t))
 	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
 	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
-	e.lead(h)
+	e.setTerm(h)
 	require.NoError(t, e.Check(0))
 	s.mu.Lock()
 	s.deadline = time.Now().Add(-10 * time.Second)
 	s.mu.Unlock()
 	require.ErrorIs(t, e.Check(9*time.Second), ErrSessionExpired)
 	require.NoError(t, e.Check(time.Hour))
-	e.lead(nil)
+	e.setTerm(nil)
 	require.NoError(t, e.Check(0))
 
-	// But one that was given back is not lost with the session.
+	// A term that was released is not lost with the session.
 	s = newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
 	h, err = NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
-	e.lead(h)
+	e.setTerm(h)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	s.mu.Lock()
 	s.deadline = time.Now().Add(-10 * time.Second)
@@ -384,8 +409,8 @@ func TestElector_CheckByTheClock(t *testing.T) {
 	require.NoError(t, e.Check(0))
 }
 
-// What passes is waited for, in growing pauses; what etcd refuses for good ends
-// Run.
+// Run repeats after errors that can pass, with growing pauses. It returns an error that is a
+// final refusal by etcd.
 func TestElector_Refused(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
@@ -394,15 +419,15 @@ func TestElector_Refused(t *testing.T) {
 		return func(context.Context, *etcdtest.Call) error { return status.Error(code, rpctypes.ErrorDesc(err)) }
 	}
 	stop := tap.Every("LeaseGrant", refuse(codes.ResourceExhausted, rpctypes.ErrGRPCNoSpace))
-	a := runElector(t, NewElector(cluster.Client(t, tap), name))
+	a := runElector(t, newElector(t, cluster.Client(t, tap), name))
 	began := time.Now()
-	require.Eventually(t, func() bool { return tap.Calls("LeaseGrant") >= 4 }, hang, tick, "it goes on")
-	require.Greater(t, time.Since(began), campaignMin*(1+2+4)/2, "pauses, of half that at the least")
+	require.Eventually(t, func() bool { return tap.Calls("LeaseGrant") >= 4 }, hang, tick, "Run must go on")
+	require.Greater(t, time.Since(began), campaignMin*(1+2+4)/2, "the pauses must be at least half of the nominal ones")
 	stop()
 	term := a.leads(t)
 
-	// Its place in the queue is taken away.
-	b := runElector(t, NewElector(cluster.Client(t, tap), name))
+	// Another client removes the candidate's entry.
+	b := runElector(t, newElector(t, cluster.Client(t, tap), name))
 	_, err := c.Delete(testCtx(t), queueIs(t, c, name, 2)[1])
 	require.NoError(t, err)
 	queueIs(t, c, name, 2)
@@ -410,7 +435,7 @@ func TestElector_Refused(t *testing.T) {
 	term = b.leads(t)
 
 	stop = tap.Every("Txn", refuse(codes.PermissionDenied, rpctypes.ErrGRPCPermissionDenied))
-	d := runElector(t, NewElector(cluster.Client(t, tap), name))
+	d := runElector(t, newElector(t, cluster.Client(t, tap), name))
 	err = d.result(t)
 	stop()
 	require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
@@ -423,10 +448,10 @@ func TestElector_BadInput(t *testing.T) {
 	c := cluster.Client(t)
 	lead := func(context.Context, *Held) error { t.Error("called"); return nil }
 	for text, e := range map[string]*Elector{
-		"client is nil":   NewElector(nil, "a"),
-		"NewElector":      {},
-		"invalid lock":    NewElector(c, "a/"),
-		"has no function": NewElector(c, "a", WithOverrun(time.Second, nil)),
+		"client is nil":    newElector(t, nil, "a"),
+		"made by a Client": {},
+		"invalid lock":     newElector(t, c, "a/"),
+		"has no function":  newElector(t, c, "a", WithOverrun(time.Second, nil)),
 	} {
 		require.ErrorContains(t, e.Run(testCtx(t), lead), text)
 		_, err := e.Leader(testCtx(t))
@@ -440,12 +465,12 @@ func TestElector_BadInput(t *testing.T) {
 		require.False(t, e.IsLeader())
 		require.NoError(t, e.Check(0))
 	}
-	for text, opt := range map[string]ElectorOption{"WithLease": WithLease(7), "TTL 0s": WithTTL(0), "logger is nil": WithLogger(nil)} {
-		require.ErrorContains(t, NewElector(c, "a", opt).Run(testCtx(t), lead), text)
+	for text, opt := range map[string]Option{"WithLease": WithLease(7), "TTL 0s": WithTTL(0), "logger is nil": WithLogger(nil)} {
+		require.ErrorContains(t, newElector(t, c, "a", opt).Run(testCtx(t), lead), text)
 	}
-	require.ErrorContains(t, NewElector(c, "a").Run(testCtx(t), nil), "lead is nil")
+	require.ErrorContains(t, newElector(t, c, "a").Run(testCtx(t), nil), "lead is nil")
 
-	a := runElector(t, NewElector(c, lockName(t)))
+	a := runElector(t, newElector(t, c, lockName(t)))
 	term := a.leads(t)
 	require.ErrorContains(t, a.Run(testCtx(t), lead), "runs already")
 	require.True(t, a.IsLeader())
@@ -453,8 +478,8 @@ func TestElector_BadInput(t *testing.T) {
 	require.NoError(t, a.result(t))
 }
 
-// observe sends what Observe yields; the channel is closed behind the error that
-// comes last, whose value err is then.
+// observe sends the leaders that Observe yields. Observe ends with an error; the channel is
+// then closed, and err returns the error.
 func observe(ctx context.Context, t testing.TB, e *Elector) (seen <-chan Entry, err func() error) {
 	ch := make(chan Entry, 1000)
 	var last error
@@ -465,7 +490,7 @@ func observe(ctx context.Context, t testing.TB, e *Elector) (seen <-chan Entry, 
 			if last = err; err == nil {
 				ch <- leader
 			} else if leader != (Entry{}) {
-				t.Error("a leader beside an error")
+				t.Error("Observe yields a leader together with an error")
 			}
 		}
 	})
@@ -476,10 +501,10 @@ func nextLeader(t testing.TB, seen <-chan Entry) Entry {
 	t.Helper()
 	select {
 	case e, ok := <-seen:
-		require.True(t, ok, "it has ended")
+		require.True(t, ok, "Observe has ended")
 		return e
 	case <-time.After(hang):
-		t.Fatal("nothing comes")
+		t.Fatal("Observe yields nothing")
 		return Entry{}
 	}
 }
@@ -488,20 +513,20 @@ func TestElector_Observe(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	seen, err := observe(ctx, t, NewElector(c, name))
-	require.Equal(t, Entry{}, nextLeader(t, seen), "nobody, at first")
-	a := runElector(t, NewElector(cluster.Client(t), name, WithOwner("a")))
+	seen, err := observe(ctx, t, newElector(t, c, name))
+	require.Equal(t, Entry{}, nextLeader(t, seen), "at first there is no leader")
+	a := runElector(t, newElector(t, cluster.Client(t), name, WithOwner("a")))
 	require.Equal(t, "a", nextLeader(t, seen).Owner)
-	b := runElector(t, NewElector(cluster.Client(t), name, WithOwner("b")))
+	b := runElector(t, newElector(t, cluster.Client(t), name, WithOwner("b")))
 	queueIs(t, c, name, 2)
 	term := a.leads(t)
 	term.returns(nil)
 	got := nextLeader(t, seen)
-	require.Equal(t, "b", got.Owner, "not the ones who wait, nor nobody in between")
+	require.Equal(t, "b", got.Owner, "neither a waiting candidate nor an absent leader may be shown before")
 	require.True(t, got.Holds)
 	term = b.leads(t)
 	require.Equal(t, term.held.Token(), got.Token)
-	// Another term of the same.
+	// Another term of the same elector.
 	_, derr := c.Delete(testCtx(t), term.held.Key())
 	require.NoError(t, derr)
 	require.Equal(t, Entry{}, nextLeader(t, seen))
@@ -511,11 +536,11 @@ func TestElector_Observe(t *testing.T) {
 	require.Greater(t, got.Token, term.held.Token())
 	b.leads(t).returns(nil)
 	require.Equal(t, Entry{}, nextLeader(t, seen))
-	// Readers lead nobody.
+	// A reader is not a leader.
 	h, rerr := NewRWMutex(newTestSession(t, c), name).RLock(testCtx(t))
 	require.NoError(t, rerr)
 	_, rerr = a.Leader(testCtx(t))
-	require.ErrorIs(t, rerr, ErrNoLeader)
+	require.ErrorIs(t, rerr, ErrElectionNoLeader)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	cancel()
 	require.ErrorIs(t, err(), context.Canceled)
@@ -527,21 +552,21 @@ func TestElector_Observe(t *testing.T) {
 		n++
 		break
 	}
-	require.Equal(t, 1, n, "the loop can be left")
+	require.Equal(t, 1, n, "the loop must end with break")
 }
 
-// Through compactions, broken connections and leader changes Observe shows
-// leaders that there were, in their order, and at last the state that is.
-func TestElector_ObserveThroughTrouble(t *testing.T) {
+// During compactions, broken connections and leader changes, Observe shows only leaders that
+// existed, in their order, and in the end the present state.
+func TestElector_ObserveThroughFaults(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
 	proxy := own.Proxy(t)
 	observer, err := own.NewClient(proxy)
 	require.NoError(t, err)
 	defer observer.Close()
-	seen, _ := observe(testCtx(t), t, NewElector(observer, "a"))
+	seen, _ := observe(testCtx(t), t, newElector(t, observer, "a"))
 	require.Equal(t, Entry{}, nextLeader(t, seen))
-	e := NewElector(own.Client(t), "a", WithTTL(time.Minute))
+	e := newElector(t, own.Client(t), "a", WithTTL(time.Minute))
 	var tokens []int64
 	for i := range 60 {
 		var token int64
@@ -558,7 +583,7 @@ func TestElector_ObserveThroughTrouble(t *testing.T) {
 			require.NoError(t, own.MoveLeader(testCtx(t), i/6%3))
 		}
 	}
-	// It is shown, and so everything that came before is too, or never will be.
+	// When this leader is shown, no earlier leader can be shown any more.
 	a := runElector(t, e)
 	term := a.leads(t)
 	tokens = append(tokens, term.held.Token())
@@ -566,21 +591,21 @@ func TestElector_ObserveThroughTrouble(t *testing.T) {
 	leaders, nones := 0, 0
 	for last.Token != term.held.Token() {
 		got := nextLeader(t, seen)
-		require.NotEqual(t, last, got, "the same twice")
+		require.NotEqual(t, last, got, "no state may be shown twice in a row")
 		if got == (Entry{}) {
 			nones++
 		} else {
 			leaders++
-			require.Contains(t, tokens, got.Token, "there was no such leader")
+			require.Contains(t, tokens, got.Token, "only leaders that existed may be shown")
 			require.Greater(t, got.Token, tokens[0]-1)
-			for len(tokens) > 0 && tokens[0] <= got.Token { // and none of these comes again
+			for len(tokens) > 0 && tokens[0] <= got.Token { // none of these may be shown again
 				tokens = tokens[1:]
 			}
 		}
 		last = got
 	}
 	term.returns(nil)
-	require.Equal(t, Entry{}, nextLeader(t, seen), "nobody, at last")
+	require.Equal(t, Entry{}, nextLeader(t, seen), "in the end there is no leader")
 	require.Empty(t, seen)
-	t.Logf("shown: %d of 61 leaders, and nobody %d times in between", leaders, nones)
+	t.Logf("shown: %d of 61 leaders, and %d times no leader in between", leaders, nones)
 }

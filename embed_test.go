@@ -18,17 +18,18 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/leaks"
 )
 
-// cluster is one embedded member that the tests of this package share, each
-// with names of its own. Tests that break something start their own.
+// cluster is one embedded member that the tests of this package share. Each test
+// uses its own lock names. Tests that inject faults into servers start their own.
 //
-// Where ETCDLOCK_TEST_ENDPOINTS has URLs, separated by commas, they share those
-// servers, of one member or several; see internal/compat.
+// If ETCDLOCK_TEST_ENDPOINTS has URLs, separated by commas, the tests use those
+// servers instead; see internal/compat.
 var cluster *etcdtest.Cluster
 
-// parallel is how many tests run at a time, at least; see norace_test.go.
+// parallel is the minimum number of tests that run at the same time; see norace_test.go.
 var parallel int
 
 func TestMain(m *testing.M) {
@@ -53,10 +54,10 @@ func runMain(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	code := m.Run()
+	code := runTests(m)
 	cluster.Close()
 	if code == 0 {
-		// Neither the library nor its use of etcd's client leaves a goroutine.
+		// Neither the library nor the etcd clients that it uses may leave a goroutine.
 		if err := leaks.FindBesidePeers(hang); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
@@ -65,7 +66,28 @@ func runMain(m *testing.M) int {
 	return code
 }
 
-// hang is a generous bound on what must not hang.
+// runTests runs the tests, and follows those of faults through the model.
+func runTests(m *testing.M) (code int) {
+	if os.Getenv("ETCDLOCK_TEST_ENDPOINTS") != "" {
+		return m.Run()
+	}
+	c, err := cluster.NewClient()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer c.Close()
+	defer followFaults(c)()
+	if code = m.Run(); code == 0 {
+		if err := checkFaults(c); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	return code
+}
+
+// hang is a generous bound on the time of operations that must not hang.
 const hang = 30 * time.Second
 
 func testCtx(t testing.TB) context.Context {
@@ -76,21 +98,28 @@ func testCtx(t testing.TB) context.Context {
 
 var nameSeq atomic.Int64
 
-// lockName is a name that no other test uses.
+// lockName returns a name that no other test uses.
 func lockName(t testing.TB) string {
 	return fmt.Sprintf("test/%s/%d", strings.ReplaceAll(t.Name(), "/", "-"), nameSeq.Add(1))
 }
 
-func newTestSession(t testing.TB, client *clientv3.Client, opts ...SessionOption) *Session {
+func newTestSession(t testing.TB, client *clientv3.Client, opts ...Option) *Session {
 	t.Helper()
-	s, err := NewSession(testCtx(t), client, opts...)
+	s, err := NewSession(testCtx(t), client, append(traced(t), opts...)...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), hang)
-		defer cancel()
-		_ = s.Close(ctx)
+		_ = s.Close()
 	})
 	return s
+}
+
+// exclusiveBase and sharedBase are the first keys of a lease's entries.
+func exclusiveBase(name string, id clientv3.LeaseID) string {
+	return keyspace.Base(name, keyspace.Exclusive, int64(id))
+}
+
+func sharedBase(name string, id clientv3.LeaseID) string {
+	return keyspace.Base(name, keyspace.Shared, int64(id))
 }
 
 // entries lists the keys below name, oldest first.
@@ -147,7 +176,7 @@ func BenchmarkUncontended(b *testing.B) {
 	}
 }
 
-// tick is how often a test looks whether something has come about.
+// tick is the interval at which a test checks a condition.
 const tick = 5 * time.Millisecond
 
 func revision(t testing.TB, c *clientv3.Client) int64 {
@@ -157,8 +186,8 @@ func revision(t testing.TB, c *clientv3.Client) int64 {
 	return resp.Header.Revision
 }
 
-// keepBusy writes to etcd, so that its revision is never the one just seen,
-// until the returned function is called.
+// keepBusy writes to etcd until the returned function is called, so that the revision
+// always advances.
 func keepBusy(t testing.TB) (stop func()) {
 	c := cluster.Client(t)
 	ctx, cancel := context.WithCancel(testCtx(t))
@@ -175,7 +204,7 @@ func keepBusy(t testing.TB) (stop func()) {
 	return func() { cancel(); <-done }
 }
 
-// permutation is a random order of 0..n-1, told in the test's log.
+// permutation returns a random order of 0..n-1.
 func permutation(n int) []int { return rand.Perm(n) }
 
 func sorted(keys []string) []string {

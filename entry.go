@@ -10,70 +10,65 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// An entry is one acquisition: a key in the lock's queue, waiting or holding.
-// This file puts it there, leave.go takes it away, waiter.go waits in between.
+// An entry is one acquisition: a key in the lock's queue, waiting or holding. This file puts it
+// there, waiter.go waits, and release.go takes it away.
 type entry struct {
 	s    *Session
 	name string
 	// rev is the keys' CreateRevision: place in the queue and token.
 	//
-	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it
-	// compares both, so that a late or repeated request of ours can't touch a
-	// newer entry under the same key.
+	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it compares both, so a
+	// late or repeated request of ours can't touch a newer entry under the same key.
 	rev int64
 
 	mu    sync.Mutex // once the entry is held it guards what follows
-	wants wants
+	mode  mode
 	state state
-	// doubt: an attempt to write the keys may have been carried out, or be
-	// carried out yet, without our knowing.
-	doubt bool
-	// untold: lost, and nobody was told; see unlockAndTell.
-	untold bool
-	// withSession: lost because the session ended, by what was known then.
-	withSession bool
+	// ambiguous: an attempt to write the keys may have been carried out, or may yet be, without
+	// our knowing.
+	ambiguous bool
+	// lossUnreported: the entry is lost and nobody was told; see unlockAndNotify.
+	lossUnreported bool
+	// lostWithSession: it was lost because the session ended, by what was known then.
+	lostWithSession bool
 	// key is what the entry is known by.
-	key    string
-	more   *more   // nil if held without
-	ending *ending // nil until asked for
+	key       string
+	acquiring *acquiring   // nil if held without
+	holdCtx   *holdContext // nil until asked for
 }
 
-// more is what most holds do without: of 10,000 locks it would be half the cost.
-type more struct {
+// acquiring is what most holds do without: of 10,000 locks it would be half the memory.
+type acquiring struct {
 	trace *trace // for hooks, nil without
-	// other is a write lock's key in the shared range, of the same revision, which
-	// Downgrade leaves.
-	other string
-	value string // of the keys; its nonce is in no other entry's value
+	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade
+	// leaves.
+	secondKey string
+	value     string // of the keys; its nonce is in no other entry's value
 }
 
-// ending is what tells of a hold's end.
-type ending struct {
-	ctx     context.Context // of the hold
-	end     context.CancelCauseFunc
-	rewatch context.CancelFunc // makes the guard watch key anew
-}
-
-// wants is the kind of hold that an entry asks for.
-type wants uint8
+// mode is the kind of hold that an entry asks for.
+type mode uint8
 
 const (
-	mutexHold wants = iota
-	readHold
-	writeHold // a mutexHold that can be downgraded to a readHold
+	mutexMode mode = iota
+	readMode
+	writeMode // like mutexMode, but it can be downgraded to readMode
 )
 
-func (w wants) kind() kind {
-	if w == readHold {
-		return shared
+func (m mode) kind() keyspace.Kind {
+	if m == readMode {
+		return keyspace.Shared
 	}
-	return exclusive
+	return keyspace.Exclusive
 }
 
-// state says how far an entry is. It only goes down this list, and only in
-// becomeLocked.
+// state says how far an entry is. It only goes down this list, and only in transition.
 type state uint8
 
 const (
@@ -84,9 +79,9 @@ const (
 	lost                   // removed by somebody else, or with its session
 )
 
-// becomeLocked changes the state; the caller holds e.mu. It returns false if
-// the entry has come to its end before: whoever ends it first says why.
-func (e *entry) becomeLocked(to state) bool {
+// transition changes the state. The caller holds e.mu. It returns false if the entry has come to
+// its end before: whoever ends it first says why.
+func (e *entry) transition(to state) bool {
 	switch {
 	case e.state >= released:
 		return false
@@ -100,41 +95,36 @@ func (e *entry) becomeLocked(to state) bool {
 	panic("bug: entry " + e.key + " can't go from state " + strconv.Itoa(int(e.state)) + " to " + strconv.Itoa(int(to)))
 }
 
-// takeKeys reserves the lowest free keys of the name for the entry.
-func (e *entry) takeKeys() {
-	s, more := e.s, e.more
+// reserveKeys reserves the lowest free keys of the name for the entry.
+func (e *entry) reserveKeys() {
+	s := e.s
 	s.mu.Lock()
-	if e.wants == readHold {
-		e.key = s.inUse.take(sharedBase(e.name, s.id))
-	} else {
-		e.key = s.inUse.take(exclusiveBase(e.name, s.id))
-	}
-	if e.wants == writeHold {
-		more.other = s.inUse.take(sharedBase(e.name, s.id))
+	e.key = s.inUse.Take(keyspace.Base(e.name, e.mode.kind(), int64(s.id)))
+	if e.mode == writeMode {
+		e.acquiring.secondKey = s.inUse.Take(keyspace.Base(e.name, keyspace.Shared, int64(s.id)))
 	}
 	s.seq++
 	seq := s.seq
 	s.mu.Unlock()
-	more.value = s.entryValue(time.Now(), seq)
+	e.acquiring.value = s.entryValue(time.Now(), seq)
 }
 
 // keys are all keys of the entry.
 func (e *entry) keys() []string {
-	if e.more != nil && e.more.other != "" {
-		return []string{e.key, e.more.other}
+	if e.acquiring != nil && e.acquiring.secondKey != "" {
+		return []string{e.key, e.acquiring.secondKey}
 	}
 	return []string{e.key}
 }
 
-// entryValue is a JSON object for people who look at the queue. Only the nonce
-// is ever read again, to tell a ghost of ours (a late write of an attempt that
-// was given up) from other keys.
+// entryValue is a JSON object for people who look at the queue. Only the nonce is ever read again,
+// to tell a late write of ours from the keys of others.
 func (s *Session) entryValue(queued time.Time, seq uint64) string {
 	b := make([]byte, 0, 160)
 	b = append(b, `{"owner":`...)
 	b = append(b, s.owner...)
 	b = append(b, `,"queued":"`...)
-	// RFC3339Nano has a fast way of its own: a whole cycle takes 0.6 % less.
+	// time has a fast path for RFC3339Nano: a whole cycle takes 0.6 % less.
 	b = queued.UTC().Truncate(time.Millisecond).AppendFormat(b, time.RFC3339Nano)
 	b = append(b, `","nonce":"`...)
 	b = append(b, s.nonce...)
@@ -146,102 +136,89 @@ func (e *entry) freeKeys() {
 	e.s.mu.Lock()
 	defer e.s.mu.Unlock()
 	for _, key := range e.keys() {
-		e.s.inUse.free(key)
+		e.s.inUse.Free(key)
 	}
 }
 
-// absent are the compares, and puts the operations, that write the entry's
-// keys where there are none.
-func (e *entry) absent() (cmps []clientv3.Cmp) {
+// keysAbsent are the compares, and putOps the operations, that write the entry's keys where there
+// are none.
+func (e *entry) keysAbsent() (cmps []clientv3.Cmp) {
 	for _, key := range e.keys() {
 		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
 	}
 	return cmps
 }
 
-func (e *entry) puts() (ops []clientv3.Op) {
+func (e *entry) putOps() (ops []clientv3.Op) {
 	for _, key := range e.keys() {
-		ops = append(ops, clientv3.OpPut(key, e.more.value, clientv3.WithLease(e.s.id)))
+		ops = append(ops, clientv3.OpPut(key, e.acquiring.value, clientv3.WithLease(e.s.id)))
 	}
 	return ops
 }
 
-// blocking is the range of keys that can block an entry.
-func (w wants) blocking(name string) (from, to string) {
-	if w == readHold {
-		return exclusiveRange(name)
-	}
-	return prefixRange(name)
-}
-
-// commit sends the txn that writes the entry until etcd has answered. It is
-// safe to repeat, since a repetition finds the keys of an earlier attempt.
+// commit sends the txn that writes the entry. It is safe to repeat, since a repetition finds the
+// keys of an earlier attempt.
 func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
-	resp, doubt, err := hedged(ctx, e.s.ctx, e.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return build(e.s.client.Txn(ctx)).Commit()
-	})
-	e.doubt = e.doubt || doubt
+	resp, ambiguous, err := e.s.txn(ctx, e.s.ctx, build)
+	e.ambiguous = e.ambiguous || ambiguous
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		e.s.end(ErrSessionExpired, "lease not found")
-		e.s.leaseGone()
+		e.s.leaseNotFound()
 		err = e.s.Err() // that it is closed, if it was Close that revoked the lease
 	}
 	return resp, err
 }
 
-// txnLimit is how many keys the txn of enqueue reads: enough to show all of most
-// queues. Measured on etcd 3.7: sixteen keys cost the apply loop 5 us where they are
-// there, a look afterwards costs a round trip.
-const txnLimit = 16
+// enqueueReadLimit is how many keys the txn of enqueue reads: enough to show all of most queues.
+// Measured on etcd 3.7: sixteen keys cost the apply loop 5 us where they are there, a read
+// afterwards costs a round trip.
+const enqueueReadLimit = 16
 
-// enqueue puts the entry at the end of the queue: one request, one commit.
-// The read stands before the writes and so shows the queue without the entry.
-// It is limited, and in key order: to sort by create revision, etcd would load
-// the whole queue, in the apply loop of every member. ok is false if what it
-// shows is too little to say what the entry has to wait for.
-func (e *entry) enqueue(ctx context.Context) (v view, ok bool, err error) {
-	from, to := e.wants.blocking(e.name)
+// enqueue puts the entry at the end of the queue: one request, one commit. The read stands before
+// the writes and so shows the queue without the entry. It is limited, and in key order: to sort by
+// create revision, etcd would load the whole queue, in the apply loop of every member. known is
+// false if what it shows is too little to say what the entry has to wait for.
+func (e *entry) enqueue(ctx context.Context) (v queue.View, known bool, err error) {
+	from, to := keyspace.Blocking(e.name, e.mode.kind())
 	for {
-		e.takeKeys()
+		e.reserveKeys()
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(txnLimit))
-			return t.If(e.absent()...).Then(append([]clientv3.Op{read}, e.puts()...)...)
+			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(enqueueReadLimit))
+			return t.If(e.keysAbsent()...).Then(append([]clientv3.Op{read}, e.putOps()...)...)
 		})
 		if err != nil {
-			return view{}, false, err
+			return queue.View{}, false, err
 		}
 		if resp.Succeeded {
 			got := resp.Responses[0].GetResponseRange()
 			e.rev = resp.Header.Revision
 			if got.Count <= int64(len(got.Kvs)) {
-				v, ok = e.viewOf(toQueue(got.Kvs)), true
+				v, known = e.viewOf(queue.Entries(got.Kvs)), true
 			}
-			v.at, v.size = e.rev, got.Count
-			return v, ok, nil
+			v.At, v.Size = e.rev, got.Count
+			return v, known, nil
 		}
 		there, at, err := e.readKeys(ctx)
 		switch {
 		case err != nil:
-			e.doubt = true // the client may have repeated the txn by itself
-			return view{}, false, err
-		case e.mine(there):
-			return view{at: at}, false, nil
+			e.ambiguous = true // the client may have repeated the txn by itself
+			return queue.View{}, false, err
+		case e.isOwn(there):
+			return queue.View{At: at}, false, nil
 		}
-		e.passOver(there)
+		e.skipKeys(there)
 	}
 }
 
-// try writes the entry only if nothing that blocks it is in the queue, and
-// returns ErrLocked otherwise: one request, and no entry on failure. Only where
-// keys that are no entries are in the way does another txn follow, which
-// asks that nothing was written there since they were listed.
-func (e *entry) try(ctx context.Context) error {
-	from, to := e.wants.blocking(e.name)
+// tryEnqueue writes the entry only if nothing that blocks it is in the queue, and returns ErrLocked
+// otherwise: one request, and no entry on failure. Only if foreign keys are in the way does another
+// txn follow, which compares that nothing was written there since they were listed.
+func (e *entry) tryEnqueue(ctx context.Context) error {
+	from, to := keyspace.Blocking(e.name, e.mode.kind())
 	free := clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0)
 	list := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(8))
-	for e.takeKeys(); ; {
+	for e.reserveKeys(); ; {
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			return t.If(append(e.absent(), free)...).Then(e.puts()...).Else(clientv3.OpGet(e.key), list)
+			return t.If(append(e.keysAbsent(), free)...).Then(e.putOps()...).Else(clientv3.OpGet(e.key), list)
 		})
 		if err != nil {
 			return err
@@ -251,34 +228,48 @@ func (e *entry) try(ctx context.Context) error {
 			return nil
 		}
 		own, got := resp.Responses[0].GetResponseRange(), resp.Responses[1].GetResponseRange()
-		if e.mine(own.Kvs) {
+		if e.isOwn(own.Kvs) {
 			return nil // the txn was carried out before, so nothing blocked it
 		}
 		at, keys := resp.Header.Revision, got.Kvs
-		v, ok := blocker(e.name, e.wants.kind(), maxRev, toQueue(keys), got.Count <= int64(len(keys)))
-		if !ok {
-			all, now, err := e.s.present(ctx, readRange(from, to))
+		v, known := queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(keys), got.Count <= int64(len(keys)))
+		if !known {
+			all, now, err := e.s.read(ctx, e.s.ctx, 0, etcd.ReadRange(from, to))
 			if err != nil {
 				return err
 			}
 			at = now
-			v, _ = blocker(e.name, e.wants.kind(), maxRev, toQueue(all[0].Kvs), true)
+			v, _ = queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(all[0].Kvs), true)
 		}
-		if len(v.blockers) > 0 {
+		if len(v.Blockers) > 0 {
 			return ErrLocked
 		}
 		if len(own.Kvs) > 0 {
-			e.passOver(own.Kvs)
-			e.takeKeys()
+			e.skipKeys(own.Kvs)
+			e.reserveKeys()
 		}
 		free = clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1)
 	}
 }
 
-// mine reports whether kvs, the key of the entry as etcd has it, was written by
-// an earlier attempt of this very entry, and notes its revision then.
-func (e *entry) mine(kvs []*mvccpb.KeyValue) bool {
-	if len(kvs) == 0 || string(kvs[0].Value) != e.more.value {
+// readKeys reads what there is under the entry's keys. It is seldom needed: an Else in the txn that
+// writes them would make each uncontended cycle 0.9 % longer.
+func (e *entry) readKeys(ctx context.Context) (there []*mvccpb.KeyValue, at int64, err error) {
+	var reads []etcd.Read
+	for _, key := range e.keys() {
+		reads = append(reads, etcd.ReadValue(key))
+	}
+	got, at, err := e.s.read(ctx, e.s.ctx, 0, reads...)
+	for _, g := range got {
+		there = append(there, g.Kvs...)
+	}
+	return there, at, err
+}
+
+// isOwn reports whether kvs, the key of the entry as etcd has it, was written by an earlier attempt
+// of this very entry, and notes its revision then.
+func (e *entry) isOwn(kvs []*mvccpb.KeyValue) bool {
+	if len(kvs) == 0 || string(kvs[0].Value) != e.acquiring.value {
 		return false
 	}
 	e.rev = kvs[0].CreateRevision

@@ -10,9 +10,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// A TryLock that has to list the keys in its way ends with the session too.
+// A TryLock that lists the keys that block it also ends with the session.
 func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
@@ -22,22 +25,22 @@ func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 		}
 		f.step = func(ctx context.Context, what string) error {
 			if what == "Range" {
-				return pause(ctx, time.Hour)
+				return etcd.Sleep(ctx, time.Hour)
 			}
 			return nil
 		}
 		const after = 450 * time.Millisecond
-		defer time.AfterFunc(after, func() { s.end(ErrSessionClosed, "the test is over") }).Stop()
+		defer time.AfterFunc(after, func() { s.terminate(ErrSessionClosed, "the test is over") }).Stop()
 		began := time.Now()
 		_, err := NewMutex(s, "a").TryLock(context.Background())
 		require.ErrorIs(t, err, ErrSessionClosed)
 		require.Equal(t, after, time.Since(began))
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
-// An Unlock whose ctx ends with the session, while etcd has no leader, says one of what it
-// may say.
+// The ctx of an Unlock ends at the same time as the session, while etcd has no leader: Unlock
+// returns one of the two errors.
 func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
@@ -48,16 +51,16 @@ func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		time.AfterFunc(450*time.Millisecond, func() {
 			cancel()
-			s.end(ErrSessionClosed, "the test is over")
+			s.terminate(ErrSessionClosed, "the test is over")
 		})
 		err = h.Unlock(ctx)
 		require.True(t, errors.Is(err, context.Canceled) || errors.Is(err, ErrLost), err)
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
-// Who could not see whose key is in the way does not know that it is not his own: the
-// client repeats some requests by itself. So the key is not free for the next one.
+// A Lock that could not read the key that blocks it does not know whether the key is its own,
+// because the client repeats some requests by itself. So the key must not be used again yet.
 func TestLock_KeyInTheWayUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
@@ -65,7 +68,7 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 		f.put("a/1")
 		f.step = func(ctx context.Context, what string) error {
 			if what == "Range" {
-				return pause(ctx, time.Hour)
+				return etcd.Sleep(ctx, time.Hour)
 			}
 			return nil
 		}
@@ -74,14 +77,14 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 		_, err := NewMutex(s, "a").Lock(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.True(t, s.uses("a/1"))
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 	})
 }
 
-// The entry is found by a second txn, since the first one's reply was lost; before it is
-// read, somebody removes it and a third one, which was late, writes it again. It is
-// judged where it is.
+// The reply to the first txn is lost, so a second txn finds the entry. Before the entry is
+// read, another client removes it, and a third, late txn writes it again. The entry counts at
+// its new revision.
 func TestLock_FoundAndWrittenAgain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
@@ -106,8 +109,8 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 		}
 		h, err := NewMutex(s, "a").Lock(context.Background())
 		require.NoError(t, err)
-		require.Equal(t, f.keys("a/"), []queued{{h.Key(), h.Token()}})
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		require.Equal(t, f.keys("a/"), []queue.Entry{{Key: h.Key(), Rev: h.Token()}})
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 	})
 }

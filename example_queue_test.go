@@ -9,16 +9,13 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-func ExampleInspect() {
+func ExampleClient_Inspect() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithOwner("worker 1"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer session.Close(ctx)
-	m := etcdlock.NewRWMutex(session, "jobs/report")
+	locks := etcdlock.New(client, etcdlock.WithOwner("worker 1"))
+	defer locks.Close()
+	m := locks.RWMutex("jobs/report")
 	if _, err := m.RLock(ctx); err != nil {
 		log.Fatal(err)
 	}
@@ -26,7 +23,7 @@ func ExampleInspect() {
 		log.Fatal(err)
 	}
 
-	queue, err := etcdlock.Inspect(ctx, client, "jobs/report")
+	queue, err := locks.Inspect(ctx, "jobs/report")
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -42,7 +39,7 @@ func ExampleInspect() {
 }
 
 // A key without a lease, written by hand, would keep its lock for ever.
-func ExampleBreak() {
+func ExampleClient_Break() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
@@ -50,11 +47,12 @@ func ExampleBreak() {
 		log.Fatal(err)
 	}
 
-	for name, err := range etcdlock.Names(ctx, client, "jobs/") {
+	locks := etcdlock.New(client) // looking at locks takes no session
+	for name, err := range locks.ListNames(ctx, "jobs/") {
 		if err != nil {
 			log.Fatal(err)
 		}
-		queue, err := etcdlock.Inspect(ctx, client, name)
+		queue, err := locks.Inspect(ctx, name)
 		if err != nil {
 			log.Fatal(err)
 		}
@@ -63,8 +61,8 @@ func ExampleBreak() {
 				continue
 			}
 			fmt.Println(e.Key, "has no lease")
-			fmt.Println(etcdlock.Break(ctx, client, e))
-			fmt.Println(errors.Is(etcdlock.Break(ctx, client, e), etcdlock.ErrNotFound))
+			fmt.Println(locks.Break(ctx, e))
+			fmt.Println(errors.Is(locks.Break(ctx, e), etcdlock.ErrNotFound))
 		}
 	}
 	// Output:
@@ -73,17 +71,14 @@ func ExampleBreak() {
 	// true
 }
 
-func ExampleWatch() {
+func ExampleClient_Watch() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithOwner("worker 1"))
-	if err != nil {
-		log.Fatal(err)
-	}
-	m := etcdlock.NewMutex(session, "jobs/report")
+	locks := etcdlock.New(client, etcdlock.WithOwner("worker 1"))
+	m := locks.Mutex("jobs/report")
 
-	for queue, err := range etcdlock.Watch(ctx, client, "jobs/report") {
+	for queue, err := range locks.Watch(ctx, "jobs/report") {
 		if err != nil {
 			log.Fatal(err) // the last thing that comes
 		}
@@ -97,7 +92,7 @@ func ExampleWatch() {
 			log.Fatal(err)
 		}
 	}
-	if err := session.Close(ctx); err != nil {
+	if err := locks.Close(); err != nil {
 		log.Fatal(err)
 	}
 	// Output:

@@ -40,13 +40,10 @@ func Example() {
 	defer stop()
 	ctx := context.Background()
 
-	session, err := etcdlock.NewSession(ctx, client)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer session.Close(ctx)
-	m := etcdlock.NewMutex(session, "jobs/report")
-	err = m.Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
+	locks := etcdlock.New(client)
+	defer locks.Close()
+	m := locks.Mutex("jobs/report")
+	err := m.Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
 		fmt.Println("only one replica is in here")
 		return ctx.Err() // ctx ends when the lock is lost
 	})
@@ -60,13 +57,10 @@ func ExampleMutex_TryLock() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	session, err := etcdlock.NewSession(ctx, client)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer session.Close(ctx)
+	locks := etcdlock.New(client)
+	defer locks.Close()
 
-	m := etcdlock.NewMutex(session, "jobs/report")
+	m := locks.Mutex("jobs/report")
 	h, err := m.TryLock(ctx)
 	fmt.Println(err)
 	_, err = m.TryLock(ctx)
@@ -82,13 +76,10 @@ func ExampleMutex_Enqueue() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	session, err := etcdlock.NewSession(ctx, client)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer session.Close(ctx)
+	locks := etcdlock.New(client)
+	defer locks.Close()
 
-	ticket, err := etcdlock.NewMutex(session, "jobs/report").Enqueue(ctx)
+	ticket, err := locks.Mutex("jobs/report").Enqueue(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -113,13 +104,10 @@ func ExampleHeld_Txn() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	session, err := etcdlock.NewSession(ctx, client)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer session.Close(ctx)
+	locks := etcdlock.New(client)
+	defer locks.Close()
 
-	h, err := etcdlock.NewMutex(session, "accounts").Lock(ctx)
+	h, err := locks.Mutex("accounts").Lock(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -127,7 +115,7 @@ func ExampleHeld_Txn() {
 		log.Fatal(err)
 	}
 	// Somebody revokes the lease; this process goes on.
-	if _, err := client.Revoke(ctx, session.Lease()); err != nil {
+	if _, err := client.Revoke(ctx, h.Session().Lease()); err != nil {
 		log.Fatal(err)
 	}
 	_, err = h.Txn(ctx).Then(clientv3.OpPut("balance", "0")).Commit()
@@ -146,13 +134,10 @@ func ExampleHeld_Downgrade() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	session, err := etcdlock.NewSession(ctx, client)
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer session.Close(ctx)
+	locks := etcdlock.New(client)
+	defer locks.Close()
 
-	config := etcdlock.NewRWMutex(session, "config")
+	config := locks.RWMutex("config")
 	w, err := config.Lock(ctx)
 	if err != nil {
 		log.Fatal(err)
@@ -174,7 +159,9 @@ func ExampleElector_Run() {
 	ctx, shutDown := context.WithCancel(context.Background()) // or signal.NotifyContext
 	defer shutDown()
 
-	elector := etcdlock.NewElector(client, "billing/leader", etcdlock.WithOwner("replica 1"))
+	locks := etcdlock.New(client, etcdlock.WithOwner("replica 1"))
+	defer locks.Close()
+	elector := locks.Elector("billing/leader")
 	err := elector.Run(ctx, func(ctx context.Context, term *etcdlock.Held) error {
 		leader, err := elector.Leader(ctx)
 		if err != nil {
@@ -187,27 +174,27 @@ func ExampleElector_Run() {
 	})
 	fmt.Println(errors.Is(err, context.Canceled))
 	_, err = elector.Leader(context.Background())
-	fmt.Println(errors.Is(err, etcdlock.ErrNoLeader))
+	fmt.Println(errors.Is(err, etcdlock.ErrElectionNoLeader))
 	// Output:
 	// replica 1 leads: true
 	// true
 	// true
 }
 
-func ExamplePool() {
+func ExampleNew() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
 
-	pool := etcdlock.NewPool(client) // once, for the whole process
-	defer pool.Close(ctx)
-	m := etcdlock.NewMutex(pool, "jobs/report")
+	locks := etcdlock.New(client) // once, for the whole process
+	defer locks.Close()
+	m := locks.Mutex("jobs/report")
 	h, err := m.Lock(ctx)
 	if err != nil {
 		log.Fatal(err)
 	}
 	// Somebody revokes the lease: what is held is lost.
-	queue, err := etcdlock.Inspect(ctx, client, "jobs/report")
+	queue, err := locks.Inspect(ctx, "jobs/report")
 	if err != nil {
 		log.Fatal(err)
 	}

@@ -14,6 +14,9 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // fakeEtcd is as much of etcd as a waiter uses: Txn and Range over every
@@ -50,7 +53,7 @@ func (f *fakeEtcd) session(id clientv3.LeaseID) *Session {
 	client := clientv3.NewCtxClient(context.Background())
 	client.KV = clientv3.NewKVFromKVClient(f, client)
 	client.Watcher = f
-	s := makeSession(client, sessionConfig{lease: id, ttl: 10 * time.Second, log: discard, owner: "o"})
+	s := makeSession(client, config{lease: id, ttl: 10 * time.Second, log: discard, owner: "o"})
 	s.keepAlive = func(context.Context) (int64, error) { return 10, nil }
 	client.Lease = fakeLease{f: f, s: s}
 	s.record(time.Now(), 3600)
@@ -101,14 +104,14 @@ func (f *fakeEtcd) delLocked(keys ...string) {
 }
 
 // keys are those below prefix now.
-func (f *fakeEtcd) keys(prefix string) []queued {
+func (f *fakeEtcd) keys(prefix string) []queue.Entry {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.keysLocked(prefix)
 }
 
-func (f *fakeEtcd) keysLocked(prefix string) []queued {
-	return toQueue(f.rangeLocked(&pb.RangeRequest{Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix))}).Kvs)
+func (f *fakeEtcd) keysLocked(prefix string) []queue.Entry {
+	return queue.Entries(f.rangeLocked(&pb.RangeRequest{Key: []byte(prefix), RangeEnd: []byte(clientv3.GetPrefixRangeEnd(prefix))}).Kvs)
 }
 
 // breakWatches ends every watch with an error.
@@ -342,4 +345,12 @@ func (f *fakeEtcd) applyLocked(ops []*pb.RequestOp, resp *pb.TxnResponse) int64 
 		w.tell(f.rev, events)
 	}
 	return f.rev
+}
+
+// entitled is the definition of who may hold the lock.
+func entitled(kind keyspace.Kind, rev int64, entries []queue.Entry) bool {
+	return !slices.ContainsFunc(entries, func(e queue.Entry) bool {
+		k := keyspace.KindOf("a", e.Key)
+		return e.Rev < rev && (k == keyspace.Exclusive || k == keyspace.Shared && kind == keyspace.Exclusive)
+	})
 }

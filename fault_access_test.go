@@ -16,11 +16,12 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/certs"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// trusting is the configuration of a client that trusts an authority, with a
-// certificate from another one or the same, or with none.
+// trusting is the configuration of a client that trusts the authority a. Its own
+// certificate is issued by from; if from is nil, it has none.
 func trusting(t *testing.T, a, from *certs.Authority, change ...func(*tls.Config)) etcdtest.ClientOption {
 	t.Helper()
 	conf := &tls.Config{RootCAs: x509.NewCertPool()}
@@ -36,8 +37,8 @@ func trusting(t *testing.T, a, from *certs.Authority, change ...func(*tls.Config
 	return etcdtest.WithClientConfig(func(c *clientv3.Config) { c.TLS = conf })
 }
 
-// etcd asks for certificates: locks work, through resets too, and a client that
-// has none, or one of somebody else, is told so.
+// etcd requires client certificates. Locks work, also after connections were reset. A
+// client without a certificate, or with one of another authority, gets an error that says so.
 func TestFault_F13_ClientCertificates(t *testing.T) {
 	t.Parallel()
 	a := certs.New(t)
@@ -68,8 +69,8 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
 
-	// With TLS 1.3 a client hears of it after its handshake, or finds the
-	// connection closed before it hears.
+	// With TLS 1.3 a client gets the alert only after its handshake, or finds the
+	// connection closed before the alert arrives.
 	tls12 := func(c *tls.Config) { c.MaxVersion = tls.VersionTLS12 }
 	for says, with := range map[string]etcdtest.ClientOption{
 		"remote error: tls: ":                     trusting(t, a, nil, tls12),
@@ -87,16 +88,16 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 	}
 }
 
-// Who can't reach etcd is told why, and not only that the time is over.
+// If etcd can't be reached, the error names the cause and not only the timeout.
 func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
 	t.Parallel()
 	nobody, err := loopback.FreeAddrs(1)
 	require.NoError(t, err)
 	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Endpoints = nobody }))
-	pool := newTestPool(t, client)
+	locks := newTestClient(t, client)
 	for what, grant := range map[string]func(ctx context.Context) error{
 		"NewSession": func(ctx context.Context) error { _, err := NewSession(ctx, client); return err },
-		"Pool":       func(ctx context.Context) error { _, err := NewMutex(pool, "a").Lock(ctx); return err },
+		"Client":     func(ctx context.Context) error { _, err := locks.Mutex("a").Lock(ctx); return err },
 	} {
 		err = returnsWithCtx(t, 300*time.Millisecond, grant)
 		require.ErrorIs(t, err, context.DeadlineExceeded, what)
@@ -104,16 +105,17 @@ func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
 	}
 }
 
-// What passes by itself is asked for again; the rest is told at once.
+// A request is repeated after an error that passes by itself; any other error is returned
+// at once.
 func TestRefused(t *testing.T) {
 	for err, want := range map[error]bool{
 		rpctypes.ErrPermissionDenied: true,
 		rpctypes.ErrLeaseNotFound:    true,
 		rpctypes.ErrNoSpace:          true,
-		rpctypes.ErrAuthOldRevision:  false, // roles were changed while the request was on its way
+		rpctypes.ErrAuthOldRevision:  false, // roles were changed while the request was in flight
 		rpctypes.ErrNoLeader:         false,
 		context.DeadlineExceeded:     false,
 	} {
-		require.Equal(t, want, refused(fmt.Errorf("lock: %w", err)), err)
+		require.Equal(t, want, etcd.Refused(fmt.Errorf("lock: %w", err)), err)
 	}
 }

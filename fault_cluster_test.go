@@ -18,23 +18,24 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// What a cluster outlives, a session outlives: no hold is lost, no waiter fails.
+// A fault that a cluster survives, a session survives too: no hold is lost and no waiter
+// fails.
 
-// handOverWithin bounds how long a lock may take from hand to hand when one member of
-// three is in trouble, and after it was mended.
+// handOverWithin bounds the time of a hand-over while one member of three is faulty, and
+// after it was repaired.
 const handOverWithin = 2 * time.Second
 
-// seconds is for how long a test goes on that may go on for as long as one likes:
-// ETCDLOCK_SECONDS, by default 5.
+// seconds is the duration of tests that can run for any time: ETCDLOCK_SECONDS, by
+// default 5.
 func seconds(t testing.TB) time.Duration {
 	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_SECONDS"), "5"))
 	require.NoError(t, err, "ETCDLOCK_SECONDS")
 	return time.Duration(n) * time.Second
 }
 
-// anchored is a session with a lock that it watches over. All its watches are on
-// the members at first, whatever its client reaches later: the stream that
-// they share stays open.
+// anchored returns a session with a watched hold. All its watches are on the members
+// first, even if its client later reaches all endpoints, because the stream that they share
+// stays open.
 func anchored(t *testing.T, name string, endpoints []string, first ...string) (*Session, *Held) {
 	t.Helper()
 	c := processClient(t, first...)
@@ -42,15 +43,15 @@ func anchored(t *testing.T, name string, endpoints []string, first ...string) (*
 	h, err := NewMutex(s, name).Lock(testCtx(t))
 	require.NoError(t, err)
 	h.Done()
-	w, err := s.openWatch(testCtx(t), h.Key(), "")
+	w, err := s.etcd.OpenWatch(testCtx(t), s.ctx, h.Key(), "")
 	require.NoError(t, err)
-	t.Cleanup(w.close)
+	t.Cleanup(w.Close)
 	c.SetEndpoints(endpoints...)
 	return s, h
 }
 
-// A member hangs, and the requests of each hand-over meet it in turn: the
-// holder's, and those by which the next one sees that nobody is left before it.
+// A member hangs, and each request of a hand-over meets it in turn: the holder's request,
+// and those with which the next waiter finds out that no entry is left before it.
 func TestFault_F12_HandOverBesideAPausedMember(t *testing.T) {
 	t.Parallel()
 	members, endpoints := startProcesses(t)
@@ -82,12 +83,12 @@ func TestFault_F12_HandOverBesideAPausedMember(t *testing.T) {
 	}
 	members[at].signal(t, syscall.SIGCONT)
 	require.Less(t, slowest, handOverWithin)
-	t.Logf("shown: beside a paused member a lock goes on in %v at the most", slowest.Round(100*time.Millisecond))
+	t.Logf("shown: with one member paused, a hand-over took at most %v", slowest.Round(100*time.Millisecond))
 }
 
-// outlives breaks a member while a lock is held, waited for and given back, and
-// mends it when the waiter is granted, or after d. All the watches of the waiter
-// are on that member.
+// outlives injects a fault into a member while a lock is held, waited for and released. It
+// repairs the member when the waiter is granted, or after d. All watches of the waiter are
+// on that member.
 func outlives(t *testing.T, what string, endpoints []string, at int, breaks, mends func(), d time.Duration) (granted bool) {
 	t.Helper()
 	holder, _ := anchored(t, what+".1", endpoints, endpoints...)
@@ -122,19 +123,19 @@ func outlives(t *testing.T, what string, endpoints []string, at int, breaks, men
 	return granted
 }
 
-// The watches on a member that hangs are silent until it wakes, or the waiter
-// asks for itself, which is long after this with a TTL of a minute.
+// Watches on a member that hangs are silent until the member resumes. The waiter itself
+// would ask only much later, because its TTL is a minute.
 func TestFault_F12_PausedMemberWakes(t *testing.T) {
 	t.Parallel()
 	members, endpoints := startProcesses(t)
-	for i, who := range []string{"leader", "follower"} {
+	for i, role := range []string{"leader", "follower"} {
 		at := (leaderOf(t, endpoints) + i) % 3
-		outlives(t, who, endpoints, at, func() { members[at].signal(t, syscall.SIGSTOP) }, func() { members[at].signal(t, syscall.SIGCONT) }, time.Second)
+		outlives(t, role, endpoints, at, func() { members[at].signal(t, syscall.SIGSTOP) }, func() { members[at].signal(t, syscall.SIGCONT) }, time.Second)
 	}
 }
 
-// Where a member is gone, or knows that it is cut off, the watches move on before
-// it is back.
+// If a member is stopped, or knows that it is cut off, the watches move to another member
+// before it is back.
 func TestFault_C1_MembersComeBack(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -155,7 +156,7 @@ func TestFault_C1_MembersComeBack(t *testing.T) {
 	}
 }
 
-// The leader changes each second, and six sessions wait for a lock in turn.
+// The leader changes every second while six sessions take a lock in turn.
 func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -164,7 +165,7 @@ func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel()
-	var moved, next []time.Time // each move, and the first grant after it
+	var moved, next []time.Time // the time of each move, and of the first grant after it
 	grants := 0
 	var kept []*Held
 	for i := range 6 {

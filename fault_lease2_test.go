@@ -18,20 +18,20 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// Rows F8 to F15: the lease, and what a cluster does to it.
+// Rows F8 to F15: leases in a cluster that changes.
 
-// elapse waits where the row itself is about a duration.
+// elapse waits for a duration that is part of the row itself.
 func elapse(d time.Duration) { <-time.NewTimer(d).C }
 
-// A member that serves a watch may lag behind the one that took the lock's txn.
-// What it shows is a queue without the entry; that is no loss.
+// The member that serves a watch may lag behind the member that executed the lock's txn. It
+// shows a queue without the entry, but the lock is not lost.
 func TestFault_F5_WatchOnAMemberThatLags(t *testing.T) {
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
 	var created atomic.Int64
 	tap.OnWatchResponse(func(_ context.Context, m *pb.WatchResponse) error {
 		if m.Created {
-			m.Header.Revision-- // that of the txn, with nothing else going on
+			m.Header.Revision-- // the revision before the txn, because nothing else was written
 			created.Add(1)
 		}
 		return nil
@@ -47,22 +47,22 @@ func TestFault_F5_WatchOnAMemberThatLags(t *testing.T) {
 		select {
 		case <-done:
 			t.Fatal(kind, h.Err())
-		case <-time.After(20 * time.Millisecond): // for the guard to think about it
+		case <-time.After(20 * time.Millisecond): // time for the monitor to act
 		}
 		require.NoError(t, h.Check(testCtx(t)))
-		// And the loss shows all the same.
+		// A real loss is still noticed.
 		_, err = c.Delete(testCtx(t), h.Key())
 		require.NoError(t, err)
 		select {
 		case <-done:
 		case <-time.After(told):
-			t.Fatal(kind, "its holder is not told")
+			t.Fatal(kind, "the holder is not told of the loss")
 		}
 		requireGone(t, c, h.name)
 	}
 }
 
-// The same on real members, that lag as they like.
+// The same on real members, which lag at random.
 func TestFault_F5_NoFalseLoss(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -86,8 +86,8 @@ func TestFault_F5_NoFalseLoss(t *testing.T) {
 	}
 }
 
-// Every change of the leader gives all leases their TTL anew: the lock of a
-// holder that crashed goes over late, never early.
+// Each change of the leader restarts the TTL of all leases. So the lock of a crashed
+// holder passes to the next one late, but never early.
 func TestFault_F8_LeaderChangesExtendLeases(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -114,15 +114,15 @@ func TestFault_F8_LeaderChangesExtendLeases(t *testing.T) {
 	select {
 	case <-done:
 	default:
-		t.Fatal("the old holder still thinks that it holds")
+		t.Fatal("the old holder was not told of the loss")
 	}
-	t.Logf("shown: TTL 2 s, leaders moved for %v: granted to the next %v after that", moved.Sub(crashed).Round(time.Second), granted.Sub(moved).Round(100*time.Millisecond))
+	t.Logf("shown: TTL 2 s, leaders moved for %v: the next waiter was granted %v after that", moved.Sub(crashed).Round(time.Second), granted.Sub(moved).Round(100*time.Millisecond))
 	require.NoError(t, h2.Unlock(testCtx(t)))
 }
 
-// A lease that etcd never expires, as once happened, or an entry without one
-// keeps the lock; it is seen, waited for no longer than ctx allows, and an
-// operator's deletion of the entry frees the lock.
+// An entry without a lease, or with a lease that etcd never expires because of a bug, keeps
+// the lock. Inspect shows it, waiters wait only as long as their ctx allows, and the lock is
+// free when an operator deletes the entry.
 func TestFault_F9_LeaseNeverExpires(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
@@ -157,21 +157,22 @@ func TestFault_F9_LeaseNeverExpires(t *testing.T) {
 	}
 }
 
-// etcd grants no less than one and a half election timeouts. What it granted
-// counts, and is told.
+// etcd grants at least one and a half election timeouts. The granted TTL counts, and the
+// session reports it.
 func TestFault_F10_GrantedTTLCounts(t *testing.T) {
 	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.TickMs, c.ElectionMs = 100, 1000 }))
 	began := time.Now()
 	s := newTestSession(t, own.Client(t), WithTTL(time.Second))
 	require.Equal(t, 2*time.Second, s.TTL())
-	require.True(t, s.Deadline().After(began.Add(1500*time.Millisecond)), "the deadline is that of the TTL asked for")
+	require.True(t, s.Deadline().After(began.Add(1500*time.Millisecond)), "the deadline must be that of the granted TTL")
 	h, err := NewMutex(s, "a").Lock(testCtx(t))
 	require.NoError(t, err)
 	require.Equal(t, s.Deadline(), h.Deadline())
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// One renewal each third of the TTL, whoever listens; none after the end.
+// The session renews once in a third of its TTL, even if nobody listens, and not after its
+// end.
 func TestFault_F11_RenewalsAreFew(t *testing.T) {
 	tap := etcdtest.NewTap()
 	began := time.Now()
@@ -187,18 +188,18 @@ func TestFault_F11_RenewalsAreFew(t *testing.T) {
 	s.Orphan()
 	n = tap.Calls("LeaseKeepAlive")
 	elapse(s.TTL())
-	require.LessOrEqual(t, tap.Calls("LeaseKeepAlive"), n+1, "an orphan is renewed")
+	require.LessOrEqual(t, tap.Calls("LeaseKeepAlive"), n+1, "an orphaned lease must not be renewed")
 	require.ErrorIs(t, s.Err(), ErrSessionClosed)
 }
 
-// A member hangs with its connections open, and the client is busy, so that its
-// balancer gives any request to any member: a renewal may meet the one that hangs
-// several times in a row. With the 4 attempts to a lease that there once were,
-// one member of three took a busy client's session within minutes.
+// A member hangs with its connections open. The client is busy, so its balancer spreads the
+// requests over all members, and a renewal may meet the hanging member several times in a
+// row. An earlier version made only 4 attempts; one hanging member of three then ended a
+// busy client's session within minutes.
 func TestFault_F12_RenewalsMeetTheMemberThatHangs(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client := clientv3.NewCtxClient(context.Background())
-		s := makeSession(client, sessionConfig{lease: 1, ttl: 10 * time.Second, log: discard})
+		s := makeSession(client, config{lease: 1, ttl: 10 * time.Second, log: discard})
 		var attempts, answered atomic.Int32
 		s.keepAlive = func(ctx context.Context) (int64, error) {
 			if attempts.Add(1)%12 == 0 {
@@ -214,13 +215,13 @@ func TestFault_F12_RenewalsMeetTheMemberThatHangs(t *testing.T) {
 		elapse(1000 * time.Second)
 		require.NoError(t, s.Err())
 		require.Greater(t, answered.Load(), int32(100))
-		s.end(ErrSessionClosed, "the test is over")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
 		s.wg.Wait()
 	})
 }
 
-// Do's function is told of the loss, and so is who called Do.
+// Do's function is told of the loss, and so is the caller of Do.
 func TestFault_F15_DoIsTold(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
@@ -238,7 +239,7 @@ func TestFault_F15_DoIsTold(t *testing.T) {
 			case <-ctx.Done():
 				return errors.Join(fail, context.Cause(ctx))
 			case <-time.After(told):
-				return errors.New("fn is not told")
+				return errors.New("fn is not told of the loss")
 			}
 		})
 		require.ErrorIs(t, err, fail)
@@ -247,9 +248,9 @@ func TestFault_F15_DoIsTold(t *testing.T) {
 	require.ErrorIs(t, s.Err(), ErrSessionExpired)
 }
 
-// authCluster is a cluster that demands a password, with tokens that last for
-// two seconds of idleness, and three users: root; worker, who may read and
-// write below a/ and no more; and reader, who may read there.
+// authCluster starts a cluster that requires passwords. Its tokens expire after two seconds
+// without use. It has three users: root; worker, which may only read and write below a/; and
+// reader, which may only read there.
 func authCluster(t *testing.T) (own *etcdtest.Cluster, as func(user string, opts ...etcdtest.ClientOption) *clientv3.Client) {
 	t.Helper()
 	own = etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL, c.BcryptCost = 2, 4 }))
@@ -273,7 +274,7 @@ func authCluster(t *testing.T) (own *etcdtest.Cluster, as func(user string, opts
 	}
 }
 
-// A lock is held and waited for, in silence, for longer than tokens last.
+// A lock is held and waited for without requests for longer than a token lives.
 func TestFault_F13_AuthTokenExpires(t *testing.T) {
 	t.Parallel()
 	own, as := authCluster(t)
@@ -290,7 +291,7 @@ func TestFault_F13_AuthTokenExpires(t *testing.T) {
 	require.NoError(t, err)
 
 	elapse(s.TTL()/3 + 500*time.Millisecond) // the token was used at the last renewal
-	// The streams that are open have old tokens. What is new on them still works.
+	// The open streams have old tokens. New watches on them must still work.
 	second, err := NewMutex(s, "a/3").Lock(testCtx(t))
 	require.NoError(t, err)
 	lost := second.Done()
@@ -299,7 +300,7 @@ func TestFault_F13_AuthTokenExpires(t *testing.T) {
 	select {
 	case <-lost:
 	case <-time.After(told):
-		t.Error("a loss is not told: the watch's token has expired")
+		t.Error("the holder is not told of the loss: the watch's token has expired")
 	}
 	require.NoError(t, quiet.Check(testCtx(t)))
 	require.NoError(t, quiet.Unlock(testCtx(t)))
@@ -318,12 +319,12 @@ func TestFault_F13_AuthTokenExpires(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 	for _, s := range []*Session{s, waiter} {
 		require.NoError(t, s.Err())
-		require.NoError(t, s.Close(testCtx(t)))
+		require.NoError(t, s.Close())
 	}
 	require.Empty(t, entries(t, as("root"), "a"))
 }
 
-// A change of any user or role makes all tokens old, those of open streams too.
+// A change of any user or role invalidates all tokens, including those of open streams.
 func TestFault_F13_RolesChange(t *testing.T) {
 	_, as := authCluster(t)
 	root := as("root")
@@ -341,7 +342,7 @@ func TestFault_F13_RolesChange(t *testing.T) {
 	select {
 	case <-lost:
 	case <-time.After(told):
-		t.Error("a loss is not told: the watch's token is of an old revision")
+		t.Error("the holder is not told of the loss: the watch's token has an old revision")
 	}
 	require.NoError(t, s.Refresh(testCtx(t)))
 	select {
@@ -352,7 +353,7 @@ func TestFault_F13_RolesChange(t *testing.T) {
 	require.NoError(t, first.Unlock(testCtx(t)))
 }
 
-// Read and write below the lock's name is all the right that a lock needs.
+// A lock needs no other right than to read and write below its name.
 func TestFault_F13_LeastRights(t *testing.T) {
 	_, as := authCluster(t)
 	root := as("root")
@@ -383,7 +384,8 @@ func TestFault_F13_LeastRights(t *testing.T) {
 		require.NoError(t, hr.Unlock(testCtx(t)))
 		require.Equal(t, []string{"a/config"}, entries(t, root, "a"))
 	}
-	// Less is an error that says what is missing, at once, and leaves nothing.
+	// With fewer rights Lock fails at once, its error says what is missing, and it
+	// leaves nothing.
 	for user, name := range map[string]string{"reader": "a", "worker": "b"} {
 		s := newTestSession(t, as(user), WithTTL(2*time.Second))
 		for kind, lock := range lockFuncs(s, name) {
@@ -394,8 +396,8 @@ func TestFault_F13_LeastRights(t *testing.T) {
 			require.Less(t, time.Since(began), soon)
 		}
 		was := s.Deadline()
-		require.Eventually(t, func() bool { return s.Deadline().After(was) }, hang, tick, "the session goes on")
+		require.Eventually(t, func() bool { return s.Deadline().After(was) }, hang, tick, "the session must go on")
 		require.Equal(t, map[string]int{"a": 1, "b": 0}[name], len(entries(t, root, name)))
-		require.NoError(t, s.Close(testCtx(t)))
+		require.NoError(t, s.Close())
 	}
 }

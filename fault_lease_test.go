@@ -20,20 +20,22 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// Rows F1 to F7: loss, and when it is told.
+// Rows F1 to F7: loss, and when the holder is told.
 
-// runs is how often a row that is a matter of chance is tried: ETCDLOCK_RUNS
-// times, by default 50.
+// runs is how often a row that depends on chance is tried: ETCDLOCK_RUNS times, by
+// default 50.
 func runs(t testing.TB) int {
 	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_RUNS"), "50"))
 	require.NoError(t, err, "ETCDLOCK_RUNS")
-	require.Positive(t, n, "ETCDLOCK_RUNS: nothing would be tried")
+	require.Positive(t, n, "ETCDLOCK_RUNS must be positive")
 	return n
 }
 
-// runTTLs are the TTLs it is tried with: the seconds in ETCDLOCK_TTLS, by default 2.
+// runTTLs are the TTLs with which such rows are tried: the seconds in ETCDLOCK_TTLS, by
+// default 2.
 func runTTLs(t testing.TB) (ttls []time.Duration) {
 	for s := range strings.SplitSeq(cmp.Or(os.Getenv("ETCDLOCK_TTLS"), "2"), ",") {
 		n, err := strconv.Atoi(s)
@@ -43,29 +45,30 @@ func runTTLs(t testing.TB) (ttls []time.Duration) {
 	return ttls
 }
 
-// A holder is a lock held, by whatever means.
+// A holder is a held lock of any library.
 type holder struct {
 	done <-chan struct{} // closed when its owner is told of the loss
 	key  string
-	// check, if not nil, is asked after the loss. answered is when the last
-	// grant or renewal was sent that etcd has answered.
+	// check, if not nil, is called after the loss. answered is the time at which the
+	// last grant or renewal was sent that etcd has answered.
 	check func(answered time.Time) error
 }
 
-// A cutting is a way to lose etcd, and what is known of a loss by it.
+// A cutting is a way to lose the connection to etcd, and the times of the loss that
+// followed.
 type cutting struct {
-	delay      time.Duration // of whatever the client receives
-	stuck      bool          // renewals are, from the first one on, nothing else
+	delay      time.Duration // of all that the client receives
+	stuck      bool          // only renewals are blocked, from the first one on
 	ttl        time.Duration
-	told, gone time.Time // when its owner was told; and etcd had removed the key
+	told, gone time.Time // when the owner was told, and when etcd had removed the key
 }
 
-// latency is an ordinary one. Without any, it is by chance that etcd's own client,
-// which renews and looks at the clock in even steps, is told in time.
+// latency is that of an ordinary network. Without it, etcd's own client may be told in time
+// by chance, because it renews and checks the clock at even intervals.
 const latency = 20 * time.Millisecond
 
-// cut has n holders lose etcd, each with a network of its own: at the
-// very moment of an answered renewal, or some time after it.
+// cut makes n holders lose their connections to etcd, each with a network of its own: at
+// the moment of an answered renewal, or some time after it.
 func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *clientv3.Client, name string) (holder, error)) []cutting {
 	t.Helper()
 	observer, prefix := cluster.Client(t), lockName(t)
@@ -86,7 +89,7 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 		}
 	}()
 	cuts := make([]cutting, n)
-	turns := make(chan struct{}, 17) // at once; or it is the machine that is too slow
+	turns := make(chan struct{}, 17) // limits how many run at once, so that the machine is not too slow
 	var wg sync.WaitGroup
 	for i := range cuts {
 		wg.Go(func() {
@@ -103,8 +106,8 @@ func cut(t *testing.T, n int, how cutting, lock func(ctx context.Context, c *cli
 				mu.Lock()
 				c.gone = gone[h.key]
 				mu.Unlock()
-				if err := pause(ctx, tick); err != nil {
-					t.Error("the key stays")
+				if err := etcd.Sleep(ctx, tick); err != nil {
+					t.Error("etcd has not removed the key")
 					return
 				}
 			}
@@ -178,7 +181,7 @@ func (c *cutting) run(prefix string, i int, h *holder, lock func(ctx context.Con
 		return err
 	}
 	proxy.Delay(etcdtest.ToClient, c.delay)
-	_ = pause(ctx, rand.N(500*time.Millisecond)) // etcd looks for leases to expire twice a second
+	_ = etcd.Sleep(ctx, rand.N(500*time.Millisecond)) // etcd checks for expired leases twice a second
 	if *h, err = lock(ctx, client, fmt.Sprintf("%s/%d", prefix, i)); err != nil {
 		return err
 	}
@@ -189,7 +192,7 @@ func (c *cutting) run(prefix string, i int, h *holder, lock func(ctx context.Con
 	case <-h.done:
 		c.told = time.Now()
 	case <-ctx.Done():
-		return errors.New("its owner is never told")
+		return errors.New("the owner is never told of the loss")
 	}
 	if h.check == nil {
 		return nil
@@ -201,9 +204,9 @@ func (c *cutting) run(prefix string, i int, h *holder, lock func(ctx context.Con
 
 // cutTold requires that all owners are told in time.
 //
-// A process that gets no time to run for longer than the deadline's margin is a
-// paused one, for which no timer fires in time. So the test looks how late its own
-// timers are; on a machine that is that busy, a loss may be told as late.
+// If a process does not run for longer than the deadline's margin, it is a paused process,
+// and its timers fire late. So the test measures how late its own timers are; on such a busy
+// machine the owner may be told that much later.
 func cutTold(t *testing.T, how cutting) {
 	t.Helper()
 	for _, how.ttl = range runTTLs(t) {
@@ -220,11 +223,11 @@ func cutTold(t *testing.T, how cutting) {
 			return holder{h.Done(), h.Key(), func(answered time.Time) error {
 				switch {
 				case h.Valid(), s.Err() == nil:
-					return errors.New("told, but still valid")
+					return errors.New("the owner was told, but the hold or the session is still valid")
 				case !errors.Is(h.Err(), ErrLost), !errors.Is(h.Err(), ErrSessionExpired):
 					return h.Err()
 				case !s.Deadline().Before(answered.Add(how.ttl)):
-					return fmt.Errorf("the deadline, %v after the renewal was sent, is not counted from there", s.Deadline().Sub(answered))
+					return fmt.Errorf("the deadline is %v after the renewal was sent: it is not counted from the sending", s.Deadline().Sub(answered))
 				}
 				return nil
 			}}, nil
@@ -235,14 +238,14 @@ func cutTold(t *testing.T, how cutting) {
 		}
 		for _, c := range cuts {
 			earliest = min(earliest, c.gone.Sub(c.told))
-			require.Truef(t, c.told.Before(c.gone.Add(late)), "TTL %v: told %v after another could have the lock", c.ttl, c.told.Sub(c.gone))
+			require.Truef(t, c.told.Before(c.gone.Add(late)), "TTL %v: the owner was told %v after another session could have the lock", c.ttl, c.told.Sub(c.gone))
 		}
-		t.Logf("shown: TTL %v, %s%d runs: told %v at the least before the entry was gone", how.ttl, map[bool]string{true: "replies late, "}[how.delay > latency], len(cuts), earliest.Round(time.Millisecond))
+		t.Logf("shown: TTL %v, %s%d runs: told at least %v before the entry was removed", how.ttl, map[bool]string{true: "replies late, "}[how.delay > latency], len(cuts), earliest.Round(time.Millisecond))
 	}
 }
 
-// measureLateness returns a function that ends the measuring and tells by how much a
-// timer of this process was late at most.
+// measureLateness returns a function that ends the measurement and returns the largest
+// lateness of a timer of this process.
 func measureLateness(t *testing.T) func() time.Duration {
 	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
@@ -251,7 +254,7 @@ func measureLateness(t *testing.T) func() time.Duration {
 		var late time.Duration
 		for ctx.Err() == nil {
 			due := time.Now().Add(tick)
-			_ = pause(ctx, tick)
+			_ = etcd.Sleep(ctx, tick)
 			late = max(late, time.Since(due))
 		}
 		most <- late
@@ -262,7 +265,7 @@ func measureLateness(t *testing.T) func() time.Duration {
 func TestFault_F1_DeadlineCountedFromSend(t *testing.T) {
 	for name, how := range map[string]cutting{"blackholed": {delay: latency}, "replies delayed": {delay: 500 * time.Millisecond}} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel() // with each other, and nothing else
+			t.Parallel() // only with each other
 			cutTold(t, how)
 		})
 	}
@@ -270,10 +273,11 @@ func TestFault_F1_DeadlineCountedFromSend(t *testing.T) {
 
 func TestFault_F2_FirstKeepAliveStuck(t *testing.T) {
 	t.Run("told in time", func(t *testing.T) { cutTold(t, cutting{stuck: true, delay: 500 * time.Millisecond}) })
-	// And not before: etcd's own client gives a lease of a minute up after 5 s.
+	// The session must not give up early: etcd's own client gives up a lease of a minute
+	// after 5 s.
 	t.Run("not given up", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: time.Minute, log: discard})
+			s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: time.Minute, log: discard})
 			s.keepAlive = func(ctx context.Context) (int64, error) {
 				<-ctx.Done()
 				return 0, ctx.Err()
@@ -285,17 +289,17 @@ func TestFault_F2_FirstKeepAliveStuck(t *testing.T) {
 			require.NoError(t, s.Err())
 			<-time.After(2 * time.Second)
 			require.ErrorIs(t, s.Err(), ErrSessionExpired)
-			s.leaseGone()
+			s.endLease()
 			s.wg.Wait()
 		})
 	})
 }
 
-// told is how soon a loss must show after etcd has confirmed what caused it.
+// told is how soon a holder must be told of a loss after etcd has confirmed its cause.
 const told = 500 * time.Millisecond
 
-// lossIsTold takes locks of all kinds with a TTL of a minute, has each taken
-// away, and requires that its holder is told; see the errors wanted.
+// lossIsTold takes locks of all kinds with a TTL of a minute, has each one removed by take,
+// and requires that its holder is told. check then checks the errors.
 func lossIsTold(t *testing.T, take func(h *Held), check func(t *testing.T, h *Held)) {
 	t.Helper()
 	c := cluster.Client(t)
@@ -313,7 +317,7 @@ func lossIsTold(t *testing.T, take func(h *Held), check func(t *testing.T, h *He
 			}
 			locked <- h
 		}
-		if i/4%3 == 0 && kind != "Try read" { // a hold that was waited for brings its watch along
+		if i/4%3 == 0 && kind != "Try read" { // a hold that had to wait keeps its watch
 			before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 			require.NoError(t, err)
 			w.reset()
@@ -327,14 +331,14 @@ func lossIsTold(t *testing.T, take func(h *Held), check func(t *testing.T, h *He
 		require.NotNil(t, h)
 		done := h.Done()
 		if i/4%3 == 1 {
-			waitsFor(t, w, 1) // else the watch may be behind the loss
+			waitsFor(t, w, 1) // otherwise the watch may open after the loss
 		}
 		take(h)
 		began := time.Now()
 		select {
 		case <-done:
 		case <-time.After(hang):
-			t.Fatal("its holder is not told")
+			t.Fatal("the holder is not told of the loss")
 		}
 		slowest = max(slowest, time.Since(began))
 		require.Less(t, time.Since(began), told, kind)
@@ -353,11 +357,11 @@ func TestFault_F3_RevokedByAnother(t *testing.T) {
 		_, err := c.Revoke(testCtx(t), h.s.Lease())
 		require.NoError(t, err)
 	}, func(t *testing.T, h *Held) {
-		require.ErrorIs(t, h.Err(), ErrSessionExpired, "the cause is to be the lease")
+		require.ErrorIs(t, h.Err(), ErrSessionExpired, "the cause must be the lease")
 		select {
 		case <-h.s.Done():
 		case <-time.After(told):
-			t.Fatal("the session lives on")
+			t.Fatal("the session does not end")
 		}
 	})
 }
@@ -368,17 +372,17 @@ func TestFault_F5_KeyDeleted(t *testing.T) {
 		_, err := c.Delete(testCtx(t), h.Key())
 		require.NoError(t, err)
 	}, func(t *testing.T, h *Held) {
-		require.NotErrorIs(t, h.Err(), ErrSessionExpired, "the cause is not the lease")
+		require.NotErrorIs(t, h.Err(), ErrSessionExpired, "the cause must not be the lease")
 		require.NoError(t, h.s.Err())
 		again, err := NewMutex(h.s, h.name).Lock(testCtx(t))
-		require.NoError(t, err, "the session serves on")
+		require.NoError(t, err, "the session must go on")
 		require.Greater(t, again.Token(), h.Token())
 		require.NoError(t, again.Unlock(testCtx(t)))
 	})
 }
 
-// Many holds of one session are lost together: whether it was the lease is asked a few
-// times, and not for each.
+// Many holds of one session are lost together: the session asks only a few times whether
+// the lease is the cause, and not once for each hold.
 func TestFault_F5_ManyKeysDeleted(t *testing.T) {
 	tap, base := etcdtest.NewTap(), lockName(t)
 	s := newTestSession(t, cluster.Client(t, tap), WithTTL(time.Minute))
@@ -392,7 +396,7 @@ func TestFault_F5_ManyKeysDeleted(t *testing.T) {
 	all := func() bool { return !slices.ContainsFunc(holds, (*Held).Valid) }
 	tap.Next("LeaseTimeToLive", func(ctx context.Context, c *etcdtest.Call) error {
 		for !all() && ctx.Err() == nil {
-			_ = pause(ctx, tick)
+			_ = etcd.Sleep(ctx, tick)
 		}
 		return c.Send(ctx)
 	})
@@ -406,8 +410,8 @@ func TestFault_F5_ManyKeysDeleted(t *testing.T) {
 	require.NoError(t, s.Err())
 }
 
-// An old leader revokes leases that live (etcd-io/etcd#15247): the client
-// renews as before, and loses its lock all the same. The next one's is its own.
+// An old leader revokes a live lease (etcd-io/etcd#15247): the client still renews, but
+// loses its lock. The lock of the next holder is not affected.
 func TestFault_F6_LiveLeaseRevoked(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
@@ -425,18 +429,18 @@ func TestFault_F6_LiveLeaseRevoked(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(told):
-		t.Fatal("the old holder is not told")
+		t.Fatal("the old holder is not told of the loss")
 	}
 	_, err = h.Txn(testCtx(t)).Then(clientv3.OpPut(name+".x", "stale")).Commit()
 	require.ErrorIs(t, err, ErrLost)
 	require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
-	require.NoError(t, h2.Check(testCtx(t)), "it took the next one's lock along")
+	require.NoError(t, h2.Check(testCtx(t)), "the next holder must keep its lock")
 	require.Greater(t, h2.Token(), h.Token())
 	require.NoError(t, h2.Unlock(testCtx(t)))
 }
 
-// A leader renews a lease that has been revoked, since it is the last to carry that
-// out: that the entry is gone says to ask otherwise.
+// A leader renews a lease that has been revoked, because it is the last member to apply the
+// revocation. The missing entry shows that the lease has to be checked in another way.
 func TestFault_F7_RenewedByALeaderThatLags(t *testing.T) {
 	tap := etcdtest.NewTap()
 	tap.OnKeepAliveResponse(func(_ context.Context, m *pb.LeaseKeepAliveResponse) error {
@@ -452,12 +456,12 @@ func TestFault_F7_RenewedByALeaderThatLags(t *testing.T) {
 	began := time.Now()
 	<-done
 	require.Less(t, time.Since(began), told)
-	require.ErrorIs(t, h.Err(), ErrSessionExpired, "the cause is to be the lease")
+	require.ErrorIs(t, h.Err(), ErrSessionExpired, "the cause must be the lease")
 	require.ErrorIs(t, s.Err(), ErrSessionExpired)
 }
 
-// Renewals are confirmed although the lease is gone (etcd-io/etcd#14758), and so is
-// its time to live: no such answer proves that a lock is held.
+// Renewals and TimeToLive are answered as if a revoked lease were alive
+// (etcd-io/etcd#14758): no such answer proves that a lock is held.
 func TestFault_F7_RenewalConfirmedAfterRevoke(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
@@ -489,7 +493,7 @@ func TestFault_F7_RenewalConfirmedAfterRevoke(t *testing.T) {
 	began := time.Now()
 	<-done
 	require.Less(t, time.Since(began), told)
-	require.NoError(t, s.Refresh(testCtx(t)), "the lie is not told")
+	require.NoError(t, s.Refresh(testCtx(t)), "the tap must make the renewal succeed")
 	require.ErrorIs(t, watched.Err(), ErrLost)
 	require.ErrorIs(t, checked.Check(testCtx(t)), ErrLost)
 	_, err = guarded.Txn(testCtx(t)).Then(clientv3.OpPut(name+".x", "stale")).Commit()
@@ -497,7 +501,7 @@ func TestFault_F7_RenewalConfirmedAfterRevoke(t *testing.T) {
 	require.ErrorIs(t, unlocked.Unlock(testCtx(t)), ErrLost)
 	_, err = waiting.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrLost)
-	// What etcd refuses, it may be believed.
+	// A refusal can be trusted.
 	_, err = NewMutex(s, name+"6").Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionExpired)
 	require.ErrorIs(t, s.Err(), ErrSessionExpired)

@@ -17,10 +17,11 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// addLearner starts one more member of the cluster, which does not vote yet.
+// addLearner adds a member to the cluster that does not vote yet.
 func addLearner(t *testing.T, own *etcdtest.Cluster, c *clientv3.Client) (id uint64, endpoint string) {
 	t.Helper()
 	var urls []url.URL
@@ -50,12 +51,12 @@ func addLearner(t *testing.T, own *etcdtest.Cluster, c *clientv3.Client) (id uin
 	return added.Member.ID, urls[1].String()
 }
 
-// A learner comes, is promoted, and the leader is removed, while locks are held,
-// waited for, and go from hand to hand.
+// A learner joins and is promoted, and the leader is removed, while locks are held, waited
+// for and handed over.
 func TestFault_C1_MembersComeAndGo(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3), etcdtest.WithConfig(func(c *embed.Config) {
-		c.StrictReconfigCheck = false // which wants members that have been up for 5 s
+		c.StrictReconfigCheck = false // it would require members that have been up for 5 s
 	}))
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
@@ -99,30 +100,30 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 	for _, c := range clients {
 		c.SetEndpoints(append(own.Endpoints(), endpoint)...)
 	}
-	goesOn("with a learner, which refuses all that is asked of it")
+	goesOn("with a learner, which refuses all requests")
 	for {
 		_, err := admin.MemberPromote(testCtx(t), id)
 		if err == nil {
 			break
 		}
-		require.True(t, errors.Is(err, rpctypes.ErrMemberLearnerNotReady) || !refused(err), err)
-		require.NoError(t, pause(testCtx(t), tick))
+		require.True(t, errors.Is(err, rpctypes.ErrMemberLearnerNotReady) || !etcd.Refused(err), err)
+		require.NoError(t, etcd.Sleep(testCtx(t), tick))
 	}
 	goesOn("with four members")
 	leader, err := own.Leader(testCtx(t))
 	require.NoError(t, err)
 	removed := leader.Etcd().Server
-	// By another one: the leader may stop before it has answered.
+	// Ask another member: the leader may stop before it has answered.
 	other := own.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
 		cfg.Endpoints = []string{own.Member((leader.Index() + 1) % 3).Endpoint()}
 	}))
 	_, err = other.MemberRemove(testCtx(t), uint64(removed.MemberID()))
 	require.NoError(t, err)
 	<-removed.StopNotify()
-	leader.Kill() // as the process would end
+	leader.Kill() // a removed member's process ends
 	goesOn("with its leader removed")
 	for i, c := range clients {
-		if i%2 == 0 { // the others still try to reach it
+		if i%2 == 0 { // the other clients still try to reach it
 			c.SetEndpoints(endpoint, own.Member((leader.Index()+1)%3).Endpoint(), own.Member((leader.Index()+2)%3).Endpoint())
 		}
 	}
@@ -139,12 +140,12 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 		h, err := tk.Wait(testCtx(t))
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(testCtx(t)))
-		require.NoError(t, h.s.Close(testCtx(t)))
-		require.NoError(t, clients[i].Close()) // the learner would wait for it to leave
+		require.NoError(t, h.s.Close())
+		require.NoError(t, clients[i].Close()) // the learner would wait until the client disconnects
 	}
 }
 
-// Who asks a member that is cut off gets no answer, and never an old one.
+// A client of a member that is cut off gets no answer, and never an old one.
 func TestFault_C8_NoOldAnswers(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
@@ -170,7 +171,7 @@ func TestFault_C8_NoOldAnswers(t *testing.T) {
 		"TryLock": func(ctx context.Context) error { _, err := NewMutex(s, "a").TryLock(ctx); return err },
 	} {
 		err := returnsWithCtx(t, time.Second, ask)
-		// A watch from before may be on another member, and tell.
+		// An earlier watch may be on another member and report the loss.
 		require.True(t, errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrLost), "%s: %v", what, err)
 	}
 	x.Heal()

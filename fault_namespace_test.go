@@ -13,7 +13,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// inNamespace wraps a client as the documentation of clientv3/namespace says.
+// inNamespace wraps a client as the documentation of clientv3/namespace describes it.
 func inNamespace(c *clientv3.Client, prefix string) *clientv3.Client {
 	c.KV = namespace.NewKV(c.KV, prefix)
 	c.Watcher = namespace.NewWatcher(c.Watcher, prefix)
@@ -21,8 +21,8 @@ func inNamespace(c *clientv3.Client, prefix string) *clientv3.Client {
 	return c
 }
 
-// Locks in a namespace leave nothing outside of it, meet none outside of it, go
-// from hand to hand and are lost as any other.
+// Locks in a namespace write no key outside it, do not conflict with locks outside it, and
+// are handed over and lost like any other lock.
 func TestFault_D4_Namespace(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
@@ -55,12 +55,12 @@ func TestFault_D4_Namespace(t *testing.T) {
 		for _, tk := range tickets {
 			h, err := tk.Wait(testCtx(t))
 			require.NoError(t, err)
-			if h.wants == writeHold {
+			if h.mode == writeMode {
 				require.NoError(t, h.Downgrade(testCtx(t)))
 			}
 			require.NoError(t, h.Unlock(testCtx(t)))
 		}
-		// Lost, by the hand of somebody who sees it all.
+		// The lock is lost because a client outside the namespace deletes the entry.
 		h, err = lock(testCtx(t))
 		require.NoError(t, err)
 		done := h.Done()
@@ -81,8 +81,8 @@ func TestFault_D4_Namespace(t *testing.T) {
 	}
 }
 
-// No watch can be had, and this client's Watcher can't be made anew as etcd's own
-// can: waits and holds ask instead.
+// No watch opens, and the Watcher of this client can't be replaced as etcd's own can: waits
+// and holds ask etcd instead.
 func TestFault_C6_NoWatchInANamespace(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
@@ -92,7 +92,7 @@ func TestFault_C6_NoWatchInANamespace(t *testing.T) {
 			client, w := wiredClient(t, cluster)
 			s := newTestSession(t, inNamespace(client, "ns/"))
 			w.onStream(func(ctx context.Context, method string) error {
-				if method == "Watch" { // as on a member that hangs
+				if method == "Watch" { // like a member that hangs
 					<-ctx.Done()
 					return ctx.Err()
 				}
@@ -113,7 +113,7 @@ func TestFault_C6_NoWatchInANamespace(t *testing.T) {
 			select {
 			case <-done:
 			case <-time.After(hang):
-				t.Fatal("its holder is not told")
+				t.Fatal("the holder is not told of the loss")
 			}
 			require.ErrorIs(t, h.Err(), ErrLost)
 			require.NoError(t, s.Err())

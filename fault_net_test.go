@@ -19,20 +19,23 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// soon bounds what must return with its ctx: generous for a busy machine, far
-// below any time limit of a request.
+// soon bounds how long a call may take to return after its ctx has ended: generous for a
+// busy machine, and far below any time limit of a request.
 const soon = 700 * time.Millisecond
 
-// withTimeout is a ctx that ends after d, and whether f returned soon after.
+// returnsWithCtx calls f with a ctx that ends after d, and requires that f returns soon
+// after.
 func returnsWithCtx(t *testing.T, d time.Duration, f func(ctx context.Context) error) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), d)
 	defer cancel()
 	start := time.Now()
 	err := f(ctx)
-	require.Less(t, time.Since(start), d+soon, "it does not return with its ctx")
+	require.Less(t, time.Since(start), d+soon, "the call does not return with its ctx")
 	return err
 }
 
@@ -45,7 +48,7 @@ func TestFault_B1_CtxOnPartition(t *testing.T) {
 		proxy := cluster.Proxy(t)
 		s := newTestSession(t, cluster.Client(t, proxy), WithTTL(time.Minute))
 
-		// Waiting.
+		// The network fails while the call waits in the queue.
 		ctx, cancel := context.WithCancel(testCtx(t))
 		waiting := async(func() error { _, err := lockFuncs(s, name)[kind](ctx); return err })
 		require.Eventually(t, func() bool { return len(entries(t, c, name)) > 1 }, hang, tick)
@@ -54,8 +57,9 @@ func TestFault_B1_CtxOnPartition(t *testing.T) {
 		cancel()
 		ended := time.Now()
 		require.ErrorIs(t, result(t, waiting), context.Canceled)
-		require.Less(t, time.Since(ended), soon, "it does not return with its ctx")
-		// From the start; Try, Check, Txn, Unlock, Refresh too.
+		require.Less(t, time.Since(ended), soon, "the call does not return with its ctx")
+		// The network is down from the start of the call; also Try, Check, Txn, Unlock and
+		// Refresh.
 		other, err := NewMutex(s, name+".2"), error(nil)
 		for what, f := range map[string]func(ctx context.Context) error{
 			"Lock":    func(ctx context.Context) error { _, err := other.Lock(ctx); return err },
@@ -65,7 +69,7 @@ func TestFault_B1_CtxOnPartition(t *testing.T) {
 		} {
 			require.ErrorIs(t, returnsWithCtx(t, 200*time.Millisecond, f), context.DeadlineExceeded, what)
 		}
-		require.Greater(t, len(entries(t, c, name)), 1, "the test is to leave something to remove")
+		require.Greater(t, len(entries(t, c, name)), 1, "the test must leave entries to remove")
 		proxy.Heal()
 		proxy.Reset()
 		require.Eventually(t, func() bool { return len(entries(t, c, name)) == 1 }, hang, tick)
@@ -92,7 +96,7 @@ func TestFault_B1_HoldOnPartition(t *testing.T) {
 	} {
 		require.ErrorIs(t, returnsWithCtx(t, 200*time.Millisecond, f), context.DeadlineExceeded, what)
 	}
-	require.True(t, h.Valid(), "an error of ctx changes nothing")
+	require.True(t, h.Valid(), "a ctx that ends must not change the hold")
 	require.ErrorIs(t, returnsWithCtx(t, 200*time.Millisecond, h.Unlock), context.DeadlineExceeded)
 	require.NotEmpty(t, entries(t, c, name))
 	proxy.Heal()
@@ -110,7 +114,7 @@ func TestFault_B2_NewSessionOnPartition(t *testing.T) {
 	}), context.DeadlineExceeded)
 }
 
-// The ctx of the creation bounds nothing else.
+// The ctx of NewSession bounds only the creation.
 func TestFault_B3_CreationCtx(t *testing.T) {
 	ctx, cancel := context.WithCancel(testCtx(t))
 	c := cluster.Client(t)
@@ -118,12 +122,12 @@ func TestFault_B3_CreationCtx(t *testing.T) {
 	s, err := NewSession(ctx, c, WithTTL(time.Second))
 	require.NoError(t, err)
 	cancel()
-	for range 2 { // two renewals
+	for range 2 { // wait for two renewals
 		was := s.Deadline()
 		require.Eventually(t, func() bool { return s.Deadline().After(was) }, hang, tick)
 	}
 	require.NoError(t, s.Err())
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Empty(t, leases(t, c, before...))
 }
 
@@ -136,17 +140,19 @@ func TestFault_B4_CloseOnPartition(t *testing.T) {
 	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
 	proxy.Blackhole(etcdtest.Both)
-	err = returnsWithCtx(t, 300*time.Millisecond, s.Close)
-	require.ErrorIs(t, err, context.DeadlineExceeded)
+	began := time.Now()
+	require.ErrorContains(t, s.Close(), "not known to be revoked")
+	require.WithinRange(t, time.Now(), began.Add(closeLimit), began.Add(closeLimit+hang/2))
 	require.ErrorIs(t, h.Err(), ErrSessionClosed)
 	require.Equal(t, []clientv3.LeaseID{s.Lease()}, leases(t, c, before...))
 	proxy.Heal()
 	proxy.Reset()
-	require.NoError(t, s.Close(testCtx(t)), "it goes on behind, and again waits for it")
+	require.NoError(t, s.Close(), "the revocation must go on in the background, and another Close must wait for it")
 	require.Empty(t, leases(t, c, before...))
 }
 
-// Goroutines of this process that are in the library or in a client's watch.
+// ownGoroutines returns the goroutines of this process that are in the library or in a
+// client's watch.
 func ownGoroutines() string {
 	buf := make([]byte, 16<<20)
 	buf = buf[:runtime.Stack(buf, true)]
@@ -159,7 +165,7 @@ func ownGoroutines() string {
 	return strings.Join(own, "\n\n")
 }
 
-// 1,000 calls with a ctx of 0 to 5 ms on a slow link leave nothing.
+// 1,000 calls on a slow link, each with a ctx of 0 to 5 ms, leave nothing behind.
 func TestFault_B8_NothingLeaks(t *testing.T) {
 	proxy := cluster.Proxy(t)
 	c := cluster.Client(t)
@@ -176,7 +182,7 @@ func TestFault_B8_NothingLeaks(t *testing.T) {
 	for range 20 {
 		wg.Go(func() {
 			for i := range next {
-				name := []string{a, b}[i%2] // held, and free
+				name := []string{a, b}[i%2] // a is held, b is free
 				ctx, cancel := context.WithTimeout(context.Background(), rand.N(5*time.Millisecond))
 				lock := []func(context.Context) (*Held, error){NewMutex(s, name).Lock, NewRWMutex(s, name).Lock, NewRWMutex(s, name).RLock, NewMutex(s, name).TryLock}[i/2%4]
 				if h, err := lock(ctx); err == nil {
@@ -196,16 +202,16 @@ func TestFault_B8_NothingLeaks(t *testing.T) {
 	require.Eventually(t, func() bool { return len(entries(t, c, b)) == 0 && len(entries(t, c, a)) == 1 }, hang, tick)
 	ctx := testCtx(t)
 	hb, err := NewMutex(s, b).Lock(ctx)
-	require.NoError(t, err, "the next Lock works")
+	require.NoError(t, err, "the next Lock must succeed")
 	require.NoError(t, hb.Unlock(ctx))
 	require.NoError(t, h.Check(ctx))
 	require.Eventually(t, func() bool {
 		return strings.Count(ownGoroutines(), "goroutine ") <= strings.Count(before, "goroutine ")
 	}, hang, 100*time.Millisecond, "goroutines or watches are left:\n%s", ownGoroutines())
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 }
 
-// The waiter's watch is on a member that is cut off from the rest.
+// The waiter's watch is on a member that is isolated from the others.
 func TestFault_C1_IsolatedMember(t *testing.T) {
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
 	leader, err := own.Leader(testCtx(t))
@@ -229,13 +235,13 @@ func TestFault_C1_IsolatedMember(t *testing.T) {
 	select {
 	case <-watching:
 	case <-time.After(hang):
-		t.Fatal("it does not watch")
+		t.Fatal("the waiter opens no watch")
 	}
 	c.SetEndpoints(own.Endpoints()...)
 	x.Isolate()
 	require.NoError(t, h.Unlock(testCtx(t)))
 	h2, err := tk.Wait(testCtx(t))
-	require.NoError(t, err, "it waits for the member to come back")
+	require.NoError(t, err, "the waiter must not depend on the isolated member")
 	require.NoError(t, h2.Check(testCtx(t)))
 	x.Heal()
 	require.NoError(t, h2.Unlock(testCtx(t)))
@@ -261,13 +267,14 @@ func TestFault_C2_CompactionThenReconnect(t *testing.T) {
 				require.NoError(t, err)
 				rev = put.Header.Revision
 			}
+			heard(t, rev)
 			_, err = c.Compact(testCtx(t), rev)
 			require.NoError(t, err)
 			w.reset()
 			proxy.Reset()
 			waitsFor(t, w, 1)
 		}
-		require.Equal(t, queue, queueOf(t, c, name), "it lost its place")
+		require.Equal(t, queue, queueOf(t, c, name), "the waiter must keep its place")
 		require.NoError(t, h.Unlock(testCtx(t)))
 		h2 := <-granted
 		require.NotNil(t, h2)
@@ -275,16 +282,16 @@ func TestFault_C2_CompactionThenReconnect(t *testing.T) {
 	}
 }
 
-// queueOf is the queue with its create revisions.
-func queueOf(t *testing.T, c *clientv3.Client, name string) []queued {
+// queueOf returns the queue with the create revisions.
+func queueOf(t *testing.T, c *clientv3.Client, name string) []queue.Entry {
 	t.Helper()
-	from, to := prefixRange(name)
+	from, to := keyspace.All(name)
 	resp, err := c.Get(testCtx(t), from, clientv3.WithRange(to))
 	require.NoError(t, err)
-	return toQueue(resp.Kvs)
+	return queue.Entries(resp.Kvs)
 }
 
-// Compaction between any two steps of an acquisition, and then no busy loop.
+// The history is compacted between any two steps of an acquisition, and no busy loop follows.
 func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 	c := cluster.Client(t)
 	compact := func() {
@@ -297,6 +304,7 @@ func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 			}
 			rev = put.Header.Revision
 		}
+		heard(t, rev)
 		if _, err := c.Compact(testCtx(t), rev); err != nil && !strings.Contains(err.Error(), "compacted") {
 			t.Error(err)
 		}
@@ -322,9 +330,9 @@ func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 		require.NoError(t, second.Cancel(testCtx(t)))
 		w.reset()
 		idle := time.NewTimer(time.Second)
-		<-idle.C // the time over which the row counts
+		<-idle.C // the time in which the test counts requests
 		calls, _ := w.counts()
-		require.LessOrEqual(t, calls["Range"]+calls["Txn"], 4, "a waiter that spins") // one look and one recheck
+		require.LessOrEqual(t, calls["Range"]+calls["Txn"], 4, "the waiter spins") // one read and one recheck
 		require.NoError(t, h.Unlock(testCtx(t)))
 		h2 := <-granted
 		require.NotNil(t, h2)
@@ -332,7 +340,7 @@ func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 	}
 }
 
-// The event of the deletion never comes: asking now and then finds out.
+// The event of the deletion never arrives: a waiter finds out by asking from time to time.
 func TestFault_C5_LostEvent(t *testing.T) {
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
 		name := lockName(t)
@@ -360,7 +368,7 @@ func TestFault_C5_LostEvent(t *testing.T) {
 	}
 }
 
-// The same for a hold: its watch is silent, as on a member that hangs.
+// The same for a hold: its watch is silent, as if the member hangs.
 func TestFault_C5_LostEventOfAHold(t *testing.T) {
 	client, w := wiredClient(t, cluster)
 	s := newTestSession(t, client, WithTTL(2*time.Second))
@@ -378,13 +386,13 @@ func TestFault_C5_LostEventOfAHold(t *testing.T) {
 	select {
 	case <-done:
 	case <-time.After(hang):
-		t.Fatal("its holder is not told")
+		t.Fatal("the holder is not told of the loss")
 	}
 	require.ErrorIs(t, h.Err(), ErrLost)
 	require.NoError(t, s.Err())
 }
 
-// The watch stream breaks again and again, in every way.
+// The watch stream breaks repeatedly, in all possible ways.
 func TestFault_C6_WatchBreaks(t *testing.T) {
 	for i, broken := range []error{io.EOF, errLostReply, rpctypes.ErrGRPCNoLeader} {
 		t.Run(fmt.Sprint(broken), func(t *testing.T) {
@@ -414,7 +422,7 @@ func TestFault_C6_WatchBreaks(t *testing.T) {
 	}
 }
 
-// Closing the client ends everything that uses it.
+// Closing the client ends all waits, holds and sessions that use it.
 func TestFault_C6_ClientClosed(t *testing.T) {
 	name := lockName(t)
 	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
@@ -433,13 +441,13 @@ func TestFault_C6_ClientClosed(t *testing.T) {
 	require.ErrorIs(t, err, ErrSessionExpired)
 	<-done
 	require.ErrorIs(t, held.Err(), ErrSessionExpired)
-	require.Error(t, s.Close(testCtx(t)), "the lease is left to expire, and that is said")
+	require.Error(t, s.Close(), "Close must say that the lease was not revoked")
 	require.NoError(t, h.Unlock(testCtx(t)))
 	_, err = cluster.Client(t).Revoke(testCtx(t), s.Lease())
 	require.NoError(t, err)
 }
 
-// Messages of the watch are late by seconds.
+// The messages of the watch arrive seconds late.
 func TestFault_C7_DelayedEvents(t *testing.T) {
 	name := lockName(t)
 	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))

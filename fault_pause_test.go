@@ -26,15 +26,15 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// Rows F4 and F12: a process that is paused, the holder's and etcd's. Both are
-// this test binary, run again as a helper.
+// Rows F4 and F12: the process of the holder, or of an etcd member, is paused. Both
+// processes are this test binary, started again as a helper.
 
 const helperEnv = "ETCDLOCK_TEST_HELPER"
 
-// helpers are what a helper process can be.
+// helpers are the roles of a helper process.
 var helpers = map[string]func(arg string, in *bufio.Reader) error{"holder": holderProcess, "etcd": etcdProcess}
 
-// init runs a helper, before TestMain would start a cluster.
+// init runs a helper before TestMain starts a cluster.
 func init() {
 	name, arg, _ := strings.Cut(os.Getenv(helperEnv), " ")
 	if name == "" {
@@ -47,7 +47,7 @@ func init() {
 	os.Exit(0)
 }
 
-// A process is a helper that runs.
+// A process is a running helper.
 type process struct {
 	cmd *exec.Cmd
 	in  io.Writer
@@ -61,7 +61,7 @@ func startHelper(t *testing.T, name string, arg any) *process {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), helperEnv+"="+name+" "+string(a), "GOMAXPROCS=1")
 	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe() // it ends with this process at the latest
+	in, err := cmd.StdinPipe() // the helper ends when this pipe is closed
 	require.NoError(t, err)
 	out, err := cmd.StdoutPipe()
 	require.NoError(t, err)
@@ -78,7 +78,7 @@ func (p *process) signal(t *testing.T, s os.Signal) {
 	require.NoError(t, p.cmd.Process.Signal(s))
 }
 
-// read reads a line of the helper into v.
+// read decodes a line of the helper's output into v.
 func (p *process) read(t *testing.T, v any) {
 	t.Helper()
 	line, err := p.out.ReadBytes('\n')
@@ -89,11 +89,11 @@ func (p *process) read(t *testing.T, v any) {
 type holderArg struct {
 	Endpoints []string
 	Name      string
-	First     string // what it does first on waking
+	First     string // the first call after it is resumed
 }
 
-// holderProcess takes a lock, and is paused with it. When it wakes it tells
-// what each call gives, beginning with arg.First.
+// holderProcess takes a lock and is paused while it holds it. When it is resumed, it prints
+// the result of each call, beginning with arg.First.
 func holderProcess(arg string, in *bufio.Reader) error {
 	var a holderArg
 	if err := json.Unmarshal([]byte(arg), &a); err != nil {
@@ -118,11 +118,11 @@ func holderProcess(arg string, in *bufio.Reader) error {
 	if err := out.Encode(h.Token()); err != nil {
 		return err
 	}
-	if _, err := in.ReadByte(); err != nil { // spin no longer than needed
+	if _, err := in.ReadByte(); err != nil { // do not spin longer than needed
 		return err
 	}
-	// It is paused while it looks at the clock, and so goes on, when it wakes,
-	// before any timer has fired.
+	// The process is paused in this loop, which reads the clock. So when it is
+	// resumed, it continues before any timer has fired.
 	began := time.Now()
 	last := began
 	if err := out.Encode("awake"); err != nil {
@@ -134,7 +134,7 @@ func holderProcess(arg string, in *bufio.Reader) error {
 			break
 		}
 		if last = now; now.Sub(began) > hang {
-			return errors.New("never paused")
+			return errors.New("the process was not paused")
 		}
 	}
 	calls := map[string]func() error{
@@ -155,7 +155,7 @@ func holderProcess(arg string, in *bufio.Reader) error {
 	said := map[string]string{}
 	for _, call := range []string{a.First, "Valid", "Err", "Check", "Txn", "Unlock"} {
 		if said[call] == "" {
-			said[call] = "went through"
+			said[call] = "succeeded"
 			if err := calls[call](); errors.Is(err, ErrLost) {
 				said[call] = "lost"
 			} else if err != nil {
@@ -164,7 +164,7 @@ func holderProcess(arg string, in *bufio.Reader) error {
 		}
 	}
 	<-done
-	said["the store"] = "went through"
+	said["the store"] = "succeeded"
 	if ok, err := storeWrite(ctx, c, a.Name+".store", "stale", h.Token()); err != nil {
 		return err
 	} else if !ok {
@@ -173,8 +173,8 @@ func holderProcess(arg string, in *bufio.Reader) error {
 	return out.Encode(said)
 }
 
-// storeWrite writes to a store that knows nothing of locks, but refuses tokens
-// lower than the highest that it has seen.
+// storeWrite writes to a store that knows nothing of locks. The store refuses tokens lower
+// than the highest that it has seen.
 func storeWrite(ctx context.Context, c *clientv3.Client, key, value string, token int64) (bool, error) {
 	seen := fmt.Sprintf("%020d", token)
 	resp, err := c.Txn(ctx).If(clientv3.Compare(clientv3.Value(key+".token"), ">", seen)).
@@ -185,8 +185,8 @@ func storeWrite(ctx context.Context, c *clientv3.Client, key, value string, toke
 	return !resp.Succeeded, nil
 }
 
-// A holder is stopped for twice its TTL, and its lock goes to the next one.
-// Whatever it does first when it wakes, it finds the lock lost.
+// A holder is stopped for twice its TTL, and another session gets its lock. Each call that
+// the holder may make first when it is resumed reports the loss.
 func TestFault_F4_HolderPaused(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
@@ -245,10 +245,10 @@ func TestFault_F4_HolderPaused(t *testing.T) {
 	}
 }
 
-// etcdArg is a member of a cluster of processes.
+// etcdArg configures a member of a cluster of processes.
 type etcdArg struct{ Name, Dir, Client, Peer, Cluster string }
 
-// etcdProcess serves until its stdin ends.
+// etcdProcess runs a member until its stdin ends.
 func etcdProcess(arg string, in *bufio.Reader) error {
 	var a etcdArg
 	if err := json.Unmarshal([]byte(arg), &a); err != nil {
@@ -303,7 +303,7 @@ func startProcesses(t *testing.T) (members []*process, endpoints []string) {
 	return members, urls[:3]
 }
 
-// processClient is a client of etcd processes.
+// processClient returns a client of etcd processes.
 func processClient(t *testing.T, endpoints ...string) *clientv3.Client {
 	t.Helper()
 	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
@@ -312,7 +312,7 @@ func processClient(t *testing.T, endpoints ...string) *clientv3.Client {
 	return c
 }
 
-// leaderOf is the index of the leader, when there is one.
+// leaderOf waits for a leader and returns its index.
 func leaderOf(t *testing.T, endpoints []string) (leader int) {
 	t.Helper()
 	var clients []*clientv3.Client
@@ -328,25 +328,25 @@ func leaderOf(t *testing.T, endpoints []string) (leader int) {
 			}
 		}
 		return false
-	}, hang, tick, "no leader")
+	}, hang, tick, "the cluster has no leader")
 	return leader
 }
 
-// A member is stopped with its connections open. No session is lost, no waiter
-// fails, and locks go from hand to hand meanwhile.
+// A member is paused with its connections open. No session is lost, no waiter fails, and
+// locks are still handed over.
 func TestFault_F12_MemberPaused(t *testing.T) {
 	t.Parallel()
 	members, endpoints := startProcesses(t)
 	for _, of := range []struct {
-		who        string
+		role       string
 		ttl, pause time.Duration
 	}{
 		{"follower", 3 * time.Second, 4500 * time.Millisecond},
-		// Not for longer than the TTL, see TestFault_F6_OldLeaderWakes.
+		// Shorter than the TTL; see TestFault_F6_OldLeaderWakes.
 		{"leader", 10 * time.Second, 3 * time.Second},
 	} {
 		at := leaderOf(t, endpoints)
-		if of.who == "follower" {
+		if of.role == "follower" {
 			at = (at + 1) % 3
 		}
 		var sessions []*Session
@@ -362,15 +362,15 @@ func TestFault_F12_MemberPaused(t *testing.T) {
 			sessions, tickets, holds = append(sessions, s), append(tickets, tk), append(holds, h)
 		}
 		members[at].signal(t, syscall.SIGSTOP)
-		// However long the waits take: one whose watch is on a paused leader may ask
-		// only after the better part of a TTL.
+		// These waits have no short bound: a waiter whose watch is on a paused leader may ask
+		// etcd itself only after most of its TTL.
 		over := make(chan error, 1)
 		time.AfterFunc(of.pause, func() { over <- members[at].cmd.Process.Signal(syscall.SIGCONT) })
 		slowest := time.Duration(0)
 		for _, tk := range tickets {
 			began := time.Now()
 			h, err := tk.Wait(testCtx(t))
-			require.NoError(t, err, of.who)
+			require.NoError(t, err, of.role)
 			require.NoError(t, h.Unlock(testCtx(t)))
 			slowest = max(slowest, time.Since(began))
 		}
@@ -380,20 +380,20 @@ func TestFault_F12_MemberPaused(t *testing.T) {
 			require.NoError(t, s.Refresh(testCtx(t)))
 			select {
 			case <-holds[i].Done():
-				t.Error(of.who, holds[i].Err())
+				t.Error(of.role, holds[i].Err())
 			default:
 			}
 			require.NoError(t, holds[i].Unlock(testCtx(t)))
-			require.NoError(t, s.Close(testCtx(t)))
+			require.NoError(t, s.Close())
 		}
-		t.Logf("shown: %s paused: a lock went on in %v at the most", of.who, slowest.Round(100*time.Millisecond))
+		t.Logf("shown: %s paused: a hand-over took at most %v", of.role, slowest.Round(100*time.Millisecond))
 	}
 }
 
-// A leader that was paused for longer than a TTL may revoke, as it wakes, leases
-// that the new leader has seen renewed: its clock ticks before it asks whether it
-// still leads (EtcdServer.ensureLeadership, isActive). Nothing that a client
-// does helps; whose lock goes is told.
+// A leader that was paused for longer than a TTL may, when it is resumed, revoke leases that
+// were renewed with the new leader: its clock ticks before it checks whether it still leads
+// (EtcdServer.ensureLeadership, isActive). No client can prevent this, but the holders are
+// told.
 func TestFault_F6_OldLeaderWakes(t *testing.T) {
 	t.Parallel()
 	members, endpoints := startProcesses(t)
@@ -439,15 +439,15 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 	wg.Wait()
 	for i, h := range holds {
 		if at, is := gone[h.Key()]; is {
-			require.Falsef(t, lost[i].IsZero(), "%d: its holder is not told", i)
+			require.Falsef(t, lost[i].IsZero(), "%d: the holder is not told of the loss", i)
 			require.Less(t, lost[i].Sub(at), told)
 		}
 	}
 	t.Logf("shown: TTL 3 s, leader paused for 5 s: %d of %d leases revoked in spite of renewals, all holders told", len(gone), len(holds))
 }
 
-// The first of two waiters is a process that is killed: the second waits until
-// its lease has run out, and does not pass the holder.
+// The first of two waiters is a process that is killed. The second waits until the lease of
+// the first has expired, and does not get the lock before the holder unlocks.
 func TestMutex_WaiterInTheMiddleIsKilled(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
@@ -459,7 +459,7 @@ func TestMutex_WaiterInTheMiddleIsKilled(t *testing.T) {
 	require.NoError(t, err)
 	notGranted(t, last, 2)
 	middle.signal(t, syscall.SIGKILL)
-	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick, "etcd removes its entry")
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick, "etcd must remove its entry")
 	notGranted(t, last, 1)
 	require.NoError(t, h.Check(testCtx(t)))
 	require.NoError(t, h.Unlock(testCtx(t)))

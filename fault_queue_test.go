@@ -14,15 +14,16 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// queueLog is what etcd did with the keys below a prefix, as it tells itself.
+// queueLog is the history of the keys below a prefix, as etcd reports it.
 type queueLog struct {
 	put, deleted map[string][]int64 // revisions, by key
 }
 
-// record records the history of a prefix from now on. stop returns what it was up
-// to that moment.
+// record records the history of a prefix from now on. stop returns the history up to the
+// moment of its call.
 func record(t *testing.T, c *clientv3.Client, prefix string) (stop func() queueLog) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
@@ -60,9 +61,9 @@ func record(t *testing.T, c *clientv3.Client, prefix string) (stop func() queueL
 	}
 }
 
-// Fifty wait, while all connections are reset each second and the history is
-// compacted ten times as often. Each keeps its place, and all are granted in the
-// order of their coming.
+// Fifty waiters wait while all connections are reset once a second and the history is
+// compacted ten times a second. Each waiter keeps its place, and all are granted in the order
+// of their arrival.
 func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
@@ -78,7 +79,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	defer cancel()
 	compactions, resets := 0, 0
 	chaos.Go(func() {
-		for ; pause(ctx, 100*time.Millisecond) == nil; compactions++ {
+		for ; etcd.Sleep(ctx, 100*time.Millisecond) == nil; compactions++ {
 			if _, err := observer.Put(ctx, "elsewhere", ""); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
@@ -88,7 +89,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 		}
 	})
 	chaos.Go(func() {
-		for ; pause(ctx, time.Second) == nil; resets++ {
+		for ; etcd.Sleep(ctx, time.Second) == nil; resets++ {
 			proxy.Reset()
 		}
 	})
@@ -112,12 +113,12 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 				return
 			}
 			holds[i] = h
-			if h.wants != readHold { // readers are granted together
+			if h.mode != readMode { // readers are granted together, in no order
 				mu.Lock()
 				granted = append(granted, h.Token())
 				mu.Unlock()
 			}
-			elapse(20 * time.Millisecond) // so that there is trouble while they leave
+			elapse(20 * time.Millisecond) // so that faults happen while the holders unlock
 			if err := h.Unlock(ctx); err != nil {
 				t.Error(err)
 			}
@@ -134,7 +135,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	h := stop()
 	require.False(t, t.Failed())
 	require.True(t, slices.IsSorted(granted), granted)
-	require.Len(t, h.put, 1+50+17, "an entry came into the queue again")
+	require.Len(t, h.put, 1+50+17, "no entry may be written again")
 	left := map[int64]int64{first.Token(): h.deleted[first.Key()][0]}
 	for _, hold := range holds {
 		require.Equal(t, []int64{hold.Token()}, h.put[hold.Key()])
@@ -143,15 +144,15 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	}
 	for _, hold := range holds {
 		for _, before := range holds {
-			if before.Token() < hold.Token() && (before.wants != readHold || hold.wants != readHold) {
+			if before.Token() < hold.Token() && (before.mode != readMode || hold.mode != readMode) {
 				require.Less(t, left[before.Token()], left[hold.Token()])
 			}
 		}
 	}
-	t.Logf("shown: 50 waiters through %d compactions and %d resets: all in their places", compactions, resets)
+	t.Logf("shown: 50 waiters through %d compactions and %d resets: all kept their places", compactions, resets)
 }
 
-// What a waiter reads does not depend on how many wait before it.
+// How much a waiter reads does not depend on the number of waiters before it.
 func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
@@ -165,7 +166,7 @@ func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 				require.NoError(t, err)
 			}
 			tap := etcdtest.NewTap()
-			var reads, keys atomic.Int64 // in all answers
+			var reads, keys atomic.Int64 // keys in all answers
 			tap.Every("Range", func(ctx context.Context, call *etcdtest.Call) error {
 				err := call.Send(ctx)
 				reads.Add(1)
@@ -192,12 +193,12 @@ func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 			h := <-granted
 			require.NotNil(t, h)
 			require.NoError(t, h.Unlock(testCtx(t)))
-			require.LessOrEqual(t, keys.Load(), int64(txnLimit+3*lookLimit), "%s behind %d reads their keys", kind, n)
+			require.LessOrEqual(t, keys.Load(), int64(enqueueReadLimit+3*viewLimit), "%s behind %d entries reads their keys", kind, n)
 		}
 	}
 }
 
-// A lock is asked for by its own holder: an error at once, and no request.
+// The holder of a lock asks for it again: it gets an error at once, without a request.
 func TestFault_D8_OwnHolder(t *testing.T) {
 	t.Parallel()
 	tap := etcdtest.NewTap()
@@ -212,7 +213,7 @@ func TestFault_D8_OwnHolder(t *testing.T) {
 		require.ErrorIs(t, rw.Do(ctx, nil), ErrWouldDeadlock)
 		require.NoError(t, rw.RDo(ctx, func(context.Context, *Held) error { return nil }))
 		require.Equal(t, requests, tap.Calls("Txn")+tap.Calls("Range"))
-		// Elsewhere nobody can know; there ctx ends the wait.
+		// Without Do's ctx this can't be detected, and the wait ends with its ctx.
 		require.ErrorIs(t, returnsWithCtx(t, 100*time.Millisecond, func(ctx context.Context) error {
 			_, err := rw.Lock(ctx)
 			return err
@@ -221,8 +222,8 @@ func TestFault_D8_OwnHolder(t *testing.T) {
 	}))
 }
 
-// A holder is stuck and its session lives. Its lock stays its own until an
-// operator, who sees whose it is and since when, deletes the entry.
+// A holder is stuck, but its session lives. It keeps the lock until an operator, who sees
+// who has the lock and since when, deletes the entry.
 func TestFault_F14_StuckHolder(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)

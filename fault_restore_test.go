@@ -1,7 +1,6 @@
 package etcdlock
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -18,9 +17,9 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// takeSnapshot returns a function that puts the cluster's only member back to
-// this moment. bump is how far it raises the revision, as
-// `etcdutl snapshot restore --bump-revision --mark-compacted` does.
+// takeSnapshot returns a function that restores the cluster's only member to this moment.
+// bump is by how much it raises the revision, like
+// `etcdutl snapshot restore --bump-revision --mark-compacted`.
 func takeSnapshot(t *testing.T, own *etcdtest.Cluster) (restore func(bump uint64)) {
 	t.Helper()
 	snap, err := own.Client(t).Snapshot(testCtx(t))
@@ -44,8 +43,8 @@ func takeSnapshot(t *testing.T, own *etcdtest.Cluster) (restore func(bump uint64
 	}
 }
 
-// A snapshot is restored while locks are held and waited for. What is older than
-// it goes on as if nothing had happened; who came since is told.
+// A snapshot is restored while locks are held and waited for. Entries older than the snapshot
+// are not affected. Owners of newer entries are told of the loss.
 func TestFault_F5_SnapshotRestored(t *testing.T) {
 	for _, bump := range []uint64{0, 1_000_000} {
 		t.Run(fmt.Sprint("bump ", bump), func(t *testing.T) {
@@ -84,7 +83,7 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 				select {
 				case <-h.Done():
 				case <-time.After(hang):
-					t.Fatal("its holder is not told")
+					t.Fatal("the holder is not told of the loss")
 				}
 				require.ErrorIs(t, h.Err(), ErrLost)
 				require.Equal(t, h == leaseGone, errors.Is(h.Err(), ErrSessionExpired))
@@ -105,22 +104,22 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 			require.Greater(t, h.Token(), held.Token())
 			require.NoError(t, h.Check(testCtx(t)))
 
-			// What was given back since is back, for as long as its session lives.
+			// An entry that was removed after the snapshot is back as long as its session lives.
 			other := newTestSession(t, c)
 			_, err = NewMutex(other, "b").TryLock(testCtx(t))
 			require.ErrorIs(t, err, ErrLocked)
-			again := lock(older, "b") // finds its old self, and removes it
+			again := lock(older, "b") // finds the session's old entry and removes it
 			require.NoError(t, again.Unlock(testCtx(t)))
 			require.NoError(t, lock(other, "b").Unlock(testCtx(t)))
 
-			// Tokens are given out twice, unless the revision was raised.
+			// Tokens are given out a second time, unless the revision was raised.
 			fresh := lock(other, "e")
 			if bump == 0 {
 				require.Less(t, fresh.Token(), last.Token())
 			} else {
 				require.Greater(t, fresh.Token(), last.Token())
 			}
-			require.NoError(t, older.Close(context.Background()))
+			require.NoError(t, older.Close())
 		})
 	}
 }

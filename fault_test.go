@@ -17,15 +17,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// One test for each row of the list of what goes wrong with locks on etcd, by
-// its id. Each fails on the code without the line that it is about.
+// The fault tests: each is named after a row of docs/faults.md, and fails on the
+// code without the protection that the row is about.
 
 func requireGone(t *testing.T, c *clientv3.Client, name string) {
 	t.Helper()
 	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 0 }, hang, tick, "entries are left")
 }
 
-// requireFree: another session gets the lock.
+// requireFree requires that another session gets the lock.
 func requireFree(t *testing.T, name string) {
 	t.Helper()
 	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
@@ -33,7 +33,7 @@ func requireFree(t *testing.T, name string) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// A lost reply is no error: the txn is repeated and finds itself.
+// A lost reply is no error: the txn is repeated and finds its own entry.
 func TestFault_A1_LostAcquireReply(t *testing.T) {
 	for _, times := range []int{1, 3} {
 		c, w := wiredClient(t, cluster)
@@ -58,7 +58,7 @@ func TestFault_A1_LostAcquireReply(t *testing.T) {
 	}
 }
 
-// ctx ends while the reply is on its way: the entry is removed behind it.
+// ctx ends before the reply arrives: the entry is removed in the background.
 func TestFault_A1_CtxEndsInFlight(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
@@ -80,7 +80,7 @@ func TestFault_A1_CtxEndsInFlight(t *testing.T) {
 	}
 }
 
-// ctx has ended when the reply comes: the lock is given back, not handed out.
+// ctx has ended when the reply arrives: the lock is released and not returned.
 func TestFault_A1_CtxEndsBeforeTheReply(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
@@ -98,7 +98,7 @@ func TestFault_A1_CtxEndsBeforeTheReply(t *testing.T) {
 	}
 }
 
-// The request itself is held back: the entry appears after Lock has returned.
+// The request itself is delayed: the entry appears after Lock has returned.
 func TestFault_A1_LateRequest(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
@@ -117,7 +117,7 @@ func TestFault_A1_LateRequest(t *testing.T) {
 		})
 		_, err := lockFuncs(s, name)[kind](ctx)
 		require.ErrorIs(t, err, context.Canceled)
-		// Let the settling look once and find nothing, then the ghost comes.
+		// Let the settling read once and find nothing; then the late write is carried out.
 		w.reset()
 		require.Eventually(t, func() bool { calls, _ := w.counts(); return calls["Range"] > 0 }, hang, tick)
 		close(release)
@@ -128,7 +128,7 @@ func TestFault_A1_LateRequest(t *testing.T) {
 	require.NoError(t, s.Err())
 }
 
-// The same, with a repetition that succeeded: the ghost comes after Unlock.
+// The same with a repetition that succeeded: the late write is carried out after Unlock.
 func TestFault_A1_LateRequestAfterUnlock(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
@@ -150,15 +150,16 @@ func TestFault_A1_LateRequestAfterUnlock(t *testing.T) {
 	requireFree(t, name)
 }
 
-// A ghost that comes later than anybody looks for it is found by the next user
-// of its key, which neither waits for it nor takes it for its own.
-func TestFault_A1_GhostUnderTheOwnKey(t *testing.T) {
+// A late write may be carried out after the session has stopped looking for it. The next
+// acquisition with its key finds it, does not wait for it, and does not take it for its
+// own entry.
+func TestFault_A1_LateWriteUnderTheOwnKey(t *testing.T) {
 	c := cluster.Client(t)
 	mutex, read := exclusiveBase, sharedBase
 	lock, rlock := (*RWMutex).Lock, (*RWMutex).RLock
 	for what, test := range map[string]struct {
-		lock   func(*RWMutex, context.Context) (*Held, error)
-		ghosts []func(name string, id clientv3.LeaseID) string
+		lock func(*RWMutex, context.Context) (*Held, error)
+		late []func(name string, id clientv3.LeaseID) string
 	}{
 		"of a Mutex":                  {lock, []func(string, clientv3.LeaseID) string{mutex}},
 		"of a write lock":             {lock, []func(string, clientv3.LeaseID) string{mutex, read}},
@@ -170,7 +171,7 @@ func TestFault_A1_GhostUnderTheOwnKey(t *testing.T) {
 			name := lockName(t)
 			appear := func(s *Session) {
 				var puts []clientv3.Op
-				for _, key := range test.ghosts {
+				for _, key := range test.late {
 					puts = append(puts, clientv3.OpPut(key(name, s.Lease()), `{"nonce":"`+s.nonce+`0"}`, clientv3.WithLease(s.Lease())))
 				}
 				_, err := c.Txn(testCtx(t)).Then(puts...).Commit()
@@ -183,10 +184,10 @@ func TestFault_A1_GhostUnderTheOwnKey(t *testing.T) {
 				require.NoError(t, h.Unlock(testCtx(t)))
 				requireGone(t, c, name)
 			}
-			pass(newTestSession(t, c, WithTTL(2*hang))) // at once, not by a sweep
+			pass(newTestSession(t, c, WithTTL(2*hang))) // found at once, not by a later search
 			s := newTestSession(t, c, WithTTL(2*time.Second))
 			pass(s)
-			appear(s) // a request to write a key that was passed over comes late
+			appear(s) // a late write of a key that the session has skipped
 			requireGone(t, c, name)
 		})
 	}
@@ -200,8 +201,8 @@ func TestFault_A2_I5_StaleUnlock(t *testing.T) {
 	a, err := m.Lock(testCtx(t))
 	require.NoError(t, err)
 
-	// The reply to Unlock is lost; its repetition is held back until another
-	// acquisition has the key.
+	// The reply to Unlock is lost. Its repetition is delayed until another acquisition
+	// has the key.
 	again := make(chan struct{})
 	repeated := make(chan struct{})
 	w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
@@ -219,13 +220,13 @@ func TestFault_A2_I5_StaleUnlock(t *testing.T) {
 	go func() { unlocked <- a.Unlock(testCtx(t)) }()
 	<-repeated
 	require.Equal(t, exclusiveBase(name, s.Lease()), a.Key())
-	put, err := c.Put(testCtx(t), a.Key(), "somebody else's", clientv3.WithLease(s.Lease()))
+	put, err := c.Put(testCtx(t), a.Key(), "another acquisition", clientv3.WithLease(s.Lease()))
 	require.NoError(t, err)
 	close(again)
-	require.NoError(t, <-unlocked, "an earlier attempt has done it")
+	require.NoError(t, <-unlocked, "an earlier attempt has deleted the entry")
 	resp, err := c.Get(testCtx(t), a.Key())
 	require.NoError(t, err)
-	require.Len(t, resp.Kvs, 1, "the repetition touched a newer entry")
+	require.Len(t, resp.Kvs, 1, "the repetition deleted a newer entry")
 	require.Equal(t, put.Header.Revision, resp.Kvs[0].CreateRevision)
 	require.ErrorIs(t, a.Unlock(testCtx(t)), ErrNotHeld)
 	_, err = c.Delete(testCtx(t), a.Key())
@@ -241,7 +242,7 @@ func TestFault_A3_TryLockLeavesNothing(t *testing.T) {
 	ctx, cancel := context.WithCancel(testCtx(t))
 	w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 		err := send(ctx)
-		cancel() // right after the txn has returned
+		cancel() // after the txn, before Try returns
 		return err
 	})
 	_, err = NewMutex(s, name).TryLock(ctx)
@@ -269,8 +270,8 @@ func TestFault_A4_UnlockWithEndedCtx(t *testing.T) {
 	}
 }
 
-// Unlock's requests fail for a while, some before and some after they were
-// carried out: it goes on until etcd has confirmed, also behind an ended ctx.
+// Unlock's requests fail for a while, some before and some after they were carried
+// out. Unlock repeats them until etcd has confirmed one, also after its ctx has ended.
 func TestFault_A5_UnlockFailsOnce(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
@@ -289,8 +290,8 @@ func TestFault_A5_UnlockFailsOnce(t *testing.T) {
 	requireGone(t, c, name)
 }
 
-// A wait that fails for any other reason removes its entry too: here etcd
-// refuses to show the queue.
+// A wait that fails for another reason also removes its entry. Here etcd refuses to
+// show the queue.
 func TestFault_A6_EveryExitRemovesTheEntry(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
@@ -298,7 +299,7 @@ func TestFault_A6_EveryExitRemovesTheEntry(t *testing.T) {
 	m := NewMutex(newTestSession(t, cluster.Client(t)), name)
 	h, err := m.Lock(testCtx(t))
 	require.NoError(t, err)
-	for range 2 { // so that a read is needed to choose the blocker
+	for range 2 { // with two entries before it, a read is needed to choose the blocker
 		_, err = m.Enqueue(testCtx(t))
 		require.NoError(t, err)
 	}
@@ -316,8 +317,8 @@ func TestFault_A6_EveryExitRemovesTheEntry(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// An entry without a lease, as a tool that crashed leaves it, blocks; keys that
-// are no entries don't.
+// An entry without a lease, as a crashed tool may leave it, blocks the lock. Keys that are
+// not entries do not block it.
 func TestFault_A7_StrayKeys(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
@@ -345,8 +346,8 @@ func TestFault_A7_StrayKeys(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// leases are those that there are, apart from some. A member lists what it has
-// itself, so one is asked that has come as far as the present.
+// leases returns all leases except those given. A member lists the leases that it knows
+// itself, so the member that is asked must first have applied all that is committed.
 func leases(t *testing.T, c *clientv3.Client, but ...clientv3.LeaseID) (ids []clientv3.LeaseID) {
 	t.Helper()
 	one, err := clientv3.New(clientv3.Config{Endpoints: c.Endpoints()[:1], Logger: zap.NewNop()})
@@ -368,11 +369,11 @@ func TestFault_A8_LostGrantReply(t *testing.T) {
 	before := leases(t, c)
 	w.loseReply("LeaseGrant")
 	s := newTestSession(t, c)
-	require.Equal(t, []clientv3.LeaseID{s.Lease()}, leases(t, c, before...), "a second lease was granted")
-	require.NoError(t, s.Close(testCtx(t)))
+	require.Equal(t, []clientv3.LeaseID{s.Lease()}, leases(t, c, before...), "a second lease must not be granted")
+	require.NoError(t, s.Close())
 	require.Empty(t, leases(t, c, before...))
 
-	// ctx ends before it is known whether one was granted.
+	// ctx ends before it is known whether a lease was granted.
 	ctx, cancel := context.WithCancel(testCtx(t))
 	w.once("LeaseGrant", func(ctx context.Context, send func(context.Context) error) error {
 		if err := send(ctx); err != nil {
@@ -394,7 +395,7 @@ func TestFault_B5_NoLocker(t *testing.T) {
 	}
 }
 
-// The waiter's own lease goes while it waits.
+// The waiter's own lease is revoked while it waits.
 func TestFault_B6_OwnLeaseGone(t *testing.T) {
 	c := cluster.Client(t)
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
@@ -415,16 +416,16 @@ func TestFault_B6_OwnLeaseGone(t *testing.T) {
 		select {
 		case err := <-failed:
 			require.ErrorIs(t, err, ErrSessionExpired, kind)
-		case <-time.After(10 * time.Second): // its next renewal is 20 s away
-			t.Fatal("it waits on")
+		case <-time.After(10 * time.Second): // its next renewal is in 20 s
+			t.Fatal("the waiter still waits")
 		}
 		<-s.Done()
 		require.NoError(t, h.Unlock(testCtx(t)))
 	}
 }
 
-// Deeper in the queue there is no watch on the own entry: the session tells of a
-// lease that is gone when it renews, and a recheck of an entry that is gone.
+// Deeper in the queue a waiter does not watch its own entry. It hears of a lost lease at
+// the session's next renewal, and of a removed entry at the next recheck.
 func TestFault_B6_DeepInTheQueue(t *testing.T) {
 	c := cluster.Client(t)
 	for what, tc := range map[string]struct {
@@ -461,7 +462,7 @@ func TestFault_B6_DeepInTheQueue(t *testing.T) {
 				case err := <-failed:
 					require.ErrorIs(t, err, tc.want, kind)
 				case <-time.After(10 * time.Second):
-					t.Fatal("it waits on")
+					t.Fatal("the waiter still waits")
 				}
 				require.NoError(t, h.Unlock(testCtx(t)))
 			}
@@ -469,7 +470,7 @@ func TestFault_B6_DeepInTheQueue(t *testing.T) {
 	}
 }
 
-// Handles have no state: what ends is the session, and a new one does.
+// Mutex and RWMutex have no state: after the end of the session a new one works.
 func TestFault_B7_AfterExpiry(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
@@ -501,7 +502,8 @@ func TestFault_D2_TryLockBesideAWaiter(t *testing.T) {
 	require.NoError(t, h2.Unlock(testCtx(t)))
 }
 
-// Somebody deletes the waiter's key and writes it anew: that is not its entry.
+// Another client deletes the waiter's key and writes it again: that is not the waiter's
+// entry.
 func TestFault_D5_WrongIncarnation(t *testing.T) {
 	for _, recreate := range []bool{true, false} {
 		c := cluster.Client(t)
@@ -527,21 +529,21 @@ func TestFault_D5_WrongIncarnation(t *testing.T) {
 		require.NoError(t, s.Err())
 		require.NoError(t, h.Unlock(testCtx(t)))
 		if recreate {
-			require.Equal(t, []string{key}, entries(t, c, name), "another's entry is left alone")
+			require.Equal(t, []string{key}, entries(t, c, name), "the entry of another client must stay")
 			_, err = c.Delete(testCtx(t), key)
 			require.NoError(t, err)
 		}
 	}
 }
 
-// IsOwner is a comparison that is false, never an error, when not held.
+// When the lock is not held, IsOwner is a comparison that is false, and never an error.
 func TestFault_D6_Guards(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
 	name := lockName(t)
 	owner := func(h *Held) bool {
-		// With a read: etcd takes a transaction of comparisons alone for a serializable
-		// one, which a member that lags answers from what it has.
+		// The Get is needed: etcd treats a transaction of comparisons alone as serializable,
+		// so a lagging member would answer it from its old state.
 		resp, err := c.Txn(testCtx(t)).If(h.IsOwner()).Then(clientv3.OpGet(h.Key())).Commit()
 		require.NoError(t, err)
 		return resp.Succeeded
@@ -559,7 +561,7 @@ func TestFault_D6_Guards(t *testing.T) {
 		txn, err := h.Txn(testCtx(t)).If(clientv3.Compare(clientv3.Value(name+".x"), "=", "no")).
 			Then(clientv3.OpPut(name+".x", "wrong")).Else(clientv3.OpGet(name + ".x")).Commit()
 		require.NoError(t, err)
-		require.False(t, txn.Succeeded, "the caller's own comparison")
+		require.False(t, txn.Succeeded, "the caller's own comparison must count")
 		require.Equal(t, kind, string(txn.Responses[0].GetResponseRange().Kvs[0].Value))
 
 		_, err = c.Delete(testCtx(t), h.Key())
@@ -576,8 +578,8 @@ func TestFault_D6_Guards(t *testing.T) {
 	}
 }
 
-// revoked is the loss of the lease of the first of two waiters: the row that
-// lets two writers in at once (E1), or a leader without a key (E2).
+// The lease of the first of two waiters is revoked. In etcd's own packages this makes two
+// writers hold the lock (E1), or elects a leader without a key (E2).
 func TestFault_E1_FirstWaiterRevoked(t *testing.T) {
 	c := cluster.Client(t)
 	for range 10 {
@@ -617,7 +619,7 @@ func TestFault_E2_PhantomGrant(t *testing.T) {
 	require.Empty(t, entries(t, c, name))
 }
 
-// Rewriting an entry's value moves nobody.
+// Rewriting an entry's value does not change its place.
 func TestFault_E3_ValueRewritten(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
@@ -658,41 +660,41 @@ func TestFault_E4_RLockTwice(t *testing.T) {
 	require.Empty(t, entries(t, c, name))
 }
 
-// Late writes are looked for many at once; where etcd refuses that, since one of
-// the locks may have become forbidden, the others' are found all the same.
-func TestFault_A1_GhostsBesideAForbiddenOne(t *testing.T) {
+// One request looks for many late writes. If etcd refuses it, because the client has lost
+// its rights on one of the locks, the late writes of the other locks are still found.
+func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 	f := newFakeEtcd()
 	s := f.session(5)
-	var some []doubtful
+	var some []unsettled
 	for _, name := range []string{"a", "b", "c", "d"} {
-		e := NewRWMutex(s, name).l.entry(t.Context(), s, writeHold)
-		e.takeKeys()
+		e := NewRWMutex(s, name).l.entry(t.Context(), s, writeMode)
+		e.reserveKeys()
 		var puts []*pb.RequestOp
 		for _, key := range e.keys() {
-			puts = append(puts, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.more.value)}}})
+			puts = append(puts, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.acquiring.value)}}})
 		}
 		f.applyLocked(puts, nil)
-		some = append(some, doubtful{&e.entry, time.Now()})
+		some = append(some, unsettled{&e.entry, time.Now()})
 	}
 	var reads atomic.Int32
 	f.step = func(_ context.Context, what string) error {
-		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // all five, and the first two
+		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // the request for all five, and for the first two
 			return rpctypes.ErrGRPCPermissionDenied
 		}
 		return nil
 	}
-	// Somebody else who uses the same lease has the next one's key.
-	other := NewMutex(s, "e").l.entry(t.Context(), s, mutexHold)
-	other.takeKeys()
+	// Another user of the same lease has the key of the next entry.
+	other := NewMutex(s, "e").l.entry(t.Context(), s, mutexMode)
+	other.reserveKeys()
 	f.put(other.key)
-	some = append(some, doubtful{&other.entry, time.Now()})
-	require.NoError(t, s.removeGhosts(t.Context(), some))
+	some = append(some, unsettled{&other.entry, time.Now()})
+	require.NoError(t, s.removeLateWrites(t.Context(), some))
 	for _, name := range []string{"a", "b", "c", "d"} {
 		require.Empty(t, f.keys(name+"/"))
 	}
 	require.Equal(t, []string{other.key}, keysOf(f.keys("e/")))
 	f.step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
-	require.ErrorIs(t, s.removeGhosts(t.Context(), some), rpctypes.ErrPermissionDenied)
-	s.end(ErrSessionClosed, "the test is over")
-	s.leaseGone()
+	require.ErrorIs(t, s.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
+	s.terminate(ErrSessionClosed, "the test is over")
+	s.endLease()
 }

@@ -9,95 +9,88 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A Held is a lock that is held: one acquisition, from its grant to its Unlock
-// or its loss. It is safe for concurrent use; it is not reused, the next
-// acquisition gives another one.
+// A Held is a lock that is held: one acquisition, from its grant to its Unlock or its loss. It is safe
+// for concurrent use. It is not reused: the next acquisition gives another one.
 //
-// What no lock service can do is stop a process that was paused from going on
-// as if it held its lock. So a hold has a Token, for stores that compare
-// numbers, and Txn, for what is kept in etcd itself.
+// What no lock service can do is to stop a process that was paused from going on as if it held its
+// lock. So a hold has a Token, for stores that compare numbers, and Txn, for what is kept in etcd
+// itself.
 type Held struct{ entry }
 
-// Context ends when the hold does: at Unlock, at its loss and at the session's
-// deadline, whichever comes first. Its cause is what Err returns then.
+// Context ends when the hold does: at Unlock, at its loss and at the session's deadline, whichever
+// comes first. Its cause is what Err returns then.
 //
-// The first use of Context, Done or Do starts to watch the entry in etcd: from then
-// on a hold whose entry was removed by somebody else ends within an instant, and
-// not only when it is used or the session asks. The watch costs two goroutines
-// and at most one read.
+// The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose
+// entry was removed by somebody else ends within an instant, and not only when it is used or the
+// session asks. The watch costs two goroutines and at most one read.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
-	defer h.unlockAndTell()
-	if h.ending == nil {
-		h.ending = &ending{}
-		h.ending.ctx, h.ending.end = context.WithCancelCause(context.Background())
-		h.refreshLocked()
+	defer h.unlockAndNotify()
+	if h.holdCtx == nil {
+		h.holdCtx = &holdContext{}
+		h.holdCtx.ctx, h.holdCtx.cancel = context.WithCancelCause(context.Background())
+		h.checkSessionLocked()
 		if h.state != held {
-			h.ending.end(h.causeLocked())
+			h.holdCtx.cancel(h.causeLocked())
 		} else {
-			h.guardLocked()
+			h.startMonitorLocked()
 		}
 	}
-	return h.ending.ctx
+	return h.holdCtx.ctx
 }
 
 // Done is Context().Done().
 func (h *Held) Done() <-chan struct{} { return h.Context().Done() }
 
-// Err is nil while the lock is held, ErrNotHeld after Unlock, and ErrLost after
-// a loss, with ErrSessionExpired or ErrSessionClosed where that is why. It asks
-// nobody; see Check.
+// Err is nil while the lock is held, ErrNotHeld after Unlock, and ErrLost after a loss, with
+// ErrSessionExpired or ErrSessionClosed if that is why. It makes no request; see Check.
 func (h *Held) Err() error {
 	h.mu.Lock()
-	defer h.unlockAndTell()
-	h.refreshLocked()
+	defer h.unlockAndNotify()
+	h.checkSessionLocked()
 	return h.causeLocked()
 }
 
-// Valid reports whether the lock can be vouched for at this moment, from what
-// is known locally: it is not unlocked, not lost, and the deadline has not
-// passed, by the monotonic clock and by the other. After a process was paused
-// it is right at once, when Done may still need a moment.
+// Valid reports whether the lock can be vouched for at this moment, from what is known locally: it is
+// not unlocked, not lost, and the deadline has not passed, by the monotonic clock and by the wall
+// clock. After a process was paused it is right at once, when Done may still need a moment.
 func (h *Held) Valid() bool { return h.Err() == nil && h.s.valid() }
 
-// Deadline is the session's: the time up to which the lock can be vouched for
-// without hearing of etcd again.
+// Deadline is the session's: the time up to which the lock can be vouched for without hearing of etcd
+// again.
 func (h *Held) Deadline() time.Time { return h.s.Deadline() }
 
-// Check asks etcd, with one linearizable read, whether the entry is still there:
-// nil if it was at some moment during the call. It blocks until etcd has
-// answered, or ctx or the session ends. After an error of ctx nothing is known;
-// the hold stays as it was.
+// Check asks etcd, with one linearizable read, whether the entry is still there: nil if it was at some
+// moment during the call. It blocks until etcd has answered, or ctx or the session ends. After an
+// error of ctx nothing is known, and the hold stays as it was.
 func (h *Held) Check(ctx context.Context) error {
 	if err := h.Err(); err != nil {
 		return wrap("check", h.name, err)
 	}
-	ctx, stop := h.s.bind(ctx)
-	defer stop()
 	for {
 		key := h.Key()
-		err := h.here(ctx, key, 0)
-		if errors.Is(err, errGone) {
-			if err = h.gone(key); err == nil {
+		err := h.exists(ctx, h.s.ctx, key, 0)
+		if errors.Is(err, errEntryGone) {
+			if err = h.markLost(key); err == nil {
 				continue // downgraded meanwhile
 			}
 		}
-		return wrap("check", h.name, h.endOr(err))
+		return wrap("check", h.name, h.preferLoss(err))
 	}
 }
 
-// endOr is the error of a request about the hold, err or nil: that the hold has
-// ended meanwhile comes first.
-func (h *Held) endOr(err error) error {
+// preferLoss is the error of a request about the hold, err or nil. That the hold has ended meanwhile
+// comes first.
+func (h *Held) preferLoss(err error) error {
 	if err == nil {
 		return nil
 	}
 	return cmp.Or(h.Err(), err)
 }
 
-// Token is the entry's create revision. It grows with every acquisition of the
-// name, so a store that refuses tokens lower than the highest it has seen can't
-// be written by a former holder (a "fencing token").
+// Token is the entry's create revision. It grows with every acquisition of the name, so a store that
+// refuses tokens lower than the highest it has seen can't be written by a former holder (a "fencing
+// token").
 func (h *Held) Token() int64 { return h.rev }
 
 // Key is the entry's key in etcd.
@@ -107,123 +100,126 @@ func (h *Held) Key() string {
 	return h.key
 }
 
-// IsOwner is a comparison that is true in a transaction exactly while the lock
-// is held; see Txn, which adds it and tells its failure from others. Downgrade ends
-// it: make another one then.
+// Session is the session that holds the lock.
+func (h *Held) Session() *Session { return h.s }
+
+// IsOwner is a comparison that is true in a transaction exactly while the lock is held; see Txn, which
+// adds it and tells its failure from others. Downgrade ends it: make another one then.
 //
-// A transaction that neither writes nor reads linearizably, one of comparisons
-// alone among them, etcd's members answer from what they have, which may be of
-// the past. So give it an operation, such as an OpGet, if it is to tell of the
-// present; those of Txn need none.
+// A transaction that neither writes nor reads linearizably, one of comparisons alone among them, is
+// answered by etcd's members from what they have, which may be of the past. So give it an operation,
+// for example an OpGet, if it is to tell of the present. Those of Txn need none.
 func (h *Held) IsOwner() clientv3.Cmp {
-	return isAt(h.Key(), h.rev)
+	return createdAt(h.Key(), h.rev)
 }
 
 // readOnly reports whether the hold is one for reading.
 func (h *Held) readOnly() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.wants == readHold
+	return h.mode == readMode
 }
 
-// Downgrade turns a write hold into a read hold with nobody in between: readers
-// that wait next in line get in, writers wait on. The token stays; Key names the
-// shared entry from now on. On a read hold it does nothing. It costs one commit.
+// Downgrade turns a write hold into a read hold with nobody in between: readers that wait next in line
+// get in, writers wait on. The token stays; Key names the shared entry from now on. On a read hold it
+// does nothing. It costs one commit.
 //
-// It blocks until etcd has confirmed, or ctx or the session ends. After an error
-// of ctx the lock is still held, for reading at least; call it again, or Unlock.
+// It blocks until etcd has confirmed, or ctx or the session ends. After an error of ctx the lock is
+// still held, for reading at least; call it again, or Unlock.
 func (h *Held) Downgrade(ctx context.Context) error {
-	return wrap("downgrade", h.name, h.endOr(h.downgrade(ctx)))
+	return wrap("downgrade", h.name, h.preferLoss(h.downgrade(ctx)))
 }
 
 func (h *Held) downgrade(ctx context.Context) error {
 	h.mu.Lock()
-	h.refreshLocked()
+	h.checkSessionLocked()
 	switch {
 	case h.state != held:
-		defer h.unlockAndTell()
+		defer h.unlockAndNotify()
 		return h.causeLocked()
-	case h.wants == mutexHold:
-		defer h.unlockAndTell()
+	case h.mode == mutexMode:
+		defer h.unlockAndNotify()
 		return errors.New("a Mutex has no read holds: use an RWMutex")
-	case h.wants == readHold && len(h.keys()) == 1:
-		defer h.unlockAndTell()
+	case h.mode == readMode && len(h.keys()) == 1:
+		defer h.unlockAndNotify()
 		return nil
 	}
-	first := h.wants == writeHold
+	first := h.mode == writeMode
 	if first {
-		// From here on the shared entry is what the hold is known by: it is
-		// there from the start, and stays whatever becomes of the request.
-		h.key, h.more.other, h.wants = h.more.other, h.key, readHold
-		if h.ending != nil && h.ending.rewatch != nil {
-			h.ending.rewatch()
+		// From here on the hold is known by the shared entry: that is there from the start, and
+		// stays whatever becomes of the request.
+		h.key, h.acquiring.secondKey, h.mode = h.acquiring.secondKey, h.key, readMode
+		if h.holdCtx != nil && h.holdCtx.rewatch != nil {
+			h.holdCtx.rewatch()
 		}
 	}
-	key, other := h.key, h.more.other
+	key, exclusive := h.key, h.acquiring.secondKey
 	h.mu.Unlock()
 
-	resp, doubt, err := hedged(ctx, h.s.ctx, h.s, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return h.s.client.Txn(ctx).If(isAt(key, h.rev)).Then(removals([]string{other}, h.rev)...).Commit()
+	resp, ambiguous, err := h.s.txn(ctx, h.s.ctx, func(t clientv3.Txn) clientv3.Txn {
+		return t.If(createdAt(key, h.rev)).Then(deleteOps([]string{exclusive}, h.rev)...)
 	})
-	// Was the exclusive entry there up to now? If not, others may have been in. (Only
-	// the first request can tell: a repetition may find what that has removed.)
-	if err == nil && (!resp.Succeeded || first && !doubt && !resp.Responses[0].GetResponseTxn().Succeeded) {
-		err = h.gone(key)
+	// Was the exclusive entry there up to now? If not, others may have been in. (Only the first
+	// request can tell: a repetition may find what that one has removed.)
+	if err == nil && (!resp.Succeeded || first && !ambiguous && !resp.Responses[0].GetResponseTxn().Succeeded) {
+		err = h.markLost(key)
 	}
 	return err
 }
 
-// Unlock gives the lock back. It blocks until etcd has confirmed that, one
-// request and one commit, or ctx ends; then it returns ctx's error and the
-// release goes on in the background, until etcd has confirmed it or the lease
-// is gone. With a ctx that has ended it returns at once.
+// Unlock gives the lock back. It blocks until etcd has confirmed that, one request and one commit, or
+// ctx ends. Then it returns ctx's error and the release goes on in the background, until etcd has
+// confirmed it or the lease is gone. With a ctx that has ended it returns at once.
 //
-// From the first call on the lock is not Valid. A further call returns
-// ErrNotHeld. If the hold was lost before, Unlock returns ErrLost: somebody
-// else may have been in the section.
+// From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was
+// lost before, Unlock returns ErrLost: somebody else may have been in the section.
 func (h *Held) Unlock(ctx context.Context) error {
 	return wrap("unlock", h.name, h.unlock(ctx))
 }
 
 func (h *Held) unlock(ctx context.Context) error {
-	h.mu.Lock()
-	h.refreshLocked()
-	if h.state != held {
-		defer h.unlockAndTell()
-		return h.causeLocked()
+	if err := h.giveUp(); err != nil {
+		return err
 	}
 	if ctx.Value(doOf{h}) != nil {
 		var cancel context.CancelFunc
 		ctx, cancel = outlive(ctx, ErrNotHeld)
 		defer cancel()
 	}
-	h.endLocked(released) // before anybody else can have the lock
-	h.mu.Unlock()
 	at := time.Now()
-	err := h.giveBack(ctx)
-	h.tellOver(at, err)
+	err := h.release(ctx)
+	h.notifyOver(at, err)
 	return err
 }
 
-// giveBack removes the entry of a hold that has been released here.
-func (h *Held) giveBack(ctx context.Context) error {
-	found, err := h.remove(ctx, h.s.ctx, h.rev)
-	switch {
-	case err != nil:
-		h.s.background(h.discard)
-		if cause := h.s.Err(); cause != nil && ctx.Err() == nil {
-			err = lossOf(cause)
-		}
-		return err
-	case !found:
-		err = ErrLost
+// Release is Unlock that does not wait for etcd: it starts the release, which goes on in the background
+// until etcd has confirmed it or the lease is gone, and returns at once. It is for `defer`, and for
+// speed: the caller saves a round trip. What it can't say is whether the hold was lost before; see
+// Context, Err and Txn. On a hold that was given back or lost it does nothing.
+func (h *Held) Release() {
+	if h.giveUp() != nil {
+		return
 	}
-	h.settle()
-	return err
+	at := time.Now()
+	h.s.background(h.discard)
+	h.notifyOver(at, nil)
 }
 
-// outlive returns a ctx that ends with ctx unless because of cause: the ctx that
-// Do gives ends when its hold is unlocked, and the unlocking is to go on.
+// giveUp ends the hold in this process, before anybody else can have the lock. It returns why it is
+// not held if that is so.
+func (h *Held) giveUp() error {
+	h.mu.Lock()
+	defer h.unlockAndNotify()
+	h.checkSessionLocked()
+	if h.state != held {
+		return h.causeLocked()
+	}
+	h.endHoldLocked(released)
+	return nil
+}
+
+// outlive returns a ctx that ends with ctx unless because of cause. The ctx that Do gives ends when its
+// hold is unlocked, and the request that unlocks it must go on.
 func outlive(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
 	out, free := context.WithoutCancel(ctx), func() {}
 	if d, ok := ctx.Deadline(); ok {

@@ -5,54 +5,47 @@ import (
 	"time"
 )
 
-// Hooks are functions that a session calls when something becomes of it or of an
-// acquisition of its locks: for metrics, traces and logs, in the manner of
-// [net/http/httptrace]. Any may be nil. Package promlock makes metrics with them,
-// package otellock spans.
+// Hooks are functions that a session calls when something happens to it or to an acquisition of its
+// locks: for metrics, traces and logs, in the manner of [net/http/httptrace]. Any may be nil. Package
+// promlock makes metrics with them, package otellock spans.
 //
-// The calls about one acquisition come one after the other: Enqueued; then
-// Granted or Abandoned; after Granted, one of Released and Lost. Each comes once
-// at most. A call of Lock, Try, Enqueue or Do that ends without a lock is told of
-// by Abandoned, with or without Enqueued before it; only one that could not even
-// begin, since the name is not valid, the session or its ctx had ended or it would
-// wait for its own caller, is told of by nothing but its error. A Do inside the
-// hold of another one is no acquisition. A Lock of a Pool that goes on in another
-// session is another acquisition there.
+// The calls about one acquisition come one after the other: Enqueued; then Granted or Abandoned; after
+// Granted, one of Released and Lost. Each comes once at most. A call of Lock, Try, Enqueue or Do that
+// ends without a lock is reported by Abandoned, with or without Enqueued before it. A call that could
+// not even begin, since the name is not valid, the session or its ctx had ended or it would wait for
+// its own caller, is reported by its error alone. A Do inside the hold of another Do is no acquisition.
+// A Lock of a [Client] that goes on in another session is another acquisition there.
 //
-// Hooks are called in the goroutine in which it happens, that of the call or
-// one of the session's, with no lock of this package taken: what they take,
-// waits. They are called concurrently. They may use the session and its locks,
-// but must not wait for a lock, or for Session.Close, which waits for them. A
-// panic is the program's, as in any other function.
+// Hooks are called in the goroutine in which the event happens, that of the call or one of the
+// session's, with no mutex of this package taken; the library waits for them. They are called
+// concurrently. They may use the session and its locks, but must not wait for a lock, or for Close,
+// which waits for them. A panic is the program's, as in any other function.
 type Hooks struct {
 	// SessionUp: a lease was granted, or adopted. NewSession has yet to return.
 	SessionUp func(SessionUpInfo)
-	// Renewed: an attempt to renew the lease succeeded or failed. Attempts may
-	// overlap: a second one is made when the first has no reply for a while.
+	// Renewed: an attempt to renew the lease succeeded or failed. Attempts may overlap: a second
+	// one is made when the first has no reply for a while.
 	Renewed func(RenewedInfo)
-	// SessionEnded is the last word on a session, apart from Lost for what it
-	// held. Close has yet to return.
+	// SessionEnded is the last call about a session, apart from Lost for what it held. Close has yet
+	// to return.
 	SessionEnded func(SessionEndedInfo)
 
-	// The ctx of the following is that of the call that asked for the lock:
-	// Lock, Try, Enqueue or Do. It is there for its values, and may have ended.
+	// The ctx of the following is that of the call that asked for the lock: Lock, Try, Enqueue or
+	// Do. It is there for its values, and may have ended.
 
 	// Enqueued: the entry is in the lock's queue in etcd.
 	Enqueued func(ctx context.Context, info EnqueuedInfo)
-	// Granted: the acquisition has the lock; the call, or the Ticket, has yet to
-	// say so.
+	// Granted: the acquisition has the lock; the call, or the Ticket, has yet to say so.
 	Granted func(ctx context.Context, info GrantedInfo)
-	// Abandoned: it ended without the lock. What is left of its entry is
-	// removed in the background.
+	// Abandoned: it ended without the lock. What is left of its entry is removed in the background.
 	Abandoned func(ctx context.Context, info AbandonedInfo)
-	// Released: Unlock has given the lock back, or a Ticket its unclaimed
-	// grant. It is called when Unlock returns, with an error of ctx too.
+	// Released: Unlock or Release has given the lock back, or a Ticket its unclaimed grant. It is
+	// called when Unlock returns, also with an error of ctx.
 	Released func(ctx context.Context, info ReleasedInfo)
-	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session
-	// that ends tells at once of all that it held, whether somebody looks or not.
-	// An entry that somebody else removed while the session lives is told of
-	// within an instant if Context, Done or Do is used, and otherwise when the
-	// hold is used next, at Unlock at the latest.
+	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session that ends reports at
+	// once all that it held, whether somebody looks or not. If somebody else removed the entry while
+	// the session lives, that is reported within an instant if Context, Done or Do is used, and
+	// otherwise when the hold is used next, at Unlock at the latest.
 	Lost func(ctx context.Context, info LostInfo)
 }
 
@@ -127,11 +120,4 @@ type LostInfo struct {
 	// Cause is ErrLost, and also ErrSessionExpired or ErrSessionClosed if that
 	// is why; see Held.Err.
 	Cause error
-}
-
-// WithHooks sets functions to be called when something becomes of the session or
-// of its locks. Given more than once, all are called, in the order given. They
-// must not be changed afterwards. A session without hooks pays nothing for them.
-func WithHooks(hooks ...*Hooks) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.hooks = append(c.hooks, hooks...) })
 }

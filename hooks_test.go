@@ -18,11 +18,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// recorder is a set of hooks that notes what they are told.
+// recorder is a set of hooks that records its calls.
 type recorder struct {
 	mu     sync.Mutex
 	events []event
-	// on, if set, is called for each event, without r.mu.
+	// on, if set, is called for each event while r.mu is not held.
 	on func(event)
 }
 
@@ -63,7 +63,7 @@ func (r *recorder) hooks() *Hooks {
 	}
 }
 
-// all are the events so far; acquisitions those of acquisitions alone.
+// all returns the events so far; acquisitions returns those of acquisitions only.
 func (r *recorder) all() []event {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -74,7 +74,7 @@ func (r *recorder) acquisitions() []event {
 	return slices.DeleteFunc(r.all(), func(e event) bool { return e.about.Name == "" })
 }
 
-// errWord names the errors that the tests tell apart.
+// errWord returns a word for each error that the tests distinguish.
 func errWord(err error) string {
 	if err == nil {
 		return ""
@@ -93,7 +93,7 @@ func errWord(err error) string {
 	return err.Error()
 }
 
-// words are the events of one acquisition, or of a session, in few words.
+// words returns the events of one acquisition, or of a session, in short form.
 func words(events []event) string {
 	var out []string
 	for _, e := range events {
@@ -106,29 +106,29 @@ func words(events []event) string {
 	return strings.Join(out, " ")
 }
 
-// stories are the events of each acquisition, in words, sorted. Acquisitions that
-// got into no queue tell one event each.
+// stories returns the events of each acquisition in short form, sorted. An acquisition that
+// was never enqueued has one event.
 func (r *recorder) stories() []string {
 	type entry struct {
 		name  string
 		token int64
 	}
-	queued, out := map[entry][]event{}, []string{}
+	enqueued, out := map[entry][]event{}, []string{}
 	for _, e := range r.acquisitions() {
 		if id := (entry{e.about.Name, e.about.Token}); id.token != 0 {
-			queued[id] = append(queued[id], e)
+			enqueued[id] = append(enqueued[id], e)
 		} else {
 			out = append(out, words([]event{e}))
 		}
 	}
-	for _, events := range queued {
+	for _, events := range enqueued {
 		out = append(out, words(events))
 	}
 	return sorted(out)
 }
 
-// requireStories waits for the acquisitions to tell what they are to tell, and for
-// no more than that.
+// requireStories waits until the acquisitions have the wanted events, and requires that there
+// are no others.
 func (r *recorder) requireStories(t *testing.T, want ...string) {
 	t.Helper()
 	slices.Sort(want)
@@ -136,12 +136,12 @@ func (r *recorder) requireStories(t *testing.T, want ...string) {
 	require.Equal(t, want, r.stories())
 }
 
-// whole matches a story that has come to its end.
+// whole matches a complete story.
 var whole = regexp.MustCompile(`^((enqueued )?abandoned:[^ ].*|enqueued granted (released|lost)(:[^ ].*)?)$`)
 
 type hookKey struct{}
 
-// What the hooks are told of an ordinary acquisition.
+// The hooks that an ordinary acquisition calls.
 func TestHooks_LockAndUnlock(t *testing.T) {
 	t.Parallel()
 	for kind := range lockFuncs(nil, "a") {
@@ -155,7 +155,7 @@ func TestHooks_LockAndUnlock(t *testing.T) {
 			h, err := lockFuncs(s, name)[kind](ctx)
 			require.NoError(t, err)
 			got := time.Now()
-			require.Equal(t, "enqueued granted", words(r.acquisitions()), "before the call returns")
+			require.Equal(t, "enqueued granted", words(r.acquisitions()), "the hooks must be called before Lock returns")
 			var sent time.Time
 			w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 				sent = time.Now()
@@ -166,7 +166,7 @@ func TestHooks_LockAndUnlock(t *testing.T) {
 			require.Equal(t, "enqueued granted released", words(r.acquisitions()))
 			for i, e := range r.acquisitions() {
 				a := e.about
-				require.Equal(t, kind, e.ctx.Value(hookKey{}), "the ctx is the call's")
+				require.Equal(t, kind, e.ctx.Value(hookKey{}), "the hook must get the ctx of the call")
 				require.Same(t, s, a.Session)
 				require.Equal(t, name, a.Name)
 				require.Equal(t, strings.HasSuffix(kind, "read"), a.Read)
@@ -184,14 +184,14 @@ func TestHooks_LockAndUnlock(t *testing.T) {
 					require.Equal(t, a.Granted.Sub(a.Asked), e.took)
 				} else {
 					require.False(t, a.Granted.Add(e.took).Before(got))
-					require.False(t, a.Granted.Add(e.took).After(sent), "the release's round trip is no part of it")
+					require.False(t, a.Granted.Add(e.took).After(sent), "the round trip of the release must not count")
 				}
 			}
 		})
 	}
 }
 
-// Every end of a wait and of a hold is told of, once.
+// Each end of a wait or a hold is reported exactly once.
 func TestHooks_Stories(t *testing.T) {
 	t.Parallel()
 	for what, tc := range map[string]struct {
@@ -247,19 +247,19 @@ func TestHooks_Stories(t *testing.T) {
 			require.NoError(t, h.Downgrade(testCtx(t)))
 			require.NoError(t, h.Unlock(testCtx(t)))
 		}},
-		"the lease is revoked, and nobody looks": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued granted lost:expired"}, func(t *testing.T, s *Session, r *recorder, name string) {
+		"the lease is revoked, and no call notices it": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued granted lost:expired"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			for i := range 3 {
 				mustLock(t, s, fmt.Sprint(name, i))
 			}
 			revoke(t, s)
 			require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 		}},
-		"the session expires, and all look": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued abandoned:expired"}, func(t *testing.T, s *Session, r *recorder, name string) {
+		"the session expires, and all calls notice it": {[]string{"enqueued granted lost:expired", "enqueued granted lost:expired", "enqueued abandoned:expired"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			h, h2 := mustLock(t, s, name), mustLock(t, s, name+"2")
 			done := h.Done()
 			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
-			s.end(ErrSessionExpired, "test")
+			s.terminate(ErrSessionExpired, "test")
 			<-done
 			_, err = tk.Wait(testCtx(t))
 			require.ErrorIs(t, err, ErrSessionExpired)
@@ -273,9 +273,9 @@ func TestHooks_Stories(t *testing.T) {
 			mustLock(t, s, name)
 			_, err := NewMutex(s, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
-			require.NoError(t, s.Close(testCtx(t)))
+			require.NoError(t, s.Close())
 			_, err = NewMutex(s, name).Lock(testCtx(t))
-			require.ErrorIs(t, err, ErrSessionClosed) // and it is told of by nothing else
+			require.ErrorIs(t, err, ErrSessionClosed) // no other hook is called for it
 		}},
 		"orphaned": {[]string{"enqueued granted lost:closed"}, func(t *testing.T, s *Session, r *recorder, name string) {
 			mustLock(t, s, name)
@@ -326,8 +326,8 @@ func TestHooks_Stories(t *testing.T) {
 			require.NoError(t, err)
 			tc.play(t, s, r, lockName(t))
 			r.requireStories(t, tc.want...)
-			_ = s.Close(testCtx(t))
-			require.Equal(t, sorted(tc.want), r.stories(), "and Close adds nothing")
+			_ = s.Close()
+			require.Equal(t, sorted(tc.want), r.stories(), "Close must not add events")
 		})
 	}
 }
@@ -345,13 +345,13 @@ func revoke(t testing.TB, s *Session) {
 	require.NoError(t, err)
 }
 
-// A session tells of its beginning, its renewals and its end; when Close has
-// returned all is told.
+// A session reports its beginning, its renewals and its end. When Close has returned, all
+// hooks have been called.
 func TestHooks_Session(t *testing.T) {
 	t.Parallel()
 	r := &recorder{}
 	c, w := wiredClient(t, cluster)
-	w.loseReply("LeaseGrant") // so that a renewal finds it
+	w.loseReply("LeaseGrant") // so that a renewal finds the lease
 	s, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithTTL(time.Minute))
 	require.NoError(t, err)
 	require.Equal(t, "up", words(r.all()))
@@ -372,20 +372,20 @@ func TestHooks_Session(t *testing.T) {
 	}
 	adopted, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithLease(s.Lease()))
 	require.NoError(t, err)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.ErrorIs(t, adopted.Refresh(testCtx(t)), ErrSessionExpired)
-	require.NoError(t, adopted.Close(testCtx(t)))
-	require.Equal(t, "up ended:closed ended:expired", words(r.all()[4:]), "an end is not a renewal, and neither is the adoption")
+	require.NoError(t, adopted.Close())
+	require.Equal(t, "up ended:closed ended:expired", words(r.all()[4:]), "neither an end nor an adoption may count as a renewal")
 }
 
-// A session that ends between a grant and its hold's being listed.
+// The session ends after a grant and before the hold is in the session's list.
 func TestHooks_EndsOnGrant(t *testing.T) {
 	t.Parallel()
 	r := &recorder{}
 	r.on = func(e event) {
 		if e.what == "granted" {
-			e.about.Session.end(ErrSessionExpired, "test")
-			e.about.Session.wg.Wait() // it has told all that it held
+			e.about.Session.terminate(ErrSessionExpired, "test")
+			e.about.Session.wg.Wait() // all holds have been told
 		}
 	}
 	s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(time.Minute), WithHooks(r.hooks()))
@@ -393,10 +393,10 @@ func TestHooks_EndsOnGrant(t *testing.T) {
 	_, err = NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
 	require.Equal(t, "up enqueued granted ended:expired lost:expired", words(r.all()))
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 }
 
-// All hooks of all sets are called, in their order, and those that are nil are not.
+// All hooks of all sets are called in order. Hooks that are nil are skipped.
 func TestHooks_Several(t *testing.T) {
 	t.Parallel()
 	_, err := NewSession(testCtx(t), cluster.Client(t), WithHooks(nil))
@@ -411,7 +411,7 @@ func TestHooks_Several(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 	mustLock(t, s, h.name)
 	require.NoError(t, s.Refresh(testCtx(t)))
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	var want []string
 	for _, what := range []string{"up", "enqueued", "granted", "abandoned", "released", "enqueued", "granted", "renewed", "ended", "lost"} {
 		want = append(want, "a "+what, "b "+what)
@@ -419,8 +419,8 @@ func TestHooks_Several(t *testing.T) {
 	require.Equal(t, want, order)
 }
 
-// tryLock says whether mu can be had: at once, or when another has done with it.
-// A mutex of the caller's own can't be had however long it tries.
+// tryLock reports whether mu can be locked, at once or when another goroutine unlocks it. A
+// mutex that the caller itself has locked can't be locked, however long tryLock tries.
 func tryLock(mu *sync.Mutex) bool {
 	if !comesTrue(mu.TryLock) {
 		return false
@@ -438,7 +438,7 @@ func comesTrue(is func() bool) bool {
 	return true
 }
 
-// In every hook, no lock of the library is taken; sessions and locks can be used.
+// During each hook no mutex of the library is held, and sessions and locks can be used.
 func TestHooks_OutsideOfLocks(t *testing.T) {
 	t.Parallel()
 	var holds sync.Map // *Held by token
@@ -447,14 +447,14 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	var other *Mutex
 	r.on = func(e event) {
 		s := e.about.Session
-		if !tryLock(&s.mu) || !comesTrue(func() bool { return len(s.confirming) == 0 }) {
-			t.Errorf("%s: the session's mutex is taken", e.what)
+		if !tryLock(&s.mu) || !comesTrue(func() bool { return len(s.confirmTurn) == 0 }) {
+			t.Errorf("%s: the session's mutex is held", e.what)
 			return
 		}
 		if h, ok := holds.Load(e.about.Token); ok {
 			h := h.(*Held)
 			if !tryLock(&h.mu) {
-				t.Errorf("%s: the hold's mutex is taken", e.what)
+				t.Errorf("%s: the hold's mutex is held", e.what)
 				return
 			}
 			if held := h.Err() == nil; held != (e.what == "granted") {
@@ -463,7 +463,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 			_ = h.Unlock(testCtx(t))
 		}
 		_, _, _ = s.Deadline(), s.Err(), s.TTL()
-		if e.about.Name != "" { // else before the session can be used, or after
+		if e.about.Name != "" { // other events occur before the session can be used, or after
 			if h, err := other.TryLock(testCtx(t)); err == nil {
 				_ = h.Unlock(testCtx(t))
 			}
@@ -481,7 +481,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 		holds.Store(h.Token(), h)
 		return h
 	}
-	// Lost by each way of finding out; then by the session's end.
+	// A loss that is noticed in each possible way, and then the session's end.
 	byDone, byErr, byUnlock, byCheck, byTxn := lock(1), lock(2), lock(3), lock(4), lock(5)
 	done := byDone.Done()
 	_, err = s.Client().Delete(testCtx(t), name, clientv3.WithPrefix())
@@ -496,9 +496,9 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	h := lock(7)
 	_, err = NewMutex(s, h.name).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
-	s.end(ErrSessionExpired, "test")
+	s.terminate(ErrSessionExpired, "test")
 	require.ErrorIs(t, byErr.Err(), ErrSessionExpired)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	require.GreaterOrEqual(t, called["renewed"], 1)
@@ -506,8 +506,8 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	require.Equal(t, map[string]int{"up": 1, "ended": 1, "enqueued": 7, "granted": 7, "abandoned": 1, "released": 1, "lost": 6}, called)
 }
 
-// Many at once, in every way, until the lease is revoked: every acquisition has
-// one story, and it is whole.
+// Many acquisitions of all kinds run until the lease is revoked. Each has exactly one story, and
+// it is complete.
 func TestHooks_ManyAtOnce(t *testing.T) {
 	t.Parallel()
 	for range 3 {
@@ -558,8 +558,8 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 		revoke(t, s)
 		require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 		wg.Wait()
-		require.NoError(t, s.Close(testCtx(t)))
-		require.Empty(t, s.holds, "nothing is kept of what is over")
+		require.NoError(t, s.Close())
+		require.Empty(t, s.holds, "the session must not keep holds that have ended")
 		stories := r.stories()
 		for _, story := range stories {
 			require.Regexp(t, whole, story)
@@ -577,31 +577,31 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 	}
 }
 
-// Without hooks none of the places that would call them allocates.
+// Without hooks, no code that would call them allocates.
 func TestHooks_UnsetCostNothing(t *testing.T) {
 	s := newFakeEtcd().session(5)
-	e := &entry{s: s, name: "a", key: "a/5", rev: 7, more: &more{}}
+	e := &entry{s: s, name: "a", key: "a/5", rev: 7, acquiring: &acquiring{}}
 	ctx := t.Context()
 	require.Zero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }))
 	require.Nil(t, s.holds)
 	s.hooks = []*Hooks{{}}
-	require.NotZero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }), "the count counts")
+	require.NotZero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }), "with hooks the same code must allocate, or the test measures nothing")
 }
 
-// playHooks is all that hooks have to do with a Lock and its Unlock.
+// playHooks is all work for hooks during a Lock and its Unlock.
 func (e *entry) playHooks(ctx context.Context) {
-	e.more.trace = e.s.newTrace(ctx, mutexHold)
-	e.tellEnqueued()
-	e.tellGranted()
+	e.acquiring.trace = e.s.newTrace(ctx, mutexMode)
+	e.notifyEnqueued()
+	e.notifyGranted()
 	e.mu.Lock()
-	e.unlistenLocked()
-	e.unlockAndTell()
-	e.tellOver(time.Now(), nil)
-	e.tellAbandoned(nil)
-	e.s.tellRenewed(RenewedInfo{})
+	e.untrackHoldLocked()
+	e.unlockAndNotify()
+	e.notifyOver(time.Now(), nil)
+	e.notifyAbandoned(nil)
+	e.s.notifyRenewed(RenewedInfo{})
 }
 
-// BenchmarkHooks is what hooks add to a Lock and its Unlock.
+// BenchmarkHooks measures what hooks add to a Lock and its Unlock.
 func BenchmarkHooks(b *testing.B) {
 	count := 0
 	for name, hooks := range map[string][]*Hooks{
@@ -617,7 +617,7 @@ func BenchmarkHooks(b *testing.B) {
 			if s.hooks = hooks; hooks != nil {
 				s.holds = map[*entry]struct{}{}
 			}
-			e := &entry{s: s, name: "a", key: "a/5", rev: 7, more: &more{}}
+			e := &entry{s: s, name: "a", key: "a/5", rev: 7, acquiring: &acquiring{}}
 			b.ReportAllocs()
 			for b.Loop() {
 				e.playHooks(b.Context())

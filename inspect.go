@@ -4,115 +4,119 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"strconv"
+	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// An Entry is one acquisition in a lock's queue, holding or waiting, as
-// somebody who looks at the queue sees it. It is a value, of the moment that
-// its Queue names; who holds the lock itself has a [Held] or a [Ticket].
+// Inspect reads the queue of a lock, of any kind. The queue of a lock that nobody uses is empty. It needs
+// no session, and read rights on the prefix name + "/" only.
 //
-// Entries of others that queue on the same name (etcd's concurrency.Mutex,
-// `etcdctl lock`, v3lock) are entries too; they tell no owner and no time.
-type Entry struct {
-	Name string // of the lock
-	Key  string // that it is known by
-	// SharedKey is the second key of a write lock, which a downgrade leaves;
-	// it is empty for any other entry.
-	SharedKey string
-	// Token is the create revision of its keys: its place in the queue, and
-	// what Held.Token returns. Name, key and token together are the entry: the
-	// same key with another token is a later acquisition.
-	Token int64
-	Holds bool // it has the lock; false: it waits
-	Read  bool // for reading, so beside other readers; false: for itself alone
-	// Owner and Queued are what the one who made the entry says: see WithOwner,
-	// and the time by the clock of its machine. Anybody may have written anything
-	// there: quote the owner where it is printed.
-	Owner  string
-	Queued time.Time
-	// Lease is what the entry hangs on: with it the entry goes. An entry with no
-	// lease (0), which this package does not make, stays until somebody
-	// deletes its key; see Break.
-	Lease clientv3.LeaseID
-	// TTL is for how long the lease still lives if nobody renews it, in whole
-	// seconds, GrantedTTL how long it lives after a renewal. Both are zero if
-	// there is no lease, if it has expired meanwhile, and in what Watch yields.
-	TTL        time.Duration
-	GrantedTTL time.Duration
-}
-
-// A Queue is the state of a lock at one revision of etcd: who has it and who
-// waits for it.
-type Queue struct {
-	Name     string `json:"name"`
-	Revision int64  `json:"revision"`
-	// Entries are in the order of the queue, oldest first: by their tokens.
-	Entries []Entry `json:"entries"`
-	// Foreign are the keys below the name that are no entries, in key order:
-	// those of locks nested in it, such as "a/b" in "a", and stray ones. This
-	// package passes them over; a concurrency.Mutex of that name waits for them.
-	Foreign []string `json:"foreign,omitempty"`
-}
-
-// Holders are the entries that have the lock: none, one, or readers.
-func (q Queue) Holders() []Entry { return q.filter(true) }
-
-// Waiters are the entries that wait for the lock, the next one first.
-func (q Queue) Waiters() []Entry { return q.filter(false) }
-
-func (q Queue) filter(holds bool) []Entry {
-	var out []Entry
-	for _, e := range q.Entries {
-		if e.Holds == holds {
-			out = append(out, e)
-		}
-	}
-	return out
-}
-
-// Inspect reads the queue of a lock, of any kind. A lock that nobody uses has an
-// empty one. It needs no session, and read rights on the prefix name + "/" only.
+// It costs a linearizable read for each thousand keys, all at one revision, and then, since etcd reports
+// them apart from keys, a request for each lease in the queue, eight at a time: the TTLs are those of a
+// moment later. The first state of Watch costs one read and has no TTLs.
 //
-// It costs a linearizable read for each thousand keys, all at one revision, and
-// then, since etcd tells them apart from keys, a request for each lease in the
-// queue, eight at a time: the TTLs are those of a moment later. The first of
-// Watch costs one read and has no TTLs.
-//
-// It blocks until etcd has answered, through leader changes and members that
-// hang, or ctx ends.
-func Inspect(ctx context.Context, client *clientv3.Client, name string) (Queue, error) {
-	q, err := inspect(ctx, client, name)
+// It blocks until etcd has answered, through leader changes and members that hang, or ctx ends.
+func (c *Client) Inspect(ctx context.Context, name string) (Queue, error) {
+	q, err := c.inspect(ctx, name)
 	return q, wrapNeeding("read", name+"/", "inspect", name, err)
 }
 
-func inspect(ctx context.Context, client *clientv3.Client, name string) (Queue, error) {
-	if err := checkLook(client, name); err != nil {
+func (c *Client) inspect(ctx context.Context, name string) (Queue, error) {
+	if err := c.checkLook(name); err != nil {
 		return Queue{}, err
 	}
-	c, err := readContent(ctx, client, name)
+	client := etcd.NewClient(c.etcd)
+	s, err := readSnapshot(ctx, client, name)
 	if err != nil {
 		return Queue{}, err
 	}
-	q := c.queue()
+	q := newQueue(s)
 	if err := q.readTTLs(ctx, client); err != nil {
 		return Queue{}, err
 	}
 	return q, nil
 }
 
-func checkLook(client *clientv3.Client, name string) error {
-	if client == nil {
-		return errors.New("the client is nil: make one with clientv3.New")
+// checkLook is the error of a call that looks at a queue.
+func (c *Client) checkLook(name string) error {
+	if err := c.usable(); err != nil {
+		return err
 	}
 	return checkName(name)
 }
 
+// snapshotPage is how many keys are read at once.
+const snapshotPage = 1000
+
+// readSnapshot reads the present, linearizably, in pages of one revision.
+func readSnapshot(ctx context.Context, client *etcd.Client, name string) (*queue.Snapshot, error) {
+	for {
+		s := queue.NewSnapshot(name)
+		err := readPages(ctx, client, s)
+		if !errors.Is(err, rpctypes.ErrCompacted) {
+			return s, err
+		}
+		// The revision was compacted between two pages.
+	}
+}
+
+func readPages(ctx context.Context, client *etcd.Client, s *queue.Snapshot) error {
+	from, to := keyspace.All(s.Name)
+	for {
+		resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.GetResponse, error) {
+			return client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(snapshotPage), clientv3.WithRev(s.Rev))
+		})
+		if err != nil {
+			return err
+		}
+		if s.Rev == 0 {
+			s.Rev = resp.Header.Revision
+		}
+		for _, kv := range resp.Kvs {
+			s.Put(kv)
+		}
+		if !resp.More {
+			return nil
+		}
+		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+	}
+}
+
+// newQueue is the public form of a snapshot.
+func newQueue(s *queue.Snapshot) Queue {
+	q := Queue{Name: s.Name, Revision: s.Rev, Entries: make([]Entry, 0, len(s.Keys)), Foreign: slices.Sorted(maps.Keys(s.Foreign))}
+	for _, a := range s.Acquisitions() {
+		e := Entry{Name: s.Name, Key: a.Key, SharedKey: a.SharedKey, Token: a.Rev, Holds: a.Holds, Read: a.Read, Lease: clientv3.LeaseID(a.Lease)}
+		e.Owner, e.Queued = parseValue(a.Value)
+		q.Entries = append(q.Entries, e)
+	}
+	return q
+}
+
+// parseValue reads what entryValue writes. Others leave the value empty, or write what they like.
+func parseValue(value string) (owner string, when time.Time) {
+	var v struct {
+		Owner  string    `json:"owner"`
+		Queued time.Time `json:"queued"`
+	}
+	if json.Unmarshal([]byte(value), &v) != nil {
+		return "", time.Time{}
+	}
+	return v.Owner, v.Queued
+}
+
 // readTTLs asks after the leases in the queue.
-func (q Queue) readTTLs(ctx context.Context, client *clientv3.Client) error {
+func (q Queue) readTTLs(ctx context.Context, client *etcd.Client) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	ttls := make(map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse)
@@ -132,10 +136,8 @@ func (q Queue) readTTLs(ctx context.Context, client *clientv3.Client) error {
 	for range min(len(ttls), 8) {
 		wg.Go(func() { // ends with ids, or the first error
 			for id := range ids {
-				var resp *clientv3.LeaseTimeToLiveResponse
-				err := persist(ctx, client, func(ctx context.Context) (err error) {
-					resp, err = client.TimeToLive(ctx, id)
-					return err
+				resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+					return client.TimeToLive(ctx, id)
 				})
 				mu.Lock()
 				if ttls[id] = resp; err != nil && first == nil {
@@ -162,47 +164,40 @@ func (q Queue) readTTLs(ctx context.Context, client *clientv3.Client) error {
 	return nil
 }
 
-// entryJSON is an Entry for people and scripts: the lease in hex, as etcd's own
-// tools have it (and as a number it would lose digits in most readers), the TTLs
-// in seconds.
-type entryJSON struct {
-	Name       string    `json:"name"`
-	Key        string    `json:"key"`
-	SharedKey  string    `json:"sharedKey,omitempty"`
-	Token      int64     `json:"token"`
-	Holds      bool      `json:"holds"`
-	Read       bool      `json:"read"`
-	Owner      string    `json:"owner,omitempty"`
-	Queued     time.Time `json:"queued,omitzero"`
-	Lease      string    `json:"lease,omitempty"`
-	TTL        int64     `json:"ttl"`
-	GrantedTTL int64     `json:"grantedTTL"`
+// Break removes an entry from its queue: that very acquisition, and no other of the same owner, lease or
+// key. It is for a lock that does not come back by itself: its holder hangs and renews its lease all the
+// same, or the entry has no lease. e is what Inspect or Watch showed; of it Name, Key, SharedKey and Token
+// count.
+//
+// A waiter then gets ErrLost from Lock. A holder's Context ends with ErrLost within 500 ms, if it reaches
+// etcd and uses it; see [Held.Context]. The next entry is granted at once, so until then two may be in the
+// section: what matters must be protected by [Held.Token] or [Held.Txn].
+//
+// It blocks until etcd has confirmed, one request and one commit, or ctx ends; then the entry may be gone
+// or not. ErrNotFound says that it was gone already: given back, broken or expired. If a reply was lost,
+// and the request repeated, nobody can tell who removed the entry, and Break returns nil.
+func (c *Client) Break(ctx context.Context, e Entry) error {
+	return wrap("break an entry of", e.Name, c.breakEntry(ctx, e))
 }
 
-// MarshalJSON writes the lease in hex, and the TTLs in seconds.
-func (e Entry) MarshalJSON() ([]byte, error) {
-	j := entryJSON{e.Name, e.Key, e.SharedKey, e.Token, e.Holds, e.Read, e.Owner, e.Queued, "",
-		int64(e.TTL / time.Second), int64(e.GrantedTTL / time.Second)}
-	if e.Lease != clientv3.NoLease {
-		j.Lease = strconv.FormatInt(int64(e.Lease), 16)
-	}
-	return json.Marshal(j)
-}
-
-// UnmarshalJSON reads what MarshalJSON writes.
-func (e *Entry) UnmarshalJSON(b []byte) error {
-	var j entryJSON
-	if err := json.Unmarshal(b, &j); err != nil {
+func (c *Client) breakEntry(ctx context.Context, e Entry) error {
+	if err := c.checkLook(e.Name); err != nil {
 		return err
 	}
-	var lease int64
-	if j.Lease != "" {
-		var err error
-		if lease, err = strconv.ParseInt(j.Lease, 16, 64); err != nil {
-			return errors.New("etcdlock: lease " + strconv.Quote(j.Lease) + " of an entry is not hex")
+	keys := []string{e.Key}
+	if e.SharedKey != "" {
+		keys = append(keys, e.SharedKey)
+	}
+	for _, key := range keys {
+		// A token of 0 would compare with keys that do not exist.
+		if keyspace.KindOf(e.Name, key) == keyspace.Foreign || e.Token <= 0 {
+			return fmt.Errorf("key %q with token %d is no entry: take one from Inspect or Watch", key, e.Token)
 		}
 	}
-	*e = Entry{j.Name, j.Key, j.SharedKey, j.Token, j.Holds, j.Read, j.Owner, j.Queued, clientv3.LeaseID(lease),
-		time.Duration(j.TTL) * time.Second, time.Duration(j.GrantedTTL) * time.Second}
-	return nil
+	// Each key on its own: a downgrade may have removed the first meanwhile.
+	removed, ambiguous, err := removeKeys(ctx, etcd.NewClient(c.etcd), etcd.Policy{}, keys, e.Token)
+	if err == nil && !ambiguous && !slices.Contains(removed, true) {
+		err = fmt.Errorf("%w: %s with token %d", ErrNotFound, e.Key, e.Token)
+	}
+	return err
 }

@@ -5,8 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -19,17 +17,18 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 func inspected(t testing.TB, c *clientv3.Client, name string) Queue {
 	t.Helper()
-	q, err := Inspect(testCtx(t), c, name)
+	q, err := New(c).Inspect(testCtx(t), name)
 	require.NoError(t, err)
 	require.Equal(t, name, q.Name)
 	return q
 }
 
-// tokens are those of entries, in their order.
+// tokens returns the tokens of the entries, in order.
 func tokens(es []Entry) []int64 {
 	out := []int64{}
 	for _, e := range es {
@@ -51,7 +50,7 @@ func TestInspectNone(t *testing.T) {
 	require.GreaterOrEqual(t, q.Revision, before)
 }
 
-// A queue of all kinds of entries, and keys that are none.
+// A queue with all kinds of entries, and with keys that are not entries.
 func TestInspectQueue(t *testing.T) {
 	t.Parallel()
 	c, ctx := cluster.Client(t), testCtx(t)
@@ -71,7 +70,7 @@ func TestInspectQueue(t *testing.T) {
 	require.NoError(t, err)
 	m, err := NewMutex(b, name).Enqueue(ctx)
 	require.NoError(t, err)
-	orphan, err := c.Put(ctx, name+"/abc-1", "what others write")
+	orphan, err := c.Put(ctx, name+"/abc-1", "a value of another program")
 	require.NoError(t, err)
 	after := time.Now()
 
@@ -88,12 +87,12 @@ func TestInspectQueue(t *testing.T) {
 		require.Equal(t, s.TTL(), e.GrantedTTL)
 		require.Positive(t, e.TTL)
 		require.LessOrEqual(t, e.TTL, e.GrantedTTL)
-		require.WithinRange(t, e.Queued, before.Add(-time.Millisecond), after) // it is written in milliseconds
+		require.WithinRange(t, e.Queued, before.Add(-time.Millisecond), after) // the time is stored in milliseconds
 	}
 	require.Equal(t, "a \"quoted\" owner", q.Entries[1].Owner)
 	require.Equal(t, defaultOwner(), q.Entries[2].Owner)
 	require.Equal(t, h.Key(), q.Entries[0].Key)
-	require.Equal(t, h.more.other, q.Entries[0].SharedKey)
+	require.Equal(t, h.acquiring.secondKey, q.Entries[0].SharedKey)
 	require.False(t, q.Entries[0].Read)
 	for i, tk := range []*Ticket{r1, r2, m} {
 		require.Equal(t, tk.h.Key(), q.Entries[i+1].Key)
@@ -102,18 +101,18 @@ func TestInspectQueue(t *testing.T) {
 	}
 	require.Equal(t, Entry{Name: name, Key: name + "/abc-1", Token: orphan.Header.Revision}, q.Entries[4])
 
-	// A downgrade leaves the entry, by its other key, and lets the readers in.
-	shared := q.Entries[0].SharedKey
+	// After a downgrade the entry has only its shared key, and the readers are granted.
+	sharedKey := q.Entries[0].SharedKey
 	require.NoError(t, h.Downgrade(ctx))
 	q = inspected(t, c, name)
 	require.Equal(t, []int64{h.Token(), r1.h.Token(), r2.h.Token()}, tokens(q.Holders()))
 	require.Equal(t, []int64{m.h.Token(), orphan.Header.Revision}, tokens(q.Waiters()))
-	require.Equal(t, shared, q.Entries[0].Key)
+	require.Equal(t, sharedKey, q.Entries[0].Key)
 	require.Empty(t, q.Entries[0].SharedKey)
 	require.True(t, q.Entries[0].Read)
 }
 
-// Entries of etcd's own locks are entries of the queue like any other.
+// Entries of etcd's own locks are ordinary entries of the queue.
 func TestInspectOthers(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
@@ -126,65 +125,6 @@ func TestInspectOthers(t *testing.T) {
 		TTL: inspected(t, c, name).Entries[0].TTL, GrantedTTL: 9 * time.Second}}, inspected(t, c, name).Entries)
 	require.NoError(t, m.Unlock(testCtx(t)))
 	require.Empty(t, inspected(t, c, name).Entries)
-}
-
-// Whether an entry holds is what the locks themselves go by: all of the queue.
-func TestInspectHoldsProperty(t *testing.T) {
-	t.Parallel()
-	const name = "n"
-	for seed := range uint64(2000) {
-		r := rand.New(rand.NewPCG(seed, 1))
-		c := &content{name: name, rev: 1 << 40, entries: map[string]entryKey{}, foreign: map[string]struct{}{}}
-		writes := 0 // with both of their keys
-		for range r.IntN(8) {
-			rev, lease := 1+r.Int64N(20), clientv3.LeaseID(1+r.IntN(3))
-			ex, sh := exclusiveBase(name, lease), sharedBase(name, lease)
-			if n := r.IntN(3); n > 0 {
-				ex, sh = fmt.Sprintf("%s-%x", ex, n), fmt.Sprintf("%s-%x", sh, 3-n)
-			}
-			if c.entries[ex].rev+c.entries[sh].rev != 0 || slices.ContainsFunc(c.queue().Entries, func(e Entry) bool { return e.Token == rev && e.Lease == lease }) {
-				continue
-			}
-			which := r.IntN(3)
-			if which != 1 {
-				c.entries[ex] = entryKey{rev, int64(lease), ""}
-			}
-			if which != 0 {
-				c.entries[sh] = entryKey{rev, int64(lease), ""}
-			}
-			if which == 2 {
-				writes++
-			}
-		}
-		var all []queued
-		for key, k := range c.entries {
-			all = append(all, queued{key, k.rev})
-		}
-		q := c.queue()
-		require.Len(t, q.Entries, len(c.entries)-writes, "seed %d", seed)
-		require.True(t, slices.IsSortedFunc(q.Entries, func(a, b Entry) int { return int(a.Token - b.Token) }))
-		for _, e := range q.Entries {
-			require.Equal(t, c.entries[e.Key].rev, e.Token)
-			require.Equal(t, kindOf(name, e.Key) == shared, e.Read)
-			if e.SharedKey != "" {
-				require.Equal(t, e.Token, c.entries[e.SharedKey].rev)
-			}
-			v, ok := blocker(name, kindOf(name, e.Key), e.Token, all, true)
-			require.True(t, ok)
-			require.Equal(t, len(v.blockers) == 0, e.Holds, "seed %d: %v in %v", seed, e, all)
-		}
-	}
-}
-
-// A write lock has one shared key; another of the same revision and lease, which
-// only others can have written, is a reader.
-func TestInspectTwoSharedKeys(t *testing.T) {
-	t.Parallel()
-	k := entryKey{rev: 7, lease: 31}
-	q := (&content{name: "n", entries: map[string]entryKey{"n/1f": k, "n/r1f": k, "n/r1f-1": k}}).queue()
-	require.Len(t, q.Entries, 2)
-	require.Equal(t, "n/r1f", q.Entries[0].SharedKey)
-	require.Equal(t, "n/r1f-1", q.Entries[1].Key)
 }
 
 // deepQueue puts n entries without a lease into the queue of name.
@@ -200,18 +140,18 @@ func deepQueue(t *testing.T, c *clientv3.Client, name string, n int) {
 	}
 }
 
-// A queue of many pages is shown at one revision, whatever happens between the
-// reads; if that is compacted, at another one.
+// A queue of many pages is read at one revision, even if it changes between the reads. If
+// that revision is compacted, the queue is read again at another one.
 func TestInspectOneRevision(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	direct := own.Client(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
-	const n = 2*contentPage + 5
+	const n = 2*snapshotPage + 5
 	deepQueue(t, direct, "a", n)
 
-	var rev int64 // before the change
+	var rev int64 // the revision before the change
 	change := func(key string) func() {
 		return func() {
 			rev = revision(t, direct)
@@ -219,7 +159,7 @@ func TestInspectOneRevision(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	// In key order "fffffff" comes after the first page.
+	// In key order, "fffffff" is after the first page.
 	tap.Next("Range", etcdtest.After(change("fffffff")))
 	q := inspected(t, c, "a")
 	require.Len(t, q.Entries, n)
@@ -233,11 +173,11 @@ func TestInspectOneRevision(t *testing.T) {
 		require.NoError(t, err)
 	}))
 	q = inspected(t, c, "a")
-	require.Len(t, q.Entries, n+1) // a/1 is gone, two have come
+	require.Len(t, q.Entries, n+1) // a/1 was deleted, two keys were added
 	require.Greater(t, q.Revision, rev)
 }
 
-// What it costs: one read, one request for each lease.
+// Inspect costs one read, and one request for each lease.
 func TestInspectCost(t *testing.T) {
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), lockName(t)
@@ -254,7 +194,7 @@ func TestInspectCost(t *testing.T) {
 	require.Equal(t, 3, tap.Calls())
 }
 
-// The lease goes after the queue was read: there is no TTL any more.
+// The lease is revoked after the queue was read: the entry has no TTL.
 func TestInspectLeaseGone(t *testing.T) {
 	t.Parallel()
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
@@ -263,7 +203,7 @@ func TestInspectLeaseGone(t *testing.T) {
 		_, err := NewMutex(s, name).Enqueue(testCtx(t))
 		require.NoError(t, err)
 	}
-	revoke := sync.OnceFunc(func() { // whichever is asked after first
+	revoke := sync.OnceFunc(func() { // before the first of the requests for leases
 		_, err := direct.Revoke(testCtx(t), gone.Lease())
 		assert.NoError(t, err)
 	})
@@ -275,8 +215,8 @@ func TestInspectLeaseGone(t *testing.T) {
 	require.Equal(t, there.TTL(), q.Entries[1].GrantedTTL)
 }
 
-// Lost replies and the like are overcome.
-func TestInspectTrouble(t *testing.T) {
+// Inspect repeats requests whose replies are lost, or that fail for another passing reason.
+func TestInspectThroughFaults(t *testing.T) {
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), lockName(t)
 	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
@@ -290,15 +230,15 @@ func TestInspectTrouble(t *testing.T) {
 	require.Equal(t, []int64{h.Token()}, tokens(q.Holders()))
 	require.Positive(t, q.Entries[0].GrantedTTL)
 
-	// What etcd refuses is an error.
+	// A refusal by etcd is an error.
 	for _, method := range []string{"Range", "LeaseTimeToLive"} {
 		tap.Next(method, func(context.Context, *etcdtest.Call) error { return rpctypes.ErrGRPCPermissionDenied })
-		_, err = Inspect(testCtx(t), c, name)
+		_, err = New(c).Inspect(testCtx(t), name)
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 	}
 }
 
-func TestLookErrors(t *testing.T) {
+func TestInspectionErrors(t *testing.T) {
 	t.Parallel()
 	why := errors.New("why")
 	ended, cancel := context.WithCancelCause(testCtx(t))
@@ -307,16 +247,16 @@ func TestLookErrors(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, closed.Close())
 	_, as := authCluster(t)
-	_, err = as("root").Put(testCtx(t), "a/b/1f", "") // for Names
+	_, err = as("root").Put(testCtx(t), "a/b/1f", "") // for ListNames
 	require.NoError(t, err)
 	reader := as("reader")
 	for what, call := range map[string]func(ctx context.Context, c *clientv3.Client, name string) error{
 		"inspect": func(ctx context.Context, c *clientv3.Client, name string) error {
-			_, err := Inspect(ctx, c, name)
+			_, err := New(c).Inspect(ctx, name)
 			return err
 		},
 		"watch": func(ctx context.Context, c *clientv3.Client, name string) (err error) {
-			for _, err = range Watch(ctx, c, name) {
+			for _, err = range New(c).Watch(ctx, name) {
 				if err == nil {
 					break
 				}
@@ -324,7 +264,7 @@ func TestLookErrors(t *testing.T) {
 			return err
 		},
 		"list the names below": func(ctx context.Context, c *clientv3.Client, name string) (err error) {
-			for _, err = range Names(ctx, c, strings.TrimSuffix(name, "\x01")) {
+			for _, err = range New(c).ListNames(ctx, strings.TrimSuffix(name, "\x01")) {
 				if err == nil {
 					break
 				}
@@ -332,7 +272,7 @@ func TestLookErrors(t *testing.T) {
 			return err
 		},
 		"break an entry of": func(ctx context.Context, c *clientv3.Client, name string) error {
-			return Break(ctx, c, Entry{Name: name, Key: name + "/1f", Token: 1 << 50})
+			return New(c).Break(ctx, Entry{Name: name, Key: name + "/1f", Token: 1 << 50})
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -375,7 +315,7 @@ func TestEntryJSON(t *testing.T) {
 	require.Equal(t, q, back)
 	require.ErrorContains(t, json.Unmarshal([]byte(`{"lease": "xyz"}`), &Entry{}), `"xyz"`)
 	require.Error(t, json.Unmarshal([]byte(`{"token": "7"}`), &Entry{}))
-	b, err = json.Marshal((&content{name: "a"}).queue())
+	b, err = json.Marshal(newQueue(&queue.Snapshot{Name: "a"}))
 	require.NoError(t, err)
 	require.JSONEq(t, `{"name": "a", "revision": 0, "entries": []}`, string(b))
 }

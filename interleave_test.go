@@ -17,6 +17,9 @@ import (
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 var discard = slog.New(slog.DiscardHandler)
@@ -43,16 +46,18 @@ var mishaps = map[string]func(*scene) error{
 		return nil
 	},
 	"session ends": func(s *scene) error {
-		s.own.end(ErrSessionClosed, "test")
+		s.own.terminate(ErrSessionClosed, "test")
 		return nil
 	},
 	"the entry is deleted": func(s *scene) error {
-		s.takeEntry(func(q queued) bool { return s.wants == readHold || kindOf("a", q.key) == exclusive })
+		s.takeEntry(func(q queue.Entry) bool {
+			return s.wants == readMode || keyspace.KindOf("a", q.Key) == keyspace.Exclusive
+		})
 		return nil
 	},
 	"the lease is revoked": func(s *scene) error {
 		s.revoked.Store(true)
-		s.takeEntry(func(queued) bool { return true })
+		s.takeEntry(func(queue.Entry) bool { return true })
 		return nil
 	},
 	"the watches break":       func(s *scene) error { s.f.breakWatches(); return nil },
@@ -88,7 +93,7 @@ type scene struct {
 	again      func() error // at the next step
 	pinned     error        // of the next pinned read
 	revoked    atomic.Bool
-	wants      wants
+	wants      mode
 	taken      time.Time // when the entry was deleted, if before it was entitled
 	deep       bool      // the entry was not next in line when it came: it is told when it is, or by a recheck
 	interfered bool      // the own entry may be gone by the hand of others
@@ -100,7 +105,7 @@ type scene struct {
 type anothers struct{}
 
 // takeEntry deletes the own keys of which is.
-func (s *scene) takeEntry(is func(queued) bool) {
+func (s *scene) takeEntry(is func(queue.Entry) bool) {
 	s.interfered = true
 	s.f.mu.Lock() // for at once: others may leave
 	defer s.f.mu.Unlock()
@@ -108,8 +113,8 @@ func (s *scene) takeEntry(is func(queued) bool) {
 	var keys []string
 	for _, q := range queue {
 		if s.isOwn(q) && is(q) {
-			keys = append(keys, q.key)
-			if !entitled(s.wants.kind(), q.rev, queue) {
+			keys = append(keys, q.Key)
+			if !entitled(s.wants.kind(), q.Rev, queue) {
 				s.taken = time.Now()
 			}
 		}
@@ -120,12 +125,12 @@ func (s *scene) takeEntry(is func(queued) bool) {
 // waitBefore puts another acquisition of the session into the queue, behind
 // others of it or as a reader, which has the watch open and passes the lock on at once.
 // end sees to it that it has had it.
-func (s *scene) waitBefore(t *testing.T, queue []string) (end func()) {
+func (s *scene) waitBefore(t *testing.T, others []string) (end func()) {
 	enqueue := NewRWMutex(s.own, "a").REnqueue
-	if queue[0] == "a/5" {
+	if others[0] == "a/5" {
 		enqueue = NewMutex(s.own, "a").Enqueue
-		for range queue {
-			s.before = append(s.before, s.own.inUse.take("a/5"))
+		for range others {
+			s.before = append(s.before, s.own.inUse.Take("a/5"))
 		}
 	}
 	tk, err := enqueue(context.Background())
@@ -149,8 +154,8 @@ func (s *scene) waitBefore(t *testing.T, queue []string) (end func()) {
 	}
 }
 
-func (s *scene) isOwn(q queued) bool {
-	return !slices.Contains(s.before, q.key) && (strings.HasPrefix(q.key, "a/5") || strings.HasPrefix(q.key, "a/r5"))
+func (s *scene) isOwn(q queue.Entry) bool {
+	return !slices.Contains(s.before, q.Key) && (strings.HasPrefix(q.Key, "a/5") || strings.HasPrefix(q.Key, "a/r5"))
 }
 
 // queues are what stands in the queue before: a holder and others, by key.
@@ -190,8 +195,8 @@ const inLine = "a/zzy"
 
 // many are more than the txn of enqueue shows.
 var many = func() (keys []string) {
-	for i := range 2 * txnLimit {
-		keys = append(keys, fmt.Sprintf("a/%x", 0x2a-2*txnLimit+i))
+	for i := range 2 * enqueueReadLimit {
+		keys = append(keys, fmt.Sprintf("a/%x", 0x2a-2*enqueueReadLimit+i))
 	}
 	return keys
 }()
@@ -231,7 +236,7 @@ func TestInterleavings_I1_I3(t *testing.T) {
 		t.Run(queueName, func(t *testing.T) {
 			t.Parallel()
 			kinds := []string{"Mutex", "RWMutex", "RWMutex read", "Ticket", "Try"}
-			if len(queue) > txnLimit {
+			if len(queue) > enqueueReadLimit {
 				kinds = kinds[:3] // the others queue as a Mutex does
 			}
 			for _, kind := range kinds {
@@ -272,21 +277,21 @@ func lags(queue []string, mishap string) []int {
 	if len(queue) < 2 || !unhurt[mishap] && mishap != "the entry is deleted" {
 		return []int{0}
 	}
-	if len(queue) > txnLimit {
+	if len(queue) > enqueueReadLimit {
 		return []int{0, 3}
 	}
 	return []int{0, 2, 4}
 }
 
 // playScene reports whether the step of the mishap was reached.
-func playScene(t *testing.T, name, kind string, queue []string, mishap func(*scene) error, unhurt bool, at, leaveAt, lag int) (reached bool) {
+func playScene(t *testing.T, name, kind string, others []string, mishap func(*scene) error, unhurt bool, at, leaveAt, lag int) (reached bool) {
 	f := newFakeEtcd()
 	// The keys have been in use before, and so have the session's own.
 	for _, keys := range []string{"a/1 a/r1", "a/r5 a/5", "a/2 a/r2 a/r3"} {
 		f.putAll(keys)
 		f.del(strings.Fields(keys)...)
 	}
-	for _, keys := range queue {
+	for _, keys := range others {
 		if keys != ownReader {
 			f.putAll(keys)
 		}
@@ -294,26 +299,26 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	s := &scene{f: f, own: f.session(5), cancel: cancel, passOn: func() {}}
-	if len(queue) > 0 && queue[0] == inLine {
+	if len(others) > 0 && others[0] == inLine {
 		passOn, leave := standIn(s.own)
 		s.passOn = passOn
 		defer leave()
 	}
-	if len(queue) > 0 && slices.Contains([]string{"a/5", inCrowd}, queue[0]) {
-		for range len(queue) {
+	if len(others) > 0 && slices.Contains([]string{"a/5", inCrowd}, others[0]) {
+		for range len(others) {
 			defer (&entry{s: s.own, name: "a"}).joinCrowd().leave()
 		}
 	}
-	if len(queue) > 0 && slices.Contains([]string{"a/5", ownReader}, queue[0]) {
-		defer s.waitBefore(t, queue)()
+	if len(others) > 0 && slices.Contains([]string{"a/5", ownReader}, others[0]) {
+		defer s.waitBefore(t, others)()
 	}
 	hooks := &recorder{}
 	s.own.hooks = []*Hooks{hooks.hooks()}
 	if kind == "RWMutex read" {
-		s.wants = readHold
+		s.wants = readMode
 	}
-	before, _ := blocker("a", s.wants.kind(), maxRev, f.keys("a/"), true)
-	s.deep = !before.last
+	before, _ := queue.Blockers("a", s.wants.kind(), queue.MaxRev, f.keys("a/"), true)
+	s.deep = !before.Last
 	s.own.keepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
 			return 0, nil
@@ -331,10 +336,10 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		defer mu.Unlock()
 		n++
 		if n == leaveAt && lag > 0 {
-			s.leave(queue[:len(queue)-1])
+			s.leave(others[:len(others)-1])
 		}
 		if n == leaveAt+lag {
-			s.leave(queue)
+			s.leave(others)
 			free = time.Now()
 		}
 		if again := s.again; again != nil {
@@ -362,13 +367,13 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 	time.AfterFunc(100*time.Second, func() {
 		mu.Lock()
 		defer mu.Unlock()
-		s.leave(queue) // at last
+		s.leave(others) // at last
 		if free.IsZero() {
 			free = time.Now()
 		}
 	})
 
-	h, err := acquire(ctx, s.own, kind)
+	h, err := acquireAs(ctx, s.own, kind)
 	mu.Lock()
 	gone := free // when all others have left
 	mu.Unlock()
@@ -390,7 +395,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		// Entitled at the moment, if it is still there at all.
 		there := false
 		for _, q := range f.keys("a/") {
-			there = there || q == (queued{h.Key(), h.Token()})
+			there = there || q == (queue.Entry{Key: h.Key(), Rev: h.Token()})
 		}
 		if !there && !s.interfered {
 			t.Errorf("%s: granted without an entry", name)
@@ -400,7 +405,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 			t.Errorf("%s: granted %v late", name, late)
 		}
 		mu.Unlock()
-		if there && !entitled(h.wants.kind(), h.Token(), f.keys("a/")) {
+		if there && !entitled(h.mode.kind(), h.Token(), f.keys("a/")) {
 			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.keys("a/"))
 		}
 		if unhurt { // a hold that nothing has happened to is not lost by looking at it
@@ -422,7 +427,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		t.Errorf("%s: %v", name, err)
 	}
 	ended := s.own.Err() != nil
-	s.leave(queue) // if they have not
+	s.leave(others) // if they have not
 	// Long enough for all settling; the clock is the bubble's.
 	<-time.After(time.Minute)
 	if !ended { // else the lease takes what is left
@@ -433,7 +438,7 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		}
 		s.own.mu.Lock()
 		for _, key := range s.before[:max(0, len(s.before)-1)] { // the last one was a real entry
-			s.own.inUse.free(key)
+			s.own.inUse.Free(key)
 		}
 		if len(s.own.inUse) > 0 {
 			t.Errorf("%s: keys are left in use: %v", name, s.own.inUse)
@@ -444,12 +449,12 @@ func playScene(t *testing.T, name, kind string, queue []string, mishap func(*sce
 		t.Errorf("%s: the hooks were told %q of %v", name, stories, err)
 	}
 	<-time.After(time.Minute) // past the last timer
-	s.own.end(ErrSessionClosed, "test")
-	s.own.leaseGone()
+	s.own.terminate(ErrSessionClosed, "test")
+	s.own.endLease()
 	return reached
 }
 
-func acquire(ctx context.Context, s *Session, kind string) (*Held, error) {
+func acquireAs(ctx context.Context, s *Session, kind string) (*Held, error) {
 	switch kind {
 	case "Mutex":
 		return NewMutex(s, "a").Lock(ctx)
@@ -492,8 +497,8 @@ func TestWait_CtxEndsWhileTheLeaseIsAskedAfter(t *testing.T) {
 		}
 		synctest.Wait()
 		for _, q := range f.keys("a/") {
-			if q.key != h.Key() {
-				f.del(q.key)
+			if q.Key != h.Key() {
+				f.del(q.Key)
 			}
 		}
 		synctest.Wait()

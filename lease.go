@@ -3,17 +3,83 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"strconv"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// How a session keeps its lease alive.
+// How a session gets its lease, keeps it alive, and gives it back.
 
 func (s *Session) leaseString() string { return strconv.FormatInt(int64(s.id), 16) }
+
+// errTooLate: when the reply came, the lease had expired, or might have.
+var errTooLate = errors.New("etcd's reply came when the lease might have expired")
+
+// grantLease asks for a lease under an ID of the session's own choice. That makes the request safe
+// to repeat, and lets a lease be found again whose reply was lost. With an ID of etcd's choice,
+// every lost reply leaks a lease.
+func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
+	seconds := int64((ttl-1)/time.Second + 1) // rounded up
+	_, ambiguous, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(ctx context.Context) (struct{}, error) {
+		sent := time.Now()
+		// Not the client's own LeaseClient: it repeats until ctx ends, and hides why.
+		resp, err := pb.NewLeaseClient(s.etcd.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
+		granted := resp.GetTTL()
+		if err = clientv3.ContextError(ctx, err); errors.Is(err, rpctypes.ErrLeaseExist) {
+			sent = time.Now() // an earlier attempt's, whose reply was lost
+			granted, err = s.keepAlive(ctx)
+		}
+		switch {
+		case err != nil:
+		case !time.Now().Before(trustedUntil(sent, granted)):
+			err = errTooLate
+		default:
+			s.record(sent, granted)
+		}
+		return struct{}{}, err
+	})
+	if err != nil {
+		s.terminate(ErrSessionExpired, "not granted")
+		if ambiguous {
+			s.background(s.revokeUngranted)
+		}
+		return s.translate(err)
+	}
+	return nil
+}
+
+// adoptLease renews a lease that was granted elsewhere, which tells its TTL too.
+func (s *Session) adoptLease(ctx context.Context) error {
+	err := s.renewUntil(ctx, func(ctx context.Context) error { return s.sendRenewal(ctx).Err })
+	if err == nil && s.Err() != nil {
+		err = errTooLate
+	}
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, ErrSessionExpired):
+		err = rpctypes.ErrLeaseNotFound
+	default:
+		s.terminate(ErrSessionExpired, "not adopted")
+		s.endLease()
+	}
+	return fmt.Errorf("adopt lease %s: %w", s.leaseString(), err)
+}
+
+// renewUntil calls renew until it succeeds, or ctx or the session ends.
+func (s *Session) renewUntil(ctx context.Context, renew func(ctx context.Context) error) error {
+	_, _, err := etcd.Do(ctx, s.etcd, etcd.Policy{Life: s.ctx}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, renew(ctx)
+	})
+	return s.translate(err)
+}
 
 // renewal is the outcome of one attempt to renew.
 type renewal struct {
@@ -21,18 +87,17 @@ type renewal struct {
 	err  error
 }
 
-// run renews the lease each third of the TTL until the session ends. Every
-// attempt has a stream of its own, which the client's balancer gives to the
-// next member, and is followed by another one after a sixth of the TTL if it
-// has no reply by then: a member that hangs costs no lease while others answer,
-// and a slow reply is not given up for that.
+// run renews the lease each third of the TTL until the session ends. Every attempt has a stream of
+// its own, which the client's balancer gives to the next member. If it has no reply after a sixth
+// of the TTL, another attempt follows beside it: a member that hangs costs no lease while others
+// answer, and a slow reply is not given up for that.
 //
-// The client's own KeepAlive does not serve: it counts the lease's end from
-// the reply and looks at it once a second, and stays with a member that hangs.
+// The client's own KeepAlive does not serve: it counts the lease's end from the reply and looks at
+// it once a second, and stays with a member that hangs.
 func (s *Session) run() {
 	defer s.wg.Done()
-	defer s.tellEnded()
-	defer s.replaceWatcher(nil)
+	defer s.notifyEnded()
+	defer s.etcd.CloseWatcher()
 	gap := s.ttl / 6
 	s.mu.Lock()
 	next := time.NewTimer(time.Until(s.sent.Add(s.ttl / 3)))
@@ -42,46 +107,44 @@ func (s *Session) run() {
 		select {
 		case <-s.ctx.Done():
 			return
-		case <-s.client.Ctx().Done():
-			s.end(ErrSessionExpired, "client closed")
+		case <-s.etcd.Ctx().Done():
+			s.terminate(ErrSessionExpired, "client closed")
 			return
 		case <-next.C:
 			ctx, cancel := context.WithDeadline(s.ctx, s.Deadline())
 			s.wg.Go(func() { // ends at the deadline at the latest
 				defer cancel()
 				sent := time.Now()
-				s.renewed <- renewal{sent, s.renew(ctx)}
+				s.renewals <- renewal{sent, s.renew(ctx)}
 			})
 			next.Reset(gap)
 			gap = max(gap/2, s.ttl/48)
-		case r := <-s.renewed:
+		case r := <-s.renewals:
 			if r.err == nil {
 				gap = s.ttl / 6
 				next.Reset(max(0, time.Until(r.sent.Add(s.ttl/3))))
 			} else {
-				next.Reset(min(gap, retryMax))
+				next.Reset(min(gap, etcd.RetryMax))
 			}
 		}
 	}
 }
 
-// renew asks etcd once to renew the lease, and ends the session if the lease
-// is gone.
+// renew asks etcd once to renew the lease, and ends the session if the lease is gone.
 func (s *Session) renew(ctx context.Context) error {
-	info := s.renewOnce(ctx)
-	s.tellRenewed(info)
+	info := s.sendRenewal(ctx)
+	s.notifyRenewed(info)
 	return info.Err
 }
 
-// renewOnce is renew without telling of it.
-func (s *Session) renewOnce(ctx context.Context) RenewedInfo {
+// sendRenewal is renew without the hooks.
+func (s *Session) sendRenewal(ctx context.Context) RenewedInfo {
 	sent := time.Now()
 	ttl, err := s.keepAlive(ctx)
 	info := RenewedInfo{s, time.Since(sent), err}
 	switch {
 	case err == nil && ttl <= 0, errors.Is(err, rpctypes.ErrLeaseNotFound):
-		s.end(ErrSessionExpired, "lease not found")
-		s.leaseGone()
+		s.leaseNotFound()
 		info.Err = ErrSessionExpired
 	case err == nil:
 		s.record(sent, ttl)
@@ -89,12 +152,18 @@ func (s *Session) renewOnce(ctx context.Context) RenewedInfo {
 	return info
 }
 
+// leaseNotFound is called when etcd has answered that the lease is gone.
+func (s *Session) leaseNotFound() {
+	s.terminate(ErrSessionExpired, "lease not found")
+	s.endLease()
+}
+
 func (s *Session) keepAliveOnce(ctx context.Context) (int64, error) {
-	// Not the client's KeepAliveOnce, which repeats a failed request without a
-	// pause for as long as ctx lives.
+	// Not the client's KeepAliveOnce, which repeats a failed request without a pause for as long
+	// as ctx lives.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := clientv3.RetryLeaseClient(s.client).LeaseKeepAlive(ctx)
+	stream, err := clientv3.RetryLeaseClient(s.etcd.Client).LeaseKeepAlive(ctx)
 	if err != nil {
 		return 0, clientv3.ContextError(ctx, err)
 	}
@@ -108,13 +177,13 @@ func (s *Session) keepAliveOnce(ctx context.Context) (int64, error) {
 	return resp.TTL, nil
 }
 
-// record moves the deadline on after etcd has granted ttl seconds.
+// record moves the deadline on after etcd has granted that many seconds.
 //
-// Invariant (I4): the deadline is counted from before the request was sent.
-// etcd counts from a moment between that and the reply, so its lease outlives
-// the deadline however long the reply took.
+// Invariant (I4): the deadline is counted from before the request was sent. Etcd counts from a
+// moment between that and the reply, so its lease outlives the deadline however long the reply
+// took.
 func (s *Session) record(sent time.Time, seconds int64) {
-	deadline := vouched(sent, seconds)
+	deadline := trustedUntil(sent, seconds)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.sent.IsZero() {
@@ -128,18 +197,14 @@ func (s *Session) record(sent time.Time, seconds int64) {
 	}
 }
 
-// vouched is up to when a lease can be vouched for that etcd has granted, or
-// renewed, for so many seconds, when asked at sent.
-func vouched(sent time.Time, seconds int64) time.Time {
+// trustedUntil is the time up to which a lease can be vouched for that etcd has granted or renewed
+// for that many seconds, when it was asked at sent.
+func trustedUntil(sent time.Time, seconds int64) time.Time {
 	ttl := time.Duration(seconds) * time.Second
 	return sent.Add(ttl - min(max(ttl/10, 50*time.Millisecond), time.Second))
 }
 
-// errTooLate: when the reply came, the lease had expired, or might have.
-var errTooLate = errors.New("etcd's reply came when the lease might have expired")
-
-// expire ends the session at its deadline, or waits for it again if renewals
-// have moved it on.
+// expire ends the session at its deadline, or waits for it again if renewals have moved it on.
 func (s *Session) expire() {
 	s.mu.Lock()
 	left := time.Until(s.deadline)
@@ -148,58 +213,75 @@ func (s *Session) expire() {
 	}
 	s.mu.Unlock()
 	if left <= 0 {
-		s.end(ErrSessionExpired, "deadline passed")
+		s.terminate(ErrSessionExpired, "deadline passed")
 	}
 }
 
-// valid reports whether the session's entries can be vouched for now. It looks
-// at both clocks: the monotonic one stands still while a machine is suspended,
-// the other may be set.
+// valid reports whether the session's entries can be vouched for now. It looks at both clocks: the
+// monotonic clock stands still while a machine is suspended, and the wall clock may be set.
 func (s *Session) valid() bool {
 	now, deadline := time.Now(), s.Deadline()
 	return s.Err() == nil && now.Before(deadline) && now.Round(0).Before(deadline.Round(0))
 }
 
-// revokeLease revokes the lease, for a TTL at most: it can't live longer.
-func (s *Session) revokeLease() error {
-	ctx, cancel := context.WithTimeout(s.client.Ctx(), s.ttl)
+// recheckInterval is the time from one linearizable look at what is only watched to the next: about
+// half a TTL, jittered, so that many looks don't come together.
+func (s *Session) recheckInterval() time.Duration { return s.ttl/8*3 + rand.N(s.ttl/4) }
+
+// confirmTimeout bounds what asking after the lease may add to the news that an entry is gone.
+const confirmTimeout = 250 * time.Millisecond
+
+// confirmLease asks etcd after the lease, since an entry of the session is gone, and ends the
+// session if the lease is what took it. It gives up when ctx ends.
+//
+// To renew the lease would not tell: if the revocation came to the leader's followers first, the
+// leader goes on renewing until it has carried it out itself (FastLeaseKeepAlive in etcd 3.7). It
+// catches up before it tells a time to live.
+func (s *Session) confirmLease(ctx context.Context) {
+	start := time.Now()
+	ctx, cancel := context.WithDeadline(ctx, start.Add(confirmTimeout))
 	defer cancel()
-	return s.persist(ctx, func(ctx context.Context) error {
-		_, err := s.client.Revoke(ctx, s.id)
-		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			return nil
-		}
-		return err
-	})
+	select {
+	case s.confirmTurn <- struct{}{}:
+		defer func() { <-s.confirmTurn }()
+	case <-ctx.Done():
+		return
+	}
+	if s.confirmedAt.After(start) || s.ctx.Err() != nil {
+		return
+	}
+	asked := time.Now()
+	lease, err := s.etcd.TimeToLive(ctx, s.id)
+	switch {
+	case err != nil:
+		// Nothing is known. The next renewal tells, and the deadline stands.
+	case lease.GrantedTTL == 0:
+		s.leaseNotFound()
+	default:
+		s.confirmedAt = asked
+	}
 }
 
-// revokeUngranted revokes a lease of which it is not known whether it was
-// granted, again and again for a few seconds, since the request may still be
-// on its way.
+// revokeLease revokes the lease, for a TTL at most: it can't live longer.
+func (s *Session) revokeLease() error {
+	ctx, cancel := context.WithTimeout(s.etcd.Ctx(), s.ttl)
+	defer cancel()
+	_, _, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(ctx context.Context) (struct{}, error) {
+		_, err := s.etcd.Revoke(ctx, s.id)
+		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+			err = nil
+		}
+		return struct{}{}, err
+	})
+	return err
+}
+
+// revokeUngranted revokes a lease of which it is not known whether it was granted, again and again
+// for a few seconds, since the request may still be on its way.
 func (s *Session) revokeUngranted(context.Context) {
 	for delay := 50 * time.Millisecond; delay < 4*time.Second; delay *= 2 {
-		if err := s.revokeLease(); err != nil || pause(s.lease, delay) != nil {
+		if err := s.revokeLease(); err != nil || etcd.Sleep(s.leaseCtx, delay) != nil {
 			return
 		}
 	}
-}
-
-// bind returns a ctx that ends also with the session.
-func (s *Session) bind(ctx context.Context) (context.Context, func()) { return bind(ctx, s.ctx) }
-
-// background runs f, until the lease is gone at the latest; Close waits for it.
-// It returns false, and does not, if the lease is gone or going.
-func (s *Session) background(f func(ctx context.Context)) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing || s.lease.Err() != nil || s.client.Ctx().Err() != nil {
-		return false
-	}
-	s.wg.Go(func() {
-		ctx, cancel := context.WithCancel(s.lease)
-		defer cancel()
-		defer context.AfterFunc(s.client.Ctx(), cancel)()
-		f(ctx)
-	})
-	return true
 }

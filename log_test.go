@@ -15,9 +15,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// logged keeps the lines of a logger.
+// logged stores the lines of a logger.
 type logged struct {
 	mu  sync.Mutex
 	buf bytes.Buffer
@@ -44,7 +46,7 @@ func (l *logged) lines() []string {
 	return strings.Split(strings.TrimSuffix(l.buf.String(), "\n"), "\n")
 }
 
-// messages are the lines' levels and messages.
+// messages returns the levels and messages of the lines.
 func (l *logged) messages() []string {
 	msg := regexp.MustCompile(`^level=(\S+) msg="?(.*?)("| \w+=|$)`)
 	var out []string
@@ -56,15 +58,15 @@ func (l *logged) messages() []string {
 }
 
 const (
-	logUp      = "INFO session up"
-	logLost    = "WARN session lost"
-	logLoss    = "WARN lock lost"
-	logTrouble = "WARN trouble with etcd: waits and watched holds keep trying"
-	logOver    = "INFO trouble with etcd is over"
-	logNobody  = "INFO trouble with etcd concerns nobody anymore"
+	logUp     = "INFO session up"
+	logLost   = "WARN session lost"
+	logLoss   = "WARN lock lost"
+	logOutage = "WARN etcd outage: waits and watched holds keep trying"
+	logOver   = "INFO etcd outage is over"
+	logNobody = "INFO etcd outage concerns nobody anymore"
 )
 
-// In good times a session logs that it is up, and nothing else.
+// Without faults a session logs only that it is up.
 func TestLog_GoodTimes(t *testing.T) {
 	t.Parallel()
 	var log logged
@@ -86,16 +88,16 @@ func TestLog_GoodTimes(t *testing.T) {
 	h.Done()
 	require.NoError(t, NewRWMutex(s, name+"2").Do(testCtx(t), func(ctx context.Context, h *Held) error { return h.Downgrade(ctx) }))
 	mustLock(t, s, name+"3")
-	require.NoError(t, s.Close(testCtx(t)), "also with what is still held")
+	require.NoError(t, s.Close(), "Close must succeed while a lock is held")
 	require.ErrorIs(t, h.Unlock(testCtx(t)), ErrSessionClosed)
 	require.Equal(t, []string{logUp}, log.messages())
 	_, err = NewSession(testCtx(t), cluster.Client(t), WithLease(12345), WithLogger(log.logger()))
 	require.Error(t, err)
-	require.Equal(t, []string{logUp}, log.messages(), "what was never up is not lost")
+	require.Equal(t, []string{logUp}, log.messages(), "a session that was never up must not be logged as lost")
 }
 
-// failWatches makes every watch of a client fail, opened and to be opened, as soon
-// as etcd sends something for one of them. It counts the failures.
+// failWatches makes all open and new watches of a client fail as soon as etcd sends something
+// for one of them. It counts the failures.
 func failWatches(w *wire) *atomic.Int64 {
 	n := new(atomic.Int64)
 	w.onRecv(func(method string, _ any) (bool, error) {
@@ -108,9 +110,9 @@ func failWatches(w *wire) *atomic.Int64 {
 	return n
 }
 
-// A run through trouble: a line at its beginning, a line at its end, a line for
-// what is lost, however many are concerned and however often they try.
-func TestLog_Trouble(t *testing.T) {
+// An outage is logged with one line at its beginning, one at its end, and one for each lost
+// lock. The number of waits and holds, and of their attempts, makes no difference.
+func TestLog_Outage(t *testing.T) {
 	t.Parallel()
 	c, w := wiredClient(t, cluster)
 	var log logged
@@ -127,12 +129,12 @@ func TestLog_Trouble(t *testing.T) {
 		holds, tickets = append(holds, h), append(tickets, tk)
 	}
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
-	require.Equal(t, []string{logUp, logTrouble}, log.messages())
+	require.Equal(t, []string{logUp, logOutage}, log.messages())
 	w.onRecv(nil)
-	requireLines(t, &log, logUp, logTrouble, logOver)
+	requireLines(t, &log, logUp, logOutage, logOver)
 	require.Regexp(t, `lease=`+s.leaseString()+` lock=`+name+`. error="watch ended`, log.lines()[1])
 
-	// Again, by what breaks them all, and takes one of them.
+	// Another outage: an event breaks all watches, and it is the deletion of one of the locks.
 	failed = failWatches(w)
 	_, err := cluster.Client(t).Delete(testCtx(t), holds[0].Key())
 	require.NoError(t, err)
@@ -140,15 +142,15 @@ func TestLog_Trouble(t *testing.T) {
 	<-tickets[0].Done()
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
 	w.onRecv(nil)
-	requireLines(t, &log, logUp, logTrouble, logOver, logTrouble, logLoss, logOver)
+	requireLines(t, &log, logUp, logOutage, logOver, logOutage, logLoss, logOver)
 	require.Contains(t, log.lines()[4], fmt.Sprintf(`lock=%s key=%s token=%d cause="lock lost"`, holds[0].name, holds[0].Key(), holds[0].Token()))
 
 	revoke(t, s)
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	lines := log.messages()
 	require.Len(t, lines, 10)
-	require.ElementsMatch(t, []string{logLost, logLoss, logLoss, logLoss}, lines[6:], "two are held, and one that nobody has claimed")
+	require.ElementsMatch(t, []string{logLost, logLoss, logLoss, logLoss}, lines[6:], "two locks are held, and one is granted but not claimed")
 	require.ErrorIs(t, holds[1].Unlock(testCtx(t)), ErrLost)
 	require.Len(t, log.messages(), 10)
 }
@@ -159,9 +161,9 @@ func requireLines(t *testing.T, log *logged, want ...string) {
 	require.Equal(t, want, log.messages())
 }
 
-// Trouble that nobody is in anymore is closed in the log too; the end of the
-// session closes it by itself.
-func TestLog_TroubleIsLeft(t *testing.T) {
+// The log also says when an outage concerns no wait or hold any more. The end of the session
+// makes no such line.
+func TestLog_OutageConcernsNobody(t *testing.T) {
 	t.Parallel()
 	c, w := wiredClient(t, cluster)
 	var log logged
@@ -177,52 +179,52 @@ func TestLog_TroubleIsLeft(t *testing.T) {
 	h := mustLock(t, s, name)
 	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	requireNext(logTrouble)
+	requireNext(logOutage)
 	w.onRecv(nil)
 	requireNext(logOver)
 	require.NoError(t, tk.Cancel(testCtx(t)))
 
-	failWatches(w) // from which nothing recovers
+	failWatches(w) // this outage does not end
 	tk, err = NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	requireNext(logTrouble)
+	requireNext(logOutage)
 	require.NoError(t, tk.Cancel(testCtx(t)))
 	requireNext(logNobody)
 	h.Done()
-	requireNext(logTrouble)
+	requireNext(logOutage)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	requireNext(logNobody)
 	mustLock(t, s, name).Done()
 	_, err = NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	requireNext(logTrouble)
-	require.NoError(t, s.Close(testCtx(t)))
+	requireNext(logOutage)
+	require.NoError(t, s.Close())
 	requireLines(t, &log, lines...)
 }
 
-// A watch that ends since the session or the client has is in no trouble, even
-// where that is seen before its own ctx has ended.
-func TestLog_TheEndIsNoTrouble(t *testing.T) {
+// A watch that ends because its session or client has ended is not an outage, even if this is
+// noticed before the watch's own ctx has ended.
+func TestLog_EndIsNoOutage(t *testing.T) {
 	t.Parallel()
 	for what, finish := range map[string]func(s *Session, cancel func()){
 		"nothing ended": func(*Session, func()) {},
 		"ctx":           func(_ *Session, cancel func()) { cancel() },
-		"session":       func(s *Session, _ func()) { s.end(ErrSessionClosed, "test") },
-		"client":        func(s *Session, _ func()) { _ = s.client.Close() },
+		"session":       func(s *Session, _ func()) { s.terminate(ErrSessionClosed, "test") },
+		"client":        func(s *Session, _ func()) { _ = s.etcd.Close() },
 	} {
 		var log logged
 		client, err := cluster.NewClient()
 		require.NoError(t, err)
-		s := makeSession(client, sessionConfig{lease: 1, ttl: time.Minute, log: log.logger()})
+		s := makeSession(client, config{lease: 1, ttl: time.Minute, log: log.logger()})
 		ctx, cancel := context.WithCancel(testCtx(t))
 		defer cancel()
 		finish(s, cancel)
-		tr := trouble{e: &entry{s: s}}
-		tr.begin(ctx, errWatch)
-		require.Equal(t, what == "nothing ended", tr.in, what)
-		require.Equal(t, tr.in, log.buf.Len() > 0, what)
-		s.leaseGone()
-		s.end(ErrSessionClosed, "test")
+		tr := outage{e: &entry{s: s}}
+		tr.start(ctx, etcd.ErrWatch)
+		require.Equal(t, what == "nothing ended", tr.open, what)
+		require.Equal(t, tr.open, log.buf.Len() > 0, what)
+		s.endLease()
+		s.terminate(ErrSessionClosed, "test")
 		_ = client.Close()
 	}
 }

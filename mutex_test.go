@@ -35,7 +35,7 @@ func TestFault_D1_D3_OneSessionManyGoroutines(t *testing.T) {
 						t.Error(err)
 						return
 					}
-					counter++ // -race tells of two in here
+					counter++ // the race detector reports two goroutines in here
 					tokens = append(tokens, h.Token())
 					if err := h.Unlock(testCtx(t)); err != nil {
 						t.Error(err)
@@ -44,14 +44,14 @@ func TestFault_D1_D3_OneSessionManyGoroutines(t *testing.T) {
 			}
 			wg.Wait()
 			require.Equal(t, 100, counter)
-			require.IsIncreasing(t, tokens, "granted in the order of create revisions")
+			require.IsIncreasing(t, tokens, "locks must be granted in the order of create revisions")
 			require.Empty(t, entries(t, c, name))
 			requireSettled(t, s)
 		})
 	}
 }
 
-// etcd's own mutex and the keys of `etcdctl lock` stand in the same queue.
+// etcd's own mutex and the keys of `etcdctl lock` wait in the same queue.
 func TestMutex_SharesTheQueueWithConcurrencyAndRWMutex(t *testing.T) {
 	const rounds = 200
 	name := lockName(t)
@@ -59,7 +59,7 @@ func TestMutex_SharesTheQueueWithConcurrencyAndRWMutex(t *testing.T) {
 	s := newTestSession(t, cluster.Client(t))
 	m, rw := NewMutex(s, name), NewRWMutex(s, name)
 	sessions := make(chan *concurrency.Session, 4)
-	for range cap(sessions) { // one at a time each: it does not keep two of one session apart
+	for range cap(sessions) { // one acquisition at a time each, because two of one session exclude nobody
 		cs, err := concurrency.NewSession(c)
 		require.NoError(t, err)
 		defer cs.Close()
@@ -152,12 +152,13 @@ func TestMutex_SharesTheQueueWithConcurrencyAndRWMutex(t *testing.T) {
 	require.Empty(t, entries(t, c, name))
 }
 
-// The one in the middle goes; the last must not pass the holder.
+// The waiter in the middle ends. The last waiter must not get the lock before the holder
+// unlocks.
 func TestMutex_WaiterInTheMiddleDies(t *testing.T) {
 	name := lockName(t)
 	c := cluster.Client(t)
 	ends := map[string]func(s *Session, cancel context.CancelFunc){
-		"session closed": func(s *Session, _ context.CancelFunc) { _ = s.Close(testCtx(t)) },
+		"session closed": func(s *Session, _ context.CancelFunc) { _ = s.Close() },
 		"ctx ended":      func(_ *Session, cancel context.CancelFunc) { cancel() },
 		"lease revoked": func(s *Session, _ context.CancelFunc) {
 			if _, err := c.Revoke(testCtx(t), s.Lease()); err != nil {
@@ -188,7 +189,7 @@ func TestMutex_WaiterInTheMiddleDies(t *testing.T) {
 			require.Equal(t, 1, n)
 			select {
 			case <-last.Done():
-				t.Fatal("it passed the holder")
+				t.Fatal("the last waiter was granted while the holder had the lock")
 			default:
 			}
 			require.NoError(t, h.Check(testCtx(t)))
@@ -214,7 +215,7 @@ func TestFault_D4_NestedNamesDontMeet(t *testing.T) {
 		require.NoError(t, err, name)
 		holds = append(holds, h)
 	}
-	// And in the other order: those below are there already.
+	// The other order: the locks with longer names are already held.
 	h, err := NewMutex(s, base+"/b").TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
 	require.Nil(t, h)
@@ -229,7 +230,7 @@ func TestFault_D4_NestedNamesDontMeet(t *testing.T) {
 	}
 }
 
-// Many keys that are no entries, more than any limited read shows.
+// More keys that are not entries than any limited read returns.
 func TestMutex_ManyForeignKeys(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
@@ -266,7 +267,7 @@ func TestTicket(t *testing.T) {
 	ctx, cancel := context.WithCancel(testCtx(t))
 	first, err := m.Enqueue(ctx)
 	require.NoError(t, err)
-	cancel() // bounds the call only
+	cancel() // the ctx bounds only the call
 	<-first.Done()
 	n, err := first.Ahead(testCtx(t))
 	require.NoError(t, err)
@@ -290,7 +291,7 @@ func TestTicket(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotHeld)
 	require.Len(t, entries(t, s.Client(), name), 2)
 
-	require.NoError(t, first.Cancel(testCtx(t)), "an unclaimed grant goes back")
+	require.NoError(t, first.Cancel(testCtx(t)), "Cancel must release a grant that was not claimed")
 	_, err = first.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrNotHeld)
 	h, err := third.Wait(testCtx(t))
@@ -298,7 +299,7 @@ func TestTicket(t *testing.T) {
 	again, err := third.Wait(testCtx(t))
 	require.NoError(t, err)
 	require.Same(t, h, again)
-	require.NoError(t, third.Cancel(testCtx(t)), "nothing after the claim")
+	require.NoError(t, third.Cancel(testCtx(t)), "Cancel must do nothing after the claim")
 	require.NoError(t, h.Check(testCtx(t)))
 	require.NoError(t, h.Unlock(testCtx(t)))
 	require.Empty(t, entries(t, s.Client(), name))
@@ -312,7 +313,7 @@ func TestTicket_SessionEnds(t *testing.T) {
 	waiting, err := m.Enqueue(testCtx(t))
 	require.NoError(t, err)
 	<-granted.Done()
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	_, err = waiting.Wait(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 	_, err = granted.Wait(testCtx(t))
@@ -323,23 +324,23 @@ func TestTicket_SessionEnds(t *testing.T) {
 	require.ErrorIs(t, err, ErrSessionClosed)
 }
 
-// The client is closed when the entry is in the queue, and the session has not
-// heard of that.
+// The etcd client is closed while the entry is in the queue, and the session has not noticed
+// it.
 func TestTicket_ClientClosed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(1)
-		s.client.Watcher, s.client.Lease = nil, nil // have no Close here
-		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.client.Close() }}}
+		s.etcd.Watcher, s.etcd.Lease = nil, nil // they can't be closed here
+		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.etcd.Close() }}}
 		tk, err := NewMutex(s, "a").Enqueue(context.Background())
 		require.Nil(t, tk)
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
-// The session ends while etcd drops what is proposed: Commit does not go on until
-// its ctx ends.
+// The session ends while etcd drops all proposals: Commit returns then, and does not wait for
+// the end of its ctx.
 func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
 	for _, cause := range []error{ErrSessionExpired, ErrSessionClosed} {
 		synctest.Test(t, func(t *testing.T) {
@@ -348,19 +349,19 @@ func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
 			h, err := NewMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
 			f.step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
-			time.AfterFunc(10*time.Second, func() { s.end(cause, "the test says so") })
+			time.AfterFunc(10*time.Second, func() { s.terminate(cause, "the test says so") })
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			_, err = h.Txn(ctx).Commit()
 			require.ErrorIs(t, err, ErrLost)
 			require.ErrorIs(t, err, cause)
-			s.leaseGone()
+			s.endLease()
 		})
 	}
 }
 
-// The session ends while a request about its hold is on its way.
-// Why a hold ended stays as it was told, whatever becomes of the session afterwards.
+// The cause of a hold's end stays the one that was reported first, even if the session ends
+// later.
 func TestHeld_FirstCauseStays(t *testing.T) {
 	c := cluster.Client(t)
 	s, err := NewSession(testCtx(t), c)
@@ -374,12 +375,13 @@ func TestHeld_FirstCauseStays(t *testing.T) {
 	require.NoError(t, err)
 	<-done
 	require.NoError(t, unlocked.Unlock(testCtx(t)))
-	require.NoError(t, s.Close(testCtx(t)))
-	require.Equal(t, ErrLost, lost.Err(), "it was not the session")
+	require.NoError(t, s.Close())
+	require.Equal(t, ErrLost, lost.Err(), "the session was not the cause")
 	require.Equal(t, ErrLost, context.Cause(lost.Context()))
 	require.Equal(t, ErrNotHeld, unlocked.Err())
 }
 
+// The session ends while a request about its hold is in flight.
 func TestHeld_SessionEndsMeanwhile(t *testing.T) {
 	for what, call := range map[string]func(h *Held, ctx context.Context) error{"Check": (*Held).Check, "Downgrade": (*Held).Downgrade} {
 		synctest.Test(t, func(t *testing.T) {
@@ -388,13 +390,13 @@ func TestHeld_SessionEndsMeanwhile(t *testing.T) {
 			h, err := NewRWMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
 			f.step = func(context.Context, string) error {
-				s.end(ErrSessionExpired, "the test says so")
+				s.terminate(ErrSessionExpired, "the test says so")
 				return rpctypes.ErrGRPCNoLeader
 			}
 			err = call(h, context.Background())
 			require.ErrorIs(t, err, ErrSessionExpired, what)
 			require.ErrorIs(t, err, ErrLost, what)
-			s.leaseGone()
+			s.endLease()
 		})
 	}
 }
@@ -426,7 +428,7 @@ func TestDo(t *testing.T) {
 			}
 			require.NoError(t, rw.Do(ctx, inside))
 			require.NoError(t, m.Do(ctx, inside))
-			require.NoError(t, rw.RDo(ctx, inside), "read inside write")
+			require.NoError(t, rw.RDo(ctx, inside), "a read lock inside the write lock must be reentrant")
 			return rw.RDo(ctx, func(ctx context.Context, _ *Held) error { return m.Do(ctx, inside) })
 		})
 		require.NoError(t, err)
@@ -449,7 +451,7 @@ func TestDo(t *testing.T) {
 					require.ErrorIs(t, err, ErrLocked)
 				}
 				h2, err := NewMutex(s, name+"2").Lock(ctx)
-				require.NoError(t, err, "another name is another lock")
+				require.NoError(t, err, "a lock of another name must be granted")
 				return h2.Unlock(ctx)
 			}))
 		}
@@ -471,7 +473,7 @@ func TestDo(t *testing.T) {
 			<-ctx.Done()
 			require.ErrorIs(t, context.Cause(ctx), ErrLost)
 			require.ErrorIs(t, m.Do(context.WithoutCancel(ctx), func(context.Context, *Held) error {
-				t.Error("ran after the loss")
+				t.Error("fn was called after the loss")
 				return nil
 			}), ErrLost)
 			return fail
@@ -499,7 +501,7 @@ func TestDo(t *testing.T) {
 		require.ErrorIs(t, m.Do(ctx, func(ctx context.Context, h *Held) error {
 			cancel()
 			<-ctx.Done()
-			require.NoError(t, h.Err(), "the hold is not lost for that")
+			require.NoError(t, h.Err(), "the end of ctx must not end the hold")
 			return ctx.Err()
 		}), context.Canceled)
 		require.Eventually(t, func() bool { return len(entries(t, s.Client(), name)) == 0 }, hang, tick)
@@ -529,14 +531,14 @@ func TestMisuse(t *testing.T) {
 				require.ErrorIs(t, err, want)
 			}
 			require.ErrorContains(t, err, text)
-			require.ErrorContains(t, err, fmt.Sprintf("%q", name), "it names the lock")
+			require.ErrorContains(t, err, fmt.Sprintf("%q", name), "the error must name the lock")
 		}
 	}
 	all(t, nil, name, nil, "NewSession")
 	all(t, newTestSession(t, c), "bad/", ErrInvalidName, "ends in")
 	all(t, newTestSession(t, c), "", ErrInvalidName, "empty")
 	closed := newTestSession(t, c)
-	require.NoError(t, closed.Close(testCtx(t)))
+	require.NoError(t, closed.Close())
 	all(t, closed, name, ErrSessionClosed, "closed")
 	_, err := new(Mutex).Lock(testCtx(t))
 	require.ErrorContains(t, err, "NewMutex")
@@ -590,6 +592,6 @@ func TestSession_10000Locks(t *testing.T) {
 		return resp.Count
 	}
 	require.EqualValues(t, 10_000, count())
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Zero(t, count())
 }

@@ -11,10 +11,12 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// randomKeys are keys of nested names, of names that are prefixes of each other,
-// and stray ones, in which all characters that sort around '/' occur.
+// randomKeys returns keys of nested names, keys of names that are prefixes of each other, and
+// keys that are not entries. They contain all characters that sort around '/'.
 func randomKeys(r *rand.Rand) []string {
 	segments := []string{"a", "b", "ab", "r", "r1", "1", "10", "1-1", "-", "a-b", "a.b", "0", "z", "", "a!"}
 	var keys []string
@@ -29,12 +31,12 @@ func randomKeys(r *rand.Rand) []string {
 	return slices.Compact(keys)
 }
 
-// namesIn is what Names is to yield, by trying each possible name on each key.
+// namesIn returns the names that ListNames must yield. It tries each possible name on each key.
 func namesIn(keys []string, prefix string) []string {
 	found := map[string]bool{}
 	for _, key := range keys {
 		for n := range len(key) {
-			if name := key[:n]; strings.HasPrefix(name, prefix) && checkName(name) == nil && kindOf(name, key) != foreign {
+			if name := key[:n]; strings.HasPrefix(name, prefix) && keyspace.CheckName(name) == nil && keyspace.KindOf(name, key) != keyspace.Foreign {
 				found[name] = true
 			}
 		}
@@ -43,10 +45,10 @@ func namesIn(keys []string, prefix string) []string {
 	for name := range found {
 		out = append(out, name)
 	}
-	// The order of the ends of their ranges: what is nested comes first.
+	// Names are ordered by the ends of their ranges, so nested names are first.
 	slices.SortFunc(out, func(a, b string) int {
-		_, aEnd := prefixRange(a)
-		_, bEnd := prefixRange(b)
+		_, aEnd := keyspace.All(a)
+		_, bEnd := keyspace.All(b)
 		return strings.Compare(aEnd, bEnd)
 	})
 	return out
@@ -62,38 +64,7 @@ func collect(t *testing.T, names func(yield func(string, error) bool)) []string 
 	return out
 }
 
-// Each name comes once and in order, wherever its keys lie, and no more names
-// are open than are nested in each other.
-func TestNamesProperty(t *testing.T) {
-	t.Parallel()
-	nested, apart := 0, 0
-	for seed := range uint64(5000) {
-		r := rand.New(rand.NewPCG(seed, 2))
-		keys := randomKeys(r)
-		var s nameScan
-		got := []string{}
-		yield := func(name string) bool { got = append(got, name); return true }
-		last := ""
-		for _, key := range keys {
-			require.True(t, s.leave(key, yield))
-			if name, ok := nameOf(key); ok {
-				if slices.Contains(s.open, name) && last != name {
-					apart++
-				}
-				s.enter(name)
-				last = name
-			}
-			require.LessOrEqual(t, len(s.open), strings.Count(key, "/"))
-			nested = max(nested, len(s.open))
-		}
-		s.leave("", yield)
-		require.Equal(t, namesIn(keys, ""), got, "seed %d: %q", seed, keys)
-	}
-	require.Greater(t, nested, 1, "no names were nested")
-	require.Positive(t, apart, "no name's keys were apart")
-}
-
-// The same in etcd, for all prefixes, in pages of all sizes.
+// The same with etcd, for all prefixes and for pages of all sizes.
 func TestNamesInEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
@@ -110,10 +81,10 @@ func TestNamesInEtcd(t *testing.T) {
 		}
 		for _, prefix := range []string{"", "a", "a/", "a/b", "1", "r1/", "nothing", keys[len(keys)/2]} {
 			want := namesIn(keys, prefix)
-			require.Equal(t, want, collect(t, Names(testCtx(t), c, prefix)), "seed %d, prefix %q: %q", seed, prefix, keys)
+			require.Equal(t, want, collect(t, New(c).ListNames(testCtx(t), prefix)), "seed %d, prefix %q: %q", seed, prefix, keys)
 			for _, page := range []int64{1, 3} {
 				got := []string{}
-				require.NoError(t, walkNames(testCtx(t), c, prefix, page, func(name string) bool {
+				require.NoError(t, walkNames(testCtx(t), etcd.NewClient(c), prefix, page, func(name string) bool {
 					got = append(got, name)
 					return true
 				}))
@@ -123,8 +94,8 @@ func TestNamesInEtcd(t *testing.T) {
 	}
 }
 
-// The reads come as the loop comes, and stop with it; names that are there all
-// the while are yielded, whatever happens to the history.
+// Pages are read as the loop advances, and not after it has ended. Names that exist all the
+// time are yielded, even if the history is compacted.
 func TestNamesPages(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
@@ -135,9 +106,9 @@ func TestNamesPages(t *testing.T) {
 		require.NoError(t, err)
 	}
 	var got []string
-	err := walkNames(testCtx(t), c, "name-", 2, func(name string) bool {
+	err := walkNames(testCtx(t), etcd.NewClient(c), "name-", 2, func(name string) bool {
 		got = append(got, name)
-		// A page's last name may have more keys on the next one.
+		// The last name of a page may have more keys on the next page.
 		require.Equal(t, len(got)/2+1, tap.Calls("Range"))
 		_, err := direct.Put(testCtx(t), "name-0/2f", "")
 		require.NoError(t, err)
@@ -149,7 +120,7 @@ func TestNamesPages(t *testing.T) {
 	require.Equal(t, []string{"name-0", "name-1", "name-2", "name-3", "name-4", "name-5", "name-6"}, got)
 	require.Equal(t, 4, tap.Calls())
 
-	for name, err := range Names(testCtx(t), c, "name-") {
+	for name, err := range New(c).ListNames(testCtx(t), "name-") {
 		require.NoError(t, err)
 		require.Equal(t, "name-0", name)
 		break

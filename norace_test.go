@@ -2,6 +2,6 @@
 
 package etcdlock
 
-// Most tests that run in parallel do nothing but wait for etcd's clocks. With the
-// race detector they are work, and late for these clocks if there are too many.
+// Most parallel tests only wait for etcd's clocks, so several can run at once. With the race
+// detector they need so much CPU time that too many at once would miss their times.
 func init() { parallel = 4 }

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -16,7 +17,7 @@ const (
 	minTTL     = time.Second
 )
 
-type sessionConfig struct {
+type config struct {
 	ttl   time.Duration
 	owner string
 	lease clientv3.LeaseID
@@ -24,75 +25,84 @@ type sessionConfig struct {
 	hooks []*Hooks
 }
 
-// configOf is what opts make of the defaults.
-func configOf(opts []SessionOption) sessionConfig {
-	c := sessionConfig{ttl: defaultTTL, log: slog.New(slog.DiscardHandler)}
+// newConfig is what opts make of the defaults.
+func newConfig(opts []Option) config {
+	c := config{ttl: defaultTTL, log: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
 		o.apply(&c)
+	}
+	if c.owner == "" {
+		c.owner = defaultOwner()
 	}
 	return c
 }
 
-// A SessionOption changes what NewSession makes, and the sessions that a Pool
-// or an Elector makes.
-type SessionOption interface {
-	ElectorOption
-	apply(*sessionConfig)
+// check says what is wrong with the configuration of a session of that client.
+func (c config) check(client *clientv3.Client) error {
+	switch {
+	case client == nil:
+		return errNilClient
+	case c.ttl < minTTL:
+		return fmt.Errorf("TTL %v: etcd's leases last %v at least", c.ttl, minTTL)
+	case c.log == nil:
+		return errors.New("the logger is nil: leave WithLogger out for silence")
+	case slices.Contains(c.hooks, nil):
+		return errors.New("the hooks are nil: leave WithHooks out for none")
+	}
+	return nil
 }
 
-type sessionOption func(*sessionConfig)
+// An Option changes the sessions that New and NewSession make.
+type Option interface{ apply(*config) }
 
-func (f sessionOption) apply(c *sessionConfig)        { f(c) }
-func (f sessionOption) applyElector(c *electorConfig) { c.session = append(c.session, f) }
+type option func(*config)
 
-// WithTTL sets for how long locks outlive a process that dies, and how long
-// etcd may be away before they are lost. It is rounded up to whole seconds;
-// etcd may grant more (see Session.TTL) and never less. The default is 10 s, the
-// minimum 1 s.
-func WithTTL(ttl time.Duration) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.ttl = ttl })
-}
+func (f option) apply(c *config) { f(c) }
 
-// WithOwner sets what the session's entries say of their owner to people who
-// look at the queue. The default names host and process.
-func WithOwner(owner string) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.owner = owner })
-}
+// WithTTL sets how long locks outlive a process that dies, and how long etcd may be away before
+// they are lost. It is rounded up to whole seconds; etcd may grant more (see [Session.TTL]) and
+// never less. The default is 10 s, the minimum 1 s.
+func WithTTL(ttl time.Duration) Option { return option(func(c *config) { c.ttl = ttl }) }
 
-// WithLease adopts a lease that was granted elsewhere, instead of granting
-// one; WithTTL has no effect then. The session keeps it alive, and Close
-// revokes it. Entries that others made with it are nothing to this session.
-func WithLease(id clientv3.LeaseID) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.lease = id })
-}
+// WithOwner sets what the session's entries say of their owner to people who look at the queue.
+// The default names host and process.
+func WithOwner(owner string) Option { return option(func(c *config) { c.owner = owner }) }
 
-// WithLogger sets where the session tells what becomes of it; the default is
-// nowhere. In good times that is one line, when it is up. There is one when it is
-// lost, and one for each lock that is; one when the first of its waits and
-// watched holds can't get on for trouble with etcd, and one when the last of
-// them is out of it. What Close and Orphan end is not logged.
-func WithLogger(l *slog.Logger) SessionOption {
-	return sessionOption(func(c *sessionConfig) { c.log = l })
+// WithLease adopts a lease that was granted elsewhere, instead of granting one. WithTTL has no
+// effect then. The session keeps the lease alive, and Close revokes it. Entries that others made
+// with the lease are not this session's. It is for NewSession only.
+func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.lease = id }) }
+
+// WithLogger sets where sessions log; the default is nowhere. In good times a session logs one
+// line, when it is up. It logs one line when it is lost, and one for each lock that is lost with
+// it. It logs one line when the first of its waits and watched holds can't get on because of
+// etcd, and one when the last of them can again. What Close and Orphan end is not logged.
+func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.log = l }) }
+
+// WithHooks sets functions to be called when something happens to a session or to its locks. If
+// it is given more than once, all are called, in the order given. They must not be changed
+// afterwards. A session without hooks pays nothing for them.
+func WithHooks(hooks ...*Hooks) Option {
+	return option(func(c *config) { c.hooks = append(c.hooks, hooks...) })
 }
 
 type electorConfig struct {
-	session []SessionOption
 	grace   time.Duration
 	overrun func(term *Held) // nil: nobody is told
 	err     error            // of every call
 }
 
-// An ElectorOption changes what NewElector makes. Every [SessionOption] is one.
+// An ElectorOption changes an Elector.
 type ElectorOption interface{ applyElector(*electorConfig) }
 
 type electorOption func(*electorConfig)
 
 func (f electorOption) applyElector(c *electorConfig) { f(c) }
 
-// WithOverrun has report called when lead has not returned within grace of
-// hearing that its term is lost: it may go on as if it led, while somebody else
-// does. It is called once for such a term, on a goroutine of its own, which Run
-// waits for; it may well end the process. See also [Elector.Check].
+// WithOverrun has report called when lead has not returned within grace of the loss of its term:
+// it may go on as if it led, while somebody else leads. report is called once for such a term, on
+// a goroutine of its own, which Run waits for. It may well end the process. See also
+// [Elector.Check].
 func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
 	return electorOption(func(c *electorConfig) {
 		c.grace, c.overrun = grace, report

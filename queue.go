@@ -1,102 +1,118 @@
 package etcdlock
 
 import (
-	"cmp"
-	"math"
-	"slices"
+	"encoding/json"
+	"errors"
+	"strconv"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// maxRev is above every revision: the whole queue is below it.
-const maxRev = math.MaxInt64
-
-// queued is one key of a lock's queue as etcd has it. Its rev, the key's
-// CreateRevision, is its place: the queue is ordered by it alone.
-type queued struct {
-	key string
-	rev int64
+// An Entry is one acquisition in a lock's queue, holding or waiting, as
+// somebody who looks at the queue sees it. It is a value, of the moment that
+// its Queue names; who holds the lock itself has a [Held] or a [Ticket].
+//
+// Entries of others that queue on the same name (etcd's concurrency.Mutex,
+// `etcdctl lock`, v3lock) are entries too; they tell no owner and no time.
+type Entry struct {
+	Name string // of the lock
+	Key  string // that it is known by
+	// SharedKey is the second key of a write lock, which a downgrade leaves;
+	// it is empty for any other entry.
+	SharedKey string
+	// Token is the create revision of its keys: its place in the queue, and
+	// what Held.Token returns. Name, key and token together are the entry: the
+	// same key with another token is a later acquisition.
+	Token int64
+	Holds bool // it has the lock; false: it waits
+	Read  bool // for reading, so beside other readers; false: for itself alone
+	// Owner and Queued are what the one who made the entry says: see WithOwner,
+	// and the time by the clock of its machine. Anybody may have written anything
+	// there: quote the owner where it is printed.
+	Owner  string
+	Queued time.Time
+	// Lease is what the entry hangs on: with it the entry goes. An entry with no
+	// lease (0), which this package does not make, stays until somebody
+	// deletes its key; see Break.
+	Lease clientv3.LeaseID
+	// TTL is for how long the lease still lives if nobody renews it, in whole
+	// seconds, GrantedTTL how long it lives after a renewal. Both are zero if
+	// there is no lease, if it has expired meanwhile, and in what Watch yields.
+	TTL        time.Duration
+	GrantedTTL time.Duration
 }
 
-// view is what an entry knows of the queue below it.
-type view struct {
-	at   int64 // the revision at which this is so
-	size int64 // keys in the queue, those of no entry included, as of late
-	// blockers are the entries to wait for, all of them: see blocker. None: the
-	// viewer is entitled to the lock.
-	blockers []queued
-	// next are the last of the lower exclusive entries: those to wait for when
-	// the blocker is gone. None: the viewer is near the front.
-	next []queued
-	// last says that nothing can be left below the viewer when the blockers
-	// are gone: no entry can ever be added below it, so no read is needed to
-	// know that it has the lock.
-	last bool
+// A Queue is the state of a lock at one revision of etcd: who has it and who
+// waits for it.
+type Queue struct {
+	Name     string `json:"name"`
+	Revision int64  `json:"revision"`
+	// Entries are in the order of the queue, oldest first: by their tokens.
+	Entries []Entry `json:"entries"`
+	// Foreign are the keys below the name that are no entries, in key order:
+	// those of locks nested in it, such as "a/b" in "a", and stray ones. This
+	// package passes them over; a concurrency.Mutex of that name waits for them.
+	Foreign []string `json:"foreign,omitempty"`
 }
 
-// near is how many exclusive entries a waiter has before it when it prepares for
-// its grant. With one it would have no more time than one hold takes, and where
-// holds are short the next one would wait for it.
-const near = 2
+// Holders are the entries that have the lock: none, one, or readers.
+func (q Queue) Holders() []Entry { return q.filter(true) }
 
-// blocker looks for what an entry at rev has to wait for; wants is the kind
-// of hold that the entry asks for. queue is any part of the lock's keys that
-// includes, if it is not complete, the highest below rev. ok is false when that
-// part does not suffice.
-//
-// Any lower entry is right to wait for. Near the front a viewer waits for all
-// that is left, together, and so needs no read between the leaving of the last of
-// them and its own grant. Deeper in the queue it waits for the one whose leaving
-// brings it there.
-//
-// Exclusive entries wait for all lower ones, shared entries for all lower
-// exclusive ones: so consecutive readers run together, and no reader passes a
-// writer that was there before it (I2).
-//
-// An exclusive entry behind writers *and* more than a few readers waits for the
-// writers first, even where readers stand between: those can't be gone before the
-// last of them, and once that is gone they are listed and watched together. That
-// is what keeps the cost of a writer behind R readers independent of R.
-func blocker(name string, wants kind, rev int64, queue []queued, complete bool) (v view, ok bool) {
-	var writers, readers []queued
-	for _, q := range queue {
-		if q.rev >= rev {
-			continue // the viewer's own keys, and later ones
-		}
-		switch kindOf(name, q.key) {
-		case exclusive:
-			writers = append(writers, q)
-		case shared: // or the other key of a write lock
-			if wants == exclusive {
-				readers = append(readers, q)
-			}
-		case foreign:
-			// a nested lock's key or a stray one: not in this queue
+// Waiters are the entries that wait for the lock, the next one first.
+func (q Queue) Waiters() []Entry { return q.filter(false) }
+
+func (q Queue) filter(holds bool) []Entry {
+	var out []Entry
+	for _, e := range q.Entries {
+		if e.Holds == holds {
+			out = append(out, e)
 		}
 	}
-	slices.SortFunc(writers, func(a, b queued) int { return cmp.Compare(a.rev, b.rev) })
-	switch n := len(writers); {
-	case n > near:
-		last := slices.Clone(writers[n-near-1:])
-		return view{blockers: last[:1:1], next: last[1:]}, true
-	case n > 0 && (!complete || len(readers) > 2*near):
-		return view{blockers: writers}, true
-	case !complete:
-		return view{}, false
-	default:
-		return view{blockers: append(writers, readers...), last: true}, true
-	}
+	return out
 }
 
-// ahead counts the acquisitions that have to leave before an entry at rev is
-// granted. A write lock's two keys, which have one revision, count once.
-func ahead(name string, wants kind, rev int64, queue []queued) int {
-	revs := make(map[int64]struct{})
-	for _, q := range queue {
-		if q.rev >= rev {
-			continue
-		}
-		if k := kindOf(name, q.key); k == exclusive || k == shared && wants == exclusive {
-			revs[q.rev] = struct{}{}
+// entryJSON is an Entry for people and scripts: the lease in hex, as etcd's own
+// tools have it (and as a number it would lose digits in most readers), the TTLs
+// in seconds.
+type entryJSON struct {
+	Name       string    `json:"name"`
+	Key        string    `json:"key"`
+	SharedKey  string    `json:"sharedKey,omitempty"`
+	Token      int64     `json:"token"`
+	Holds      bool      `json:"holds"`
+	Read       bool      `json:"read"`
+	Owner      string    `json:"owner,omitempty"`
+	Queued     time.Time `json:"queued,omitzero"`
+	Lease      string    `json:"lease,omitempty"`
+	TTL        int64     `json:"ttl"`
+	GrantedTTL int64     `json:"grantedTTL"`
+}
+
+// MarshalJSON writes the lease in hex, and the TTLs in seconds.
+func (e Entry) MarshalJSON() ([]byte, error) {
+	j := entryJSON{e.Name, e.Key, e.SharedKey, e.Token, e.Holds, e.Read, e.Owner, e.Queued, "",
+		int64(e.TTL / time.Second), int64(e.GrantedTTL / time.Second)}
+	if e.Lease != clientv3.NoLease {
+		j.Lease = strconv.FormatInt(int64(e.Lease), 16)
+	}
+	return json.Marshal(j)
+}
+
+// UnmarshalJSON reads what MarshalJSON writes.
+func (e *Entry) UnmarshalJSON(b []byte) error {
+	var j entryJSON
+	if err := json.Unmarshal(b, &j); err != nil {
+		return err
+	}
+	var lease int64
+	if j.Lease != "" {
+		var err error
+		if lease, err = strconv.ParseInt(j.Lease, 16, 64); err != nil {
+			return errors.New("etcdlock: lease " + strconv.Quote(j.Lease) + " of an entry is not hex")
 		}
 	}
-	return len(revs)
+	*e = Entry{j.Name, j.Key, j.SharedKey, j.Token, j.Holds, j.Read, j.Owner, j.Queued, clientv3.LeaseID(lease),
+		time.Duration(j.TTL) * time.Second, time.Duration(j.GrantedTTL) * time.Second}
+	return nil
 }

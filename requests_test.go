@@ -11,6 +11,8 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
+
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // What each operation costs, in requests on the wire, exactly.
@@ -40,7 +42,7 @@ func requireFromNow(t *testing.T, created []*pb.WatchCreateRequest) {
 func unhedged(t *testing.T, c *clientv3.Client) *Session {
 	t.Helper()
 	s := newTestSession(t, c)
-	s.pace.Store(1 << 60)
+	s.etcd.NeverHedge()
 	return s
 }
 
@@ -60,15 +62,19 @@ func TestRequests_Uncontended(t *testing.T) {
 	}
 }
 
+// mutexOf and rwMutexOf are the locks of a Session or a Client.
+func mutexOf(from source, name string) *Mutex     { return &Mutex{newLock(from, name)} }
+func rwMutexOf(from source, name string) *RWMutex { return &RWMutex{newLock(from, name)} }
+
 // lockFuncs are the four ways to take a lock of this name.
-func lockFuncs(s SessionSource, name string) map[string]func(context.Context) (*Held, error) {
+func lockFuncs(s source, name string) map[string]func(context.Context) (*Held, error) {
 	return map[string]func(context.Context) (*Held, error){
-		"Mutex":        NewMutex(s, name).Lock,
-		"RWMutex":      NewRWMutex(s, name).Lock,
-		"RWMutex read": NewRWMutex(s, name).RLock,
-		"Try":          NewMutex(s, name).TryLock,
-		"Try write":    NewRWMutex(s, name).TryLock,
-		"Try read":     NewRWMutex(s, name).TryRLock,
+		"Mutex":        mutexOf(s, name).Lock,
+		"RWMutex":      rwMutexOf(s, name).Lock,
+		"RWMutex read": rwMutexOf(s, name).RLock,
+		"Try":          mutexOf(s, name).TryLock,
+		"Try write":    rwMutexOf(s, name).TryLock,
+		"Try read":     rwMutexOf(s, name).TryRLock,
 	}
 }
 
@@ -170,7 +176,7 @@ func TestRequests_MutexBehindMutex(t *testing.T) {
 // there. Deeper in the queue first a watch on the last but two. No read is
 // needed when the last one leaves.
 func TestRequests_ContendedDeeper(t *testing.T) {
-	for _, below := range []int{near, near + 1, near + 3, txnLimit + 2} {
+	for _, below := range []int{queue.Lookahead, queue.Lookahead + 1, queue.Lookahead + 3, enqueueReadLimit + 2} {
 		for i, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Mutex", "RWMutex", "RWMutex read"} {
 			writers := i >= 3
 			t.Run(fmt.Sprintf("%s behind %d, write locks %t", kind, below, writers), func(t *testing.T) {
@@ -192,7 +198,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 				w.reset()
 				granted := inBackground(t, lockFuncs(s, name)[kind])
 				reads, watches := 1, 1 // to see that those it waits for were there behind the watch
-				if below > txnLimit {
+				if below > enqueueReadLimit {
 					reads++ // to find them
 				}
 				w.waitFor(t, reads, watches)
@@ -202,7 +208,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 				for i, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
 					require.NoError(t, err)
-					if i == len(tickets)-near && below > near {
+					if i == len(tickets)-queue.Lookahead && below > queue.Lookahead {
 						reads, watches = reads+1, watches+1 // it is seen that these are all
 						w.waitFor(t, reads, watches)
 					}
@@ -223,7 +229,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 // as it does alone.
 func TestRequests_Crowd(t *testing.T) {
 	for _, sessions := range []int{1, 3} {
-		for _, waiters := range []int{1, 2, txnLimit, txnLimit + 3} {
+		for _, waiters := range []int{1, 2, enqueueReadLimit, enqueueReadLimit + 3} {
 			t.Run(fmt.Sprintf("%d of %d sessions", waiters, sessions), func(t *testing.T) {
 				name := lockName(t)
 				h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
@@ -256,10 +262,10 @@ func TestRequests_Crowd(t *testing.T) {
 				require.Len(t, created, min(2, waiters))
 				requireFromNow(t, created)
 				require.Equal(t, 2*waiters, calls["Txn"])
-				if waiters <= txnLimit {
+				if waiters <= enqueueReadLimit {
 					require.Equal(t, min(2, waiters), calls["Range"])
 				}
-				require.LessOrEqual(t, calls["Range"], 2+3*max(0, waiters-txnLimit))
+				require.LessOrEqual(t, calls["Range"], 2+3*max(0, waiters-enqueueReadLimit))
 			})
 		}
 	}
@@ -268,7 +274,7 @@ func TestRequests_Crowd(t *testing.T) {
 // A few waiters in a long queue share nothing, also when they come near its front: etcd would
 // tell their client of every release.
 func TestRequests_FewOfMany(t *testing.T) {
-	for _, below := range []int{2*crowdShare + 1, txnLimit + 1} {
+	for _, below := range []int{2*crowdShare + 1, enqueueReadLimit + 1} {
 		t.Run(fmt.Sprint(below), func(t *testing.T) {
 			name := lockName(t)
 			other := NewMutex(newTestSession(t, cluster.Client(t)), name)
@@ -298,7 +304,7 @@ func TestRequests_FewOfMany(t *testing.T) {
 				h, err := tk.Wait(testCtx(t))
 				require.NoError(t, err)
 				require.NoError(t, h.Unlock(testCtx(t)))
-				if i == below-near-1 {
+				if i == below-queue.Lookahead-1 {
 					requireWatches(3)
 				}
 			}
@@ -333,7 +339,7 @@ func TestRequests_WatchesRequireLeader(t *testing.T) {
 			s := newTestSession(t, c)
 			wait(s)
 			require.Equal(t, []string{rpctypes.MetadataHasLeader}, <-required)
-			require.NoError(t, s.Close(testCtx(t)))
+			require.NoError(t, s.Close())
 		})
 	}
 	require.NoError(t, other.Unlock(testCtx(t)))
@@ -355,13 +361,13 @@ func TestRequests_ReadersOfOneClient(t *testing.T) {
 					ss = append(ss, unhedged(t, c))
 				}
 				defer w.writeBetween(t)()
-				queued := make(chan struct{})
+				opened := make(chan struct{})
 				if !atOnce {
-					close(queued)
+					close(opened)
 				}
 				w.onRecv(func(method string, _ any) (bool, error) {
 					if method == "Watch" {
-						<-queued
+						<-opened
 					}
 					return true, nil
 				})
@@ -378,7 +384,7 @@ func TestRequests_ReadersOfOneClient(t *testing.T) {
 					}
 				}
 				if atOnce {
-					close(queued)
+					close(opened)
 					require.Eventually(t, func() bool { return slices.Equal(ss[0].listening(), []int{readers}) }, hang, tick)
 				}
 				require.NoError(t, h.Unlock(testCtx(t)))
@@ -395,15 +401,13 @@ func TestRequests_ReadersOfOneClient(t *testing.T) {
 
 // listening is how many waiters use each of the watches that the session shares.
 func (s *Session) listening() (n []int) {
-	s.mu.Lock()
-	scope := s.watcher.scope
-	s.mu.Unlock()
+	scope := s.etcd.WatchScope()
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
 	for k, w := range shares.all {
 		if k.scope == scope {
 			w.mu.Lock()
-			n = append(n, len(w.listeners))
+			n = append(n, len(w.subscribers))
 			w.mu.Unlock()
 		}
 	}
@@ -437,7 +441,7 @@ func (w *wire) waitFor(t *testing.T, reads, watches int) {
 // depend on R.
 func TestRequests_WriterBehindReaders(t *testing.T) {
 	var costs []map[string]int
-	for _, readers := range []int{txnLimit + 1, 60} {
+	for _, readers := range []int{enqueueReadLimit + 1, 60} {
 		name := lockName(t)
 		rw := NewRWMutex(newTestSession(t, cluster.Client(t)), name)
 		var holds []*Held

@@ -9,6 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
 func TestRWMutex_ReadersTogether(t *testing.T) {
@@ -29,7 +31,7 @@ func TestRWMutex_ReadersTogether(t *testing.T) {
 				return
 			}
 			inside.Done()
-			inside.Wait() // ends only if all are inside together
+			inside.Wait() // returns only if all readers are inside together
 			if err := h.Unlock(testCtx(t)); err != nil {
 				t.Error(err)
 			}
@@ -42,18 +44,19 @@ func TestRWMutex_ReadersTogether(t *testing.T) {
 	requireSettled(t, s)
 }
 
-// requireSettled: no key of the session is in use. Where a request took so long that it
-// was repeated, that takes as long as its first attempt is looked for.
+// requireSettled waits until no key of the session is in use. After a request that was
+// repeated because it was slow, this takes until the session stops looking for its first
+// attempt.
 func requireSettled(t *testing.T, s *Session) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		return len(s.inUse) == 0
-	}, hang, tick, "keys are never free again")
+	}, hang, tick, "the session's keys must become free again")
 }
 
-// notGranted: the ticket's place is known to be behind others, and stays so.
+// notGranted requires that the ticket has that many acquisitions ahead, and is not granted.
 func notGranted(t *testing.T, tk *Ticket, ahead int) {
 	t.Helper()
 	n, err := tk.Ahead(testCtx(t))
@@ -85,7 +88,7 @@ func TestFault_E5_I2_OrderOfReadersAndWriters(t *testing.T) {
 	notGranted(t, r4, 1)
 	notGranted(t, m5, 4)
 	_, err = rw.TryRLock(testCtx(t))
-	require.ErrorIs(t, err, ErrLocked, "it does not pass the writer in the queue")
+	require.ErrorIs(t, err, ErrLocked, "a reader must not pass the writer in the queue")
 
 	require.NoError(t, r1.Unlock(testCtx(t)))
 	h2, err := w2.Wait(testCtx(t))
@@ -126,7 +129,7 @@ func TestDowngrade(t *testing.T) {
 	rw := NewRWMutex(s, name)
 	h, err := rw.Lock(testCtx(t))
 	require.NoError(t, err)
-	require.Equal(t, exclusive, kindOf(name, h.Key()))
+	require.Equal(t, keyspace.Exclusive, keyspace.KindOf(name, h.Key()))
 	require.Equal(t, []string{exclusiveBase(name, s.Lease()), sharedBase(name, s.Lease())}, sorted(entries(t, c, name)))
 	token := h.Token()
 	done := h.Done()
@@ -141,12 +144,12 @@ func TestDowngrade(t *testing.T) {
 	notGranted(t, writer, 2)
 
 	require.NoError(t, h.Downgrade(testCtx(t)))
-	require.NoError(t, h.Downgrade(testCtx(t)), "again does nothing")
-	require.Equal(t, shared, kindOf(name, h.Key()))
+	require.NoError(t, h.Downgrade(testCtx(t)), "a second Downgrade must do nothing")
+	require.Equal(t, keyspace.Shared, keyspace.KindOf(name, h.Key()))
 	require.Equal(t, token, h.Token())
 	require.NoError(t, h.Check(testCtx(t)))
 	hr, err := reader.Wait(testCtx(t))
-	require.NoError(t, err, "the reader next in line gets in")
+	require.NoError(t, err, "the next reader must be granted")
 	notGranted(t, writer, 2)
 	notGranted(t, mutex, 3)
 	resp, err := h.Txn(testCtx(t)).Then(clientv3.OpGet(name)).Commit()
@@ -156,7 +159,7 @@ func TestDowngrade(t *testing.T) {
 	notGranted(t, writer, 1)
 	select {
 	case <-done:
-		t.Fatal("downgrading is no loss")
+		t.Fatal("Downgrade must not end the hold")
 	default:
 	}
 	require.NoError(t, h.Unlock(testCtx(t)))
@@ -170,8 +173,8 @@ func TestDowngrade(t *testing.T) {
 	require.Empty(t, entries(t, c, name))
 }
 
-// A writer that waits for a writer who downgrades waits on, also when it was
-// next in line and nothing else was in the queue.
+// A writer that waits for another writer goes on waiting after that one's downgrade, also if it
+// was the next in the queue and nothing else was in the queue.
 func TestDowngrade_NextWriterWaitsOn(t *testing.T) {
 	for range 20 {
 		name := lockName(t)
@@ -182,7 +185,7 @@ func TestDowngrade_NextWriterWaitsOn(t *testing.T) {
 		next, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
 		require.NoError(t, err)
 		require.NoError(t, h.Downgrade(testCtx(t)))
-		// A reader that comes now is granted at once? No: the writer is before it.
+		// A reader that arrives now must wait too, because the writer is before it.
 		r, err := rw.REnqueue(testCtx(t))
 		require.NoError(t, err)
 		notGranted(t, r, 1)
@@ -197,7 +200,7 @@ func TestDowngrade_NextWriterWaitsOn(t *testing.T) {
 	}
 }
 
-// The loss of a downgraded hold is that of its shared entry.
+// A downgraded hold is lost when its shared entry is removed.
 func TestDowngrade_Loss(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
@@ -214,7 +217,7 @@ func TestDowngrade_Loss(t *testing.T) {
 		select {
 		case <-h.Done():
 		case <-time.After(hang):
-			t.Fatal("not told")
+			t.Fatal("the holder is not told of the loss")
 		}
 		require.ErrorIs(t, h.Err(), ErrLost)
 		require.NotErrorIs(t, h.Err(), ErrSessionExpired)
@@ -223,7 +226,7 @@ func TestDowngrade_Loss(t *testing.T) {
 	}
 }
 
-// Downgrade finds that the shared entry is gone, and says so at once.
+// The shared entry is gone: Downgrade notices it and fails at once.
 func TestDowngrade_AfterLoss(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
@@ -234,12 +237,12 @@ func TestDowngrade_AfterLoss(t *testing.T) {
 	require.NoError(t, err)
 	err = h.Downgrade(testCtx(t))
 	require.ErrorIs(t, err, ErrLost)
-	require.NotErrorIs(t, err, context.DeadlineExceeded, "it was tried until ctx ended")
+	require.NotErrorIs(t, err, context.DeadlineExceeded, "Downgrade must not try until its ctx ends")
 	requireGone(t, c, name)
 }
 
-// Requests about a hold that are carried out after it was downgraded, and name the
-// entry that it had before, don't end it.
+// A request about a hold may be executed after its downgrade and name its former exclusive
+// entry. This does not end the hold.
 func TestDowngrade_Beside(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := newTestSession(t, c)
@@ -248,7 +251,7 @@ func TestDowngrade_Beside(t *testing.T) {
 		"Txn": func(h *Held) error {
 			resp, err := h.Txn(testCtx(t)).Then(clientv3.OpGet("x")).Commit()
 			if err == nil && !resp.Succeeded {
-				err = errors.New("the guard was false")
+				err = errors.New("the guard must be true")
 			}
 			return err
 		},
@@ -268,8 +271,8 @@ func TestDowngrade_Beside(t *testing.T) {
 	}
 }
 
-// A ticket is granted, and its hold downgraded, while somebody counts who is before
-// it: the count is that of the moment at which etcd was asked.
+// A ticket is granted and its hold downgraded while Ahead counts the acquisitions before it. The
+// count is that of the revision at which etcd was read.
 func TestDowngrade_BesideAhead(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	m := NewRWMutex(newTestSession(t, c), lockName(t))
@@ -298,8 +301,8 @@ func TestDowngrade_BesideAhead(t *testing.T) {
 	require.Equal(t, 1, n)
 }
 
-// The exclusive entry was removed, so that a reader may have been let in:
-// Downgrade does not cover it up, whether anybody watches the hold or not.
+// The exclusive entry was removed, so a reader may have been granted: Downgrade must report the
+// loss, whether the hold is watched or not.
 func TestDowngrade_OthersWereIn(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)
@@ -318,7 +321,7 @@ func TestDowngrade_OthersWereIn(t *testing.T) {
 		requireGone(t, c, name)
 	}
 
-	// A repetition finds what the first request has done.
+	// The repeated request finds that the first attempt was executed.
 	wired, w := wiredClient(t, cluster)
 	h, err := NewRWMutex(newTestSession(t, wired), name).Lock(testCtx(t))
 	require.NoError(t, err)
@@ -332,8 +335,8 @@ func TestDowngrade_OthersWereIn(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// Somebody removes the exclusive entry of a write hold: the hold is lost, and
-// its shared entry does not jam the lock.
+// Another client removes the exclusive entry of a write hold: the hold is lost, and its shared
+// entry is removed too, so that it does not block the lock.
 func TestWriteHold_LossRemovesTheRest(t *testing.T) {
 	c := cluster.Client(t)
 	s := newTestSession(t, c)

@@ -7,201 +7,129 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// A Session is a lease kept alive: what its locks hang on. While it lives, its
-// entries stay in their queues; when it ends, by Close, by the death of its
-// process or by a time without etcd that is as long as its TTL, etcd removes
-// them all at once. One session serves a whole process and any number of
-// locks; it is safe for concurrent use.
+// A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its
+// entries stay in their queues. When it ends, by Close, by the death of its process or by a time
+// without etcd that is as long as its TTL, etcd removes them all at once. A session that ended
+// stays ended; [New] makes locks that go on in the next session. It serves any number of locks
+// and is safe for concurrent use.
 //
-// A session ends on its own clock before etcd can have given its locks to
-// somebody else: see Deadline.
+// A session ends on its own clock before etcd can have given its locks to somebody else: see
+// Deadline.
 type Session struct {
-	client *clientv3.Client
-	id     clientv3.LeaseID
-	ttl    time.Duration
-	owner  string // in JSON
-	nonce  string // begins the nonce of every entry of this session
-	log    *slog.Logger
-	hooks  []*Hooks
-	// keepAlive renews the lease once and returns the TTL etcd granted anew,
-	// not positive if the lease is gone.
+	etcd  *etcd.Client
+	id    clientv3.LeaseID
+	ttl   time.Duration
+	owner string // in JSON
+	nonce string // begins the nonce of every entry of this session
+	log   *slog.Logger
+	hooks []*Hooks
+	// keepAlive renews the lease once and returns the TTL that etcd granted anew, which is not
+	// positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)
 
-	ctx      context.Context // ends with the session
-	cancel   context.CancelCauseFunc
-	watching context.Context // ctx for watches
-	// lease ends when the lease is known to be gone, a TTL after the session at
-	// the latest: until then entries are worth removing.
-	lease     context.Context
-	leaseGone context.CancelFunc
-	pace      pace // of its requests
-	// renewed tells run how the attempts to renew end.
-	renewed chan renewal
-	revoke  sync.Once
-	revoked chan struct{} // closed after the revocation, whose error is revokeErr
-	// confirming serializes confirm: 10,000 holds that are lost together ask once.
-	confirming chan struct{} // of one
-	confirmed  time.Time     // when etcd was last asked that still had the lease
+	ctx    context.Context // ends with the session
+	cancel context.CancelCauseFunc
+	// leaseCtx ends when the lease is known to be gone, a TTL after the session at the latest.
+	// Until then it is worth while to remove entries.
+	leaseCtx context.Context
+	endLease context.CancelFunc
+	// renewals tells run how the attempts to renew end.
+	renewals  chan renewal
+	closeOnce sync.Once
+	revoked   chan struct{} // closed after the revocation, whose error is revokeErr
+	// confirmTurn lets one goroutine at a time ask after the lease: 10,000 holds that are lost
+	// together ask once.
+	confirmTurn chan struct{}
+	confirmedAt time.Time // when etcd was last asked that still had the lease
 
-	mu         sync.Mutex
-	watcher    *watcher // for new watches
-	watcherBad bool     // a watch could not be opened with it
-	revokeErr  error
-	deadline   time.Time
-	sent       time.Time // when the last renewal that succeeded was sent
-	expiry     *time.Timer
-	inUse      keysInUse
-	passed     map[string]struct{} // keys in use that no entry has, see passOver
-	seq        uint64              // of the last nonce
-	closing    bool                // Close waits: start nothing anymore
-	why        string              // the session has ended
-	// holds are told when the session ends; nil if nobody listens.
-	holds    map[*entry]struct{}
-	troubles troubles
-	settling settling
+	mu        sync.Mutex
+	revokeErr error
+	deadline  time.Time
+	sent      time.Time // when the last renewal that succeeded was sent
+	expiry    *time.Timer
+	inUse     keyspace.InUse
+	skipped   map[string]struct{} // keys in use that no entry has, see skipKeys
+	seq       uint64              // of the last nonce
+	closing   bool                // Close waits: start nothing anymore
+	endReason string              // why the session has ended
+	// holds are those to notify when the session ends; nil if nobody observes that.
+	holds   map[*entry]struct{}
+	outages outages
+	settler settler
 
-	// wg counts the session's goroutines: run, its attempts to renew, the
-	// waiting of tickets, the guards of holds, and clean-up. All of them end
-	// with s.ctx or s.lease.
+	// wg counts the session's goroutines: run, its attempts to renew, the waits of tickets, the
+	// monitors of holds, and clean-up. All of them end with ctx or leaseCtx.
 	wg sync.WaitGroup
 }
 
-// NewSession grants a lease (one request) and keeps it alive. It blocks until
-// etcd has answered or ctx ends; ctx bounds nothing else. After an error no
-// lease is left behind: where it is not known whether one was granted, it is
-// revoked in the background.
+// NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has
+// answered or ctx ends; ctx bounds nothing else. After an error no lease is left behind: if it is
+// not known whether one was granted, it is revoked in the background.
 //
-// The client must stay open for as long as the session is used; closing it
-// ends the session.
-func NewSession(ctx context.Context, client *clientv3.Client, opts ...SessionOption) (*Session, error) {
-	s, err := newSession(ctx, client, configOf(opts))
+// The client must stay open for as long as the session is used; closing it ends the session.
+func NewSession(ctx context.Context, client *clientv3.Client, opts ...Option) (*Session, error) {
+	s, err := newSession(ctx, client, newConfig(opts))
 	if err != nil {
 		return nil, fmt.Errorf("etcdlock: new session: %w", err)
 	}
 	return s, nil
 }
 
-func newSession(ctx context.Context, client *clientv3.Client, c sessionConfig) (*Session, error) {
-	switch {
-	case client == nil:
-		return nil, errors.New("the client is nil: make one with clientv3.New")
-	case c.ttl < minTTL:
-		return nil, fmt.Errorf("TTL %v: etcd's leases last %v at least", c.ttl, minTTL)
-	case c.log == nil:
-		return nil, errors.New("the logger is nil: leave WithLogger out for silence")
-	case slices.Contains(c.hooks, nil):
-		return nil, errors.New("the hooks are nil: leave WithHooks out for none")
-	}
-	if c.owner == "" {
-		c.owner = defaultOwner()
+func newSession(ctx context.Context, client *clientv3.Client, c config) (*Session, error) {
+	if err := c.check(client); err != nil {
+		return nil, err
 	}
 	s := makeSession(client, c)
 	if s.id == clientv3.NoLease {
 		s.id = clientv3.LeaseID(rand.Int64N(1<<63-1) + 1)
-		if err := s.grant(ctx, c.ttl); err != nil {
+		if err := s.grantLease(ctx, c.ttl); err != nil {
 			return nil, err
 		}
-	} else if err := s.adopt(ctx); err != nil {
+	} else if err := s.adoptLease(ctx); err != nil {
 		return nil, err
 	}
-	s.tellUp()
+	s.notifyUp()
 	s.wg.Add(1)
 	go s.run()
 	return s, nil
 }
 
-// makeSession is NewSession without requests and goroutines.
-func makeSession(client *clientv3.Client, c sessionConfig) *Session {
+// makeSession is newSession without requests and goroutines.
+func makeSession(client *clientv3.Client, c config) *Session {
 	owner, err := json.Marshal(c.owner)
 	if err != nil {
 		panic("bug: " + err.Error())
 	}
 	s := &Session{
-		client: client, watcher: newWatcher(client, client.Watcher), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
-		nonce:      strconv.FormatUint(rand.Uint64(), 16) + ".",
-		renewed:    make(chan renewal, 64),
-		revoked:    make(chan struct{}),
-		confirming: make(chan struct{}, 1),
-		inUse:      make(keysInUse),
-		passed:     make(map[string]struct{}),
+		etcd: etcd.NewClient(client), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks,
+		nonce:       strconv.FormatUint(rand.Uint64(), 16) + ".",
+		renewals:    make(chan renewal, 64),
+		revoked:     make(chan struct{}),
+		confirmTurn: make(chan struct{}, 1),
+		inUse:       make(keyspace.InUse),
+		skipped:     make(map[string]struct{}),
 	}
-	if c.listened() {
+	if c.observed() {
 		s.holds = make(map[*entry]struct{})
 	}
 	s.keepAlive = s.keepAliveOnce
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	s.watching = clientv3.WithRequireLeader(s.ctx)
-	s.lease, s.leaseGone = context.WithCancel(context.Background())
+	s.leaseCtx, s.endLease = context.WithCancel(context.Background())
 	return s
 }
 
-// grant asks for a lease under an ID of the session's own choice. That makes
-// the request safe to repeat, and lets a lease be found again whose reply was
-// lost; with an ID of etcd's choice, every lost reply leaks a lease.
-func (s *Session) grant(ctx context.Context, ttl time.Duration) error {
-	seconds := int64((ttl-1)/time.Second + 1) // rounded up
-	doubt := false
-	err := s.persist(ctx, func(ctx context.Context) error {
-		sent := time.Now()
-		// Not the client's own LeaseClient: it repeats until ctx ends, and hides why.
-		resp, err := pb.NewLeaseClient(s.client.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(s.id)})
-		granted := resp.GetTTL()
-		if err = clientv3.ContextError(ctx, err); errors.Is(err, rpctypes.ErrLeaseExist) {
-			sent = time.Now() // an earlier attempt's, its reply was lost
-			granted, err = s.keepAlive(ctx)
-		}
-		switch {
-		case err != nil:
-			doubt = doubt || !refused(err)
-		case !time.Now().Before(vouched(sent, granted)):
-			doubt, err = true, errTooLate
-		default:
-			s.record(sent, granted)
-		}
-		return err
-	})
-	if err != nil {
-		s.end(ErrSessionExpired, "not granted")
-		if doubt {
-			s.background(s.revokeUngranted)
-		}
-		return err
-	}
-	return nil
-}
-
-// adopt renews a lease that was granted elsewhere, which tells its TTL too.
-func (s *Session) adopt(ctx context.Context) error {
-	ctx, stop := s.bind(ctx)
-	defer stop()
-	err := s.persist(ctx, func(ctx context.Context) error { return s.renewOnce(ctx).Err })
-	if err == nil && s.Err() != nil {
-		err = errTooLate
-	}
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, ErrSessionExpired):
-		err = rpctypes.ErrLeaseNotFound
-	default:
-		s.end(ErrSessionExpired, "not adopted")
-		s.leaseGone()
-	}
-	return fmt.Errorf("adopt lease %s: %w", s.leaseString(), err)
-}
-
 // Client is the client that the session was made with.
-func (s *Session) Client() *clientv3.Client { return s.client }
+func (s *Session) Client() *clientv3.Client { return s.etcd.Client }
 
 // Lease is the ID of the session's lease.
 func (s *Session) Lease() clientv3.LeaseID { return s.id }
@@ -209,91 +137,142 @@ func (s *Session) Lease() clientv3.LeaseID { return s.id }
 // TTL is the time to live that etcd granted, at least that of WithTTL.
 func (s *Session) TTL() time.Duration { return s.ttl }
 
-// Context ends with the session; its cause is ErrSessionExpired or
-// ErrSessionClosed.
+// Context ends with the session. Its cause is ErrSessionExpired or ErrSessionClosed.
 func (s *Session) Context() context.Context { return s.ctx }
 
 // Done is closed when the session ends, at its deadline at the latest.
 func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
 
-// Err is nil while the session lives, then ErrSessionExpired or
-// ErrSessionClosed.
+// Err is nil while the session lives, then ErrSessionExpired or ErrSessionClosed.
 func (s *Session) Err() error {
 	if s.ctx.Err() == nil {
 		if d := s.Deadline(); d.IsZero() || time.Now().Before(d) {
 			return nil
 		}
 		// The timer is late: the process may just have been woken.
-		s.end(ErrSessionExpired, "deadline passed")
+		s.terminate(ErrSessionExpired, "deadline passed")
 	}
 	return context.Cause(s.ctx)
 }
 
-// Deadline is the time up to which the session's locks can be vouched for
-// without hearing of etcd again: the last renewal that etcd confirmed, counted
-// from before it was sent, plus the TTL, less a margin of a tenth (50 ms to
-// 1 s) for clocks that drift and timers that are late. Each renewal moves it on;
-// at the deadline the session ends.
+// Deadline is the time up to which the session's locks can be vouched for without hearing of etcd
+// again: the last renewal that etcd confirmed, counted from before it was sent, plus the TTL,
+// less a margin of a tenth (50 ms to 1 s) for clocks that drift and timers that are late. Each
+// renewal moves it on; at the deadline the session ends.
 func (s *Session) Deadline() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.deadline
 }
 
-// Refresh renews the lease now and waits for etcd's confirmation, one request
-// if all is well; it repeats the request until ctx or the session ends. After
-// nil, Deadline is nearly a TTL away. An error of ctx leaves the session as it
-// was.
+// Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It
+// repeats the request until ctx or the session ends. After nil, Deadline is nearly a TTL away.
+// An error of ctx leaves the session as it was.
 func (s *Session) Refresh(ctx context.Context) error {
-	ctx, stop := s.bind(ctx)
-	defer stop()
-	if err := s.persist(ctx, s.renew); err != nil {
+	if err := s.renewUntil(ctx, s.renew); err != nil {
 		return fmt.Errorf("etcdlock: refresh session: %w", err)
 	}
 	return nil
 }
 
-// Orphan ends the session and leaves its lease, with all entries, until the
-// TTL has passed: for a process that hands its locks to a successor, which
-// adopts them with WithLease. It makes no request. Close after it still revokes.
-func (s *Session) Orphan() { s.end(ErrSessionClosed, "orphaned") }
+// Orphan ends the session and leaves its lease, with all entries, until the TTL has passed. It is
+// for a process that hands its locks to a successor, which adopts the lease with WithLease. It
+// makes no request. Close after it still revokes.
+func (s *Session) Orphan() { s.terminate(ErrSessionClosed, "orphaned") }
 
-// Close ends the session at once and revokes its lease, which removes all its
-// entries in one commit. It blocks until etcd has confirmed that and the
-// session's goroutines have ended, or ctx ends; then it returns ctx's error and
-// goes on in the background until the lease must have expired by itself.
-// Further calls wait for the same and return the same.
-func (s *Session) Close(ctx context.Context) error {
-	s.end(ErrSessionClosed, "closed")
-	s.revoke.Do(func() {
+// terminate is the one way for a session to end. The first cause stays.
+func (s *Session) terminate(cause error, reason string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ctx.Err() != nil {
+		return
+	}
+	s.endReason = reason // run tells of it
+	s.cancel(cause)
+	time.AfterFunc(s.ttl, s.endLease)
+	if s.expiry != nil {
+		s.expiry.Stop()
+	}
+}
+
+// Close ends the session at once and revokes its lease, which removes all its entries in one
+// commit. It is an io.Closer: it blocks until etcd has confirmed the revocation and the session's
+// goroutines have ended, for 5 s or the TTL at the most, whichever is less. Then it returns an
+// error and goes on in the background, until the lease must have expired by itself. Further calls
+// wait for the same.
+func (s *Session) Close() error {
+	s.startClose()
+	limit := time.NewTimer(min(closeLimit, s.ttl))
+	defer limit.Stop()
+	select {
+	case <-s.revoked:
+		return s.closeError()
+	case <-limit.C:
+		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire", s.leaseString())
+	}
+}
+
+// startClose begins what Close waits for; s.revoked is closed at its end.
+func (s *Session) startClose() {
+	s.terminate(ErrSessionClosed, "closed")
+	s.closeOnce.Do(func() {
 		s.mu.Lock()
 		s.closing = true
 		s.mu.Unlock()
 		go func() { // ends with revoked, a TTL from now at the latest
 			defer close(s.revoked)
 			err := s.revokeLease()
-			s.leaseGone() // or given up: nothing goes on after Close
+			s.endLease() // or given up: nothing goes on after Close
 			s.wg.Wait()
 			s.mu.Lock()
 			s.revokeErr = err
 			s.mu.Unlock()
 		}()
 	})
-	select {
-	case <-s.revoked:
-	case <-ctx.Done():
+}
+
+// closeError is the error of Close, once s.revoked is closed.
+func (s *Session) closeError() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.revokeErr == nil {
+		return nil
 	}
-	var err error
-	select {
-	case <-s.revoked: // whatever became of ctx
-		s.mu.Lock()
-		err = s.revokeErr
-		s.mu.Unlock()
-	default:
-		err = ended(ctx, nil)
+	return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire: %w", s.leaseString(), s.revokeErr)
+}
+
+// A source is what a lock takes its sessions from: a *Session, for locks that end with it, or a
+// *Client, for locks that can be had for as long as the process lives.
+type source interface {
+	// session is the one to begin an acquisition in.
+	session(ctx context.Context) (*Session, error)
+	// retryable reports whether an acquisition that failed in s with err, and left nothing, is
+	// to begin anew.
+	retryable(ctx context.Context, s *Session, err error) bool
+}
+
+// session is s itself as long as it lives.
+func (s *Session) session(context.Context) (*Session, error) {
+	if s == nil {
+		return nil, errors.New("the session is nil: make one with NewSession")
 	}
-	if err != nil {
-		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire: %w", s.leaseString(), err)
+	return s, s.Err()
+}
+
+func (s *Session) retryable(context.Context, *Session, error) bool { return false }
+
+// background runs f, until the lease is gone at the latest; Close waits for it. It returns false,
+// and does not run f, if the lease is gone or about to go.
+func (s *Session) background(f func(ctx context.Context)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closing || s.leaseCtx.Err() != nil || s.etcd.Ctx().Err() != nil {
+		return false
 	}
-	return nil
+	s.wg.Go(func() {
+		ctx, cancel := etcd.Bind(s.leaseCtx, s.etcd.Ctx())
+		defer cancel()
+		f(ctx)
+	})
+	return true
 }

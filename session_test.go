@@ -76,12 +76,12 @@ func TestSession_Refresh(t *testing.T) {
 	require.ErrorIs(t, context.Cause(s.Context()), ErrSessionExpired)
 }
 
-// A grant that takes longer than its TTL, or whose lease is gone when it is found
-// again, is no end of NewSession: it goes on until it has a lease that lasts.
+// A grant may take longer than its TTL, or its lease may have expired when the client finds
+// it again. NewSession then goes on until it has a live lease.
 func TestSession_SlowGrant(t *testing.T) {
 	t.Parallel()
 	other := cluster.Client(t)
-	// gone waits until the lease of a request has expired, and it does.
+	// gone delivers the reply only when the lease has expired.
 	gone := func(ctx context.Context, c *etcdtest.Call) error {
 		if err := c.Send(ctx); err != nil {
 			return err
@@ -94,7 +94,7 @@ func TestSession_SlowGrant(t *testing.T) {
 		}
 	}
 	for name, steps := range map[string]func(tap *etcdtest.Tap){
-		"the reply comes when the lease is gone": func(tap *etcdtest.Tap) { tap.Next("LeaseGrant", gone) },
+		"the reply arrives when the lease has expired": func(tap *etcdtest.Tap) { tap.Next("LeaseGrant", gone) },
 		"the reply is lost, and the lease revoked before it is renewed": func(tap *etcdtest.Tap) {
 			tap.Next("LeaseGrant", etcdtest.DropReply)
 			tap.OnKeepAliveRequest(func(ctx context.Context, m *pb.LeaseKeepAliveRequest) error {
@@ -118,11 +118,11 @@ func TestSession_SlowGrant(t *testing.T) {
 	}
 }
 
-// The first renewal is due a third of the TTL after the grant was sent, not after
-// its reply came.
+// The first renewal is due a third of the TTL after the grant was sent, and not after its
+// reply arrived.
 func TestSession_RenewsSoonAfterASlowGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 9 * time.Second, log: discard})
+		s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: 9 * time.Second, log: discard})
 		s.keepAlive = func(context.Context) (int64, error) {
 			<-time.After(time.Second)
 			return 9, nil
@@ -132,8 +132,8 @@ func TestSession_RenewsSoonAfterASlowGrant(t *testing.T) {
 		go s.run()
 		<-time.After(time.Minute)
 		require.NoError(t, s.Err())
-		s.end(ErrSessionClosed, "test")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
 		s.wg.Wait()
 	})
 }
@@ -148,18 +148,14 @@ func TestSession_Close(t *testing.T) {
 	var wg sync.WaitGroup
 	for range 5 {
 		wg.Go(func() {
-			if err := s.Close(testCtx(t)); err != nil {
+			if err := s.Close(); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	wg.Wait()
 	<-done
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	for range 20 {
-		require.NoError(t, s.Close(over), "it is closed, whatever became of ctx")
-	}
+	require.NoError(t, s.Close(), "further calls return the same")
 	require.ErrorIs(t, context.Cause(s.Context()), ErrSessionClosed)
 	require.ErrorIs(t, h.Err(), context.Cause(h.Context()))
 	require.ErrorIs(t, h.Err(), ErrLost)
@@ -169,8 +165,8 @@ func TestSession_Close(t *testing.T) {
 	requireLease(t, s, func(r *clientv3.LeaseTimeToLiveResponse) bool { return r.TTL == -1 })
 }
 
-// requireLease asks the leader of the session's lease, which may come to know a moment
-// later than the member that has answered.
+// requireLease asks the leader for the session's lease until is reports true. The leader may
+// know of a change a moment later than the member that has confirmed it.
 func requireLease(t *testing.T, s *Session, is func(*clientv3.LeaseTimeToLiveResponse) bool) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -179,16 +175,16 @@ func requireLease(t *testing.T, s *Session, is func(*clientv3.LeaseTimeToLiveRes
 	}, hang, tick)
 }
 
-// A reply that comes when the lease may have expired is no reason to begin with it.
+// A reply that arrives when the lease may have expired does not start a session.
 func TestSession_AdoptedTooLate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFakeEtcd().session(5)
-		s = makeSession(s.client, sessionConfig{lease: 5, log: discard})
+		s = makeSession(s.etcd.Client, config{lease: 5, log: discard})
 		s.keepAlive = func(context.Context) (int64, error) {
 			<-time.After(4 * time.Second)
 			return 4, nil
 		}
-		require.ErrorIs(t, s.adopt(t.Context()), errTooLate)
+		require.ErrorIs(t, s.adoptLease(t.Context()), errTooLate)
 		require.ErrorIs(t, s.Err(), ErrSessionExpired)
 	})
 }
@@ -204,14 +200,14 @@ func TestSession_OrphanAndAdopt(t *testing.T) {
 	<-s.Done()
 	require.ErrorIs(t, s.Err(), ErrSessionClosed)
 	require.ErrorIs(t, h.Err(), ErrSessionClosed)
-	require.Len(t, entries(t, c, name), 1, "the entry stays")
+	require.Len(t, entries(t, c, name), 1, "the entry must stay")
 
 	s2, err := NewSession(testCtx(t), c, WithLease(s.Lease()))
 	require.NoError(t, err)
 	require.Equal(t, s.Lease(), s2.Lease())
 	require.Equal(t, s.TTL(), s2.TTL())
 	_, err = NewMutex(s2, name).TryLock(testCtx(t))
-	require.ErrorIs(t, err, ErrLocked, "entries of others are nothing to it")
+	require.ErrorIs(t, err, ErrLocked, "the entry of another owner must block")
 	tk, err := NewMutex(s2, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	notGranted(t, tk, 1)
@@ -220,10 +216,10 @@ func TestSession_OrphanAndAdopt(t *testing.T) {
 	h2, err := tk.Wait(testCtx(t))
 	require.NoError(t, err)
 	require.Equal(t, exclusiveBase(name, s.Lease())+"-1", h2.Key())
-	require.NoError(t, s.Close(testCtx(t)), "Close after Orphan still revokes")
+	require.NoError(t, s.Close(), "Close after Orphan must revoke the lease")
 	_, err = NewMutex(s2, name).Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionExpired)
-	require.NoError(t, s2.Close(testCtx(t)))
+	require.NoError(t, s2.Close())
 }
 
 func TestSession_LogsItsLoss(t *testing.T) {
@@ -242,7 +238,7 @@ func TestSession_LogsItsLoss(t *testing.T) {
 	require.NoError(t, err)
 	<-done
 	<-s.Done()
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	mu.Lock()
 	defer mu.Unlock()
 	for _, line := range []string{"session up", "session lost", "lock lost", name} {
@@ -254,14 +250,14 @@ type writer func([]byte) (int, error)
 
 func (f writer) Write(p []byte) (int, error) { return f(p) }
 
-// The deadline counts from before the request was sent, whatever the reply took,
-// and no lock is granted behind it.
+// The deadline counts from before the request was sent, even if the reply takes long. No lock
+// is granted after the deadline.
 func TestInvariant_I4_Deadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 10 * time.Second, log: discard})
-		s.client.KV = clientv3.NewKVFromKVClient(f, s.client)
-		s.watcher = newWatcher(s.client, f)
+		s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: 10 * time.Second, log: discard})
+		s.etcd.KV = clientv3.NewKVFromKVClient(f, s.etcd.Client)
+		s.etcd.UseWatcher(f, f)
 		start := time.Now()
 		s.keepAlive = func(context.Context) (int64, error) {
 			<-time.After(3 * time.Second)
@@ -276,15 +272,15 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, h.Valid())
 		<-time.After(time.Nanosecond)
-		require.False(t, h.Valid(), "Valid looks at the clock, not for a timer")
+		require.False(t, h.Valid(), "Valid must use the clock and not a timer")
 		require.ErrorIs(t, h.Err(), ErrLost)
 		require.ErrorIs(t, s.Err(), ErrSessionExpired)
 		_, err = NewMutex(s, "a").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 
-		// A grant that comes behind the deadline is none, although no timer has
-		// told of it yet.
+		// A grant that arrives after the deadline does not count, even if no timer has fired
+		// yet.
 		s = f.session(6)
 		f.step = func(_ context.Context, what string) error {
 			if what == "Txn." {
@@ -297,18 +293,17 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		}
 		_, err = NewMutex(s, "b").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }
 
-// Renewals: each third of the TTL; hedged if there is no reply; a member that
-// hangs costs nothing, an etcd that is away for too long the session, at its
-// deadline.
+// The session renews every third of the TTL, and hedges a renewal without a reply. A member
+// that hangs does not harm the session. An outage that lasts too long ends it at its deadline.
 func TestSession_Renewals(t *testing.T) {
 	play := func(t *testing.T, keepAlive func(ctx context.Context, n int) (int64, error)) (*Session, *int) {
 		n := new(int)
 		var mu sync.Mutex
-		s := makeSession(clientv3.NewCtxClient(t.Context()), sessionConfig{lease: 5, ttl: 9 * time.Second, log: discard})
+		s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: 9 * time.Second, log: discard})
 		s.keepAlive = func(ctx context.Context) (int64, error) {
 			mu.Lock()
 			*n++
@@ -346,8 +341,8 @@ func TestSession_Renewals(t *testing.T) {
 				if tc.requests > 0 {
 					require.InDelta(t, tc.requests, *n, 1)
 				}
-				s.end(ErrSessionClosed, "test")
-				s.leaseGone()
+				s.terminate(ErrSessionClosed, "test")
+				s.endLease()
 				s.wg.Wait()
 			})
 		})
@@ -369,8 +364,7 @@ func failIf(fails bool) error {
 	return nil
 }
 
-// Where Close has revoked the lease before the request came, it is Close that ended
-// the call.
+// If Close has revoked the lease before the request arrived, the call fails because of Close.
 func TestSession_ClosedBeforeTheRequestCame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
@@ -379,12 +373,12 @@ func TestSession_ClosedBeforeTheRequestCame(t *testing.T) {
 			if what != "Txn" {
 				return nil
 			}
-			s.end(ErrSessionClosed, "test")
+			s.terminate(ErrSessionClosed, "test")
 			return rpctypes.ErrGRPCLeaseNotFound
 		}
 		_, err := NewMutex(s, "a").Lock(t.Context())
 		require.ErrorIs(t, err, ErrSessionClosed)
 		require.NotErrorIs(t, err, ErrSessionExpired)
-		s.leaseGone()
+		s.endLease()
 	})
 }

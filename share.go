@@ -7,13 +7,13 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// Where several on one client wait for the same, one watch serves them all: readers
-// behind one writer, and any who wait for one lock if they are a good part of its queue.
-
-// A sharedWatch is opened for the first of those who use it, and closed behind the
-// last.
+// A sharedWatch serves several waiters on one client that wait for the same. It is opened for the first
+// that uses it, and closed behind the last.
 type sharedWatch struct {
 	shareKey
 	users int                // guarded by shares.mu
@@ -25,36 +25,50 @@ type sharedWatch struct {
 	failed error // it could not be opened
 	opened int64 // the revision from which on it tells of deletions
 
-	ask     sync.Once       // for what follows
-	known   chan struct{}   // closed when it is
-	present map[queued]bool // what was in the range at opened, or later; nil if that was not to be had
+	ask     sync.Once            // for what follows
+	known   chan struct{}        // closed when it is
+	present map[queue.Entry]bool // what was in the range at opened, or later; nil if that was not to be had
 
-	mu        sync.Mutex
-	at        int64             // every deletion above this revision is told to all listeners
-	recent    []*clientv3.Event // the last deletions, in their order
-	forgot    int64             // the revision up to which deletions are not all in recent
-	heard     time.Time         // of it, lately
-	ended     bool
-	listeners map[*listener]struct{}
+	mu          sync.Mutex
+	at          int64             // every deletion above this revision is told to all listeners
+	recent      []*clientv3.Event // the last deletions, in their order
+	forgot      int64             // the revision up to which deletions are not all in recent
+	heard       time.Time         // of it, lately
+	ended       bool
+	subscribers map[*subscriber]struct{}
 }
 
-// recentEvents is how many deletions a shared watch remembers: enough for as many
-// hand-overs as go by while a newcomer looks at the queue.
+// recentEvents is how many deletions a shared watch remembers, for waiters that join it.
 const recentEvents = 32
 
-// presentLimit is how many keys are read at most for all who share a watch. There are
-// more of them only where other locks are nested in this one.
+// presentLimit is how many keys are read at most for all that share a watch.
 const presentLimit = 10000
 
-// shareKey is what is watched, and through which Watcher: sessions on one client
-// share too.
+// A watch is what a waiter hears of its blockers by: every deletion above revision at.
+type watch struct {
+	ch    clientv3.WatchChan
+	at    int64
+	close context.CancelFunc
+	// first, if not nil, asks what was in the range at that revision, once for all that share
+	// the watch.
+	first func(context.Context, *Session) map[queue.Entry]bool
+}
+
+// events is the watch's channel. For no watch it is nil, which blocks forever.
+func (w *watch) events() clientv3.WatchChan {
+	if w == nil {
+		return nil
+	}
+	return w.ch
+}
+
+// shareKey is what is watched, and through which Watcher: sessions on one client share too.
 type shareKey struct {
 	scope     any // see watcher
 	from, end string
 }
 
-// shares are the shared watches of the process that can be joined, and who waits for
-// each lock.
+// shares are the shared watches of the process that can be joined, and who waits for each lock.
 var shares = struct {
 	mu     sync.Mutex
 	all    map[shareKey]*sharedWatch
@@ -63,7 +77,7 @@ var shares = struct {
 
 // listener hears of the keys from from to before to. Its channel holds one
 // response; what comes before that is taken is added to it.
-type listener struct {
+type subscriber struct {
 	from, to string
 	ch       chan clientv3.WatchResponse
 }
@@ -72,43 +86,57 @@ type listener struct {
 func (w *waiter) watchBlockers(ctx context.Context) (*watch, error) {
 	k := w.crowd()
 	switch {
-	case w.wants == readHold:
+	case w.mode == readMode:
 		k.from, k.end = w.from, w.to
 	case !w.crowded:
-		return w.s.openWatch(ctx, w.from, w.to)
-	}
-	return w.s.watchBy(ctx, func(by *watcher) (*watch, error) {
-		for {
-			shared := w.s.enterShared(by, k.from, k.end)
-			leave := func() { shared.leave(w.s) }
-			var on *watch
-			err := errWatch
-			select {
-			case <-shared.begun:
-				on, err = shared.listen(w.from, w.to, w.at, leave), shared.failed
-			case <-ctx.Done():
-			}
-			if on != nil {
-				return on, nil
-			}
-			leave()
-			if err != nil {
-				return nil, err
-			}
-			// It has ended since it was opened: the next one.
+		on, err := w.s.etcd.OpenWatch(ctx, w.s.ctx, w.from, w.to, clientv3.WithFilterPut())
+		if err != nil {
+			return nil, err
 		}
-	})
+		return &watch{ch: on.C, at: on.At, close: on.Close}, nil
+	}
+	by := w.s.etcd.EnterWatcher()
+	on, err := w.shareWatch(ctx, by, k)
+	if err != nil {
+		w.s.etcd.LeaveWatcher(by, ctx.Err() == nil)
+		return nil, err
+	}
+	cancel := on.close
+	on.close = func() { cancel(); w.s.etcd.LeaveWatcher(by, false) }
+	return on, nil
 }
 
-// enterShared joins the watch, or opens another one where nothing was heard of it for
-// a while: it may be on a member that hangs, and to open one is what shows that.
-func (s *Session) enterShared(by *watcher, from, end string) *sharedWatch {
+func (w *waiter) shareWatch(ctx context.Context, by *etcd.Watcher, k shareKey) (*watch, error) {
+	for {
+		shared := w.s.enterShared(by, k.from, k.end)
+		leave := func() { shared.leave(w.s) }
+		var on *watch
+		err := etcd.ErrWatch
+		select {
+		case <-shared.begun:
+			on, err = shared.subscribe(w.from, w.to, w.At, leave), shared.failed
+		case <-ctx.Done():
+		}
+		if on != nil {
+			return on, nil
+		}
+		leave()
+		if err != nil {
+			return nil, err
+		}
+		// It has ended since it was opened: the next one.
+	}
+}
+
+// enterShared joins the watch, or opens another one if it was silent for over a second: it may be on a
+// member that hangs, and to open one shows that.
+func (s *Session) enterShared(by *etcd.Watcher, from, end string) *sharedWatch {
 	shares.mu.Lock()
 	defer shares.mu.Unlock()
-	k := shareKey{by.scope, from, end}
+	k := shareKey{by.Scope, from, end}
 	w := shares.all[k]
-	if w == nil || w.silence() > attemptMin+s.pace.late() {
-		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), known: make(chan struct{}), done: make(chan struct{}), heard: time.Now(), listeners: make(map[*listener]struct{})}
+	if w == nil || w.silence() > etcd.AttemptMin+s.etcd.Late() {
+		w = &sharedWatch{shareKey: k, begun: make(chan struct{}), known: make(chan struct{}), done: make(chan struct{}), heard: time.Now(), subscribers: make(map[*subscriber]struct{})}
 		shares.all[k] = w
 		var ctx context.Context
 		ctx, w.close = context.WithCancel(context.Background())
@@ -151,22 +179,22 @@ func (w *sharedWatch) makeWayLocked() {
 }
 
 // run watches until ctx ends or the watch does.
-func (w *sharedWatch) run(ctx context.Context, by *watcher) {
+func (w *sharedWatch) run(ctx context.Context, by *etcd.Watcher) {
 	defer close(w.done)
-	on, err := openWatch(ctx, clientv3.WithRequireLeader(ctx), by, w.from, w.end, clientv3.WithFilterPut())
+	on, err := etcd.Open(ctx, ctx, by, w.from, w.end, clientv3.WithFilterPut())
 	if w.failed = err; err != nil {
 		defer close(w.begun)
 	} else {
-		defer on.close()
-		w.opened, w.at = on.at, on.at
+		defer on.Close()
+		w.opened, w.at = on.At, on.At
 		close(w.begun)
 	}
 	for err == nil && ctx.Err() == nil {
 		select {
 		case <-ctx.Done():
-		case wr, ok := <-on.ch:
-			w.tell(wr)
-			err = broken(&wr, ok)
+		case wr, ok := <-on.C:
+			w.publish(wr)
+			err = etcd.Broken(&wr, ok)
 		}
 	}
 	shares.mu.Lock()
@@ -175,26 +203,26 @@ func (w *sharedWatch) run(ctx context.Context, by *watcher) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ended = true
-	for l := range w.listeners {
+	for l := range w.subscribers {
 		close(l.ch)
 	}
-	clear(w.listeners)
+	clear(w.subscribers)
 }
 
 // listen joins those who are told, of all deletions above since, or above opened if that
 // is later, as long as those are remembered; or else from now on, which is at the revision
 // of the last one. It returns nil if the watch has ended.
-func (w *sharedWatch) listen(from, to string, since int64, leave func()) *watch {
+func (w *sharedWatch) subscribe(from, to string, since int64, leave func()) *watch {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.ended {
 		return nil
 	}
-	l := &listener{from, to, make(chan clientv3.WatchResponse, 1)}
-	w.listeners[l] = struct{}{}
+	l := &subscriber{from, to, make(chan clientv3.WatchResponse, 1)}
+	w.subscribers[l] = struct{}{}
 	on := &watch{ch: l.ch, at: w.at, close: func() {
 		w.mu.Lock()
-		delete(w.listeners, l)
+		delete(w.subscribers, l)
 		w.mu.Unlock()
 		leave()
 	}}
@@ -202,7 +230,7 @@ func (w *sharedWatch) listen(from, to string, since int64, leave func()) *watch 
 	if w.forgot <= since && since < w.at {
 		on.at = since
 		missed := slices.IndexFunc(w.recent, func(ev *clientv3.Event) bool { return ev.Kv.ModRevision > since })
-		l.tell(w.recent[missed:])
+		l.deliver(w.recent[missed:])
 	}
 	if on.at == w.opened {
 		on.first = w.first
@@ -212,18 +240,18 @@ func (w *sharedWatch) listen(from, to string, since int64, leave func()) *watch 
 
 // first is what was in the range when the watch began, or later, nil if that can't be had
 // soon. It is read once for all who ask, by the session of the first.
-func (w *sharedWatch) first(ctx context.Context, s *Session) map[queued]bool {
+func (w *sharedWatch) first(ctx context.Context, s *Session) map[queue.Entry]bool {
 	w.ask.Do(func() {
 		if !s.background(func(ctx context.Context) {
 			defer close(w.known)
-			ctx, cancel := context.WithTimeout(ctx, attemptMin)
+			ctx, cancel := context.WithTimeout(ctx, etcd.AttemptMin)
 			defer cancel()
-			got, _, err := s.get(ctx, w.opened, readRange(w.from, w.end, clientv3.WithLimit(presentLimit)))
+			got, _, err := s.read(ctx, s.leaseCtx, w.opened, etcd.ReadRange(w.from, w.end, clientv3.WithLimit(presentLimit)))
 			if err != nil || got[0].More {
 				return
 			}
-			w.present = make(map[queued]bool)
-			for _, q := range toQueue(got[0].Kvs) {
+			w.present = make(map[queue.Entry]bool)
+			for _, q := range queue.Entries(got[0].Kvs) {
 				w.present[q] = true
 			}
 		}) {
@@ -238,12 +266,12 @@ func (w *sharedWatch) first(ctx context.Context, s *Session) map[queued]bool {
 	}
 }
 
-func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
+func (w *sharedWatch) publish(wr clientv3.WatchResponse) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.at, w.heard = max(w.at, latest(&wr)), time.Now()
-	for l := range w.listeners {
-		l.tell(wr.Events)
+	w.at, w.heard = max(w.at, etcd.Latest(&wr)), time.Now()
+	for l := range w.subscribers {
+		l.deliver(wr.Events)
 	}
 	w.recent = append(w.recent, wr.Events...)
 	if n := len(w.recent) - recentEvents; n > 0 {
@@ -253,7 +281,7 @@ func (w *sharedWatch) tell(wr clientv3.WatchResponse) {
 }
 
 // tell is called by one at a time.
-func (l *listener) tell(events []*clientv3.Event) {
+func (l *subscriber) deliver(events []*clientv3.Event) {
 	var part clientv3.WatchResponse
 	for _, ev := range events {
 		if key := string(ev.Kv.Key); l.from <= key && key < l.to {

@@ -17,15 +17,23 @@ import (
 	"go.etcd.io/etcd/client/v3/namespace"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
+
+func scoped(scope any) *etcd.Client {
+	c := etcd.NewClient(clientv3.NewCtxClient(context.Background()))
+	c.UseWatcher(nil, scope)
+	return c
+}
 
 // Who shares: several, who are a good part of the queue.
 func TestCrowded(t *testing.T) {
-	e := &entry{s: &Session{id: 0x12, watcher: &watcher{scope: t}}, name: "a"}
-	other := &entry{s: &Session{id: 0x13, watcher: e.s.watcher}, name: "a", wants: writeHold}
+	e := &entry{s: &Session{id: 0x12, etcd: scoped(t)}, name: "a"}
+	other := &entry{s: &Session{id: 0x13, etcd: e.s.etcd}, name: "a", mode: writeMode}
 	for _, more := range []*entry{
 		{s: other.s, name: "b"},
-		{s: &Session{id: 0x12, watcher: &watcher{scope: "another"}}, name: "a"},
+		{s: &Session{id: 0x12, etcd: scoped("another")}, name: "a"},
 	} {
 		defer more.joinCrowd().leave()
 	}
@@ -46,24 +54,24 @@ func TestCrowded(t *testing.T) {
 }
 
 func TestViewOf(t *testing.T) {
-	three := []queued{{"a/12", 7}, {"a/13", 3}, {"a/12-2", 5}}
-	deep := view{blockers: []queued{{"a/13", 3}}, next: []queued{{"a/12-2", 5}, {"a/12", 7}}}
+	three := []queue.Entry{{Key: "a/12", Rev: 7}, {Key: "a/13", Rev: 3}, {Key: "a/12-2", Rev: 5}}
+	deep := queue.View{Blockers: []queue.Entry{{Key: "a/13", Rev: 3}}, Next: []queue.Entry{{Key: "a/12-2", Rev: 5}, {Key: "a/12", Rev: 7}}}
 	for name, tc := range map[string]struct {
 		others int
-		wants  wants
-		queue  []queued
-		want   view
+		wants  mode
+		queue  []queue.Entry
+		want   queue.View
 	}{
-		"one of a crowd":             {1, mutexHold, three, view{blockers: three, last: true}},
-		"one of a crowd, write lock": {1, writeHold, three, view{blockers: three, last: true}},
-		"a stray key":                {1, mutexHold, append([]queued{{"a/12-zz", 4}}, three...), view{blockers: three, last: true}},
-		"a reader among them":        {1, mutexHold, append([]queued{{"a/r12", 4}}, three...), deep},
-		"of a reader":                {1, readHold, three, deep},
-		"alone":                      {0, mutexHold, three, deep},
-		"alone behind two":           {0, mutexHold, []queued{three[1], three[0]}, view{blockers: []queued{three[1], three[0]}, last: true}},
+		"one of a crowd":             {1, mutexMode, three, queue.View{Blockers: three, Last: true}},
+		"one of a crowd, write lock": {1, writeMode, three, queue.View{Blockers: three, Last: true}},
+		"a stray key":                {1, mutexMode, append([]queue.Entry{{Key: "a/12-zz", Rev: 4}}, three...), queue.View{Blockers: three, Last: true}},
+		"a reader among them":        {1, mutexMode, append([]queue.Entry{{Key: "a/r12", Rev: 4}}, three...), deep},
+		"of a reader":                {1, readMode, three, deep},
+		"alone":                      {0, mutexMode, three, deep},
+		"alone behind two":           {0, mutexMode, []queue.Entry{three[1], three[0]}, queue.View{Blockers: []queue.Entry{three[1], three[0]}, Last: true}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			e := &entry{s: &Session{id: 0x12, watcher: &watcher{scope: t}}, name: "a", wants: tc.wants, rev: 9}
+			e := &entry{s: &Session{id: 0x12, etcd: scoped(t)}, name: "a", mode: tc.wants, rev: 9}
 			for range tc.others {
 				defer e.joinCrowd().leave()
 			}
@@ -77,8 +85,8 @@ func TestViewOf(t *testing.T) {
 func crowdOn(t *testing.T, f *fakeEtcd, waiters int) (s *Session, h *Held, tickets []*Ticket) {
 	s = f.session(5)
 	t.Cleanup(func() {
-		s.end(ErrSessionClosed, "test")
-		s.leaseGone()
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
 	})
 	h, err := NewMutex(s, "a").Lock(t.Context())
 	require.NoError(t, err)
@@ -217,8 +225,8 @@ func TestSharedWatch_FirstSessionEnds(t *testing.T) {
 		var ss []*Session
 		for i := range 3 {
 			s := f.session(clientv3.LeaseID(5 + i))
-			t.Cleanup(s.leaseGone)
-			s.watcher.scope = f
+			t.Cleanup(s.endLease)
+			s.etcd.UseWatcher(f, f)
 			ss = append(ss, s)
 		}
 		h, err := NewRWMutex(ss[2], "a").Lock(t.Context())
@@ -231,7 +239,7 @@ func TestSharedWatch_FirstSessionEnds(t *testing.T) {
 			synctest.Wait()
 		}
 		require.Equal(t, []int{3}, ss[0].listening())
-		ss[0].end(ErrSessionClosed, "test")
+		ss[0].terminate(ErrSessionClosed, "test")
 		_, err = tickets[0].Wait(t.Context())
 		require.ErrorIs(t, err, ErrSessionClosed)
 		synctest.Wait()
@@ -253,10 +261,10 @@ func TestSharedWatch_Scope(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
 	a, b := newTestSession(t, c), newTestSession(t, c)
-	share := func(a, b *Session) bool { return a.watcher.scope == b.watcher.scope }
+	share := func(a, b *Session) bool { return a.etcd.WatchScope() == b.etcd.WatchScope() }
 	require.True(t, share(a, b))
 	require.False(t, share(a, newTestSession(t, cluster.Client(t))))
-	b.replaceWatcher(clientv3.NewWatcher(c))
+	b.etcd.ReplaceWatcher()
 	require.False(t, share(a, b))
 	c.Watcher = namespace.NewWatcher(c.Watcher, "x/")
 	require.False(t, share(newTestSession(t, c), newTestSession(t, c)), "who knows what others' watchers do")
@@ -315,7 +323,7 @@ func TestSharedWatch_HungMember(t *testing.T) {
 	proxies[2].Accept()
 	require.Eventually(t, func() bool { return proxies[1].Connections() > 0 && proxies[2].Connections() > 0 }, hang, tick)
 	proxies[0].Hold(etcdtest.Both)
-	<-time.After(2 * attemptMin)
+	<-time.After(2 * etcd.AttemptMin)
 	granted := make(chan error, 1)
 	go func() {
 		_, err := NewRWMutex(s, "a").RLock(testCtx(t))
@@ -331,9 +339,7 @@ func TestSharedWatch_HungMember(t *testing.T) {
 
 // watchesAnew reports whether the session has another watcher than its client.
 func (s *Session) watchesAnew() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.watcher.own
+	return s.etcd.OwnWatcher()
 }
 
 func TestSharedWatch_FirstWaiterLeavesWhileItIsOpened(t *testing.T) {
@@ -413,7 +419,7 @@ func TestSharedWatch_EndsBeforeItIsJoined(t *testing.T) {
 		f := newFakeEtcd()
 		s, h, _ := crowdOn(t, f, 0)
 		k := h.crowd()
-		old := s.enterShared(s.watcher, k.from, k.end)
+		old := s.enterShared(s.etcd.EnterWatcher(), k.from, k.end)
 		synctest.Wait()
 		f.breakWatches()
 		synctest.Wait()
@@ -442,7 +448,7 @@ func TestSharedWatch_Breaks(t *testing.T) {
 		require.NoError(t, err)
 		synctest.Wait()
 		require.Equal(t, 1, f.openWatches(), "whoever comes now has a watch at once")
-		<-time.After(retryMax)
+		<-time.After(etcd.RetryMax)
 		require.Equal(t, 1, f.openWatches())
 		passOn(t, h, append(tickets, tk)...)
 		requireNoneShared(t, f, s)
@@ -465,7 +471,7 @@ func TestSharedWatch_NotOpened(t *testing.T) {
 		require.NoError(t, err)
 		synctest.Wait()
 		require.Zero(t, f.openWatches())
-		<-time.After(retryMax)
+		<-time.After(etcd.RetryMax)
 		require.Equal(t, 1, f.openWatches())
 		passOn(t, h, tk)
 		requireNoneShared(t, f, s)
@@ -504,7 +510,7 @@ func TestSharedWatch_First(t *testing.T) {
 			return map[bool]error{true: rpctypes.ErrGRPCPermissionDenied}[n < 3]
 		}, 2 + waiters, 0, 0},
 		"too many keys": {func(context.Context, int32) error { return nil }, 2*waiters + 1, 0, presentLimit}, // the txn shows too little too
-		"it hangs":      {hangs, 1 + hedges, waiters, 0},
+		"it hangs":      {hangs, 1 + 2, waiters, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -543,7 +549,7 @@ func TestSharedWatch_First(t *testing.T) {
 				}
 				f.putAll("b/1") // so that the watch begins behind what they know
 				close(opened)
-				<-time.After(attemptMin - time.Millisecond)
+				<-time.After(etcd.AttemptMin - time.Millisecond)
 				require.Equal(t, tc.soon, reads.Load())
 				<-time.After(2 * time.Millisecond)
 				cancel()
@@ -640,8 +646,8 @@ func TestSharedWatch_FirstByAClosingSession(t *testing.T) {
 		var ss []*Session
 		for i := range 2 {
 			s := f.session(clientv3.LeaseID(5 + i))
-			t.Cleanup(s.leaseGone)
-			s.watcher.scope = f
+			t.Cleanup(s.endLease)
+			s.etcd.UseWatcher(f, f)
 			tk, err := NewRWMutex(s, "a").REnqueue(t.Context())
 			require.NoError(t, err)
 			ss, tickets = append(ss, s), append(tickets, tk)
@@ -663,23 +669,23 @@ func TestSharedWatch_FirstByAClosingSession(t *testing.T) {
 // A waiter that is busy while several of those before it leave hears of all of them;
 // one who comes later also of those that it can't know of, if not too many.
 func TestSharedWatch_AddsUp(t *testing.T) {
-	w := &sharedWatch{opened: 9, at: 9, forgot: 9, listeners: make(map[*listener]struct{})}
-	on := w.listen("a/5", "a/5-3", 9, nil)
+	w := &sharedWatch{opened: 9, at: 9, forgot: 9, subscribers: make(map[*subscriber]struct{})}
+	on := w.subscribe("a/5", "a/5-3", 9, nil)
 	del := func(key string, rev int) {
-		w.tell(clientv3.WatchResponse{Events: []*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: int64(rev)}}}})
+		w.publish(clientv3.WatchResponse{Events: []*clientv3.Event{{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: int64(rev)}}}})
 	}
 	for i, key := range []string{"a/5", "a/5-2", "a/5-3", "a/5-1"} {
 		del(key, 10+i)
 	}
 	wr := <-on.ch
-	require.True(t, deleted(&wr, "a/5", 9))
-	require.True(t, deleted(&wr, "a/5-2", 9))
-	require.False(t, deleted(&wr, "a/5-3", 9), "out of its range")
-	require.EqualValues(t, 13, latest(&wr))
+	require.True(t, etcd.Deleted(&wr, "a/5", 9))
+	require.True(t, etcd.Deleted(&wr, "a/5-2", 9))
+	require.False(t, etcd.Deleted(&wr, "a/5-3", 9), "out of its range")
+	require.EqualValues(t, 13, etcd.Latest(&wr))
 
 	later := func(since, at int64, told ...int64) {
 		t.Helper()
-		on := w.listen("a/5", "a/5-3", since, nil)
+		on := w.subscribe("a/5", "a/5-3", since, nil)
 		require.Equal(t, at, on.at)
 		var revs []int64
 		if len(on.ch) > 0 {
@@ -706,10 +712,19 @@ func TestSharedWatch_AddsUp(t *testing.T) {
 	later(14, 14)
 	later(13, 15)
 
-	w = &sharedWatch{opened: 9, at: 9, forgot: 9, listeners: make(map[*listener]struct{})}
+	w = &sharedWatch{opened: 9, at: 9, forgot: 9, subscribers: make(map[*subscriber]struct{})}
 	for range recentEvents + 1 {
 		del("a/5", 5) // which the watch may not have been told of all
 	}
 	later(5, 9)
 	later(8, 9)
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
 }

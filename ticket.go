@@ -7,18 +7,21 @@ import (
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// A Ticket is a place in a lock's queue. It is granted or fails by itself, in
-// the background; whoever has it waits for that when it suits, or not at all.
-// It is safe for concurrent use.
+// A Ticket is a place in a lock's queue. It is granted or fails by itself, in the background; its owner
+// waits for that when it suits, or not at all. It is safe for concurrent use.
 //
-// A grant that nobody claims with Wait keeps the lock: every Ticket needs its
-// Wait and the hold's Unlock, or Cancel, or the session's end.
+// A grant that nobody claims with Wait keeps the lock: every Ticket needs its Wait and the hold's
+// Unlock, or Cancel, or the session's end.
 type Ticket struct {
 	h      *Held
 	done   chan struct{} // closed when granted or failed
-	err    error         // why it failed; written before done is closed
+	err    error         // why it failed, set before done is closed
 	cancel context.CancelFunc
 
 	mu      sync.Mutex
@@ -40,17 +43,17 @@ func newTicket(h *Held, w *waiter) (*Ticket, error) {
 		t.err = w.wait(ctx)
 		switch {
 		case t.err == nil:
-			h.tellGranted()
+			h.notifyGranted()
 		case ctx.Err() == nil:
 			h.abandon(t.err)
 		default:
 			t.err = errCancelled
-			h.tellAbandoned(t.err) // and Cancel abandons it
+			h.notifyAbandoned(t.err) // and Cancel abandons it
 		}
 	})
 	if !ok {
 		cancel()
-		h.s.end(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
+		h.s.terminate(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
 		h.abandon(h.s.Err())
 		return nil, h.s.Err()
 	}
@@ -73,7 +76,7 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 		select {
 		case <-t.done:
 		case <-ctx.Done():
-			return nil, wrap("wait for", t.h.name, ended(ctx, nil))
+			return nil, wrap("wait for", t.h.name, etcd.CtxError(ctx, nil))
 		}
 	}
 	t.mu.Lock()
@@ -104,14 +107,14 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	default:
 	}
 	h.mu.Lock()
-	wants := h.wants // which Downgrade changes, if it is granted meanwhile
+	kind := h.mode.kind() // which Downgrade changes, if the ticket is granted meanwhile
 	h.mu.Unlock()
-	from, to := wants.blocking(h.name)
-	got, _, err := h.s.present(ctx, readRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
+	from, to := keyspace.Blocking(h.name, kind)
+	got, _, err := h.s.read(ctx, h.s.ctx, 0, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
 	if err != nil {
 		return 0, wrap("count before", h.name, err)
 	}
-	return ahead(h.name, wants.kind(), h.rev, toQueue(got[0].Kvs)), nil
+	return queue.Ahead(h.name, kind, h.rev, queue.Entries(got[0].Kvs)), nil
 }
 
 // Cancel gives the place back, or the grant that nobody has claimed. It blocks
@@ -136,7 +139,7 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	case <-t.removed:
 		return nil
 	case <-ctx.Done():
-		return wrap("cancel", t.h.name, ended(ctx, nil))
+		return wrap("cancel", t.h.name, etcd.CtxError(ctx, nil))
 	}
 }
 
@@ -149,15 +152,15 @@ func (t *Ticket) giveBack(ctx context.Context) {
 	if h.state == enqueued {
 		to = abandoned
 	}
-	mine := h.becomeLocked(to)
-	if mine {
-		h.finishLocked()
+	ok := h.transition(to)
+	if ok {
+		h.finishHoldLocked()
 	}
 	h.mu.Unlock()
-	if mine && to == released {
-		h.tellOver(time.Now(), nil)
+	if ok && to == released {
+		h.notifyOver(time.Now(), nil)
 	}
-	if mine {
+	if ok {
 		h.discard(ctx)
 	}
 }

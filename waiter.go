@@ -4,111 +4,109 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"math/rand/v2"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// A waiter waits, from the txn that put its entry into the queue, until the
-// entry has the lock:
+// A waiter waits, from the txn that put its entry into the queue, until the entry has the lock:
 //
-//  0. Behind others that wait on the same client and are not near the front, wait
-//     until one of them is (see lineUp).
-//  1. Look what blocks the entry, unless the txn has shown it already. Near the
-//     front that is all that is left below, else the last but two.
-//  2. Watch that from now, and see whether it was there when the watch was. If
-//     not, go to 4.
-//  3. Wait for the blockers' deletion, or for another of the ends in wait.
-//  4. If nothing can be left below, the entry has the lock. If the blocker was
-//     the last but two, the last two block now: go to 2, and look there what is
-//     left. Else look at the revision of the deletion: nothing is left, or go to 2.
+//  0. Behind others that wait on the same client and are not near the front, wait until one of
+//     them is (see lineUp).
+//  1. Read what blocks the entry, unless the txn has shown it already. Near the front that is all
+//     that is left below, otherwise the last entry but two.
+//  2. Watch that from now, and verify that it was there when the watch began. If not, go to 4.
+//  3. Wait for the deletion of the blockers, or for another of the ends in wait.
+//  4. If nothing can be left below, the entry has the lock. If the blocker was the last but two,
+//     the last two block now: go to 2, and verify there what is left. Else read the queue at the
+//     revision of the deletion: nothing is left, or go to 2.
 //
-// Near the front it watches its own entry too, in the same watch. Who is deeper
-// learns that it was removed from the rechecks, or when it comes near.
+// Near the front it watches its own entry too, in the same watch. A waiter that is deeper learns
+// that its entry was removed from the rechecks, or when it comes near.
 //
-// Invariant (I1): an entry has the lock only after a revision at which it was
-// in the queue and nothing that blocks it was below. Nothing is ever added
-// below an entry, so what was true there stays true.
+// Invariant (I1): an entry has the lock only after a revision at which it was in the queue and
+// nothing that blocks it was below. Nothing is ever added below an entry, so what was true there
+// stays true.
 //
-// Invariant (I3): the queue is judged only at a revision at which the entry is
-// in it. A read below that shows a queue without us, a read of a member that
-// lags may miss what the watch has missed too; so reads are pinned, or
-// linearizable.
+// Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read below
+// that shows a queue without us, and a read of a member that lags may miss what the watch has missed
+// too; so reads are pinned, or linearizable.
 type waiter struct {
 	*entry
-	view            // what it waits for, if looked
-	looked   bool   // view is known
-	guessed  bool   // view is to be confirmed by a look behind the watch
-	lookAt   int64  // if not: the revision to look at, 0 for the present
-	limit    int64  // of a look, in keys; 0 for none
-	crowded  bool   // it shares a watch on all of the queue
-	on       *watch // on the blockers, in the range from..to
-	from, to string
-	pause    time.Duration // after the next trouble
-	trouble  trouble       // for the log
-	// From begin to end:
-	rechecks *time.Timer
-	unbind   func() // the ctx of the wait from the session
-	in       *crowd
+	queue.View  // what it waits for, if viewKnown
+	viewKnown   bool
+	unconfirmed bool   // View is to be confirmed by a read behind the watch
+	viewRev     int64  // if not viewKnown: the revision to read, 0 for the present
+	readLimit   int64  // of a read, in keys; 0 for none
+	crowded     bool   // it shares a watch on all of the queue
+	watch       *watch // on the blockers, in the range from..to
+	from, to    string
+	retry       etcd.Backoff // after an error that passes
+	outage      outage       // for the log
+	// From start to stop:
+	recheckTimer *time.Timer
+	unbind       func() // the ctx of the wait from the session
+	in           *crowd
 	// In the line of its crowd:
-	before   *waiter       // whom it waits for there, nil if it asks etcd
+	before   *waiter       // the waiter that it waits for there, nil if it asks etcd
 	passed   bool          // it is not in line any more
 	passedAt int64         // its view's revision then, 0 for none
-	turn     chan struct{} // made for one who waits for it, and closed when it has passed
+	turn     chan struct{} // made for the waiter behind, and closed when this one has passed
 }
 
-func newWaiter(e *entry, v view, looked bool) *waiter {
-	return &waiter{entry: e, view: v, looked: looked, lookAt: v.at, trouble: trouble{e: e}, limit: lookLimit, pause: retryMin}
+func newWaiter(e *entry, v queue.View, known bool) *waiter {
+	return &waiter{entry: e, View: v, viewKnown: known, viewRev: v.At, outage: outage{e: e}, readLimit: viewLimit}
 }
 
-// errGone: the entry is not in the queue anymore.
-var errGone = errors.New("entry gone")
+// errEntryGone: the entry is not in the queue anymore.
+var errEntryGone = errors.New("entry gone")
 
-// wait blocks until the entry is held, or ctx or the session ends, or somebody
-// else removes the entry, or etcd refuses. After an error the entry is still to
-// be abandoned.
+// wait blocks until the entry is held, or ctx or the session ends, or somebody else removes the
+// entry, or etcd refuses. After an error the entry is still to be abandoned.
 //
-// What is below it on the stack as it blocks is kept small: while it is less than
-// 1,248 bytes deep, and its callers count, a goroutine has 4 KiB and not 8.
+// Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps
+// 4 KiB, not 8.
 func (w *waiter) wait(ctx context.Context) error {
-	if w.looked && len(w.blockers) == 0 {
+	if w.viewKnown && len(w.Blockers) == 0 {
 		return w.grant(ctx)
 	}
-	ctx = w.begin(ctx)
-	defer w.end()
+	ctx = w.start(ctx)
+	defer w.stop()
 	for {
 		err := w.prepare(ctx)
 		switch {
 		case err != nil:
 		case w.before != nil:
 			err = w.awaitTurn(ctx)
-		case len(w.blockers) == 0:
+		case len(w.Blockers) == 0:
 			return w.grant(ctx)
 		default:
 			err = w.await(ctx)
 		}
-		// Trouble with etcd keeps the place in the queue; the rest ends.
-		if err := w.overcome(ctx, err); err != nil {
+		// An outage of etcd keeps the place in the queue; the rest ends the wait.
+		if err := w.handleErr(ctx, err); err != nil {
 			return err
 		}
 	}
 }
 
-func (w *waiter) begin(ctx context.Context) context.Context {
-	ctx, w.unbind = w.s.bind(ctx)
-	w.rechecks = time.NewTimer(w.s.untilRecheck())
+func (w *waiter) start(ctx context.Context) context.Context {
+	ctx, w.unbind = etcd.Bind(ctx, w.s.ctx)
+	w.recheckTimer = time.NewTimer(w.s.recheckInterval())
 	w.in = w.joinCrowd()
-	w.crowded = w.in.key.crowded(0, w.size) // it stays so when others have gone
+	w.crowded = w.in.key.crowded(0, w.Size) // it stays so when others have gone
 	return ctx
 }
 
-func (w *waiter) end() {
-	w.trouble.end(false)
+func (w *waiter) stop() {
+	w.outage.stop(false)
 	w.unwatch()
 	w.passOn()
 	w.in.leave()
-	w.rechecks.Stop()
+	w.recheckTimer.Stop()
 	w.unbind()
 }
 
@@ -118,108 +116,107 @@ func (w *waiter) await(ctx context.Context) error {
 	case <-ctx.Done():
 		// The caller's ctx, or the session's end.
 		return ctx.Err()
-	case wr, ok := <-w.on.events():
-		return w.heard(&wr, ok)
-	case <-w.rechecks.C:
-		// Correctness hangs on no event: now and then, ask.
+	case wr, ok := <-w.watch.events():
+		return w.handleEvent(&wr, ok)
+	case <-w.recheckTimer.C:
+		// Correctness depends on no event: now and then, ask.
 		return w.recheck(ctx)
 	}
 }
 
-// awaitTurn blocks until the one before it in line has passed. It is not a case of await,
-// which has room for an event on its stack: most of a long queue stand here.
+// awaitTurn blocks until the one before it in line has passed. It is not a case of await, which has
+// an event on its stack: most waiters of a long queue block here.
 func (w *waiter) awaitTurn(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-w.before.turn:
-		if w.lookAt > 0 { // else it is the present
-			w.lookAt = max(w.lookAt, w.before.passedAt)
+		if w.viewRev > 0 { // else it is the present
+			w.viewRev = max(w.viewRev, w.before.passedAt)
 		}
 		return nil
-	case <-w.rechecks.C:
+	case <-w.recheckTimer.C:
 		return w.recheck(ctx)
 	}
 }
 
-// heard takes note of what the watch tells: a blocker left, or the own entry; or
-// the watch ended (no leader, compacted, closed) and may have missed that.
-func (w *waiter) heard(wr *clientv3.WatchResponse, ok bool) error {
-	w.strike(latest(wr), func(q queued) bool { return deleted(wr, q.key, w.at) })
+// handleEvent takes note of what the watch tells: a blocker left, or the own entry; or the watch
+// ended (no leader, compacted, closed) and may have missed that.
+func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
+	w.dropBlockers(etcd.Latest(wr), func(q queue.Entry) bool { return etcd.Deleted(wr, q.Key, w.At) })
 	switch {
-	case deleted(wr, w.key, w.rev):
-		return errGone
-	case w.looked && len(w.blockers) == 0:
+	case etcd.Deleted(wr, w.key, w.rev):
+		return errEntryGone
+	case w.viewKnown && len(w.Blockers) == 0:
 		return nil // it has the lock, whatever becomes of the watch
 	}
-	return broken(wr, ok)
+	return etcd.Broken(wr, ok)
 }
 
-// prepare brings the waiter to the point of waiting: the blockers are watched and
-// were there after the watch was. On the way it may find that none is left.
+// prepare brings the waiter to the point of waiting: the blockers are watched and were there after
+// the watch began. On the way it may find that none is left.
 func (w *waiter) prepare(ctx context.Context) (err error) {
-	for w.before = nil; !w.looked || len(w.blockers) > 0 && w.on == nil; {
+	for w.before = nil; !w.viewKnown || len(w.Blockers) > 0 && w.watch == nil; {
 		if w.before = w.lineUp(); w.before != nil {
 			return nil
 		}
-		if !w.looked {
-			if err := w.look(ctx); err != nil {
+		if !w.viewKnown {
+			if err := w.load(ctx); err != nil {
 				return err
 			}
 			continue
 		}
 		w.from, w.to = w.target()
-		if w.on, err = w.watchBlockers(ctx); err != nil {
+		if w.watch, err = w.watchBlockers(ctx); err != nil {
 			return err
 		}
-		w.pause = retryMin
-		if w.guessed || w.on.at > w.at { // otherwise nothing can have gone before the watch
-			if err := w.still(ctx); err != nil {
+		w.retry.Reset()
+		if w.unconfirmed || w.watch.at > w.At { // otherwise nothing can have gone before the watch
+			if err := w.verifyBlockers(ctx); err != nil {
 				return err
 			}
 		}
 	}
-	w.trouble.end(true)
+	w.outage.stop(true)
 	return nil
 }
 
-// overcome returns the error that ends the wait, or nil, after a pause if err is
-// trouble that passes; then the waiter looks again at the present.
-func (w *waiter) overcome(ctx context.Context, err error) error {
+// handleErr returns the error that ends the wait, or nil, after a pause if err passes; then the
+// waiter reads the present.
+func (w *waiter) handleErr(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return w.s.endedOr(ctx, nil)
-	case errors.Is(err, errGone):
-		w.s.confirm(ctx)
+		return w.s.waitError(ctx)
+	case errors.Is(err, errEntryGone):
+		w.s.confirmLease(ctx)
 		if ctx.Err() != nil {
-			return w.s.endedOr(ctx, nil)
+			return w.s.waitError(ctx)
 		}
 		return cmp.Or(w.s.Err(), ErrLost)
-	case !errors.Is(err, errWatch) && refused(err), errors.Is(err, ErrSessionExpired):
+	case !errors.Is(err, etcd.ErrWatch) && etcd.Refused(err), errors.Is(err, ErrSessionExpired):
 		return err
 	}
-	w.trouble.begin(ctx, err)
-	_ = pause(ctx, w.pause/2+rand.N(w.pause)) // ctx is looked at next
-	w.pause = min(2*w.pause, retryMax)
-	w.lookAgain(0)
+	w.outage.start(ctx, err)
+	_ = w.retry.Wait(ctx) // ctx is looked at next
+	w.invalidate(0)
 	return nil
 }
 
-// grant makes the entry held, unless its owner does not want it anymore, or it
-// can't be vouched for.
+// grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched
+// for.
 func (e *entry) grant(ctx context.Context) error {
 	if ctx.Err() != nil {
-		return e.s.endedOr(ctx, nil)
+		return e.s.waitError(ctx)
 	}
 	if !e.s.valid() {
 		return cmp.Or(e.s.Err(), ErrSessionExpired)
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.becomeLocked(held) && !e.doubt && e.wants != writeHold && e.more.trace == nil {
-		e.more = nil
+	if e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil {
+		e.acquiring = nil
 	}
 	return nil
 }

@@ -3,209 +3,168 @@ package etcdlock
 import (
 	"context"
 	"errors"
-	"fmt"
+	"iter"
 	"math/rand/v2"
-	"reflect"
-	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// watch is an etcd watch for deletions, opened from now: every deletion above
-// revision at is delivered on ch.
-type watch struct {
-	ch    clientv3.WatchChan
-	at    int64
-	close context.CancelFunc
-	// first, if not nil, asks what was in the range at that revision, once for all who
-	// share the watch.
-	first func(context.Context, *Session) map[queued]bool
+// Watch yields the queue of a lock as it is, then again whenever an entry has come, gone or been
+// downgraded, each time the newest state there is. A loop that is slow misses states in between, and
+// costs no more memory than one queue. Every state is one that the lock had at its Revision, and is
+// newer than the one before (unless etcd itself was restored from a snapshot). The queue of a lock that
+// nobody uses is empty, and is yielded too.
+//
+// Leader changes, compaction, lost connections and members that hang delay the next state, by some ten
+// seconds at the most once a majority of etcd answers again; nothing is yielded for them. An error is
+// the last thing that is yielded: ctx's error when that has ended, or what makes it useless to go on, for
+// example a right that is missing, or that the etcd client was closed. So the loop ends with an error,
+// unless it is left.
+//
+// It needs no session, and read rights on the prefix name + "/" only. It costs a watch and a read (see
+// [Client.Inspect], but no TTLs are read), one small read each five seconds, and a goroutine that has
+// ended when the loop has.
+func (c *Client) Watch(ctx context.Context, name string) iter.Seq2[Queue, error] {
+	return func(yield func(Queue, error) bool) {
+		if err := c.checkLook(name); err != nil {
+			yield(Queue{}, wrapNeeding("read", name+"/", "watch", name, err))
+			return
+		}
+		newFollower(c.etcd, name).yieldAll(ctx, yield)
+	}
 }
 
-// errWatch: a watch could not be opened, or ended; what it watched for may have
-// happened unseen.
-var errWatch = errors.New("watch ended")
+// checkEvery is how often a follower asks etcd whether its watch is silent because nothing happens:
+// about half the default TTL, as waits and holds do.
+const checkEvery = 5 * time.Second
 
-// openWatch watches key, or the range from key to end, and waits for etcd's
-// notice that it does. It gives up after attemptMin, since a watch waits silently
-// for a member that hangs. The watch lives until closed, or the
-// session ends.
+// A follower makes the requests that keep a queue.Follower up to date. It takes all events from its
+// watch at once, since the client keeps those that are not taken without any limit.
+type follower struct {
+	*queue.Follower
+	etcd  *etcd.Client
+	name  string
+	every time.Duration
+}
+
+func newFollower(client *clientv3.Client, name string) *follower {
+	return &follower{Follower: queue.NewFollower(), etcd: etcd.NewClient(client), name: name, every: checkEvery}
+}
+
+func (f *follower) yieldAll(ctx context.Context, yield func(Queue, error) bool) {
+	ctx, cancel := context.WithCancel(ctx)
+	var err error
+	done := make(chan struct{})
+	go func() { // ends with ctx, or with etcd's refusal
+		defer close(done)
+		err = f.run(ctx)
+	}()
+	defer func() { cancel(); <-done }()
+	for {
+		select {
+		case <-f.Changed():
+			if ctx.Err() != nil {
+				continue // done tells the rest
+			}
+			var q Queue
+			f.Newest(func(s *queue.Snapshot) { q = newQueue(s) })
+			if !yield(q, nil) {
+				return
+			}
+		case <-done:
+			yield(Queue{}, wrapNeeding("read", f.name+"/", "watch", f.name, err))
+			return
+		}
+	}
+}
+
+// run follows until ctx ends or etcd refuses.
 //
-// It names no start revision. etcd serves a watch that starts at a revision it
-// has already got from a loop that runs each 100 ms (watchResyncPeriod), which
-// is why concurrency.Mutex hands over 28 times a second between two contenders.
-// So the watch comes first, and what happened before it is read afterwards.
-//
-// With RequireLeader the watch ends when its member is cut off from the rest;
-// without, it would stay silent for as long as that lasts.
-func (s *Session) openWatch(ctx context.Context, key, end string) (*watch, error) {
-	return s.watchBy(ctx, func(by *watcher) (*watch, error) {
-		return openWatch(ctx, s.watching, by, key, end, clientv3.WithFilterPut())
+// The watch comes first and the read, which is linearizable, after it: what the watch has not seen, the
+// read shows. From there on each event leads from one state to the next. What comes twice is told by its
+// revision.
+func (f *follower) run(ctx context.Context) error {
+	defer f.etcd.CloseWatcher()
+	from, to := keyspace.All(f.name)
+	for retry := (etcd.Backoff{}); ; {
+		w, err := f.etcd.OpenWatch(ctx, ctx, from, to) // if that fails, the read replaces the Watcher
+		s, rerr := readSnapshot(ctx, f.etcd, f.name)
+		if rerr != nil {
+			if w != nil {
+				w.Close()
+			}
+			return rerr
+		}
+		f.Replace(s)
+		if err == nil {
+			began := time.Now()
+			err = f.follow(ctx, w)
+			w.Close()
+			if time.Since(began) > etcd.RetryMax {
+				retry.Reset()
+			}
+			if errors.Is(err, errSilent) {
+				f.etcd.ReplaceWatcher()
+			}
+		}
+		_ = retry.Wait(ctx) // ctx is looked at next
+	}
+}
+
+// errSilent: a watch did not deliver what has happened.
+var errSilent = errors.New("watch is silent")
+
+// follow applies what w delivers until that ends. Now and then it asks whether there would have been
+// anything to deliver: a watch on a member that hangs is silent, and its connection stays.
+func (f *follower) follow(ctx context.Context, w *etcd.Watch) error {
+	check := time.NewTimer(f.every)
+	defer check.Stop()
+	heard := false // since the last check
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case wr, ok := <-w.C:
+			if err := etcd.Broken(&wr, ok); err != nil {
+				return err
+			}
+			f.Apply(wr.Events)
+			heard = true
+		case <-check.C:
+			missed, err := f.missed(ctx)
+			switch {
+			case err != nil && etcd.Refused(err):
+				return err // the read that follows tells whether for good
+			case missed && !heard:
+				return errSilent
+			case missed: // it may be on its way
+				check.Reset(min(f.every, time.Second))
+			default: // or etcd does not answer, and nothing happens
+				check.Reset(f.every*3/4 + rand.N(f.every/2))
+			}
+			heard = false
+		}
+	}
+}
+
+// missed asks etcd, linearizably, whether the range has changed since the snapshot's revision: by a key
+// that was written later, or by the count, if keys were only deleted. If etcd has gone back, everything
+// has changed.
+func (f *follower) missed(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, 2*etcd.AttemptMin)
+	defer cancel()
+	rev, keys := f.At()
+	from, to := keyspace.All(f.name)
+	resp, _, err := etcd.Do(ctx, f.etcd, etcd.Policy{}, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		return f.etcd.Get(ctx, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(1), clientv3.WithMinModRev(rev+1))
 	})
-}
-
-// watchBy opens a watch with the session's watcher, which notes how that goes.
-func (s *Session) watchBy(ctx context.Context, open func(by *watcher) (*watch, error)) (*watch, error) {
-	by := s.enterWatcher()
-	w, err := open(by)
 	if err != nil {
-		s.leaveWatcher(by, ctx.Err() == nil)
-		return nil, err
+		return false, err
 	}
-	cancel := w.close
-	w.close = func() { cancel(); s.leaveWatcher(by, false) }
-	return w, nil
-}
-
-// openWatch is that of a session, for a watch that lives until life ends, a ctx
-// with RequireLeader; end is as for clientv3.WithRange, or empty for one key.
-func openWatch(ctx, life context.Context, watcher clientv3.Watcher, key, end string, opts ...clientv3.OpOption) (*watch, error) {
-	wctx, cancel := context.WithCancel(life)
-	unbind := context.AfterFunc(ctx, cancel)
-	timer := time.AfterFunc(attemptMin, cancel)
-	opts = append(opts, clientv3.WithCreatedNotify())
-	if end != "" {
-		opts = append(opts, clientv3.WithRange(end))
-	}
-	ch := watcher.Watch(wctx, key, opts...)
-	created, ok := <-ch
-	err := broken(&created, ok && created.Created)
-	if intime, bound := timer.Stop(), unbind(); err == nil && (!intime || !bound) {
-		err = errWatch // cancelled meanwhile
-	}
-	if err != nil {
-		cancel()
-		return nil, err
-	}
-	return &watch{ch: ch, at: created.Header.Revision, close: cancel}, nil
-}
-
-// All watches of a client's Watcher share a stream, and with it what may be
-// wrong with that for as long as any of them lives: a member that hangs, or a
-// token that has expired, since etcd checks new watches with the token that the
-// stream was opened with. So when a watch can't be opened although etcd answers,
-// the session's next watches get a Watcher, and so a stream, of their own.
-// That goes for etcd's own Watcher only: one that the user has put in its place
-// (see clientv3/namespace) can't be made anew, and holds and waits poll instead.
-//
-// One that has been replaced is closed after its last watch: it may have a stream
-// that outlives that, or go on trying to get one until the client is closed.
-
-// watcher is a Watcher for a session's watches.
-type watcher struct {
-	clientv3.Watcher
-	// scope is the same for watchers whose watches may be shared: those of the
-	// sessions that use the same one of etcd's own.
-	scope    any
-	own      bool // by replaceWatcher, so that the session has to close it
-	watches  int  // that are open, or being opened
-	replaced bool
-}
-
-func newWatcher(client *clientv3.Client, of clientv3.Watcher) *watcher {
-	w := &watcher{Watcher: of}
-	w.scope = w
-	if renewable(client, of) {
-		w.scope = of
-	}
-	return w
-}
-
-func (s *Session) enterWatcher() *watcher {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.watcher.watches++
-	return s.watcher
-}
-
-// leaveWatcher is called when a watch of w is closed, or could not be opened,
-// which is w's fault if failed.
-func (s *Session) leaveWatcher(w *watcher, failed bool) {
-	s.mu.Lock()
-	w.watches--
-	unused := w.unused()
-	if failed && w == s.watcher && renewable(s.client, w.Watcher) {
-		s.watcherBad = true
-	}
-	s.mu.Unlock()
-	if unused {
-		_ = w.Close()
-	}
-}
-
-func (w *watcher) unused() bool { return w.own && w.replaced && w.watches == 0 }
-
-// renewable reports whether w is etcd's own Watcher, as NewWatcher makes them.
-func renewable(client *clientv3.Client, w clientv3.Watcher) bool {
-	return reflect.TypeOf(w) == reflect.TypeOf(clientv3.NewWatcher(client))
-}
-
-// etcdAnswers notes that it is not etcd that a watch failed for.
-func (s *Session) etcdAnswers() {
-	s.mu.Lock()
-	bad := s.watcherBad
-	s.watcherBad = false
-	s.mu.Unlock()
-	if bad {
-		s.replaceWatcher(clientv3.NewWatcher(s.client))
-	}
-}
-
-// replaceWatcher gives the session's next watches w, a new Watcher; at the
-// session's end nil, for there are none.
-func (s *Session) replaceWatcher(w clientv3.Watcher) {
-	s.mu.Lock()
-	old := s.watcher
-	old.replaced = true
-	unused := old.unused()
-	if w != nil {
-		s.watcher = newWatcher(s.client, w)
-		s.watcher.own = true
-	}
-	s.mu.Unlock()
-	if unused {
-		_ = old.Close()
-	}
-}
-
-// untilRecheck is the time from one linearizable look at what is only watched to
-// the next: about half a TTL, jittered, so that they don't come together.
-func (s *Session) untilRecheck() time.Duration { return s.ttl/8*3 + rand.N(s.ttl/4) }
-
-// events is the watch's channel; none is nil, which blocks forever.
-func (w *watch) events() clientv3.WatchChan {
-	if w == nil {
-		return nil
-	}
-	return w.ch
-}
-
-// broken is the error of a watch that ended with wr, nil if it goes on. It is
-// always errWatch: whatever ends a watch, a read tells whether it is for good.
-func broken(wr *clientv3.WatchResponse, ok bool) error {
-	if !ok {
-		return errWatch
-	}
-	if err := wr.Err(); err != nil {
-		return fmt.Errorf("%w: %w", errWatch, err)
-	}
-	return nil
-}
-
-// latest is the revision of the last event of wr.
-func latest(wr *clientv3.WatchResponse) int64 {
-	if len(wr.Events) == 0 {
-		return 0
-	}
-	return wr.Events[len(wr.Events)-1].Kv.ModRevision
-}
-
-// deleted reports whether wr tells that key was deleted above revision rev.
-// Deletions up to rev are those of earlier users of the key: a watch on a member
-// that lags may still deliver them.
-func deleted(wr *clientv3.WatchResponse, key string, rev int64) bool {
-	return slices.ContainsFunc(wr.Events, func(ev *clientv3.Event) bool {
-		return ev.Type == clientv3.EventTypeDelete && ev.Kv.ModRevision > rev && string(ev.Kv.Key) == key
-	})
+	return len(resp.Kvs) > 0 || resp.Count != int64(keys) || resp.Header.Revision < rev, nil
 }

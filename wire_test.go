@@ -16,13 +16,13 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// wire counts what a client sends, attempt by attempt, and lets a test step in.
+// wire counts the attempts of a client's requests, and lets a test intercept them.
 type wire struct {
 	mu      sync.Mutex
 	calls   map[string]int // unary, by method: "Txn", "Range", ...; a Txn that only reads is a "Range"
 	watches []*pb.WatchCreateRequest
 
-	// unary, if set, is called instead of each unary call and makes it by send.
+	// unary, if set, is called in place of each unary call, and sends the call with send.
 	unary func(ctx context.Context, method string, req any, send func(context.Context) error) error
 	// recv, if set, sees each message that a stream receives; an error ends the
 	// stream, and false drops the message.
@@ -31,11 +31,11 @@ type wire struct {
 	stream func(ctx context.Context, method string) error
 }
 
-// errLost is how a call fails whose reply was lost. It is neither
-// DeadlineExceeded nor Canceled, which etcd's client repeats by itself.
+// errLostReply is the error of a call whose reply was lost. It is neither
+// DeadlineExceeded nor Canceled, after which etcd's client repeats a call by itself.
 var errLostReply = status.Error(codes.Unavailable, "transport is closing")
 
-// wiredClient is a client of cluster with a wire in it.
+// wiredClient returns a client of the cluster c with a wire.
 func wiredClient(t testing.TB, c *etcdtest.Cluster, change ...func(*clientv3.Config)) (*clientv3.Client, *wire) {
 	w := &wire{calls: map[string]int{}}
 	client := c.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
@@ -64,8 +64,8 @@ func (w *wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 	}
 	err := hook(ctx, method, req, send)
 	if len(reads) > 0 && reads[0].Revision > 0 && err != nil {
-		// A member that has not come to the revision, or has no time: the
-		// linearizable read in its place counts. On a busy machine it happens.
+		// The member has not reached the revision, or is too busy, which happens on a
+		// busy machine. The linearizable read that replaces this one counts instead.
 		w.mu.Lock()
 		w.calls[method]--
 		w.mu.Unlock()
@@ -73,7 +73,7 @@ func (w *wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 	return err
 }
 
-// rangesOf is what a request reads that does nothing else.
+// rangesOf returns the reads of a request, or none if the request does anything else.
 func rangesOf(req any) (reads []*pb.RangeRequest) {
 	switch r := req.(type) {
 	case *pb.RangeRequest:
@@ -134,7 +134,7 @@ func (s *wireStream) RecvMsg(m any) error {
 	}
 }
 
-// onUnary sets the hook; nil takes it away.
+// onUnary sets the hook; nil removes it.
 func (w *wire) onUnary(f func(ctx context.Context, method string, req any, send func(context.Context) error) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -153,8 +153,8 @@ func (w *wire) onStream(f func(ctx context.Context, method string) error) {
 	w.stream = f
 }
 
-// once replaces the next call of method by f, and then goes out of the way.
-// The channel is closed when f has returned.
+// once replaces the next call of method by f, and only that call. The channel is closed
+// when f has returned.
 func (w *wire) once(method string, f func(ctx context.Context, send func(context.Context) error) error) <-chan struct{} {
 	done := make(chan struct{})
 	w.onUnary(func(ctx context.Context, m string, _ any, send func(context.Context) error) error {
@@ -168,7 +168,7 @@ func (w *wire) once(method string, f func(ctx context.Context, send func(context
 	return done
 }
 
-// loseReply makes the next call of method happen, and its reply get lost.
+// loseReply executes the next call of method, but drops its reply.
 func (w *wire) loseReply(method string) <-chan struct{} {
 	return w.once(method, func(ctx context.Context, send func(context.Context) error) error {
 		if err := send(ctx); err != nil {
@@ -178,14 +178,14 @@ func (w *wire) loseReply(method string) <-chan struct{} {
 	})
 }
 
-// reset forgets the counts.
+// reset sets the counts to zero.
 func (w *wire) reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.calls, w.watches = map[string]int{}, nil
 }
 
-// counts returns a copy of the counts, and the watches created.
+// counts returns a copy of the counts, and the requests for watches.
 func (w *wire) counts() (calls map[string]int, watches []*pb.WatchCreateRequest) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

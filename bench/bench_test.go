@@ -15,8 +15,8 @@ import (
 	"github.com/etcdlock/etcdlock/bench/server"
 )
 
-// What a change of the library can slow down, as Go benchmarks for benchstat.
-// They run on one embedded etcd, with fsync.
+// Go benchmarks for benchstat. They show whether a change slows the library
+// down. They run on one embedded etcd, with fsync.
 
 var etcd *server.Etcd
 
@@ -34,8 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// setting is what a benchmark runs in: sessions of a peer, their requests
-// counted.
+// setting is the environment of a benchmark: sessions of a peer, and a counter
+// of their requests.
 type setting struct {
 	count    *measure.Counter
 	clients  server.Clients
@@ -68,7 +68,7 @@ func check(b *testing.B, err error) {
 }
 
 // timed runs op until the benchmark ends, and reports quantiles of its time and
-// how many requests each took.
+// the number of requests per operation.
 func (s *setting) timed(b *testing.B, op func() (time.Duration, error)) {
 	b.Helper()
 	_, err := op() // opens connections
@@ -118,8 +118,8 @@ func cycle(lock, unlock func(context.Context) error) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// BenchmarkHandover: an operation is one turn of everybody, so ns/op over
-// sessions is the time of a grant.
+// BenchmarkHandover: in one operation every session has the lock once, so ns/op
+// divided by the number of sessions is the time of a grant.
 func BenchmarkHandover(b *testing.B) {
 	for _, newPeer := range mutexes {
 		for _, n := range []int{2, 16, 128} {
@@ -148,7 +148,7 @@ func contend(b *testing.B, s *setting, n int) (stop func()) {
 				} else if ctx.Err() != nil {
 					return
 				}
-				if err != nil { // without contenders something else would be measured
+				if err != nil { // the measurement is invalid without all contenders
 					b.Error(err)
 					return
 				}
@@ -158,8 +158,9 @@ func contend(b *testing.B, s *setting, n int) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// BenchmarkPassing: two contenders with an empty section, of both peers by
-// turns; the ratio is how much more often etcdlock's lock changes hands.
+// BenchmarkPassing: two contenders with an empty section. The two peers are
+// measured by turns; the ratio says how much more often etcdlock's lock changes
+// hands.
 func BenchmarkPassing(b *testing.B) {
 	var per [2]time.Duration
 	rounds := 0
@@ -194,8 +195,8 @@ func BenchmarkPassing(b *testing.B) {
 	b.ReportMetric(float64(per[1])/float64(per[0]), "times-concurrency")
 }
 
-// BenchmarkBurst: an operation is a writer's lock, readers queueing behind it,
-// its unlock, and all the readers' grants and unlocks.
+// BenchmarkBurst: in one operation a writer locks, readers queue up behind it, the
+// writer unlocks, and all readers get the lock and unlock it.
 func BenchmarkBurst(b *testing.B) {
 	for _, n := range []int{1, 16, 128} {
 		b.Run(fmt.Sprintf("readers=%d", n), func(b *testing.B) {
@@ -223,7 +224,7 @@ func BenchmarkBurst(b *testing.B) {
 	}
 }
 
-// BenchmarkClose: the session's end releases all its locks.
+// BenchmarkClose: the end of a session releases all its locks.
 func BenchmarkClose(b *testing.B) {
 	for _, n := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("locks=%d", n), func(b *testing.B) {

@@ -14,8 +14,8 @@ import (
 	"github.com/etcdlock/etcdlock/bench/server"
 )
 
-// inOwnProcess takes what a lock costs in a process that has nothing else in
-// it: this program, called with cost as its first argument.
+// inOwnProcess measures what a lock costs in a process that does nothing else:
+// it runs this program with cost as its first argument.
 func inOwnProcess(ctx context.Context, etcd *server.Etcd, quantity, name string) (measure.Values, error) {
 	self, err := os.Executable()
 	if err != nil {

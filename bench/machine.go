@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// machine says what this runs on.
+// machine describes the machine of this run.
 func machine() map[string]string {
 	m := map[string]string{
 		"cpu":                  cpu(),
@@ -26,7 +26,7 @@ func machine() map[string]string {
 	return m
 }
 
-// versions says what was measured.
+// versions returns the versions of what is measured.
 func versions() map[string]string {
 	v := map[string]string{
 		"go":           runtime.Version(),
@@ -81,14 +81,14 @@ func memory() string {
 	return fmt.Sprintf("%d GiB", (info.Totalram*uint64(info.Unit)+1<<29)>>30)
 }
 
-// fsyncTime is what all the servers pay for each write that they promise to
-// keep.
+// fsyncTime returns the median time of an fsync. All servers that write to the
+// disk pay it for each write.
 func fsyncTime() string {
 	f, err := os.CreateTemp("", "etcdlock-bench-")
 	if err != nil {
 		return "unknown"
 	}
-	defer func() { _ = os.Remove(f.Name()) }() // a leftover in the temporary directory
+	defer func() { _ = os.Remove(f.Name()) }() // a leftover in the temporary directory does no harm
 	defer func() { _ = f.Close() }()
 	times := make([]time.Duration, 101)
 	for i := range times {

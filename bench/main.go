@@ -1,5 +1,5 @@
-// Command bench measures etcdlock beside its peers, on real servers that it
-// starts itself on loopback, and writes README.md from what it found.
+// Command bench measures etcdlock and its peers on real servers, which it starts
+// on loopback, and writes README.md from the results.
 //
 //	./setup.sh              # once: redis-server and ZooKeeper
 //	go run .                # measures, writes results.json (about 40 minutes)
@@ -47,16 +47,16 @@ func run() (err error) {
 		return r.WriteReadme(*dir)
 	}
 	b := &bench{}
-	flag.IntVar(&b.rounds, "rounds", 5, "how often each peer is measured for each quantity, by turns")
-	flag.DurationVar(&b.d, "d", time.Second, "time of a measurement, beyond its warm-up")
+	flag.IntVar(&b.rounds, "rounds", 5, "how often each quantity of each peer is measured; the peers take turns")
+	flag.DurationVar(&b.d, "d", time.Second, "duration of a measurement, without its warm-up")
 	flag.IntVar(&b.conns, "conns", 8, "etcd connections that the sessions of a peer share")
-	flag.IntVar(&b.used, "used", 50_000, "acquisitions of one name before 'uncontended, used'")
-	flag.IntVar(&b.deep, "deep", 5_000, "waiters of 'hand-over, deep'")
+	flag.IntVar(&b.used, "used", 50_000, "how often the name was locked before 'uncontended, used'")
+	flag.IntVar(&b.deep, "deep", 5_000, "number of waiters in 'hand-over, deep'")
 	out := flag.String("out", "results.json", "where to write the raw results")
 	servers := flag.String("servers", "", "only servers that match this regular expression: embedded, three, far, process")
 	quantity := flag.String("quantity", "", "only quantities that match, such as 'uncontended', 'grants/2$', 'hand-over'")
 	peers := flag.String("peer", "", "only peers that match, such as 'etcdlock|floor'")
-	profile := flag.String("cpuprofile", "", "where to write a CPU profile of the whole run, servers in this process included")
+	profile := flag.String("cpuprofile", "", "where to write a CPU profile of the whole run, including the servers in this process")
 	flag.Parse()
 	if *profile != "" {
 		f, err := os.Create(*profile)
@@ -82,7 +82,7 @@ func run() (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = os.RemoveAll(dir) }() // what stays behind is in the temporary directory
+	defer func() { _ = os.RemoveAll(dir) }() // a leftover in the temporary directory does no harm
 	err = b.measureAll(ctx, dir)
 	if werr := b.result.Write(*out); werr != nil {
 		return werr

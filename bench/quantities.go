@@ -14,11 +14,11 @@ import (
 	"github.com/etcdlock/etcdlock/bench/server"
 )
 
-// hold is for how long a lock is kept where hand-overs are timed.
+// hold is how long a holder keeps the lock when hand-overs are timed.
 const hold = 3 * time.Millisecond
 
-// onEmbedded measures on one etcd member in this process, and all that is not
-// etcd.
+// onEmbedded measures on one etcd member in this process, and on the servers that
+// are not etcd.
 func (b *bench) onEmbedded(ctx context.Context) (err error) {
 	var stops []func() error
 	defer func() {
@@ -54,7 +54,7 @@ func (b *bench) onEmbedded(ctx context.Context) (err error) {
 	}
 	b.requests(ctx, etcd)
 	b.readersAndWriters(ctx, etcd, clients[0])
-	// What a process pays that has rested, as it has in 'writer behind'.
+	// The floor for a process that was idle before, as in 'writer behind'.
 	b.one(ctx, "hand-over, at rest", "floor", func(ctx context.Context) (measure.Values, error) {
 		return measure.Floor(ctx, get(0), get(1), 400*time.Millisecond, 4*b.d)
 	})
@@ -83,8 +83,8 @@ func (b *bench) onThree(ctx context.Context) (err error) {
 	return nil
 }
 
-// onFar measures on three etcd processes with a network between them: 2 ms for
-// a round trip between members, 1 ms for one to a client.
+// onFar measures on three etcd processes with a simulated network: a round trip
+// takes 2 ms between members and 1 ms between a client and a member.
 func (b *bench) onFar(ctx context.Context) (err error) {
 	delays := &server.Delays{Peer: server.NewDelay(time.Millisecond), Client: server.NewDelay(time.Millisecond / 2)}
 	etcd, err := server.Processes(b.etcd, 3, delays)
@@ -99,8 +99,9 @@ func (b *bench) onFar(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, clients.Close()) }()
 	b.passing(ctx, clients.Get, nil)
 
-	// Round trips are counted with all clients at the leader: elsewhere each
-	// request makes another one to get there.
+	// All clients are connected to the leader while round trips are counted:
+	// another member would forward each request to the leader, which is one
+	// round trip more.
 	leader, err := etcd.Leader(ctx)
 	if err != nil {
 		return err
@@ -110,7 +111,7 @@ func (b *bench) onFar(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, near.Close()) }()
-	// Held for longer than any waiter needs to come to rest.
+	// Longer than any waiter needs to make all requests before it waits.
 	const hold = 150 * time.Millisecond
 	roundTrip := func(d time.Duration) { delays.Peer.Set(d / 2) }
 	b.one(ctx, "round trips", "floor", func(ctx context.Context) (measure.Values, error) {
@@ -122,8 +123,8 @@ func (b *bench) onFar(ctx context.Context) (err error) {
 	return nil
 }
 
-// onProcess measures what locks cost in their own process, with the server in
-// another one.
+// onProcess measures what locks cost their own process. The server runs in
+// another process.
 func (b *bench) onProcess(ctx context.Context) (err error) {
 	etcd, err := server.Processes(b.etcd, 1, nil)
 	if err != nil {
@@ -138,7 +139,7 @@ func (b *bench) onProcess(ctx context.Context) (err error) {
 	return nil
 }
 
-// passing measures how fast a lock is had and passed on.
+// passing measures how fast a lock is acquired and passed on.
 func (b *bench) passing(ctx context.Context, get peer.Clients, others []peer.Peer) {
 	for _, peers := range [][]peer.Peer{onEtcd(get), others} {
 		b.together(ctx, "uncontended", peers, func(ctx context.Context, ps []peer.Peer) ([]measure.Values, error) {
@@ -163,7 +164,7 @@ func (b *bench) passing(ctx context.Context, get peer.Clients, others []peer.Pee
 	}
 }
 
-// locksOnEtcd are the mutexes, onEtcd is with the floor.
+// locksOnEtcd returns the mutexes on etcd; onEtcd also returns the floor.
 func locksOnEtcd(get peer.Clients) []peer.Peer {
 	return []peer.Peer{peer.Etcdlock(get), peer.Concurrency(get)}
 }
@@ -172,7 +173,7 @@ func onEtcd(get peer.Clients) []peer.Peer {
 	return append(locksOnEtcd(get), peer.Floor(get))
 }
 
-// startOthers starts the peers that are not on etcd.
+// startOthers starts the servers of the peers that do not use etcd.
 func startOthers() (peers []peer.Peer, stops []func() error, err error) {
 	for name, fsync := range map[string]bool{"redsync": false, "redsync, fsync": true} {
 		addr, stop, err := server.Redis(fsync)
@@ -189,7 +190,7 @@ func startOthers() (peers []peer.Peer, stops []func() error, err error) {
 	return append(peers, peer.ZooKeeper(addr)), append(stops, stop), nil
 }
 
-// counting are clients of their own for a peer whose requests are counted.
+// counting makes separate clients for a peer and counts their requests.
 func (b *bench) counting(etcd *server.Etcd, f func(c *measure.Counter, clients server.Clients) (measure.Values, error)) (v measure.Values, err error) {
 	c := measure.NewCounter()
 	clients, err := etcd.Connect(b.conns, c.Tap.DialOptions()...)

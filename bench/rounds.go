@@ -25,7 +25,7 @@ type bench struct {
 
 	etcd   string // path of etcd's server
 	round  int
-	on     string // the servers that run now
+	on     string // the servers that are running
 	failed int
 	result report.Run
 }
@@ -33,8 +33,8 @@ type bench struct {
 // limit bounds a measurement that hangs.
 const limit = 10 * time.Minute
 
-// measureAll measures everything in each round, on servers that are started
-// anew. A measurement that fails is noted, and the others go on.
+// measureAll measures everything in each round, on newly started servers. A
+// measurement that fails is recorded, and the run continues.
 func (b *bench) measureAll(ctx context.Context, dir string) (err error) {
 	b.result.Command = "go run . " + strings.Join(os.Args[1:], " ")
 	b.result.Started = time.Now().UTC().Truncate(time.Second)
@@ -68,7 +68,7 @@ func (b *bench) measureAll(ctx context.Context, dir string) (err error) {
 	return nil
 }
 
-// each measures a quantity of each of the peers in turn.
+// each measures a quantity of each peer in turn.
 func (b *bench) each(ctx context.Context, quantity string, peers []peer.Peer, f func(context.Context, peer.Peer) (measure.Values, error)) {
 	for _, p := range peers {
 		b.one(ctx, quantity, p.Name, func(ctx context.Context) (measure.Values, error) { return f(ctx, p) })
@@ -85,7 +85,7 @@ func (b *bench) one(ctx context.Context, quantity, name string, f func(context.C
 	b.note(quantity, name, v, err)
 }
 
-// together measures a quantity of all the peers at once.
+// together measures a quantity of all peers at once.
 func (b *bench) together(ctx context.Context, quantity string, peers []peer.Peer, f func(context.Context, []peer.Peer) ([]measure.Values, error)) {
 	var chosen []peer.Peer
 	for _, p := range peers {
@@ -118,7 +118,7 @@ func (b *bench) note(quantity, name string, v measure.Values, err error) {
 	fmt.Printf("%s round %d %-9s %-26s %-18s %s %s\n", time.Now().Format(time.TimeOnly), b.round, b.on, quantity, name, shorten(v), r.Error)
 }
 
-// shorten shows the values for whoever watches the run.
+// shorten formats the values for the progress output.
 func shorten(v measure.Values) string {
 	var b strings.Builder
 	for _, k := range slices.Sorted(maps.Keys(v)) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Installs what the benchmark needs beyond Go: redis-server and ZooKeeper, from Debian. It starts none of them: the benchmark
-# starts its own, on free loopback ports and with their data in temporary folders.
+# Installs what the benchmark needs besides Go: redis-server and ZooKeeper, from Debian. It does not start them: the benchmark
+# starts its own servers, on free loopback ports and with their data in temporary folders.
 set -euo pipefail
 
 missing=()
@@ -9,7 +9,7 @@ command -v redis-server >/dev/null || missing+=(redis-server)
 command -v java >/dev/null || missing+=(default-jre-headless)
 if [[ ${#missing[@]} -eq 0 ]]; then exit 0; fi
 
-# Debian's packages start their service when they are installed, unless this says no.
+# Debian's packages start their services when they are installed, unless policy-rc.d forbids it.
 policy=/usr/sbin/policy-rc.d
 if [[ ! -e $policy ]]; then
 	trap 'rm -f "$policy"' EXIT

@@ -9,8 +9,8 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// Clients of an attached cluster reach its servers, through proxies and taps too; the
-// servers themselves are left alone.
+// Clients of an attached cluster reach its servers, also through proxies and taps. The
+// cluster does not touch the servers themselves.
 func TestAttach(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	attached := etcdtest.Attach(cluster.Endpoints()...)
@@ -34,8 +34,8 @@ func TestAttach(t *testing.T) {
 	require.ErrorContains(t, err, "attached")
 	require.ErrorContains(t, attached.MoveLeader(ctx, 0), "attached")
 	require.ErrorContains(t, m.Restart(ctx), "attached")
-	require.NoError(t, ctx.Err(), "an error is to come at once")
+	require.NoError(t, ctx.Err(), "the errors must be returned at once")
 	attached.Close()
 	_, err = cluster.Client(t).Get(short(t, patience), "a")
-	require.NoError(t, err, "Close has stopped the servers")
+	require.NoError(t, err, "Close must not stop the servers")
 }

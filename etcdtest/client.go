@@ -16,14 +16,14 @@ type clientOptionFunc func(*clientv3.Config)
 func (f clientOptionFunc) applyClient(c *clientv3.Config) { f(c) }
 
 // WithClientConfig passes the client's configuration to f, which may set
-// endpoints, credentials, TLS, dial options or anything else. A configuration that
-// is left without endpoints gets those of all members.
+// endpoints, credentials, TLS, dial options or anything else. If f leaves the
+// endpoints empty, the client gets those of all members.
 func WithClientConfig(f func(*clientv3.Config)) ClientOption {
 	return clientOptionFunc(f)
 }
 
-// Client returns a new client to all members, which is closed when the test ends.
-// It is configured as a client is by default, but logs nothing.
+// Client returns a new client connected to all members. It has the default
+// configuration, except that it logs nothing. It is closed when the test ends.
 func (c *Cluster) Client(tb testing.TB, opts ...ClientOption) *clientv3.Client {
 	tb.Helper()
 	client, err := c.NewClient(opts...)

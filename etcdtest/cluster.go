@@ -12,24 +12,24 @@ import (
 	"testing"
 )
 
-// startAttempts bounds how often a cluster is started with new ports because a port
-// was taken.
+// startAttempts is how many times New tries new ports before it gives up because a
+// port was taken.
 const startAttempts = 20
 
-// A Cluster is an etcd cluster that runs inside this process, or is attached (see
-// [Attach]). It is safe for concurrent use.
+// A Cluster is an etcd cluster that runs inside this process, or one that was
+// attached with [Attach]. It is safe for concurrent use.
 type Cluster struct {
 	members []*Member
 	tempDir string // removed by Close, unless empty
 
 	mu        sync.Mutex // guards Member.isolated and the cuts between members
 	closeOnce sync.Once
-	closed    atomic.Bool // set before Close stops the members: none starts any more
+	closed    atomic.Bool // set before Close stops the members; no member starts after that
 }
 
 // Start starts a cluster with its data in tb's temporary directory, waits until all
-// members serve, and closes it when the test ends. It fails the test when
-// that is impossible.
+// members serve, and closes the cluster when the test ends. It fails the test if the
+// cluster can't start.
 func Start(tb testing.TB, opts ...Option) *Cluster {
 	tb.Helper()
 	c, err := New(tb.TempDir(), opts...)
@@ -40,9 +40,9 @@ func Start(tb testing.TB, opts ...Option) *Cluster {
 	return c
 }
 
-// New is [Start] for code that has no [testing.TB]. The data goes to dir, which
-// must not hold those of an earlier cluster; for an empty dir it goes to a
-// temporary directory that Close removes. The caller must call Close.
+// New is [Start] for code that has no [testing.TB]. The data goes to dir, which must
+// not hold the data of an earlier cluster. If dir is empty, New makes a temporary
+// directory, and Close removes it. The caller must call Close.
 func New(dir string, opts ...Option) (*Cluster, error) {
 	cfg := config{members: 1}
 	for _, o := range opts {
@@ -66,19 +66,20 @@ func New(dir string, opts ...Option) (*Cluster, error) {
 	return c, nil
 }
 
-// errAttached is what can't be done to an attached cluster.
-var errAttached = errors.New("etcdtest: the servers of an attached cluster are not this package's to rule")
+// errAttached is returned for operations that need a server of this process.
+var errAttached = errors.New("etcdtest: not possible on an attached cluster: its servers run elsewhere")
 
-// errClosed is why no member of a closed cluster starts.
+// errClosed is returned when a member is started after Close.
 var errClosed = errors.New("the cluster is closed")
 
-// Attach returns a Cluster of servers that run elsewhere, such as etcd processes of
-// another version, by the URLs at which they serve clients. It makes no request.
+// Attach returns a Cluster for servers that run elsewhere, such as etcd processes of
+// another version. The endpoints are the URLs at which the servers accept clients.
+// Attach makes no request.
 //
-// Clients, proxies and taps are made as with any other Cluster. What needs a server of
-// this process is not to be had: Stop, Kill, Isolate and Heal panic; Restart, Leader,
-// MoveLeader and Compact return an error; Etcd returns nil. Close leaves the servers
-// alone.
+// Clients, proxies and taps work as with any other Cluster. Methods that need a server
+// in this process do not: Stop, Kill, Isolate and Heal panic; Restart, Leader,
+// MoveLeader and Compact return an error; Etcd returns nil. Close does not stop the
+// servers.
 func Attach(endpoints ...string) *Cluster {
 	c := &Cluster{}
 	for i, e := range endpoints {
@@ -87,9 +88,9 @@ func Attach(endpoints ...string) *Cluster {
 	return c
 }
 
-// start tries with other ports as long as a port was taken between its choice and
-// the listen: no choice of ports rules that out when packages are tested in
-// parallel.
+// start starts the members. Another process may take a port after it was chosen and
+// before the member listens on it, above all when packages are tested in parallel;
+// start then tries again with other ports.
 func (c *Cluster) start(dir string, cfg config) error {
 	for i := range cfg.members {
 		d := filepath.Join(dir, memberName(i))
@@ -124,7 +125,7 @@ func (c *Cluster) startOnce(dir string, cfg config) error {
 	for i, ec := range configs {
 		c.members = append(c.members, &Member{cluster: c, index: i, endpoint: ec.ListenClientUrls[0].String(), config: ec})
 	}
-	// A member only becomes ready when a majority runs, so start all first.
+	// A member becomes ready only when a majority runs, so start all of them first.
 	for _, m := range c.members {
 		if err := m.start(); err != nil {
 			return err
@@ -152,7 +153,7 @@ func (c *Cluster) Endpoints() []string {
 	return eps
 }
 
-// Close stops all members at once, whatever clients are still connected. It is
+// Close stops all members at once, even while clients are connected. It is
 // idempotent.
 func (c *Cluster) Close() {
 	c.closeOnce.Do(func() {
@@ -165,7 +166,7 @@ func (c *Cluster) Close() {
 		}
 		wg.Wait()
 		if c.tempDir != "" {
-			_ = os.RemoveAll(c.tempDir) // what stays behind is in the temporary directory
+			_ = os.RemoveAll(c.tempDir) // a leftover in the temporary directory does no harm
 		}
 	})
 }

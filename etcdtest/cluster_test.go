@@ -18,7 +18,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/leaks"
 )
 
-// The exceptions are the peer connections of clusters of several members; see
+// The leak check ignores the peer connections of clusters with several members; see
 // the package documentation.
 func TestMain(m *testing.M) {
 	net.DefaultResolver = resolver
@@ -70,7 +70,7 @@ func TestStart(t *testing.T) {
 	}
 }
 
-// With streams open, etcd's own Close waits for them for seconds.
+// While streams are open, etcd's own Close waits for seconds.
 func TestCloseWithOpenWatch(t *testing.T) {
 	cluster, err := etcdtest.New("")
 	require.NoError(t, err)

@@ -15,15 +15,15 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// memberConfigs returns the configurations of all members, on addresses that were
-// free a moment ago.
+// memberConfigs returns the configurations of all members. Their addresses were free
+// when it chose them.
 func memberConfigs(dir string, cfg config) ([]*embed.Config, error) {
 	addrs, err := loopback.FreeAddrs(2 * cfg.members)
 	if err != nil {
 		return nil, err
 	}
-	// Members only talk to members of the same token, so nothing that is left of
-	// another cluster can join this one through a reused port.
+	// Members talk only to members with the same token. So a leftover member of
+	// another cluster can't join this one through a reused port.
 	token := fmt.Sprintf("etcdtest-%016x", rand.Uint64())
 	configs := make([]*embed.Config, cfg.members)
 	initial := make([]string, cfg.members)
@@ -65,8 +65,8 @@ func memberConfigs(dir string, cfg config) ([]*embed.Config, error) {
 
 func listen(addr string) []url.URL { return []url.URL{{Scheme: "http", Host: addr}} }
 
-// crashLogger shows only what etcd says before it panics or exits, since that takes
-// the test binary with it.
+// crashLogger writes only what etcd logs before it panics or exits, because that also
+// ends the test binary.
 func crashLogger() *zap.Logger {
 	enc := zapcore.NewConsoleEncoder(zap.NewDevelopmentEncoderConfig())
 	return zap.New(zapcore.NewCore(enc, zapcore.Lock(os.Stderr), zapcore.PanicLevel))

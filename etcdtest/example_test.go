@@ -34,7 +34,7 @@ func ExampleNew() {
 	// Output: hello, revision 2
 }
 
-// A transaction whose reply gets lost: the client can't know that it was executed.
+// The reply to a transaction is lost: the client can't know that it was executed.
 func ExampleTap() {
 	cluster, err := etcdtest.New("")
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ErrTransport is what a client gets when its connection breaks during a call: the call
-// may have been executed or not. etcd's client passes it on for Txn, Put, DeleteRange
-// and Compact; reads, LeaseGrant and LeaseRevoke it repeats.
+// ErrTransport is the error that a client gets when its connection breaks during a call.
+// The server may have executed the call or not. etcd's client returns the error for Txn,
+// Put, DeleteRange and Compact; it repeats reads, LeaseGrant and LeaseRevoke.
 var ErrTransport = status.Error(codes.Unavailable, "transport is closing")
 
 // A Call is one attempt of a unary call.
@@ -29,8 +29,8 @@ func (c *Call) Send(ctx context.Context) error {
 	return c.invoke(ctx, c.Request, c.Reply, c.opts)
 }
 
-// A Fault stands in for a call: what it returns is what the client gets. It may send
-// the call or not, and do whatever else it likes before and after:
+// A Fault runs in place of a call, and the client gets the error that it returns. It
+// decides whether to send the call, and may do other things before and after:
 //
 //	tap.Next("Range", func(ctx context.Context, c *etcdtest.Call) error {
 //		err := c.Send(ctx)
@@ -42,7 +42,7 @@ type Fault func(ctx context.Context, c *Call) error
 // DropReply is a [Fault]: the call is executed, but the client gets [ErrTransport].
 func DropReply(ctx context.Context, c *Call) error {
 	if err := c.Send(ctx); err != nil && ctx.Err() != nil {
-		return err // the caller has left by itself
+		return err // the caller's ctx has ended
 	}
 	return ErrTransport
 }
@@ -68,20 +68,20 @@ func After(f func()) Fault {
 	}
 }
 
-// A Postponed is a call that is sent later than the client believes, maybe only after
-// the client gave it up: a request that was stuck in the network.
+// A Postponed is a call that is held back after the client has made it, possibly until
+// after the client has given up: like a request that is stuck in the network.
 type Postponed struct {
-	caught chan struct{} // closed when the call is there; then call and ctx are set
+	caught chan struct{} // closed when the call was caught; call and ctx are then set
 	call   *Call
-	ctx    context.Context // the caller's, without its end
+	ctx    context.Context // the caller's, without its cancellation
 
-	send chan struct{} // capacity 1: the right to send
-	done chan struct{} // closed when the reply is there; then err is set
+	send chan struct{} // capacity 1; a goroutine that receives from it may send the call
+	done chan struct{} // closed when the reply has arrived; err is then set
 	err  error
 }
 
-// Postpone catches the n-th call of method from now on, until Send sends it. The caller
-// waits for the reply as long as its ctx allows.
+// Postpone catches the n-th call of method from now on, and holds it until Send sends
+// it. The caller of the method waits for the reply as long as its ctx allows.
 func (t *Tap) Postpone(method string, n int) *Postponed {
 	p := &Postponed{
 		caught: make(chan struct{}),
@@ -96,9 +96,10 @@ func (t *Tap) Postpone(method string, n int) *Postponed {
 // Caught is closed when the call has been caught.
 func (p *Postponed) Caught() <-chan struct{} { return p.caught }
 
-// Send waits for the call to be caught, sends it, and returns what the server
-// answered: nil means that it was executed. It doesn't matter whether the caller still
-// waits, but the client must be open. Send sends once; again, it returns the same.
+// Send waits until the call is caught, sends it, and returns the server's answer; nil
+// means that the call was executed. The original caller may have returned by then, but
+// the client must still be open. A second Send does not send the call again; it returns
+// the result of the first.
 func (p *Postponed) Send(ctx context.Context) error {
 	select {
 	case <-p.caught:
@@ -132,8 +133,8 @@ func (p *Postponed) fault(ctx context.Context, c *Call) error {
 	}
 }
 
-// detach returns a copy of the call that shares nothing with the caller, who may have
-// returned when it is sent.
+// detach returns a copy of the call that shares no memory with the caller, which may
+// have returned before the copy is sent.
 func (c *Call) detach() *Call {
 	d := &Call{
 		Method:  c.Method,
@@ -144,7 +145,7 @@ func (c *Call) detach() *Call {
 	for _, o := range c.opts {
 		switch o.(type) {
 		case grpc.HeaderCallOption, grpc.TrailerCallOption, grpc.PeerCallOption, grpc.OnFinishCallOption:
-			// They write to variables of the caller.
+			// These options write to variables of the caller.
 		default:
 			d.opts = append(d.opts, o)
 		}

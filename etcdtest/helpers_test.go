@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// patience is how long a test waits for what must happen.
+// patience is how long a test waits for something that must happen.
 const patience = 20 * time.Second
 
 func short(t *testing.T, d time.Duration) context.Context {
@@ -26,7 +26,7 @@ func eventually(t *testing.T, condition func() bool, msg string) {
 	require.Eventually(t, condition, patience, 5*time.Millisecond, msg)
 }
 
-// result starts f, and returns the channel to which its error goes.
+// result starts f and returns a channel that delivers its error.
 func result(f func() error) <-chan error {
 	c := make(chan error, 1)
 	go func() { c <- f() }()
@@ -53,7 +53,7 @@ func awaitClosed(t *testing.T, c <-chan struct{}) {
 	}
 }
 
-// askNameServers, unless nil, is called before a name server is asked.
+// askNameServers is called before a name server is asked, unless it is nil.
 var askNameServers atomic.Pointer[func()]
 
 // resolver is the resolver of all tests.
@@ -67,8 +67,8 @@ var resolver = &net.Resolver{
 	},
 }
 
-// hangNameServers lets no name server answer while the test runs. The channel is closed
-// when one has been asked.
+// hangNameServers blocks all requests to name servers while the test runs. The channel is
+// closed at the first such request.
 func hangNameServers(t *testing.T) (asked <-chan struct{}) {
 	first, over := make(chan struct{}), make(chan struct{})
 	note := sync.OnceFunc(func() { close(first) })

@@ -13,16 +13,16 @@ import (
 )
 
 const (
-	// leaderPoll is how often Leader looks.
+	// leaderPoll is the interval at which Leader asks the members.
 	leaderPoll = 5 * time.Millisecond
 
-	// transferTimeout is when MoveLeader asks again: raft gives a transfer up after an
-	// election timeout, without telling anybody.
+	// transferTimeout is how long MoveLeader waits before it asks again. Raft abandons
+	// a transfer after an election timeout and does not report that.
 	transferTimeout = 2 * time.Second
 )
 
-// Leader waits until a majority of the members agrees on a leader, and returns it. A
-// leader that has been isolated is none, even while it doesn't know that yet.
+// Leader waits until a majority of the members agrees on a leader, and returns it. An
+// isolated member does not count as the leader, even while it still believes that it is.
 func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
 	if slices.ContainsFunc(c.members, func(m *Member) bool { return m.config == nil }) {
 		return nil, errAttached
@@ -54,15 +54,15 @@ func (c *Cluster) leader() *Member {
 	}
 	for id, n := range votes {
 		if n > len(c.members)/2 {
-			// Nil when the majority has no leader (the ID is 0), or hasn't noticed
-			// yet that its leader is stopped or isolated.
+			// This is nil when the majority has no leader (the ID is 0), or has not
+			// noticed yet that its leader was stopped or isolated.
 			return byID[id]
 		}
 	}
 	return nil
 }
 
-// MoveLeader makes the i-th member the leader, and waits until a majority knows it.
+// MoveLeader makes the i-th member the leader, and waits until a majority agrees.
 func (c *Cluster) MoveLeader(ctx context.Context, i int) error {
 	tick := time.NewTicker(leaderPoll)
 	defer tick.Stop()
@@ -80,7 +80,7 @@ func (c *Cluster) MoveLeader(ctx context.Context, i int) error {
 			return fmt.Errorf("etcdtest: move leader: %s: stopped", to.config.Name)
 		}
 		if source == nil {
-			continue // stopped meanwhile: there will be another
+			continue // the leader was stopped: wait for the next one
 		}
 		tctx, cancel := context.WithTimeout(ctx, transferTimeout)
 		err = source.Server.MoveLeader(tctx, uint64(source.Server.MemberID()), uint64(target.Server.MemberID()))
@@ -88,12 +88,13 @@ func (c *Cluster) MoveLeader(ctx context.Context, i int) error {
 		if err != nil && ctx.Err() != nil {
 			return fmt.Errorf("etcdtest: move leader: %w", ctx.Err())
 		}
-		// Whatever the error is otherwise, only the next look counts.
+		// Any other error is ignored: the next iteration asks the members again.
 	}
 }
 
-// Compact compacts the history up to the newest revision, and returns that. A watch
-// from any lower revision is then refused. Nothing to compact is no error.
+// Compact compacts the history up to the newest revision, and returns that revision. A
+// watch from any lower revision is then refused. It is no error if there is nothing to
+// compact.
 func (c *Cluster) Compact(ctx context.Context) (int64, error) {
 	leader, err := c.Leader(ctx)
 	if err != nil {
@@ -120,8 +121,8 @@ func (c *Cluster) setIsolated(m *Member, isolated bool) {
 	c.applyIsolation()
 }
 
-// applyIsolation cuts or mends each connection between two members. Each end of it has
-// its own switch, and a server forgets its switches when it stops.
+// applyIsolation cuts or restores each connection between two members. Each end has its
+// own setting, and a server loses its settings when it stops.
 func (c *Cluster) applyIsolation() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -5,19 +5,20 @@ import (
 	"time"
 )
 
-// A link is one connection through a [Proxy], made of a connection to each end.
+// A link is one connection through a [Proxy]: a connection to the client and one to the
+// server.
 type link struct {
 	proxy *Proxy
 	conns [2]*net.TCPConn // client, server
 	pumps [2]*pump
-	done  chan struct{} // closed with the link
+	done  chan struct{} // closed when the link ends
 
 	// guarded by proxy.mu
-	lossy  bool // bytes of it were discarded
+	lossy  bool // some of its bytes were discarded
 	closed bool
 }
 
-// connect serves one accepted connection as long as it lives.
+// connect serves one accepted connection until it ends.
 func (p *Proxy) connect(client *net.TCPConn, server string) {
 	conn, err := p.dial(server)
 	p.mu.Lock()
@@ -42,7 +43,7 @@ func (p *Proxy) connect(client *net.TCPConn, server string) {
 	}
 }
 
-// close ends the link as one of its ends wanted it.
+// close ends the link after one of its ends has closed its connection.
 func (l *link) close() {
 	l.proxy.mu.Lock()
 	defer l.proxy.mu.Unlock()
@@ -62,7 +63,7 @@ func (l *link) resetLocked() {
 	}
 }
 
-// endLocked reports whether the link was still open. It needs proxy.mu.
+// endLocked marks the link as closed, and reports whether it was open. It needs proxy.mu.
 func (l *link) endLocked() bool {
 	if l.closed {
 		return false
@@ -79,14 +80,14 @@ func abort(c *net.TCPConn) {
 	_ = c.Close()
 }
 
-// A pump carries the bytes of one direction of a link. One goroutine reads
-// whatever comes, so that the sender never notices anything; another one passes it
-// on when the proxy's flow allows it. Both end with the link.
+// A pump carries the bytes of one direction of a link. One goroutine reads all bytes as
+// they arrive, so the sender never notices a fault; another goroutine writes them when
+// the proxy's flow allows it. Both end with the link.
 type pump struct {
 	link     *link
 	dir      Direction
 	src, dst *net.TCPConn
-	wake     chan struct{} // capacity 1: look at the queue and the flow again
+	wake     chan struct{} // capacity 1: the queue or the flow has changed
 
 	queue []chunk // guarded by proxy.mu
 }
@@ -104,12 +105,12 @@ func newPump(l *link, dir Direction, src, dst *net.TCPConn) *pump {
 func (m *pump) notify() {
 	select {
 	case m.wake <- struct{}{}:
-	default: // it will look anyway
+	default: // a wake-up is already pending
 	}
 }
 
-// discardLocked empties the queue if the flow wants that. It needs proxy.mu, and runs at
-// each change of the queue or the flow: a Heal that follows must find the loss.
+// discardLocked empties the queue if the flow discards its bytes. It needs proxy.mu. It
+// runs at each change of the queue or the flow, so that a Heal right after it sees the loss.
 func (m *pump) discardLocked() {
 	if m.link.proxy.flows[m.dir].mode == discard && len(m.queue) > 0 {
 		m.queue, m.link.lossy = nil, true
@@ -174,8 +175,8 @@ func (m *pump) write() {
 	}
 }
 
-// next takes the chunk that may pass now; or says after which time one may, with 0
-// for not before something changes.
+// next takes a chunk that may pass now. If there is none, wait is the time until one may
+// pass, or 0 if none may pass before the queue or the flow changes.
 func (m *pump) next() (c chunk, wait time.Duration, ok bool) {
 	p := m.link.proxy
 	p.mu.Lock()

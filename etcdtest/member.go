@@ -13,18 +13,18 @@ import (
 )
 
 const (
-	// readyTimeout bounds the time in which a new cluster must serve. It takes
-	// milliseconds, but machines that run tests stall.
+	// readyTimeout is how long a new cluster may take until it serves. It usually
+	// takes milliseconds, but machines that run tests stall.
 	readyTimeout = 60 * time.Second
 
-	// drainTimeout is how long Stop lets requests and streams end by themselves.
+	// drainTimeout is how long Stop waits for requests and streams to end by themselves.
 	drainTimeout = 500 * time.Millisecond
 
-	// rebindInterval is the pause between two tries to listen on a port that
-	// somebody else took while the member was stopped.
+	// rebindInterval is the pause between two attempts to listen on a port that
+	// another process took while the member was stopped.
 	rebindInterval = 20 * time.Millisecond
 
-	// stopInterval is the pause between two cuts of the streams of a member that stops.
+	// stopInterval is how often a member that stops cuts its remaining streams.
 	stopInterval = 20 * time.Millisecond
 )
 
@@ -33,7 +33,7 @@ type Member struct {
 	cluster  *Cluster
 	index    int
 	endpoint string        // its client URL
-	config   *embed.Config // nil where the cluster is attached
+	config   *embed.Config // nil if the cluster is attached
 
 	lifecycle sync.Mutex // held while the member is started or stopped
 
@@ -43,7 +43,7 @@ type Member struct {
 	isolated bool // guarded by cluster.mu
 }
 
-// A server is one run of a member, from a start to the next stop.
+// A server is one run of a member, from its start to its stop.
 type server struct {
 	etcd *embed.Etcd
 
@@ -51,14 +51,15 @@ type server struct {
 	grpc []*grpc.Server
 }
 
-// Index returns the i with which [Cluster.Member] returns m.
+// Index returns the index i for which [Cluster.Member](i) returns m.
 func (m *Member) Index() int { return m.index }
 
-// Endpoint returns the member's client URL. It stays the same over a restart.
+// Endpoint returns the member's client URL. It stays the same after a restart.
 func (m *Member) Endpoint() string { return m.endpoint }
 
-// Etcd returns the running server, for what this package has no method for, or nil
-// while the member is stopped or where it is attached. After a restart it is another one.
+// Etcd returns the running server, for operations that this package has no method for.
+// It returns nil while the member is stopped, and always for an attached one. A restart
+// makes a new server.
 func (m *Member) Etcd() *embed.Etcd {
 	if s := m.current(); s != nil {
 		return s.etcd
@@ -66,22 +67,20 @@ func (m *Member) Etcd() *embed.Etcd {
 	return nil
 }
 
-// Stop stops the member as an operator would: clients are asked to leave and get
-// half a second for it, after which their streams are cut; a leader hands over to
-// another member. It does nothing to a stopped member.
+// Stop stops the member as an operator would. It asks the clients to disconnect, waits
+// half a second, and then cuts their streams. A leader hands its leadership over to
+// another member. Stop does nothing to a stopped member.
 func (m *Member) Stop() { m.shut((*server).drain) }
 
-// Kill stops the member as a crash would: all connections break, nobody is told,
-// and the others have to find out. The data stay. It does nothing to a stopped
-// member.
+// Kill stops the member as a crash would: all its connections break, and the other
+// members are not told. The data stays. Kill does nothing to a stopped member.
 func (m *Member) Kill() { m.shut((*server).kill) }
 
-// Restart starts the member with the data that it had, and waits until it serves or
-// ctx ends. It kills a running member first and heals an isolated one. A
-// member serves only once a majority runs: after more than a minority was
-// stopped, restart them concurrently. When ctx ends while the member waits for that,
-// Restart returns an error, but the member stays started. Nothing starts after
-// [Cluster.Close].
+// Restart starts the member with its old data, and waits until the member serves or
+// ctx ends. It first kills a running member, and heals an isolated one. A member serves
+// only when a majority runs: if more than a minority was stopped, restart the members
+// concurrently. If ctx ends before the member serves, Restart returns an error, but the
+// member stays started. After [Cluster.Close], Restart fails.
 func (m *Member) Restart(ctx context.Context) error {
 	if m.config == nil {
 		return errAttached
@@ -109,14 +108,14 @@ func (m *Member) restart(ctx context.Context) error {
 			return errors.Join(ctx.Err(), err)
 		}
 	}
-	// Its connections to the others are new, also those to an isolated member.
+	// The member has opened new connections, even to isolated members: cut those.
 	m.cluster.applyIsolation()
 	return m.waitReady(ctx)
 }
 
-// Isolate cuts the member off from all other members, in both directions. Clients
-// still reach it: an isolated leader believes that it leads for up to an
-// election timeout, then it has no leader, like an isolated follower.
+// Isolate cuts the member off from all other members, in both directions. Clients still
+// reach it. An isolated leader believes that it leads for up to an election timeout;
+// after that it has no leader, like an isolated follower.
 func (m *Member) Isolate() { m.cluster.setIsolated(m, true) }
 
 // Heal undoes Isolate. It returns at once; [Cluster.Leader] waits for a leader.
@@ -128,7 +127,7 @@ func (m *Member) current() *server {
 	return m.running
 }
 
-// start launches the member unless it runs, without waiting until it serves.
+// start launches the member if it does not run. It does not wait until the member serves.
 func (m *Member) start() error {
 	m.lifecycle.Lock()
 	defer m.lifecycle.Unlock()
@@ -140,8 +139,8 @@ func (m *Member) start() error {
 	}
 	s := &server{}
 	cfg := *m.config
-	// This hook is the one way to get hold of the gRPC servers, and these are the one
-	// way to stop a member without waiting for its clients.
+	// Only this hook gives access to the gRPC servers, and only through them can a
+	// member be stopped without waiting for its clients.
 	cfg.ServiceRegister = func(g *grpc.Server) {
 		s.mu.Lock()
 		s.grpc = append(s.grpc, g)
@@ -187,8 +186,8 @@ func (m *Member) shut(how func(*server)) {
 	if s == nil {
 		return
 	}
-	// Only afterwards is the member a stopped one: until then it may be the leader.
 	how(s)
+	// Only now does the member count as stopped: until here it may have been the leader.
 	m.mu.Lock()
 	m.running = nil
 	m.mu.Unlock()
@@ -198,13 +197,14 @@ func (s *server) drain() {
 	select {
 	case <-s.etcd.Server.ReadyNotify():
 	default:
-		// It serves nobody yet. Close would wait until it does, without a majority for good.
+		// The server is not ready yet. Close would wait until it is, which without a
+		// majority is forever.
 		s.kill()
 		return
 	}
 	cut := time.AfterFunc(drainTimeout, s.cutClients)
 	defer cut.Stop()
-	// It drains the gRPC servers first, then hands over, then stops.
+	// Close drains the gRPC servers, then hands the leadership over, then stops.
 	s.etcd.Close()
 }
 
@@ -223,9 +223,10 @@ func (s *server) cutClients() {
 	}
 }
 
-// stop cuts all that g serves. Over TLS g has streams only, on connections that
-// are not its own: Stop closes those that it sees and waits for the last to end, and
-// a client that opens its watch again in the meantime would keep it waiting for good.
+// stop cuts all requests and streams of g. Over TLS, g does not own its connections: Stop
+// closes only the streams that exist at that moment, and waits until all streams have
+// ended. A client that opens its watch again meanwhile would make it wait forever, so
+// stop calls Stop again and again.
 func stop(g *grpc.Server) {
 	stopped := make(chan struct{})
 	done := sync.OnceFunc(func() { close(stopped) })

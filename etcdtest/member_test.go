@@ -77,11 +77,11 @@ func TestStoppedMinorityAndMajority(t *testing.T) {
 	eventually(t, func() bool {
 		_, err := client.Put(short(t, patience), "a", "1")
 		return err == nil
-	}, "two of three must serve")
+	}, "two of three members must serve")
 
 	next.Stop()
 	_, err = cluster.Leader(short(t, 100*time.Millisecond))
-	require.Error(t, err, "one of three has no leader")
+	require.Error(t, err, "one member of three must have no leader")
 
 	a := result(func() error { return leader.Restart(short(t, patience)) })
 	b := result(func() error { return next.Restart(short(t, patience)) })
@@ -92,7 +92,7 @@ func TestStoppedMinorityAndMajority(t *testing.T) {
 	require.Len(t, resp.Kvs, 1)
 }
 
-// Without a majority a member does not get ready; it stops all the same.
+// Without a majority a member does not become ready, but Stop stops it.
 func TestStopOfAMemberThatIsNotReady(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	for i := range 3 {
@@ -101,7 +101,7 @@ func TestStopOfAMemberThatIsNotReady(t *testing.T) {
 	m := cluster.Member(0)
 	require.ErrorIs(t, m.Restart(short(t, 100*time.Millisecond)), context.DeadlineExceeded)
 	etcd := m.Etcd()
-	require.NotNil(t, etcd, "it stays started")
+	require.NotNil(t, etcd, "the member must stay started")
 	defer etcd.Server.HardStop() // ends a Stop that hangs
 	require.NoError(t, await(t, result(func() error { m.Stop(); return nil })))
 	require.Nil(t, m.Etcd())
@@ -114,7 +114,7 @@ func TestStopOfAMemberThatIsNotReady(t *testing.T) {
 }
 
 func TestStopHandsOver(t *testing.T) {
-	// Long enough for a slow machine to hand over in, and to be told from an election.
+	// Long enough for a hand-over on a slow machine, and clearly longer than one.
 	const election = 3 * time.Second
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3), etcdtest.WithConfig(func(c *embed.Config) {
 		c.ElectionMs = uint(election.Milliseconds())
@@ -125,7 +125,7 @@ func TestStopHandsOver(t *testing.T) {
 	began := time.Now()
 	_, err = cluster.Leader(short(t, patience))
 	require.NoError(t, err)
-	assert.Less(t, time.Since(began), election*2/3, "that was an election")
+	assert.Less(t, time.Since(began), election*2/3, "the leader has not handed over: the others held an election")
 }
 
 func TestIsolate(t *testing.T) {
@@ -148,9 +148,9 @@ func TestIsolate(t *testing.T) {
 	stale, err := client.Get(short(t, patience), "a", clientv3.WithSerializable())
 	require.NoError(t, err)
 	assert.Equal(t, "old", string(stale.Kvs[0].Value), "nothing new may reach it")
-	eventually(t, func() bool { return leader.Etcd().Server.Leader() == 0 }, "it must see that it is alone")
+	eventually(t, func() bool { return leader.Etcd().Server.Leader() == 0 }, "the member must notice that it is isolated")
 
-	// A member that restarts meanwhile must not reconnect the isolated one.
+	// The restart of another member must not reconnect the isolated one.
 	require.NoError(t, next.Restart(short(t, patience)))
 	_, err = cluster.Leader(short(t, patience))
 	require.NoError(t, err)
@@ -162,7 +162,7 @@ func TestIsolate(t *testing.T) {
 	assert.Equal(t, "new", string(fresh.Kvs[0].Value))
 }
 
-// Nothing starts in a cluster that is closed, or lives on in it: its data are gone.
+// In a closed cluster no member starts and none keeps running: its data is gone.
 func TestRestartAfterClose(t *testing.T) {
 	cluster, err := etcdtest.New("")
 	require.NoError(t, err)
@@ -177,7 +177,7 @@ func TestRestartBesideClose(t *testing.T) {
 	require.NoError(t, err)
 	m := cluster.Member(0)
 	m.Kill()
-	// With its port taken the member waits, halfway through Restart.
+	// While its port is taken, the member waits in the middle of Restart.
 	taken, err := net.Listen("tcp", mustHost(t, m.Endpoint()))
 	require.NoError(t, err)
 	defer taken.Close()
@@ -187,14 +187,14 @@ func TestRestartBesideClose(t *testing.T) {
 	require.ErrorContains(t, await(t, restart), "the cluster is closed")
 	require.Nil(t, m.Etcd())
 
-	// At any other moment.
+	// Close at any other moment of Restart.
 	for range 10 {
 		cluster, err := etcdtest.New("")
 		require.NoError(t, err)
 		m := cluster.Member(0)
 		restart := result(func() error { return m.Restart(short(t, patience)) })
 		cluster.Close()
-		_ = await(t, restart) // it may have come first
+		_ = await(t, restart) // Restart may have finished before Close
 		require.Nil(t, m.Etcd())
 	}
 }
@@ -229,7 +229,7 @@ func TestCompact(t *testing.T) {
 	assert.ErrorIs(t, w.Err(), rpctypes.ErrCompacted)
 }
 
-// One member leaves nothing behind, as the package documentation says.
+// A cluster of one member leaves no goroutines, as the package documentation says.
 func TestNoLeakOfOneMember(t *testing.T) {
 	before := goleak.IgnoreCurrent()
 	defer func() { require.NoError(t, leaks.Find(patience, before)) }()

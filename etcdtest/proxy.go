@@ -23,13 +23,13 @@ const (
 	Both = ToServer | ToClient
 )
 
-// A Proxy stands on the network between one client and some members, and damages
-// what goes through. It is a [ClientOption]: a client that is made with proxies
-// connects through them. Several proxies to one member each are a client whose
-// connections to the members fail separately.
+// A Proxy is a TCP proxy between one client and some members that can disturb their
+// traffic. It is a [ClientOption]: a client that is made with a Proxy connects through
+// it. With one Proxy for each member, the client's connections to the members can fail
+// independently.
 //
-// Each method takes effect for all bytes that are sent after it returned, on
-// existing connections and on new ones. A Proxy is safe for concurrent use.
+// Each method takes effect for all bytes that are sent after it has returned, on
+// existing and on new connections. A Proxy is safe for concurrent use.
 type Proxy struct {
 	listeners []net.Listener
 	endpoints []string
@@ -44,7 +44,7 @@ type Proxy struct {
 	links  map[*link]struct{}
 }
 
-// A flow says what happens to the bytes of one direction.
+// A flow is what happens to the bytes of one direction.
 type flow struct {
 	mode  flowMode
 	delay time.Duration
@@ -54,12 +54,12 @@ type flowMode int
 
 const (
 	forward flowMode = iota // pass on, after the delay
-	hold                    // keep until the mode is another
-	discard                 // read and throw away
+	hold                    // keep until the mode changes
+	discard                 // read and drop
 )
 
-// Proxy starts a proxy to the members of the given indices, or to all. It is closed when
-// the test ends.
+// Proxy starts a proxy to the members with the given indices, or to all members if none
+// is given. It is closed when the test ends.
 func (c *Cluster) Proxy(tb testing.TB, members ...int) *Proxy {
 	tb.Helper()
 	p, err := c.NewProxy(members...)
@@ -116,17 +116,16 @@ func (p *Proxy) applyClient(c *clientv3.Config) { c.Endpoints = append(c.Endpoin
 // Endpoints returns the proxy's own URLs, in the order of the members.
 func (p *Proxy) Endpoints() []string { return append([]string(nil), p.endpoints...) }
 
-// Blackhole reads and discards the bytes of direction d, also those held back: a
-// peer that is gone without a word. Not even the end of a connection gets
-// through. What was discarded is missing forever, so Heal resets the connections
-// that lost something.
+// Blackhole reads and discards the bytes of direction d, including those held back, like
+// a peer that has vanished. Even the end of a connection is not passed on. Discarded bytes
+// are lost for good, so Heal resets the connections that have lost some.
 func (p *Proxy) Blackhole(d Direction) { p.change(d, func(f *flow) { f.mode = discard }) }
 
-// Hold keeps back the bytes of direction d, until Release or Heal lets them go on in
-// their order: a network that stalls, without loss.
+// Hold holds back the bytes of direction d until Release or Heal sends them on in order,
+// like a network that stalls without loss.
 func (p *Proxy) Hold(d Direction) { p.change(d, func(f *flow) { f.mode = hold }) }
 
-// Release lets the bytes of direction d pass again that Hold kept back.
+// Release undoes Hold for direction d: the bytes held back are sent on.
 func (p *Proxy) Release(d Direction) {
 	p.change(d, func(f *flow) {
 		if f.mode == hold {
@@ -135,12 +134,12 @@ func (p *Proxy) Release(d Direction) {
 	})
 }
 
-// Delay lets each byte of direction d arrive later by delay.
+// Delay delays each byte of direction d by delay.
 func (p *Proxy) Delay(d Direction, delay time.Duration) {
 	p.change(d, func(f *flow) { f.delay = delay })
 }
 
-// Reset breaks all connections: both ends see a reset (RST). A client may connect
+// Reset breaks all connections with a reset (RST) at both ends. A client may connect
 // again.
 func (p *Proxy) Reset() {
 	p.mu.Lock()
@@ -148,14 +147,14 @@ func (p *Proxy) Reset() {
 	p.resetLocked(func(*link) bool { return true })
 }
 
-// Refuse resets each new connection, until Accept or Heal. Existing ones stay. gRPC
-// tries again after about one second, and then less and less often.
+// Refuse resets each new connection until Accept or Heal. Existing connections stay. A
+// gRPC client tries again after about one second, and then at growing intervals.
 func (p *Proxy) Refuse() { p.setRefuse(true) }
 
 // Accept undoes Refuse.
 func (p *Proxy) Accept() { p.setRefuse(false) }
 
-// Heal undoes everything: held bytes go on, and connections that lost bytes to
+// Heal undoes all faults: held bytes are sent on, and connections that lost bytes to
 // Blackhole are reset.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
@@ -190,13 +189,13 @@ func (p *Proxy) Connections() int {
 	return len(p.links)
 }
 
-// Close resets all connections and stops to listen. It is idempotent.
+// Close resets all connections and stops listening. It is idempotent.
 func (p *Proxy) Close() {
 	p.mu.Lock()
 	p.closed = true
 	p.resetLocked(func(*link) bool { return true })
 	p.mu.Unlock()
-	p.stopDials() // a server that is attached may never answer
+	p.stopDials() // an attached server may never answer
 	for _, l := range p.listeners {
 		_ = l.Close()
 	}
@@ -244,7 +243,7 @@ func (p *Proxy) accept(l net.Listener, server string) {
 			return
 		}
 		if err != nil {
-			continue // the client gave up before it was accepted
+			continue // the client gave up before its connection was accepted
 		}
 		p.wg.Go(func() { p.connect(conn.(*net.TCPConn), server) })
 	}

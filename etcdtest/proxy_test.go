@@ -19,8 +19,8 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// proxied starts a cluster, a client behind a proxy that has already connected, and a
-// client that goes straight to the cluster.
+// proxied starts a cluster, a proxy, a client that is already connected through the
+// proxy, and a client that is connected directly.
 func proxied(t *testing.T) (p *etcdtest.Proxy, client, direct *clientv3.Client) {
 	t.Helper()
 	cluster := etcdtest.Start(t)
@@ -40,11 +40,11 @@ func value(t *testing.T, c *clientv3.Client) string {
 	return string(resp.Kvs[0].Value)
 }
 
-// long is a value that makes its request longer than anything that gRPC sends by itself,
-// such as the ping by which it measures the connection.
+// long is a value that makes a request longer than anything that gRPC sends by itself,
+// such as the ping with which it measures the connection.
 var long = strings.Repeat("1", 4<<10)
 
-// awaitHeld waits until p holds a request that writes long.
+// awaitHeld waits until p holds a request that writes the value long.
 func awaitHeld(t *testing.T, p *etcdtest.Proxy) {
 	t.Helper()
 	eventually(t, func() bool { return p.Pending(etcdtest.ToServer) >= len(long) }, "the request must be held")
@@ -56,12 +56,12 @@ func TestProxyHoldsRequest(t *testing.T) {
 	put := result(func() error { _, err := client.Put(t.Context(), "a", long); return err })
 	awaitHeld(t, p)
 	assert.Equal(t, "0", value(t, direct))
-	p.Release(etcdtest.ToClient) // the other one
+	p.Release(etcdtest.ToClient) // the other direction
 	assert.NotZero(t, p.Pending(etcdtest.Both))
 	p.Release(etcdtest.ToServer)
 	require.NoError(t, await(t, put))
 	assert.Equal(t, long, value(t, direct))
-	assert.Equal(t, 1, p.Connections(), "it is still the same connection")
+	assert.Equal(t, 1, p.Connections(), "it must still be the same connection")
 }
 
 func TestProxyHoldsReply(t *testing.T) {
@@ -81,7 +81,7 @@ func TestProxyBlackhole(t *testing.T) {
 	_, err := client.Put(short(t, 200*time.Millisecond), "a", "1")
 	require.Error(t, err)
 	assert.Equal(t, "0", value(t, direct), "a discarded request must not arrive")
-	assert.Equal(t, 1, p.Connections(), "nobody may notice")
+	assert.Equal(t, 1, p.Connections(), "the connection must stay open")
 	p.Heal()
 	eventually(t, func() bool { // a Put that meets the reset fails
 		_, err := client.Put(short(t, patience), "a", "2")
@@ -90,7 +90,7 @@ func TestProxyBlackhole(t *testing.T) {
 	assert.Equal(t, "2", value(t, direct))
 }
 
-// What was held and then discarded is lost, even if Heal follows at once.
+// Bytes that were held and then discarded are lost, even if Heal follows at once.
 func TestProxyDiscardsWhatItHeld(t *testing.T) {
 	p, client, direct := proxied(t)
 	p.Hold(etcdtest.ToServer)
@@ -99,7 +99,7 @@ func TestProxyDiscardsWhatItHeld(t *testing.T) {
 	p.Blackhole(etcdtest.ToServer)
 	assert.Zero(t, p.Pending(etcdtest.ToServer))
 	p.Heal()
-	require.Error(t, await(t, put), "its connection was reset")
+	require.Error(t, await(t, put), "its connection must be reset")
 	assert.Equal(t, "0", value(t, direct))
 }
 
@@ -123,7 +123,7 @@ func TestProxyReset(t *testing.T) {
 	conn, err := net.Dial("tcp", mustHost(t, p.Endpoints()[0]))
 	require.NoError(t, err)
 	defer conn.Close()
-	eventually(t, func() bool { return p.Connections() == 2 }, "it must connect")
+	eventually(t, func() bool { return p.Connections() == 2 }, "the second client must connect")
 	p.Reset()
 	assert.Zero(t, p.Connections())
 	_, err = io.ReadAll(conn)
@@ -148,11 +148,11 @@ func TestProxyPassesTheEndOn(t *testing.T) {
 	p := cluster.Proxy(t)
 	conn, err := net.Dial("tcp", mustHost(t, p.Endpoints()[0]))
 	require.NoError(t, err)
-	eventually(t, func() bool { return p.Connections() == 1 }, "it must connect")
+	eventually(t, func() bool { return p.Connections() == 1 }, "the client must connect")
 	require.NoError(t, conn.Close())
 	eventually(t, func() bool { return p.Connections() == 0 }, "the client's close must end the link")
 
-	// With the server stopped a client sees a reset, not a silence.
+	// When the server is stopped, a client sees a reset and not a silent connection.
 	cluster.Member(0).Kill()
 	requireReset(t, p)
 }
@@ -167,11 +167,11 @@ func requireReset(t *testing.T, p *etcdtest.Proxy) {
 	require.ErrorIs(t, err, syscall.ECONNRESET)
 }
 
-// One proxy per member: one of them hangs, and the client goes on with the others.
+// With one proxy for each member, one member hangs and the client goes on with the others.
 func TestProxyPerMember(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	proxies := []*etcdtest.Proxy{cluster.Proxy(t, 0), cluster.Proxy(t, 1), cluster.Proxy(t, 2)}
-	served := map[string]int{} // calls, by the proxy they went to
+	served := map[string]int{} // number of calls by proxy
 	count := func(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 		var by peer.Peer
 		err := invoker(ctx, method, req, reply, cc, append(opts, grpc.Peer(&by))...)
@@ -187,18 +187,18 @@ func TestProxyPerMember(t *testing.T) {
 	eventually(t, func() bool {
 		_, err := client.Put(short(t, patience), "a", "0")
 		return err == nil && len(served) == 3
-	}, "the client must use each")
+	}, "the client must use every proxy")
 	proxies[1].Blackhole(etcdtest.Both)
 	hanging := mustHost(t, proxies[1].Endpoints()[0])
 	before, failed := served[hanging], 0
 	clear(served)
-	// The balancer goes round; how often it comes to each is its own affair.
+	// The balancer uses the members in turn, but not equally often.
 	eventually(t, func() bool {
 		if _, err := client.Get(short(t, 300*time.Millisecond), "a"); err != nil {
 			failed++
 		}
 		return failed >= 2 && len(served) == 2
-	}, "calls to the one that hangs fail, the others are served")
+	}, "calls to the hanging member must fail, and the others must succeed")
 	require.NotZero(t, before)
 	require.Zero(t, served[hanging])
 
@@ -207,7 +207,7 @@ func TestProxyPerMember(t *testing.T) {
 	assert.True(t, strings.HasPrefix(both.Endpoints()[0], "http://127.0.0.1:"))
 }
 
-// Close does not wait for a server that does not answer, such as one behind a firewall.
+// Close does not wait for a server that never answers, such as one behind a firewall.
 func TestProxyCloseBesideADial(t *testing.T) {
 	asked := hangNameServers(t)
 	p, err := etcdtest.Attach("http://silent.invalid:2379").NewProxy()

@@ -10,10 +10,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// ErrDrop removes, when a stream hook returns it, the message from the stream.
+// ErrDrop is returned by a stream hook to remove the message from the stream.
 var ErrDrop = errors.New("etcdtest: drop this message")
 
-// A hook is the function of one of the On methods, or nil.
+// A hook is the function that was given to one of the On methods, or nil.
 type hook[M proto.Message] func(ctx context.Context, m M) error
 
 type hooks struct {
@@ -24,24 +24,25 @@ type hooks struct {
 	keepAliveResponse hook[*pb.LeaseKeepAliveResponse]
 }
 
-// OnStream calls f before a stream of the given method is opened, such as Watch or
-// LeaseKeepAlive. The stream opens when f returns nil; otherwise the client gets
-// the error. Like the other hooks it replaces the one set before; nil removes it.
+// OnStream calls f before a stream is opened; method is Watch or LeaseKeepAlive, for
+// example. The stream opens if f returns nil; otherwise the client gets f's error. As
+// with the other hooks, f replaces the hook that was set before, and nil removes it.
 func (t *Tap) OnStream(f func(ctx context.Context, method string) error) {
 	t.setHook(func(h *hooks) { h.open = f })
 }
 
 // OnWatchRequest calls f for each message that the client sends on a Watch stream. f may
-// change the message, and keeps it back until it returns; ctx ends with the
-// stream. On nil the message goes on, on [ErrDrop] the stream goes on without it, any
-// other error breaks the stream, and the client gets that error: after [ErrTransport]
-// it opens another stream and resumes, after io.EOF it closes its watchers.
+// change the message. The message is held back until f returns; ctx ends with the
+// stream. If f returns nil, the message is sent; on [ErrDrop] it is removed from the
+// stream; any other error breaks the stream, and the client gets that error. After
+// [ErrTransport] the client opens another stream and resumes; after io.EOF it closes its
+// watchers.
 func (t *Tap) OnWatchRequest(f func(ctx context.Context, m *pb.WatchRequest) error) {
 	t.setHook(func(h *hooks) { h.watchRequest = f })
 }
 
-// OnWatchResponse is like OnWatchRequest for what the server sends: events, and notices
-// that a watcher was created or cancelled.
+// OnWatchResponse is like OnWatchRequest for the messages that the server sends: events,
+// and notices that a watcher was created or cancelled.
 func (t *Tap) OnWatchResponse(f func(ctx context.Context, m *pb.WatchResponse) error) {
 	t.setHook(func(h *hooks) { h.watchResponse = f })
 }
@@ -51,7 +52,7 @@ func (t *Tap) OnKeepAliveRequest(f func(ctx context.Context, m *pb.LeaseKeepAliv
 	t.setHook(func(h *hooks) { h.keepAliveRequest = f })
 }
 
-// OnKeepAliveResponse is like OnWatchRequest for the answers to renewals.
+// OnKeepAliveResponse is like OnWatchRequest for the server's replies to renewals.
 func (t *Tap) OnKeepAliveResponse(f func(ctx context.Context, m *pb.LeaseKeepAliveResponse) error) {
 	t.setHook(func(h *hooks) { h.keepAliveResponse = f })
 }
@@ -81,7 +82,7 @@ func (t *Tap) stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Client
 			return nil, err
 		}
 	}
-	// A hook that breaks the stream must end it on the server as well.
+	// Cancelling ctx ends the stream on the server as well when a hook breaks it.
 	ctx, cancel := context.WithCancel(ctx)
 	s, err := streamer(ctx, desc, cc, fullMethod, opts...)
 	if err != nil {

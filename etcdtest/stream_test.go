@@ -37,7 +37,7 @@ func watching(t *testing.T, c *clientv3.Client) clientv3.WatchChan {
 	return w
 }
 
-// isDelete reports whether m tells of a deletion.
+// isDelete reports whether m has an event for a deletion.
 func isDelete(m *pb.WatchResponse) bool {
 	return slices.ContainsFunc(m.Events, func(e *mvccpb.Event) bool { return e.Type == mvccpb.DELETE })
 }
@@ -56,7 +56,7 @@ func TestTapDropsWatchMessage(t *testing.T) {
 	require.NoError(t, set(t.Context(), direct, "1"))
 	r := next(t, w)
 	require.Len(t, r.Events, 1)
-	assert.True(t, r.Events[0].IsCreate(), "only the deletion is lost")
+	assert.True(t, r.Events[0].IsCreate(), "only the deletion must be lost")
 }
 
 func TestTapRewritesWatchMessages(t *testing.T) {
@@ -80,7 +80,7 @@ func TestTapRewritesWatchMessages(t *testing.T) {
 	require.Len(t, r.Events, 1)
 	assert.Equal(t, "b", string(r.Events[0].Kv.Key))
 	assert.Equal(t, "forged", string(r.Events[0].Kv.Value))
-	assert.Equal(t, "a", string(tap.WatchCreates()[0].Key), "what the client sent is recorded")
+	assert.Equal(t, "a", string(tap.WatchCreates()[0].Key), "the request must be recorded as the client sent it")
 }
 
 func TestTapBlocksWatchMessage(t *testing.T) {
@@ -104,7 +104,7 @@ func TestTapBlocksWatchMessage(t *testing.T) {
 	assert.Len(t, next(t, w).Events, 1)
 }
 
-// After ErrTransport the client opens a new stream, and resumes on it.
+// After ErrTransport the client opens a new stream and resumes on it.
 func TestTapBreaksWatchStream(t *testing.T) {
 	tap, client, direct := tapped(t)
 	var broken atomic.Bool
@@ -124,7 +124,7 @@ func TestTapBreaksWatchStream(t *testing.T) {
 	assert.NotZero(t, tap.WatchCreates()[1].StartRevision)
 }
 
-// After io.EOF it gives the watchers up.
+// After io.EOF the client gives up its watchers.
 func TestTapEndsWatchStream(t *testing.T) {
 	tap, client, direct := tapped(t)
 	w := watching(t, client)
@@ -168,7 +168,7 @@ func TestTapKeepAliveMessages(t *testing.T) {
 	_, err = direct.Revoke(t.Context(), grant.ID)
 	require.NoError(t, err)
 
-	// The renewal of a lease that is gone looks like a success.
+	// Make the renewal of a revoked lease look like a success.
 	tap.OnKeepAliveResponse(func(_ context.Context, m *pb.LeaseKeepAliveResponse) error {
 		m.TTL = 5
 		return nil
@@ -177,7 +177,7 @@ func TestTapKeepAliveMessages(t *testing.T) {
 	require.NoError(t, err)
 	assert.EqualValues(t, 5, ka.TTL)
 
-	// A renewal that gets lost.
+	// Drop a renewal.
 	tap.OnKeepAliveRequest(func(_ context.Context, m *pb.LeaseKeepAliveRequest) error {
 		assert.EqualValues(t, grant.ID, m.ID)
 		return etcdtest.ErrDrop

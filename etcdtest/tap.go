@@ -13,17 +13,17 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Tap sits inside one or more clients, between etcd's client library and gRPC. It
-// counts calls, makes chosen ones fail, and changes the messages of the Watch and
-// LeaseKeepAlive streams. It is a [ClientOption]; [Tap.DialOptions] gives it to a
-// client made elsewhere.
+// A Tap intercepts the calls of one or more clients, between etcd's client library and
+// gRPC. It counts calls, makes chosen calls fail, and changes the messages of the Watch
+// and LeaseKeepAlive streams. It is a [ClientOption]; use [Tap.DialOptions] for a client
+// that is made in another way.
 //
-// Methods are named as in etcd's API without the service: Range, Put, DeleteRange,
-// Txn, Compact, LeaseGrant, LeaseRevoke, Watch and so on; an unknown name
-// panics. A Tap sees every attempt, since etcd's client retries around it: it
-// repeats reads, LeaseGrant and LeaseRevoke after a status Unavailable, and anything
-// after DeadlineExceeded or Canceled; Txn, Put and DeleteRange after Unavailable
-// it does not.
+// Methods are named as in etcd's API, without the service: Range, Put, DeleteRange, Txn,
+// Compact, LeaseGrant, LeaseRevoke, Watch and so on. An unknown name panics. A Tap sees
+// every attempt of a call, because etcd's client retries above it. The client repeats
+// reads, LeaseGrant and LeaseRevoke after the status Unavailable, and any call after
+// DeadlineExceeded or Canceled. It does not repeat Txn, Put and DeleteRange after
+// Unavailable.
 //
 // A Tap is safe for concurrent use.
 type Tap struct {
@@ -34,19 +34,19 @@ type Tap struct {
 	hooks   hooks
 }
 
-// A rule applies a fault to the n-th call of a method from now, or to each.
+// A rule applies a fault to the n-th call of a method from now on, or to every call.
 type rule struct {
 	method string
 	every  bool
-	n      int // calls until then; unless every
+	n      int // calls left until the fault applies; not used if every
 	fault  Fault
-	done   chan struct{} // closed when the fault has returned; unless every
+	done   chan struct{} // closed when the fault has returned; nil if every
 }
 
 // NewTap returns a Tap that changes nothing yet.
 func NewTap() *Tap { return &Tap{calls: map[string]int{}} }
 
-// DialOptions returns what clientv3.Config.DialOptions needs.
+// DialOptions returns the options for clientv3.Config.DialOptions.
 func (t *Tap) DialOptions() []grpc.DialOption {
 	return []grpc.DialOption{
 		grpc.WithChainUnaryInterceptor(t.unary),
@@ -58,13 +58,13 @@ func (t *Tap) applyClient(c *clientv3.Config) {
 	c.DialOptions = append(c.DialOptions, t.DialOptions()...)
 }
 
-// Next applies f to the next call of method. The channel is closed when f has
+// Next applies f to the next call of method. The returned channel is closed when f has
 // returned.
 func (t *Tap) Next(method string, f Fault) <-chan struct{} { return t.Nth(method, 1, f) }
 
-// Nth applies f to the n-th call of method from now on; 1 is the next one. The channel is
-// closed when f has returned. When several are due at one call, the one that was set
-// first is applied, and the others wait for the calls that follow.
+// Nth applies f to the n-th call of method from now on, where 1 is the next call. The
+// returned channel is closed when f has returned. If several faults are due at the same
+// call, the one that was set first applies; the others apply to the calls after it.
 func (t *Tap) Nth(method string, n int, f Fault) <-chan struct{} {
 	if n < 1 {
 		panic(fmt.Sprintf("etcdtest: the %d-th call", n))
@@ -74,8 +74,8 @@ func (t *Tap) Nth(method string, n int, f Fault) <-chan struct{} {
 	return r.done
 }
 
-// Every applies f to each call of method until stop is called, except to those for which a
-// fault by Next or Nth is due.
+// Every applies f to every call of method until stop is called, except to calls for
+// which a fault set by Next or Nth is due.
 func (t *Tap) Every(method string, f Fault) (stop func()) {
 	r := &rule{method: checkUnary(method), every: true, fault: f}
 	t.add(r)
@@ -86,17 +86,18 @@ func (t *Tap) Every(method string, f Fault) (stop func()) {
 	}
 }
 
-// Clear removes all faults and hooks. The counts stay, and calls under way are not
-// affected. The channel of a fault that it removes before its call came is never closed.
+// Clear removes all faults and hooks. It keeps the counts and does not affect calls in
+// flight. If it removes a fault that has not been applied, the channel of that fault is
+// never closed.
 func (t *Tap) Clear() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.rules, t.hooks = nil, hooks{}
 }
 
-// Calls returns how many calls of the methods have begun since the Tap was made, every
-// attempt counted; without methods, of all unary methods. For Watch and
-// LeaseKeepAlive it counts the streams.
+// Calls returns how many calls of the given methods have begun since the Tap was made.
+// Each attempt counts. Without methods, it counts the calls of all unary methods. For
+// Watch and LeaseKeepAlive it counts streams.
 func (t *Tap) Calls(methods ...string) int {
 	for _, m := range methods {
 		if !streaming[m] {
@@ -114,8 +115,8 @@ func (t *Tap) Calls(methods ...string) int {
 	return sum
 }
 
-// WatchCreates returns all requests to create a watcher, in the order in which the client
-// sent them; those that it repeats on a new stream as well.
+// WatchCreates returns all requests to create a watcher in the order in which the client
+// sent them, including those that it repeated on a new stream.
 func (t *Tap) WatchCreates() []*pb.WatchCreateRequest {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -150,7 +151,7 @@ func (t *Tap) unary(ctx context.Context, fullMethod string, req, reply any, cc *
 	return r.fault(ctx, call)
 }
 
-// due counts a call, and returns the rule that applies to it, or nil.
+// due counts a call and returns the rule that applies to it, or nil.
 func (t *Tap) due(method string) *rule {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,8 +180,8 @@ func (t *Tap) removeLocked(r *rule) {
 	t.rules = slices.DeleteFunc(t.rules, func(o *rule) bool { return o == r })
 }
 
-// unaryMethods and streaming hold the methods of etcd's API by their short names, which
-// are unique.
+// unaryMethods and streaming are the sets of methods of etcd's API. Their short names
+// are unique across the services.
 var unaryMethods, streaming = methods()
 
 func methods() (unary, streaming map[string]bool) {

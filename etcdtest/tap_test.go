@@ -15,7 +15,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// tapped starts a cluster, a client with a tap, and a client without.
+// tapped starts a cluster, a client with a tap, and a client without one.
 func tapped(t *testing.T) (tap *etcdtest.Tap, client, direct *clientv3.Client) {
 	t.Helper()
 	cluster := etcdtest.Start(t)
@@ -26,7 +26,7 @@ func tapped(t *testing.T) (tap *etcdtest.Tap, client, direct *clientv3.Client) {
 	return tap, client, direct
 }
 
-// set writes in a Txn.
+// set writes the key "a" in a Txn.
 func set(ctx context.Context, c *clientv3.Client, v string) error {
 	_, err := c.Txn(ctx).Then(clientv3.OpPut("a", v)).Commit()
 	return err
@@ -38,14 +38,14 @@ func TestTapDropReply(t *testing.T) {
 	require.NoError(t, set(t.Context(), client, "1"))
 	select {
 	case <-dropped:
-		require.Fail(t, "that was the first call")
+		require.Fail(t, "the fault was applied to the first call")
 	default:
 	}
 	err := set(t.Context(), client, "2")
 	assert.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
 	awaitClosed(t, dropped)
 	assert.Equal(t, "2", value(t, direct), "the call must be executed")
-	require.NoError(t, set(t.Context(), client, "3"), "only one call is concerned")
+	require.NoError(t, set(t.Context(), client, "3"), "only one call must fail")
 	assert.Equal(t, 3, tap.Calls("Txn"), "etcd's client must not repeat a Txn")
 }
 
@@ -59,7 +59,7 @@ func TestTapFailBefore(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// Two faults that are due at once concern two calls; Every gives way to them.
+// Two faults that are due at the same call apply to two calls, and before Every.
 func TestTapOrderOfFaults(t *testing.T) {
 	tap, client, _ := tapped(t)
 	var seen []string
@@ -85,7 +85,7 @@ func TestTapBeforeAndAfter(t *testing.T) {
 	tap.Next("Range", etcdtest.Before(func() { require.NoError(t, set(t.Context(), direct, "before")) }))
 	assert.Equal(t, "before", value(t, client))
 	tap.Next("Range", etcdtest.After(func() { require.NoError(t, set(t.Context(), direct, "after")) }))
-	assert.Equal(t, "before", value(t, client), "the reply was there already")
+	assert.Equal(t, "before", value(t, client), "f must run after the reply was received")
 	assert.Equal(t, "after", value(t, direct))
 
 	tap.Next("Range", func(ctx context.Context, c *etcdtest.Call) error {
@@ -105,15 +105,15 @@ func TestTapPostpone(t *testing.T) {
 	call := result(func() error { return set(ctx, client, "late") })
 	awaitClosed(t, late.Caught())
 	cancel()
-	require.ErrorIs(t, await(t, call), context.Canceled, "the caller must be free to leave")
+	require.ErrorIs(t, await(t, call), context.Canceled, "the caller must be able to give up")
 	require.NoError(t, set(t.Context(), client, "1"))
 	assert.Equal(t, "1", value(t, direct))
 
 	require.NoError(t, late.Send(t.Context()))
-	assert.Equal(t, "late", value(t, direct), "the request must arrive although its caller has left")
+	assert.Equal(t, "late", value(t, direct), "the request must arrive although its caller has given up")
 	require.NoError(t, set(t.Context(), client, "2"))
 	require.NoError(t, late.Send(t.Context()))
-	assert.Equal(t, "2", value(t, direct), "it is sent only once")
+	assert.Equal(t, "2", value(t, direct), "the request must be sent only once")
 }
 
 func TestTapPostponedCallerMayWait(t *testing.T) {
@@ -147,11 +147,11 @@ func TestTapCounts(t *testing.T) {
 	assert.Equal(t, "a", string(creates[0].Key))
 	assert.Zero(t, creates[0].StartRevision)
 	assert.EqualValues(t, 3, creates[1].StartRevision)
-	assert.Equal(t, 1, tap.Calls("Watch"), "both watchers share a stream")
-	assert.Equal(t, 3, tap.Calls(), "streams are not unary calls")
+	assert.Equal(t, 1, tap.Calls("Watch"), "both watchers must share a stream")
+	assert.Equal(t, 3, tap.Calls(), "streams must not count as unary calls")
 
-	assert.Panics(t, func() { tap.Next("Delete", etcdtest.DropReply) }, "etcd calls it DeleteRange")
-	assert.Panics(t, func() { tap.Next("Watch", etcdtest.DropReply) }, "a stream has its own hooks")
+	assert.Panics(t, func() { tap.Next("Delete", etcdtest.DropReply) }, "the method is named DeleteRange")
+	assert.Panics(t, func() { tap.Next("Watch", etcdtest.DropReply) }, "streams have hooks of their own")
 	assert.Panics(t, func() { tap.Calls("txn") })
 	assert.Panics(t, func() { tap.Nth("Txn", 0, etcdtest.DropReply) })
 }

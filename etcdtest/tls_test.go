@@ -14,8 +14,8 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// startTLS starts an etcd with a certificate of its own, and returns what a client
-// needs to trust it.
+// startTLS starts a cluster with a self-signed certificate. The option makes a client
+// trust it.
 func startTLS(t *testing.T) (*etcdtest.Cluster, etcdtest.ClientOption) {
 	t.Helper()
 	cluster, err := etcdtest.New("", etcdtest.WithConfig(func(c *embed.Config) { c.ClientAutoTLS = true }))
@@ -36,10 +36,10 @@ func TestTLS(t *testing.T) {
 	assert.Less(t, time.Since(began), 4*time.Second, "an open watch must not hold it up")
 }
 
-// Over TLS, gRPC closes streams and not connections, and a client opens its watch
-// anew on the same one, while the server waits for the others to end.
+// Over TLS, gRPC closes streams but not connections. A client may open its watch again on
+// the same connection while the server waits for the other streams to end.
 func TestTLS_WatchesThatComeAgain(t *testing.T) {
-	for range 5 { // it is a race
+	for range 5 { // the outcome depends on timing
 		cluster, trusting := startTLS(t)
 		for range 20 {
 			watching(t, cluster.Client(t, trusting))
@@ -49,7 +49,7 @@ func TestTLS_WatchesThatComeAgain(t *testing.T) {
 		select {
 		case <-closed:
 		case <-time.After(patience):
-			t.Fatal("Close waits for a watch that was opened again")
+			t.Fatal("Close must not wait for a watch that was opened again")
 		}
 	}
 }

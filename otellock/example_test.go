@@ -32,14 +32,14 @@ func Example() {
 	defer client.Close()
 	ctx := context.Background()
 
-	exporter := tracetest.NewInMemoryExporter() // in a service, that of its OTLP backend
+	exporter := tracetest.NewInMemoryExporter() // a service has one for its OTLP backend
 	provider := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))
 
 	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithHooks(otellock.Hooks(otellock.WithTracerProvider(provider))))
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer session.Close(ctx)
+	defer session.Close()
 
 	ctx, request := provider.Tracer("example").Start(ctx, "PUT /report")
 	err = etcdlock.NewMutex(session, "jobs/report").Do(ctx, func(context.Context, *etcdlock.Held) error { return nil })

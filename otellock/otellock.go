@@ -1,35 +1,35 @@
-// Package otellock makes OpenTelemetry spans of the waits and the holds of
-// etcdlock's locks.
+// Package otellock makes OpenTelemetry spans of the waits and holds of etcdlock's
+// locks.
 //
-//	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithHooks(otellock.Hooks()))
+//	locks := etcdlock.New(client, etcdlock.WithHooks(otellock.Hooks()))
 //
-// A wait, from the call until the lock is granted or not, is a span
-// "etcdlock.wait"; a hold, from the grant until Unlock is called or the lock is
-// lost, a span "etcdlock.hold". Both belong to the span in the ctx that the lock was
-// asked for with: they are its children, and beside whatever else it does. What
-// outlives it, such as a hold that the caller's span leaves behind, is a trace of
-// its own with a link to it, since its trace may long be exported. Without a
-// span in ctx they are traces of their own.
+// A wait is a span "etcdlock.wait", from the call until the lock is granted or the
+// call fails. A hold is a span "etcdlock.hold", from the grant until Unlock is called
+// or the lock is lost. Both are children of the span in the ctx of the call that asked
+// for the lock. If that span has ended by the time the wait or the hold ends, the new
+// span begins a trace of its own with a link to it, since the old trace may have been
+// exported already. Without a span in the ctx, each begins a trace of its own.
 //
-// Spans are made when what they tell of is over, with the times at which it began and
-// ended. So a process that dies leaves none of the hold that it died in, as ever,
-// and what a section does is not a child of the hold's span but of the caller's.
-// Nothing is kept meanwhile.
+// A span is made when the wait or the hold has ended, with the times at which it began
+// and ended, and nothing is kept until then. Therefore a process that dies while it
+// holds a lock leaves no span of that hold, and the spans of what runs under the lock
+// are children of the caller's span, not of the hold's.
 //
 // Attributes:
 //
-//	etcdlock.name     of the lock
+//	etcdlock.name     the name of the lock
 //	etcdlock.mode     "exclusive" or "shared"
-//	etcdlock.lease    the session's, in hex as etcdctl shows it
-//	etcdlock.key      of the entry, once it was in the queue
+//	etcdlock.lease    the session's lease, in hex as etcdctl shows it
+//	etcdlock.key      the key of the entry, if it was in the queue
 //	etcdlock.token    its fencing token, likewise
-//	etcdlock.outcome  of a wait: "granted"; "locked" (a Try), "timeout", "cancelled", "error" (etcd refused);
+//	etcdlock.outcome  of a wait: "granted"; "locked" (TryLock), "timeout", "cancelled", "error" (etcd refused);
 //	                  of a hold: "released";
 //	                  of both: "session_expired", "session_closed", "removed" (by somebody else)
-//	error.type        the outcome, where the span's status is an error
+//	error.type        the outcome, if the span's status is an error
 //
-// "locked", "cancelled" and "session_closed" are the caller's own doing and leave the
-// status unset. The wait's event "enqueued" is when the entry was in the queue.
+// The outcomes "locked", "cancelled" and "session_closed" are what the caller asked
+// for, so they leave the status unset. The event "enqueued" of a wait has the time at
+// which the entry was in the queue.
 package otellock
 
 import (
@@ -55,8 +55,8 @@ type option func(*config)
 
 func (f option) apply(c *config) { f(c) }
 
-// WithTracerProvider sets where the spans go; the default, also for nil, is the
-// global TracerProvider.
+// WithTracerProvider sets the provider of the tracer. The default is the global
+// TracerProvider, also if p is nil.
 func WithTracerProvider(p trace.TracerProvider) Option {
 	return option(func(c *config) {
 		if p != nil {
@@ -65,7 +65,8 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 	})
 }
 
-// Hooks are for etcdlock.WithHooks, of any number of sessions.
+// Hooks returns the hooks to pass to etcdlock.WithHooks. Any number of sessions may
+// share them.
 func Hooks(opts ...Option) *etcdlock.Hooks {
 	c := config{provider: otel.GetTracerProvider()}
 	for _, o := range opts {
@@ -120,8 +121,8 @@ func (t tracer) start(ctx context.Context, name string, a etcdlock.Acquisition, 
 	return span
 }
 
-// hasEnded reports whether a span is one of this process that was recorded and
-// is not anymore. One that is not sampled, or is another process's, never is.
+// hasEnded reports whether a span of this process was recorded and has ended. It is
+// false for a span that is not sampled and for one of another process.
 func hasEnded(s trace.Span) bool {
 	sc := s.SpanContext()
 	return sc.IsSampled() && !sc.IsRemote() && !s.IsRecording()

@@ -27,7 +27,7 @@ func testCtx(t testing.TB) context.Context {
 	return ctx
 }
 
-// tracing is a provider whose spans are kept.
+// tracing returns a provider and the exporter that keeps its spans.
 func tracing(opts ...sdktrace.TracerProviderOption) (*sdktrace.TracerProvider, *tracetest.InMemoryExporter) {
 	spans := tracetest.NewInMemoryExporter()
 	return sdktrace.NewTracerProvider(append(opts, sdktrace.WithSyncer(spans))...), spans
@@ -37,7 +37,7 @@ func newSession(t testing.TB, c *clientv3.Client, p trace.TracerProvider) *etcdl
 	t.Helper()
 	s, err := etcdlock.NewSession(testCtx(t), c, etcdlock.WithTTL(time.Minute), etcdlock.WithHooks(otellock.Hooks(otellock.WithTracerProvider(p))))
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
@@ -49,7 +49,7 @@ func attrs(s tracetest.SpanStub) map[string]any {
 	return m
 }
 
-// summary are the spans of locks: name, outcome and status of each.
+// summary lists name, outcome and status of each span of a lock.
 func summary(spans tracetest.SpanStubs) []string {
 	out := []string{}
 	for _, s := range spans {
@@ -60,8 +60,8 @@ func summary(spans tracetest.SpanStubs) []string {
 	return out
 }
 
-// Wait and hold are children of the caller's span, and are where they were in
-// time.
+// The spans of a wait and a hold are children of the caller's span, and have the times
+// at which they began and ended.
 func TestSpans(t *testing.T) {
 	provider, spans := tracing()
 	s := newSession(t, etcdtest.Start(t).Client(t), provider)
@@ -71,7 +71,7 @@ func TestSpans(t *testing.T) {
 	h, err := m.RLock(ctx)
 	require.NoError(t, err)
 	granted := time.Now()
-	require.NoError(t, h.Unlock(testCtx(t)), "with whatever ctx")
+	require.NoError(t, h.Unlock(testCtx(t)), "with another ctx")
 	after := time.Now()
 	caller.End()
 
@@ -99,7 +99,7 @@ func TestSpans(t *testing.T) {
 	require.Equal(t, wait.EndTime, hold.StartTime)
 }
 
-// Every end has its outcome; an error is what nobody here did on purpose.
+// Each way to end has its outcome. It is an error if the caller did not ask for it.
 func TestSpans_Outcomes(t *testing.T) {
 	client := etcdtest.Start(t).Client(t)
 	provider, spans := tracing()
@@ -124,7 +124,7 @@ func TestSpans_Outcomes(t *testing.T) {
 	_, err = client.Revoke(testCtx(t), s.Lease())
 	require.NoError(t, err)
 	require.ErrorIs(t, s.Refresh(testCtx(t)), etcdlock.ErrSessionExpired)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Equal(t, []string{
 		"etcdlock.wait granted Unset",
 		"etcdlock.wait locked Unset",
@@ -141,22 +141,22 @@ func TestSpans_Outcomes(t *testing.T) {
 			require.NotEmpty(t, span.Status.Description)
 		}
 		require.Equal(t, failed, attrs(span)["error.type"] != nil)
-		require.False(t, span.Parent.IsValid(), "without a caller's span, a trace of its own")
+		require.False(t, span.Parent.IsValid(), "a trace of its own, since the caller has no span")
 		require.Empty(t, span.Links)
 	}
 	locked := spans.GetSpans()[1]
-	require.NotContains(t, attrs(locked), "etcdlock.key", "it was in no queue")
+	require.NotContains(t, attrs(locked), "etcdlock.key", "it was never in the queue")
 	require.Empty(t, locked.Events)
 
 	spans.Reset()
 	s = newSession(t, client, provider)
 	_, err = etcdlock.NewMutex(s, "b").Lock(testCtx(t))
 	require.NoError(t, err)
-	require.NoError(t, s.Close(testCtx(t)))
+	require.NoError(t, s.Close())
 	require.Equal(t, []string{"etcdlock.wait granted Unset", "etcdlock.hold session_closed Unset"}, summary(spans.GetSpans()))
 }
 
-// What outlives the caller's span is linked to it.
+// A span that outlives the caller's span is linked to it.
 func TestSpans_OutliveTheCaller(t *testing.T) {
 	client := etcdtest.Start(t).Client(t)
 	provider, spans := tracing()
@@ -176,7 +176,7 @@ func TestSpans_OutliveTheCaller(t *testing.T) {
 	linked := 0
 	for _, span := range got {
 		if attrs(span)["etcdlock.outcome"] == nil || span.Parent.SpanID() == caller.SpanContext().SpanID() {
-			continue // the caller's own, and the wait that was within it
+			continue // the caller's own span, and the wait that ended within it
 		}
 		linked++
 		require.False(t, span.Parent.IsValid())
@@ -187,8 +187,8 @@ func TestSpans_OutliveTheCaller(t *testing.T) {
 	require.Equal(t, 3, linked)
 }
 
-// A caller whose span is not sampled gets none, and a caller in another process is
-// a parent like any other.
+// A caller whose span is not sampled gets no spans, and a span of another process is a
+// parent like any other.
 func TestSpans_Sampling(t *testing.T) {
 	client := etcdtest.Start(t).Client(t)
 	provider, spans := tracing()
@@ -228,7 +228,7 @@ func TestSpans_GlobalProvider(t *testing.T) {
 		require.NoError(t, err)
 		_, err = etcdlock.NewMutex(s, "a").TryLock(testCtx(t))
 		require.NoError(t, err)
-		require.NoError(t, s.Close(testCtx(t)))
+		require.NoError(t, s.Close())
 		require.Len(t, spans.GetSpans(), 2)
 	}
 }

@@ -19,7 +19,7 @@ import (
 	"github.com/etcdlock/etcdlock/promlock"
 )
 
-// hang is a generous bound on what must not hang.
+// hang bounds what could hang.
 const hang = 30 * time.Second
 
 func testCtx(t testing.TB) context.Context {
@@ -37,8 +37,8 @@ func registry(t testing.TB, collectors ...prometheus.Collector) *prometheus.Regi
 	return reg
 }
 
-// gather are all series by name and labels, as in the text format: the value, or the
-// count of a histogram.
+// gather returns the value of each series, and the count of a histogram, by name and
+// labels as in the text format.
 func gather(t testing.TB, reg prometheus.Gatherer) map[string]float64 {
 	t.Helper()
 	families, err := reg.Gather()
@@ -74,11 +74,11 @@ func requireLint(t testing.TB, reg prometheus.Gatherer) {
 	require.Empty(t, problems)
 }
 
-func newSession(t testing.TB, c *clientv3.Client, opts ...etcdlock.SessionOption) *etcdlock.Session {
+func newSession(t testing.TB, c *clientv3.Client, opts ...etcdlock.Option) *etcdlock.Session {
 	t.Helper()
 	s, err := etcdlock.NewSession(testCtx(t), c, opts...)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close(context.Background()) })
+	t.Cleanup(func() { _ = s.Close() })
 	return s
 }
 
@@ -89,7 +89,7 @@ func mustLock(t testing.TB, lock func(context.Context) (*etcdlock.Held, error)) 
 	return h
 }
 
-// Every event of real locks shows in the metrics, once.
+// Each event of real locks changes the metrics once.
 func TestCollector(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	client, err := cluster.NewClient()
@@ -104,7 +104,8 @@ func TestCollector(t *testing.T) {
 	require.LessOrEqual(t, left, 60.0)
 	require.EqualValues(t, 1, got["etcdlock_sessions"])
 
-	// One is held, one waits, and one each: released, found locked, out of time, cancelled.
+	// Of a one acquisition is held, one waits, and one each was released, found the
+	// lock taken, timed out and was cancelled.
 	m, rw := etcdlock.NewMutex(s, "a"), etcdlock.NewRWMutex(s, "rw")
 	require.NoError(t, mustLock(t, m.Lock).Unlock(testCtx(t)))
 	h := mustLock(t, m.Lock)
@@ -126,8 +127,30 @@ func TestCollector(t *testing.T) {
 	require.NoError(t, s.Refresh(testCtx(t)))
 	got = gather(t, reg)
 	delete(got, "etcdlock_session_ttl_left_seconds")
+	// Each counter of losses is there before the first loss, or its increase would
+	// not be seen.
+	for _, some := range []string{
+		"lost_total{cause=session_expired,mode=exclusive,name=a}", "lost_total{cause=session_closed,mode=exclusive,name=a}", "lost_total{cause=removed,mode=exclusive,name=a}",
+		"lost_total{cause=session_expired,mode=exclusive,name=w}", "lost_total{cause=session_closed,mode=exclusive,name=w}", "lost_total{cause=removed,mode=exclusive,name=w}",
+		"lost_total{cause=session_expired,mode=shared,name=rw}", "lost_total{cause=session_closed,mode=shared,name=rw}", "lost_total{cause=removed,mode=shared,name=rw}",
+		"sessions_ended_total{cause=session_expired}", "sessions_ended_total{cause=session_closed}",
+	} {
+		require.Contains(t, got, "etcdlock_"+some)
+		require.Zero(t, got["etcdlock_"+some], some)
+		delete(got, "etcdlock_"+some)
+	}
+	// The hold of a is older than the entry that waits behind it.
+	require.Greater(t, got["etcdlock_oldest_hold_seconds{mode=exclusive,name=a}"], got["etcdlock_oldest_wait_seconds{mode=exclusive,name=a}"])
+	for _, some := range []string{"wait_seconds{mode=exclusive,name=a}", "hold_seconds{mode=exclusive,name=a}",
+		"hold_seconds{mode=exclusive,name=w}", "hold_seconds{mode=shared,name=rw}"} {
+		require.Greater(t, got["etcdlock_oldest_"+some], 0.0, some)
+		delete(got, "etcdlock_oldest_"+some)
+	}
 	require.Equal(t, map[string]float64{
+		"etcdlock_oldest_wait_seconds{mode=exclusive,name=w}": 0,
+		"etcdlock_oldest_wait_seconds{mode=shared,name=rw}":   0,
 		"etcdlock_sessions":                                              1,
+		"etcdlock_session_ttl_seconds":                                   60,
 		"etcdlock_session_renewal_seconds":                               1,
 		"etcdlock_session_renewal_failures_total":                        0,
 		"etcdlock_held{mode=exclusive,name=a}":                           1,
@@ -147,14 +170,14 @@ func TestCollector(t *testing.T) {
 	}, got)
 	require.NoError(t, w.Unlock(testCtx(t)))
 
-	// All is lost, also what nobody looks at.
+	// All locks are lost, also those that nobody looks at.
 	_, err = client.Delete(testCtx(t), r2.Key())
 	require.NoError(t, err)
 	require.ErrorIs(t, r2.Unlock(testCtx(t)), etcdlock.ErrLost)
 	require.NoError(t, client.Close())
 	_, err = waiting.Wait(testCtx(t))
 	require.ErrorIs(t, err, etcdlock.ErrSessionExpired)
-	require.Error(t, s.Close(testCtx(t)), "its lease is left to expire")
+	require.Error(t, s.Close(), "etcd cannot be asked to revoke the lease")
 	require.Error(t, h.Unlock(testCtx(t)))
 	got = gather(t, reg)
 	for name, want := range map[string]float64{
@@ -164,6 +187,8 @@ func TestCollector(t *testing.T) {
 		"etcdlock_held{mode=exclusive,name=w}":                                 0,
 		"etcdlock_held{mode=shared,name=rw}":                                   0,
 		"etcdlock_waiting{mode=exclusive,name=a}":                              0,
+		"etcdlock_oldest_wait_seconds{mode=exclusive,name=a}":                  0,
+		"etcdlock_oldest_hold_seconds{mode=exclusive,name=a}":                  0,
 		"etcdlock_hold_seconds{mode=exclusive,name=a}":                         2,
 		"etcdlock_hold_seconds{mode=exclusive,name=w}":                         1,
 		"etcdlock_hold_seconds{mode=shared,name=rw}":                           2,
@@ -174,10 +199,11 @@ func TestCollector(t *testing.T) {
 		assert.Equal(t, want, got[name], name)
 	}
 	require.NotContains(t, got, "etcdlock_session_ttl_left_seconds")
+	require.NotContains(t, got, "etcdlock_session_ttl_seconds")
 	requireLint(t, reg)
 }
 
-// The least of several sessions counts.
+// Of several sessions the earliest deadline counts.
 func TestCollector_TTLLeft(t *testing.T) {
 	client := etcdtest.Start(t).Client(t)
 	locks := promlock.New()
@@ -187,30 +213,29 @@ func TestCollector_TTLLeft(t *testing.T) {
 	got := gather(t, reg)
 	require.EqualValues(t, 2, got["etcdlock_sessions"])
 	require.LessOrEqual(t, got["etcdlock_session_ttl_left_seconds"], 60.0)
-	require.NoError(t, short.Close(testCtx(t)))
+	require.EqualValues(t, 60, got["etcdlock_session_ttl_seconds"])
+	require.NoError(t, short.Close())
 	got = gather(t, reg)
 	require.EqualValues(t, 1, got["etcdlock_sessions"])
 	require.Greater(t, got["etcdlock_session_ttl_left_seconds"], 60.0)
-	require.NoError(t, long.Close(testCtx(t)))
+	require.EqualValues(t, 3600, got["etcdlock_session_ttl_seconds"])
+	require.NoError(t, long.Close())
 	require.EqualValues(t, 2, gather(t, reg)["etcdlock_sessions_ended_total{cause=session_closed}"])
 }
 
-// The histograms are native, and have buckets only where they are asked for.
-func TestCollector_NativeHistograms(t *testing.T) {
-	play := func(c *promlock.Collector) {
+// The histograms are native, and have classic buckets unless none are wanted.
+func TestCollector_Histograms(t *testing.T) {
+	for buckets, opts := range map[int][]promlock.Option{
+		12: nil,
+		3:  {promlock.WithBuckets(1, 2, 5)},
+		0:  {promlock.WithBuckets()},
+	} {
+		c := promlock.New(opts...)
 		h, a := c.Hooks(), etcdlock.Acquisition{Name: "a"}
 		h.Granted(t.Context(), etcdlock.GrantedInfo{Acquisition: a, Wait: time.Second})
 		h.Released(t.Context(), etcdlock.ReleasedInfo{Acquisition: a, Held: 2 * time.Second})
 		h.Renewed(etcdlock.RenewedInfo{RoundTrip: 3 * time.Second})
 		h.Renewed(etcdlock.RenewedInfo{RoundTrip: 10 * time.Second, Err: errors.New("away")})
-	}
-	for _, buckets := range [][]float64{nil, {1, 2, 5}} {
-		var opts []promlock.Option
-		if buckets != nil {
-			opts = append(opts, promlock.WithBuckets(buckets))
-		}
-		c := promlock.New(opts...)
-		play(c)
 		reg := registry(t, c)
 		require.EqualValues(t, 1, gather(t, reg)["etcdlock_session_renewal_failures_total"])
 		families, err := reg.Gather()
@@ -220,7 +245,7 @@ func TestCollector_NativeHistograms(t *testing.T) {
 			for _, m := range f.GetMetric() {
 				if h := m.GetHistogram(); h != nil {
 					require.NotNil(t, h.Schema, "%s is not native", f.GetName())
-					require.Len(t, h.GetBucket(), len(buckets), f.GetName())
+					require.Len(t, h.GetBucket(), buckets, f.GetName())
 					sums[f.GetName()] = h.GetSampleSum()
 				}
 			}
@@ -230,8 +255,8 @@ func TestCollector_NativeHistograms(t *testing.T) {
 	}
 }
 
-// Names without number make no series without number, and every gauge comes down
-// where it went up.
+// A service with very many names makes a bounded number of series, and each
+// acquisition leaves the gauge that it entered.
 func TestCollector_Names(t *testing.T) {
 	locks := promlock.New()
 	h := locks.Hooks()
@@ -248,8 +273,8 @@ func TestCollector_Names(t *testing.T) {
 			held++
 		}
 	}
-	require.Equal(t, 501, held)
-	require.EqualValues(t, 1502, got["etcdlock_held{mode=exclusive,name=other}"])
+	require.Equal(t, 101, held)
+	require.EqualValues(t, 1902, got["etcdlock_held{mode=exclusive,name=other}"])
 	for i := range 2000 {
 		h.Released(t.Context(), etcdlock.ReleasedInfo{Acquisition: etcdlock.Acquisition{Name: fmt.Sprint("orders/", i)}})
 	}
@@ -269,38 +294,33 @@ func TestCollector_Names(t *testing.T) {
 	require.EqualValues(t, 2000, gather(t, registry(t, locks))["etcdlock_held{mode=shared,name=orders}"])
 }
 
-// Queues shows what is in etcd, whoever put it there, and nothing where etcd does
-// not answer.
-func TestQueues(t *testing.T) {
-	cluster := etcdtest.Start(t)
-	client := cluster.Client(t)
-	s := newSession(t, client)
-	_, err := client.Put(testCtx(t), "a/1234", "", clientv3.WithLease(s.Lease())) // by etcdctl lock, say
-	require.NoError(t, err)
-	_, err = etcdlock.NewMutex(s, "a").Enqueue(testCtx(t))
-	require.NoError(t, err)
-	for range 2 {
-		mustLock(t, etcdlock.NewRWMutex(s, "r").RLock)
+// Two acquisitions are two, though they have the same token: in sessions of two
+// clusters, or in two queues that one transaction entered, here under one label.
+func TestCollector_SameToken(t *testing.T) {
+	locks := promlock.New(promlock.WithName(func(string) string { return "all" }))
+	h := locks.Hooks()
+	s1, s2 := new(etcdlock.Session), new(etcdlock.Session)
+	for _, a := range []etcdlock.Acquisition{{Session: s1, Name: "a", Token: 7}, {Session: s2, Name: "a", Token: 7}, {Session: s1, Name: "b", Token: 7}} {
+		h.Enqueued(t.Context(), etcdlock.EnqueuedInfo{Acquisition: a})
 	}
-	reg := registry(t, promlock.NewQueues(client, "a", "r", "free", "a"))
-	require.Equal(t, map[string]float64{
-		"etcdlock_queue_length{name=a,state=holding}": 1, "etcdlock_queue_length{name=a,state=waiting}": 1,
-		"etcdlock_queue_length{name=r,state=holding}": 2, "etcdlock_queue_length{name=r,state=waiting}": 0,
-		"etcdlock_queue_length{name=free,state=holding}": 0, "etcdlock_queue_length{name=free,state=waiting}": 0,
-	}, gather(t, reg))
-	requireLint(t, reg)
+	require.EqualValues(t, 3, gather(t, registry(t, locks))["etcdlock_waiting{mode=exclusive,name=all}"])
 }
 
-func TestQueues_EtcdAway(t *testing.T) {
-	cluster := etcdtest.Start(t)
-	proxy := cluster.Proxy(t)
+// A scrape that is slow delays no hook, and with it no lock.
+func TestCollector_SlowScrape(t *testing.T) {
 	locks := promlock.New()
-	reg := registry(t, promlock.NewQueues(cluster.Client(t, proxy), "a"), locks)
-	require.Contains(t, gather(t, reg), "etcdlock_queue_length{name=a,state=holding}")
-	proxy.Blackhole(etcdtest.Both)
-	start := time.Now()
-	got := gather(t, reg)
-	require.Less(t, time.Since(start), hang)
-	require.NotContains(t, got, "etcdlock_queue_length{name=a,state=holding}")
-	require.Contains(t, got, "etcdlock_sessions", "the rest is scraped")
+	h, a := locks.Hooks(), etcdlock.Acquisition{Name: "a"}
+	h.Enqueued(t.Context(), etcdlock.EnqueuedInfo{Acquisition: a})
+	scrape := make(chan prometheus.Metric)
+	go func() { locks.Collect(scrape); close(scrape) }()
+	<-scrape // and Collect is about to send the next one
+	told := make(chan struct{})
+	go func() { h.Enqueued(t.Context(), etcdlock.EnqueuedInfo{Acquisition: a}); close(told) }()
+	select {
+	case <-told:
+	case <-testCtx(t).Done():
+		require.Fail(t, "the hook waits for the scrape")
+	}
+	for range scrape { // until Collect returns
+	}
 }

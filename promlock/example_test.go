@@ -43,7 +43,7 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer session.Close(ctx)
+	defer session.Close()
 	report := etcdlock.NewMutex(session, "jobs/report")
 	h, err := report.Lock(ctx)
 	if err != nil {
@@ -54,11 +54,11 @@ func Example() {
 	}
 	fmt.Println(h.Unlock(ctx))
 
-	// What Prometheus gets to see of the lock that was lost.
+	// What Prometheus scrapes about the lock that was lost.
 	scrape := httptest.NewRecorder()
 	promhttp.HandlerFor(registry, promhttp.HandlerOpts{}).ServeHTTP(scrape, httptest.NewRequest("GET", "/metrics", nil))
 	for lines := bufio.NewScanner(scrape.Body); lines.Scan(); {
-		if line := lines.Text(); strings.HasPrefix(line, "etcdlock_lost_total{") || strings.HasPrefix(line, "etcdlock_hold_seconds_count{") {
+		if line := lines.Text(); strings.HasPrefix(line, `etcdlock_lost_total{cause="removed"`) || strings.HasPrefix(line, "etcdlock_hold_seconds_count{") {
 			fmt.Println(line)
 		}
 	}

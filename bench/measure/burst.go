@@ -10,10 +10,11 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Burst is the time from the start of a writer's Unlock until all the readers
-// that queue behind it hold the lock together; the median of some repetitions.
-// The writer leaves as soon as etcd has all their entries, or rested, when
-// nobody has anything left to do. With it come the requests of all the readers, which c counts.
+// Burst is the time from the start of a writer's Unlock until all readers that
+// queue behind it hold the lock together; the median of several repetitions. The
+// writer unlocks as soon as etcd has all the readers' entries or, if rested, when
+// the process is idle. The result includes the requests of all readers, which c
+// counts.
 func Burst(ctx context.Context, p peer.Peer, look *clientv3.Client, c *Counter, readers int, rested bool) (v Values, err error) {
 	ss, closeAll, err := open(ctx, p, readers+1)
 	if err != nil {
@@ -60,8 +61,8 @@ func Burst(ctx context.Context, p peer.Peer, look *clientv3.Client, c *Counter, 
 	return v, nil
 }
 
-// start calls f(0) ... f(n-1) at once, and sends the first error, or nil, when
-// all have returned.
+// start calls f(0) ... f(n-1) concurrently. When all have returned, it sends the
+// first error, or nil.
 func start(n int, f func(i int) error) <-chan error {
 	done, each := make(chan error, 1), make(chan error, n)
 	for i := range n {

@@ -9,10 +9,10 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// contend lets one goroutine for each locker take and release the lock over
-// and over, until warmup has returned and then for d. It calls granted at each
-// grant and leaving before each release, inside the section; warm says whether
-// the warm-up is over.
+// contend starts one goroutine for each locker, which takes and releases the lock
+// repeatedly until warmup has returned, and then for d. It calls granted after each
+// grant and leaving before each release, both inside the section; warm says
+// whether the warm-up is over.
 func contend(ctx context.Context, lockers []peer.Locker, warmup func(context.Context) error, d time.Duration,
 	granted, leaving func(i int, warm bool)) (*section, error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -40,7 +40,7 @@ func contend(ctx context.Context, lockers []peer.Locker, warmup func(context.Con
 				granted(i, w)
 				leaving(i, w)
 				sec.leave()
-				// Whatever becomes of the measurement, the lock is released.
+				// Release the lock even if ctx has ended.
 				if err := l.Unlock(context.WithoutCancel(ctx)); err != nil {
 					fail(err)
 					return
@@ -62,7 +62,7 @@ func contend(ctx context.Context, lockers []peer.Locker, warmup func(context.Con
 	return &sec, err
 }
 
-// warmupFor is a warm-up as long as d, or 1.5 s if that is longer.
+// warmupFor returns a warm-up that takes d, or 1.5 s if that is longer.
 func warmupFor(d time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
 		sleep(ctx, max(d, 1500*time.Millisecond))

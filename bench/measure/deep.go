@@ -10,9 +10,9 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Deep is Handover where the queue is sure to have its full length before
-// anything is timed: the first holder keeps the lock until etcd, asked through
-// look, shows an entry for every one of the waiters.
+// Deep is Handover with a queue that certainly has its full length before
+// anything is timed: the first holder keeps the lock until etcd has an entry for
+// each of the waiters. The client look is used to check that.
 func Deep(ctx context.Context, p peer.Peer, look *clientv3.Client, waiters int, hold, d time.Duration) (v Values, err error) {
 	ss, closeAll, err := open(ctx, p, waiters+1)
 	if err != nil {
@@ -51,7 +51,7 @@ func Deep(ctx context.Context, p peer.Peer, look *clientv3.Client, waiters int, 
 	return v, nil
 }
 
-// gated is a Locker whose first Lock waits to be let in.
+// gated is a Locker whose first Lock waits until its gate is opened.
 type gated struct {
 	peer.Locker
 	gate chan struct{}
@@ -66,10 +66,9 @@ func (l gated) Lock(ctx context.Context) error {
 	return l.Locker.Lock(ctx)
 }
 
-// letIn lets n waiters into the queue of the lock of that name, as fast as they
-// get there but never more than a few at once: thousands of requests that each
-// walk a queue of thousands are more than etcd answers in time. It returns when
-// all are in the queue and at rest.
+// letIn lets n waiters queue up for the lock of that name, only a few at a time: if
+// thousands of requests each read a queue of thousands, etcd can't answer them in
+// time. It returns when all waiters are in the queue and the process is idle.
 func letIn(ctx context.Context, look *clientv3.Client, name string, n int, enter func(i int)) error {
 	for in, started := 0, 0; in < n; {
 		for ; started < min(n, in+64); started++ {

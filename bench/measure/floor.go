@@ -9,9 +9,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Floor is the least time in which a lock on etcd can change hands: from the
-// start of a deletion by one client to the moment at which another client, which
-// watches the key, sees it.
+// Floor is the shortest time in which a lock on etcd can change hands: the time
+// from the start of a deletion by one client until another client, which watches
+// the key, sees the deletion.
 func Floor(ctx context.Context, from, to *clientv3.Client, hold, d time.Duration) (v Values, err error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()

@@ -8,10 +8,10 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Grants is how often in a second a lock changes hands that this many sessions
-// want all the time, when nobody keeps it. passed_per_s counts only the grants
-// to another session than the one before: a lock that lets its last holder barge
-// in has many grants and passes rarely.
+// Grants is how many times a second a lock is granted when the given number of
+// sessions always want it and each holder releases it at once. passed_per_s counts
+// only grants to a session other than the previous one: a lock that lets its last
+// holder barge has many grants, but rarely passes to another session.
 func Grants(ctx context.Context, p peer.Peer, sessions int, d time.Duration) (v Values, err error) {
 	ss, closeAll, err := open(ctx, p, sessions)
 	if err != nil {
@@ -24,7 +24,7 @@ func Grants(ctx context.Context, p peer.Peer, sessions int, d time.Duration) (v 
 		if !warm {
 			return
 		}
-		// Guarded by the lock itself; where that fails, the numbers are void.
+		// Guarded by the measured lock; if the lock fails, the numbers are void.
 		last = time.Now()
 		if grants == 0 {
 			first = last

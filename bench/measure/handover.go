@@ -8,8 +8,8 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Handover is the time from the start of an Unlock to the return of another
-// session's Lock. waiters sessions want the lock all the time, and each keeps it
+// Handover is the time from the start of an Unlock until another session's Lock
+// returns. There are waiters sessions that always want the lock, and each keeps it
 // for hold.
 func Handover(ctx context.Context, p peer.Peer, waiters int, hold, d time.Duration) (v Values, err error) {
 	ss, closeAll, err := open(ctx, p, waiters)
@@ -17,7 +17,7 @@ func Handover(ctx context.Context, p peer.Peer, waiters int, hold, d time.Durati
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, closeAll()) }()
-	// Guarded by the lock itself; where that fails, the numbers are void.
+	// Guarded by the measured lock; if the lock fails, the numbers are void.
 	var times []time.Duration
 	var released time.Time
 	before, same := -1, 0
@@ -25,7 +25,7 @@ func Handover(ctx context.Context, p peer.Peer, waiters int, hold, d time.Durati
 		switch now := time.Now(); {
 		case !warm || released.IsZero():
 		case before == i:
-			same++ // it did not change hands
+			same++ // the lock did not change hands
 		default:
 			times = append(times, now.Sub(released))
 		}

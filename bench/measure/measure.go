@@ -1,5 +1,5 @@
-// Package measure takes the quantities that are compared. Each is one function
-// in one file. They know nothing of the peers but the interface.
+// Package measure measures the quantities that are compared. Each quantity is one
+// function in one file. The functions know the peers only through their interface.
 package measure
 
 import (
@@ -15,13 +15,13 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Values are what one measurement found, by name.
+// Values are the results of one measurement, by name.
 type Values map[string]float64
 
-// newName is a lock name that nobody has used.
+// newName returns a lock name that was never used.
 func newName() string { return fmt.Sprintf("/bench/%x", rand.Uint64()) }
 
-// open opens n sessions at once.
+// open opens n sessions concurrently.
 func open(ctx context.Context, p peer.Peer, n int) (sessions []peer.Session, closeAll func() error, err error) {
 	sessions = make([]peer.Session, n)
 	err = each(n, func(i int) (err error) {
@@ -66,8 +66,9 @@ func each(n int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
-// section is what the lock protects. It counts whenever somebody enters while
-// another is still inside: such a lock has failed, however fast it was.
+// section is the critical section that the lock protects. It counts how often a
+// goroutine enters while another is still inside: such a lock has failed, even if it
+// was fast.
 type section struct{ inside, overlaps, most atomic.Int64 }
 
 func (s *section) enter() {
@@ -81,7 +82,7 @@ func (s *section) enter() {
 
 func (s *section) leave() { s.inside.Add(-1) }
 
-// distribution adds what is to be known of a set of durations, in µs.
+// distribution adds the quantiles and the mean of the durations, in µs.
 func (v Values) distribution(d []time.Duration) {
 	if len(d) == 0 {
 		return

@@ -13,9 +13,9 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Waiting is what a waiter costs in its own process, beyond its session and a
-// goroutine that waits for nothing: goroutines, and bytes of heap and stacks.
-// The server has to be another process.
+// Waiting is what a waiter costs its own process, in goroutines and in bytes of heap
+// and stacks. Its session and one idle goroutine are subtracted. The server must run in
+// another process.
 func Waiting(ctx context.Context, p peer.Peer, look *clientv3.Client, waiters int) (v Values, err error) {
 	ss, closeAll, err := open(ctx, p, waiters+1)
 	if err != nil {
@@ -38,7 +38,7 @@ func Waiting(ctx context.Context, p peer.Peer, look *clientv3.Client, waiters in
 	close(gate)
 	err = errors.Join(queued(ctx, look, name, waiters+1), atRest(ctx))
 	after := measureMemory()
-	cancel() // they give up
+	cancel() // the waiters give up
 	if gaveUp := <-all; gaveUp == nil {
 		err = errors.Join(err, errors.New("a waiter got the lock"))
 	}
@@ -47,10 +47,10 @@ func Waiting(ctx context.Context, p peer.Peer, look *clientv3.Client, waiters in
 	return v, err
 }
 
-// Holding is what a lock that is held costs in its process: bytes of heap, of
-// n locks of one session; and the time in which closing the session releases
-// them all, the median of several sessions, one after the other. The server has to
-// be another process.
+// Holding is what a held lock costs its process, in bytes of heap, measured with n
+// locks of one session. It is also the time in which closing the session releases all
+// its locks: the median of several sessions, one after another. The server must run in
+// another process.
 func Holding(ctx context.Context, p peer.Peer, n int) (v Values, err error) {
 	closings := make([]time.Duration, 5)
 	for i := range closings {
@@ -59,7 +59,7 @@ func Holding(ctx context.Context, p peer.Peer, n int) (v Values, err error) {
 			return nil, err
 		}
 		if v == nil {
-			v = one // of a process that has done nothing before
+			v = one // only the first session starts in a process that has done nothing before
 		}
 		closings[i] = took
 	}
@@ -87,11 +87,11 @@ func holding(ctx context.Context, p peer.Peer, n int) (v Values, closing time.Du
 	return v, time.Since(start), err
 }
 
-// measureMemory is how much of everything there is after all that has gone is
-// collected and connections have come to rest.
+// measureMemory returns the number of goroutines and the bytes in use, after garbage
+// was collected and connections have become idle.
 func measureMemory() Values {
 	var m runtime.MemStats
-	for range 6 { // each halves the stacks that are too large, at most
+	for range 6 { // each collection at most halves the stacks that are too large
 		time.Sleep(100 * time.Millisecond)
 		runtime.GC()
 	}

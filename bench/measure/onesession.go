@@ -9,10 +9,10 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// OneSession is Grants where those who want the lock are goroutines of one
-// process with one session. It also tells how many were in the section at once
-// at most, and how often Lock or Unlock failed: with a hold, since in an empty
-// section nobody stays for long enough to be met.
+// OneSession is Grants for goroutines of one process that share one session. It also
+// counts how many goroutines were in the section at once at most, and how often Lock
+// or Unlock failed. Each goroutine keeps the lock for hold: in an empty section no
+// goroutine stays long enough to overlap with another.
 func OneSession(ctx context.Context, p peer.Peer, goroutines int, hold, d time.Duration) (v Values, err error) {
 	ss, closeAll, err := open(ctx, p, 1)
 	if err != nil {
@@ -45,7 +45,7 @@ func OneSession(ctx context.Context, p peer.Peer, goroutines int, hold, d time.D
 	}, err
 }
 
-// tolerant counts failures and goes on: what they come from is to be shown.
+// tolerant counts failures and continues, so that the result shows them.
 type tolerant struct {
 	peer.Locker
 	failures *atomic.Int64

@@ -8,9 +8,9 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Order counts the pairs of waiters of whom the one that came later got the
-// lock first, while waiters come one after another, 25 ms apart, and then all
-// get it in turn.
+// Order lets waiters arrive one after another, 25 ms apart, and then grants the lock
+// to all of them. It counts the pairs of waiters in which the later one got the lock
+// first.
 func Order(ctx context.Context, p peer.Peer, waiters, repetitions int) (v Values, err error) {
 	ss, closeAll, err := open(ctx, p, waiters+1)
 	if err != nil {

@@ -28,8 +28,8 @@ func queued(ctx context.Context, look *clientv3.Client, name string, n int) erro
 	}
 }
 
-// atRest waits until this process hardly uses its processors anymore: those who
-// wait have nothing left to do but wait. It takes a third of a second at least.
+// atRest waits until this process hardly uses its processors any more: the waiters
+// have made all their requests and only wait. It takes at least a third of a second.
 func atRest(ctx context.Context) error {
 	const step = 100 * time.Millisecond
 	for calm := 0; calm < 3 && ctx.Err() == nil; calm++ {

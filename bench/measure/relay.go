@@ -13,11 +13,11 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Relay is the floor of Grants: how often in a second a turn can be passed on
-// among this many clients of etcd, without any queue. Each watches the key of
-// the one before it in a ring. Seeing that deleted, it has the turn: it deletes
-// its own key, which is what a release costs, and puts it again, which is what
-// it costs to queue up anew.
+// Relay is the floor of Grants: how many times a second a turn can be passed on in a
+// ring of n clients of etcd, without any queue. Each client watches the key of the
+// client before it. When that key is deleted, it has the turn: it deletes its own key,
+// which costs as much as a release, and puts it again, which costs as much as queueing
+// up again.
 func Relay(ctx context.Context, clients peer.Clients, n int, d time.Duration) (v Values, err error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
@@ -47,7 +47,7 @@ func Relay(ctx context.Context, clients peer.Clients, n int, d time.Duration) (v
 	for i := range n {
 		wg.Go(func() {
 			var err error
-			if i == n-1 { // it begins, and takes no other turn before its key is there again
+			if i == n-1 { // it begins, and takes no other turn before its key exists again
 				err = turn(i)
 			}
 			for resp := range before[i] {
@@ -69,7 +69,7 @@ func Relay(ctx context.Context, clients peer.Clients, n int, d time.Duration) (v
 	passed := turns.Load() - from
 	v = Values{"per_s": float64(passed) / time.Since(start).Seconds()}
 	if passed == 0 {
-		err = errors.New("nobody passed the turn on")
+		err = errors.New("no client passed the turn on")
 	}
 	cancel()
 	wg.Wait()

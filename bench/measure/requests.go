@@ -13,15 +13,16 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// A Counter counts the requests of the clients that were made with its tap.
-// Reads are told apart: a serializable one is answered by the member that is
-// asked, a linearizable one asks the quorum first. A transaction that only reads is a read.
+// A Counter counts the requests of the clients that were made with its tap. It
+// separates two kinds of reads: a serializable read is answered by the member that was
+// asked, a linearizable read asks the quorum first. A transaction that only reads
+// counts as a read.
 type Counter struct {
 	Tap                                        *etcdtest.Tap
 	txns, serializable, linearizable, unwatchd atomic.Int64
 }
 
-// NewCounter returns a Counter whose Tap is not in any client yet.
+// NewCounter returns a Counter whose Tap is not used by any client yet.
 func NewCounter() *Counter {
 	c := &Counter{Tap: etcdtest.NewTap()}
 	for _, method := range []string{"Range", "Txn"} {
@@ -45,8 +46,8 @@ func NewCounter() *Counter {
 	return c
 }
 
-// readsOnly reports whether a request only reads, and whether any member may
-// answer it from what it has.
+// readsOnly reports whether a request only reads, and whether any member may answer
+// it from its own state.
 func readsOnly(request any) (reads, serializable bool) {
 	switch r := request.(type) {
 	case *pb.RangeRequest:
@@ -64,7 +65,7 @@ func readsOnly(request any) (reads, serializable bool) {
 	return false, false
 }
 
-// count is how many requests there were so far, by kind.
+// count returns how many requests there were so far, by kind.
 func (c *Counter) count() Values {
 	return Values{
 		"txns":               float64(c.txns.Load()),
@@ -77,7 +78,7 @@ func (c *Counter) count() Values {
 	}
 }
 
-// per is what was added since before, for each of n.
+// per returns the difference from before, divided by n.
 func (v Values) per(before Values, n int) Values {
 	out := Values{}
 	for k := range v {
@@ -86,9 +87,9 @@ func (v Values) per(before Values, n int) Values {
 	return out
 }
 
-// Requests is how many requests an acquisition and its release make where
-// nobody else wants the lock, or, with more than one session, where that many
-// want it all the time and each keeps it for hold.
+// Requests is how many requests an acquisition and its release make. With one session
+// nobody else wants the lock; with more sessions all want it all the time, and each
+// keeps it for hold.
 func Requests(ctx context.Context, p peer.Peer, c *Counter, sessions int, hold, d time.Duration) (v Values, err error) {
 	ss, closeAll, err := open(ctx, p, sessions)
 	if err != nil {
@@ -124,5 +125,5 @@ func Requests(ctx context.Context, p peer.Peer, c *Counter, sessions int, hold, 
 	return v.per(before, grants), nil
 }
 
-// Requests is how many requests there were so far, without the watches.
+// Requests returns how many requests there were so far, not counting watches.
 func (c *Counter) Requests() int { return c.Tap.Calls() }

@@ -2,9 +2,9 @@ package measure
 
 import "time"
 
-// RoundTrips is how many network round trips between the members a quantity
-// consists of: how much longer it takes when each of them takes longer. set sets
-// the time of one, measure takes the quantity.
+// RoundTrips is the number of network round trips between members in a quantity. It
+// is computed from how much longer the quantity takes when each round trip takes
+// longer. set sets the time of a round trip, and measure measures the quantity.
 func RoundTrips(set func(roundTrip time.Duration), measure func() (Values, error)) (Values, error) {
 	const short, long = 2 * time.Millisecond, 8 * time.Millisecond
 	set(short)

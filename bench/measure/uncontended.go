@@ -9,16 +9,16 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Uncontended is the time of a Lock and its Unlock where nobody else wants the
-// lock. The peers take turns, cycle by cycle and in random order, so that
-// whatever else goes on in the machine, and what a peer leaves behind, hits all
-// of them alike: their differences are small. First each takes and releases its
-// lock used times, untimed.
+// Uncontended is the time of a Lock and its Unlock when nobody else wants the lock.
+// The peers take turns after each cycle, in random order. So other load on the
+// machine, and what one peer leaves behind in etcd, affect all peers alike; this
+// matters because the differences are small. Before the measurement each peer takes
+// and releases its lock used times.
 func Uncontended(ctx context.Context, peers []peer.Peer, used int, d time.Duration) (vs []Values, err error) {
 	lockers := make([]peer.Locker, len(peers))
 	for i, p := range peers {
-		// A connection each: on a shared one, which goes to the members by turns,
-		// each peer would always meet the same ones.
+		// Each peer has its own connection. A shared connection uses the members in
+		// turn, so each peer would always use the same member.
 		s, err := p.Open(ctx, i)
 		if err != nil {
 			return nil, err
@@ -27,7 +27,7 @@ func Uncontended(ctx context.Context, peers []peer.Peer, used int, d time.Durati
 		lockers[i] = s.Mutex(newName())
 	}
 	err = each(len(peers), func(i int) error {
-		for range max(used, 20) { // the first ones open connections
+		for range max(used, 20) { // the first cycles open connections
 			if _, err := cycle(ctx, lockers[i]); err != nil {
 				return err
 			}

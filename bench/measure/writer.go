@@ -11,10 +11,10 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// WriterBehind is the time from the start of the last reader's RUnlock to the
-// return of the Lock of a writer that has waited for all the readers, which
-// leave in any order. With it come the requests of the writer, from its Lock
-// to the grant: c counts those of writers, not of readers.
+// WriterBehind is the time from the start of the last reader's RUnlock until the Lock
+// of a writer returns that has waited for all readers. The readers leave in random
+// order. The result includes the requests of the writer from its Lock to the grant; c
+// counts the requests of writers and not those of readers.
 func WriterBehind(ctx context.Context, readers, writers peer.Peer, look *clientv3.Client, c *Counter, n int) (v Values, err error) {
 	rs, closeReaders, err := open(ctx, readers, n)
 	if err != nil {
@@ -42,7 +42,7 @@ func WriterBehind(ctx context.Context, readers, writers peer.Peer, look *clientv
 		if err := each(n-1, func(i int) error { return locks[order[i]].RUnlock(ctx) }); err != nil {
 			return nil, err
 		}
-		if err := atRest(ctx); err != nil { // what the others have set off is over
+		if err := atRest(ctx); err != nil { // the work that the other readers' unlocks caused is done
 			return nil, err
 		}
 		begin := time.Now()

@@ -9,8 +9,8 @@ import (
 // Concurrency is the Mutex of etcd's own client library.
 func Concurrency(clients Clients) Peer {
 	return Peer{"concurrency", func(_ context.Context, i int) (Session, error) {
-		// Not WithContext(ctx): that would be the context of the session's
-		// whole life. Without it nothing bounds this call.
+		// WithContext(ctx) would end the whole session with ctx. Without it, no
+		// context bounds this call.
 		s, err := concurrency.NewSession(clients(i), concurrency.WithTTL(ttl))
 		return concurrencySession{s}, err
 	}}

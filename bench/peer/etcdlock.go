@@ -17,6 +17,8 @@ func Etcdlock(clients Clients) Peer {
 
 type etcdlockSession struct{ *etcdlock.Session }
 
+func (s etcdlockSession) Close(context.Context) error { return s.Session.Close() }
+
 func (s etcdlockSession) Mutex(name string) Locker {
 	return &etcdlockMutex{mutex: etcdlock.NewMutex(s.Session, name)}
 }

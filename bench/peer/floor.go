@@ -7,9 +7,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// Floor is no lock: it does the least that a lock on etcd has to do when nobody
-// else wants it, and nothing beyond. It puts a key that hangs on a lease, and
-// deletes it.
+// Floor is not a lock. It does the minimum that a lock on etcd must do when nobody
+// else wants it: it puts a key with a lease, and deletes the key.
 func Floor(clients Clients) Peer {
 	return Peer{"floor", func(ctx context.Context, i int) (Session, error) {
 		c := clients(i)

@@ -1,5 +1,5 @@
-// Package peer shows how each lock service that is compared is used: one
-// adapter a peer, no tricks in any of them.
+// Package peer has one adapter for each lock service that is compared. The adapters
+// use the services in the ordinary way, without tuning.
 package peer
 
 import (
@@ -8,22 +8,22 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A Peer is a lock library together with the servers it is used on.
+// A Peer is a lock library together with its servers.
 type Peer struct {
 	Name string
-	// Open makes a session: what one process of a service would have. i numbers
-	// the sessions of a measurement from 0.
+	// Open makes a session, as one process of a service would. i numbers the sessions
+	// of a measurement from 0.
 	Open func(ctx context.Context, i int) (Session, error)
 }
 
-// A Session is one participant. What it holds is lost when it ends.
+// A Session is one participant. It loses its locks when it ends.
 type Session interface {
 	// Mutex makes a handle on the lock of that name; it makes no request.
 	Mutex(name string) Locker
 	Close(ctx context.Context) error
 }
 
-// A Locker is used by one goroutine at a time, which unlocks what it locked.
+// A Locker is used by one goroutine at a time; the same goroutine locks and unlocks it.
 type Locker interface {
 	Lock(ctx context.Context) error
 	Unlock(ctx context.Context) error
@@ -35,17 +35,17 @@ type RWSession interface {
 	RWMutex(name string) RWLocker
 }
 
-// An RWLocker is a Locker for writing, and for reading one of many.
+// An RWLocker is a Locker for one writer, or for many readers at once.
 type RWLocker interface {
 	Locker
 	RLock(ctx context.Context) error
 	RUnlock(ctx context.Context) error
 }
 
-// Clients gives the etcd client of the i-th session. Several sessions may share
-// a client, which is one connection.
+// Clients returns the etcd client of the i-th session. Several sessions may share a
+// client, which is one connection.
 type Clients func(i int) *clientv3.Client
 
-// ttl is for how many seconds a lock outlives a process that dies, with every
-// peer.
+// ttl is how many seconds a lock stays after its process has died. It is the same for
+// every peer.
 const ttl = 60

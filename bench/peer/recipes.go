@@ -21,7 +21,7 @@ func (s recipesSession) RWMutex(name string) RWLocker {
 	return recipesMutex{recipe.NewRWMutex(s.Session, name)}
 }
 
-// recipesMutex takes no context: nothing can interrupt its waiting.
+// recipesMutex ignores the context: recipes offers no way to interrupt a wait.
 type recipesMutex struct{ *recipe.RWMutex }
 
 func (l recipesMutex) Lock(context.Context) error    { return l.RWMutex.Lock() }

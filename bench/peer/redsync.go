@@ -11,9 +11,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// Redsync locks on one Redis. It has no queue: whoever finds the lock taken
-// asks again after 50 to 250 ms, which is its default. The lock lasts for its
-// expiry, and nothing renews it.
+// Redsync locks on one Redis server. It has no queue: a client that finds the lock
+// taken tries again after 50 to 250 ms, which is its default. The lock expires after
+// its expiry, and redsync does not renew it.
 func Redsync(name, addr string) Peer {
 	return Peer{name, func(ctx context.Context, _ int) (Session, error) {
 		c := redis.NewClient(&redis.Options{Addr: addr})
@@ -30,7 +30,7 @@ type redsyncSession struct {
 }
 
 func (s redsyncSession) Mutex(name string) Locker {
-	// It gives up after 32 tries unless told otherwise.
+	// By default it gives up after 32 tries.
 	return redsyncMutex{s.locks.NewMutex(name, redsync.WithExpiry(ttl*time.Second), redsync.WithTries(math.MaxInt))}
 }
 

@@ -7,10 +7,10 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// Serialized is what a process with several goroutines has to do with
-// [Concurrency]: all mutexes of one session and name write the same key, so that
-// its own goroutines would hold the lock together. A sync.Mutex in front of it
-// keeps all but one away from etcd.
+// Serialized is how a process with several goroutines has to use [Concurrency]. All
+// mutexes of one session and name write the same key, so without more protection
+// several goroutines would hold the lock at once. A sync.Mutex in front of it lets
+// only one goroutine at a time use etcd.
 func Serialized(clients Clients) Peer {
 	return Peer{"concurrency behind sync.Mutex", func(_ context.Context, i int) (Session, error) {
 		s, err := concurrency.NewSession(clients(i), concurrency.WithTTL(ttl))
@@ -34,7 +34,7 @@ type serializedMutex struct {
 }
 
 func (l *serializedMutex) Lock(ctx context.Context) error {
-	l.local.Lock() // whatever becomes of ctx
+	l.local.Lock() // ignores ctx
 	if err := l.global.Lock(ctx); err != nil {
 		l.local.Unlock()
 		return err

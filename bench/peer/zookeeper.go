@@ -8,7 +8,7 @@ import (
 	"github.com/go-zookeeper/zk"
 )
 
-// ZooKeeper is the Lock of go-zookeeper/zk. A session is a connection there.
+// ZooKeeper is the Lock of go-zookeeper/zk, in which each session is a connection.
 func ZooKeeper(addr string) Peer {
 	return Peer{"zookeeper", func(ctx context.Context, _ int) (Session, error) {
 		conn, events, err := zk.Connect([]string{addr}, ttl*time.Second, zk.WithLogInfo(false), zk.WithLogger(silent{}))
@@ -45,8 +45,7 @@ type zookeeperLock struct {
 	lock *zk.Lock
 }
 
-// Lock can't be interrupted but by closing the session, which takes all its
-// locks.
+// Lock can be interrupted only by closing the session, which loses all its locks.
 func (l *zookeeperLock) Lock(ctx context.Context) error {
 	defer context.AfterFunc(ctx, l.conn.Close)()
 	return l.lock.Lock()

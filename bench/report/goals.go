@@ -1,12 +1,12 @@
 package report
 
-// A Goal is what the project demands of itself.
+// A Goal is a limit that the project sets itself.
 type Goal struct {
 	What, Demand, Found string
 	Met                 bool
 }
 
-// goals compares what was found with what was demanded.
+// goals compares the results with the limits.
 func (r *Run) goals() []Goal {
 	var goals []Goal
 	add := func(what, demand string, s sample, met func(float64) bool) {

@@ -33,7 +33,7 @@ func (r *Run) WriteReadme(dir string) error {
 		"list":   func(s ...string) []string { return s },
 		"goals":  r.goals,
 		"sorted": func(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) },
-		// median of a value over the rounds
+		// the median of a value over the rounds
 		"n": func(servers, quantity, peer, value string) string {
 			return r.get(servers, quantity, peer, value).show(number)
 		},
@@ -44,8 +44,8 @@ func (r *Run) WriteReadme(dir string) error {
 			return number(r.get(servers, quantity, peer, "txns").median() + r.get(servers, quantity, peer, "puts").median() +
 				r.get(servers, quantity, peer, "deletes").median())
 		},
-		// median over the rounds of a value over that of another peer in the same
-		// round, with the least and the greatest
+		// the median over the rounds of the ratio of a value to that of another peer in
+		// the same round, with the smallest and the largest ratio
 		"over": func(servers, quantity, peer, value, other string) string {
 			return r.ratio(servers, quantity, peer, value, servers, quantity, other, value).show(factor)
 		},
@@ -86,7 +86,7 @@ func (r *Run) plots() map[string]plot {
 			q := quantity
 			if strings.HasPrefix(q, "hand-over") {
 				if strings.HasPrefix(name, "redsync") {
-					continue // hardly ever hands over
+					continue // it hardly ever passes the lock to another session
 				}
 				if name == "floor" {
 					q = "hand-over"
@@ -109,7 +109,7 @@ func (r *Run) plots() map[string]plot {
 	}
 }
 
-// rounds is in how many rounds there are results.
+// rounds returns the number of rounds that have results.
 func (r *Run) rounds() int {
 	n := 0
 	for _, res := range r.Results {
@@ -118,7 +118,7 @@ func (r *Run) rounds() int {
 	return n
 }
 
-// show is the median, and where rounds differ, the least and the greatest.
+// show formats the median and, if the rounds differ, the smallest and the largest value.
 func (s sample) show(format func(float64) string) string {
 	if !s.ok() {
 		return "–"
@@ -135,7 +135,7 @@ func (s sample) show(format func(float64) string) string {
 
 func factor(v float64) string { return number(v) + "×" }
 
-// duration shows microseconds.
+// duration formats microseconds.
 func duration(us float64) string {
 	switch {
 	case us >= 1e6:

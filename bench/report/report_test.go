@@ -9,8 +9,8 @@ import (
 	"github.com/etcdlock/etcdlock/bench/measure"
 )
 
-// TestWriteReadme: results survive the file, medians and ratios are those of
-// rounds, and a run with overlaps says so.
+// TestWriteReadme: results are read as they were written, medians and ratios are
+// computed over the rounds, and overlaps are shown.
 func TestWriteReadme(t *testing.T) {
 	var run Run
 	for round, us := range []float64{100, 200, 900} {

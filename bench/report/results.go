@@ -13,7 +13,7 @@ import (
 	"github.com/etcdlock/etcdlock/bench/measure"
 )
 
-// A Result is what one measurement of one peer found in one round.
+// A Result is the result of one measurement of one peer in one round.
 type Result struct {
 	Round    int            `json:"round"`
 	Servers  string         `json:"servers"`
@@ -23,7 +23,7 @@ type Result struct {
 	Error    string         `json:"error,omitempty"`
 }
 
-// A Run is all that one run of the benchmark found, and where.
+// A Run is all results of one run of the benchmark, with the machine and the versions.
 type Run struct {
 	Command  string            `json:"command"`
 	Started  time.Time         `json:"started"`
@@ -33,7 +33,7 @@ type Run struct {
 	Results  []Result          `json:"results"`
 }
 
-// Read reads a run that Write wrote.
+// Read reads a run that was written by Write.
 func Read(path string) (*Run, error) {
 	text, err := os.ReadFile(path)
 	if err != nil {
@@ -68,10 +68,10 @@ func (r *Run) Write(path string) error {
 	return os.WriteFile(path, append(text, "\n  ]\n}\n"...), 0o644)
 }
 
-// sample is a quantity of a peer over the rounds.
+// A sample is a quantity of a peer over the rounds.
 type sample struct {
 	values []float64 // sorted
-	// overlapped is in how many rounds two held the lock at once.
+	// overlapped is the number of rounds in which two sessions held the lock at once.
 	overlapped int
 }
 
@@ -103,8 +103,8 @@ func (s sample) median() float64 {
 	return (s.values[(n-1)/2] + s.values[n/2]) / 2
 }
 
-// ratio is the median over the rounds of value a of peer p over value b of peer
-// q in the same round.
+// ratio returns, for each round, value a of peer p divided by value b of peer q in
+// the same round.
 func (r *Run) ratio(servers, quantity, p, a, otherServers, otherQuantity, q, b string) sample {
 	byRound := make(map[int]float64)
 	for _, res := range r.Results {

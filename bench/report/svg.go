@@ -10,15 +10,15 @@ import (
 	"strings"
 )
 
-// A plot is a chart with one line for each series over the same points, on a
-// logarithmic scale: what is twice as much is always as much higher.
+// A plot is a chart with one line for each series over the same points. Its scale is
+// logarithmic, so equal ratios have equal distances.
 type plot struct {
 	title, unit string
 	points      []string
 	series      []series
 }
 
-// A series is what one peer has at the points; 0 is nothing.
+// A series has the values of one peer at the points; 0 means that there is no value.
 type series struct {
 	name   string
 	values []float64
@@ -29,8 +29,8 @@ const (
 	left, right, top, below = 70, 190, 50, 50
 )
 
-// colours tells the peers apart, the same in every plot, for the colour-blind
-// too.
+// colours has a colour for each peer. It is the same in every plot, and
+// distinguishable for colour-blind readers.
 var colours = map[string]string{
 	"floor":          "#999999",
 	"etcdlock":       "#d55e00",
@@ -76,8 +76,8 @@ func (p plot) write(path string) error {
 	return os.WriteFile(path, []byte(b.String()), 0o644)
 }
 
-// draw draws a line, and its name behind it at the height label. The figures
-// themselves are shown of one series only: those of all would hide each other.
+// draw draws a line, and its name after its end at the height label. Only one series
+// shows its figures, because those of all series would overlap.
 func (p plot) draw(b *strings.Builder, s series, x func(int) float64, y func(float64) float64, label float64) {
 	colour := colours[s.name]
 	var line []string
@@ -96,7 +96,7 @@ func (p plot) draw(b *strings.Builder, s series, x func(int) float64, y func(flo
 	text(b, plotWidth-right+8, label+4, "start", colour, `font-weight="bold"`, s.name)
 }
 
-// last is the last value there is.
+// last returns the last value that exists.
 func (s series) last() float64 {
 	for _, v := range slices.Backward(s.values) {
 		if v > 0 {
@@ -106,7 +106,7 @@ func (s series) last() float64 {
 	return 0
 }
 
-// limits are the powers of ten around all values.
+// limits returns the powers of ten around all values.
 func (p plot) limits() (low, high float64) {
 	low, high = math.Inf(1), 0
 	for _, s := range p.series {
@@ -127,7 +127,7 @@ func text(b *strings.Builder, x, y float64, anchor, colour, more, s string) {
 	fmt.Fprintf(b, `<text x="%.1f" y="%.1f" text-anchor="%s" fill="%s" %s>%s</text>`+"\n", x, y, anchor, colour, more, html.EscapeString(s))
 }
 
-// number shows three digits that count.
+// number formats v with three significant digits.
 func number(v float64) string {
 	switch a := math.Abs(v); {
 	case a == 0:
@@ -140,7 +140,7 @@ func number(v float64) string {
 	return fmt.Sprintf("%.2f", v)
 }
 
-// grouped writes 12345 as 12,345.
+// grouped formats 12345 as 12,345.
 func grouped(n int64) string {
 	s := fmt.Sprint(n)
 	for i := len(s) - 3; i > 0 && s[i-1] != '-'; i -= 3 {

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// A Delay is how much later bytes arrive, in either direction. It may be
+// A Delay is the time by which bytes are delayed, in either direction. It may be
 // changed while connections are open.
 type Delay struct{ ns atomic.Int64 }
 
@@ -23,7 +23,7 @@ func NewDelay(d time.Duration) *Delay {
 // Set changes the delay for the bytes that are sent from now on.
 func (d *Delay) Set(to time.Duration) { d.ns.Store(int64(to)) }
 
-// A DelayProxy forwards TCP connections, late.
+// A DelayProxy forwards TCP connections with a delay.
 type DelayProxy struct {
 	listener net.Listener
 	delay    *Delay
@@ -47,7 +47,7 @@ func Proxy(addr string, delay *Delay) (*DelayProxy, error) {
 			}
 			out, err := net.Dial("tcp", addr)
 			if err != nil {
-				_ = in.Close() // the server is not up yet: so the client shall see it
+				_ = in.Close() // the server is not up yet: the client must see that
 				continue
 			}
 			p.join(in, out)
@@ -56,7 +56,7 @@ func Proxy(addr string, delay *Delay) (*DelayProxy, error) {
 	return p, nil
 }
 
-// Addr is where the proxy listens.
+// Addr returns the address on which the proxy listens.
 func (p *DelayProxy) Addr() string { return p.listener.Addr().String() }
 
 // Close ends all connections.
@@ -76,7 +76,7 @@ func (p *DelayProxy) join(a, b net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.conns == nil {
-		_, _ = a.Close(), b.Close() // nobody waits for them
+		_, _ = a.Close(), b.Close() // the proxy was closed meanwhile
 		return
 	}
 	p.conns[a], p.conns[b] = struct{}{}, struct{}{}
@@ -84,7 +84,7 @@ func (p *DelayProxy) join(a, b net.Conn) {
 	p.wg.Go(func() { p.pump(b, a) })
 }
 
-// pump moves bytes until either side is closed, which closes the other one.
+// pump moves bytes until either side is closed, and then closes the other side.
 func (p *DelayProxy) pump(from, to net.Conn) {
 	type late struct {
 		due   time.Time
@@ -114,7 +114,7 @@ func (p *DelayProxy) pump(from, to net.Conn) {
 	p.mu.Unlock()
 	_, _ = from.Close(), to.Close() // twice, by both pumps
 	for range queue {
-		// what can't be delivered anymore; it ends since from is closed
+		// Drop what can't be delivered any more; from is closed, so the loop ends.
 	}
 }
 
@@ -125,8 +125,8 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// sleepUntil is more exact than time.Sleep, which rounds up to a millisecond
-// when the process is idle.
+// sleepUntil is more precise than time.Sleep, which rounds up to a millisecond when
+// the process is idle.
 func sleepUntil(t time.Time) {
 	for d := time.Until(t); d > 0; d = time.Until(t) {
 		ts := syscall.NsecToTimespec(int64(d))

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// TestProxy: bytes arrive unchanged, in either direction, and late.
+// TestProxy: bytes arrive unchanged and late, in both directions.
 func TestProxy(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

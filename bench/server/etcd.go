@@ -1,5 +1,5 @@
-// Package server starts the servers that the peers run on, all of them on
-// loopback with their data in temporary folders, and stops them.
+// Package server starts and stops the servers of the peers. All of them run on
+// loopback and keep their data in temporary folders.
 package server
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// Etcd is an etcd that runs.
+// Etcd is a running etcd cluster.
 type Etcd struct {
 	Endpoints []string
 	stop      func() error
@@ -52,8 +52,8 @@ func (e *Etcd) Leader(ctx context.Context) (endpoint string, err error) {
 // Clients are connections to an etcd.
 type Clients []*clientv3.Client
 
-// Connect opens n connections, each to all members by turns, as is the
-// client's default.
+// Connect opens n connections. Each uses all members in turn, which is the default
+// of etcd's client.
 func (e *Etcd) Connect(n int, opts ...grpc.DialOption) (Clients, error) {
 	clients := make(Clients, n)
 	for i := range clients {
@@ -66,10 +66,10 @@ func (e *Etcd) Connect(n int, opts ...grpc.DialOption) (Clients, error) {
 	return clients, nil
 }
 
-// Get is the connection of the i-th session.
+// Get returns the connection of the i-th session.
 func (c Clients) Get(i int) *clientv3.Client { return c[i%len(c)] }
 
-// Close closes all of them.
+// Close closes all connections.
 func (c Clients) Close() (err error) {
 	for _, client := range c {
 		err = errors.Join(err, client.Close())

@@ -13,8 +13,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// BuildEtcd builds etcd's server from the module that this one requires, into
-// dir. It has to be called in the folder of the bench module.
+// BuildEtcd builds etcd's server into dir, from the version that the bench module
+// requires. It must be called in the folder of that module.
 func BuildEtcd(dir string) (path string, err error) {
 	path = filepath.Join(dir, "etcd")
 	out, err := exec.Command("go", "build", "-o", path, "go.etcd.io/etcd/server/v3").CombinedOutput()
@@ -24,12 +24,11 @@ func BuildEtcd(dir string) (path string, err error) {
 	return path, nil
 }
 
-// Delays are what a network adds to each message, one way.
+// Delays are the delays that the network adds to each message, in one direction.
 type Delays struct{ Peer, Client *Delay }
 
-// Processes starts n members, each a process of the etcd at path, with fsync,
-// and with etcd's defaults. With delays, members and clients reach them through
-// proxies.
+// Processes starts n members, each a process of the etcd at path, with fsync and
+// etcd's defaults. With delays, members and clients connect to them through proxies.
 func Processes(path string, n int, delays *Delays) (*Etcd, error) {
 	dir, err := os.MkdirTemp("", "etcdlock-bench-")
 	if err != nil {
@@ -43,7 +42,7 @@ func Processes(path string, n int, delays *Delays) (*Etcd, error) {
 		}
 		return errors.Join(err, os.RemoveAll(dir))
 	}}
-	// through gives the address at which others reach addr.
+	// through returns the address at which others reach addr.
 	through := func(addr string, d *Delay) (string, error) {
 		p, err := Proxy(addr, d)
 		if err != nil {

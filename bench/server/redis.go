@@ -9,9 +9,9 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// Redis starts a redis-server. With fsync it appends each write to a file that
-// it syncs before it answers; without, it writes nothing to the disk, and
-// forgets all locks when it crashes.
+// Redis starts a redis-server. With fsync it appends each write to a file, and syncs
+// the file before it answers. Without fsync it writes nothing to the disk, and loses
+// all locks when it crashes.
 func Redis(fsync bool) (addr string, stop func() error, err error) {
 	dir, err := os.MkdirTemp("", "etcdlock-bench-redis-")
 	if err != nil {

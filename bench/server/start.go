@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// start starts a server; what it prints goes to the file log. stop ends it and
-// waits for that. The server does not outlive this process.
+// start starts a server and writes its output to the file log. stop kills the server
+// and waits until it has ended. The server ends when this process ends.
 func start(log, name string, args ...string) (stop func() error, err error) {
 	f, err := os.Create(log)
 	if err != nil {
@@ -35,7 +35,7 @@ func start(log, name string, args ...string) (stop func() error, err error) {
 		select {
 		case <-ended:
 		case <-time.After(5 * time.Second):
-			_ = cmd.Process.Kill() // it may have ended just now
+			_ = cmd.Process.Kill() // the process may have ended already
 			<-ended
 		}
 		return f.Close()

@@ -10,11 +10,11 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// zooClasses is where Debian's package has ZooKeeper.
+// zooClasses is where Debian's package installs ZooKeeper.
 const zooClasses = "/usr/share/java/zookeeper.jar"
 
-// ZooKeeper starts one standalone server. It syncs its log before it answers,
-// which is its default.
+// ZooKeeper starts one standalone server. By default it syncs its log before it
+// answers.
 func ZooKeeper() (addr string, stop func() error, err error) {
 	if _, err := os.Stat(zooClasses); err != nil {
 		return "", nil, fmt.Errorf("no ZooKeeper (bench/setup.sh installs it): %w", err)

@@ -63,7 +63,7 @@ func parseRef(s string) (key string, token int64, err error) {
 }
 
 func breakLock(ctx context.Context, client *clientv3.Client, name, key string, token int64, yes bool) error {
-	q, err := etcdlock.Inspect(ctx, client, name)
+	q, err := etcdlock.New(client).Inspect(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -88,7 +88,7 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 		case deaf(e):
 			say(plain(name), "%s", what)
 		}
-		if err := etcdlock.Break(ctx, client, e); err != nil {
+		if err := etcdlock.New(client).Break(ctx, e); err != nil {
 			return err
 		}
 		_, err := fmt.Printf("%s: %s is out of the queue\n", plain(name), ref(e))

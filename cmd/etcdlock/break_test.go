@@ -63,7 +63,7 @@ func TestBreak(t *testing.T) {
 	status, out, _ := ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("%s@%d", keys[1], revision(t, client, keys[1])))
 	require.Zero(t, status)
 	require.Contains(t, out, "is out of the queue")
-	require.NoError(t, bob.Close(bounded(t)))
+	require.NoError(t, bob.Close())
 	noKeys(t, client)
 }
 

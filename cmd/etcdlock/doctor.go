@@ -129,7 +129,7 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.etcd.DialTimeout)
 	defer cancel()
-	return etcdlock.Inspect(ctx, d.client, name)
+	return etcdlock.New(d.client).Inspect(ctx, name)
 }
 
 // heading says in a line who has the lock.

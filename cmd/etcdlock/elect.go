@@ -60,7 +60,9 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 		return err
 	}
 	notice := newWaitNotice(client, etcd, name, u.owner)
-	elector := etcdlock.NewElector(client, name, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner), etcdlock.WithLogger(notice.logger()))
+	locks := etcdlock.New(client, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner), etcdlock.WithLogger(notice.logger()))
+	defer shut(locks)
+	elector := locks.Elector(name)
 	var outcome supervise.Outcome
 	lead := func(ctx context.Context, term *etcdlock.Held) (err error) {
 		notice.end()

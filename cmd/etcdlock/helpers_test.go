@@ -98,7 +98,7 @@ func contend(t *testing.T, client *clientv3.Client, name string) (outlived func(
 		require.NoError(t, err)
 		return slices.ContainsFunc(pids, alive)
 	}
-	return outlived, func() { require.NoError(t, s.Close(bounded(t))) }
+	return outlived, func() { require.NoError(t, s.Close()) }
 }
 
 // intercepted makes each member call f with each request before it handles the request.
@@ -129,11 +129,11 @@ func requireDead(t *testing.T, pids ...int) {
 }
 
 // enqueued puts an entry into a queue. Its session is closed at the end of the test.
-func enqueued(t *testing.T, client *clientv3.Client, owner, name string, opts ...etcdlock.SessionOption) *etcdlock.Session {
+func enqueued(t *testing.T, client *clientv3.Client, owner, name string, opts ...etcdlock.Option) *etcdlock.Session {
 	t.Helper()
 	s, err := etcdlock.NewSession(bounded(t), client, append(opts, etcdlock.WithOwner(owner))...)
 	require.NoError(t, err)
-	t.Cleanup(func() { _ = s.Close(bounded(t)) })
+	t.Cleanup(func() { _ = s.Close() })
 	_, err = etcdlock.NewMutex(s, name).Enqueue(bounded(t))
 	require.NoError(t, err)
 	return s

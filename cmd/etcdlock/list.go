@@ -72,7 +72,7 @@ holds much else, or where the user's role covers only a part of the keys.`,
 }
 
 func listNames(ctx context.Context, client *clientv3.Client, prefix string) (names []string, err error) {
-	for name, err := range etcdlock.Names(ctx, client, prefix) {
+	for name, err := range etcdlock.New(client).ListNames(ctx, prefix) {
 		if err != nil {
 			return nil, err
 		}
@@ -153,7 +153,7 @@ func inspectAll(ctx context.Context, client *clientv3.Client, names []string) ([
 	for range min(readers, len(names)) {
 		wg.Go(func() { // ends when next is closed
 			for i := range next {
-				q, err := etcdlock.Inspect(ctx, client, names[i])
+				q, err := etcdlock.New(client).Inspect(ctx, names[i])
 				if err != nil {
 					cancel(err) // only the first error counts
 				}

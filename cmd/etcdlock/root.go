@@ -80,13 +80,13 @@ func completeNames(etcd *connect.Config) cobra.CompletionFunc {
 		defer func() { _ = client.Close() }() // the process ends anyway
 		var found []cobra.Completion
 		if entries {
-			q, _ := etcdlock.Inspect(ctx, client, args[0]) // after an error there is nothing to complete
+			q, _ := etcdlock.New(client).Inspect(ctx, args[0]) // after an error there is nothing to complete
 			for i, e := range q.Entries {
 				found = append(found, cobra.CompletionWithDesc(ref(e), owner(e)+", "+state(q, i)))
 			}
 			return found, cobra.ShellCompDirectiveNoFileComp | cobra.ShellCompDirectiveKeepOrder
 		}
-		for name, err := range etcdlock.Names(ctx, client, begun) {
+		for name, err := range etcdlock.New(client).ListNames(ctx, begun) {
 			if err != nil || len(found) == 1000 {
 				break
 			}

@@ -95,19 +95,19 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	}
 	defer func() { _ = client.Close() }() // the process ends anyway
 	notice := newWaitNotice(client, etcd, r.name, r.owner)
-	// A pool, so that a waiter whose session is lost queues again.
-	pool := etcdlock.NewPool(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner), etcdlock.WithLogger(notice.logger()))
+	// A Client, so that a waiter whose session is lost queues again.
+	locks := etcdlock.New(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner), etcdlock.WithLogger(notice.logger()))
 	if !r.try { // --try does not wait
 		if err := wouldWaitForItself(in.ctx, client, r.name, r.read, etcd.DialTimeout); err != nil {
 			return err
 		}
 		notice.begin(in.ctx)
 	}
-	h, err := r.acquire(in.ctx, client, pool, etcd.DialTimeout)
+	h, err := r.acquire(in.ctx, client, locks, etcd.DialTimeout)
 	notice.end()
 	in.pause()
 	if err != nil {
-		shut(pool)
+		shut(locks)
 		return advise(r.name, err)
 	}
 	outcome, err := supervise.Outcome{}, context.Cause(in.ctx)
@@ -115,7 +115,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 		outcome, err = r.runUnder(h, r.name, path, r.argv, in.sigs)
 	}
 	lost := outcome.Lost
-	if rerr := r.release(in.sigs, h, pool); lost == nil && err == nil {
+	if rerr := r.release(in.sigs, h, locks); lost == nil && err == nil {
 		lost = rerr
 	}
 	if lost != nil {
@@ -131,7 +131,7 @@ var (
 )
 
 // acquire takes the lock. With --try etcd has to answer within timeout.
-func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etcdlock.Pool, timeout time.Duration) (*etcdlock.Held, error) {
+func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *etcdlock.Client, timeout time.Duration) (*etcdlock.Held, error) {
 	outer := ctx
 	limit, cause := r.wait, errWaited
 	if r.try {
@@ -142,7 +142,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, pool *etc
 		defer cancel()
 		ctx = bounded
 	}
-	h, err := r.lock(ctx, pool)
+	h, err := r.lock(ctx, locks)
 	var by signalled
 	switch {
 	case err == nil:
@@ -175,8 +175,8 @@ func (r *runner) taken(what, who string) error {
 	return ending{status: statusTaken, err: fmt.Errorf("%s: %s: %s", r.name, what, who)}
 }
 
-func (r *runner) lock(ctx context.Context, pool *etcdlock.Pool) (*etcdlock.Held, error) {
-	mutex, rw := etcdlock.NewMutex(pool, r.name), etcdlock.NewRWMutex(pool, r.name)
+func (r *runner) lock(ctx context.Context, locks *etcdlock.Client) (*etcdlock.Held, error) {
+	mutex, rw := locks.Mutex(r.name), locks.RWMutex(r.name)
 	switch {
 	case r.try && r.read:
 		return rw.TryRLock(ctx)
@@ -189,7 +189,7 @@ func (r *runner) lock(ctx context.Context, pool *etcdlock.Pool) (*etcdlock.Held,
 }
 
 // release releases the lock. It returns an error if the lock was lost before.
-func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.Pool) error {
+func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, locks *etcdlock.Client) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	in := newInterrupts(ctx, sigs)
@@ -201,7 +201,7 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.P
 	if errors.Is(err, etcdlock.ErrSessionExpired) {
 		return err // etcd has removed the entry
 	}
-	cerr := pool.Close(ctx)
+	cerr := closeWithin(ctx, locks)
 	switch {
 	case errors.Is(err, etcdlock.ErrLost):
 		return err
@@ -211,9 +211,22 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, pool *etcdlock.P
 	return nil
 }
 
-// shut closes a pool in which nothing is held.
-func shut(pool *etcdlock.Pool) {
+// shut closes a Client in which nothing is held.
+func shut(locks *etcdlock.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), shutTimeout)
 	defer cancel()
-	_ = pool.Close(ctx) // if it fails, the lease ends by itself
+	_ = closeWithin(ctx, locks) // if it fails, the lease ends by itself
+}
+
+// closeWithin closes locks, and returns ctx's error if that takes longer than ctx lasts; it goes on
+// in the background then.
+func closeWithin(ctx context.Context, locks *etcdlock.Client) error {
+	done := make(chan error, 1)
+	go func() { done <- locks.Close() }() // until it is closed, within seconds
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }

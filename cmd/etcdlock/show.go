@@ -38,7 +38,7 @@ for each change, or with -o json a line.`,
 			if watch {
 				return follow(cmd.Context(), client, etcd, args[0], output)
 			}
-			q, err := etcdlock.Inspect(cmd.Context(), client, args[0])
+			q, err := etcdlock.New(client).Inspect(cmd.Context(), args[0])
 			switch {
 			case err != nil:
 				return err

@@ -60,7 +60,7 @@ func TestTerminal_Waiting(t *testing.T) {
 	waiters(t, client, "x", 1)
 	s.types(t, "$L run x -- echo in it\r")
 	s.until(t, `etcdlock: x: waiting: held by ann `)
-	require.NoError(t, holder.Close(bounded(t)))
+	require.NoError(t, holder.Close())
 	s.until(t, `in it\r\n`)
 	s.until(t, `ready> `)
 	s.types(t, "exit\r")

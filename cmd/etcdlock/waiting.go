@@ -178,7 +178,7 @@ func (h logHandler) WithGroup(string) slog.Handler { return h }
 func readQueue(ctx context.Context, client *clientv3.Client, name string, timeout time.Duration) (q etcdlock.Queue, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for q, err = range etcdlock.Watch(ctx, client, name) {
+	for q, err = range etcdlock.New(client).Watch(ctx, name) {
 		break
 	}
 	return q, err

@@ -34,9 +34,9 @@ func TestWaiting_ForWhom(t *testing.T) {
 	second := merged(t, env, "elect", "x", "--", "echo", "in")
 	second.until(t, `^etcdlock: x: waiting: held by ann \(queued \d+s ago\), 1 waiting$`)
 	bob := enqueued(t, client, "bob", "x") // a change of the queue is not announced
-	require.NoError(t, bob.Close(bounded(t)))
+	require.NoError(t, bob.Close())
 	require.Zero(t, leases.Load(), "requests for each of the waiters, by each of them")
-	require.NoError(t, ann.Close(bounded(t)))
+	require.NoError(t, ann.Close())
 	for _, r := range []*invocation{first, second} {
 		r.until(t, `^in$`)
 		r.wait(t)
@@ -74,7 +74,7 @@ func TestWaiting_EtcdAway(t *testing.T) {
 			proxy.Heal()
 			r.until(t, `^etcdlock: `+subcommand+`: etcd answers again; waiting`)
 			waiters(t, client, subcommand, 2)
-			require.NoError(t, ann.Close(bounded(t)))
+			require.NoError(t, ann.Close())
 			r.until(t, `^in$`)
 			require.Zero(t, r.wait(t))
 			require.Equal(t, 1, strings.Count(r.output(), "waiting for etcd:"), r.output())
@@ -144,7 +144,7 @@ func TestNested(t *testing.T) {
 	end()
 	require.Equal(t, 125, r.wait(t))
 	require.Regexp(t, says+`, and a writer waits in between; `, r.stderr.String())
-	require.NoError(t, writer.Close(bounded(t)))
+	require.NoError(t, writer.Close())
 
 	// A process that has outlived its command still has the variables, but not the lock.
 	r = start(t, append(env, "ETCDLOCK_NAME=x", "ETCDLOCK_KEY=x/abc", "ETCDLOCK_TOKEN=7"), "run", "x", "--", "true")
@@ -154,7 +154,7 @@ func TestNested(t *testing.T) {
 	env = append(env, "ETCDLOCK_NAME=x", "ETCDLOCK_KEY="+waiters(t, client, "x", 1)[0], "ETCDLOCK_TOKEN=1")
 	r = start(t, env, "run", "x", "--wait=50ms", "--", "true")
 	require.Equal(t, 75, r.wait(t), r.stderr.String())
-	require.NoError(t, ann.Close(bounded(t)))
+	require.NoError(t, ann.Close())
 	noKeys(t, client)
 }
 

@@ -1,12 +1,11 @@
-// Command cron is a service with several replicas, of which one, the leader, runs
-// what is due.
+// Command cron is a service with several replicas. One of them, the leader, runs
+// the jobs that are due.
 //
 //	go run ./examples/cron
 //
-// starts an etcd and three replicas, has the leader end, as a rolling update
-// does, and checks that another one went on at once. With ETCDCTL_ENDPOINTS it
-// is one replica of the real thing (see service.go), as deploy/kubernetes runs
-// it.
+// starts an etcd and three replicas, ends the leader as a rolling update does, and
+// checks that another replica went on at once. With ETCDCTL_ENDPOINTS it is one
+// replica as deploy/kubernetes runs it (see service.go).
 package main
 
 import (
@@ -39,13 +38,13 @@ func main() {
 	}
 }
 
-// A job is what is to be done each time, by one replica. Its ctx ends when this
-// replica does not lead any more. What it writes to a store should bring
-// term.Token along, or be written to etcd with term.Txn: then a job that was
-// paused for too long can do no harm.
+// A job is the work that one replica does each time. Its ctx ends when this replica
+// does not lead any more. The job sends term.Token along with what it writes to a
+// store, or writes to etcd with term.Txn: then a job that was paused for too long
+// can do no harm.
 type job func(ctx context.Context, term *etcdlock.Held) error
 
-// lead runs a job at each interval, as long as this replica leads.
+// lead runs a job at each interval while this replica leads.
 func lead(every time.Duration, j job) func(context.Context, *etcdlock.Held) error {
 	return func(ctx context.Context, term *etcdlock.Held) error {
 		due := time.NewTicker(every)
@@ -54,7 +53,7 @@ func lead(every time.Duration, j job) func(context.Context, *etcdlock.Held) erro
 			select {
 			case <-due.C:
 				if err := j(ctx, term); err != nil {
-					log.Print("job failed, it is tried again when it is due: ", err)
+					log.Print("job failed, it runs again when it is due: ", err)
 				}
 			case <-ctx.Done():
 				return ctx.Err()
@@ -81,14 +80,16 @@ func demonstrate(ctx context.Context) error {
 	defer wg.Wait()
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	led := make(chan string) // who ran the job
+	led := make(chan string) // the replica that ran the job
 	stop := make(map[string]context.CancelFunc)
 	for _, name := range []string{"ann", "bob", "cyd"} {
 		replica, end := context.WithCancel(ctx)
 		stop[name] = end
-		elector := etcdlock.NewElector(client, "cron/nightly", etcdlock.WithOwner(name))
+		locks := etcdlock.New(client, etcdlock.WithOwner(name)) // a process would have one
+		defer locks.Close()
+		elector := locks.Elector("cron/nightly")
 		work := lead(50*time.Millisecond, func(ctx context.Context, term *etcdlock.Held) error {
-			// Written only if this replica leads at the moment of the write.
+			// This writes only if the replica leads at the moment of the write.
 			if _, err := term.Txn(ctx).Then(clientv3.OpPut(runsKey, name)).Commit(); err != nil {
 				return err
 			}
@@ -105,8 +106,8 @@ func demonstrate(ctx context.Context) error {
 			}
 		})
 	}
-	// The first leader runs the job twice, and is told to end. The second one
-	// goes on, without waiting for a lease to expire.
+	// The first leader runs the job twice and is told to end. The second one goes on
+	// without waiting for a lease to expire.
 	first := <-led
 	if again := <-led; again != first {
 		return fmt.Errorf("%s ran the job while %s led", again, first)

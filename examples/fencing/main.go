@@ -1,13 +1,13 @@
 //go:build unix
 
-// Fencing shows what no lock can do, stop a process that was paused from going
-// on, and what keeps the data whole nevertheless.
+// Fencing shows what no lock can do: stop a process that was paused from continuing
+// after its lock is lost. It also shows how to protect the data nevertheless.
 //
 //	go run ./examples/fencing
 //
-// Process A takes a lock and is stopped (SIGSTOP) for twice its TTL, in the middle
-// of its work. B gets the lock and writes. Then A wakes and goes on where it
-// was. The program exits with an error if any of what it says is not so.
+// Process A takes a lock and is stopped (SIGSTOP) for twice its TTL, in the middle of
+// its work. B gets the lock and writes. Then A is resumed and continues where it was
+// stopped. The program exits with an error if one of the steps has another result.
 package main
 
 import (
@@ -31,10 +31,10 @@ import (
 
 const (
 	ttl     = 2 * time.Second  // of A's session
-	timeout = 15 * time.Second // of it all
+	timeout = 15 * time.Second // of the whole program
 )
 
-// The environment of process A, which is this program once more.
+// The environment variables of process A, which is another run of this program.
 const (
 	envEtcd  = "FENCING_ETCD"
 	envStore = "FENCING_STORE"
@@ -55,7 +55,7 @@ func main() {
 	}
 }
 
-// processA takes the lock, works, and writes what came of it.
+// processA takes the lock, works, and writes its result.
 func processA(ctx context.Context, etcd, store string) error {
 	client, err := clientv3.New(clientv3.Config{Endpoints: []string{etcd}, Logger: zap.NewNop()})
 	if err != nil {
@@ -66,15 +66,15 @@ func processA(ctx context.Context, etcd, store string) error {
 	if err != nil {
 		return err
 	}
-	defer session.Close(ctx)
+	defer session.Close()
 	h, err := etcdlock.NewMutex(session, "report").Lock(ctx)
 	if err != nil {
 		return err
 	}
 	fmt.Println(h.Token())
-	_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // its work, in which it is stopped
+	_, _ = bufio.NewReader(os.Stdin).ReadString('\n') // its work, during which it is stopped
 
-	// What is kept in another store: that compares tokens.
+	// Data in another store: the store compares tokens.
 	rows, err := update(store, "A's report", h.Token())
 	switch {
 	case err != nil:
@@ -82,16 +82,16 @@ func processA(ctx context.Context, etcd, store string) error {
 	case rows != 0:
 		return errors.New("the store took a report of a former holder")
 	}
-	fmt.Println("  A: the store has updated 0 rows, for it has seen a higher token")
+	fmt.Println("  A: the store has updated 0 rows, because it has seen a higher token")
 
-	// What costs nothing: to look at the clocks before each step. It narrows the
-	// gap, and does not close it.
+	// Asking Valid before each step makes no request, because it only compares
+	// clocks. It makes the dangerous time shorter, but does not remove it.
 	if h.Valid() {
-		return errors.New("it says Valid")
+		return errors.New("the hold is valid after its loss")
 	}
 	fmt.Println("  A: Valid says false")
 
-	// What is kept in etcd itself: a transaction that is guarded by the hold.
+	// Data in etcd: a transaction that is guarded by the hold.
 	_, err = h.Txn(ctx).Then(clientv3.OpPut("last-report", "A's")).Commit()
 	if !errors.Is(err, etcdlock.ErrLost) {
 		return errors.Join(errors.New("the guarded transaction was not refused as lost"), err)
@@ -100,7 +100,7 @@ func processA(ctx context.Context, etcd, store string) error {
 	return nil
 }
 
-// show starts etcd, the store and process A, and is B.
+// show starts etcd, the store and process A, and acts as B.
 func show(ctx context.Context, out io.Writer) error {
 	cluster, err := etcdtest.New("")
 	if err != nil {
@@ -118,7 +118,7 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer func() { _ = a.Process.Kill() }() // after an error
+	defer func() { _ = a.Process.Kill() }() // needed only after an error
 	var tokenA int64
 	if _, err := fmt.Fscanln(says, &tokenA); err != nil {
 		return fmt.Errorf("process A: %w", err)
@@ -139,7 +139,7 @@ func show(ctx context.Context, out io.Writer) error {
 	if err != nil {
 		return err
 	}
-	defer session.Close(ctx)
+	defer session.Close()
 	b, err := etcdlock.NewMutex(session, "report").Lock(ctx)
 	if err != nil {
 		return err
@@ -149,11 +149,11 @@ func show(ctx context.Context, out io.Writer) error {
 		return errors.New("the token of the next holder is not higher")
 	}
 	if rows := reports.update("B's report", b.Token()); rows != 1 {
-		return errors.New("the store refuses the holder of the lock")
+		return errors.New("the store must accept the holder of the lock")
 	}
 
 	<-wake.C
-	fmt.Fprintln(out, "A wakes and goes on")
+	fmt.Fprintln(out, "A is resumed and continues")
 	if err := a.Process.Signal(syscall.SIGCONT); err != nil {
 		return err
 	}
@@ -176,8 +176,8 @@ func show(ctx context.Context, out io.Writer) error {
 	return b.Unlock(ctx)
 }
 
-// startA starts process A: a line on work ends its work, and says is what it
-// prints, its token first.
+// startA starts process A. A line written to work ends its work. says is its output,
+// which begins with its token.
 func startA(ctx context.Context, etcd, store string) (a *exec.Cmd, work io.Writer, says io.Reader, err error) {
 	self, err := os.Executable()
 	if err != nil {

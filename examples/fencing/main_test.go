@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The test binary is process A too.
+// The test binary also runs as process A.
 func TestMain(m *testing.M) {
 	if os.Getenv(envEtcd) != "" {
 		main()
@@ -30,7 +30,7 @@ func TestFencing(t *testing.T) {
 	require.Less(t, time.Since(began), timeout)
 	for _, line := range []string{
 		"A is stopped for 4s, twice its TTL\n",
-		"A: the store has updated 0 rows, for it has seen a higher token\n",
+		"A: the store has updated 0 rows, because it has seen a higher token\n",
 		"A: Valid says false\n",
 		"A: Txn says etcdlock: transaction under \"report\": lock lost: session expired\n",
 		"the store has B's report, and B still has the lock\n",
@@ -43,7 +43,7 @@ func TestStore(t *testing.T) {
 	s := &Store{}
 	require.Equal(t, 1, s.update("a", 3))
 	require.Equal(t, 0, s.update("b", 2))
-	require.Equal(t, 1, s.update("c", 3), "a holder writes as often as it likes")
+	require.Equal(t, 1, s.update("c", 3), "a holder may write repeatedly")
 	require.Equal(t, 1, s.update("d", 5))
 	require.Equal(t, "d", s.read())
 }

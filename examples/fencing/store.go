@@ -8,9 +8,8 @@ import (
 	"sync"
 )
 
-// Store is a database with one report, reached over the network. It knows
-// nothing of locks. All that it does for them is to remember the highest token
-// that it has seen, and to refuse lower ones:
+// Store is a database with one report, reached over the network. It knows nothing of
+// locks. It only remembers the highest token that it has seen, and refuses lower tokens:
 //
 //	UPDATE reports SET body = $1, token = $2 WHERE name = 'daily' AND token <= $2
 type Store struct {
@@ -19,13 +18,13 @@ type Store struct {
 	token int64
 }
 
-// Row is what a writer wants to write, and the token of the lock that it holds.
+// Row is the text that a writer wants to write, and the token of the writer's lock.
 type Row struct {
 	Body  string
 	Token int64
 }
 
-// Update is the statement above; rows is how many rows it has changed.
+// Update executes the statement above; rows is the number of rows that it changed.
 func (s *Store) Update(r Row, rows *int) error {
 	*rows = s.update(r.Body, r.Token)
 	return nil
@@ -47,7 +46,7 @@ func (s *Store) read() string {
 	return s.body
 }
 
-// serve starts a store, for as long as its listener is open.
+// serve starts a store that runs until its listener is closed.
 func serve(l net.Listener) *Store {
 	s := &Store{}
 	server := rpc.NewServer()

@@ -1,6 +1,6 @@
-// Command reload changes a configuration of several parts in one step: those who
-// use it hold a read lock, so they see the old one or the new one, whole, and
-// nobody uses the old one any more when the change is done.
+// Command reload changes a configuration of several parts in one step. Each user of
+// the configuration holds a read lock, so it sees all of the old version or all of the
+// new one. When the change is done, nobody uses the old version any more.
 //
 //	go run ./examples/reload
 //
@@ -29,8 +29,8 @@ func main() {
 	}
 }
 
-// The parts of the configuration. They belong together, and are too large or in
-// too many places for one transaction: here they are two keys in etcd, read one
+// The parts of the configuration. They belong together, but are too large or in too
+// many places for one transaction. Here they are two keys in etcd that are read one
 // after the other.
 const (
 	hostKey  = "config/host"
@@ -56,15 +56,13 @@ func run() error {
 	defer client.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	// The locks are to live as long as the process: a pool grants a new session
-	// when one is lost.
-	pool := etcdlock.NewPool(client)
-	defer pool.Close(context.Background())
-	if err := change(ctx, pool, client, 0); err != nil {
+	locks := etcdlock.New(client)
+	defer locks.Close()
+	if err := change(ctx, locks, client, 0); err != nil {
 		return err
 	}
 
-	var done, uses atomic.Int64 // the last version whose change is done; how often any was used
+	var done, uses atomic.Int64 // the last version whose change is done; how often any version was used
 	var wg sync.WaitGroup
 	reading, stop := context.WithCancel(ctx)
 	defer wg.Wait()
@@ -74,7 +72,7 @@ func run() error {
 		wg.Go(func() {
 			for reading.Err() == nil {
 				before := done.Load()
-				version, err := use(reading, pool, client)
+				version, err := use(reading, locks, client)
 				switch {
 				case reading.Err() != nil:
 					return
@@ -90,8 +88,8 @@ func run() error {
 		})
 	}
 	for version := int64(1); version <= changes; version++ {
-		// The readers don't keep the writer waiting: those who come later queue.
-		if err := change(ctx, pool, client, version); err != nil {
+		// New readers queue behind the writer, so they do not keep it waiting.
+		if err := change(ctx, locks, client, version); err != nil {
 			return err
 		}
 		done.Store(version)
@@ -103,11 +101,11 @@ func run() error {
 	return <-failed // nil if there is none
 }
 
-// change writes a new version of all parts, while nobody uses them.
-func change(ctx context.Context, pool *etcdlock.Pool, client *clientv3.Client, version int64) error {
-	return etcdlock.NewRWMutex(pool, lock).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
+// change writes a new version of all parts while nobody uses them.
+func change(ctx context.Context, locks *etcdlock.Client, client *clientv3.Client, version int64) error {
+	return locks.RWMutex(lock).Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
 		for _, key := range []string{hostKey, routeKey} {
-			// Guarded: should the lock have been lost, it changes nothing.
+			// If the lock was lost, this changes nothing.
 			if _, err := h.Txn(ctx).Then(clientv3.OpPut(key, strconv.FormatInt(version, 10))).Commit(); err != nil {
 				return err
 			}
@@ -117,8 +115,8 @@ func change(ctx context.Context, pool *etcdlock.Pool, client *clientv3.Client, v
 }
 
 // use reads all parts, and returns their version.
-func use(ctx context.Context, pool *etcdlock.Pool, client *clientv3.Client) (version int64, err error) {
-	err = etcdlock.NewRWMutex(pool, lock).RDo(ctx, func(ctx context.Context, _ *etcdlock.Held) error {
+func use(ctx context.Context, locks *etcdlock.Client, client *clientv3.Client) (version int64, err error) {
+	err = locks.RWMutex(lock).RDo(ctx, func(ctx context.Context, _ *etcdlock.Held) error {
 		host, err := client.Get(ctx, hostKey)
 		if err != nil {
 			return err

@@ -6,8 +6,8 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// Import is the code to be tested: it imports rows, of which no two processes
-// may import any at a time, until there are no more.
+// Import is the code to be tested. It imports rows until there are no more. Only one
+// process may import rows at a time.
 func Import(ctx context.Context, session *etcdlock.Session, rows <-chan int) error {
 	return etcdlock.NewMutex(session, "jobs/import").Do(ctx, func(ctx context.Context, _ *etcdlock.Held) error {
 		for {
@@ -16,7 +16,7 @@ func Import(ctx context.Context, session *etcdlock.Session, rows <-chan int) err
 				if !more {
 					return nil
 				}
-			case <-ctx.Done(): // this line is what a test should see fail when it is missing
+			case <-ctx.Done(): // a test must fail if this line is missing
 				return context.Cause(ctx)
 			}
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// A bounded ctx makes a hang a failure.
+// bounded returns a ctx with a deadline, so that a hang fails the test.
 func bounded(t *testing.T) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -29,7 +29,7 @@ func newSession(t *testing.T, client *clientv3.Client) *etcdlock.Session {
 	return session
 }
 
-// All goes well: no etcd has to be installed, and nothing be faked.
+// Nothing goes wrong. The test needs no installed etcd and no fake.
 func TestImport(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -41,12 +41,12 @@ func TestImport(t *testing.T) {
 	if err := Import(bounded(t), session, rows); err != nil {
 		t.Fatal(err)
 	}
-	if err := session.Close(bounded(t)); err != nil {
+	if err := session.Close(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Two at a time: the second one waits for the first.
+// Two imports at a time: the second one waits for the first.
 func TestImport_Excludes(t *testing.T) {
 	t.Parallel()
 	client := etcdtest.Start(t).Client(t)
@@ -54,9 +54,9 @@ func TestImport_Excludes(t *testing.T) {
 	rows, more := make(chan int), make(chan int)
 	done := make(chan error, 1)
 	go func() { done <- Import(bounded(t), first, rows) }()
-	rows <- 1 // now it is in its section
+	rows <- 1 // the first import now has the lock
 	if _, err := etcdlock.NewMutex(second, "jobs/import").TryLock(bounded(t)); !errors.Is(err, etcdlock.ErrLocked) {
-		t.Fatal("got in beside it:", err)
+		t.Fatal("TryLock must fail while the import runs:", err)
 	}
 	close(rows)
 	if err := <-done; err != nil {
@@ -70,7 +70,7 @@ func TestImport_Excludes(t *testing.T) {
 	}
 }
 
-// The network is cut: the import has to end before somebody else can begin one.
+// The network is cut: the import must end before another process can begin one.
 func TestImport_CutOff(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -90,11 +90,11 @@ func TestImport_CutOff(t *testing.T) {
 			t.Fatal(err)
 		}
 	default:
-		t.Fatal("it still imports, beside somebody else")
+		t.Fatal("the import still runs although another session has the lock")
 	}
 }
 
-// Somebody takes the lock away.
+// An operator breaks the lock.
 func TestImport_Broken(t *testing.T) {
 	t.Parallel()
 	client := etcdtest.Start(t).Client(t)
@@ -103,11 +103,11 @@ func TestImport_Broken(t *testing.T) {
 	done := make(chan error, 1)
 	go func() { done <- Import(bounded(t), session, rows) }()
 	rows <- 1
-	queue, err := etcdlock.Inspect(bounded(t), client, "jobs/import")
+	queue, err := etcdlock.New(client).Inspect(bounded(t), "jobs/import")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := etcdlock.Break(bounded(t), client, queue.Holders()[0]); err != nil {
+	if err := etcdlock.New(client).Break(bounded(t), queue.Holders()[0]); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-done; !errors.Is(err, etcdlock.ErrLost) {

@@ -1,6 +1,6 @@
-// Command testing shows how to test code that uses locks: with a real etcd inside
-// the test, which etcdtest can break. The tests are in importer_test.go; this
-// program does what one of them does, and tells of it.
+// Command testing shows how to test code that uses locks: with a real etcd inside the
+// test, into which etcdtest can inject faults. The tests are in importer_test.go. This
+// program does the same as one of them and prints what happens.
 //
 //	go test ./examples/testing
 //	go run ./examples/testing
@@ -56,7 +56,7 @@ func run() error {
 	err = <-imported
 	log.Print("the import has ended: ", err)
 	if !errors.Is(err, etcdlock.ErrLost) {
-		return errors.New("it should have ended because it lost the lock")
+		return errors.New("the import did not end with the loss of its lock")
 	}
 	return nil
 }

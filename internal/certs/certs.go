@@ -1,4 +1,4 @@
-// Package certs issues the certificates with which tests use TLS.
+// Package certs issues certificates for tests that use TLS.
 package certs
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// An Authority issues certificates for 127.0.0.1, for servers and for clients, as
-// files; its own is ca.crt.
+// An Authority issues certificates for 127.0.0.1, for servers and clients. It writes them
+// to files; its own certificate is ca.crt.
 type Authority struct {
 	Cert *x509.Certificate // its own
 
@@ -27,7 +27,7 @@ type Authority struct {
 	key *ecdsa.PrivateKey
 }
 
-// New makes an authority, whose files go with the test.
+// New makes an authority. Its files are removed when the test ends.
 func New(tb testing.TB) *Authority {
 	tb.Helper()
 	a := &Authority{dir: tb.TempDir()}
@@ -35,11 +35,11 @@ func New(tb testing.TB) *Authority {
 	return a
 }
 
-// File is where the file of that name is.
+// File returns the path of the file with that name.
 func (a *Authority) File(name string) string { return filepath.Join(a.dir, name) }
 
-// Issue makes a certificate, and returns the files of it, name.crt, and of its key,
-// name.key. The first one is the authority's own.
+// Issue makes a certificate and returns the paths of the certificate, name.crt, and of its
+// key, name.key. The first certificate is the authority's own.
 func (a *Authority) Issue(tb testing.TB, name string) (certFile, keyFile string) {
 	tb.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

@@ -1,20 +1,19 @@
 //go:build unix
 
-// Compat runs the portable part of this package's tests against real etcd
-// processes of the lines that clusters run, a single member and a cluster of three
-// of each, and prints what they showed.
+// Compat runs the portable tests of the root package against real etcd processes of
+// several versions, and prints the results. Each version runs as a single member and as
+// a cluster of three.
 //
 //	go run ./internal/compat [-write docs/compat.md] [server ...]
 //
-// A server is a line, such as v3.5, which stands for its newest patch; or a version,
-// such as v3.5.21, to pin one; or debian, for the package etcd-server of this
-// machine's Debian. The default is debian v3.5 v3.6 v3.7. Versions are built from the
-// Go module, and packages unpacked without being installed, into the user's cache
-// folder, once.
+// A server is a minor version such as v3.5, which stands for its newest patch release; or
+// an exact version such as v3.5.21; or debian, for the package etcd-server of this
+// machine's Debian release. The default is debian v3.5 v3.6 v3.7. Versions are built from
+// the Go module, and packages are unpacked without being installed. The servers are kept in
+// the user's cache folder.
 //
-// Portable are the tests that share the cluster of embed_test.go and start none
-// of their own; that is read from their source. It fails if a test fails or
-// does not run.
+// A test is portable if it uses the shared cluster of embed_test.go and starts none of its
+// own; Compat determines this from the source. It fails if a test fails or does not run.
 package main
 
 import (
@@ -37,7 +36,7 @@ import (
 )
 
 const (
-	// limit bounds everything, and testLimit one run of the tests.
+	// limit bounds the whole program, and testLimit one run of the tests.
 	limit     = 25 * time.Minute
 	testLimit = 5 * time.Minute
 
@@ -85,10 +84,13 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 	if err != nil {
 		return err
 	}
+	if err := onlyRootShares("."); err != nil {
+		return err
+	}
 	var results []result
 	var failed error
 	for _, b := range builds {
-		// Both at once: the tests wait for most of their time.
+		// Run both sizes at once, because the tests wait most of the time.
 		both, errs := make([]result, len(sizes)), make([]error, len(sizes))
 		var wg sync.WaitGroup
 		for i, members := range sizes {
@@ -120,13 +122,14 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 	return os.WriteFile(file, []byte(text), 0o644)
 }
 
-// sizes are the clusters that each build is tried in, by their members.
+// sizes are the numbers of members of the clusters that each build is tested in.
 var sizes = []int{1, 3}
 
-// suited leaves out, with several members, the tests that count requests, since a read
-// that meets a member that lags costs one more; and those that cut off a TTL of 2 s to
-// the split second, which the machine must be quick for: leases end by the leader's clock
-// alone, so one member shows it.
+// suited returns the tests that can run with that many members. With several members it
+// omits tests that count requests, because a read that meets a lagging member costs one
+// more request. It also omits tests that depend on exact times with a TTL of 2 s, because
+// three servers make the machine too slow for them; leases end by the leader's clock alone,
+// so testing them with one member is enough.
 func suited(names []string, members int) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
 		return members > 1 && oneMember.MatchString(n)
@@ -138,7 +141,7 @@ var oneMember = regexp.MustCompile(`^Test(Requests|Fault_F1|Fault_F2)_`)
 // A result is one run of the tests.
 type result struct {
 	build
-	version string // as the servers tell it
+	version string // as reported by the servers
 	members int
 	passed  int
 	took    time.Duration
@@ -149,7 +152,7 @@ var (
 	uneventful = regexp.MustCompile(`(?m)^(===| *--- PASS).*\n`)
 )
 
-// try runs the tests against a cluster of its own.
+// try starts a cluster and runs the tests against it.
 func try(ctx context.Context, tests string, b build, names []string, dir string, members int) (result, error) {
 	c, err := startCluster(ctx, b.file, dir, members)
 	if err != nil {
@@ -162,7 +165,7 @@ func try(ctx context.Context, tests string, b build, names []string, dir string,
 	cmd.Stdout, cmd.Stderr = &out, &out
 	began := time.Now()
 	if err = cmd.Run(); err != nil && cmd.Process != nil {
-		_ = cmd.Cancel() // what the tests have started, if they could not end it themselves
+		_ = cmd.Cancel() // end the processes that the tests started but did not end
 	}
 	took := time.Since(began)
 	var passed []string
@@ -181,8 +184,8 @@ func try(ctx context.Context, tests string, b build, names []string, dir string,
 	return result{b, c.version, members, len(passed), took}, nil
 }
 
-// command is exec's, in a process group of its own, which ends with ctx as a whole:
-// tests start processes too, and stop some of them.
+// command is like exec.CommandContext, but runs the command in its own process group and
+// kills the whole group when ctx ends, because tests start and stop processes too.
 func command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(ctx, name, args...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
@@ -190,7 +193,7 @@ func command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// output runs a command in dir; its error has what the command said.
+// output runs a command in dir and returns its output. Its error contains the output too.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
 	cmd := command(ctx, name, args...)
 	cmd.Dir = dir
@@ -210,10 +213,10 @@ func document(ctx context.Context, servers []string, results []result) (string, 
 	var b strings.Builder
 	fmt.Fprintf(&b, `# The servers it is tested with
 
-The tests of this package that need nothing of a server but its address, all those of its behaviour and of what goes
-wrong between client and server among them, ran against real etcd processes, with etcd's own settings but for fsync. Two
-kinds run on one member only: those that count requests, since a read that meets a member that lags costs one more, and
-those that cut the client off to measure when a lease ends, which is the leader's to say.
+The tests of this package that need only the address of a server ran against real etcd processes with etcd's default
+settings, except fsync. They include all tests of its behaviour and of faults between client and server. Two kinds of
+tests run with one member only: tests that count requests, because a read that meets a lagging member costs one more
+request, and tests that cut off the client to measure when a lease ends, because only the leader decides that.
 
 Generated on %s by `+"`go run ./internal/compat -write docs/compat.md %s`"+` with client %s, %s, %s/%s. Don't edit.
 

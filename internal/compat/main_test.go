@@ -45,19 +45,19 @@ func TestPortableHere(t *testing.T) {
 	require.IsIncreasing(t, names)
 	for _, name := range []string{
 		"TestSmoke",
-		"TestFault_F4_HolderPaused",            // by a helper process that uses it
-		"TestFault_F1_DeadlineCountedFromSend", // by functions of functions
-		"TestFault_C7_DelayedEvents",           // has variables named as functions that start
+		"TestFault_F4_HolderPaused",            // a helper process uses the cluster
+		"TestFault_F1_DeadlineCountedFromSend", // uses it through nested functions
+		"TestFault_C7_DelayedEvents",           // has variables named like functions that start one
 		"TestRequests_Uncontended", "TestFault_D6_Guards",
 	} {
 		require.Contains(t, names, name)
 	}
 	for _, name := range []string{
 		"TestFault_C1_IsolatedMember", // starts a cluster
-		"TestFault_F13_RolesChange",   // by a function
-		"TestFault_F12_MemberPaused",  // processes
-		"TestKeyGrammar",              // needs none
-		"TestInterleavings_I1_I3",     // nor this
+		"TestFault_F13_RolesChange",   // starts one in a function
+		"TestFault_F12_MemberPaused",  // starts processes
+		"TestKeyGrammar",              // needs no cluster
+		"TestInterleavings_I1_I3",     // needs no cluster
 		"TestControl_A2_StaleUnlock", "TestMain",
 	} {
 		require.NotContains(t, names, name)
@@ -68,4 +68,8 @@ func TestSuited(t *testing.T) {
 	names := []string{"TestFault_F1_It", "TestFault_F15_It", "TestRequests_It", "TestSmoke"}
 	require.Equal(t, names, suited(names, 1))
 	require.Equal(t, []string{"TestFault_F15_It", "TestSmoke"}, suited(names, 3))
+}
+
+func TestOnlyRootShares(t *testing.T) {
+	require.NoError(t, onlyRootShares("../.."))
 }

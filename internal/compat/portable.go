@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -11,11 +12,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+
+	"github.com/etcdlock/etcdlock/internal/layout"
 )
 
-// portable returns the tests of the package in dir that reach, by the functions that they
-// use, the variable cluster, and neither etcdtest.Start nor etcdtest.New. The tests of
-// etcd's own packages (TestControl_) are not for these servers.
+// portable returns the tests of the package in dir that use the variable cluster, directly
+// or through functions, and neither etcdtest.Start nor etcdtest.New. It omits the tests of
+// etcd's own packages (TestControl_), which say nothing about these servers.
 func portable(dir string) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {
@@ -28,15 +31,15 @@ func portable(dir string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if f.Name.Name != "etcdlock_test" { // the examples, whose clusters are their own
+		if f.Name.Name != "etcdlock_test" { // the examples, which start their own clusters
 			parsed = append(parsed, f)
 		}
 	}
-	// What is imported is not looked at: the question is only what each name
-	// stands for in here.
+	// Imported packages are not loaded: only names that this package declares
+	// have to be resolved.
 	info := &types.Info{Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
 	conf := types.Config{Importer: noImports{}, Error: func(error) {}}
-	pkg, _ := conf.Check("etcdlock", fset, parsed, info) // with errors, as meant
+	pkg, _ := conf.Check("etcdlock", fset, parsed, info) // reports errors, because imports are missing
 	uses := map[types.Object][]types.Object{}
 	starts := map[types.Object]bool{}
 	var tests []*types.Func
@@ -95,6 +98,34 @@ func portable(dir string) ([]string, error) {
 	return names, nil
 }
 
+// onlyRootShares returns an error if a layer below the root package has tests that share a cluster. Such
+// tests would be portable, but only those of the root package are run.
+func onlyRootShares(dir string) error {
+	library, err := layout.Library(dir)
+	if err != nil {
+		return err
+	}
+	for _, p := range library[:len(library)-1] {
+		for _, file := range p.TestFiles() {
+			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+			if err != nil {
+				return err
+			}
+			for _, d := range f.Decls {
+				if d, is := d.(*ast.GenDecl); is && d.Tok == token.VAR && slices.ContainsFunc(d.Specs, declaresCluster) {
+					return fmt.Errorf("%s declares cluster, but only the root package's tests are run here", file)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+func declaresCluster(s ast.Spec) bool {
+	v, is := s.(*ast.ValueSpec)
+	return is && slices.ContainsFunc(v.Names, func(n *ast.Ident) bool { return n.Name == "cluster" })
+}
+
 type noImports struct{}
 
-func (noImports) Import(string) (*types.Package, error) { return nil, errors.New("not looked at") }
+func (noImports) Import(string) (*types.Package, error) { return nil, errors.New("not loaded") }

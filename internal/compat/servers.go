@@ -20,15 +20,15 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// A build is an etcd server that was built, or packaged, by somebody.
+// A build is an etcd server that was built here or taken from a package.
 type build struct {
-	name string // with the version
-	from string // for people
+	name string // includes the version
+	from string // where it comes from, for people
 	file string
 }
 
-// obtain finds out what server stands for, and has it in the cache folder. dir is
-// for its use, and does not exist.
+// obtain resolves server to a build and puts it into the cache folder, unless it is there.
+// It may create dir for temporary files.
 func obtain(ctx context.Context, server, dir string) (build, error) {
 	cache, err := os.UserCacheDir()
 	if err != nil {
@@ -56,8 +56,8 @@ func obtain(ctx context.Context, server, dir string) (build, error) {
 	if err != nil {
 		return build{}, err
 	}
-	// Copied, since dir may be on another file system, and renamed, so that what is
-	// in the cache is whole.
+	// Copy the file, because dir may be on another file system. Then rename the copy, so
+	// that the cache never contains an incomplete file.
 	binary, err := os.ReadFile(made)
 	if err == nil {
 		err = os.WriteFile(b.file+".new", binary, 0o755)
@@ -68,8 +68,9 @@ func obtain(ctx context.Context, server, dir string) (build, error) {
 	return b, err
 }
 
-// fromModule builds a version, or the newest patch of a line, in a module that is thrown
-// away: the versions of what the server needs are then its own, not those of this package.
+// fromModule builds a version, or the newest patch of a minor version, in a temporary
+// module. So the server's dependencies have the versions that the server requires, and not
+// those that this module requires.
 func fromModule(ctx context.Context, server, dir string) (build, func() (string, error), error) {
 	version, err := output(ctx, dir, "go", "list", "-m", "-f", "{{.Version}}", module+"@"+server)
 	if err != nil {
@@ -89,13 +90,13 @@ func fromModule(ctx context.Context, server, dir string) (build, func() (string,
 	}, nil
 }
 
-// fromDebian unpacks the package, since installing it would start a server.
+// fromDebian unpacks the package; installing it would start a server.
 func fromDebian(ctx context.Context, _, dir string) (build, func() (string, error), error) {
 	if _, err := exec.LookPath("apt-get"); err != nil {
-		return build{}, nil, fmt.Errorf("name other servers, such as v3.5, where there is no Debian: %w", err)
+		return build{}, nil, fmt.Errorf("this machine has no Debian packages; name other servers, such as v3.5: %w", err)
 	}
 	uris, err := output(ctx, dir, "apt-get", "--print-uris", "download", "etcd-server")
-	if err != nil { // the lists may not be there yet
+	if err != nil { // the package lists may not be there yet
 		if _, err := output(ctx, dir, "apt-get", "update"); err != nil {
 			return build{}, nil, err
 		}
@@ -121,7 +122,7 @@ func fromDebian(ctx context.Context, _, dir string) (build, func() (string, erro
 	}, nil
 }
 
-// A cluster is etcd processes that serve.
+// A cluster is a set of running etcd processes.
 type cluster struct {
 	endpoints []string
 	version   string
@@ -130,8 +131,8 @@ type cluster struct {
 	running   sync.WaitGroup
 }
 
-// startAttempts is how often a cluster is started: between the choice of a port and
-// its use somebody else may take it.
+// startAttempts is how often startCluster tries to start a cluster: another process may
+// take a port after it was chosen.
 const startAttempts = 3
 
 func startCluster(ctx context.Context, binary, dir string, members int) (*cluster, error) {
@@ -177,7 +178,7 @@ func startOnce(ctx context.Context, binary, dir string, members int) (_ *cluster
 		if err != nil {
 			return nil, err
 		}
-		defer func() { _ = log.Close() }() // the process has its own
+		defer func() { _ = log.Close() }() // the process has its own descriptor
 		c.logFiles = append(c.logFiles, log.Name())
 		cmd := command(ctx, binary, "--name", fmt.Sprintf("m%d", i), "--data-dir", filepath.Join(dir, fmt.Sprintf("m%d", i)),
 			"--listen-client-urls", c.endpoints[i], "--advertise-client-urls", c.endpoints[i],
@@ -189,7 +190,7 @@ func startOnce(ctx context.Context, binary, dir string, members int) (_ *cluster
 			return nil, err
 		}
 		c.running.Go(func() {
-			_ = cmd.Wait() // it is killed, or its log says why it ended
+			_ = cmd.Wait() // it was killed, or its log says why it ended
 			cancel()
 		})
 	}
@@ -229,7 +230,7 @@ func (c *cluster) stop() {
 	c.running.Wait()
 }
 
-// logs are the last words of the servers.
+// logs returns the last lines that the servers logged.
 func (c *cluster) logs() []byte {
 	var b bytes.Buffer
 	for _, f := range c.logFiles {

@@ -1,10 +1,10 @@
-// Faulttable runs the fault tests and writes docs/faults.md from what they
-// show: for each row, whether etcd's own packages are seen to fail (the
-// tests named TestControl_), and whether this package passes (TestFault_).
+// Faulttable runs the fault tests and writes docs/faults.md from their results: for each
+// row, whether etcd's own packages were seen to fail (tests named TestControl_) and whether
+// this package passes (tests named TestFault_).
 //
 //	go run ./internal/faulttable
 //
-// It fails, and writes nothing, if a test fails or a row has none.
+// It fails, and writes nothing, if a test fails or if a row has no test.
 package main
 
 import (
@@ -22,6 +22,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/etcdlock/etcdlock/internal/layout"
 )
 
 func main() {
@@ -35,7 +37,15 @@ func run(file string) error {
 	if err := check("."); err != nil {
 		return err
 	}
-	tests, err := test([]string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_", "."})
+	library, err := layout.Library(".")
+	if err != nil {
+		return err
+	}
+	args := []string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_"}
+	for _, p := range library {
+		args = append(args, p.ImportPath)
+	}
+	tests, err := test(args)
 	if err != nil {
 		return err
 	}
@@ -51,11 +61,16 @@ func run(file string) error {
 
 var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 
-// check looks in the test files of dir for the tests of each row.
+// check returns an error if a row has no test in the library's test files. dir is the
+// repository's root.
 func check(dir string) error {
-	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
+	library, err := layout.Library(dir)
 	if err != nil {
 		return err
+	}
+	var files []string
+	for _, p := range library {
+		files = append(files, p.TestFiles()...)
 	}
 	var tests []*result
 	for _, file := range files {
@@ -69,13 +84,13 @@ func check(dir string) error {
 	}
 	for _, r := range rows {
 		if len(of(tests, "TestFault_", r.id)) == 0 {
-			return fmt.Errorf("row %s: no test TestFault_%s_ and its name", r.id, r.id)
+			return fmt.Errorf("row %s: there is no test whose name begins with TestFault_%s_", r.id, r.id)
 		}
 	}
 	return nil
 }
 
-// result is a test, and what it logged for the table.
+// A result is a test and the notes that it logged for the table.
 type result struct {
 	name  string
 	notes []string
@@ -104,7 +119,7 @@ func test(args []string) ([]*result, error) {
 	return tests, nil
 }
 
-// read reads the events of go test; failed is the output of what failed.
+// read reads the events of go test. failed has the output of each test that failed.
 func read(out io.Reader) (tests []*result, failed []string, err error) {
 	byName, output := map[string]*result{}, map[string][]string{}
 	lines := bufio.NewScanner(out)
@@ -114,7 +129,7 @@ func read(out io.Reader) (tests []*result, failed []string, err error) {
 		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
 			return nil, nil, err
 		}
-		name, _, sub := strings.Cut(event.Test, "/") // what a subtest logs is its test's
+		name, _, sub := strings.Cut(event.Test, "/") // a subtest's notes belong to its test
 		if name == "" {
 			continue
 		}
@@ -135,8 +150,8 @@ func read(out io.Reader) (tests []*result, failed []string, err error) {
 	return tests, failed, lines.Err()
 }
 
-// of are the tests of a row: those whose name begins with kind and has its id, as
-// in TestFault_C3_C4_Compaction.
+// of returns the tests of a row: those whose name begins with kind and contains the row's
+// id, such as TestFault_C3_C4_Compaction.
 func of(tests []*result, kind, id string) (its []*result) {
 	for _, t := range tests {
 		rest, is := strings.CutPrefix(t.name, kind)
@@ -194,9 +209,9 @@ func header() (string, error) {
 	}
 	return fmt.Sprintf(`# What goes wrong with locks on etcd
 
-Everything below happens to users of locks on etcd. The third column is what etcd's own `+"`concurrency`"+` and
-`+"`experimental/recipes`"+` did in this run: "fails" means that a control test did the same steps to them and saw them fail in the way
-that it says. The fourth is this package under the test of the row's name. "Not tried" is no verdict: there is no control.
+Each row is a situation that users of locks on etcd meet. The third column says what etcd's own `+"`concurrency`"+` and
+`+"`experimental/recipes`"+` did in this run: "fails" means that a control test took them through the same steps and saw them fail in the
+way described. The fourth column says what this package did in the test with the row's name. "Not tried" means that there is no control test.
 
 Generated on %s by `+"`%s`"+` from a run on etcd server %s, client %s, %s, %s/%s, %d cores. Don't edit.
 

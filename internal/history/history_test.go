@@ -27,7 +27,7 @@ type script struct {
 	created map[string]int64
 }
 
-func newScript() *script { return &script{NewLog(), 1, map[string]int64{}} }
+func newScript() *script { return &script{NewLog(LockPrefix), 1, map[string]int64{}} }
 
 // put creates entries in one transaction, and returns their token.
 func (s *script) put(lease int64, keys ...string) int64 {
@@ -42,13 +42,16 @@ func (s *script) put(lease int64, keys ...string) int64 {
 }
 
 // del deletes keys in one transaction, heard of at as many ms as its revision is.
-func (s *script) del(keys ...string) int64 {
+func (s *script) del(keys ...string) int64 { return s.delAt(int(s.rev)+1, keys...) }
+
+// delAt is del heard of at another time.
+func (s *script) delAt(ms int, keys ...string) int64 {
 	s.rev++
 	var events []*clientv3.Event
 	for _, key := range keys {
 		events = append(events, event(mvccpb.Event_DELETE, key, "", 0, 0, s.rev))
 	}
-	s.log.Add(events, at(int(s.rev)))
+	s.log.Add(events, at(ms))
 	return s.rev
 }
 
@@ -374,7 +377,7 @@ func TestVerdict(t *testing.T) {
 	r.Fault(Fault{"members", "kill 1", at(-5), at(5)})
 	r.Problem("something %s", "else")
 	v = r.Judge(s.log)
-	require.Len(t, v.Problems, 5, v.Problems)
+	require.Len(t, v.Problems, 7, v.Problems)
 	dir := filepath.Join(t.TempDir(), "new")
 	require.NoError(t, v.Save(dir))
 	page, err := os.ReadFile(filepath.Join(dir, "set_x.html"))

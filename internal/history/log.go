@@ -30,6 +30,7 @@ type Log struct {
 	writes  []Claim // the guarded writes of sets
 	leases  map[int64]bool
 	odd     []string
+	prefix  string // of the names of the locks that are followed
 }
 
 // An Entry is one key of a lock's queue, from its creation to its deletion. A
@@ -49,9 +50,9 @@ type Entry struct {
 
 func (e *Entry) String() string { return fmt.Sprintf("%s (created at %d)", e.Key, e.Created) }
 
-// NewLog is the log of an etcd that is still empty.
-func NewLog() *Log {
-	return &Log{seen: 1, news: make(chan struct{}), live: make(map[string]*Entry), leases: make(map[int64]bool)}
+// NewLog is the log of an etcd that is still empty, about the locks whose names begin with prefix.
+func NewLog(prefix string) *Log {
+	return &Log{prefix: prefix, seen: 1, news: make(chan struct{}), live: make(map[string]*Entry), leases: make(map[int64]bool)}
 }
 
 // Follow writes down what etcd does, until the returned function is called, as
@@ -151,7 +152,7 @@ func (l *Log) addLocked(ev *clientv3.Event, at time.Time) {
 		} else {
 			l.oddly("%s was deleted, or holds %q", key, ev.Kv.Value)
 		}
-	case !strings.HasPrefix(key, LockPrefix):
+	case !strings.HasPrefix(key, l.prefix):
 		// a mark in the history
 	case parts == nil:
 		l.oddly("%s is no entry", key)

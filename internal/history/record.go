@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -17,6 +18,7 @@ type Record struct {
 	claims   []Claim
 	samples  []Sample
 	ops      []SetOp
+	steps    []Step
 	faults   []Fault
 	problems []string
 }
@@ -30,6 +32,16 @@ func (r *Record) Sample(s Sample) { r.note(func() { r.samples = append(r.samples
 
 // Op notes what a worker did to a set.
 func (r *Record) Op(o SetOp) { r.note(func() { r.ops = append(r.ops, o) }) }
+
+// Step notes what happened to an acquisition or a session.
+func (r *Record) Step(s Step) { r.note(func() { r.steps = append(r.steps, s) }) }
+
+// Trace returns the steps, and what holders did.
+func (r *Record) Trace() ([]Step, []Claim) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Clone(r.steps), slices.Clone(r.claims)
+}
 
 // Fault notes that something was broken.
 func (r *Record) Fault(f Fault) { r.note(func() { r.faults = append(r.faults, f) }) }
@@ -51,6 +63,7 @@ type Verdict struct {
 	// Excused is for how long a hold said that it was valid after somebody else
 	// had removed its entry: the worst case.
 	Excused time.Duration
+	Steps   int // that were followed through the model
 
 	broken []Broken
 	faults []Fault
@@ -65,6 +78,8 @@ func (r *Record) Judge(l *Log) *Verdict {
 	v.Problems = append(v.Problems, r.problems...)
 	wrong, broken := l.CheckGrants(r.claims)
 	v.Problems = append(v.Problems, wrong...)
+	v.Steps = len(r.steps)
+	v.Problems = append(v.Problems, l.CheckTrace(r.steps, r.claims)...)
 	late, excused := l.CheckValid(r.samples)
 	v.Problems, v.Excused = append(v.Problems, late...), excused
 	v.broken = append(broken, CheckSets(r.ops)...)

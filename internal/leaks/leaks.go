@@ -1,4 +1,4 @@
-// Package leaks finds goroutines that tests leave behind.
+// Package leaks finds goroutines that still run after the tests have ended.
 package leaks
 
 import (
@@ -8,8 +8,8 @@ import (
 	"go.uber.org/goleak"
 )
 
-// peers are what an embedded etcd of several members leaves for some seconds; see
-// package etcdtest.
+// peers ignores the goroutines that an embedded etcd of several members leaves for some
+// seconds; see package etcdtest.
 var peers = []goleak.Option{
 	goleak.IgnoreAnyFunction("net/http.(*conn).serve"),
 	goleak.IgnoreAnyFunction("net/http.(*connReader).backgroundRead"),
@@ -17,8 +17,9 @@ var peers = []goleak.Option{
 	goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
 }
 
-// Find returns an error when goroutines are left that don't end within a generous bound:
-// a watch stream of etcd's client ends some time after the client is closed.
+// Find returns an error if goroutines are left that do not end within the given time. The
+// time must be generous, because a watch stream of etcd's client ends some time after the
+// client is closed.
 func Find(within time.Duration, opts ...goleak.Option) error {
 	err := goleak.Find(opts...)
 	for start := time.Now(); err != nil && time.Since(start) < within; {
@@ -27,8 +28,8 @@ func Find(within time.Duration, opts ...goleak.Option) error {
 	return err
 }
 
-// FindBesidePeers is Find where clusters of several members were, whose peer
-// connections don't count.
+// FindBesidePeers is like Find, but ignores the peer connections of clusters with several
+// members.
 func FindBesidePeers(within time.Duration, opts ...goleak.Option) error {
 	return Find(within, slices.Concat(peers, opts)...)
 }

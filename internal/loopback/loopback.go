@@ -9,26 +9,26 @@ import (
 	"sync"
 )
 
-// Ports are below the ranges from which systems give ports to outgoing
-// connections and to listeners on port 0: from those, the next connection of any
-// process could take a port before its server listens, or while it is restarted.
+// Ports are below the ranges from which operating systems assign ports to outgoing
+// connections and to listeners on port 0. From those ranges, any process could be given a
+// port before the server listens on it, or while the server restarts.
 //
-// They are given out in turn: picked at random, one in some thousand would be
-// picked again before its server listens. And processes that run side by side,
-// as tests of several packages do, have a band of ports each.
+// FreeAddrs gives out ports in order: if it chose them at random, about one in some
+// thousand would be chosen again before its server listens. Each process has its own band
+// of ports, because tests of several packages run side by side.
 const (
 	from, bands, band = 12000, 80, 250
 )
 
 var ports struct {
 	sync.Mutex
-	first int          // of this process's band
-	guard net.Listener // on the first port, for the life of the process: others see that the band is taken
-	given int
+	first int          // the first port of this process's band
+	guard net.Listener // listens on the first port while the process lives, so that others see that the band is taken
+	given int          // how many ports were given out
 }
 
-// FreeAddrs returns n different host:port that nothing listened on a moment ago,
-// and that this process was not given lately.
+// FreeAddrs returns n different addresses on which nothing listens, and which it has not
+// returned lately in this process.
 func FreeAddrs(n int) ([]string, error) {
 	ports.Lock()
 	defer ports.Unlock()
@@ -42,7 +42,7 @@ func FreeAddrs(n int) ([]string, error) {
 		ports.given++
 		var l net.Listener
 		if l, err = net.Listen("tcp", addr); err != nil {
-			continue // taken
+			continue // the port is taken
 		}
 		_ = l.Close()
 		if addrs = append(addrs, addr); len(addrs) == n {
@@ -52,8 +52,8 @@ func FreeAddrs(n int) ([]string, error) {
 	return nil, fmt.Errorf("no %d free ports: %w", n, err)
 }
 
-// takeBand takes a band that no other process has or, if there is none, shares one
-// until the next call.
+// takeBand takes a band that no other process has. If there is none, this process shares
+// a band until the next call of FreeAddrs.
 func takeBand() {
 	var err error
 	for _, i := range rand.Perm(bands) {

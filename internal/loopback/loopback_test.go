@@ -22,10 +22,10 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	_, _ = os.Stdout.WriteString(strings.Join(addrs, " ") + "\n")
-	_, _ = os.Stdin.Read(make([]byte, 1)) // until the test has seen all
+	_, _ = os.Stdin.Read(make([]byte, 1)) // until the test has read the output of all processes
 }
 
-// Nobody listens on what was given out, and yet it is not given out again.
+// An address is not given out twice, even if nothing listens on it.
 func TestFreeAddrs(t *testing.T) {
 	seen := map[string]bool{}
 	for range 60 {
@@ -37,7 +37,7 @@ func TestFreeAddrs(t *testing.T) {
 		}
 	}
 	_, err := FreeAddrs(band)
-	assert.Error(t, err, "more than there are")
+	assert.Error(t, err, "there are fewer ports than that")
 }
 
 func TestFreeAddrs_OtherProcesses(t *testing.T) {

@@ -1,5 +1,5 @@
-// Package outcome names how waits and holds end, for labels and attributes: few
-// words, which stay the same.
+// Package outcome has the words for how waits and holds end, which metrics use as
+// labels and spans as attributes.
 package outcome
 
 import (
@@ -9,24 +9,30 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// The words for ends that are nobody's failure.
+// The words for ends that are no failure.
 const (
 	Granted       = "granted"
 	Released      = "released"
-	Locked        = "locked"         // a Try
-	Cancelled     = "cancelled"      // ctx, or a ticket
+	Locked        = "locked"         // TryLock found the lock taken
+	Cancelled     = "cancelled"      // the ctx or the Ticket
 	SessionClosed = "session_closed" // or orphaned
 )
 
-// Of is the word for an error that a hook is told.
+// The words for entries that were taken away.
+const (
+	SessionExpired = "session_expired"
+	Removed        = "removed" // by somebody else
+)
+
+// Of returns the word for an error that a hook gets.
 func Of(err error) string {
 	switch {
 	case errors.Is(err, etcdlock.ErrSessionExpired):
-		return "session_expired"
+		return SessionExpired
 	case errors.Is(err, etcdlock.ErrSessionClosed):
 		return SessionClosed
 	case errors.Is(err, etcdlock.ErrLost):
-		return "removed" // the entry, by somebody else
+		return Removed
 	case errors.Is(err, etcdlock.ErrLocked):
 		return Locked
 	case errors.Is(err, context.DeadlineExceeded):
@@ -34,10 +40,10 @@ func Of(err error) string {
 	case errors.Is(err, context.Canceled), errors.Is(err, etcdlock.ErrNotHeld):
 		return Cancelled
 	}
-	return "error" // etcd's refusal
+	return "error" // etcd refused
 }
 
-// Mode is the word for the kind of an acquisition.
+// Mode returns the word for the kind of an acquisition.
 func Mode(a etcdlock.Acquisition) string {
 	if a.Read {
 		return "shared"

@@ -1,5 +1,5 @@
-// Command picture makes docs/show.svg: `etcdlock show --watch` in a terminal, while
-// real processes queue for a lock and one of them is killed.
+// Command picture makes docs/show.svg, which shows `etcdlock show --watch` in a terminal
+// while real processes queue for a lock and one of them is killed.
 //
 //	go run ./internal/picture
 package main
@@ -42,7 +42,7 @@ func main() {
 	log.Printf("%s: %d frames, %v", file, len(frames), frames[len(frames)-1].at.Round(time.Second))
 }
 
-// A frame is what the screen showed from a time on.
+// A frame is the content of the screen from a point in time on.
 type frame struct {
 	at    time.Duration
 	lines []string // of SVG
@@ -82,10 +82,10 @@ func record() ([]frame, error) {
 	recorded.Go(func() { recorded.read(tty) })
 
 	type actor struct {
-		after, holds time.Duration // since the last one came; as `sleep` has it
+		after, holds time.Duration // time after the previous actor's start; time of its sleep
 		owner        string
 		args         []string
-		killed       bool // shortly after it has come
+		killed       bool // killed some seconds after its start
 	}
 	var wg sync.WaitGroup
 	var failed error
@@ -104,7 +104,7 @@ func record() ([]frame, error) {
 		}
 		wg.Go(func() {
 			if a.killed {
-				time.Sleep(7 * time.Second) // it holds the lock by then
+				time.Sleep(7 * time.Second) // by then it holds the lock
 				_ = cmd.Process.Kill()
 			}
 			if err := cmd.Wait(); err != nil && !a.killed {
@@ -117,12 +117,12 @@ func record() ([]frame, error) {
 	if err := errors.Join(failed, show.Process.Signal(syscall.SIGKILL)); err != nil {
 		return nil, err
 	}
-	_ = show.Wait() // killed, so that its last picture stays
+	_ = show.Wait() // it was killed, so that its last output stays on the screen
 	recorded.Wait()
 	return recorded.frames, nil
 }
 
-// A recording takes a frame whenever the screen has changed and is still.
+// A recording adds a frame whenever the screen has changed and output has paused.
 type recording struct {
 	sync.WaitGroup
 	frames []frame
@@ -132,7 +132,7 @@ func (r *recording) read(tty io.Reader) {
 	t := newTerminal(columns, rows)
 	began := time.Now()
 	for {
-		buf := make([]byte, 1<<16) // more than what is drawn at a time
+		buf := make([]byte, 1<<16) // more than one update of the screen
 		n, err := tty.Read(buf)
 		t.write(string(buf[:n]))
 		lines := t.svg()
@@ -140,7 +140,7 @@ func (r *recording) read(tty io.Reader) {
 			r.frames = append(r.frames, frame{time.Since(began), lines})
 		}
 		if err != nil {
-			return // the other side has closed it
+			return // the other side has closed the terminal
 		}
 	}
 }

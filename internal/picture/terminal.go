@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// A terminal knows the control sequences that etcdlock uses, and no others.
+// A terminal interprets only the control sequences that etcdlock uses.
 type terminal struct {
 	cells [][]cell
 	x, y  int
-	class string // of what is written next
+	class string // of the text that is written next
 }
 
 type cell struct {
@@ -33,7 +33,7 @@ func (t *terminal) write(s string) {
 		if rest, ok := strings.CutPrefix(s, "\x1b["); ok {
 			n := strings.IndexFunc(rest, func(r rune) bool { return r >= '@' && r <= '~' })
 			if n < 0 {
-				return // cut off; what comes next draws all anew
+				return // incomplete; the next update redraws everything
 			}
 			t.control(rest[:n], rest[n])
 			s = rest[n+1:]
@@ -59,7 +59,7 @@ func (t *terminal) control(args string, final byte) {
 	switch final {
 	case 'A':
 		t.y = max(0, t.y-1)
-	case 'J': // from here to the end
+	case 'J': // clear from here to the end
 		clear(t.cells[t.y][t.x:])
 		for _, row := range t.cells[t.y+1:] {
 			clear(row)
@@ -72,12 +72,12 @@ func (t *terminal) control(args string, final byte) {
 }
 
 const (
-	charWidth  = 8.43 // of 14 px monospace
+	charWidth  = 8.43 // of a 14 px monospace font
 	lineHeight = 19
 	margin     = 14
 )
 
-// svg is the screen, a text element a line.
+// svg returns the screen with one text element for each line.
 func (t *terminal) svg() (lines []string) {
 	for y, row := range t.cells {
 		var b strings.Builder
@@ -108,11 +108,11 @@ func (t *terminal) svg() (lines []string) {
 
 func number(f float64) string { return strconv.FormatFloat(f, 'f', 1, 64) }
 
-// render shows the frames one after the other, again and again, without a script,
-// so that it moves where pictures are shown; where nothing moves, or is not wanted
-// to, there is the frame with most in it.
+// render returns an SVG that shows the frames one after the other, in a loop. It uses no
+// script, so the animation also works in an image element. If animation is not supported
+// or not wanted, the SVG shows the frame with the most content.
 func render(frames []frame) string {
-	const hold = 2 * time.Second // of the last frame
+	const hold = 2 * time.Second // duration of the last frame
 	total := frames[len(frames)-1].at + hold
 	still := 0
 	for i, f := range frames {

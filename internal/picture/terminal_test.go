@@ -19,13 +19,13 @@ func TestTerminal(t *testing.T) {
 		`<text xml:space="preserve" y="57"><tspan x="14.0" class="green">two</tspan><tspan x="39.3"> &lt;3&gt;</tspan></text>`,
 		`<text xml:space="preserve" y="76"><tspan x="14.0">longer tha</tspan></text>`,
 		`<text xml:space="preserve" y="95"><tspan x="14.0">four</tspan></text>`,
-	}, s.svg(), "scrolled, cut, escaped")
+	}, s.svg(), "the text must be scrolled, cut and escaped")
 	s.write("\r\x1b[A\x1b[A2\x1b[K\r\n\x1b[?25l\x1b[J")
 	require.Equal(t, []string{`<text xml:space="preserve" y="57"><tspan x="14.0" class="">2</tspan></text>`},
-		[]string{strings.Replace(s.svg()[0], `x="14.0">`, `x="14.0" class="">`, 1)}, "drawn anew")
+		[]string{strings.Replace(s.svg()[0], `x="14.0">`, `x="14.0" class="">`, 1)}, "the screen must be redrawn")
 }
 
-// What is committed was made by this program, and is well-formed.
+// The committed picture was made by this program and is well-formed.
 func TestPicture(t *testing.T) {
 	frames := []frame{{0, []string{"<text>a</text>"}}, {time.Second, []string{"<text>ab</text>"}}}
 	committed, err := os.ReadFile("../../" + file)
@@ -45,5 +45,5 @@ func TestPicture(t *testing.T) {
 		}
 		require.GreaterOrEqual(t, groups, 2)
 	}
-	require.Contains(t, string(committed), "↑ was place", "somebody has moved up")
+	require.Contains(t, string(committed), "↑ was place", "an entry must have moved up in the queue")
 }

@@ -62,7 +62,7 @@ func TestControl_StuckWrite(t *testing.T) {
 			require.NoError(t, rerr)
 			left := elementsOf(t, resp.Kvs).Elements
 			record.Op(history.SetOp{Worker: 2, Set: set, Call: call, Return: time.Now(), Elements: left})
-			v := record.Judge(history.NewLog())
+			v := record.Judge(history.NewLog(history.LockPrefix))
 			if how == "Mutex, and a write by its Txn" {
 				require.ErrorIs(t, err, etcdlock.ErrLost)
 				require.Empty(t, v.Problems)
@@ -107,7 +107,7 @@ func guarded(ctx context.Context, t *testing.T, c *clientv3.Client, ttl int) (wr
 	if err != nil {
 		return nil, err
 	}
-	t.Cleanup(func() { _ = s.Close(ctx) })
+	t.Cleanup(func() { _ = s.Close() })
 	h, err := etcdlock.NewMutex(s, locked).Lock(ctx)
 	return func(ctx context.Context, put clientv3.Op) error {
 		_, err := h.Txn(ctx).Then(put).Commit()

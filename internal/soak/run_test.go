@@ -58,7 +58,7 @@ type run struct {
 
 func newRun(t *testing.T, seed uint64) *run {
 	r := &run{
-		t: t, seed: seed, log: history.NewLog(), record: &history.Record{},
+		t: t, seed: seed, log: history.NewLog(history.LockPrefix), record: &history.Record{},
 		count: map[string]int{}, elements: map[string]int{},
 	}
 	r.cluster = etcdtest.Start(t, etcdtest.WithMembers(members))
@@ -170,7 +170,7 @@ func (s *slot) session() *etcdlock.Session {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	c := s.client.get()
-	made, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(time.Duration(1+s.rng.IntN(3))*time.Second))
+	made, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(time.Duration(1+s.rng.IntN(3))*time.Second), etcdlock.WithHooks(s.run.hooks()))
 	if err != nil {
 		if ctx.Err() == nil && c.Ctx().Err() == nil {
 			s.run.record.Problem("NewSession: %v", err)
@@ -196,14 +196,13 @@ func (s *slot) retire() {
 		s.run.counted("clients closed")
 		s.client.renew()
 	case n < 4:
+		s.run.ended(old, time.Now())
 		old.Orphan()
 		return
 	}
-	limit := time.Duration(s.rng.IntN(3000)) * time.Millisecond
 	s.run.closing.Go(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), limit)
-		defer cancel()
-		_ = old.Close(ctx) // where it can't be revoked in time, the lease expires
+		s.run.ended(old, time.Now())
+		_ = old.Close() // where it can't be revoked in time, the lease expires
 		if old.Err() == nil {
 			s.run.record.Problem("a session lives on after Close")
 		}
@@ -227,7 +226,10 @@ func (r *run) calm() {
 	}
 	r.empty("given back", func(e history.Entry) bool { return !ended[e.Lease] })
 	for _, s := range r.sessions {
-		r.closing.Go(func() { _ = s.Close(r.context()) })
+		r.closing.Go(func() {
+			r.ended(s, time.Now())
+			_ = s.Close()
+		})
 	}
 	r.inTime("the sessions close", &r.closing)
 	r.empty("gone with its session", func(history.Entry) bool { return true })
@@ -240,7 +242,7 @@ func (r *run) calm() {
 		require.NoError(r.t, err)
 		require.NoError(r.t, h.Unlock(r.context()))
 	}
-	require.NoError(r.t, last.Close(r.context()))
+	require.NoError(r.t, last.Close())
 }
 
 // empty waits until no entry is left of those that matter.

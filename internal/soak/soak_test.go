@@ -60,7 +60,7 @@ func soak(t *testing.T, seed uint64, d time.Duration) {
 	<-ctx.Done()
 	r.calm()
 	v := r.judge()
-	t.Logf("seed %d: %s; valid after interference for %v at most", seed, r.counts(), v.Excused)
+	t.Logf("seed %d: %s; %d steps as the model has them; valid after interference for %v at most", seed, r.counts(), v.Steps, v.Excused)
 	if len(v.Problems) > 0 {
 		dir := artifacts(t, fmt.Sprintf("seed-%d", seed))
 		require.NoError(t, v.Save(dir))
@@ -70,6 +70,7 @@ func soak(t *testing.T, seed uint64, d time.Duration) {
 		t.Fatalf("seed %d: %d problems; the history is in %s", seed, len(v.Problems), dir)
 	}
 	require.NotZero(t, r.count["add"]+r.count["read"], "nobody did anything")
+	r.tight(20)
 }
 
 // artifacts is a directory for what a failure leaves; it stays.

@@ -151,7 +151,8 @@ func (w *worker) leave(s *etcdlock.Session, after time.Duration) {
 		ctx, cancel := context.WithTimeout(context.Background(), after+time.Second)
 		defer cancel()
 		wait(ctx, after)
-		_ = s.Close(ctx) // where it can't be revoked in time, the lease expires
+		w.ended(s, time.Now())
+		_ = s.Close() // where it can't be revoked in time, the lease expires
 	})
 }
 

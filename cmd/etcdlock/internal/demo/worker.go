@@ -15,9 +15,6 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// closeTimeout bounds how long a worker tries to revoke its lease.
-const closeTimeout = time.Second
-
 // errOrphan ends a worker whose parent is gone.
 var errOrphan = errors.New("the demo that started this process is gone")
 
@@ -58,9 +55,7 @@ func work(ctx context.Context, in io.Reader, out io.Writer) error {
 	}
 	w := &worker{job: j, out: json.NewEncoder(out)}
 	err = w.run(ctx, s, start)
-	bounded, stop := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
-	defer stop()
-	if cerr := s.Close(bounded); err == nil {
+	if cerr := s.Close(); err == nil {
 		err = cerr
 	}
 	if err == nil {

@@ -1,0 +1,221 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// A Client makes the locks of one etcd, for as long as the process lives. It keeps one session
+// at a time: it grants one when the first lock needs it, and another one when a lock is to be
+// taken and the last session was lost. It is safe for concurrent use, and must not be copied.
+//
+// What was held in a lost session is lost: its holders are told, by [Held.Context] and [Held.Err],
+// and a Client never takes a lock anew that somebody held. But a Lock that waits when the session
+// is lost goes on by itself: it enters the queue again in the next session, at the end, since etcd
+// removed its place. So do calls of Try and Enqueue that find the session gone. A [Ticket] does
+// not: its place was in that session, and Wait returns the loss.
+//
+// While etcd is away, such calls wait until it is back or their ctx ends. They return
+// ErrSessionClosed after Close, and etcd's error if it refuses to grant a lease.
+type Client struct {
+	etcd   *clientv3.Client
+	config config
+	err    error // of every call
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	// granting is held by whoever grants a session, so that all who wait for one share it, and
+	// for good by Close.
+	granting  chan struct{}
+	closeOnce sync.Once
+	closed    chan struct{} // closed when Close has done all; then closeErr is set
+	closeErr  error
+	// revoking counts the goroutines that revoke the leases of lost sessions, each for a TTL at
+	// the most.
+	revoking sync.WaitGroup
+
+	mu      sync.Mutex
+	current *Session // nil before the first; may have ended
+}
+
+// New makes a Client. It makes no request: the first lock grants the first session. A client or
+// an option that is not valid is an error of every call. So is WithLease, since a lease that was
+// granted elsewhere can't be granted anew.
+//
+// The etcd client must stay open for as long as the Client is used.
+func New(client *clientv3.Client, opts ...Option) *Client {
+	c := &Client{etcd: client, config: newConfig(opts), granting: make(chan struct{}, 1), closed: make(chan struct{})}
+	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c.err = c.config.check(client)
+	if c.config.lease != clientv3.NoLease {
+		c.err = errors.New("WithLease is for NewSession: New grants a lease whenever the last one is lost")
+	}
+	return c
+}
+
+// Mutex is the mutex of that name. It makes no request. A name that is not valid is an error of
+// every call.
+func (c *Client) Mutex(name string) *Mutex { return &Mutex{newLock(c, name)} }
+
+// RWMutex is the read-write mutex of that name. It makes no request. A name that is not valid is
+// an error of every call.
+func (c *Client) RWMutex(name string) *RWMutex { return &RWMutex{newLock(c, name)} }
+
+// Session is the current session, or a new one if there is none. It blocks only to grant one:
+// until etcd has answered, or ctx ends.
+func (c *Client) Session(ctx context.Context) (*Session, error) {
+	s, err := c.session(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("etcdlock: session: %w", err)
+	}
+	return s, nil
+}
+
+// Ready is nil if the Client has a session that lives, and so can take locks. If it has none, it
+// grants one, which costs a request, and blocks until etcd has answered or ctx ends. It is for
+// readiness checks: give it a ctx that ends within the check's time.
+func (c *Client) Ready(ctx context.Context) error {
+	if _, err := c.session(ctx); err != nil {
+		return fmt.Errorf("etcdlock: not ready: %w", err)
+	}
+	return nil
+}
+
+// usable is the error of every call, if there is one.
+func (c *Client) usable() error {
+	switch {
+	case c == nil:
+		return errors.New("the client is nil: make one with New")
+	case c.granting == nil:
+		return errors.New("the client was not made with New")
+	}
+	return c.err
+}
+
+// session returns the current session, or grants one. The caller's ctx bounds only its own
+// attempt: others that wait try for themselves then.
+func (c *Client) session(ctx context.Context) (*Session, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
+	if s := c.liveSession(); s != nil {
+		return s, nil
+	}
+	ctx, cancel := etcd.Bind(ctx, c.ctx)
+	defer cancel()
+	select {
+	case c.granting <- struct{}{}:
+		defer func() { <-c.granting }()
+	case <-ctx.Done():
+		return nil, c.closedError(etcd.CtxError(ctx, nil))
+	}
+	if s := c.liveSession(); s != nil {
+		return s, nil // it was granted while this call waited
+	}
+	s, err := newSession(ctx, c.etcd, c.config)
+	if err != nil {
+		return nil, c.closedError(fmt.Errorf("new session: %w", err))
+	}
+	c.setCurrent(s)
+	return s, nil
+}
+
+// closedError is the error of a call that was ended by Close, or else by err.
+func (c *Client) closedError(err error) error {
+	if c.ctx.Err() != nil {
+		return ErrSessionClosed
+	}
+	return err
+}
+
+// liveSession is the current session, nil if there is none.
+func (c *Client) liveSession() *Session {
+	c.mu.Lock()
+	s := c.current
+	c.mu.Unlock()
+	if s == nil || s.Err() != nil {
+		return nil
+	}
+	return s
+}
+
+// setCurrent makes s the current session. The lease of the one before is revoked in case that it
+// still lives: its entries are only in the way.
+func (c *Client) setCurrent(s *Session) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if old := c.current; old != nil {
+		c.revoking.Go(func() { // or the lease expires by itself
+			old.startClose()
+			<-old.revoked
+		})
+	}
+	c.current = s
+	if c.ctx.Err() != nil {
+		s.terminate(ErrSessionClosed, "closed") // Close came meanwhile, and takes it next
+	}
+}
+
+// retryable reports whether an acquisition that failed in s with err, and left nothing, is to
+// begin anew in another session: only the session failed it, because it has expired, or because
+// its clock said so for a moment. An entry that is gone may have gone with the lease or not; if
+// confirmLease had no answer in time, etcd is asked until there is one. The end of ctx, and Close,
+// are for session to see.
+func (c *Client) retryable(ctx context.Context, s *Session, err error) bool {
+	removed := errors.Is(err, ErrLost)
+	switch {
+	case !removed && !errors.Is(err, ErrSessionExpired):
+		return false
+	case s.Err() != nil:
+		return true
+	}
+	rerr := s.Refresh(ctx)
+	return s.Err() != nil || ctx.Err() != nil || rerr == nil && !removed
+}
+
+// closeLimit bounds what Close takes, beside the TTL.
+const closeLimit = 5 * time.Second
+
+// Close ends the session at once and revokes its lease, which removes all its entries in one
+// commit. Calls that wait return ErrSessionClosed. It is an io.Closer: it blocks until etcd has
+// confirmed the revocation and all goroutines have ended, for 5 s or the TTL at the most,
+// whichever is less. Then it returns an error and goes on in the background, until the lease must
+// have expired by itself. Further calls wait for the same.
+func (c *Client) Close() error {
+	if c == nil || c.granting == nil {
+		return nil // nothing was ever granted
+	}
+	c.cancel()
+	c.mu.Lock()
+	if c.current != nil {
+		c.current.terminate(ErrSessionClosed, "closed")
+	}
+	c.mu.Unlock()
+	c.closeOnce.Do(func() {
+		go func() { // ends with closed, a TTL from now at the latest
+			defer close(c.closed)
+			c.granting <- struct{}{} // a grant under way ends with c.ctx
+			c.revoking.Wait()
+			if c.current != nil {
+				c.current.startClose()
+				<-c.current.revoked
+				c.closeErr = c.current.closeError()
+			}
+		}()
+	})
+	limit := time.NewTimer(min(closeLimit, max(c.config.ttl, minTTL)))
+	defer limit.Stop()
+	select {
+	case <-c.closed:
+		return c.closeErr
+	case <-limit.C:
+		return errors.New("etcdlock: close: the lease is not known to be revoked, etcd lets it expire")
+	}
+}

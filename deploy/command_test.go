@@ -1,0 +1,159 @@
+package deploy
+
+import (
+	"crypto/tls"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/client/pkg/v3/transport"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/certs"
+)
+
+// build builds a command of the repository as the Dockerfile does, but with the flags
+// that the packages are compiled with already.
+func build(t *testing.T, pkg string) string {
+	t.Helper()
+	dockerfile, err := os.ReadFile("Dockerfile")
+	require.NoError(t, err)
+	require.Regexp(t, `(?m)^RUN go build -trimpath -o /out/`+filepath.Base(pkg)+` `+regexp.QuoteMeta(pkg)+`$`, string(dockerfile))
+	gomod, err := os.ReadFile("../go.mod")
+	require.NoError(t, err)
+	version := regexp.MustCompile(`(?m)^go (1\.\d+)`).FindSubmatch(gomod)[1]
+	require.Contains(t, string(dockerfile), "FROM golang:"+string(version)+" ")
+	bin := filepath.Join(t.TempDir(), filepath.Base(pkg))
+	cmd := exec.Command("go", "build", "-o", bin, pkg)
+	cmd.Dir = ".."
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return bin
+}
+
+// startTLS starts an etcd that wants certificates, and returns it with the
+// environment of the pods that use it: their ConfigMap's, with the certificates where
+// they are here.
+func startTLS(t *testing.T) (*etcdtest.Cluster, []string) {
+	t.Helper()
+	ca := certs.New(t)
+	ca.Issue(t, "server")
+	ca.Issue(t, "tls")
+	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) {
+		c.ClientTLSInfo = transport.TLSInfo{
+			CertFile: ca.File("server.crt"), KeyFile: ca.File("server.key"),
+			TrustedCAFile: ca.File("ca.crt"), ClientCertAuth: true, SkipClientSANVerify: true,
+		}
+	}))
+	env := os.Environ()
+	for name, value := range find[*corev1.ConfigMap](t, production).Data {
+		if name == "ETCDCTL_ENDPOINTS" {
+			require.Regexp(t, `^https://`, value)
+			value = cluster.Endpoints()[0]
+		} else {
+			value = ca.File(filepath.Base(value))
+		}
+		env = append(env, name+"="+value)
+	}
+	return cluster, env
+}
+
+// reportCommand is the CronJob's command with another program, and with another
+// time to wait if that is not empty.
+func reportCommand(t *testing.T, wait string, program ...string) *exec.Cmd {
+	t.Helper()
+	c := find[*batchv1.CronJob](t, production).Spec.JobTemplate.Spec.Template.Spec.Containers[0]
+	require.Equal(t, []string{"etcdlock"}, c.Command)
+	dash := slices.Index(c.Args, "--")
+	require.Positive(t, dash)
+	args := slices.Clone(c.Args[:dash+1])
+	if wait != "" {
+		args[slices.Index(args, "--wait")+1] = wait
+	}
+	return exec.CommandContext(bounded(t), build(t, "./cmd/etcdlock"), append(args, program...)...)
+}
+
+// The CronJob's command runs a program under the lock.
+func TestCommands_Report(t *testing.T) {
+	t.Parallel()
+	_, env := startTLS(t)
+	cmd := reportCommand(t, "", "sh", "-c", "echo $ETCDLOCK_NAME")
+	cmd.Env = env
+	out, err := cmd.CombinedOutput()
+	require.NoError(t, err, string(out))
+	require.Equal(t, "jobs/report\n", string(out))
+}
+
+// Where somebody else has the lock, the CronJob's command ends with the status that
+// its podFailurePolicy ignores.
+func TestCommands_Taken(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	s, err := etcdlock.NewSession(bounded(t), cluster.Client(t))
+	require.NoError(t, err)
+	_, err = etcdlock.NewMutex(s, "jobs/report").Lock(bounded(t))
+	require.NoError(t, err)
+	cmd := reportCommand(t, "100ms", "true")
+	cmd.Env = append(os.Environ(), "ETCDCTL_ENDPOINTS="+cluster.Endpoints()[0])
+	var exit *exec.ExitError
+	require.ErrorAs(t, cmd.Run(), &exit)
+	require.Equal(t, 75, exit.ExitCode())
+}
+
+// The Deployment's program leads and resigns, with the environment that the pod has.
+func TestCommands_Cron(t *testing.T) {
+	t.Parallel()
+	cluster, env := startTLS(t)
+	c := find[*appsv1.Deployment](t, production).Spec.Template.Spec.Containers[0]
+	for _, e := range c.Env {
+		require.Contains(t, []string{"LISTEN", "POD_NAME"}, e.Name, "examples/cron has no such variable")
+	}
+	ctx := bounded(t)
+	cmd := exec.CommandContext(ctx, build(t, "./examples/cron"))
+	cmd.Env = append(env, "POD_NAME=cron-0", "LISTEN=127.0.0.1:0")
+	require.NoError(t, cmd.Start())
+	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.TLS = clientTLS(t, env) }))
+	for q, err := range etcdlock.New(client).Watch(ctx, "cron/nightly") {
+		require.NoError(t, err)
+		if len(q.Holders()) == 1 {
+			require.Equal(t, "cron-0", q.Holders()[0].Owner)
+			break
+		}
+	}
+	require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
+	require.NoError(t, cmd.Wait(), "asked to end, it ends well")
+	q, err := etcdlock.New(client).Inspect(ctx, "cron/nightly")
+	require.NoError(t, err)
+	require.Empty(t, q.Entries, "and has resigned")
+}
+
+// clientTLS makes of the environment what a client of this process needs.
+func clientTLS(t *testing.T, env []string) *tls.Config {
+	t.Helper()
+	var info transport.TLSInfo
+	for _, e := range env {
+		switch name, value, _ := strings.Cut(e, "="); name {
+		case "ETCDCTL_CACERT":
+			info.TrustedCAFile = value
+		case "ETCDCTL_CERT":
+			info.CertFile = value
+		case "ETCDCTL_KEY":
+			info.KeyFile = value
+		}
+	}
+	config, err := info.ClientConfig()
+	require.NoError(t, err)
+	return config
+}

@@ -1,0 +1,195 @@
+package deploy
+
+import (
+	"context"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	monitoringv1 "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
+	"sigs.k8s.io/yaml"
+
+	"github.com/etcdlock/etcdlock/deploy/internal/etcdctl"
+)
+
+const hang = 60 * time.Second
+
+func TestMain(m *testing.M) {
+	etcdctl.Main()
+	os.Exit(m.Run())
+}
+
+func bounded(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// production is the directory that README.md says to apply.
+const production = "kubernetes/production"
+
+// manifests are the objects that `kubectl apply -k dir` applies, decoded strictly: a
+// field that does not exist, or of the wrong type, fails the test.
+func manifests(t *testing.T, dir string) (objects []any) {
+	t.Helper()
+	built, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir)
+	require.NoError(t, err)
+	for _, r := range built.Resources() {
+		kind := r.GetApiVersion() + "/" + r.GetKind()
+		object, ok := map[string]any{
+			"apps/v1/Deployment":                      &appsv1.Deployment{},
+			"batch/v1/CronJob":                        &batchv1.CronJob{},
+			"policy/v1/PodDisruptionBudget":           &policyv1.PodDisruptionBudget{},
+			"v1/ConfigMap":                            &corev1.ConfigMap{},
+			"monitoring.coreos.com/v1/PodMonitor":     &monitoringv1.PodMonitor{},
+			"monitoring.coreos.com/v1/PrometheusRule": &monitoringv1.PrometheusRule{},
+		}[kind]
+		require.True(t, ok, "%s: %s", dir, kind) // a Secret is none of them
+		b, err := r.AsYAML()
+		require.NoError(t, err)
+		require.NoError(t, yaml.UnmarshalStrict(b, object), kind)
+		objects = append(objects, object)
+	}
+	return objects
+}
+
+func find[T any](t *testing.T, dir string) T {
+	t.Helper()
+	for _, o := range manifests(t, dir) {
+		if v, ok := o.(T); ok {
+			return v
+		}
+	}
+	require.FailNow(t, "no such manifest")
+	panic("not reached")
+}
+
+// pods are those of the Deployment and of the CronJob.
+func pods(t *testing.T, dir string) []corev1.PodSpec {
+	t.Helper()
+	return []corev1.PodSpec{find[*appsv1.Deployment](t, dir).Spec.Template.Spec, find[*batchv1.CronJob](t, dir).Spec.JobTemplate.Spec.Template.Spec}
+}
+
+// What the manifests name fits together, in the base and with what the overlay
+// changes.
+func TestManifests(t *testing.T) {
+	for _, dir := range []string{"kubernetes/base", production} {
+		deployment, config := find[*appsv1.Deployment](t, dir), find[*corev1.ConfigMap](t, dir)
+		require.EqualValues(t, 3, *deployment.Spec.Replicas)
+		require.Equal(t, deployment.Spec.Selector.MatchLabels, deployment.Spec.Template.Labels)
+		require.Equal(t, deployment.Spec.Selector, find[*policyv1.PodDisruptionBudget](t, dir).Spec.Selector)
+		for _, pod := range pods(t, dir) {
+			require.Len(t, pod.Volumes, 1)
+			c := pod.Containers[0]
+			require.Equal(t, pod.Volumes[0].Name, c.VolumeMounts[0].Name)
+			require.Empty(t, c.VolumeMounts[0].SubPath, "Kubernetes would not replace the certificates")
+			require.Equal(t, config.Name, c.EnvFrom[0].ConfigMapRef.Name)
+			for _, file := range []string{"ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"} {
+				require.Equal(t, c.VolumeMounts[0].MountPath, filepath.Dir(config.Data[file]))
+			}
+			require.Regexp(t, `^[^:]+:\d+\.\d+\.\d+$`, c.Image, "a tag that never moves")
+		}
+		c := deployment.Spec.Template.Spec.Containers[0]
+		for path, p := range map[string]*corev1.Probe{"/readyz": c.StartupProbe, "/healthz": c.LivenessProbe} {
+			require.Equal(t, c.Ports[0].Name, p.HTTPGet.Port.StrVal)
+			require.Equal(t, path, p.HTTPGet.Path)
+		}
+		require.Equal(t, c.StartupProbe.HTTPGet, c.ReadinessProbe.HTTPGet)
+	}
+}
+
+// The overlay changes what it says.
+func TestManifests_Production(t *testing.T) {
+	deployment := find[*appsv1.Deployment](t, production)
+	require.Equal(t, "locks", deployment.Namespace)
+	require.Contains(t, find[*corev1.ConfigMap](t, production).Data["ETCDCTL_ENDPOINTS"], "etcd-0.etcd.storage:2379")
+	require.Equal(t, "/etc/etcd-client/ca.crt", find[*corev1.ConfigMap](t, production).Data["ETCDCTL_CACERT"], "from the base")
+	for _, pod := range pods(t, production) {
+		require.Regexp(t, `^registry\.example\.com/`, pod.Containers[0].Image)
+	}
+	monitor := find[*monitoringv1.PodMonitor](t, production)
+	require.Equal(t, deployment.Spec.Template.Labels, monitor.Spec.Selector.MatchLabels)
+	require.Equal(t, deployment.Spec.Template.Spec.Containers[0].Ports[0].Name, *monitor.Spec.PodMetricsEndpoints[0].Port)
+
+	var rules monitoringv1.PrometheusRuleSpec
+	b, err := os.ReadFile("monitoring/rules.yaml")
+	require.NoError(t, err)
+	require.NoError(t, yaml.UnmarshalStrict(b, &rules))
+	require.Equal(t, rules, find[*monitoringv1.PrometheusRule](t, production).Spec, "kubernetes/monitoring/prometheusrule.yaml is not monitoring/rules.yaml")
+}
+
+// What README.md says to do makes the Secret that the pods need, and nothing that is
+// applied overwrites it.
+func TestManifests_Secret(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	applied := regexp.MustCompile(`(?m)^kubectl .*apply (.*)$`).FindAllStringSubmatch(string(readme), -1)
+	require.Len(t, applied, 2)
+	require.Equal(t, "-k deploy/"+production, applied[0][1])
+	require.Equal(t, "-f -", applied[1][1], "what the same line has made")
+	created := regexp.MustCompile(`kubectl -n (\S+) create secret generic (\S+)((?: --from-file=\S+)+)`).FindAllStringSubmatch(string(readme), -1)
+	require.Len(t, created, 2)
+	for _, c := range created {
+		require.Equal(t, find[*appsv1.Deployment](t, production).Namespace, c[1])
+		for _, pod := range pods(t, production) {
+			require.Equal(t, pod.Volumes[0].Secret.SecretName, c[2])
+		}
+		config := find[*corev1.ConfigMap](t, production)
+		for _, file := range []string{"ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"} {
+			require.Contains(t, strings.Fields(c[3]), "--from-file="+filepath.Base(config.Data[file]))
+		}
+	}
+	// Nor does a file that somebody applies by itself.
+	require.NoError(t, fs.WalkDir(os.DirFS("kubernetes"), ".", func(path string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		b, err := os.ReadFile(filepath.Join("kubernetes", path))
+		require.NoError(t, err)
+		require.NotRegexp(t, `(?m)^kind: Secret|secretGenerator`, string(b), path)
+		return nil
+	}))
+}
+
+// A drained node and a lock that somebody else has are no failures of the job, and
+// its tries end all the same.
+func TestManifests_Job(t *testing.T) {
+	job := find[*batchv1.CronJob](t, production).Spec.JobTemplate.Spec
+	c := job.Template.Spec.Containers[0]
+	rules := job.PodFailurePolicy.Rules
+	require.Len(t, rules, 2)
+	require.Equal(t, batchv1.PodFailurePolicyActionIgnore, rules[0].Action)
+	require.Equal(t, corev1.DisruptionTarget, rules[0].OnPodConditions[0].Type)
+	require.Equal(t, batchv1.PodFailurePolicyActionIgnore, rules[1].Action)
+	require.Equal(t, c.Name, *rules[1].OnExitCodes.ContainerName)
+	require.Equal(t, batchv1.PodFailurePolicyOnExitCodesOpIn, rules[1].OnExitCodes.Operator)
+	require.Equal(t, []int32{75}, rules[1].OnExitCodes.Values) // TestCommands_Taken sees it
+	require.Equal(t, corev1.RestartPolicyNever, job.Template.Spec.RestartPolicy, "podFailurePolicy needs it")
+	require.Greater(t, time.Duration(*job.ActiveDeadlineSeconds)*time.Second, waits(t, c.Args))
+}
+
+// waits is the value of --wait.
+func waits(t *testing.T, args []string) time.Duration {
+	t.Helper()
+	for i, a := range args {
+		if a == "--wait" {
+			d, err := time.ParseDuration(args[i+1])
+			require.NoError(t, err)
+			return d
+		}
+	}
+	require.FailNow(t, "no --wait")
+	panic("not reached")
+}

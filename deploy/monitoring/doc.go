@@ -1,0 +1,2 @@
+// Package monitoring holds nothing but the tests of the files beside it.
+package monitoring

@@ -1,0 +1,2 @@
+// Package operations holds the tests and measurements behind docs/operations.md.
+package operations

@@ -1,0 +1,68 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+)
+
+var (
+	// ErrClientClosed says that the etcd client was closed, so nothing can be asked any more.
+	ErrClientClosed = errors.New("the etcd client is closed")
+	// ErrWatch says that a watch could not be opened, or ended. What it watched for may have
+	// happened unseen.
+	ErrWatch = errors.New("watch ended")
+)
+
+// CtxError is the error of a call whose ctx ended: ctx's error, its cause, and the last thing
+// that etcd answered before, so that "deadline exceeded" does not hide "no leader".
+func CtxError(ctx context.Context, last error) error {
+	err := ctx.Err()
+	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
+	if last != nil && !IsCtxError(last) {
+		err = fmt.Errorf("%w (etcd: %w)", err, last)
+	}
+	return err
+}
+
+// IsCtxError reports whether err is that of a ctx that has ended.
+func IsCtxError(err error) bool {
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
+}
+
+// answered reports whether err is etcd's last word.
+func answered(err error) bool { return err == nil || Refused(err) }
+
+// Refused reports whether etcd has answered that it did not and will not carry out the request.
+// Any other error (no leader, a member that goes away, "raft proposal dropped", a lost reply)
+// leaves open whether it was carried out, and passes: the request is to be repeated.
+func Refused(err error) bool {
+	var e rpctypes.EtcdError
+	if !errors.As(err, &e) {
+		return false
+	}
+	switch {
+	case errors.Is(e, rpctypes.ErrNoSpace):
+		return true // until somebody defragments and disarms the alarm
+	case errors.Is(e, rpctypes.ErrAuthOldRevision):
+		return false // users or roles changed meanwhile, more than once: the client asks again once
+	}
+	switch e.Code().String() { // by name: the library does not import gRPC
+	case "PermissionDenied", "Unauthenticated", "InvalidArgument", "NotFound",
+		"FailedPrecondition", "OutOfRange", "Unimplemented", "AlreadyExists":
+		return true
+	}
+	return false
+}
+
+// NotProposed reports whether etcd says that it has not even proposed the request, so that it
+// has certainly not carried it out.
+func NotProposed(err error) bool {
+	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) ||
+		strings.Contains(err.Error(), "raft proposal dropped") // which has no type of its own
+}

@@ -1,0 +1,118 @@
+package etcd
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+)
+
+// RetryMin and RetryMax bound the pause between two attempts.
+const (
+	RetryMin = 10 * time.Millisecond
+	RetryMax = 500 * time.Millisecond
+)
+
+const (
+	// AttemptMin is the time that the first attempt gets. Each further one gets twice that of
+	// the one before, up to attemptMax, so a member that hangs does not hold up for long what
+	// the others would answer.
+	AttemptMin = time.Second
+	attemptMax = 8 * time.Second
+)
+
+// A Policy says how Do repeats a request.
+type Policy struct {
+	// Life ends the request as ctx does; Do returns its cause then. Nil stands for no end.
+	Life context.Context
+	// Hedge sends a request that is slow again beside itself, see race. The operation must be
+	// safe to run beside itself, and must not write what it shares.
+	Hedge bool
+	// Once makes one attempt, and returns its error whatever that is.
+	Once bool
+}
+
+// Do sends a request until etcd has answered it, with success or with a refusal (see Refused),
+// or ctx, p.Life or the client ends. It goes on through leader changes, lost replies and
+// members that hang. op must be safe to repeat. No call of op goes on when Do returns.
+//
+// ambiguous says that a call whose answer this is not may have been carried out, or may yet be.
+func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Context) (T, error)) (v T, ambiguous bool, err error) {
+	life, hedges, late := p.Life, 0, time.Duration(0)
+	if life == nil {
+		life = context.Background()
+	}
+	if p.Hedge {
+		hedges, late, op = maxHedges, c.pace.late(), timed(&c.pace, op)
+	}
+	var last error
+	var pause Backoff
+	for limit := AttemptMin; ; limit = min(2*limit, attemptMax) {
+		switch {
+		case ctx.Err() != nil:
+			return v, ambiguous, CtxError(ctx, last)
+		case life.Err() != nil:
+			return v, ambiguous, context.Cause(life)
+		case c.Ctx().Err() != nil:
+			return v, ambiguous, ErrClientClosed
+		}
+		attempt, cancel := Bind(ctx, life)
+		var several bool
+		v, several, err = race(attempt, cancel, hedges, late, limit, op)
+		ambiguous = ambiguous || several || !answered(err)
+		cancel()
+		switch {
+		case err == nil:
+			if !p.Once {
+				c.etcdAnswers()
+			}
+			return v, ambiguous, nil
+		case ctx.Err() != nil:
+			return v, ambiguous, CtxError(ctx, last)
+		case p.Once, Refused(err):
+			return v, ambiguous, err
+		}
+		last = err
+		between, cancel := Bind(ctx, life)
+		_ = pause.Wait(between) // ctx and life are looked at next
+		cancel()
+	}
+}
+
+// Bind returns a ctx that ends with ctx and with life, and then with its cause.
+func Bind(ctx, life context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// A Backoff is a pause that doubles each time, jittered by half. The zero value goes from
+// RetryMin to RetryMax.
+type Backoff struct {
+	Min, Max time.Duration
+	next     time.Duration
+}
+
+// Wait pauses, or returns ctx's error when that ends.
+func (b *Backoff) Wait(ctx context.Context) error {
+	if b.Max == 0 {
+		b.Min, b.Max = RetryMin, RetryMax
+	}
+	d := max(b.next, b.Min)
+	b.next = min(2*d, b.Max)
+	return Sleep(ctx, d/2+rand.N(d))
+}
+
+// Reset makes the next pause the shortest again.
+func (b *Backoff) Reset() { b.next = 0 }
+
+// Sleep waits for d, or returns ctx's error when that ends.
+func Sleep(ctx context.Context, d time.Duration) error {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-t.C:
+		return nil
+	}
+}

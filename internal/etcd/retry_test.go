@@ -1,0 +1,150 @@
+package etcd
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func newTestClient() *Client { return NewClient(clientv3.NewCtxClient(context.Background())) }
+
+var hedged = Policy{Hedge: true}
+
+// A call says when one of the calls of Do answers, and what.
+type call struct {
+	after time.Duration // longer than any limit: not before it is cancelled
+	err   error
+}
+
+func TestDo_Hedged(t *testing.T) {
+	const never = time.Hour
+	gone := errors.New("no leader")
+	for name, tc := range map[string]struct {
+		calls     []call // those after the last are as the last
+		pace      time.Duration
+		took      time.Duration
+		made      int
+		from      int // whose answer it is
+		ambiguous bool
+		err       error
+	}{
+		"the ordinary case":                 {calls: []call{{after: 0}}, made: 1},
+		"slow, but in time":                 {calls: []call{{after: 299 * time.Millisecond}}, took: 299 * time.Millisecond, made: 1},
+		"the first hangs":                   {calls: []call{{after: never}, {after: 0}}, took: 300 * time.Millisecond, made: 2, from: 1, ambiguous: true},
+		"the first is late, and first":      {calls: []call{{after: 400 * time.Millisecond}, {after: never}}, took: 400 * time.Millisecond, made: 2, ambiguous: true},
+		"two hang":                          {calls: []call{{after: never}, {after: never}, {after: 0}}, took: 600 * time.Millisecond, made: 3, from: 2, ambiguous: true},
+		"one hangs, the next has no leader": {calls: []call{{after: never}, {err: gone}, {after: 0}}, took: 1010 * time.Millisecond, made: 3, from: 2, ambiguous: true},
+		"late without a leader, then not":   {calls: []call{{after: 350 * time.Millisecond, err: gone}, {after: 100 * time.Millisecond}}, took: 400 * time.Millisecond, made: 2, from: 1, ambiguous: true},
+		"no leader at first":                {calls: []call{{err: gone}, {after: 0}}, took: 10 * time.Millisecond, made: 2, from: 1, ambiguous: true},
+		"refused":                           {calls: []call{{err: rpctypes.ErrPermissionDenied}}, made: 1, err: rpctypes.ErrPermissionDenied},
+		"hangs, and refused":                {calls: []call{{after: never}, {err: rpctypes.ErrPermissionDenied}}, took: 300 * time.Millisecond, made: 2, from: 1, ambiguous: true, err: rpctypes.ErrPermissionDenied},
+		"all hang for the first attempt":    {calls: []call{{after: never}, {after: never}, {after: never}, {after: 0}}, took: 1010 * time.Millisecond, made: 4, from: 3, ambiguous: true},
+		"etcd is far away":                  {calls: []call{{after: 790 * time.Millisecond}}, pace: 200 * time.Millisecond, took: 790 * time.Millisecond, made: 1},
+		"etcd is very far away":             {calls: []call{{after: never}, {after: 1200 * time.Millisecond}}, pace: 400 * time.Millisecond, took: 2210 * time.Millisecond, made: 2, from: 1, ambiguous: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newTestClient()
+				c.pace.Store(int64(tc.pace))
+				began := time.Now()
+				numbers := make(chan int, 100)
+				for i := range cap(numbers) {
+					numbers <- i
+				}
+				running := make(chan struct{}, 100)
+				from, ambiguous, err := Do(context.Background(), c, hedged, func(ctx context.Context) (int, error) {
+					running <- struct{}{}
+					defer func() { <-running }()
+					n := <-numbers
+					call := tc.calls[min(n, len(tc.calls)-1)]
+					if err := Sleep(ctx, call.after); err != nil {
+						return n, err
+					}
+					return n, call.err
+				})
+				require.Empty(t, running, "a call goes on")
+				require.ErrorIs(t, err, tc.err)
+				require.Equal(t, tc.made, cap(numbers)-len(numbers))
+				require.Equal(t, tc.from, from)
+				require.Equal(t, tc.ambiguous, ambiguous)
+				// The pauses between attempts are jittered.
+				require.InDelta(t, tc.took, time.Since(began), float64(10*time.Millisecond))
+			})
+		})
+	}
+}
+
+// What is late depends on how long answers took lately, not on what was waited
+// for in vain.
+func TestDo_Pace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newTestClient()
+		answer := func(after time.Duration, hangs bool) {
+			first := make(chan struct{}, 1)
+			if hangs {
+				first <- struct{}{}
+			}
+			_, _, err := Do(context.Background(), c, hedged, func(ctx context.Context) (int, error) {
+				select {
+				case <-first:
+					return 0, Sleep(ctx, time.Hour)
+				default:
+					return 0, Sleep(ctx, after)
+				}
+			})
+			require.NoError(t, err)
+		}
+		require.Equal(t, hedgeMin, c.pace.late())
+		for range 20 {
+			answer(200*time.Millisecond, false)
+		}
+		require.InDelta(t, 800*time.Millisecond, c.pace.late(), float64(5*time.Millisecond))
+		for range 20 {
+			answer(time.Millisecond, true)
+		}
+		require.Equal(t, hedgeMin, c.pace.late())
+	})
+}
+
+// A ctx that ends, ends all calls at once.
+func TestDo_CtxEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newTestClient()
+		ctx, cancel := context.WithTimeout(context.Background(), 450*time.Millisecond)
+		defer cancel()
+		began := time.Now()
+		_, ambiguous, err := Do(ctx, c, hedged, func(ctx context.Context) (int, error) { return 0, Sleep(ctx, time.Hour) })
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.True(t, ambiguous)
+		require.Equal(t, 450*time.Millisecond, time.Since(began))
+	})
+}
+
+// The end of the life ends all calls at once, and the pauses between attempts.
+func TestDo_LifeEnds(t *testing.T) {
+	for name, op := range map[string]func(ctx context.Context) error{
+		"all calls hang": func(ctx context.Context) error { return Sleep(ctx, time.Hour) },
+		"no leader":      func(context.Context) error { return errors.New("no leader") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := newTestClient()
+				const after = 450 * time.Millisecond
+				over := errors.New("over")
+				life, end := context.WithCancelCause(context.Background())
+				defer time.AfterFunc(after, func() { end(over) }).Stop()
+				began := time.Now()
+				_, ambiguous, err := Do(context.Background(), c, Policy{Life: life, Hedge: true}, func(ctx context.Context) (int, error) { return 0, op(ctx) })
+				require.ErrorIs(t, err, over)
+				require.True(t, ambiguous)
+				require.Equal(t, after, time.Since(began))
+			})
+		})
+	}
+}

@@ -1,0 +1,92 @@
+package etcd
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A Watch is an etcd watch that was opened from now: every event above revision At is delivered
+// on C.
+type Watch struct {
+	C     clientv3.WatchChan
+	At    int64
+	Close context.CancelFunc
+}
+
+// OpenWatch watches key, or the range from key to end if that is not empty, with the client's
+// Watcher, until the watch is closed or life ends. It notes how that goes for the Watcher: see
+// etcdAnswers.
+func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...clientv3.OpOption) (*Watch, error) {
+	by := c.EnterWatcher()
+	w, err := Open(ctx, life, by, key, end, opts...)
+	if err != nil {
+		c.LeaveWatcher(by, ctx.Err() == nil)
+		return nil, err
+	}
+	cancel := w.Close
+	w.Close = func() { cancel(); c.LeaveWatcher(by, false) }
+	return w, nil
+}
+
+// Open opens a watch by watcher and waits for etcd's notice that it is there. It gives up after
+// AttemptMin, since a watch waits silently for a member that hangs.
+//
+// It names no start revision. etcd serves a watch that starts at a revision it already has from
+// a loop that runs each 100 ms (watchResyncPeriod), which is why concurrency.Mutex hands over
+// 28 times a second between two contenders. So the watch comes first, and what happened before
+// it is read afterwards.
+//
+// It requires a leader: the watch ends when its member is cut off from the rest. Without that
+// it would stay silent for as long as the cut lasts.
+func Open(ctx, life context.Context, watcher clientv3.Watcher, key, end string, opts ...clientv3.OpOption) (*Watch, error) {
+	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(life))
+	unbind := context.AfterFunc(ctx, cancel)
+	timer := time.AfterFunc(AttemptMin, cancel)
+	opts = append(opts, clientv3.WithCreatedNotify())
+	if end != "" {
+		opts = append(opts, clientv3.WithRange(end))
+	}
+	ch := watcher.Watch(wctx, key, opts...)
+	created, ok := <-ch
+	err := Broken(&created, ok && created.Created)
+	if intime, bound := timer.Stop(), unbind(); err == nil && (!intime || !bound) {
+		err = ErrWatch // cancelled meanwhile
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return &Watch{C: ch, At: created.Header.Revision, Close: cancel}, nil
+}
+
+// Broken is the error of a watch that ended with wr, nil if it goes on. It is always ErrWatch:
+// whatever ends a watch, a read tells whether it is for good.
+func Broken(wr *clientv3.WatchResponse, ok bool) error {
+	if !ok {
+		return ErrWatch
+	}
+	if err := wr.Err(); err != nil {
+		return fmt.Errorf("%w: %w", ErrWatch, err)
+	}
+	return nil
+}
+
+// Latest is the revision of the last event of wr, 0 if it has none.
+func Latest(wr *clientv3.WatchResponse) int64 {
+	if len(wr.Events) == 0 {
+		return 0
+	}
+	return wr.Events[len(wr.Events)-1].Kv.ModRevision
+}
+
+// Deleted reports whether wr tells that key was deleted above revision rev. Deletions up to rev
+// are those of earlier uses of the key, which a watch on a member that lags may still deliver.
+func Deleted(wr *clientv3.WatchResponse, key string, rev int64) bool {
+	return slices.ContainsFunc(wr.Events, func(ev *clientv3.Event) bool {
+		return ev.Type == clientv3.EventTypeDelete && ev.Kv.ModRevision > rev && string(ev.Kv.Key) == key
+	})
+}

@@ -1,0 +1,124 @@
+package etcd
+
+import (
+	"reflect"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// All watches of one Watcher share a stream, and with it what may be wrong with that for as
+// long as any of them lives: a member that hangs, or a token that has expired, since etcd checks
+// new watches with the token that the stream was opened with. So if a watch can't be opened
+// although etcd answers, the next watches get a Watcher, and so a stream, of their own. That
+// goes for etcd's own Watcher only: one that the user has put in its place (see
+// clientv3/namespace) can't be made anew.
+//
+// A Watcher that was replaced is closed after its last watch: its stream may outlive that, or it
+// may go on trying to get one until the client is closed.
+
+// A Watcher is a clientv3.Watcher that a Client uses for its watches.
+type Watcher struct {
+	clientv3.Watcher
+	// Scope is the same for Watchers that are the same one of etcd's own.
+	Scope    any
+	own      bool // made by the Client, which has to close it
+	watches  int  // that are open, or being opened
+	replaced bool
+}
+
+func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
+	w := &Watcher{Watcher: of}
+	w.Scope = w
+	if renewable(client, of) {
+		w.Scope = of
+	}
+	return w
+}
+
+// renewable reports whether w is etcd's own Watcher, as NewWatcher makes them.
+func renewable(client *clientv3.Client, w clientv3.Watcher) bool {
+	return reflect.TypeOf(w) == reflect.TypeOf(clientv3.NewWatcher(client))
+}
+
+func (w *Watcher) unused() bool { return w.own && w.replaced && w.watches == 0 }
+
+// WatchScope is the Scope of the Watcher that the next watch will use.
+func (c *Client) WatchScope() any {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.watcher.Scope
+}
+
+// EnterWatcher is called to open a watch: it returns the Watcher to do so with.
+func (c *Client) EnterWatcher() *Watcher {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watcher.watches++
+	return c.watcher
+}
+
+// LeaveWatcher is called when a watch of w is closed, or could not be opened; failed says that
+// this was w's fault.
+func (c *Client) LeaveWatcher(w *Watcher, failed bool) {
+	c.mu.Lock()
+	w.watches--
+	unused := w.unused()
+	if failed && w == c.watcher && renewable(c.Client, w.Watcher) {
+		c.suspect.Store(true)
+	}
+	c.mu.Unlock()
+	if unused {
+		_ = w.Close()
+	}
+}
+
+// etcdAnswers replaces the Watcher if a watch could not be opened: that was not etcd's fault.
+func (c *Client) etcdAnswers() {
+	if c.suspect.Load() && c.suspect.CompareAndSwap(true, false) {
+		c.ReplaceWatcher()
+	}
+}
+
+// ReplaceWatcher gives the next watches a new stream, where that is possible.
+func (c *Client) ReplaceWatcher() {
+	c.mu.Lock()
+	can := renewable(c.Client, c.watcher.Watcher)
+	c.mu.Unlock()
+	if can {
+		w := newWatcher(c.Client, clientv3.NewWatcher(c.Client))
+		w.own = true
+		c.swapWatcher(w)
+	}
+}
+
+// CloseWatcher closes what the client has made for its watches, once the last of them is
+// closed. No watch is opened after it.
+func (c *Client) CloseWatcher() { c.swapWatcher(nil) }
+
+func (c *Client) swapWatcher(w *Watcher) {
+	c.mu.Lock()
+	old := c.watcher
+	old.replaced = true
+	unused := old.unused()
+	if w != nil {
+		c.watcher = w
+	}
+	c.mu.Unlock()
+	if unused {
+		_ = old.Close()
+	}
+}
+
+// UseWatcher gives the next watches w and its scope, for tests.
+func (c *Client) UseWatcher(w clientv3.Watcher, scope any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.watcher = &Watcher{Watcher: w, Scope: scope}
+}
+
+// OwnWatcher reports whether the next watches get a Watcher that the Client has made.
+func (c *Client) OwnWatcher() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.watcher.own
+}

@@ -1,0 +1,181 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of.
+type lock struct {
+	from source
+	name string
+	err  error // of every call
+}
+
+func newLock(from source, name string) lock {
+	return lock{from: from, name: name, err: checkName(name)}
+}
+
+func (l *lock) lock(ctx context.Context, op string, m mode) (*Held, error) {
+	return acquire(ctx, l, op, m, ErrWouldDeadlock, lockEntry)
+}
+
+func (l *lock) try(ctx context.Context, op string, m mode) (*Held, error) {
+	return acquire(ctx, l, op, m, ErrLocked, tryEntry)
+}
+
+func (l *lock) enqueue(ctx context.Context, op string, m mode) (*Ticket, error) {
+	return acquire(ctx, l, op, m, ErrWouldDeadlock, enqueueEntry)
+}
+
+// acquire takes the lock by the given way in a session of its source, and again in the next one if
+// the source says that only the session failed. Under a ctx of Do that holds the lock already, it
+// returns the error inside.
+func acquire[T any](ctx context.Context, l *lock, op string, m mode, inside error, way func(context.Context, *Held) (T, error)) (got T, err error) {
+	for {
+		h, err := l.start(ctx, m, inside)
+		if err == nil {
+			got, err = way(ctx, h)
+		}
+		if err == nil || h == nil || !l.from.retryable(ctx, h.s, err) {
+			return got, wrap(op, l.name, err)
+		}
+	}
+}
+
+// start makes an entry, unless there is a reason not to begin an acquisition.
+func (l *lock) start(ctx context.Context, m mode, inside error) (*Held, error) {
+	if l.heldBy(ctx) != nil {
+		return nil, inside
+	}
+	s, err := l.session(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return l.entry(ctx, s, m), nil
+}
+
+func (l *lock) entry(ctx context.Context, s *Session, m mode) *Held {
+	return &Held{entry{s: s, name: l.name, mode: m, acquiring: &acquiring{trace: s.newTrace(ctx, m)}}}
+}
+
+// session is the one to begin an acquisition in, unless there is a reason not to.
+func (l *lock) session(ctx context.Context) (*Session, error) {
+	switch {
+	case l.err != nil:
+		return nil, l.err
+	case l.from == nil:
+		return nil, errors.New("the lock was not made by a Client, or with NewMutex or NewRWMutex")
+	}
+	s, err := l.from.session(ctx)
+	if err == nil && ctx.Err() != nil {
+		err = etcd.CtxError(ctx, nil)
+	}
+	return s, err
+}
+
+func lockEntry(ctx context.Context, h *Held) (*Held, error) {
+	w, err := h.join(ctx)
+	if err == nil {
+		err = w.wait(ctx)
+	}
+	return h.result(err)
+}
+
+func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
+	w, err := h.join(ctx)
+	if err != nil {
+		h.abandon(err)
+		return nil, err
+	}
+	return newTicket(h, w)
+}
+
+func tryEntry(ctx context.Context, h *Held) (*Held, error) {
+	err := h.tryEnqueue(ctx)
+	if err == nil {
+		h.notifyEnqueued()
+		err = h.grant(ctx)
+	}
+	return h.result(err)
+}
+
+// join puts the entry into the queue, to be waited for.
+func (h *Held) join(ctx context.Context) (*waiter, error) {
+	v, known, err := h.enqueue(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h.notifyEnqueued()
+	return newWaiter(&h.entry, v, known), nil
+}
+
+// result is what becomes of an entry: the hold, or nothing if err is why there is none.
+func (h *Held) result(err error) (*Held, error) {
+	if err != nil {
+		h.abandon(err)
+		return nil, err
+	}
+	h.notifyGranted()
+	return h, nil
+}
+
+// doKey finds the hold of a name in the ctx that Do gives. It goes by the source of the session,
+// since a Client's hold is its caller's own whatever session the next acquisition would be in.
+type doKey struct {
+	from source
+	name string
+}
+
+// doOf marks the ctx of a Do with its hold.
+type doOf struct{ *Held }
+
+// heldBy is the hold of this name that ctx runs under, unless it was unlocked.
+func (l *lock) heldBy(ctx context.Context) *Held {
+	h, _ := ctx.Value(doKey{l.from, l.name}).(*Held)
+	if h == nil || errors.Is(h.Err(), ErrNotHeld) {
+		return nil
+	}
+	return h
+}
+
+func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Context, *Held) error) error {
+	if h := l.heldBy(ctx); h != nil {
+		switch err := h.Err(); {
+		case err != nil:
+			return wrap(op, l.name, err)
+		case m != readMode && h.readOnly():
+			return wrap(op, l.name, ErrWouldDeadlock)
+		}
+		return l.run(ctx, op, h, fn)
+	}
+	h, err := l.lock(ctx, op, m)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = h.Unlock(ctx) }() // when fn panics; else it is done
+	err = l.run(ctx, op, h, fn)
+	if uerr := h.unlock(ctx); uerr != nil && !errors.Is(uerr, ErrNotHeld) && ctx.Err() == nil {
+		// Not ErrNotHeld: fn has unlocked. Not ctx's error: the release goes on.
+		if !errors.Is(err, ErrLost) || !errors.Is(uerr, ErrLost) {
+			err = errors.Join(err, wrap(op, l.name, uerr))
+		}
+	}
+	return err
+}
+
+// run runs fn under h, with a ctx that ends with h.
+func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Context, *Held) error) error {
+	ctx = context.WithValue(context.WithValue(ctx, doKey{l.from, l.name}, h), doOf{h}, true)
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	hold := h.Context()
+	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()
+	err := fn(inner, h)
+	if lost := h.Err(); errors.Is(lost, ErrLost) {
+		err = errors.Join(err, wrap(op, l.name, lost))
+	}
+	return err
+}

@@ -1,0 +1,182 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// How a hold ends, and how it hears that others have ended it.
+
+// holdContext is what tells of a hold's end.
+type holdContext struct {
+	ctx     context.Context // of the hold
+	cancel  context.CancelCauseFunc
+	rewatch context.CancelFunc // makes the monitor watch key anew
+}
+
+// endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with
+// the hold.
+func (e *entry) endHoldLocked(to state) {
+	if e.transition(to) {
+		e.finishHoldLocked()
+	}
+}
+
+func (e *entry) finishHoldLocked() {
+	e.lostWithSession = e.state == lost && e.s.Err() != nil
+	if e.holdCtx != nil {
+		e.holdCtx.cancel(e.causeLocked())
+	}
+	e.untrackHoldLocked()
+	e.lossUnreported = e.state == lost
+}
+
+// causeLocked is why the entry is not held anymore, nil before. The caller holds e.mu.
+func (e *entry) causeLocked() error {
+	switch {
+	case e.state < released:
+		return nil
+	case e.state < lost:
+		return ErrNotHeld
+	case e.lostWithSession:
+		return lossOf(e.s.Err())
+	}
+	return ErrLost
+}
+
+// checkSessionLocked ends a hold whose session has ended. The caller holds e.mu.
+func (e *entry) checkSessionLocked() {
+	if e.state == held && e.s.Err() != nil {
+		e.endHoldLocked(lost)
+	}
+}
+
+// markLost ends the hold since its entry is not in etcd anymore under key, and returns the hold's
+// error: nil if Downgrade has given the entry another key meanwhile.
+func (e *entry) markLost(key string) error {
+	e.mu.Lock()
+	defer e.unlockAndNotify()
+	if key == e.key {
+		e.markLostLocked()
+	}
+	return e.causeLocked()
+}
+
+// markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the
+// lease, within confirmTimeout: the cause is to say whether it was the lease that took the entry. What
+// is left of the entry is removed. The caller holds e.mu.
+func (e *entry) markLostLocked() {
+	if !e.transition(lost) {
+		return
+	}
+	ok := e.s.background(func(ctx context.Context) {
+		e.s.confirmLease(e.s.ctx)
+		e.mu.Lock()
+		e.finishHoldLocked()
+		e.unlockAndNotify()
+		e.discard(ctx)
+	})
+	if !ok {
+		e.finishHoldLocked()
+	}
+}
+
+// exists returns errEntryGone unless the entry is in etcd under key, at revision at or, with 0, at
+// present.
+func (e *entry) exists(ctx, life context.Context, key string, at int64) error {
+	got, _, err := e.s.read(ctx, life, at, etcd.ReadKey(key))
+	if err == nil && !slices.Contains(queue.Entries(got[0].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
+		err = errEntryGone
+	}
+	return err
+}
+
+// startMonitorLocked starts to watch over the hold, to end its ctx when it is lost. The goroutine is
+// the session's; it ends with the hold. The caller holds e.mu.
+func (e *entry) startMonitorLocked() {
+	if !e.s.background(func(context.Context) { e.monitor() }) {
+		e.endHoldLocked(lost)
+	}
+}
+
+func (e *entry) monitor() {
+	ctx, stop := etcd.Bind(e.holdCtx.ctx, e.s.ctx)
+	defer stop()
+	outage := outage{e: e}
+	defer outage.stop(false)
+	for retry := (etcd.Backoff{}); ; {
+		e.mu.Lock()
+		e.checkSessionLocked()
+		key, over := e.key, e.state != held
+		keyCtx, rewatch := context.WithCancel(ctx)
+		e.holdCtx.rewatch = rewatch
+		e.unlockAndNotify()
+		if over {
+			rewatch()
+			return
+		}
+		start := time.Now()
+		err := e.watchEntry(keyCtx, key, &outage)
+		switch {
+		case errors.Is(err, errEntryGone):
+			_ = e.markLost(key) // seen next
+		default:
+			if err != nil {
+				outage.start(keyCtx, err)
+			}
+			if time.Since(start) > etcd.RetryMax {
+				retry.Reset() // it went well for a while
+			}
+			_ = retry.Wait(keyCtx) // not long if keyCtx has ended
+		}
+		rewatch()
+	}
+}
+
+// watchEntry watches the entry until ctx ends or the watch does. It returns errEntryGone if the entry
+// is not there anymore.
+func (e *entry) watchEntry(ctx context.Context, key string, outage *outage) error {
+	own, err := e.s.etcd.OpenWatch(ctx, e.s.ctx, key, "", clientv3.WithFilterPut())
+	if err != nil {
+		// No watch can be had: ask. If etcd does not answer either, the deadline stands.
+		outage.start(ctx, err)
+		return e.exists(ctx, e.s.leaseCtx, key, 0)
+	}
+	defer own.Close()
+	// If the member that watches has not come to the entry's own revision yet, nothing can have been
+	// missed, and its queue would show no entry (I3).
+	if own.At > e.rev {
+		if err := e.exists(ctx, e.s.leaseCtx, key, own.At); err != nil {
+			return err
+		}
+	}
+	outage.stop(true)
+	// A watch on a member that hangs is silent: now and then, ask.
+	recheck := time.NewTimer(e.s.recheckInterval())
+	defer recheck.Stop()
+	for {
+		select {
+		case <-ctx.Done(): // Unlock, loss, Downgrade, or the session's end
+			return nil
+		case <-recheck.C:
+			if err := e.exists(ctx, e.s.leaseCtx, key, 0); errors.Is(err, errEntryGone) {
+				return err
+			}
+			recheck.Reset(e.s.recheckInterval())
+		case wr, ok := <-own.C:
+			if etcd.Deleted(&wr, key, e.rev) {
+				return errEntryGone
+			}
+			if err := etcd.Broken(&wr, ok); err != nil {
+				return err
+			}
+		}
+	}
+}
