@@ -207,7 +207,7 @@ func (d *doctor) alarms(all []member) {
 		case strings.Contains(a, "alarm:NOSPACE") && full:
 		case strings.Contains(a, "alarm:NOSPACE"):
 			full = true
-			d.attention(fmt.Sprintf("free space, then lift the alarm: etcdctl compact --physical %d; etcdctl defrag for one member after the other; etcdctl alarm disarm", revision),
+			d.attention(fmt.Sprintf("free space, then lift the alarm: etcdctl compact --physical %d; etcdctl defrag for one member after the other; etcdctl alarm disarm. Repeat it if the alarm comes back: the members compact in the background", revision),
 				"etcd is out of space (alarm NOSPACE): it refuses every attempt to take a lock")
 		case strings.Contains(a, "alarm:CORRUPT"):
 			d.attention("etcdctl alarm list names it: stop it, remove it from the cluster, and add it anew with empty data", "a member of etcd has other data than the rest (%s)", plain(a))

@@ -239,7 +239,7 @@ func TestDoctor_OtherEtcd(t *testing.T) {
 // Where etcd is full, doctor lists every step that helps.
 func TestDoctor_NoSpace(t *testing.T) {
 	t.Parallel()
-	cluster := noSpace(t)
+	cluster := noSpace(t, 3)
 	status, out, _ := ask(t, cluster, "doctor", "x")
 	require.Equal(t, 2, status)
 	require.Regexp(t, `ATTENTION  etcd is out of space \(alarm NOSPACE\): it refuses every attempt to take a lock
@@ -248,9 +248,9 @@ func TestDoctor_NoSpace(t *testing.T) {
 }
 
 // noSpace starts an etcd whose quota is used up.
-func noSpace(t *testing.T) *etcdtest.Cluster {
+func noSpace(t *testing.T, members int) *etcdtest.Cluster {
 	t.Helper()
-	cluster := etcdtest.Start(t, etcdtest.WithMembers(3), etcdtest.WithConfig(func(c *embed.Config) { c.QuotaBackendBytes = 1 << 20 }))
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(members), etcdtest.WithConfig(func(c *embed.Config) { c.QuotaBackendBytes = 1 << 20 }))
 	client := cluster.Client(t)
 	value := strings.Repeat("x", 256<<10)
 	for {
