@@ -78,8 +78,8 @@ func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.l
 
 // WithLogger sets where sessions log; the default is nowhere. In good times a session logs one
 // line, when it is up. It logs one line when it is lost, and one for each lock that is lost with
-// it. It logs one line when the first of its waits and watched holds can't get on because of
-// etcd, and one when the last of them can again. What Close and Orphan end is not logged.
+// it. When etcd is away, also from the start, it logs one line, with the cause and what to check,
+// and one when it is back. What Close and Orphan end is not logged.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.log = l }) }
 
 // WithHooks sets functions to be called when something happens to a session or to its locks. If

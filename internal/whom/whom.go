@@ -82,7 +82,7 @@ func (w *Waits) Leave(name string) {
 	}
 	delete(w.names, name)
 	if q.timer != nil {
-		q.timer.Stop()
+		q.timer.Stop() // else it would start a goroutine for nothing
 	}
 	if q.cancel != nil {
 		q.cancel()

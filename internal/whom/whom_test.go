@@ -184,3 +184,17 @@ func TestWaits_Text(t *testing.T) {
 		w.Leave("a")
 	})
 }
+
+// A read that was about to begin when the last wait ended is not made.
+func TestWaits_LeaveBeforeTheRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &queueOf{}
+		began := make(chan func(context.Context), 1)
+		w := &Waits{KV: f, Go: func(run func(context.Context)) bool { began <- run; return true }}
+		w.Enter("a", 1)
+		run := <-began
+		w.Leave("a")
+		run(context.Background())
+		require.Zero(t, f.count())
+	})
+}
