@@ -83,8 +83,8 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 
 // Ready is nil if the Client has a session that lives, and so can take locks. If it has none, it
 // grants one, which costs a request, and blocks until etcd has answered or ctx ends. It is for
-// readiness checks: give it a ctx that ends within the check's time, and not before a request can be
-// answered. Its error says whether there ever was a session, and why there is none now.
+// readiness checks: give it a ctx that ends within the check's time. Its error says whether there ever
+// was a session, and why there is none now.
 func (c *Client) Ready(ctx context.Context) error {
 	_, err := c.session(ctx)
 	if err == nil {

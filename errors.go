@@ -75,7 +75,6 @@ type outcome struct{ hold, fn error }
 func (o *outcome) Error() string {
 	return o.hold.Error() + " (in it: " + strings.TrimPrefix(o.fn.Error(), "etcdlock: ") + ")"
 }
-
 func (o *outcome) Unwrap() []error { return []error{o.hold, o.fn} }
 
 func checkName(name string) error {

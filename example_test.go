@@ -48,7 +48,7 @@ func Example() {
 		return ctx.Err() // ctx ends when the lock is lost
 	})
 	if err != nil {
-		log.Fatal(err)
+		log.Print(err) // log.Fatal would skip Close
 	}
 	// Output: only one replica is in here
 }

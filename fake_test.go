@@ -175,6 +175,11 @@ func (f *fakeEtcd) txn(r *pb.TxnRequest) *pb.TxnResponse {
 }
 
 func (f *fakeEtcd) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (resp *pb.RangeResponse, err error) {
+	if r.Serializable && r.Revision == 0 { // for an error only, beside the steps of the waiter
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		return f.rangeLocked(r), ctx.Err()
+	}
 	err = f.read(ctx, r.Revision, func() { resp = f.rangeLocked(r) })
 	return resp, err
 }

@@ -75,7 +75,7 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 	for says, with := range map[string]etcdtest.ClientOption{
 		"remote error: tls: ":                     trusting(t, a, nil, tls12),
 		"remote error: tls: unknown certificate":  trusting(t, a, certs.New(t), tls12),
-		"Unavailable desc = ":                     trusting(t, a, nil),
+		"tls: certificate required":               trusting(t, a, nil),
 		"certificate signed by unknown authority": trusting(t, certs.New(t), a),
 	} {
 		client := own.Client(t, with)

@@ -42,7 +42,7 @@ func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 			s.record(sent, granted)
 		}
 		// A caller with little patience is no outage.
-		if err != nil && !etcd.Refused(err) && (ctx.Err() == nil || time.Since(sent) >= etcd.RetryMax) {
+		if err != nil && !etcd.Refused(err) && (ctx.Err() == nil || time.Since(sent) >= etcd.RetryMax/2) {
 			outage.start(s.etcd.Ctx(), err)
 		}
 		return struct{}{}, err
@@ -90,8 +90,8 @@ type renewal struct {
 	err  error
 }
 
-// lookInterval is how often a session looks, without a request, whether its client is connected. A wait
-// makes no request that could fail, and clientv3 has its watches wait in silence.
+// lookInterval is how often a session looks, without a request, whether its client is connected: waits
+// make no request that could fail, and clientv3 keeps it from their watches.
 const lookInterval = 500 * time.Millisecond
 
 // errNoAnswer: a renewal takes too long.

@@ -22,8 +22,7 @@ func (o *outage) start(ctx context.Context, err error) {
 	if o.open || ctx.Err() != nil || s.ctx.Err() != nil || s.etcd.Ctx().Err() != nil {
 		return
 	}
-	o.open = true
-	o.stall.Client = s.etcd
+	o.open, o.stall.Client = true, s.etcd
 	o.stall.Set(true)
 	if !s.outages.Begin() || !s.log.Enabled(ctx, slog.LevelWarn) {
 		return

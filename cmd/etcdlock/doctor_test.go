@@ -187,7 +187,7 @@ func TestDoctor_QuorumLost(t *testing.T) {
 	require.NoError(t, err)
 	_, err = client.Put(bounded(t), fmt.Sprintf("x/%x", lease.ID), "", clientv3.WithLease(lease.ID))
 	require.NoError(t, err)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, "doctor", "x", "--dial-timeout=2s")
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, "doctor", "x")
 	<-looked
 	for i := range 2 {
 		cluster.Member(i).Kill()

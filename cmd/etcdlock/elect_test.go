@@ -124,7 +124,7 @@ func TestElect_CutOff(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
 	proxy := cluster.Proxy(t)
-	cutOff := candidate(t, proxy.Endpoints(), "--ttl=3s", "--grace=500ms", "--dial-timeout=200ms")
+	cutOff := candidate(t, proxy.Endpoints(), "--ttl=12s", "--grace=500ms", "--dial-timeout=2s")
 	pid, _ := cutOff.inSection(t)
 	next := candidate(t, cluster.Endpoints())
 	waiters(t, client, "svc", 2)

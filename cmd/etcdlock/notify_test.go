@@ -60,8 +60,17 @@ func TestNotify(t *testing.T) {
 		log()
 		pass(3 * tellAgain)
 		require.Len(t, said, 2, "once for each outage")
+		set(waitsForPlace)
+		pass(tellAgain)
+		require.Len(t, said, 2, "between two sessions")
 		set(waitsForHolder)
 		pass(tellAgain)
+		require.Len(t, said, 3)
+		set(waitsForPlace)
+		log()
+		require.Len(t, said, 3)
+		pass(2 * tellAgain)
+		require.Len(t, said, 4)
 		set(waitsForSpace)
 		log()
 		looks.Store(0)
@@ -74,8 +83,9 @@ func TestNotify(t *testing.T) {
 		for _, want := range []string{
 			fmt.Sprint(3*tellAfter, " state ", waitsForHolder),
 			fmt.Sprint(away, " state ", waitsForEtcd),
-			fmt.Sprint(away+4*tellAgain, " etcd answers again; state ", waitsForHolder),
-			fmt.Sprint(away+4*tellAgain, " state ", waitsForSpace),
+			fmt.Sprint(away+5*tellAgain, " etcd answers again; state ", waitsForHolder),
+			fmt.Sprint(away+6*tellAgain, " state ", waitsForPlace),
+			fmt.Sprint(away+7*tellAgain, " state ", waitsForSpace),
 		} {
 			require.Equal(t, want, <-said)
 		}

@@ -82,7 +82,7 @@ func (n *waitNotice) end() {
 func notify(ctx context.Context, logged <-chan struct{}, look func(context.Context) (obstacle, string), say func(string)) {
 	timer := time.NewTimer(tellAfter)
 	defer timer.Stop()
-	for said := waitsUnsaid; ; {
+	for said, last := waitsUnsaid, waitsUnsaid; ; {
 		select {
 		case <-timer.C:
 		case <-logged:
@@ -96,7 +96,10 @@ func notify(ctx context.Context, logged <-chan struct{}, look func(context.Conte
 		if ctx.Err() != nil {
 			return
 		}
-		if now != said && now != waitsUnsaid {
+		// Between two sessions the command is out of the queue for a moment. It has
+		// trouble to get into it only if it is still out of it at the next look.
+		confirmed := now != waitsForPlace || last == waitsForPlace
+		if last = now; now != said && now != waitsUnsaid && confirmed {
 			if said == waitsForEtcd {
 				what = "etcd answers again; " + what
 			}
@@ -109,7 +112,7 @@ func notify(ctx context.Context, logged <-chan struct{}, look func(context.Conte
 		case waitsForEtcd, waitsForPlace:
 			timer.Reset(tellAgain)
 		case waitsForHolder, waitsForSpace:
-			// The library logs the next change.
+			timer.Stop() // the library logs the next change
 		}
 	}
 }

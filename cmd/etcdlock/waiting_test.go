@@ -65,11 +65,11 @@ func TestWaiting_EtcdAway(t *testing.T) {
 			t.Parallel()
 			proxy := cluster.Proxy(t)
 			ann := enqueued(t, client, "ann", subcommand)
-			r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, subcommand, subcommand, "--ttl=3s", "--dial-timeout=700ms", "--", "echo", "in")
+			r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, subcommand, subcommand, "--ttl=3s", "--dial-timeout=4s", "--", "echo", "in")
 			r.until(t, `waiting: held by ann `)
 			proxy.Blackhole(etcdtest.ToServer)
 			proxy.Refuse()
-			r.until(t, `^etcdlock: `+subcommand+`: waiting for etcd: no etcd answers at `+proxy.Endpoints()[0]+` within 700ms \(.+\)$`)
+			r.until(t, `^etcdlock: `+subcommand+`: waiting for etcd: no etcd answers at `+proxy.Endpoints()[0]+` within 4s \(.+\)$`)
 			waiters(t, client, subcommand, 1) // its lease has ended
 			proxy.Heal()
 			r.until(t, `^etcdlock: `+subcommand+`: etcd answers again; waiting`)

@@ -56,4 +56,7 @@ var rows = []row{
 	{"F13", "auth: tokens expire, roles change, rights are minimal, certificates are missing"},
 	{"F14", "the holder is stuck, but its lease is renewed"},
 	{"F15", "the lock is lost while the function under it runs"},
+	{"I11", "gRPC pauses before it connects again after an outage"},
+	{"I12", "SIGTERM ends a process that holds, waits, releases or closes"},
+	{"I13", "etcd is never reached, or not any more: does anybody say so?"},
 }
