@@ -71,6 +71,7 @@ func (l *List) forgotLocked(q queue.Entry) bool {
 // applyLocked takes note of a listing: first of what it would show if it was there, then of what it
 // shows.
 func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
+	l.changed = true
 	for _, p := range slices.Clone(l.places) {
 		inRange := seen.Low <= p.Rev && p.Rev <= seen.High && (seen.Shared || p.kind == keyspace.Exclusive)
 		if p.Rev <= seen.At && (inRange || slices.Contains(seen.Asked, p.Key)) && !slices.Contains(seen.Keys, p.Entry) {

@@ -146,6 +146,9 @@ func (w *world) downgrade(a *actor) {
 	}
 }
 
+// guards reports whether a sleeper's timer is to go off.
+func (w *world) guards(a *actor) bool { return a.guards && (w.mercy || w.choose(3) == 0) }
+
 // advance has an acquisition go on.
 func (w *world) advance(a *actor) bool {
 	switch {
@@ -154,6 +157,14 @@ func (w *world) advance(a *actor) bool {
 		return true
 	case a.over || a.held:
 		return a.watch != nil && w.deliver(a)
+	}
+	select {
+	case <-a.e.Wake():
+		a.asleep = false
+	default:
+	}
+	if a.asleep && !w.guards(a) {
+		return w.deliver(a)
 	}
 	n := len(w.log)
 	w.step(a)

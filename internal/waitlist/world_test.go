@@ -43,7 +43,8 @@ type actor struct {
 	lost   bool
 	gone   bool
 	hurt   bool // somebody else removed its entry
-	spared bool
+	asleep bool // Next said Wait: until Wake, or an event
+	guards bool // or, for this, a timer
 }
 
 type openWatch struct {
@@ -284,9 +285,11 @@ func (w *world) step(a *actor) {
 	}
 	switch s.Do {
 	case Wait:
+		a.asleep, a.guards = true, s.Guard
 		if s.Guard && (w.mercy || w.choose(3) == 0) {
 			a.e.Guard()
 			w.logf("%s guards", a.name)
+			a.asleep = false
 			return
 		}
 		w.deliver(a)
@@ -403,6 +406,7 @@ func (w *world) deliver(a *actor) bool {
 	}
 	ow.told = told[len(told)-1].Rev
 	w.logf("%s hears %v", a.name, told)
+	a.asleep = false
 	w.lose(a.e.Heard(told))
 	return true
 }
