@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -50,7 +51,6 @@ func unhedged(t *testing.T, c *clientv3.Client) *Session {
 	t.Helper()
 	s := newTestSession(t, c)
 	s.etcd.NeverHedge()
-	s.guardAfter = hang
 	return s
 }
 
@@ -210,6 +210,9 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 					reads++ // to find them
 				}
 				w.waitFor(t, reads, watches)
+				if kind != "RWMutex read" {
+					require.Empty(t, s.listening(), "sharing costs a goroutine, and nobody else waits for the same")
+				}
 				for i, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
 					require.NoError(t, err)
@@ -228,89 +231,92 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 	}
 }
 
-// Of the waiters of a session the first one watches what is before it, and looks behind the watch. The
-// others ask nothing, and get the lock from the one before: their txn has shown them all of the queue.
-// Behind more than the txn shows, one reading serves those that it shows.
-func TestRequests_WaitersOfOneSession(t *testing.T) {
-	for _, waiters := range []int{1, 2, enqueueReadLimit, 5 * enqueueReadLimit} {
-		t.Run(fmt.Sprint(waiters), func(t *testing.T) {
-			name := lockName(t)
-			h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
-			require.NoError(t, err)
-			c, w := wiredClient(t, cluster)
-			s := unhedged(t, c)
-			m := NewMutex(s, name)
-			defer w.writeBetween(t)()
-			w.reset()
-			var tickets []*Ticket
-			for range waiters {
-				tk, err := m.Enqueue(testCtx(t))
+// Waiters on one client that are a good part of the queue share a watch, all but the
+// first, who comes alone; and their txn has shown them all of the queue. Only the first
+// two look, behind the watch that they have opened. Behind more than the txn shows, each looks
+// as it does alone.
+func TestRequests_Crowd(t *testing.T) {
+	for _, sessions := range []int{1, 3} {
+		for _, waiters := range []int{1, 2, enqueueReadLimit, enqueueReadLimit + 3} {
+			t.Run(fmt.Sprintf("%d of %d sessions", waiters, sessions), func(t *testing.T) {
+				name := lockName(t)
+				h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
 				require.NoError(t, err)
-				tickets = append(tickets, tk)
-				w.waitFor(t, 1, 1)
-			}
-			for _, tk := range tickets {
+				c, w := wiredClient(t, cluster)
+				var ms []*Mutex
+				for range sessions {
+					ms = append(ms, NewMutex(unhedged(t, c), name))
+				}
+				s := ms[0].l.from.(*Session)
+				defer w.writeBetween(t)()
+				w.reset()
+				var tickets []*Ticket
+				for i := range waiters {
+					tk, err := ms[i%sessions].Enqueue(testCtx(t))
+					require.NoError(t, err)
+					tickets = append(tickets, tk)
+					w.waitFor(t, 1+min(1, i), 1+min(1, i))
+					if i > 0 {
+						require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i}) }, hang, tick)
+					}
+				}
+				for _, tk := range tickets {
+					require.NoError(t, h.Unlock(testCtx(t)))
+					h, err = tk.Wait(testCtx(t))
+					require.NoError(t, err)
+				}
 				require.NoError(t, h.Unlock(testCtx(t)))
-				h, err = tk.Wait(testCtx(t))
-				require.NoError(t, err)
-			}
-			require.NoError(t, h.Unlock(testCtx(t)))
-			calls, created := w.counts()
-			require.Len(t, created, 1)
-			requireFromNow(t, created)
-			require.Equal(t, 2*waiters, calls["Txn"])
-			if waiters <= enqueueReadLimit {
-				require.Equal(t, 1, calls["Range"])
-			}
-			require.LessOrEqual(t, calls["Range"], 1+waiters/enqueueReadLimit)
-		})
+				calls, created := w.counts()
+				require.Len(t, created, min(2, waiters))
+				requireFromNow(t, created)
+				require.Equal(t, 2*waiters, calls["Txn"])
+				if waiters <= enqueueReadLimit {
+					require.Equal(t, min(2, waiters), calls["Range"])
+				}
+				require.LessOrEqual(t, calls["Range"], 2+3*max(0, waiters-enqueueReadLimit))
+			})
+		}
 	}
 }
 
-// A few waiters of a session in a long queue: two of them ask, and the others begin to when it is their
-// turn to be next but one.
+// A few waiters in a long queue share nothing, also when they come near its front: etcd would
+// tell their client of every release.
 func TestRequests_FewOfMany(t *testing.T) {
-	const own = 5
-	for _, below := range []int{queue.Lookahead + 1, enqueueReadLimit + 1} {
+	for _, below := range []int{2*crowdShare + 1, enqueueReadLimit + 1} {
 		t.Run(fmt.Sprint(below), func(t *testing.T) {
 			name := lockName(t)
 			other := NewMutex(newTestSession(t, cluster.Client(t)), name)
-			enqueue := func(m *Mutex, n int) (tickets []*Ticket) {
+			enqueueOthers := func(n int) (tickets []*Ticket) {
 				for range n {
-					tk, err := m.Enqueue(testCtx(t))
+					tk, err := other.Enqueue(testCtx(t))
 					require.NoError(t, err)
 					tickets = append(tickets, tk)
 				}
 				return tickets
 			}
-			before := enqueue(other, below)
+			before := enqueueOthers(below)
 			c, w := wiredClient(t, cluster)
 			s := unhedged(t, c)
 			w.reset()
-			var mine, between []*Ticket
-			for range own {
-				mine = append(mine, enqueue(NewMutex(s, name), 1)...)
-				between = append(between, enqueue(other, enqueueReadLimit)...)
+			requireWatches := func(n int) {
+				require.Eventually(t, func() bool { _, created := w.counts(); return len(created) == n }, hang, tick)
+				require.Empty(t, s.listening())
 			}
-			w.waitFor(t, 0, 2)
-			pass := func(tickets []*Ticket) {
-				for _, tk := range tickets {
-					h, err := tk.Wait(testCtx(t))
-					require.NoError(t, err)
-					require.NoError(t, h.Unlock(testCtx(t)))
+			for i := range 2 {
+				_, err := NewMutex(s, name).Enqueue(testCtx(t))
+				require.NoError(t, err)
+				requireWatches(i + 1)
+			}
+			enqueueOthers(3 * crowdShare)
+			for i, tk := range before[:below-1] {
+				h, err := tk.Wait(testCtx(t))
+				require.NoError(t, err)
+				require.NoError(t, h.Unlock(testCtx(t)))
+				if i == below-queue.Lookahead-1 {
+					requireWatches(3)
 				}
 			}
-			pass(before)
-			for i := range mine {
-				_, created := w.counts()
-				require.LessOrEqual(t, len(created), 2*(i+3), "of those behind the next but one none asks")
-				pass(mine[i : i+1])
-				pass(between[i*enqueueReadLimit : (i+1)*enqueueReadLimit])
-			}
-			calls, created := w.counts()
-			require.LessOrEqual(t, len(created), 2*own)
-			require.LessOrEqual(t, calls["Range"], 4*own)
-			requireFromNow(t, created)
+			requireWatches(4)
 		})
 	}
 }
@@ -347,9 +353,9 @@ func TestRequests_WatchesRequireLeader(t *testing.T) {
 	require.NoError(t, other.Unlock(testCtx(t)))
 }
 
-// Readers of one session that wait for the same writer have one watch. Only the first
+// Readers on one client that wait for the same writer share a watch. Only the first
 // one looks behind it.
-func TestRequests_ReadersOfOneSession(t *testing.T) {
+func TestRequests_ReadersOfOneClient(t *testing.T) {
 	const readers = 40
 	for _, sessions := range []int{1, 4} {
 		for _, atOnce := range []bool{false, true} { // before the watch is open, or behind each other
@@ -381,12 +387,13 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 					require.NoError(t, err)
 					tickets = append(tickets, tk)
 					if !atOnce {
-						w.waitFor(t, min(i+1, sessions), min(i+1, sessions))
+						w.waitFor(t, 1, 1)
+						require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i + 1}) }, hang, tick)
 					}
 				}
 				if atOnce {
 					close(opened)
-					w.waitFor(t, sessions, sessions)
+					require.Eventually(t, func() bool { return slices.Equal(ss[0].listening(), []int{readers}) }, hang, tick)
 				}
 				require.NoError(t, h.Unlock(testCtx(t)))
 				for _, tk := range tickets {
@@ -394,10 +401,25 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 					require.NoError(t, err)
 					require.NoError(t, h.Unlock(testCtx(t)))
 				}
-				w.require(t, map[string]int{"Txn": 2 * readers, "Range": sessions}, sessions)
+				w.require(t, map[string]int{"Txn": 2 * readers, "Range": 1}, 1)
 			})
 		}
 	}
+}
+
+// listening is how many waiters use each of the watches that the session shares.
+func (s *Session) listening() (n []int) {
+	scope := s.etcd.WatchScope()
+	shares.mu.Lock()
+	defer shares.mu.Unlock()
+	for k, w := range shares.all {
+		if k.scope == scope {
+			w.mu.Lock()
+			n = append(n, len(w.subscribers))
+			w.mu.Unlock()
+		}
+	}
+	return n
 }
 
 // writeBetween writes something else after each request, so that every watch begins

@@ -146,23 +146,21 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 func (t *Ticket) giveBack(ctx context.Context) {
 	defer close(t.removed)
 	<-t.done
-	h, at := t.h, time.Now()
+	h := t.h
 	h.mu.Lock()
 	to := released
 	if h.state == enqueued {
 		to = abandoned
 	}
 	ok := h.transition(to)
-	var next []queue.Entry
 	if ok {
 		h.finishHoldLocked()
-		next = h.leaveLocked()
 	}
 	h.mu.Unlock()
 	if ok && to == released {
-		h.notifyOver(at, nil)
+		h.notifyOver(time.Now(), nil)
 	}
 	if ok {
-		h.discard(ctx, next)
+		h.discard(ctx)
 	}
 }
