@@ -182,6 +182,7 @@ func (h *Held) Unlock(ctx context.Context) error {
 }
 
 func (h *Held) unlock(ctx context.Context) error {
+	at := time.Now()
 	if err := h.giveUp(); err != nil {
 		return err
 	}
@@ -190,7 +191,6 @@ func (h *Held) unlock(ctx context.Context) error {
 		ctx, cancel = etcd.Outlive(ctx, ErrNotHeld)
 		defer cancel()
 	}
-	at := time.Now()
 	err := h.release(ctx)
 	h.notifyOver(at, err)
 	return err
@@ -201,10 +201,10 @@ func (h *Held) unlock(ctx context.Context) error {
 // speed: the caller saves a round trip. What it can't say is whether the hold was lost before; see
 // Context, Err and Txn. On a hold that was given back or lost it does nothing.
 func (h *Held) Release() {
+	at := time.Now()
 	if h.giveUp() != nil {
 		return
 	}
-	at := time.Now()
 	h.s.background(h.discard)
 	h.notifyOver(at, nil)
 }
