@@ -32,16 +32,16 @@
 // A leader that was paused for longer than a TTL may revoke, when it wakes, leases that were renewed with its
 // successor (etcd 3.7.3). Their holders are told, as of any other revocation.
 //
-// A watch on a member that hangs, with its connections open, is silent. Waits and watched holds therefore ask
-// each half TTL, so the news takes that long. A client with a DialKeepAliveTime (gRPC takes 10 s at least) and
-// a DialKeepAliveTimeout leaves such a member after the two.
+// A watch on a member that hangs, with its connections open, is silent. A session asks its watches each second
+// whether they live, so the news takes about two seconds more. A Watcher that the user has put in the client's
+// place, such as a namespace, can't be made anew: there it takes about half a TTL. A client with a
+// DialKeepAliveTime (gRPC takes 10 s at least) and a DialKeepAliveTimeout leaves such a member after the two.
 //
 // A snapshot that is restored brings back the entries and leases of its time. An entry that is newer is lost,
 // and its owner is told when the session next asks etcd, within about half a TTL; until then somebody else may
-// have the lock. A lock that was given back since is in the queue again, until its session takes it anew or
-// ends. Tokens are given out a second time, so they no longer fence. So restore with etcdutl's --bump-revision,
-// by more than was written since, and --mark-compacted, which has holders told at once, and start the clients
-// anew.
+// have the lock. A lock that was given back since is in the queue again for as long. Tokens are given out a
+// second time, so they no longer fence. So restore with etcdutl's --bump-revision, by more than was written
+// since, and --mark-compacted, which has holders told at once, and start the clients anew.
 //
 // # Keys
 //
@@ -69,7 +69,8 @@
 // # Invariants
 //
 //	I1  An entry has the lock only after a revision at which it was in the queue and nothing that blocks it was
-//	    below. Nothing is ever added below.
+//	    below, but for entries of its own session that were given back and whose fence is not in use. Nothing
+//	    is ever added below.
 //	I2  Exclusive entries wait for all lower ones, shared ones for all lower exclusive ones.
 //	I3  The queue is judged only at a revision at which the entry is in it, by a read that is pinned there or
 //	    linearizable.
@@ -89,19 +90,33 @@
 //	etcd away, shorter than the TTL      waiting goes on; the hold stays
 //	etcd away, longer                    Done at the deadline: ErrLost, ErrSessionExpired; a Lock of New waits on
 //	lease revoked by somebody            the same, within 500 ms where a hold is watched or a wait near the front
-//	entry deleted by somebody            ErrLost alone, as soon; deeper in the queue within 5/8 of the TTL
+//	entry deleted by somebody            ErrLost alone, as soon; of other waits and holds within 5/8 of the TTL
 //	session closed or orphaned           ErrLost and ErrSessionClosed; waiters: ErrSessionClosed
 //	process dies                         the next one is granted when the lease has expired
 //	process paused for longer            Valid is false at once on waking, Txn says ErrLost
 //	etcd refuses (rights, space)         its error, from Lock at once
 //	watches break, compaction            nothing: the queue is read again, in the same place
 //
+// # Hand-over inside a process
+//
+// When a holder gives a lock back and the next entry in the queue is of the same session, that has the lock at
+// once, while the former key is on its way out. Others see nothing of it: they wait for both keys.
+//
+// The fence of a hold is in use from the first call of [Held.IsOwner], [Held.Txn] or [Held.Downgrade], or if a
+// reply to its Lock was lost. Then the next entry waits until etcd has confirmed the release: a transaction of
+// the former holder that is late fails. A guard that is built by hand from Key and Token is unknown here.
+//
+// A hold that was lost hands nothing over. An entry that somebody has removed while it waited behind its own
+// session learns that with the reply to the release at the latest.
+//
 // # Cost
 //
 // Lock and Unlock are one request and one commit each. A Lock that waits costs one watch and up to one read
 // behind one or two others; deeper in the queue two watches and two reads, and one read more if more than 16
-// keys are before it; a write lock behind any number of readers one watch and up to three reads. Several that
-// wait on one client share a watch if they are a quarter of the queue, and else form a line, of which two ask.
+// keys are before it; a write lock behind any number of readers one watch and up to three reads. Of those that
+// wait in one session for one lock only the first two ask etcd, and have a watch each; what they learn serves
+// the others. At rest a session makes some requests in each half TTL, and asks its watches each second whether
+// they live, whatever the number of its waits and holds.
 //
 // A request that has no answer after 300 ms, or four times as long as they took lately, is sent again beside
 // the first one, twice at most, and then after a second all anew: a member that hangs delays a lock by that

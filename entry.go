@@ -14,6 +14,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // An entry is one acquisition: a key in the lock's queue, waiting or holding. This file puts it
@@ -33,10 +34,15 @@ type entry struct {
 	// ambiguous: an attempt to write the keys may have been carried out, or may yet be, without
 	// our knowing.
 	ambiguous bool
-	// lossUnreported: the entry is lost and nobody was told; see unlockAndNotify.
-	lossUnreported bool
+	// announced: the hooks were told of the grant. lossUnreported: the entry is lost and they were not
+	// told of that; see unlockAndNotify.
+	announced, lossUnreported bool
 	// lostWithSession: it was lost because the session ended, by what was known then.
 	lostWithSession bool
+	// fenced: a guard that its holder may have sent depends on the key; downgraded: of a write lock
+	// only the shared key is left.
+	fenced, downgraded bool
+	own                *waitlist.Entry // nil while it is the only one of its name: see enlist
 	// key is what the entry is known by.
 	key       string
 	acquiring *acquiring   // nil if held without
@@ -175,35 +181,38 @@ const enqueueReadLimit = 16
 
 // enqueue puts the entry at the end of the queue: one request, one commit. The read stands before
 // the writes and so shows the queue without the entry. It is limited, and in key order: to sort by
-// create revision, etcd would load the whole queue, in the apply loop of every member. known is
-// false if what it shows is too little to say what the entry has to wait for.
-func (e *entry) enqueue(ctx context.Context) (v queue.View, known bool, err error) {
+// create revision, etcd would load the whole queue, in the apply loop of every member.
+func (e *entry) enqueue(ctx context.Context) error {
 	from, to := keyspace.Blocking(e.name, e.mode.kind())
-	for {
-		e.reserveKeys()
+	e.reserveKeys()
+	for e.enlist(); ; e.rekey() {
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
 			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(enqueueReadLimit))
 			return t.If(e.keysAbsent()...).Then(append([]clientv3.Op{read}, e.putOps()...)...)
 		})
 		if err != nil {
-			return queue.View{}, false, err
+			return err
 		}
 		if resp.Succeeded {
-			got := resp.Responses[0].GetResponseRange()
-			e.rev = resp.Header.Revision
-			if got.Count <= int64(len(got.Kvs)) {
-				v, known = e.viewOf(queue.Entries(got.Kvs)), true
+			got, rev := resp.Responses[0].GetResponseRange(), resp.Header.Revision
+			seen := &waitlist.Listing{At: rev - 1, Low: 1, High: rev - 1, Shared: e.mode != readMode, Keys: queue.Entries(got.Kvs)}
+			if got.Count > int64(len(got.Kvs)) {
+				seen.High = 0 // these are only some of them
 			}
-			v.At, v.Size = e.rev, got.Count
-			return v, known, nil
+			if seen.Shared {
+				seen.Size = got.Count
+			}
+			e.enter(rev, seen)
+			return nil
 		}
-		there, at, err := e.readKeys(ctx)
-		switch {
-		case err != nil:
+		there, _, err := e.readKeys(ctx)
+		if err != nil {
 			e.ambiguous = true // the client may have repeated the txn by itself
-			return queue.View{}, false, err
-		case e.isOwn(there):
-			return queue.View{At: at}, false, nil
+			return err
+		}
+		if rev := e.ownRev(there); rev != 0 {
+			e.enter(rev, nil)
+			return nil
 		}
 		e.skipKeys(there)
 	}
@@ -216,7 +225,12 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 	from, to := keyspace.Blocking(e.name, e.mode.kind())
 	free := clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0)
 	list := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(8))
-	for e.reserveKeys(); ; {
+	e.reserveKeys()
+	e.enlist()
+	if err := e.awaitLeft(ctx); err != nil {
+		return err
+	}
+	for {
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
 			return t.If(append(e.keysAbsent(), free)...).Then(e.putOps()...).Else(clientv3.OpGet(e.key), list)
 		})
@@ -224,12 +238,13 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 			return err
 		}
 		if resp.Succeeded {
-			e.rev = resp.Header.Revision
+			e.enter(resp.Header.Revision, &waitlist.Listing{At: resp.Header.Revision - 1, Low: 1, High: resp.Header.Revision - 1, Shared: e.mode != readMode})
 			return nil
 		}
 		own, got := resp.Responses[0].GetResponseRange(), resp.Responses[1].GetResponseRange()
-		if e.isOwn(own.Kvs) {
-			return nil // the txn was carried out before, so nothing blocked it
+		if rev := e.ownRev(own.Kvs); rev != 0 { // the txn was carried out before, so nothing blocked it
+			e.enter(rev, &waitlist.Listing{At: rev - 1, Low: 1, High: rev - 1, Shared: e.mode != readMode})
+			return nil
 		}
 		at, keys := resp.Header.Revision, got.Kvs
 		v, known := queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(keys), got.Count <= int64(len(keys)))
@@ -246,7 +261,7 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 		}
 		if len(own.Kvs) > 0 {
 			e.skipKeys(own.Kvs)
-			e.reserveKeys()
+			e.rekey()
 		}
 		free = clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1)
 	}
@@ -266,12 +281,11 @@ func (e *entry) readKeys(ctx context.Context) (there []*mvccpb.KeyValue, at int6
 	return there, at, err
 }
 
-// isOwn reports whether kvs, the key of the entry as etcd has it, was written by an earlier attempt
-// of this very entry, and notes its revision then.
-func (e *entry) isOwn(kvs []*mvccpb.KeyValue) bool {
+// ownRev is the revision of kvs, the key of the entry as etcd has it, if it was written by an earlier
+// attempt of this very entry, else 0.
+func (e *entry) ownRev(kvs []*mvccpb.KeyValue) int64 {
 	if len(kvs) == 0 || string(kvs[0].Value) != e.acquiring.value {
-		return false
+		return 0
 	}
-	e.rev = kvs[0].CreateRevision
-	return true
+	return kvs[0].CreateRevision
 }

@@ -50,6 +50,13 @@ func newFakeEtcd() *fakeEtcd {
 
 // session is a session on the fake, without the goroutine that renews.
 func (f *fakeEtcd) session(id clientv3.LeaseID) *Session {
+	s := f.bareSession(id)
+	s.startInspect()
+	return s
+}
+
+// bareSession is a session that does not inspect its keys either.
+func (f *fakeEtcd) bareSession(id clientv3.LeaseID) *Session {
 	client := clientv3.NewCtxClient(context.Background())
 	client.KV = clientv3.NewKVFromKVClient(f, client)
 	client.Watcher = f
@@ -57,6 +64,7 @@ func (f *fakeEtcd) session(id clientv3.LeaseID) *Session {
 	s.keepAlive = func(context.Context) (int64, error) { return 10, nil }
 	client.Lease = fakeLease{f: f, s: s}
 	s.record(time.Now(), 3600)
+	s.ttl = 10 * time.Second
 	return s
 }
 
@@ -229,6 +237,18 @@ func (f *fakeEtcd) Watch(ctx context.Context, key string, opts ...clientv3.OpOpt
 	return w.ch
 }
 
+// RequestProgress is answered by every watch.
+func (f *fakeEtcd) RequestProgress(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.watchers {
+		if !w.closed {
+			w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: f.rev - f.lag}}
+		}
+	}
+	return nil
+}
+
 // call is one call: before, the effect, after.
 func (f *fakeEtcd) call(ctx context.Context, what string, effect func()) error {
 	if err := f.step(ctx, what); err != nil {
@@ -283,12 +303,15 @@ func (f *fakeEtcd) rangeLocked(r *pb.RangeRequest) *pb.RangeResponse {
 	for _, key := range slices.Sorted(maps.Keys(f.states[at])) {
 		if kv := f.states[at][key]; within(key, string(r.Key), string(r.RangeEnd)) {
 			resp.Count++
-			if r.MaxCreateRevision == 0 || kv.CreateRevision <= r.MaxCreateRevision {
+			if kv.CreateRevision >= r.MinCreateRevision && (r.MaxCreateRevision == 0 || kv.CreateRevision <= r.MaxCreateRevision) {
 				resp.Kvs = append(resp.Kvs, kv)
 			}
 		}
 	}
-	if r.SortOrder == pb.RangeRequest_DESCEND { // the only sort that is used
+	switch r.SortOrder {
+	case pb.RangeRequest_ASCEND:
+		slices.SortFunc(resp.Kvs, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(a.CreateRevision, b.CreateRevision) })
+	case pb.RangeRequest_DESCEND:
 		slices.SortFunc(resp.Kvs, func(a, b *mvccpb.KeyValue) int { return cmp.Compare(b.CreateRevision, a.CreateRevision) })
 	}
 	if r.Limit > 0 && int64(len(resp.Kvs)) > r.Limit {

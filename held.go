@@ -9,6 +9,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // A Held is a lock that is held: one acquisition, from its grant to its Unlock or its loss. It is safe
@@ -73,9 +75,9 @@ func (h *Held) Check(ctx context.Context) error {
 	}
 	for {
 		key := h.Key()
-		err := h.exists(ctx, h.s.ctx, key, 0)
+		at, err := h.exists(ctx, h.s.ctx, key, 0)
 		if errors.Is(err, errEntryGone) {
-			if err = h.markLost(key); err == nil {
+			if err = h.markLost(key, at); err == nil {
 				continue // downgraded meanwhile
 			}
 		}
@@ -97,7 +99,8 @@ func (h *Held) preferLoss(err error) error {
 // token").
 func (h *Held) Token() int64 { return h.rev }
 
-// Key is the entry's key in etcd.
+// Key is the entry's key in etcd. A comparison that is built from it and Token is unknown to the package,
+// which may hand the lock over before etcd has removed the key: use IsOwner.
 func (h *Held) Key() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -114,7 +117,10 @@ func (h *Held) Session() *Session { return h.s }
 // answered by etcd's members from what they have, which may be of the past. So give it an operation,
 // for example an OpGet, if it is to tell of the present. Those of Txn need none.
 func (h *Held) IsOwner() clientv3.Cmp {
-	return createdAt(h.Key(), h.rev)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fenced = true
+	return createdAt(h.key, h.rev)
 }
 
 // readOnly reports whether the hold is one for reading.
@@ -144,7 +150,7 @@ func (h *Held) downgrade(ctx context.Context) error {
 	case h.mode == mutexMode:
 		defer h.unlockAndNotify()
 		return errors.New("a Mutex has no read holds: use an RWMutex")
-	case h.mode == readMode && len(h.keys()) == 1:
+	case h.mode == readMode && (h.downgraded || len(h.keys()) == 1):
 		defer h.unlockAndNotify()
 		return nil
 	}
@@ -152,23 +158,53 @@ func (h *Held) downgrade(ctx context.Context) error {
 	if first {
 		// From here on the hold is known by the shared entry: that is there from the start, and
 		// stays whatever becomes of the request.
-		h.key, h.acquiring.secondKey, h.mode = h.acquiring.secondKey, h.key, readMode
+		h.key, h.acquiring.secondKey, h.mode, h.fenced = h.acquiring.secondKey, h.key, readMode, true
+		if h.own != nil {
+			h.own.Downgrading()
+		}
 		if h.holdCtx != nil && h.holdCtx.rewatch != nil {
 			h.holdCtx.rewatch()
 		}
 	}
 	key, exclusive := h.key, h.acquiring.secondKey
+	var next []queue.Entry
+	if h.own != nil {
+		next = h.own.Behind()
+	}
 	h.mu.Unlock()
 
+	var gets []clientv3.Op
+	for _, q := range next {
+		gets = append(gets, clientv3.OpGet(q.Key, clientv3.WithKeysOnly()))
+	}
 	resp, ambiguous, err := h.s.txn(ctx, h.s.ctx, func(t clientv3.Txn) clientv3.Txn {
-		return t.If(createdAt(key, h.rev)).Then(deleteOps([]string{exclusive}, h.rev)...)
+		return t.If(createdAt(key, h.rev)).Then(append(deleteOps([]string{exclusive}, h.rev), gets...)...)
 	})
 	// Was the exclusive entry there up to now? If not, others may have been in. (Only the first
 	// request can tell: a repetition may find what that one has removed.)
 	if err == nil && (!resp.Succeeded || first && !ambiguous && !resp.Responses[0].GetResponseTxn().Succeeded) {
-		err = h.markLost(key)
+		return h.markLost(key, resp.Header.Revision)
+	}
+	if err == nil {
+		h.finishDowngrade(resp, next)
 	}
 	return err
+}
+
+// finishDowngrade lets readers of the session in that wait behind.
+func (h *Held) finishDowngrade(resp *clientv3.TxnResponse, next []queue.Entry) {
+	var there []queue.Entry
+	for _, g := range resp.Responses[1:] {
+		there = append(there, queue.Entries(g.GetResponseRange().Kvs)...)
+	}
+	h.mu.Lock()
+	h.downgraded = true
+	var gone []*waitlist.Entry
+	if h.own != nil {
+		gone = h.own.Downgraded(resp.Header.Revision, next, there)
+	}
+	h.mu.Unlock()
+	markAllLost(gone, resp.Header.Revision)
 }
 
 // Unlock gives the lock back. It blocks until etcd has confirmed that, one request and one commit, or
@@ -182,8 +218,9 @@ func (h *Held) Unlock(ctx context.Context) error {
 }
 
 func (h *Held) unlock(ctx context.Context) error {
-	at := time.Now()
-	if err := h.giveUp(); err != nil {
+	at := time.Now() // before it is handed over
+	next, err := h.giveUp()
+	if err != nil {
 		return err
 	}
 	if ctx.Value(doOf{h}) != nil {
@@ -191,7 +228,7 @@ func (h *Held) unlock(ctx context.Context) error {
 		ctx, cancel = etcd.Outlive(ctx, ErrNotHeld)
 		defer cancel()
 	}
-	err := h.release(ctx)
+	err = h.release(ctx, next)
 	h.notifyOver(at, err)
 	return err
 }
@@ -201,23 +238,25 @@ func (h *Held) unlock(ctx context.Context) error {
 // speed: the caller saves a round trip. What it can't say is whether the hold was lost before; see
 // Context, Err and Txn. On a hold that was given back or lost it does nothing.
 func (h *Held) Release() {
-	at := time.Now()
-	if h.giveUp() != nil {
+	at := time.Now() // before it is handed over
+	next, err := h.giveUp()
+	if err != nil {
 		return
 	}
-	h.s.background(h.discard)
+	h.s.background(func(ctx context.Context) { h.discard(ctx, next) })
 	h.notifyOver(at, nil)
 }
 
-// giveUp ends the hold in this process, before anybody else can have the lock. It returns why it is
-// not held if that is so.
-func (h *Held) giveUp() error {
+// giveUp ends the hold in this process, before anybody else can have the lock; then one of the same
+// session may have it. next are the entries that the request which removes the hold's is to look for.
+// It returns why it is not held if that is so.
+func (h *Held) giveUp() (next []queue.Entry, err error) {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
 	h.checkSessionLocked()
 	if h.state != held {
-		return h.causeLocked()
+		return nil, h.causeLocked()
 	}
 	h.endHoldLocked(released)
-	return nil
+	return h.leaveLocked(), nil
 }

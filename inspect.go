@@ -195,8 +195,8 @@ func (c *Client) breakEntry(ctx context.Context, e Entry) error {
 		}
 	}
 	// Each key on its own: a downgrade may have removed the first meanwhile.
-	removed, ambiguous, err := removeKeys(ctx, etcd.NewClient(c.etcd), etcd.Policy{}, keys, e.Token)
-	if err == nil && !ambiguous && !slices.Contains(removed, true) {
+	r, err := removeKeys(ctx, etcd.NewClient(c.etcd), etcd.Policy{}, keys, e.Token)
+	if err == nil && !r.ambiguous && !slices.Contains(r.removed, true) {
 		err = fmt.Errorf("%w: %s with token %d", ErrNotFound, e.Key, e.Token)
 	}
 	return err

@@ -68,9 +68,15 @@ var mishaps = map[string]func(*scene) error{
 		return errLostReply
 	},
 	"the holder downgrades": func(s *scene) error { s.f.del("a/1"); return nil },
-	"the next one leaves":   func(s *scene) error { s.f.del("a/2", "a/5-1"); return nil },
-	"the last one leaves":   func(s *scene) error { s.f.del("a/29", "a/5-2"); return nil },
-	"two of many leave":     func(s *scene) error { s.f.del("a/28"); s.f.del("a/27"); return nil },
+	"the next one leaves": func(s *scene) error {
+		s.f.del(append(s.reserved[min(1, len(s.reserved)):], "a/2")[0], "a/2")
+		return nil
+	},
+	"the last one leaves": func(s *scene) error {
+		s.f.del(append(s.reserved[min(2, len(s.reserved)):], "a/29")[0], "a/29")
+		return nil
+	},
+	"two of many leave": func(s *scene) error { s.f.del("a/28"); s.f.del("a/27"); return nil },
 	"a reader comes and a writer": func(s *scene) error {
 		s.f.put("a/r8")
 		s.f.put("a/9")
@@ -98,23 +104,32 @@ type scene struct {
 	deep       bool      // the entry was not next in line when it came: it is told when it is, or by a recheck
 	interfered bool      // the own entry may be gone by the hand of others
 	before     []string  // keys of the same session that are not of this acquisition
-	passOn     func()    // of those before it in the line of its client
+	reserved   []string  // those of them that are no entries
+	over       sync.Map  // those of them that were given back
+	release    func()    // by the holder of its own session
 }
 
 // anothers is a key of the ctx of requests that are no steps of the acquisition.
 type anothers struct{}
+
+// callers is a key of the ctx of the acquisition's caller.
+type callers struct{}
 
 // takeEntry deletes the own keys of which is.
 func (s *scene) takeEntry(is func(queue.Entry) bool) {
 	s.interfered = true
 	s.f.mu.Lock() // for at once: others may leave
 	defer s.f.mu.Unlock()
-	queue := s.f.keysLocked("a/")
+	all := s.f.keysLocked("a/")
 	var keys []string
-	for _, q := range queue {
+	for _, q := range all {
 		if s.isOwn(q) && is(q) {
 			keys = append(keys, q.Key)
-			if !entitled(s.wants.kind(), q.Rev, queue) {
+			// With nothing but its own session's before it, it has the lock as soon as they give it back,
+			// and hears then that its entry is gone.
+			if others := slices.DeleteFunc(slices.Clone(all), func(q queue.Entry) bool {
+				return slices.Contains(s.before, q.Key) && !slices.Contains(s.reserved, q.Key)
+			}); !entitled(s.wants.kind(), q.Rev, others) {
 				s.taken = time.Now()
 			}
 		}
@@ -122,27 +137,39 @@ func (s *scene) takeEntry(is func(queue.Entry) bool) {
 	s.f.delLocked(keys...)
 }
 
+// entitled is whether an entry has the lock in this queue: keys of its own session that were given back
+// are not in its way.
+func (s *scene) entitled(kind keyspace.Kind, rev int64, q []queue.Entry) bool {
+	return entitled(kind, rev, slices.DeleteFunc(slices.Clone(q), func(e queue.Entry) bool {
+		over, ok := s.over.Load(e.Key)
+		return ok && over == e.Rev
+	}))
+}
+
 // waitBefore puts another acquisition of the session into the queue, behind
 // others of it or as a reader, which has the watch open and passes the lock on at once.
 // end sees to it that it has had it.
 func (s *scene) waitBefore(t *testing.T, others []string) (end func()) {
-	enqueue := NewRWMutex(s.own, "a").REnqueue
-	if others[0] == "a/5" {
-		enqueue = NewMutex(s.own, "a").Enqueue
+	enqueue := NewMutex(s.own, "a").Enqueue
+	switch others[0] {
+	case ownReader:
+		enqueue = NewRWMutex(s.own, "a").REnqueue
+	case "a/5":
 		for range others {
-			s.before = append(s.before, s.own.inUse.Take("a/5"))
+			s.reserved = append(s.reserved, s.own.inUse.Take("a/5"))
 		}
 	}
 	tk, err := enqueue(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.before = append(s.before, tk.h.key)
+	s.before = append(append(s.before, s.reserved...), tk.h.key)
 	synctest.Wait() // it watches
 	done := make(chan error)
 	go func() {
 		h, err := tk.Wait(context.Background())
 		if err == nil {
+			s.over.Store(h.Key(), h.Token())
 			err = h.Unlock(context.WithValue(context.Background(), anothers{}, true))
 		}
 		done <- err
@@ -154,44 +181,67 @@ func (s *scene) waitBefore(t *testing.T, others []string) (end func()) {
 	}
 }
 
+// holdBefore has the session hold the lock, until the others leave.
+func (s *scene) holdBefore(t *testing.T, fenced bool) {
+	h, err := NewMutex(s.own, "a").Lock(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fenced {
+		h.IsOwner()
+	}
+	s.before = append(s.before, h.Key())
+	s.release = sync.OnceFunc(func() {
+		if !fenced {
+			s.over.Store(h.Key(), h.Token())
+		}
+		h.Release()
+	})
+}
+
 func (s *scene) isOwn(q queue.Entry) bool {
 	return !slices.Contains(s.before, q.Key) && (strings.HasPrefix(q.Key, "a/5") || strings.HasPrefix(q.Key, "a/r5"))
 }
 
 // queues are what stands in the queue before: a holder and others, by key.
 var queues = map[string][]string{
-	"free":                     nil,
-	"a mutex":                  {"a/1"},
-	"a write lock":             {"a/1 a/r1"},
-	"two":                      {"a/1", "a/2"},
-	"write lock and writer":    {"a/1 a/r1", "a/2 a/r2"},
-	"readers":                  {"a/r1", "a/r2", "a/r3"},
-	"a writer and readers":     {"a/1", "a/r2", "a/r3"},
-	"reader, writer":           {"a/r1", "a/2"},
-	"foreign keys":             {"a/config", "a/b/1", "a/zz"},
-	"two, and foreign keys":    {"a/1", "a/2", "a/config", "a/zz"},
-	"foreign keys and a mutex": {"a/config", "a/b/1", "a/1", "a/zz"},
-	"three":                    {"a/1", "a/2", "a/29"},
-	"many":                     many,
-	"of the session itself":    {"a/5", "a/5-1", "a/5-2"}, // and a waiter of it, a/5-3
-	"three, in a crowd":        {inCrowd, "a/1", "a/2", "a/29"},
-	"many, in a crowd":         append([]string{inCrowd}, many...),
-	"many, in a line":          append([]string{inLine}, many...),
-	"mixed, in a crowd":        {inCrowd, "a/1 a/r1", "a/r2", "a/2", "a/29 a/r29"},
-	"and its own reader":       {ownReader, "a/1", "a/2"}, // who comes last
-	"many, and readers":        append([]string{"a/r1"}, append(many[:10:10], append([]string{"a/r2", "a/r3"}, many[10:]...)...)...),
+	"free":                        nil,
+	"a mutex":                     {"a/1"},
+	"a write lock":                {"a/1 a/r1"},
+	"two":                         {"a/1", "a/2"},
+	"write lock and writer":       {"a/1 a/r1", "a/2 a/r2"},
+	"readers":                     {"a/r1", "a/r2", "a/r3"},
+	"a writer and readers":        {"a/1", "a/r2", "a/r3"},
+	"reader, writer":              {"a/r1", "a/2"},
+	"foreign keys":                {"a/config", "a/b/1", "a/zz"},
+	"two, and foreign keys":       {"a/1", "a/2", "a/config", "a/zz"},
+	"foreign keys and a mutex":    {"a/config", "a/b/1", "a/1", "a/zz"},
+	"three":                       {"a/1", "a/2", "a/29"},
+	"many":                        many,
+	"of the session itself":       {"a/5", "a/5-1", "a/5-2"}, // and a waiter of it, a/5-3
+	"three, and two of its own":   {ownTwo, "a/1", "a/2", "a/29"},
+	"many, and two of its own":    append([]string{ownTwo}, many...),
+	"mixed, and two of its own":   {ownTwo, "a/1 a/r1", "a/r2", "a/2", "a/29 a/r29"},
+	"a holder of its own":         {ownHolder},
+	"a holder of its own, fenced": {ownFenced},
+	"its own between others":      {ownHolder, "a/2"},
+	"and its own reader":          {ownReader, "a/1", "a/2"}, // who comes last
+	"many, and readers":           append([]string{"a/r1"}, append(many[:10:10], append([]string{"a/r2", "a/r3"}, many[10:]...)...)...),
 }
 
 // ownReader is a reader of the session, which leaves as soon as it has the lock.
 const ownReader = "a/r5"
 
-// inCrowd is a stray key that says that more on the client wait: the watch is on all of
-// the queue.
-const inCrowd = "a/zzz"
+// ownHolder is a stray key that says that the session holds the lock; it gives that back when the others
+// leave. ownFenced is the same with its fence in use.
+const (
+	ownHolder = "a/zzx"
+	ownFenced = "a/zzy"
+)
 
-// inLine is a stray key that says that others of the client are in line before; they come
-// near the front as others leave.
-const inLine = "a/zzy"
+// ownTwo is a stray key that says that two waiters of the session are before, each of which gives the
+// lock back as soon as it has it.
+const ownTwo = "a/zzz"
 
 // many are more than the txn of enqueue shows.
 var many = func() (keys []string) {
@@ -213,7 +263,7 @@ func (f *fakeEtcd) putAll(keys string) {
 
 // leave lets the others leave, the first in the queue first.
 func (s *scene) leave(queue []string) {
-	defer s.passOn()
+	s.release()
 	for _, keys := range queue {
 		if keys != ownReader {
 			s.f.del(strings.Fields(keys)...)
@@ -291,25 +341,21 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 		f.putAll(keys)
 		f.del(strings.Fields(keys)...)
 	}
+	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), callers{}, true))
+	defer cancel()
+	s := &scene{f: f, own: f.bareSession(5), cancel: cancel, release: func() {}}
+	if len(others) > 0 && slices.Contains([]string{ownHolder, ownFenced}, others[0]) {
+		s.holdBefore(t, others[0] == ownFenced)
+	}
 	for _, keys := range others {
 		if keys != ownReader {
 			f.putAll(keys)
 		}
 	}
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
-	s := &scene{f: f, own: f.session(5), cancel: cancel, passOn: func() {}}
-	if len(others) > 0 && others[0] == inLine {
-		passOn, leave := standIn(s.own)
-		s.passOn = passOn
-		defer leave()
+	if len(others) > 0 && slices.Contains([]string{"a/5", ownReader, ownTwo}, others[0]) {
+		defer s.waitBefore(t, others)()
 	}
-	if len(others) > 0 && slices.Contains([]string{"a/5", inCrowd}, others[0]) {
-		for range len(others) {
-			defer (&entry{s: s.own, name: "a"}).joinCrowd().leave()
-		}
-	}
-	if len(others) > 0 && slices.Contains([]string{"a/5", ownReader}, others[0]) {
+	if len(others) > 0 && others[0] == ownTwo {
 		defer s.waitBefore(t, others)()
 	}
 	hooks := &recorder{}
@@ -327,6 +373,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	}
 	var mu sync.Mutex // steps may come from the background too
 	n := -1
+	aside := false     // the mishap was at a step of another goroutine
 	var free time.Time // when all others have left
 	f.step = func(ctx context.Context, what string) error {
 		if ctx.Value(anothers{}) != nil {
@@ -355,6 +402,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 			if n == leaveAt+lag {
 				free = time.Time{} // others may come now
 			}
+			aside = ctx.Value(callers{}) == nil
 			if err := mishap(s); err != nil {
 				if what == "Watch" || what == "Watch." {
 					f.breakWatches()
@@ -388,7 +436,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 		}
 	}
 	switch {
-	case err == nil && ctx.Err() != nil && kind != "Ticket":
+	case err == nil && ctx.Err() != nil && kind != "Ticket" && !aside:
 		t.Errorf("%s: granted although ctx had ended", name)
 		fallthrough
 	case err == nil:
@@ -405,8 +453,15 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 			t.Errorf("%s: granted %v late", name, late)
 		}
 		mu.Unlock()
-		if there && !entitled(h.mode.kind(), h.Token(), f.keys("a/")) {
+		if there && !s.entitled(h.mode.kind(), h.Token(), f.keys("a/")) {
 			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.keys("a/"))
+		}
+		if !there {
+			select {
+			case <-h.Done():
+			case <-time.After(500 * time.Millisecond):
+				t.Errorf("%s: it is not told that its entry is gone", name)
+			}
 		}
 		if unhurt { // a hold that nothing has happened to is not lost by looking at it
 			h.Context()
@@ -426,18 +481,17 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	default:
 		t.Errorf("%s: %v", name, err)
 	}
-	ended := s.own.Err() != nil
 	s.leave(others) // if they have not
 	// Long enough for all settling; the clock is the bubble's.
 	<-time.After(time.Minute)
-	if !ended { // else the lease takes what is left
+	if s.own.Err() == nil { // else the lease takes what is left, also if the session heard only now that it was revoked
 		for _, q := range f.keys("a/") {
 			if s.isOwn(q) {
 				t.Errorf("%s: %v is left", name, q)
 			}
 		}
 		s.own.mu.Lock()
-		for _, key := range s.before[:max(0, len(s.before)-1)] { // the last one was a real entry
+		for _, key := range s.reserved {
 			s.own.inUse.Free(key)
 		}
 		if len(s.own.inUse) > 0 {
@@ -481,7 +535,13 @@ func acquireAs(ctx context.Context, s *Session, kind string) (*Held, error) {
 func TestWait_CtxEndsWhileTheLeaseIsAskedAfter(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
-		s, h, _ := crowdOn(t, f, 0)
+		s := f.session(5)
+		t.Cleanup(func() {
+			s.terminate(ErrSessionClosed, "test")
+			s.endLease()
+		})
+		h, err := NewMutex(s, "a").Lock(t.Context())
+		require.NoError(t, err)
 		s.keepAlive = func(ctx context.Context) (int64, error) {
 			<-ctx.Done()
 			return 0, ctx.Err()

@@ -232,12 +232,12 @@ func (s *Session) expire() {
 // monotonic clock stands still while a machine is suspended, and the wall clock may be set.
 func (s *Session) valid() bool {
 	now, deadline := time.Now(), s.Deadline()
-	return s.Err() == nil && now.Before(deadline) && now.Round(0).Before(deadline.Round(0))
+	return s.Err() == nil && now.Before(deadline) && s.wallClock().Before(deadline.Round(0))
 }
 
-// recheckInterval is the time from one linearizable look at what is only watched to the next: about
-// half a TTL, jittered, so that many looks don't come together.
-func (s *Session) recheckInterval() time.Duration { return s.ttl/8*3 + rand.N(s.ttl/4) }
+// inspectInterval is the time from one look at the lease's keys to the next: about half a TTL,
+// jittered, so that the sessions of many processes don't come together.
+func (s *Session) inspectInterval() time.Duration { return s.ttl/8*3 + rand.N(s.ttl/4) }
 
 // confirmTimeout bounds what asking after the lease may add to the news that an entry is gone.
 const confirmTimeout = 250 * time.Millisecond

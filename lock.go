@@ -82,7 +82,7 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 
 func lockEntry(ctx context.Context, h *Held) (*Held, error) {
 	w, err := h.join(ctx)
-	if err == nil && w.viewKnown && len(w.Blockers) == 0 {
+	if err == nil && w.mayEnter() {
 		err = w.wait(ctx) // not long
 	} else if err == nil {
 		h.s.whom.Enter(h.name, h.rev)
@@ -115,12 +115,11 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 
 // join puts the entry into the queue, to be waited for.
 func (h *Held) join(ctx context.Context) (*waiter, error) {
-	v, known, err := h.enqueue(ctx)
-	if err != nil {
+	if err := h.enqueue(ctx); err != nil {
 		return nil, err
 	}
 	h.notifyEnqueued()
-	return newWaiter(&h.entry, v, known), nil
+	return newWaiter(&h.entry), nil
 }
 
 // result is what becomes of an entry: the hold, or nothing if err is why there is none.

@@ -58,13 +58,13 @@ func (e *entry) checkSessionLocked() {
 	}
 }
 
-// markLost ends the hold since its entry is not in etcd anymore under key, and returns the hold's
-// error: nil if Downgrade has given the entry another key meanwhile.
-func (e *entry) markLost(key string) error {
+// markLost ends the hold since its entry was not in etcd under key at revision at, and returns the
+// hold's error: nil if Downgrade has given the entry another key meanwhile.
+func (e *entry) markLost(key string, at int64) error {
 	e.mu.Lock()
 	defer e.unlockAndNotify()
 	if key == e.key {
-		e.markLostLocked()
+		e.markLostLocked(at)
 	}
 	return e.causeLocked()
 }
@@ -72,16 +72,19 @@ func (e *entry) markLost(key string) error {
 // markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the
 // lease, within confirmTimeout: the cause is to say whether it was the lease that took the entry. What
 // is left of the entry is removed. The caller holds e.mu.
-func (e *entry) markLostLocked() {
-	if !e.transition(lost) {
+func (e *entry) markLostLocked(at int64) {
+	if e.state != held || !e.transition(lost) {
 		return
+	}
+	if e.own != nil {
+		e.own.Lost(at)
 	}
 	ok := e.s.background(func(ctx context.Context) {
 		e.s.confirmLease(e.s.ctx)
 		e.mu.Lock()
 		e.finishHoldLocked()
 		e.unlockAndNotify()
-		e.discard(ctx)
+		e.discard(ctx, nil)
 	})
 	if !ok {
 		e.finishHoldLocked()
@@ -89,13 +92,13 @@ func (e *entry) markLostLocked() {
 }
 
 // exists returns errEntryGone unless the entry is in etcd under key, at revision at or, with 0, at
-// present.
-func (e *entry) exists(ctx, life context.Context, key string, at int64) error {
-	got, _, err := e.s.read(ctx, life, at, etcd.ReadKey(key))
+// present. seen is the revision at which that is so.
+func (e *entry) exists(ctx, life context.Context, key string, at int64) (seen int64, err error) {
+	got, seen, err := e.s.read(ctx, life, at, etcd.ReadKey(key))
 	if err == nil && !slices.Contains(queue.Entries(got[0].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
 		err = errEntryGone
 	}
-	return err
+	return seen, err
 }
 
 // startMonitorLocked starts to watch over the hold, to end its ctx when it is lost. The goroutine is
@@ -123,10 +126,10 @@ func (e *entry) monitor() {
 			return
 		}
 		start := time.Now()
-		err := e.watchEntry(keyCtx, key, &outage)
+		at, err := e.watchEntry(keyCtx, key, &outage)
 		switch {
 		case errors.Is(err, errEntryGone):
-			_ = e.markLost(key) // seen next
+			_ = e.markLost(key, at) // seen next
 		default:
 			if err != nil {
 				outage.start(keyCtx, err)
@@ -141,9 +144,9 @@ func (e *entry) monitor() {
 }
 
 // watchEntry watches the entry until ctx ends or the watch does. It returns errEntryGone if the entry
-// is not there anymore.
-func (e *entry) watchEntry(ctx context.Context, key string, outage *outage) error {
-	own, err := e.s.etcd.OpenWatch(ctx, e.s.ctx, key, "", clientv3.WithFilterPut())
+// was not there anymore at revision at.
+func (e *entry) watchEntry(ctx context.Context, key string, outage *outage) (at int64, err error) {
+	own, err := e.openHoldWatch(ctx, key)
 	if err != nil {
 		// No watch can be had: ask. If etcd does not answer either, the deadline stands.
 		outage.start(ctx, err)
@@ -153,30 +156,42 @@ func (e *entry) watchEntry(ctx context.Context, key string, outage *outage) erro
 	// If the member that watches has not come to the entry's own revision yet, nothing can have been
 	// missed, and its queue would show no entry (I3).
 	if own.At > e.rev {
-		if err := e.exists(ctx, e.s.leaseCtx, key, own.At); err != nil {
-			return err
+		if at, err := e.exists(ctx, e.s.leaseCtx, key, own.At); err != nil {
+			return at, err
 		}
 	}
 	outage.stop(true)
-	// A watch on a member that hangs is silent: now and then, ask.
-	recheck := time.NewTimer(e.s.recheckInterval())
-	defer recheck.Stop()
 	for {
 		select {
 		case <-ctx.Done(): // Unlock, loss, Downgrade, or the session's end
-			return nil
-		case <-recheck.C:
-			if err := e.exists(ctx, e.s.leaseCtx, key, 0); errors.Is(err, errEntryGone) {
-				return err
-			}
-			recheck.Reset(e.s.recheckInterval())
+			return 0, nil
 		case wr, ok := <-own.C:
+			own.Heard()
 			if etcd.Deleted(&wr, key, e.rev) {
-				return errEntryGone
+				return etcd.Latest(&wr), errEntryGone
 			}
 			if err := etcd.Broken(&wr, ok); err != nil {
-				return err
+				return 0, err
 			}
 		}
+	}
+}
+
+// holdWatches is how many watches of holds a session opens at a time. The client opens the watches of a
+// stream one after another: thousands at once would have each other, and those of waits, run out of
+// time.
+const holdWatches = 4
+
+func (e *entry) openHoldWatch(ctx context.Context, key string) (*etcd.Watch, error) {
+	select {
+	case e.s.holdWatch <- struct{}{}:
+		defer func() { <-e.s.holdWatch }()
+		w, err := e.s.etcd.OpenWatch(ctx, e.s.ctx, key, "", clientv3.WithFilterPut())
+		if err == nil {
+			e.s.attend()
+		}
+		return w, err
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }

@@ -25,9 +25,9 @@ func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} 
 //
 // If nobody is before it, Lock costs one request, which is one commit. A Lock that waits costs one
 // watch and at most one read more behind one or two others; deeper in the queue two watches, and two
-// reads or, behind more than 16 keys, three. Several that wait on one client share a watch if they
-// are at least a quarter of the queue, and behind up to 16 keys they share a read; if they are fewer,
-// they ask etcd only as they come near the front.
+// reads or, behind more than 16 keys, three. Of those that wait in one session only the first two ask
+// etcd. If the holder before is of the same session too, Lock returns when that calls Unlock, and
+// needs no word of etcd (see "Hand-over inside a process").
 func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
 
 // TryLock takes the lock if nobody holds it or waits for it, and otherwise returns ErrLocked. It

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -51,6 +50,7 @@ func unhedged(t *testing.T, c *clientv3.Client) *Session {
 	t.Helper()
 	s := newTestSession(t, c)
 	s.etcd.NeverHedge()
+	s.guardAfter = hang
 	return s
 }
 
@@ -210,9 +210,6 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 					reads++ // to find them
 				}
 				w.waitFor(t, reads, watches)
-				if kind != "RWMutex read" {
-					require.Empty(t, s.listening(), "sharing costs a goroutine, and nobody else waits for the same")
-				}
 				for i, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
 					require.NoError(t, err)
@@ -231,92 +228,89 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 	}
 }
 
-// Waiters on one client that are a good part of the queue share a watch, all but the
-// first, who comes alone; and their txn has shown them all of the queue. Only the first
-// two look, behind the watch that they have opened. Behind more than the txn shows, each looks
-// as it does alone.
-func TestRequests_Crowd(t *testing.T) {
-	for _, sessions := range []int{1, 3} {
-		for _, waiters := range []int{1, 2, enqueueReadLimit, enqueueReadLimit + 3} {
-			t.Run(fmt.Sprintf("%d of %d sessions", waiters, sessions), func(t *testing.T) {
-				name := lockName(t)
-				h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+// Of the waiters of a session the first one watches what is before it, and looks behind the watch. The
+// others ask nothing, and get the lock from the one before: their txn has shown them all of the queue.
+// Behind more than the txn shows, one reading serves those that it shows.
+func TestRequests_WaitersOfOneSession(t *testing.T) {
+	for _, waiters := range []int{1, 2, enqueueReadLimit, 5 * enqueueReadLimit} {
+		t.Run(fmt.Sprint(waiters), func(t *testing.T) {
+			name := lockName(t)
+			h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+			require.NoError(t, err)
+			c, w := wiredClient(t, cluster)
+			s := unhedged(t, c)
+			m := NewMutex(s, name)
+			defer w.writeBetween(t)()
+			w.reset()
+			var tickets []*Ticket
+			for range waiters {
+				tk, err := m.Enqueue(testCtx(t))
 				require.NoError(t, err)
-				c, w := wiredClient(t, cluster)
-				var ms []*Mutex
-				for range sessions {
-					ms = append(ms, NewMutex(unhedged(t, c), name))
-				}
-				s := ms[0].l.from.(*Session)
-				defer w.writeBetween(t)()
-				w.reset()
-				var tickets []*Ticket
-				for i := range waiters {
-					tk, err := ms[i%sessions].Enqueue(testCtx(t))
-					require.NoError(t, err)
-					tickets = append(tickets, tk)
-					w.waitFor(t, 1+min(1, i), 1+min(1, i))
-					if i > 0 {
-						require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i}) }, hang, tick)
-					}
-				}
-				for _, tk := range tickets {
-					require.NoError(t, h.Unlock(testCtx(t)))
-					h, err = tk.Wait(testCtx(t))
-					require.NoError(t, err)
-				}
+				tickets = append(tickets, tk)
+				w.waitFor(t, 1, 1)
+			}
+			for _, tk := range tickets {
 				require.NoError(t, h.Unlock(testCtx(t)))
-				calls, created := w.counts()
-				require.Len(t, created, min(2, waiters))
-				requireFromNow(t, created)
-				require.Equal(t, 2*waiters, calls["Txn"])
-				if waiters <= enqueueReadLimit {
-					require.Equal(t, min(2, waiters), calls["Range"])
-				}
-				require.LessOrEqual(t, calls["Range"], 2+3*max(0, waiters-enqueueReadLimit))
-			})
-		}
+				h, err = tk.Wait(testCtx(t))
+				require.NoError(t, err)
+			}
+			require.NoError(t, h.Unlock(testCtx(t)))
+			calls, created := w.counts()
+			require.Len(t, created, 1)
+			requireFromNow(t, created)
+			require.Equal(t, 2*waiters, calls["Txn"])
+			if waiters <= enqueueReadLimit {
+				require.Equal(t, 1, calls["Range"])
+			}
+			require.LessOrEqual(t, calls["Range"], 1+waiters/enqueueReadLimit)
+		})
 	}
 }
 
-// A few waiters in a long queue share nothing, also when they come near its front: etcd would
-// tell their client of every release.
+// A few waiters of a session in a long queue: two of them ask, and the others begin to when it is their
+// turn to be next but one.
 func TestRequests_FewOfMany(t *testing.T) {
-	for _, below := range []int{2*crowdShare + 1, enqueueReadLimit + 1} {
+	const own = 5
+	for _, below := range []int{queue.Lookahead + 1, enqueueReadLimit + 1} {
 		t.Run(fmt.Sprint(below), func(t *testing.T) {
 			name := lockName(t)
 			other := NewMutex(newTestSession(t, cluster.Client(t)), name)
-			enqueueOthers := func(n int) (tickets []*Ticket) {
+			enqueue := func(m *Mutex, n int) (tickets []*Ticket) {
 				for range n {
-					tk, err := other.Enqueue(testCtx(t))
+					tk, err := m.Enqueue(testCtx(t))
 					require.NoError(t, err)
 					tickets = append(tickets, tk)
 				}
 				return tickets
 			}
-			before := enqueueOthers(below)
+			before := enqueue(other, below)
 			c, w := wiredClient(t, cluster)
 			s := unhedged(t, c)
 			w.reset()
-			requireWatches := func(n int) {
-				require.Eventually(t, func() bool { _, created := w.counts(); return len(created) == n }, hang, tick)
-				require.Empty(t, s.listening())
+			var mine, between []*Ticket
+			for range own {
+				mine = append(mine, enqueue(NewMutex(s, name), 1)...)
+				between = append(between, enqueue(other, enqueueReadLimit)...)
 			}
-			for i := range 2 {
-				_, err := NewMutex(s, name).Enqueue(testCtx(t))
-				require.NoError(t, err)
-				requireWatches(i + 1)
-			}
-			enqueueOthers(3 * crowdShare)
-			for i, tk := range before[:below-1] {
-				h, err := tk.Wait(testCtx(t))
-				require.NoError(t, err)
-				require.NoError(t, h.Unlock(testCtx(t)))
-				if i == below-queue.Lookahead-1 {
-					requireWatches(3)
+			w.waitFor(t, 0, 2)
+			pass := func(tickets []*Ticket) {
+				for _, tk := range tickets {
+					h, err := tk.Wait(testCtx(t))
+					require.NoError(t, err)
+					require.NoError(t, h.Unlock(testCtx(t)))
 				}
 			}
-			requireWatches(4)
+			pass(before)
+			for i := range mine {
+				_, created := w.counts()
+				require.LessOrEqual(t, len(created), 2*(i+3), "of those behind the next but one none asks")
+				pass(mine[i : i+1])
+				pass(between[i*enqueueReadLimit : (i+1)*enqueueReadLimit])
+			}
+			calls, created := w.counts()
+			require.LessOrEqual(t, len(created), 2*own)
+			require.LessOrEqual(t, calls["Range"], 4*own)
+			requireFromNow(t, created)
 		})
 	}
 }
@@ -353,9 +347,9 @@ func TestRequests_WatchesRequireLeader(t *testing.T) {
 	require.NoError(t, other.Unlock(testCtx(t)))
 }
 
-// Readers on one client that wait for the same writer share a watch. Only the first
+// Readers of one session that wait for the same writer have one watch. Only the first
 // one looks behind it.
-func TestRequests_ReadersOfOneClient(t *testing.T) {
+func TestRequests_ReadersOfOneSession(t *testing.T) {
 	const readers = 40
 	for _, sessions := range []int{1, 4} {
 		for _, atOnce := range []bool{false, true} { // before the watch is open, or behind each other
@@ -387,13 +381,12 @@ func TestRequests_ReadersOfOneClient(t *testing.T) {
 					require.NoError(t, err)
 					tickets = append(tickets, tk)
 					if !atOnce {
-						w.waitFor(t, 1, 1)
-						require.Eventually(t, func() bool { return slices.Equal(s.listening(), []int{i + 1}) }, hang, tick)
+						w.waitFor(t, min(i+1, sessions), min(i+1, sessions))
 					}
 				}
 				if atOnce {
 					close(opened)
-					require.Eventually(t, func() bool { return slices.Equal(ss[0].listening(), []int{readers}) }, hang, tick)
+					w.waitFor(t, sessions, sessions)
 				}
 				require.NoError(t, h.Unlock(testCtx(t)))
 				for _, tk := range tickets {
@@ -401,25 +394,10 @@ func TestRequests_ReadersOfOneClient(t *testing.T) {
 					require.NoError(t, err)
 					require.NoError(t, h.Unlock(testCtx(t)))
 				}
-				w.require(t, map[string]int{"Txn": 2 * readers, "Range": 1}, 1)
+				w.require(t, map[string]int{"Txn": 2 * readers, "Range": sessions}, sessions)
 			})
 		}
 	}
-}
-
-// listening is how many waiters use each of the watches that the session shares.
-func (s *Session) listening() (n []int) {
-	scope := s.etcd.WatchScope()
-	shares.mu.Lock()
-	defer shares.mu.Unlock()
-	for k, w := range shares.all {
-		if k.scope == scope {
-			w.mu.Lock()
-			n = append(n, len(w.subscribers))
-			w.mu.Unlock()
-		}
-	}
-	return n
 }
 
 // writeBetween writes something else after each request, so that every watch begins

@@ -37,8 +37,8 @@ func (m *RWMutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) 
 }
 
 // RLock takes the lock for reading and waits until no writer that came before is left. What blocks
-// it, what ends it and what it costs is as for [Mutex.Lock], but readers on one client that wait for
-// the same writer share one watch and one read.
+// it, what ends it and what it costs is as for [Mutex.Lock]. Readers of one session that wait for the
+// same writer have one watch and one read together.
 func (m *RWMutex) RLock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "rlock", readMode) }
 
 // TryRLock takes the lock for reading if no writer holds it or waits for it, and otherwise returns

@@ -16,6 +16,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 	"github.com/etcdlock/etcdlock/internal/whom"
 )
 
@@ -40,6 +41,8 @@ type Session struct {
 	// positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)
 
+	wallClock func() time.Time
+
 	ctx    context.Context // ends with the session
 	cancel context.CancelCauseFunc
 	// leaseCtx ends when the lease is known to be gone, a TTL after the session at the latest.
@@ -62,13 +65,21 @@ type Session struct {
 	expiry    *time.Timer
 	inUse     keyspace.InUse
 	skipped   map[string]struct{} // keys in use that no entry has, see skipKeys
-	seq       uint64              // of the last nonce
-	closing   bool                // Close waits: start nothing anymore
-	endReason string              // why the session has ended
+	// only are the entries that are alone in the session with their name, and lists the waitlists
+	// of the other names: see enlist.
+	only       map[string]*entry
+	lists      map[string]*waitlist.List
+	guardAfter time.Duration // see waitlist.Entry.Guard
+	seq        uint64        // of the last nonce
+	closing    bool          // Close waits: start nothing anymore
+	endReason  string        // why the session has ended
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds   map[*entry]struct{}
 	settler settler
 	whom    whom.Waits // what a Lock says that ends with its ctx
+
+	attending bool          // see attend
+	holdWatch chan struct{} // taken while a hold's watch is opened, for few of them at a time
 
 	// wg counts the session's goroutines: run, its attempts to renew, the waits of tickets, the
 	// monitors of holds, and clean-up. All of them end with ctx or leaseCtx.
@@ -102,6 +113,7 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 		return nil, err
 	}
 	s.notifyUp()
+	s.startInspect()
 	s.wg.Add(1)
 	go s.run()
 	return s, nil
@@ -121,6 +133,11 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		confirmTurn: make(chan struct{}, 1),
 		inUse:       make(keyspace.InUse),
 		skipped:     make(map[string]struct{}),
+		only:        make(map[string]*entry),
+		lists:       make(map[string]*waitlist.List),
+		guardAfter:  100 * time.Millisecond,
+		holdWatch:   make(chan struct{}, holdWatches),
+		wallClock:   func() time.Time { return time.Now().Round(0) },
 	}
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})

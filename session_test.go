@@ -257,7 +257,7 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		f := newFakeEtcd()
 		s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: 10 * time.Second, log: discard})
 		s.etcd.KV = clientv3.NewKVFromKVClient(f, s.etcd.Client)
-		s.etcd.UseWatcher(f, f)
+		s.etcd.UseWatcher(f)
 		start := time.Now()
 		s.keepAlive = func(context.Context) (int64, error) {
 			<-time.After(3 * time.Second)

@@ -11,7 +11,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
 // A late write is a key that a request has written after it was given up, or repeated. Nobody waits
@@ -37,7 +36,6 @@ type settler struct {
 	timer     *time.Timer // of the next scan
 	delay     time.Duration
 	scanning  bool
-	sweeping  bool // see sweep
 }
 
 // settle frees the entry's keys. If the outcome of an attempt is unknown, the session first looks
@@ -62,7 +60,6 @@ func (e *entry) settle() {
 	} else {
 		t.timer.Reset(0)
 	}
-	s.sweepLocked()
 }
 
 // findLateWrites looks after all unsettled entries together, since after an etcd that was slow there
@@ -128,34 +125,6 @@ func (s *Session) removeLateWrites(ctx context.Context, some []unsettled) error 
 	return err
 }
 
-// sweepLocked begins to sweep. The caller holds s.mu.
-func (s *Session) sweepLocked() {
-	if !s.settler.sweeping {
-		s.settler.sweeping = true
-		s.sweep()
-	}
-}
-
-// sweep looks each TTL, from the first ambiguous request on and for as long as the session lives,
-// for keys that its lease has and no entry uses. A member that hung for minutes may carry out, as it
-// wakes, what was given up long ago, when findLateWrites does not look for it any more.
-func (s *Session) sweep() {
-	time.AfterFunc(s.ttl, func() {
-		s.background(func(ctx context.Context) {
-			defer s.sweep()
-			keys, err := s.leaseKeys(ctx)
-			if err != nil {
-				return
-			}
-			for _, key := range keys {
-				if k := string(key); keyspace.IsKeyOf(k, int64(s.id)) && !s.uses(k) {
-					s.sweepKey(ctx, k)
-				}
-			}
-		})
-	})
-}
-
 // leaseKeys are the keys that hang on the session's lease.
 func (s *Session) leaseKeys(ctx context.Context) ([][]byte, error) {
 	lease, _, err := etcd.Do(ctx, s.etcd, etcd.Policy{Life: s.leaseCtx, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
@@ -186,13 +155,12 @@ func (s *Session) uses(k string) bool {
 
 // skipKeys leaves the entry's keys to whoever has them: another user of an adopted lease, or a late
 // write of this session that came after its settling, which is removed. The session does not use
-// these keys again; what a late request may yet write there is swept.
+// these keys again; inspect finds what a late request may yet write there.
 func (e *entry) skipKeys(kvs []*mvccpb.KeyValue) {
 	e.s.mu.Lock()
 	for _, key := range e.keys() {
 		e.s.skipped[key] = struct{}{}
 	}
-	e.s.sweepLocked()
 	e.s.mu.Unlock()
 	for _, kv := range kvs {
 		if e.s.wroteKey(kv) {
@@ -207,5 +175,5 @@ func (s *Session) wroteKey(kv *mvccpb.KeyValue) bool {
 }
 
 func (s *Session) removeLateWrite(ctx context.Context, kv *mvccpb.KeyValue) {
-	_, _, _ = removeKeys(ctx, s.etcd, etcd.Policy{Life: s.leaseCtx, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
+	_, _ = removeKeys(ctx, s.etcd, etcd.Policy{Life: s.leaseCtx, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
 }

@@ -146,21 +146,23 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 func (t *Ticket) giveBack(ctx context.Context) {
 	defer close(t.removed)
 	<-t.done
-	h := t.h
+	h, at := t.h, time.Now()
 	h.mu.Lock()
 	to := released
 	if h.state == enqueued {
 		to = abandoned
 	}
 	ok := h.transition(to)
+	var next []queue.Entry
 	if ok {
 		h.finishHoldLocked()
+		next = h.leaveLocked()
 	}
 	h.mu.Unlock()
 	if ok && to == released {
-		h.notifyOver(time.Now(), nil)
+		h.notifyOver(at, nil)
 	}
 	if ok {
-		h.discard(ctx)
+		h.discard(ctx, next)
 	}
 }

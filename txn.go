@@ -16,7 +16,12 @@ import (
 // It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold
 // ends. An error that leaves it open, for example a lost reply, is returned, since the caller's
 // operations need not be safe to repeat.
-func (h *Held) Txn(ctx context.Context) clientv3.Txn { return &guardedTxn{h: h, ctx: ctx} }
+func (h *Held) Txn(ctx context.Context) clientv3.Txn {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.fenced = true
+	return &guardedTxn{h: h, ctx: ctx}
+}
 
 type guardedTxn struct {
 	h         *Held
@@ -49,6 +54,8 @@ func (t *guardedTxn) Commit() (*clientv3.TxnResponse, error) {
 func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 	h := t.h
 	var last error // which ends it, whatever error it is
+	ctx, stop := etcd.Bind(t.ctx, h.s.ctx)
+	defer stop()
 	resp, _, err := etcd.Do(t.ctx, h.s.etcd, etcd.Policy{Life: h.s.ctx}, func(context.Context) (resp *clientv3.TxnResponse, err error) {
 		for {
 			if last = h.Err(); last != nil {
@@ -56,14 +63,14 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 			}
 			key := h.Key()
 			// Not under an attempt's time limit, which would only leave its outcome open.
-			resp, err = h.s.etcd.Txn(t.ctx).If(createdAt(key, h.rev)).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
+			resp, err = h.s.etcd.Txn(ctx).If(createdAt(key, h.rev)).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
 			switch {
 			case err == nil && !resp.Succeeded:
-				if last = h.markLost(key); last == nil {
+				if last = h.markLost(key, resp.Header.Revision); last == nil {
 					continue // it was downgraded meanwhile, and nothing was carried out
 				}
 			case err != nil && !etcd.Refused(err) && !etcd.NotProposed(err):
-				last = err // nobody knows whether it was carried out
+				last = h.preferLoss(err) // nobody knows whether it was carried out
 				return nil, nil
 			}
 			return resp, err

@@ -9,57 +9,41 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// A waiter waits, from the txn that put its entry into the queue, until the entry has the lock:
+// A waiter waits, from the txn that put its entry into the queue, until the entry has the lock. It
+// does what the waitlist of its session says:
 //
-//  0. Behind others that wait on the same client and are not near the front, wait until one of
-//     them is (see lineUp).
-//  1. Read what blocks the entry, unless the txn has shown it already. Near the front that is all
-//     that is left below, otherwise the last entry but two.
-//  2. Watch that from now, and verify that it was there when the watch began. If not, go to 4.
-//  3. Wait for the deletion of the blockers, or for another of the ends in wait.
-//  4. If nothing can be left below, the entry has the lock. If the blocker was the last but two,
-//     the last two block now: go to 2, and verify there what is left. Else read the queue at the
-//     revision of the deletion: nothing is left, or go to 2.
+//  1. As long as two entries of the list wait before it, it asks etcd nothing: it is right to wait
+//     for them, and until one of them is near the front it is not.
+//  2. The front-most two read what blocks them, unless that is known already. Near the front that
+//     is all that is left below, otherwise the last entry but two.
+//  3. They watch that from now, and verify that it was there when the watch began.
+//  4. When the blockers are gone, and nothing can be left below, the entry has the lock. If an
+//     entry of the list was before it, it has the lock as soon as that is given back.
 //
 // Near the front it watches its own entry too, in the same watch. A waiter that is deeper learns
-// that its entry was removed from the rechecks, or when it comes near.
+// that its entry was removed when the session asks, or when it comes near.
 //
 // Invariant (I1): an entry has the lock only after a revision at which it was in the queue and
-// nothing that blocks it was below. Nothing is ever added below an entry, so what was true there
-// stays true.
+// nothing that blocks it was below, but for entries of its session that were given back and whose
+// fence is not in use. The list keeps it.
 //
 // Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read below
 // that shows a queue without us, and a read of a member that lags may miss what the watch has missed
 // too; so reads are pinned, or linearizable.
 type waiter struct {
 	*entry
-	queue.View  // what it waits for, if viewKnown
-	viewKnown   bool
-	unconfirmed bool   // View is to be confirmed by a read behind the watch
-	viewRev     int64  // if not viewKnown: the revision to read, 0 for the present
-	readLimit   int64  // of a read, in keys; 0 for none
-	crowded     bool   // it shares a watch on all of the queue
-	watch       *watch // on the blockers, in the range from..to
-	from, to    string
-	retry       etcd.Backoff // after an error that passes
-	outage      outage       // for the log
-	// From start to stop:
-	recheckTimer *time.Timer
-	unbind       func() // the ctx of the wait from the session
-	in           *crowd
-	// In the line of its crowd:
-	before   *waiter       // the waiter that it waits for there, nil if it asks etcd
-	passed   bool          // it is not in line any more
-	passedAt int64         // its view's revision then, 0 for none
-	turn     chan struct{} // made for the waiter behind, and closed when this one has passed
+	watch  *etcd.Watch
+	retry  etcd.Backoff // after an error that passes
+	outage outage       // for the log
+	unbind func()       // the ctx of the wait from the session
+	// guard is when to watch those of the session that the entry waits for.
+	guard <-chan time.Time
 }
 
-func newWaiter(e *entry, v queue.View, known bool) *waiter {
-	return &waiter{entry: e, View: v, viewKnown: known, viewRev: v.At, outage: outage{e: e}, readLimit: viewLimit}
-}
+func newWaiter(e *entry) *waiter { return &waiter{entry: e, outage: outage{e: e}} }
 
 // errEntryGone: the entry is not in the queue anymore.
 var errEntryGone = errors.New("entry gone")
@@ -70,21 +54,21 @@ var errEntryGone = errors.New("entry gone")
 // Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps
 // 4 KiB, not 8.
 func (w *waiter) wait(ctx context.Context) error {
-	if w.viewKnown && len(w.Blockers) == 0 {
+	if w.mayEnter() {
 		return w.grant(ctx)
 	}
 	ctx = w.start(ctx)
 	defer w.stop()
 	for {
-		err := w.prepare(ctx)
+		granted, err := w.advance(ctx)
 		switch {
 		case err != nil:
-		case w.before != nil:
-			err = w.awaitTurn(ctx)
-		case len(w.Blockers) == 0:
+		case granted:
 			return w.grant(ctx)
-		default:
+		case w.watch != nil:
 			err = w.await(ctx)
+		default:
+			err = w.awaitTurn(ctx)
 		}
 		// An outage of etcd keeps the place in the queue; the rest ends the wait.
 		if err := w.handleErr(ctx, err); err != nil {
@@ -93,20 +77,20 @@ func (w *waiter) wait(ctx context.Context) error {
 	}
 }
 
+// mayEnter reports whether the entry has the lock from the start.
+func (w *waiter) mayEnter() bool {
+	own := w.listed()
+	return own == nil || own.Granted()
+}
+
 func (w *waiter) start(ctx context.Context) context.Context {
 	ctx, w.unbind = etcd.Bind(ctx, w.s.ctx)
-	w.recheckTimer = time.NewTimer(w.s.recheckInterval())
-	w.in = w.joinCrowd()
-	w.crowded = w.in.key.crowded(0, w.Size) // it stays so when others have gone
 	return ctx
 }
 
 func (w *waiter) stop() {
 	w.outage.stop(false)
-	w.unwatch()
-	w.passOn()
-	w.in.leave()
-	w.recheckTimer.Stop()
+	closeAll(w.own.Stop())
 	w.unbind()
 }
 
@@ -116,69 +100,48 @@ func (w *waiter) await(ctx context.Context) error {
 	case <-ctx.Done():
 		// The caller's ctx, or the session's end.
 		return ctx.Err()
-	case wr, ok := <-w.watch.events():
+	case <-w.own.Wake():
+		return nil
+	case wr, ok := <-w.watch.C:
+		w.watch.Heard()
 		return w.handleEvent(&wr, ok)
-	case <-w.recheckTimer.C:
-		// Correctness depends on no event: now and then, ask.
-		return w.recheck(ctx)
+	case <-w.guard:
+		w.guard = nil
+		w.own.Guard()
+		return nil
 	}
 }
 
-// awaitTurn blocks until the one before it in line has passed. It is not a case of await, which has
+// awaitTurn blocks until the list has something to do for the entry. It is not a case of await, which has
 // an event on its stack: most waiters of a long queue block here.
 func (w *waiter) awaitTurn(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-w.before.turn:
-		if w.viewRev > 0 { // else it is the present
-			w.viewRev = max(w.viewRev, w.before.passedAt)
-		}
+	case <-w.own.Wake():
 		return nil
-	case <-w.recheckTimer.C:
-		return w.recheck(ctx)
+	case <-w.guard:
+		w.guard = nil
+		w.own.Guard()
+		return nil
 	}
 }
 
-// handleEvent takes note of what the watch tells: a blocker left, or the own entry; or the watch
-// ended (no leader, compacted, closed) and may have missed that.
+// handleEvent takes note of what the watch tells: keys were deleted; or the watch ended (no leader,
+// compacted, closed) and may have missed that.
 func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
-	w.dropBlockers(etcd.Latest(wr), func(q queue.Entry) bool { return etcd.Deleted(wr, q.Key, w.At) })
-	switch {
-	case etcd.Deleted(wr, w.key, w.rev):
-		return errEntryGone
-	case w.viewKnown && len(w.Blockers) == 0:
-		return nil // it has the lock, whatever becomes of the watch
+	if len(wr.Events) > 0 {
+		deletions := make([]waitlist.Deletion, 0, len(wr.Events))
+		for _, ev := range wr.Events {
+			deletions = append(deletions, waitlist.Deletion{Key: string(ev.Kv.Key), Rev: ev.Kv.ModRevision})
+		}
+		markAllLost(w.own.Heard(deletions), etcd.Latest(wr))
 	}
-	return etcd.Broken(wr, ok)
-}
-
-// prepare brings the waiter to the point of waiting: the blockers are watched and were there after
-// the watch began. On the way it may find that none is left.
-func (w *waiter) prepare(ctx context.Context) (err error) {
-	for w.before = nil; !w.viewKnown || len(w.Blockers) > 0 && w.watch == nil; {
-		if w.before = w.lineUp(); w.before != nil {
-			return nil
-		}
-		if !w.viewKnown {
-			if err := w.load(ctx); err != nil {
-				return err
-			}
-			continue
-		}
-		w.from, w.to = w.target()
-		if w.watch, err = w.watchBlockers(ctx); err != nil {
-			return err
-		}
-		w.retry.Reset()
-		if w.unconfirmed || w.watch.at > w.At { // otherwise nothing can have gone before the watch
-			if err := w.verifyBlockers(ctx); err != nil {
-				return err
-			}
-		}
+	err := etcd.Broken(wr, ok)
+	if err != nil && w.own.Granted() {
+		return nil // whatever becomes of the watch
 	}
-	w.outage.stop(true)
-	return nil
+	return err
 }
 
 // handleErr returns the error that ends the wait, or nil, after a pause if err passes; then the
@@ -190,33 +153,67 @@ func (w *waiter) handleErr(ctx context.Context, err error) error {
 	case ctx.Err() != nil:
 		return w.s.waitError(ctx)
 	case errors.Is(err, errEntryGone):
-		w.s.confirmLease(ctx)
-		if ctx.Err() != nil {
-			return w.s.waitError(ctx)
-		}
-		return cmp.Or(w.s.Err(), ErrLost)
+		return w.s.goneError(ctx)
 	case !errors.Is(err, etcd.ErrWatch) && etcd.Refused(err), errors.Is(err, ErrSessionExpired):
 		return err
 	}
 	w.outage.start(ctx, err)
-	_ = w.retry.Wait(ctx) // ctx is looked at next
-	w.invalidate(0)
+	w.unwatch(true)
+	w.own.Fail()
+	w.pause(ctx)
 	return nil
+}
+
+// pause waits before the next attempt, unless the lock is handed over meanwhile. ctx is looked at next.
+func (w *waiter) pause(ctx context.Context) {
+	over := time.NewTimer(w.retry.Next())
+	defer over.Stop()
+	for !w.own.Granted() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-over.C:
+			return
+		case <-w.own.Wake():
+		}
+	}
+}
+
+// goneError is the error of a wait whose entry is gone: it says whether the lease has taken it.
+func (s *Session) goneError(ctx context.Context) error {
+	s.confirmLease(ctx)
+	if ctx.Err() != nil {
+		return s.waitError(ctx)
+	}
+	return cmp.Or(s.Err(), ErrLost)
 }
 
 // grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched
 // for.
 func (e *entry) grant(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return e.s.waitError(ctx)
-	}
-	if !e.s.valid() {
-		return cmp.Or(e.s.Err(), ErrSessionExpired)
+	for {
+		switch {
+		case ctx.Err() != nil:
+			return e.s.waitError(ctx)
+		case e.s.Err() != nil:
+			return e.s.Err()
+		}
+		if e.s.valid() {
+			break
+		}
+		// The wall clock was set forward, or a renewal is late: the place is kept until there is one.
+		if err := e.s.renewUntil(ctx, e.s.renew); err != nil {
+			return err
+		}
 	}
 	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil {
+	lost := e.own != nil && !e.own.Granted() // already
+	if !lost && e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil {
 		e.acquiring = nil
+	}
+	e.mu.Unlock()
+	if lost {
+		return e.s.goneError(ctx)
 	}
 	return nil
 }

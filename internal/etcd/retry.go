@@ -126,13 +126,16 @@ type Backoff struct {
 }
 
 // Wait pauses, or returns ctx's error when that ends.
-func (b *Backoff) Wait(ctx context.Context) error {
+func (b *Backoff) Wait(ctx context.Context) error { return Sleep(ctx, b.Next()) }
+
+// Next is how long the next pause is.
+func (b *Backoff) Next() time.Duration {
 	if b.Max == 0 {
 		b.Min, b.Max = RetryMin, RetryMax
 	}
 	d := max(b.next, b.Min)
 	b.next = min(2*d, b.Max)
-	return Sleep(ctx, d/2+rand.N(d))
+	return d/2 + rand.N(d)
 }
 
 // Reset makes the next pause the shortest again.

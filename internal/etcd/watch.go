@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -15,20 +16,26 @@ type Watch struct {
 	C     clientv3.WatchChan
 	At    int64
 	Close context.CancelFunc
+	by    *Watcher
 }
+
+// Heard says that C had something, whatever it was: see Probe.
+func (w *Watch) Heard() { w.by.heard.Store(true) }
 
 // OpenWatch watches key, or the range from key to end if that is not empty, with the client's
 // Watcher, until the watch is closed or life ends. It notes how that goes for the Watcher: see
 // etcdAnswers.
 func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...clientv3.OpOption) (*Watch, error) {
 	by := c.EnterWatcher()
-	w, err := Open(ctx, life, by, key, end, opts...)
+	w, err := Open(ctx, by.life, by, key, end, opts...)
 	if err != nil {
 		c.LeaveWatcher(by, ctx.Err() == nil)
 		return nil, err
 	}
 	cancel := w.Close
-	w.Close = func() { cancel(); c.LeaveWatcher(by, false) }
+	closeOnce := sync.OnceFunc(func() { c.closeWatch(by, cancel) })
+	stop := context.AfterFunc(life, closeOnce)
+	w.by, w.Close = by, func() { stop(); closeOnce() }
 	return w, nil
 }
 

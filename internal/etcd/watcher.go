@@ -1,7 +1,10 @@
 package etcd
 
 import (
+	"context"
 	"reflect"
+	"sync/atomic"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
@@ -19,19 +22,24 @@ import (
 // A Watcher is a clientv3.Watcher that a Client uses for its watches.
 type Watcher struct {
 	clientv3.Watcher
-	// Scope is the same for Watchers that are the same one of etcd's own.
-	Scope    any
 	own      bool // made by the Client, which has to close it
 	watches  int  // that are open, or being opened
 	replaced bool
+	// heard is set when one of the watches had something. probed is when Probe last asked whether
+	// the stream lives, zero if nobody is to answer.
+	heard  atomic.Bool
+	probed time.Time
+	// probing: the stream is being asked. If its last watch was closed meanwhile, the client would
+	// open another stream for that, and keep it. So closing waits until then.
+	probing bool
+	closing []func()
+	life    context.Context // of the watches
+	end     context.CancelFunc
 }
 
 func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
 	w := &Watcher{Watcher: of}
-	w.Scope = w
-	if renewable(client, of) {
-		w.Scope = of
-	}
+	w.life, w.end = context.WithCancel(context.Background())
 	return w
 }
 
@@ -41,13 +49,6 @@ func renewable(client *clientv3.Client, w clientv3.Watcher) bool {
 }
 
 func (w *Watcher) unused() bool { return w.own && w.replaced && w.watches == 0 }
-
-// WatchScope is the Scope of the Watcher that the next watch will use.
-func (c *Client) WatchScope() any {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.watcher.Scope
-}
 
 // EnterWatcher is called to open a watch: it returns the Watcher to do so with.
 func (c *Client) EnterWatcher() *Watcher {
@@ -109,11 +110,67 @@ func (c *Client) swapWatcher(w *Watcher) {
 	}
 }
 
-// UseWatcher gives the next watches w and its scope, for tests.
-func (c *Client) UseWatcher(w clientv3.Watcher, scope any) {
+// UseWatcher gives the next watches w, for tests.
+func (c *Client) UseWatcher(w clientv3.Watcher) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.watcher = &Watcher{Watcher: w, Scope: scope}
+	c.watcher = newWatcher(c.Client, w)
+}
+
+// Probe asks the stream of the watches, if there are any, whether it lives. If nothing was heard of
+// it since the last Probe that is AttemptMin ago or more, it is on a member that hangs, or that is
+// cut off: the watches end, and the next ones get another stream. silent says that this is so and
+// that no other stream can be had; the watches go on then, and may be silent.
+//
+// A watch that can't be opened is no such sign: it may stand in line behind others.
+func (c *Client) Probe(ctx context.Context) (silent bool) {
+	c.mu.Lock()
+	w := c.watcher
+	heard := w.heard.Swap(false)
+	switch {
+	case w.watches == 0:
+		w.probed = time.Time{}
+	case heard || w.probed.IsZero():
+		w.probed = time.Now()
+	case time.Since(w.probed) >= AttemptMin+c.pace.late():
+		silent = true
+	}
+	if silent && renewable(c.Client, w.Watcher) {
+		c.mu.Unlock()
+		c.ReplaceWatcher()
+		w.end()
+		return false
+	}
+	w.probing = w.watches > 0
+	ask := w.probing
+	c.mu.Unlock()
+	if ask {
+		ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), AttemptMin)
+		_ = w.RequestProgress(ctx) // if it fails, there is silence
+		cancel()
+		c.mu.Lock()
+		w.probing = false
+		closing := w.closing
+		w.closing = nil
+		c.mu.Unlock()
+		for _, f := range closing {
+			f()
+		}
+	}
+	return silent
+}
+
+// closeWatch closes a watch of w by cancel.
+func (c *Client) closeWatch(w *Watcher, cancel func()) {
+	c.mu.Lock()
+	if w.probing {
+		w.closing = append(w.closing, func() { c.closeWatch(w, cancel) })
+		c.mu.Unlock()
+		return
+	}
+	c.mu.Unlock()
+	cancel()
+	c.LeaveWatcher(w, false)
 }
 
 // OwnWatcher reports whether the next watches get a Watcher that the Client has made.
@@ -121,4 +178,11 @@ func (c *Client) OwnWatcher() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.watcher.own
+}
+
+// Watches reports whether a watch is open, or being opened.
+func (c *Client) Watches() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.watcher.watches > 0
 }

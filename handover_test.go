@@ -1,0 +1,453 @@
+package etcdlock
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// Who gets in while the request of the holder before is on its way to etcd, or its reply on the way
+// back. All of it runs on the fake, which holds requests back.
+
+// stage is a session on the fake, and what of it is held back.
+type stage struct {
+	*testing.T
+	f  *fakeEtcd
+	s  *Session
+	mu sync.Mutex
+	// before and after hold back requests that write, before they are carried out and after.
+	before, after chan struct{}
+	// lose makes the next reply of such a request get lost.
+	lose bool
+	seen func(what string) // is told of each step
+}
+
+// change changes what is held back.
+func (st *stage) change(f func()) {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	f()
+}
+
+// onStage runs play with nothing held back.
+func onStage(t *testing.T, play func(*stage)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		st := &stage{T: t, f: newFakeEtcd()}
+		st.s = st.f.session(5)
+		st.f.step = func(ctx context.Context, what string) error {
+			st.mu.Lock()
+			ch := map[string]chan struct{}{"Txn": st.before, "Txn.": st.after}[what]
+			if st.seen != nil {
+				st.seen(what)
+			}
+			st.mu.Unlock()
+			if ch != nil {
+				select {
+				case <-ch:
+				case <-ctx.Done():
+					return ctx.Err()
+				}
+			}
+			st.mu.Lock()
+			defer st.mu.Unlock()
+			if what == "Txn." && st.lose {
+				st.lose = false
+				return errLostReply
+			}
+			return nil
+		}
+		defer st.s.endLease()
+		defer st.s.terminate(ErrSessionClosed, "test")
+		play(st)
+	})
+}
+
+func (st *stage) holdBack() (goOn func()) {
+	held := make(chan struct{})
+	st.change(func() { st.before = held })
+	return func() {
+		st.change(func() { st.before = nil })
+		close(held)
+		synctest.Wait()
+	}
+}
+
+func (st *stage) ticket(enqueue func(context.Context) (*Ticket, error)) *Ticket {
+	st.Helper()
+	tk, err := enqueue(st.Context())
+	require.NoError(st, err)
+	synctest.Wait()
+	return tk
+}
+
+func (st *stage) wait(tk *Ticket) *Held {
+	st.Helper()
+	synctest.Wait()
+	require.True(st, isClosed(tk.Done()), "it is in")
+	h, err := tk.Wait(st.Context())
+	require.NoError(st, err)
+	return h
+}
+
+func (st *stage) requireOut(tickets ...*Ticket) {
+	st.Helper()
+	synctest.Wait()
+	for _, tk := range tickets {
+		require.False(st, isClosed(tk.Done()), "it is not in")
+	}
+}
+
+func (st *stage) mutex() *Mutex { return NewMutex(st.s, "a") }
+func (st *stage) rw() *RWMutex  { return NewRWMutex(st.s, "a") }
+
+func (st *stage) lock(lock func(context.Context) (*Held, error)) *Held {
+	st.Helper()
+	h, err := lock(st.Context())
+	require.NoError(st, err)
+	return h
+}
+
+// With nothing of the fence in use the next one of the session is in at once, and the one after it, in
+// the order of the queue and with tokens that grow. For others nothing has changed: they wait for all.
+func TestHandOver_AtOnce(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		first, second := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
+		remote := st.f.session(6)
+		defer remote.endLease()
+		defer remote.terminate(ErrSessionClosed, "test")
+		other := st.ticket(NewMutex(remote, "a").Enqueue)
+		third := st.ticket(st.mutex().Enqueue)
+		goOn := st.holdBack()
+		start := time.Now()
+		h.Release()
+		h1 := st.wait(first)
+		st.requireOut(second, other, third)
+		require.Greater(st, h1.Token(), h.Token())
+		require.True(st, h1.Valid())
+		h1.Release()
+		h2 := st.wait(second)
+		require.Greater(st, h2.Token(), h1.Token())
+		require.Zero(st, time.Since(start))
+		st.requireOut(other, third)
+		h2.Release()
+		st.requireOut(other, third)
+		goOn()
+		ho := st.wait(other)
+		st.requireOut(third)
+		ho.Release()
+		st.wait(third).Release()
+		synctest.Wait()
+		require.Empty(st, st.f.keys("a/"))
+		require.Empty(st, st.s.lists)
+		require.Empty(st, st.s.only)
+	})
+}
+
+// What a guard of the former holder can still do comes before the next one is in: it waits for etcd's
+// word that the entry is gone, which it has from the release itself.
+func TestHandOver_FenceInUse(t *testing.T) {
+	for name, use := range map[string]func(st *stage, h *Held){
+		"IsOwner was given out": func(st *stage, h *Held) { h.IsOwner() },
+		"Txn was made":          func(st *stage, h *Held) { h.Txn(st.Context()) },
+		"a Txn is in flight": func(st *stage, h *Held) {
+			st.change(func() { st.after = make(chan struct{}) })
+			go func() { _, _ = h.Txn(st.Context()).Then(clientv3.OpPut("x", "")).Commit() }()
+			synctest.Wait()
+			st.change(func() { st.after = nil })
+		},
+		"a Txn has an unknown outcome": func(st *stage, h *Held) {
+			st.change(func() { st.lose = true })
+			_, err := h.Txn(st.Context()).Then(clientv3.OpPut("x", "")).Commit()
+			require.Error(st, err)
+		},
+		"downgraded": func(st *stage, h *Held) { require.NoError(st, h.Downgrade(st.Context())) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				h := st.lock(st.rw().Lock)
+				next := st.ticket(st.rw().Enqueue)
+				use(st, h)
+				goOn := st.holdBack()
+				h.Release()
+				st.requireOut(next)
+				reads := 0
+				st.change(func() {
+					st.seen = func(what string) {
+						if what == "Range" || what == "pinned Range" || what == "Watch" {
+							reads++
+						}
+					}
+				})
+				goOn()
+				st.wait(next).Release()
+				require.Zero(st, reads, "it needs no watch and no read for that")
+			})
+		})
+	}
+}
+
+// A release that may have found the entry gone says nothing about those behind. They look first, or its
+// reply has told that they are there.
+func TestHandOver_ReleaseInDoubt(t *testing.T) {
+	for _, removed := range []bool{false, true} {
+		onStage(t, func(st *stage) {
+			h := st.lock(st.mutex().Lock)
+			h.IsOwner()
+			next := st.ticket(st.mutex().Enqueue)
+			if removed {
+				st.f.del(next.h.key)
+			}
+			st.change(func() { st.lose = true })
+			require.NoError(st, h.Unlock(st.Context()))
+			got, err := next.Wait(st.Context())
+			if removed {
+				require.ErrorIs(st, err, ErrLost)
+				return
+			}
+			require.NoError(st, err)
+			require.NoError(st, got.Unlock(st.Context()))
+		})
+	}
+	// The same where nobody knows how much of the entry etcd has yet to write.
+	onStage(t, func(st *stage) {
+		st.change(func() { st.lose = true })
+		h := st.lock(st.mutex().Lock)
+		next := st.ticket(st.mutex().Enqueue)
+		goOn := st.holdBack()
+		h.Release()
+		st.requireOut(next)
+		goOn()
+		st.wait(next).Release()
+	})
+}
+
+// An entry of others that is in between, exclusive or a reader, of this process or not, keeps its turn.
+func TestHandOver_OthersBetween(t *testing.T) {
+	for _, key := range []string{"a/7", "a/r7", "a/5-9"} { // the last one is another user's of the lease
+		t.Run(key, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				h := st.lock(st.mutex().Lock)
+				st.f.put(key)
+				next, after := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
+				goOn := st.holdBack()
+				h.Release()
+				st.requireOut(next, after)
+				goOn()
+				st.requireOut(next, after)
+				st.f.del(key)
+				h2 := st.wait(next)
+				st.requireOut(after)
+				h2.Release()
+				st.wait(after).Release()
+			})
+		})
+	}
+}
+
+// An entry that somebody has removed learns it with the reply to the release before it at the latest,
+// and those behind it go on.
+func TestHandOver_EntryRemoved(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		next, after := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
+		st.f.del(next.h.key)
+		goOn := st.holdBack()
+		h.Release()
+		got := st.wait(next)
+		require.NoError(st, got.Err())
+		st.requireOut(after)
+		goOn()
+		require.ErrorIs(st, got.Err(), ErrLost)
+		<-time.After(time.Second)
+		st.wait(after).Release()
+	})
+	// The holder's own: it is told by its release, and the others of the session are looked for.
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		h.IsOwner()
+		next, after := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
+		st.f.del(h.key)
+		st.f.del(next.h.key)
+		require.ErrorIs(st, h.Unlock(st.Context()), ErrLost)
+		_, err := next.Wait(st.Context())
+		require.ErrorIs(st, err, ErrLost)
+		<-time.After(time.Second)
+		st.wait(after).Release()
+	})
+	// A holder's that stays: the next one is told of that within an instant, and is in.
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		next := st.ticket(st.mutex().Enqueue)
+		<-time.After(time.Second)
+		st.f.del(h.key)
+		<-time.After(500 * time.Millisecond)
+		require.ErrorIs(st, h.Err(), ErrLost)
+		st.wait(next).Release()
+	})
+	// One that waits behind a holder of the session is told within an instant too.
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		next := st.ticket(st.mutex().Enqueue)
+		<-time.After(time.Second)
+		start := time.Now()
+		st.f.del(next.h.key)
+		_, err := next.Wait(st.Context())
+		require.ErrorIs(st, err, ErrLost)
+		require.Less(st, time.Since(start), 500*time.Millisecond)
+		h.Release()
+	})
+}
+
+// A hold that is lost hands nothing over: its lease may be gone. Nor does a session that has ended.
+func TestHandOver_Lost(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		next := st.ticket(st.mutex().Enqueue)
+		st.f.del(h.key, next.h.key) // the lease is revoked
+		st.s.keepAlive = func(context.Context) (int64, error) { return 0, nil }
+		require.ErrorIs(st, h.Check(st.Context()), ErrLost)
+		_, err := next.Wait(st.Context())
+		require.ErrorIs(st, err, ErrSessionExpired)
+	})
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		next := st.ticket(st.mutex().Enqueue)
+		st.s.terminate(ErrSessionExpired, "test")
+		h.Release()
+		_, err := next.Wait(st.Context())
+		require.ErrorIs(st, err, ErrSessionExpired)
+	})
+}
+
+// Readers with no writer between them are in together, and the writer behind them when all have left.
+func TestHandOver_ReadersAndWriters(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.rw().Lock)
+		r1, r2 := st.ticket(st.rw().REnqueue), st.ticket(st.rw().REnqueue)
+		w := st.ticket(st.rw().Enqueue)
+		r3 := st.ticket(st.rw().REnqueue)
+		goOn := st.holdBack()
+		h.Release()
+		h1, h2 := st.wait(r1), st.wait(r2)
+		st.requireOut(w, r3)
+		h1.Release()
+		st.requireOut(w, r3)
+		h2.Release()
+		hw := st.wait(w)
+		st.requireOut(r3)
+		hw.Release()
+		st.wait(r3).Release()
+		goOn()
+		require.Empty(st, st.f.keys("a/"))
+	})
+	// A downgrade lets those readers in that are next, and only when etcd has confirmed it.
+	onStage(t, func(st *stage) {
+		h := st.lock(st.rw().Lock)
+		r1, r2 := st.ticket(st.rw().REnqueue), st.ticket(st.rw().REnqueue)
+		w := st.ticket(st.rw().Enqueue)
+		st.f.del(r2.h.key)
+		goOn := st.holdBack()
+		done := make(chan error)
+		go func() { done <- h.Downgrade(st.Context()) }()
+		st.requireOut(r1, r2, w)
+		goOn()
+		require.NoError(st, <-done)
+		h1 := st.wait(r1)
+		_, err := r2.Wait(st.Context())
+		require.ErrorIs(st, err, ErrLost, "it was looked for")
+		st.requireOut(w)
+		h1.Release()
+		st.requireOut(w)
+		h.Release()
+		st.wait(w).Release()
+	})
+}
+
+// Try does not stumble over an entry of its own session that is on its way out, and an enqueue takes
+// another key; but nobody is passed.
+func TestHandOver_Try(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		goOn := st.holdBack()
+		h.Release()
+		got := make(chan *Held, 1)
+		go func() {
+			h, err := st.mutex().TryLock(st.Context())
+			require.NoError(st, err)
+			got <- h
+		}()
+		synctest.Wait()
+		require.Empty(st, got)
+		goOn()
+		h = <-got
+		waiter := st.ticket(st.mutex().Enqueue)
+		goOn = st.holdBack()
+		h.Release()
+		h = st.wait(waiter)
+		goOn()
+		_, err := st.mutex().TryLock(st.Context())
+		require.ErrorIs(st, err, ErrLocked)
+		h.Release()
+	})
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		_ = st.holdBack()
+		h.Release()
+		synctest.Wait()
+		st.change(func() { st.before = nil }) // for those that come later
+		h2 := st.lock(st.mutex().Lock)
+		require.Equal(st, []queue.Entry{{Key: "a/5", Rev: h.Token()}, {Key: "a/5-1", Rev: h2.Token()}}, st.f.keys("a/"))
+		h2.Release()
+	})
+}
+
+func isClosed(ch <-chan struct{}) bool {
+	select {
+	case <-ch:
+		return true
+	default:
+		return false
+	}
+}
+
+// A waiter whose watch has just broken is in at once all the same, when its own session gives back.
+func TestHandOver_BesideAnOutage(t *testing.T) {
+	onStage(t, func(st *stage) {
+		st.f.put("a/1")
+		first, second := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
+		st.f.del("a/1")
+		h := st.wait(first)
+		<-time.After(time.Second) // the second one watches the first
+		st.f.breakWatches()
+		synctest.Wait()
+		start := time.Now()
+		h.Release()
+		st.wait(second).Release()
+		require.Zero(st, time.Since(start))
+	})
+}
+
+// A guarded transaction ends with the session, also on a member that hangs and with a ctx that never ends.
+func TestFault_I8_TxnEndsWithTheSession(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		st.holdBack()
+		done := make(chan error)
+		go func() {
+			_, err := h.Txn(context.Background()).Then(clientv3.OpPut("x", "")).Commit()
+			done <- err
+		}()
+		synctest.Wait()
+		st.s.terminate(ErrSessionExpired, "test")
+		require.ErrorIs(st, <-done, ErrLost)
+	})
+}

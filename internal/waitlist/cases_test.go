@@ -1,0 +1,153 @@
+package waitlist
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// What random worlds find too seldom.
+
+func listing(at int64, keys ...queue.Entry) *Listing {
+	return &Listing{At: at, Low: 1, High: at, Shared: true, Keys: keys, Size: int64(len(keys))}
+}
+
+// holder is a list with an entry that has the lock, at revision 5.
+func holder(t *testing.T) (l *List, h *Entry) {
+	l = New("a")
+	h = l.Register(nil, keyspace.Exclusive, "a/5")
+	h.Enqueued(5, listing(4))
+	require.Equal(t, Grant, h.Next().Do)
+	return l, h
+}
+
+var held5 = queue.Entry{Key: "a/5", Rev: 5}
+
+// An entry whose txn has not shown what was below may have been removed while something of others,
+// which nobody knew of, was still in its way. So that a later reading shows nothing below does not do: it
+// has to show the entry.
+func TestCompleteLater(t *testing.T) {
+	for name, learn := range map[string]func(l *List, e *Entry){
+		"before a reading": func(l *List, e *Entry) {
+			e.Enqueued(12, nil)
+			l.Saw(&Listing{At: 20, Low: 1, High: 20, Keys: []queue.Entry{held5}})
+		},
+		"after it": func(l *List, e *Entry) {
+			l.Saw(&Listing{At: 20, Low: 1, High: 20, Keys: []queue.Entry{held5}})
+			e.Enqueued(12, nil)
+		},
+		"after it, with what is gone by then": func(l *List, e *Entry) {
+			l.Saw(&Listing{At: 20, Low: 1, High: 20, Keys: []queue.Entry{held5}})
+			e.Enqueued(12, &Listing{At: 11, Low: 1, High: 11, Keys: []queue.Entry{held5, {Key: "a/7", Rev: 8}}})
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, h := holder(t)
+			e := l.Register(nil, keyspace.Shared, "a/r5")
+			learn(l, e)
+			h.Leave(false)
+			s := e.Next()
+			require.Equal(t, Read, s.Do)
+			require.GreaterOrEqual(t, s.At, int64(20))
+			e.Saw(&s, s.Listing(20, nil, false, 2, nil))
+			require.Equal(t, Gone, e.Next().Do)
+		})
+	}
+}
+
+// A key that a watch has told of before anybody knew it is not there, whatever an older reading shows.
+func TestToldBeforeKnown(t *testing.T) {
+	l, h := holder(t)
+	e, next := l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
+	e.Enqueued(8, listing(7, held5, queue.Entry{Key: "a/7", Rev: 6}))
+	next.Enqueued(12, nil)
+	s := e.Next()
+	require.Equal(t, Open, s.Do)
+	e.Opened(&Watch{From: s.From, To: s.To, At: 12})
+	s = e.Next()
+	e.Saw(&s, s.Listing(12, []queue.Entry{held5, {Key: "a/7", Rev: 6}, {Key: "a/5-1", Rev: 8}}, true, 5, nil))
+	require.Equal(t, Wait, e.Next().Do)
+	e.Heard([]Deletion{{"a/3", 14}, {"a/7", 15}})
+	h.Leave(false)
+	require.Equal(t, Grant, e.Next().Do)
+	l.Saw(&Listing{At: 13, Low: 1, High: 13, Shared: true, Keys: []queue.Entry{held5, {Key: "a/3", Rev: 9}, {Key: "a/5-1", Rev: 8}, {Key: "a/5-2", Rev: 12}}})
+	s = next.Next()
+	require.NotEqual(t, Wait, s.Do, "a/3 is not there to wait for")
+}
+
+// A key of an entry whose reply is on its way is nobody's until the reply tells whose.
+func TestKeyOfAPendingEntry(t *testing.T) {
+	for name, mine := range map[string]bool{"its own": true, "of others": false} {
+		t.Run(name, func(t *testing.T) {
+			l, h := holder(t)
+			pending := l.Register(nil, keyspace.Exclusive, "a/5-1", "a/r5")
+			e := l.Register(nil, keyspace.Exclusive, "a/5-2")
+			seen := listing(7, held5, queue.Entry{Key: "a/5-1", Rev: 6}, queue.Entry{Key: "a/r5", Rev: 6})
+			e.Enqueued(8, seen)
+			require.Equal(t, Step{}, e.Next(), "it asks nothing")
+			h.Leave(false)
+			require.Equal(t, Step{}, e.Next())
+			if mine {
+				pending.Enqueued(6, listing(5, held5))
+				require.Equal(t, Grant, pending.Next().Do)
+				pending.Leave(false)
+				require.Equal(t, Grant, e.Next().Do)
+				return
+			}
+			pending.Rekey("a/5-3", "a/r5-1")
+			require.Equal(t, Open, e.Next().Do)
+		})
+	}
+}
+
+// A late reply shows an entry that has left since. It is not in the way.
+func TestLeftSince(t *testing.T) {
+	l, h := holder(t)
+	e := l.Register(nil, keyspace.Exclusive, "a/5-1")
+	h.Leave(false)
+	h.Removed(9, true, nil, nil)
+	e.Enqueued(8, listing(7, held5))
+	require.Equal(t, Grant, e.Next().Do)
+}
+
+// The watch on all of the queue stays between turns, and is closed with the last waiter.
+func TestWideWatchStays(t *testing.T) {
+	l := New("a")
+	other := queue.Entry{Key: "a/7", Rev: 2}
+	first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
+	first.Enqueued(5, listing(4, other))
+	second.Enqueued(6, listing(5, other, held5))
+	s := first.Next()
+	require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
+	w := &Watch{From: s.From, To: s.To, At: 6}
+	first.Opened(w)
+	s = first.Next()
+	first.Saw(&s, s.Listing(6, []queue.Entry{other, held5, {Key: "a/5-1", Rev: 6}}, false, 3, nil))
+	require.Equal(t, Step{}, first.Next())
+	first.Heard([]Deletion{{"a/7", 8}})
+	require.Equal(t, Grant, first.Next().Do)
+	require.Empty(t, first.Stop())
+	s = second.Next()
+	require.Equal(t, Adopt, s.Do)
+	require.Same(t, w, s.Keep)
+	require.Equal(t, []*Watch{w}, second.Stop())
+}
+
+// A downgrade lets nobody in whom its request has not looked for, before somebody has.
+func TestDowngradeLooks(t *testing.T) {
+	l := New("a")
+	h := l.Register(nil, keyspace.Exclusive, "a/5", "a/r5")
+	h.Enqueued(5, listing(4))
+	h.Downgrading()
+	require.Empty(t, h.Behind())
+	e := l.Register(nil, keyspace.Shared, "a/r5-1")
+	e.Enqueued(8, &Listing{At: 7, Low: 1, High: 7, Keys: []queue.Entry{held5}})
+	h.Downgraded(20, nil, nil)
+	s := e.Next()
+	require.Equal(t, Read, s.Do)
+	e.Saw(&s, s.Listing(20, nil, false, 2, nil))
+	require.Equal(t, Gone, e.Next().Do)
+}

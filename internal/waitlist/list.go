@@ -1,0 +1,229 @@
+// Package waitlist keeps what one session has in one lock's queue, and says which of its
+// entries has the lock and what is to be asked of etcd for the others. It makes no request: it
+// is told of what was registered, read, heard and given back, and each waiting entry asks Next
+// what to do. It knows nothing of sessions and leases.
+//
+// Only the two front-most waiting entries ask etcd, the second to be prepared. For the others it
+// is right to wait for the entries of the same session before them.
+//
+// Invariant (I1): an entry is granted only after a revision at which it was in the queue and
+// every lower key that blocks it was of an entry of its own list that has left without a fence.
+package waitlist
+
+import (
+	"slices"
+	"sync"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// A List is the entries of one session in one queue. It is safe for concurrent use, and calls
+// nobody while its mutex is held.
+type List struct {
+	name string
+
+	mu sync.Mutex
+	// places are the keys of the queue that are known, those of the list and those of others, by
+	// revision. All there are up to the marks are among them: nothing is ever added below.
+	places []place
+	marks  [2]int64 // of the exclusive and of the shared ones
+	latest int64    // the highest revision at which something was found to be gone
+	size   int64    // of the queue, in keys, as it was last read
+	// keys are those of entries, from before the txn that writes them is sent. What is seen under
+	// one belongs to the entry only if etcd has told the entry's revision, and it is this.
+	keys map[string]*Entry
+	// removed are the revisions of entries that have left, by key. A reading or a reply that is
+	// late still shows them.
+	removed map[string]int64
+	watches []*Watch
+	wide    *Watch // the one on all of the queue, for all of the list: it stays between turns
+	spare   bool   // nobody listens to it
+	front   [2]*Entry
+	changed bool // the front may have something to do
+}
+
+// An Entry is one acquisition of the session's in the queue.
+type Entry struct {
+	// Owner is whom the entry belongs to. The list does not use it.
+	Owner any
+
+	l     *List
+	keys  []string // the first one stands for the entry
+	kind  keyspace.Kind
+	state state
+	rev   int64 // 0 while it is not known
+	// since is a revision at which, or after which, it has to have been in the queue to be
+	// granted: what was in its way was gone there, or others of the list were.
+	since  int64
+	gone   int64 // what was under its keys up to this revision is gone
+	from   int64 // between this revision and rev all is known
+	read   int64 // the revision of the last reading that was made for it
+	short  bool  // a reading upward did not reach it
+	all    bool  // a reading of few keys downward did not suffice
+	fresh  bool  // it is to be read at the present
+	guard  bool  // see Guard
+	ending bool  // see Stop
+	watch  *Watch
+	wake   chan struct{}
+}
+
+type state uint8
+
+const (
+	sent    state = iota // its txn is on its way
+	waiting              // in the queue
+	held                 // it has the lock
+	left                 // given back or withdrawn: over, wherever its key is
+	leaving              // likewise, or lost, but in the way until etcd has removed it
+	missing              // its key is not in etcd, and its owner is to be told
+)
+
+func New(name string) *List {
+	return &List{name: name, keys: make(map[string]*Entry), removed: make(map[string]int64)}
+}
+
+// Register adds an entry that is about to be written under these keys. The first one is what it
+// is known by; a write lock has a shared one besides.
+func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Entry {
+	e := &Entry{Owner: owner, l: l, kind: kind, wake: make(chan struct{}, 1)}
+	e.Rekey(keys...)
+	return e
+}
+
+// Rekey gives the entry other keys, since those that it had are in use by others.
+func (e *Entry) Rekey(keys ...string) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.disownLocked()
+	e.keys, e.gone = keys, 0
+	for _, key := range keys {
+		l.keys[key] = e
+	}
+	l.changed = true
+	l.settleLocked()
+}
+
+func (e *Entry) disownLocked() {
+	for _, key := range e.keys {
+		if e.l.keys[key] == e {
+			delete(e.l.keys, key)
+		}
+	}
+}
+
+// Enqueued says that the entry is in the queue at revision rev. seen is what its txn showed
+// before it wrote the entry, nil if nothing.
+func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e.enterLocked(rev, waiting)
+	if rev <= e.gone {
+		e.state = missing
+	}
+	late := true // it may not be known when what was below has gone
+	if seen != nil {
+		if seen.Low <= seen.High {
+			e.from = seen.Low
+		}
+		lost = l.applyLocked(seen)
+		late = seen.Low > seen.High || slices.ContainsFunc(seen.Keys, l.forgotLocked)
+	}
+	if late && rev < l.latest {
+		e.since = l.latest
+	}
+	l.settleLocked()
+	return lost
+}
+
+// Held says that the entry has the lock, at revision rev, without having waited.
+func (e *Entry) Held(rev int64) {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	e.enterLocked(rev, held)
+	e.clearBelowLocked()
+}
+
+func (e *Entry) enterLocked(rev int64, s state) {
+	e.rev, e.from, e.state = rev, rev, s
+	for _, key := range e.keys {
+		i := e.l.placeLocked(queue.Entry{Key: key, Rev: rev})
+		e.l.places[i].own, e.l.places[i].seen = e, max(e.l.places[i].seen, rev)
+	}
+}
+
+// BehindLeft reports whether the list has no entries in the queue but such that have left. Wake tells
+// when that changes.
+func (e *Entry) BehindLeft() bool {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	over := false
+	for _, p := range e.l.places {
+		if p.own != nil {
+			if over = p.own.state == left || p.own.state == leaving; !over {
+				return false
+			}
+		}
+	}
+	return over
+}
+
+// Empty reports whether the list has no entry, so that it can be dropped.
+func (l *List) Empty() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.keys) == 0
+}
+
+// settleLocked grants what is entitled, the front-most first, and wakes those who have something
+// to do then: those who come to the front, and, after a change, those who are there.
+func (l *List) settleLocked() {
+	var any, exclusive bool // is in the way
+	for i := 0; i < len(l.places) && !exclusive; i++ {
+		p := l.places[i]
+		e := p.own
+		if e != nil && e.state == waiting && p.Key == e.keys[0] && l.completeLocked(e) && l.seenLocked(e) >= e.since && !(any && e.kind == keyspace.Exclusive) {
+			e.state = held
+			e.clearBelowLocked()
+			i, _ = l.findLocked(p.Entry)
+			e.tell()
+			l.changed = true
+		}
+		if p.inWay() {
+			any, exclusive = true, p.kind == keyspace.Exclusive
+		}
+	}
+	front := l.frontLocked()
+	for i, e := range front {
+		if e != nil && (l.changed || e != l.front[i]) {
+			e.tell()
+		}
+	}
+	l.front, l.changed = front, false
+}
+
+// frontLocked are the two front-most waiting entries.
+func (l *List) frontLocked() (front [2]*Entry) {
+	n := 0
+	for _, p := range l.places {
+		if e := p.own; e != nil && e.state == waiting && !e.ending && p.Key == e.keys[0] {
+			if front[n] = e; n == 1 {
+				break
+			}
+			n++
+		}
+	}
+	return front
+}
+
+// Wake has a value when Next may say something else than it did.
+func (e *Entry) Wake() <-chan struct{} { return e.wake }
+
+func (e *Entry) tell() {
+	select {
+	case e.wake <- struct{}{}:
+	default: // it was told, and has not looked yet
+	}
+}

@@ -1,0 +1,280 @@
+package waitlist
+
+import (
+	"slices"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// Action is what a waiting entry has to do.
+type Action uint8
+
+const (
+	Wait  Action = iota // for Wake, and for the events of its watch if it has one
+	Grant               // it has the lock
+	Gone                // its key is not in etcd any more
+	Read                // From..To, or Keys, and then Saw
+	Open                // a watch on From..To, and then Opened; it closes the one that it has
+	Drop                // its watch, of which it has no use
+	Adopt               // the watch that was kept, and close the one that it has; see Close
+)
+
+// A Step is an action and what it needs.
+type Step struct {
+	Do Action
+	// Guard: it waits for entries of its own list only. Where that lasts, it calls Guard.
+	Guard bool
+
+	Keep *Watch // to adopt
+
+	From, To string // to watch, or to read; only Keys if From is empty
+	At       int64  // the revision to read at, 0 for the present
+	Keys     []string
+	// The keys From..To are read in the order of their creation: upward from Min, or downward
+	// from Max. So many at most, 0 for all.
+	Upward   bool
+	Min, Max int64
+	Limit    int64
+}
+
+// Listing is what was read for the step, at revision at: of From..To range, more if there is more
+// than the limit, size in all; and those of Keys that are there.
+func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, keys []queue.Entry) *Listing {
+	seen := &Listing{At: at, Low: 1, High: at, Asked: s.Keys, Keys: slices.Concat(ranged, keys), Size: size}
+	if s.From == "" {
+		seen.High = 0
+		return seen
+	}
+	seen.Shared = len(s.Keys) == 0
+	if s.Upward {
+		seen.Low = s.Min
+	} else {
+		seen.High = s.Max
+	}
+	switch last := len(ranged) - 1; {
+	case !more:
+	case last < 0:
+		seen.High = seen.Low - 1
+	case s.Upward: // a write lock's other key may be cut off
+		seen.High = ranged[last].Rev - 1
+	default:
+		seen.Low = ranged[last].Rev + 1
+	}
+	if !seen.Shared {
+		seen.Size = 0
+	}
+	return seen
+}
+
+// Reads of the queue in the order of revisions have etcd sort all of it, whatever their limit.
+const (
+	// downLimit is how many keys a reading downward shows at first: a writer's own two, the two
+	// each of the writers that are near, and of one more, and one to know that these are all.
+	downLimit = 2 + 2*(queue.Lookahead+1) + 1
+	// upLimit is how many a reading upward does, for all of the list that are among them.
+	upLimit = 64
+)
+
+// Granted reports whether the entry has the lock.
+func (e *Entry) Granted() bool {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	return e.state == held
+}
+
+// Next is what the entry has to do now.
+func (e *Entry) Next() Step {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch e.state {
+	case held:
+		return Step{Do: Grant}
+	case missing, leaving: // before its owner knew that it had the lock
+		return Step{Do: Gone}
+	}
+	front := l.frontLocked()
+	complete := l.completeLocked(e)
+	others := slices.Concat(l.belowLocked(e, keyspace.Exclusive, false), l.belowLocked(e, keyspace.Shared, false))
+	clear := complete && len(others) == 0 && l.seenLocked(e) >= e.since && !e.fresh
+	switch {
+	case e.watch != nil && (e != front[0] && e != front[1] || l.wide != nil && !l.spare && e.watch != l.wide):
+		return Step{Do: Drop}
+	case e == front[0] && l.spare:
+		l.spare, e.watch = false, l.wide
+		return Step{Do: Adopt, Keep: l.wide}
+	case e == front[0] && clear:
+		return e.guardLocked()
+	case e == front[0]:
+		return e.askLocked()
+	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p place) bool { return p.Rev > front[0].rev || !blocks(p.kind, front[0].kind) })):
+		return e.askLocked() // what the first one does not ask
+	}
+	return Step{}
+}
+
+// askLocked is what to do for others to leave that block the entry, or to find out about them.
+//
+// The watch comes first and the reading after it, so that nothing is missed in between. Near the
+// front the watch reaches to the entry's own key: when the last blocker has gone no reading comes
+// before the grant, so the same watch, which keeps the order of events, has to tell whether the
+// entry was still there.
+func (e *Entry) askLocked() Step {
+	l := e.l
+	complete := l.completeLocked(e)
+	unsure := !complete
+	sure := func(below []place) []place {
+		return slices.DeleteFunc(below, func(p place) bool { unsure = unsure || p.unsure; return p.unsure })
+	}
+	writers, readers := sure(l.belowLocked(e, keyspace.Exclusive, false)), sure(l.belowLocked(e, keyspace.Shared, false))
+	wide := complete && l.manyLocked()
+	targets, deep := writers, false
+	switch n := len(writers); {
+	case !wide && n > queue.Lookahead:
+		targets, deep = writers[n-queue.Lookahead-1:n-queue.Lookahead], true
+	case n > 0 && !wide && (!complete || len(readers) > 2*queue.Lookahead):
+		// The readers can't be gone before the last writer is.
+	case complete:
+		targets = append(writers, readers...)
+	}
+	asked := func(p place) bool { return l.keys[p.Key] == nil || l.keys[p.Key].rev > 0 }
+	switch {
+	case len(targets) == 0 || e.fresh:
+		return e.readLocked()
+	case !unsure && !slices.ContainsFunc(targets, asked):
+		return Step{} // for the replies of entries of the list, which they probably are
+	}
+	w := e.watchLocked()
+	from, to := e.rangeLocked(targets, deep, unsure)
+	if !w.contains(from, to) {
+		if wide {
+			from, to = l.allLocked()
+		}
+		return Step{Do: Open, From: from, To: to}
+	}
+	switch late := slices.ContainsFunc(targets, func(p place) bool { return p.seen < w.At }); {
+	case deep && late:
+		return Step{Do: Read, At: max(w.At, w.upTo, e.rev), Keys: []string{targets[0].Key}}
+	case !deep && (late || l.seenLocked(e) < w.At || unsure && e.read < w.At):
+		return e.readLocked()
+	}
+	return Step{}
+}
+
+// rangeLocked is the range to watch for the targets to leave, and near the front for the entry
+// itself and those of the list behind it. A reader's reaches to all readers. So does one whose
+// reading is to come: write locks have shared keys too.
+func (e *Entry) rangeLocked(targets []place, deep, unsure bool) (from, to string) {
+	from, to = targets[0].Key, targets[0].Key+"\x00"
+	if deep {
+		return from, to
+	}
+	for _, p := range targets {
+		from, to = min(from, p.Key), max(to, p.Key+"\x00")
+	}
+	// '.' is behind '-': these are the exclusive keys of the session, for those of the list behind it.
+	own := e.l.name + "/" + keyspace.LeaseOf(e.l.name, e.keys[0])
+	if from, to = min(from, own), max(to, own+"."); e.kind == keyspace.Shared || unsure {
+		_, to = keyspace.Shareds(e.l.name)
+	}
+	return from, to
+}
+
+func (e *Entry) readLocked() Step {
+	l := e.l
+	s := Step{Do: Read, At: max(e.rev, e.since)}
+	if w := e.watchLocked(); w != nil {
+		s.At = max(s.At, w.At, w.upTo)
+	}
+	if e.fresh {
+		s.At = 0
+	}
+	switch {
+	case len(l.keys) > len(e.keys) && !e.short:
+		s.From, s.To = keyspace.All(l.name)
+		s.Upward, s.Limit, s.Min = true, upLimit, min(l.marks[0]+1, l.marks[1]+1, e.rev)
+		if i := slices.IndexFunc(l.places, func(p place) bool { return p.own == nil }); i >= 0 {
+			s.Min = min(s.Min, l.places[i].Rev)
+		}
+		return s
+	case !e.all:
+		s.Limit = downLimit
+	}
+	s.Max = e.rev
+	s.From, s.To = keyspace.Blocking(l.name, e.kind)
+	if e.kind == keyspace.Shared {
+		s.Keys = e.keys[:1:1] // which lies outside of that range
+	}
+	return s
+}
+
+// Saw takes note of what was read for a step of the entry.
+func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lost = l.applyLocked(seen)
+	e.fresh = e.fresh && s.At > 0
+	if s.From != "" {
+		e.read = seen.At
+		if seen.Low <= e.rev && e.rev <= seen.High {
+			e.from = min(e.from, seen.Low)
+		}
+		if s.Upward {
+			e.short = e.short || seen.High < e.rev
+		} else if l.completeLocked(e) || len(l.belowLocked(e, keyspace.Exclusive, false)) == 0 {
+			e.all = e.all || seen.Low > 1 // it would not suffice the next time either
+		}
+	}
+	l.settleLocked()
+	return lost
+}
+
+// manyShare is which part of a queue, at least, the entries of a list are that watch all of it.
+// It bounds to how many clients etcd tells each release: a watch of one waiter is told of hardly
+// any but the one that it waits for.
+const manyShare = 4
+
+// manyLocked reports whether several of the list wait, and are a good part of the queue.
+func (l *List) manyLocked() bool {
+	return l.frontLocked()[1] != nil && int64(len(l.keys))*manyShare >= l.size
+}
+
+// allLocked is the range of all entries.
+func (l *List) allLocked() (from, to string) {
+	from, _ = keyspace.Exclusives(l.name)
+	_, to = keyspace.Shareds(l.name)
+	return from, to
+}
+
+// Guard says that the entry has waited for holders of its own list for a while, so that it is to
+// watch them and itself: somebody may remove one of them.
+func (e *Entry) Guard() {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	e.guard = true
+}
+
+// guardLocked is what to do for holders of the list to leave.
+func (e *Entry) guardLocked() Step {
+	l := e.l
+	holders := slices.Concat(l.belowLocked(e, keyspace.Exclusive, true), l.belowLocked(e, keyspace.Shared, true))
+	if len(holders) == 0 || !e.guard {
+		return Step{Guard: len(holders) > 0}
+	}
+	holders = holders[:min(len(holders), nextMax)]
+	w := e.watchLocked()
+	late := l.seenLocked(e) < w.at()
+	keys := []string{e.keys[0]}
+	for _, p := range holders {
+		keys, late = append(keys, p.Key), late || p.seen < w.at()
+	}
+	switch from, to := slices.Min(keys), slices.Max(keys)+"\x00"; {
+	case !w.contains(from, to):
+		return Step{Do: Open, From: from, To: to}
+	case late:
+		return Step{Do: Read, At: max(w.At, w.upTo, e.rev), Keys: keys}
+	}
+	return Step{}
+}

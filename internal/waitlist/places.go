@@ -1,0 +1,186 @@
+package waitlist
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// A Listing is what a read has shown of the queue.
+type Listing struct {
+	At int64 // the revision that it shows
+	// Every key that was created at a revision from Low to High is in Keys, of exclusive
+	// entries and, if Shared, of shared ones. None if Low is above High.
+	Low, High int64
+	Shared    bool
+	// Asked are keys that were asked for by name; they are in Keys if they are there.
+	Asked []string
+	Keys  []queue.Entry
+	Size  int64 // keys in the queue, foreign ones included; 0 if that was not counted
+}
+
+// place is a key in the queue.
+type place struct {
+	queue.Entry
+	kind keyspace.Kind
+	own  *Entry // nil if it is of others
+	seen int64  // the last revision at which it is known to have been there
+	// unsure: one behind it has left, so it probably has too.
+	unsure bool
+}
+
+// inWay reports whether those above that it blocks have to wait for it.
+func (p *place) inWay() bool {
+	return p.own == nil || p.own.state != left && p.own.state != missing
+}
+
+// blocks reports whether a key of one kind is in the way of a higher entry of another (I2).
+func blocks(lower, higher keyspace.Kind) bool {
+	return lower == keyspace.Exclusive || lower == keyspace.Shared && higher == keyspace.Exclusive
+}
+
+func (l *List) findLocked(q queue.Entry) (i int, known bool) {
+	return slices.BinarySearchFunc(l.places, q, func(p place, q queue.Entry) int {
+		return cmp.Or(cmp.Compare(p.Rev, q.Rev), cmp.Compare(p.Key, q.Key))
+	})
+}
+
+// placeLocked is where q is in places; it is put there if it was not.
+func (l *List) placeLocked(q queue.Entry) int {
+	i, known := l.findLocked(q)
+	if !known {
+		l.places = slices.Insert(l.places, i, place{Entry: q, kind: keyspace.KindOf(l.name, q.Key)})
+	}
+	return i
+}
+
+func (l *List) markLocked(kind keyspace.Kind) int64 { return l.marks[kind-keyspace.Exclusive] }
+
+// forgotLocked reports whether q, an entry that was seen, is known to be gone, and not only since
+// it has left.
+func (l *List) forgotLocked(q queue.Entry) bool {
+	i, known := l.findLocked(q)
+	if known {
+		return l.places[i].own != nil && l.places[i].own.state == missing
+	}
+	return keyspace.KindOf(l.name, q.Key) != keyspace.Foreign && q.Rev > l.removed[q.Key]
+}
+
+// applyLocked takes note of a listing: first of what it would show if it was there, then of what it
+// shows.
+func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
+	l.changed = true
+	for _, p := range slices.Clone(l.places) {
+		inRange := seen.Low <= p.Rev && p.Rev <= seen.High && (seen.Shared || p.kind == keyspace.Exclusive)
+		if p.Rev <= seen.At && (inRange || slices.Contains(seen.Asked, p.Key)) && !slices.Contains(seen.Keys, p.Entry) {
+			lost = l.goneLocked(lost, p.Entry, seen.At)
+		}
+	}
+	for _, q := range seen.Keys {
+		kind := keyspace.KindOf(l.name, q.Key)
+		_, known := l.findLocked(q)
+		if kind == keyspace.Foreign || !known && (q.Rev <= l.markLocked(kind) || q.Rev <= l.removed[q.Key]) {
+			continue // all there are up to the mark were known, so it is gone by now
+		}
+		p := &l.places[l.placeLocked(q)]
+		told := func(w *Watch) bool { return w.covers(q.Key) && w.upTo > seen.At }
+		if p.seen <= seen.At && (p.seen > 0 || !slices.ContainsFunc(l.watches, told)) {
+			p.seen, p.unsure = seen.At, false // else it may have been told already that it left
+		}
+	}
+	for i := range l.marks {
+		kind := keyspace.Exclusive + keyspace.Kind(i)
+		if seen.Low > seen.High || seen.Low > l.marks[i]+1 || seen.High <= l.marks[i] || kind == keyspace.Shared && !seen.Shared {
+			continue
+		}
+		// What was there before, and is not in it, nobody may have known.
+		for _, p := range l.places {
+			if e := p.own; e != nil && e.from-1 > l.marks[i] && blocks(kind, e.kind) {
+				e.since = max(e.since, seen.At)
+			}
+		}
+		l.marks[i], l.latest = seen.High, max(l.latest, seen.At)
+	}
+	for key, rev := range l.removed {
+		if rev <= l.markLocked(keyspace.KindOf(l.name, key)) {
+			delete(l.removed, key)
+		}
+	}
+	l.size = cmp.Or(seen.Size, l.size)
+	return lost
+}
+
+// goneLocked takes note that a key was not in the queue at revision at. An entry of the list is
+// told; if it had the lock it is added to those that are lost.
+func (l *List) goneLocked(lost []*Entry, q queue.Entry, at int64) []*Entry {
+	i, known := l.findLocked(q)
+	if !known {
+		return lost
+	}
+	p := l.places[i]
+	switch e := p.own; {
+	case e == nil:
+		l.places = slices.Delete(l.places, i, i+1)
+		if e := l.keys[q.Key]; e != nil { // it was probably this one's, whose reply is on its way
+			e.gone = max(e.gone, q.Rev)
+		}
+		for j := range l.places[:i] {
+			if o := &l.places[j]; o.own == nil && p.kind == keyspace.Exclusive && !l.trackedLocked(o) {
+				o.unsure = true
+			}
+		}
+		l.suspectLocked(q, at)
+	case q.Key != e.keys[0] || e.state == left || e.state == leaving:
+		// Its own request has removed it, or is to.
+	case e.state == held:
+		e.state = leaving
+		lost = append(lost, e)
+		l.suspectLocked(queue.Entry{}, at) // the lease may be gone, with all of the list
+	case e.state == waiting:
+		e.state = missing
+		e.tell()
+		l.suspectLocked(queue.Entry{}, at)
+	}
+	return lost
+}
+
+// suspectLocked has the entries that q blocks be seen at revision at, or later, before they are
+// granted: at that one q was gone. The zero q is for all.
+func (l *List) suspectLocked(q queue.Entry, at int64) {
+	l.latest, l.changed = max(l.latest, at), true
+	for i := range l.places {
+		e := l.places[i].own
+		if e != nil && e.rev > q.Rev && (q.Key == "" || blocks(keyspace.KindOf(l.name, q.Key), e.kind)) {
+			e.since = max(e.since, at)
+		}
+	}
+}
+
+// clearBelowLocked strikes off all of others that the entry, which has the lock, would exclude.
+func (e *Entry) clearBelowLocked() {
+	l := e.l
+	l.places = slices.DeleteFunc(l.places, func(p place) bool { return p.own == nil && p.Rev < e.rev && blocks(p.kind, e.kind) })
+	l.marks[0] = max(l.marks[0], e.rev-1)
+	if e.kind == keyspace.Exclusive {
+		l.marks[1] = max(l.marks[1], e.rev-1)
+	}
+}
+
+// completeLocked reports whether all that may block e is known.
+func (l *List) completeLocked(e *Entry) bool {
+	return l.marks[0] >= e.from-1 && (e.kind == keyspace.Shared || l.marks[1] >= e.from-1)
+}
+
+// belowLocked are the keys below e that it has to wait for, and that it asks etcd about: those of
+// others, or, if own, those of holders of the list.
+func (l *List) belowLocked(e *Entry, kind keyspace.Kind, own bool) (below []place) {
+	complete := l.completeLocked(e)
+	for _, p := range l.places {
+		if p.Rev < e.rev && p.kind == kind && blocks(kind, e.kind) && (complete || p.Rev >= e.from) && (own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0] || !own && p.own == nil) {
+			below = append(below, p)
+		}
+	}
+	return below
+}

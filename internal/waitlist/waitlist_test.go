@@ -1,0 +1,245 @@
+package waitlist
+
+import (
+	"flag"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// play has so many things happen, and then everybody leave in turn.
+func play(t *testing.T, steps int, choose func(n int) int) {
+	w := newWorld(t, choose)
+	for range steps {
+		if w.failed {
+			return
+		}
+		w.happen()
+	}
+	w.mercy = true
+	for round := 0; !w.failed; round++ {
+		if w.rest() {
+			break
+		}
+		if round > 3000 {
+			w.fail("it does not end: %v", w.state())
+		}
+	}
+	if w.failed {
+		return
+	}
+	for _, a := range w.own {
+		if !a.over {
+			w.fail("%s at %d is forgotten in %v", a.name, a.rev, w.state())
+		}
+	}
+	if !w.l.Empty() || w.l.wide != nil {
+		w.fail("the list keeps %v, %v", w.l.keys, w.l.wide)
+	}
+}
+
+// happen is one thing that happens.
+func (w *world) happen() {
+	switch n := w.choose(20); {
+	case n < 3 && len(w.own) < 14:
+		w.begin()
+	case n == 3 && len(w.others) < 14:
+		w.otherComes()
+	case n == 4 && len(w.others) > 0:
+		w.otherLeaves(w.choose(len(w.others)))
+	case n == 5 && len(w.own) > 0:
+		w.hurt(w.own[w.choose(len(w.own))])
+	case n == 6 && len(w.own) > 0:
+		w.giveUp(w.own[w.choose(len(w.own))])
+	case n == 7 && len(w.own) > 0:
+		if a := w.own[w.choose(len(w.own))]; a.held && !a.over && w.choose(3) == 0 {
+			a.fence = true
+			if a.kind == keyspace.Exclusive && len(a.keys) > 1 && w.choose(2) == 0 {
+				w.downgrade(a)
+			}
+		}
+	case len(w.own) > 0:
+		w.advance(w.own[w.choose(len(w.own))])
+	}
+}
+
+func (w *world) otherComes() {
+	base, kind := []string{"a/", "a/r"}[w.choose(2)], keyspace.Exclusive
+	if base == "a/r" {
+		kind = keyspace.Shared
+	}
+	key := fmt.Sprintf("%s%x", base, 3+w.choose(5)) // 5 is the session's own lease, which is adopted
+	if _, there := w.state()[key]; there {
+		return
+	}
+	rev := w.write(func(s map[string]int64, rev int64) { s[key] = rev })
+	w.others = append(w.others, place{Entry: queue.Entry{Key: key, Rev: rev}, kind: kind})
+	w.logf("others put %s", key)
+	w.checkExclusion()
+}
+
+func (w *world) otherLeaves(i int) {
+	o := w.others[i]
+	if w.state()[o.Key] == o.Rev {
+		w.remove(o.Key)
+		w.logf("others remove %s", o.Key)
+	}
+	w.others = append(w.others[:i:i], w.others[i+1:]...)
+	w.checkExclusion()
+}
+
+// hurt removes an entry by the hand of somebody else.
+func (w *world) hurt(a *actor) {
+	if w.choose(4) > 0 {
+		return
+	}
+	for _, b := range w.own { // all of them: the lease was revoked
+		if b != a && w.choose(4) == 0 || b == a {
+			for _, k := range b.keys {
+				if b.put && w.state()[k] == b.rev {
+					w.logf("%s is removed by somebody", b.name)
+					b.hurt = true
+					w.remove(k)
+				}
+			}
+		}
+	}
+	w.checkExclusion()
+}
+
+func (w *world) giveUp(a *actor) {
+	switch {
+	case a.over, a.rev == 0, a.next != nil:
+	case a.held && a.hurt && w.choose(2) == 0:
+		w.logf("%s finds itself lost", a.name)
+		a.e.Lost(w.now())
+		w.end(a, true)
+	default:
+		w.end(a, false)
+	}
+}
+
+// downgrade turns a write hold into one for reading.
+func (w *world) downgrade(a *actor) {
+	exclusive := a.keys[0]
+	a.keys, a.kind = []string{a.keys[1], a.keys[0]}, keyspace.Shared
+	a.e.Downgrading()
+	next := a.e.Behind()
+	w.logf("%s is to be downgraded", a.name)
+	a.next = func() {
+		s := w.state()
+		if at := w.now(); s[exclusive] != a.rev || s[a.keys[0]] != a.rev {
+			a.next = func() { a.next = nil; a.e.Lost(at); w.end(a, true) }
+			return
+		}
+		there := slices.DeleteFunc(slices.Clone(next), func(q queue.Entry) bool { return s[q.Key] != q.Rev })
+		at := w.remove(exclusive)
+		a.next = func() {
+			a.next = nil
+			w.logf("%s is downgraded", a.name)
+			w.lose(a.e.Downgraded(at, next, there))
+		}
+	}
+}
+
+// guards reports whether a sleeper's timer is to go off.
+func (w *world) guards(a *actor) bool { return a.guards && (w.mercy || w.choose(3) == 0) }
+
+// advance has an acquisition go on.
+func (w *world) advance(a *actor) bool {
+	switch {
+	case a.next != nil:
+		a.next()
+		return true
+	case a.over || a.held:
+		return a.watch != nil && w.deliver(a)
+	}
+	select {
+	case <-a.e.Wake():
+		a.asleep = false
+	default:
+	}
+	if a.asleep && !w.guards(a) {
+		return w.deliver(a)
+	}
+	n := len(w.log)
+	w.step(a)
+	return len(w.log) > n
+}
+
+// rest has all go on until nothing does; then others leave, then holders. It returns true when
+// nobody is left.
+func (w *world) rest() bool {
+	moved := false
+	for _, a := range w.own {
+		moved = w.advance(a) || moved
+	}
+	w.checkExclusion()
+	if moved || w.failed {
+		return false
+	}
+	watches := 0
+	for _, a := range w.own {
+		if a.watch != nil {
+			watches++
+		}
+	}
+	if watches > 2 {
+		w.fail("%d watches", watches)
+	}
+	w.checkNobodyForgotten()
+	if len(w.others) > 0 {
+		w.otherLeaves(0)
+		return false
+	}
+	for _, a := range w.own {
+		if a.held && !a.over {
+			w.end(a, false)
+			return false
+		}
+	}
+	return true
+}
+
+// checkNobodyForgotten: at rest, whoever can have the lock has it.
+func (w *world) checkNobodyForgotten() {
+	for _, a := range w.own {
+		if a.held || a.over || w.state()[a.keys[0]] != a.rev {
+			continue
+		}
+		if len(inWay(w.state(), a.rev, a.kind)) == 0 {
+			w.fail("%s at %d is forgotten in %v", a.name, a.rev, w.state())
+		}
+	}
+}
+
+// seeds is how many worlds are played.
+var seeds = flag.Uint64("seeds", 5000, "how many random worlds are played")
+var first = flag.Uint64("first", 0, "")
+
+func TestModel_I1(t *testing.T) {
+	for seed := *first; seed < *first+*seeds; seed++ {
+		r := rand.New(rand.NewPCG(seed, 1))
+		play(t, 20+r.IntN(150), r.IntN)
+		if t.Failed() {
+			t.Fatalf("seed %d", seed)
+		}
+	}
+}
+
+func FuzzModel_I1(f *testing.F) {
+	f.Fuzz(func(t *testing.T, data []byte) {
+		play(t, len(data), func(n int) int {
+			if len(data) == 0 {
+				return 0
+			}
+			b := data[0]
+			data = data[1:]
+			return int(b) % n
+		})
+	})
+}

@@ -1,0 +1,185 @@
+package waitlist
+
+import (
+	"math/rand/v2"
+	"slices"
+
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// A Watch is what the list knows of a watch for deletions that one of its entries has open.
+type Watch struct {
+	From, To string // the range of keys
+	At       int64  // each deletion above this revision is told of, in order
+	// Owner is the watch itself. The list does not use it.
+	Owner any
+
+	upTo int64 // each deletion up to this revision was told of
+}
+
+// A Deletion is that of a key, at revision Rev.
+type Deletion struct {
+	Key string
+	Rev int64
+}
+
+func (w *Watch) covers(key string) bool { return w.contains(key, key+"\x00") }
+
+func (w *Watch) contains(from, to string) bool { return w != nil && w.From <= from && to <= w.To }
+
+// Opened says that the entry has this watch now, and no other.
+func (e *Entry) Opened(w *Watch) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	w.upTo = w.At
+	e.watch, l.watches = w, append(l.watches, w)
+	if from, to := l.allLocked(); l.wide == nil && w.contains(from, to) {
+		l.wide, l.spare, l.changed = w, false, true
+	}
+	l.settleLocked()
+}
+
+// Close says that the entry does not listen to its watch any more, since it is broken or not what
+// Next says. It returns what is to be closed: not a watch that is kept for an entry that adopts it.
+func (e *Entry) Close(broken bool) []*Watch {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	return e.closeLocked(broken)
+}
+
+// Stop is Close for an entry that nobody waits for any more.
+func (e *Entry) Stop() []*Watch {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	e.ending = true
+	return e.closeLocked(false)
+}
+
+func (e *Entry) closeLocked(broken bool) (closing []*Watch) {
+	l, w := e.l, e.watch
+	e.watch = nil
+	switch {
+	case w == nil:
+	case w != l.wide:
+		closing = append(closing, w)
+	case broken:
+		closing, l.wide, l.changed = append(closing, w), nil, true
+	default:
+		l.spare, l.changed = true, true
+	}
+	if l.spare && l.frontLocked()[0] == nil {
+		closing, l.wide, l.spare = append(closing, l.wide), nil, false
+	}
+	for _, w := range closing {
+		l.watches = slices.DeleteFunc(l.watches, func(o *Watch) bool { return o == w })
+		for i := range l.places { // what it would have told of
+			if p := &l.places[i]; w.tells(p.Key, p.seen) {
+				p.seen = max(p.seen, w.upTo)
+			}
+		}
+	}
+	l.settleLocked()
+	return closing
+}
+
+// Awaited are keys that the watches of the list are to tell of.
+func (l *List) Awaited() (keys []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.frontLocked() {
+		for i := range l.places {
+			if p := &l.places[i]; e != nil && p.own == nil && p.Rev < e.rev && blocks(p.kind, e.kind) && l.trackedLocked(p) {
+				keys = append(keys, p.Key)
+			}
+		}
+	}
+	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	return keys[:min(len(keys), nextMax)]
+}
+
+// Saw takes note of a reading that no entry has asked for.
+func (l *List) Saw(seen *Listing) (lost []*Entry) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	lost = l.applyLocked(seen)
+	l.settleLocked()
+	return lost
+}
+
+// Refresh has the list asked anew, since its watches may be silent.
+func (l *List) Refresh() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.frontLocked() {
+		if e != nil {
+			e.fresh = true
+			e.tell()
+		}
+	}
+}
+
+// Fail says that etcd could not be asked, or a watch has ended: the entry asks anew.
+func (e *Entry) Fail() {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	e.fresh = true
+}
+
+// Heard takes note of what the entry's watch has told: these deletions, in order. lost are entries
+// that had the lock and were deleted.
+func (e *Entry) Heard(deletions []Deletion) (lost []*Entry) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, d := range deletions {
+		if o := l.keys[d.Key]; o != nil && o.rev == 0 {
+			o.gone = max(o.gone, d.Rev)
+			l.latest = max(l.latest, d.Rev)
+		}
+		for i := len(l.places) - 1; i >= 0; i-- {
+			if q := l.places[i].Entry; q.Key == d.Key && q.Rev < d.Rev {
+				lost = l.goneLocked(lost, q, d.Rev)
+			}
+		}
+		e.watch.upTo = max(e.watch.upTo, d.Rev)
+	}
+	l.settleLocked()
+	return lost
+}
+
+func (w *Watch) at() int64 {
+	if w == nil {
+		return 0
+	}
+	return w.At
+}
+
+// tells reports whether the watch would have told if a key that was there at revision seen had
+// been deleted.
+func (w *Watch) tells(key string, seen int64) bool { return w.covers(key) && seen >= w.At }
+
+// watchLocked is the watch that the entry relies on.
+func (e *Entry) watchLocked() *Watch {
+	if e.l.wide != nil {
+		return e.l.wide
+	}
+	return e.watch
+}
+
+// seenLocked is the last revision at which the entry is known to have been in the queue, also
+// because a watch that would have told of its end did not.
+func (l *List) seenLocked(e *Entry) int64 {
+	i, _ := l.findLocked(queue.Entry{Key: e.keys[0], Rev: e.rev})
+	seen := l.places[i].seen
+	for _, w := range l.watches {
+		if w.tells(e.keys[0], l.places[i].seen) {
+			seen = max(seen, w.upTo)
+		}
+	}
+	return seen
+}
+
+func (l *List) trackedLocked(p *place) bool {
+	return slices.ContainsFunc(l.watches, func(w *Watch) bool { return w.tells(p.Key, p.seen) })
+}

@@ -1,0 +1,469 @@
+package waitlist
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// world is etcd with one lock's queue, a session with its list, and others, all of whose
+// requests and events are carried out and delivered in any order that choose says.
+type world struct {
+	t      *testing.T
+	choose func(n int) int // one of 0..n-1
+	l      *List
+	states []map[string]int64 // by revision: the keys there, and when they were created
+	dels   []Deletion
+	own    []*actor
+	others []place
+	used   map[string]bool // keys of the session that are not free
+	limit  int             // of every listing
+	mercy  bool            // nothing bad happens any more
+	log    []string
+	failed bool
+}
+
+// actor is an acquisition of the session.
+type actor struct {
+	name   string
+	e      *Entry
+	kind   keyspace.Kind
+	keys   []string
+	rev    int64 // as etcd says, when that is known
+	put    bool
+	next   func() // what goes on: a request, or its reply
+	watch  *openWatch
+	held   bool
+	over   bool // given back or withdrawn
+	fence  bool
+	lost   bool
+	gone   bool
+	hurt   bool // somebody else removed its entry
+	asleep bool // Next said Wait: until Wake, or an event
+	guards bool // or, for this, a timer
+}
+
+type openWatch struct {
+	Watch
+	told int64
+}
+
+func newWorld(t *testing.T, choose func(n int) int) *world {
+	return &world{t: t, choose: choose, l: New("a"), states: []map[string]int64{{}, {}}, used: map[string]bool{}, limit: 2 + choose(4)}
+}
+
+func (w *world) now() int64              { return int64(len(w.states) - 1) }
+func (w *world) state() map[string]int64 { return w.states[w.now()] }
+
+func (w *world) logf(format string, args ...any) {
+	w.log = append(w.log, fmt.Sprintf("%d: ", w.now())+fmt.Sprintf(format, args...))
+}
+
+func (w *world) fail(format string, args ...any) {
+	if !w.failed {
+		w.failed = true
+		w.t.Errorf(format+"\n%v", append(args, w.l.dump()+join(w.log))...)
+	}
+}
+
+func join(lines []string) (s string) {
+	for _, l := range lines {
+		s += l + "\n"
+	}
+	return s
+}
+
+func (w *world) write(change func(s map[string]int64, rev int64)) int64 {
+	next := maps.Clone(w.state())
+	rev := w.now() + 1
+	change(next, rev)
+	for key := range w.state() {
+		if _, there := next[key]; !there {
+			w.dels = append(w.dels, Deletion{key, rev})
+		}
+	}
+	w.states = append(w.states, next)
+	return rev
+}
+
+func (w *world) remove(keys ...string) int64 {
+	return w.write(func(s map[string]int64, _ int64) {
+		for _, k := range keys {
+			delete(s, k)
+		}
+	})
+}
+
+// entries are those of a state in a range, by key.
+func entries(s map[string]int64, from, to string) (q []queue.Entry) {
+	for _, k := range slices.Sorted(maps.Keys(s)) {
+		if from <= k && k < to {
+			q = append(q, queue.Entry{Key: k, Rev: s[k]})
+		}
+	}
+	return q
+}
+
+// inWay are the keys of a state that block an entry.
+func inWay(s map[string]int64, rev int64, kind keyspace.Kind) (q []queue.Entry) {
+	for k, r := range s {
+		if kk := keyspace.KindOf("a", k); r < rev && blocks(kk, kind) {
+			q = append(q, queue.Entry{Key: k, Rev: r})
+		}
+	}
+	return q
+}
+
+func (w *world) freeKey(base string) string {
+	for i := 0; ; i++ {
+		k := base
+		if i > 0 {
+			k = fmt.Sprintf("%s-%x", base, i)
+		}
+		if !w.used[k] {
+			w.used[k] = true
+			return k
+		}
+	}
+}
+
+func (w *world) takeKeys(a *actor, write bool) {
+	a.keys = nil
+	if a.kind == keyspace.Exclusive {
+		a.keys = append(a.keys, w.freeKey("a/5"))
+	}
+	if a.kind == keyspace.Shared || write {
+		a.keys = append(a.keys, w.freeKey("a/r5"))
+	}
+}
+
+// begin starts an acquisition.
+func (w *world) begin() {
+	a := &actor{name: fmt.Sprint("e", len(w.own)), kind: keyspace.Exclusive}
+	write := false
+	switch w.choose(4) {
+	case 0:
+		a.kind = keyspace.Shared
+	case 1:
+		write = true
+	}
+	w.takeKeys(a, write)
+	a.e = w.l.Register(a, a.kind, a.keys...)
+	w.own = append(w.own, a)
+	w.logf("%s registers %v", a.name, a.keys)
+	a.next = func() { w.enqueue(a, write) }
+}
+
+func (w *world) enqueue(a *actor, write bool) {
+	for _, k := range a.keys {
+		if _, taken := w.state()[k]; taken {
+			w.logf("%s finds its key taken", a.name)
+			a.next = func() {
+				w.takeKeys(a, write)
+				a.e.Rekey(a.keys...)
+				w.logf("%s takes %v", a.name, a.keys)
+				a.next = func() { w.enqueue(a, write) }
+			}
+			return
+		}
+	}
+	from, to := keyspace.Blocking("a", a.kind)
+	all := entries(w.state(), from, to)
+	rev := w.write(func(s map[string]int64, rev int64) {
+		for _, k := range a.keys {
+			s[k] = rev
+		}
+	})
+	a.put, a.rev = true, rev
+	w.logf("%s is put", a.name)
+	seen := &Listing{At: rev - 1, Low: 1, High: rev - 1, Shared: a.kind == keyspace.Exclusive, Keys: all}
+	if len(all) > w.limit {
+		seen.Keys, seen.High = all[:w.limit], 0
+	}
+	if seen.Shared {
+		seen.Size = int64(len(all))
+	}
+	lost := w.choose(8) == 0 && !w.mercy
+	a.next = func() {
+		a.next = nil
+		switch {
+		case lost && w.choose(2) == 0: // it gives up, and knows nothing
+			w.logf("%s gives up without a reply", a.name)
+			a.e.Leave(false)
+			a.over = true
+			a.next = func() { w.release(a) }
+			return
+		case lost:
+			seen = nil
+		}
+		w.logf("%s learns that it is at %d: %v", a.name, rev, seen)
+		w.lose(a.e.Enqueued(rev, seen))
+	}
+}
+
+func (w *world) lose(lost []*Entry) {
+	for _, e := range lost {
+		a := e.Owner.(*actor)
+		w.logf("%s is told that it is lost", a.name)
+		if !a.hurt {
+			w.fail("%s: lost for no reason", a.name)
+		}
+		w.end(a, true)
+	}
+}
+
+// end gives the entry back.
+func (w *world) end(a *actor, lost bool) {
+	if a.over {
+		return
+	}
+	a.over, a.lost = true, lost
+	if a.watch != nil || !a.held {
+		w.stop(a)
+	}
+	var next []queue.Entry
+	if !lost {
+		next = a.e.Leave(a.fence)
+		w.logf("%s leaves, fence %t", a.name, a.fence)
+	}
+	a.next = func() { w.releaseNext(a, next) }
+}
+
+func (w *world) release(a *actor) { w.releaseNext(a, nil) }
+
+func (w *world) releaseNext(a *actor, next []queue.Entry) {
+	s := w.state()
+	found := false
+	for i, k := range a.keys {
+		if s[k] == a.rev {
+			found = found || i == 0
+		}
+	}
+	var there []queue.Entry
+	for _, q := range next {
+		if s[q.Key] == q.Rev {
+			there = append(there, q)
+		}
+	}
+	at := w.write(func(s map[string]int64, _ int64) {
+		for _, k := range a.keys {
+			if s[k] == a.rev {
+				delete(s, k)
+			}
+		}
+	})
+	if w.choose(6) == 0 && !w.mercy {
+		found = false // it was repeated
+	}
+	w.logf("%s is removed, found %t, next %v there %v", a.name, found, next, there)
+	a.next = func() {
+		a.next = nil
+		w.logf("%s learns that it is removed", a.name)
+		for _, k := range a.keys {
+			w.used[k] = false
+		}
+		w.lose(a.e.Removed(at, found && !a.lost, next, there))
+	}
+}
+
+func (w *world) stop(a *actor) {
+	for range a.e.Stop() {
+		w.logf("%s stops, a watch is closed", a.name)
+	}
+	a.watch = nil
+}
+
+// step has a waiting entry do what Next says.
+func (w *world) step(a *actor) {
+	s := a.e.Next()
+	if s.Do != Wait {
+		w.logf("%s: %+v", a.name, s)
+	}
+	switch s.Do {
+	case Wait:
+		a.asleep, a.guards = true, s.Guard
+		if s.Guard && (w.mercy || w.choose(3) == 0) {
+			a.e.Guard()
+			w.logf("%s guards", a.name)
+			a.asleep = false
+			return
+		}
+		w.deliver(a)
+	case Grant:
+		a.held = true
+		w.checkGrant(a)
+		w.stop(a)
+	case Gone:
+		if !a.hurt {
+			w.fail("%s: gone for no reason", a.name)
+		}
+		a.gone = true
+		w.end(a, false)
+	case Adopt:
+		if a.watch != nil {
+			w.logf("%s closes its own", a.name)
+		}
+		a.watch = s.Keep.Owner.(*openWatch)
+	case Drop:
+		for range a.e.Close(false) {
+			w.logf("%s drops its watch", a.name)
+		}
+		a.watch = nil
+	case Open:
+		for range a.e.Close(false) {
+			w.logf("%s closes its watch", a.name)
+		}
+		a.watch = nil
+		if w.choose(8) == 0 && !w.mercy {
+			a.next = func() { a.next = nil; a.e.Fail() }
+			return
+		}
+		a.next = func() {
+			at := max(1, w.now()-int64(w.choose(3)))
+			a.next = func() {
+				a.next = nil
+				ow := &openWatch{Watch: Watch{From: s.From, To: s.To, At: at}, told: at}
+				ow.Owner = ow
+				a.watch = ow
+				a.e.Opened(&ow.Watch)
+				w.logf("%s watches %s..%s from %d", a.name, s.From, s.To, at)
+			}
+		}
+	case Read:
+		a.next = func() { w.read(a, s) }
+	}
+}
+
+func (w *world) read(a *actor, s Step) {
+	at := s.At
+	if at > w.now() {
+		w.fail("%s reads the future", a.name)
+		at = 0
+	}
+	if at == 0 || w.choose(8) == 0 {
+		at = w.now()
+	}
+	state := w.states[at]
+	var ranged, asked []queue.Entry
+	more := false
+	if s.From != "" {
+		ranged = entries(state, s.From, s.To)
+		slices.SortFunc(ranged, func(a, b queue.Entry) int { return int(a.Rev - b.Rev) })
+		if s.Upward {
+			ranged = slices.DeleteFunc(ranged, func(q queue.Entry) bool { return q.Rev < s.Min })
+		} else {
+			ranged = slices.DeleteFunc(ranged, func(q queue.Entry) bool { return q.Rev > s.Max })
+			slices.Reverse(ranged)
+		}
+		if s.Limit > 0 && len(ranged) > w.limit {
+			ranged, more = ranged[:w.limit], true
+		}
+	}
+	for _, k := range s.Keys {
+		if r := state[k]; r > 0 {
+			asked = append(asked, queue.Entry{Key: k, Rev: r})
+		}
+	}
+	fails := w.choose(10) == 0 && !w.mercy
+	a.next = func() {
+		a.next = nil
+		if fails {
+			a.watch = nil
+			a.e.Close(true)
+			a.e.Fail()
+			return
+		}
+		seen := s.Listing(at, ranged, more, int64(len(entries(state, "a/", "a0"))), asked)
+		w.logf("%s sees %+v", a.name, seen)
+		w.lose(a.e.Saw(&s, seen))
+	}
+}
+
+// deliver tells a of the next deletions that its watch has for it.
+func (w *world) deliver(a *actor) bool {
+	ow := a.watch
+	if ow == nil {
+		return false
+	}
+	var told []Deletion
+	for _, d := range w.dels { // all of a revision together
+		switch {
+		case d.Rev <= ow.told || d.Key < ow.From || d.Key >= ow.To:
+			continue
+		case len(told) > 0 && told[len(told)-1].Rev < d.Rev && w.choose(2) == 0:
+		default:
+			told = append(told, d)
+			continue
+		}
+		break
+	}
+	if len(told) == 0 {
+		return false
+	}
+	ow.told = told[len(told)-1].Rev
+	w.logf("%s hears %v", a.name, told)
+	a.asleep = false
+	w.lose(a.e.Heard(told))
+	return true
+}
+
+// checkGrant: I1, as a reference that knows all of etcd's history.
+func (w *world) checkGrant(a *actor) {
+	w.logf("%s is granted", a.name)
+	ok := false
+	for rev := a.rev; rev <= w.now() && !ok; rev++ {
+		s := w.states[rev]
+		ok = s[a.keys[0]] == a.rev && !slices.ContainsFunc(inWay(s, a.rev, a.kind), func(q queue.Entry) bool { return !w.passesOn(q) })
+	}
+	if !ok {
+		w.fail("%s at %d is granted in %v", a.name, a.rev, w.state())
+	}
+	w.checkExclusion()
+}
+
+// passesOn reports whether a key is of an entry of the session that is over, with no fence in use.
+func (w *world) passesOn(q queue.Entry) bool {
+	return slices.ContainsFunc(w.own, func(o *actor) bool {
+		return o.rev == q.Rev && slices.Contains(o.keys, q.Key) && o.over && !o.fence && !o.lost
+	})
+}
+
+// checkExclusion: no two have the lock that exclude each other, unless somebody has removed the
+// entry of one.
+func (w *world) checkExclusion() {
+	for _, a := range w.own {
+		if !a.held || a.over || a.hurt {
+			continue
+		}
+		for _, b := range w.own {
+			if b != a && b.held && !b.over && !b.hurt && (a.kind == keyspace.Exclusive || b.kind == keyspace.Exclusive) {
+				w.fail("%s and %s have the lock", a.name, b.name)
+			}
+			if b.fence && !b.hurt && w.state()[b.keys[0]] == b.rev && b.over && b.rev < a.rev && blocks(b.kind, a.kind) {
+				w.fail("%s has the lock while %s's fence is in use", a.name, b.name)
+			}
+		}
+		for _, o := range w.others {
+			if r := w.state()[o.Key]; r == o.Rev && len(inWay(w.state(), r, o.kind)) == 0 && (a.kind == keyspace.Exclusive || o.kind == keyspace.Exclusive) {
+				w.fail("%s and %s of others have the lock", a.name, o.Key)
+			}
+		}
+	}
+}
+
+// dump is all of a list, for who looks for what went wrong.
+func (l *List) dump() (s string) {
+	s = fmt.Sprintf("marks %v latest %d size %d spare %v wide %+v\n", l.marks, l.latest, l.size, l.spare, l.wide)
+	for _, p := range l.places {
+		s += fmt.Sprintf("%v seen %d unsure %v", p.Entry, p.seen, p.unsure)
+		if e := p.own; e != nil {
+			s += fmt.Sprintf(" own %v state %d seen %d since %d from %d read %d short %v all %v fresh %v guard %v ending %v watch %+v", e.keys, e.state, l.seenLocked(e), e.since, e.from, e.read, e.short, e.all, e.fresh, e.guard, e.ending, e.watch)
+		}
+		s += "\n"
+	}
+	return s
+}

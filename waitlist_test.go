@@ -1,0 +1,296 @@
+package etcdlock
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// crowd is a session on the fake whose waiters are behind others, and what it asks etcd.
+type crowd struct {
+	*stage
+	others         []string
+	tickets        []*Ticket
+	reads, watches atomic.Int32
+}
+
+// inCrowd runs play with so many waiters of one session behind so many others.
+func inCrowd(t *testing.T, others, waiters int, play func(*crowd)) {
+	t.Helper()
+	onStage(t, func(st *stage) {
+		c := &crowd{stage: st}
+		st.seen = func(what string) {
+			switch what {
+			case "Range", "pinned Range":
+				c.reads.Add(1)
+			case "Watch":
+				c.watches.Add(1)
+			}
+		}
+		for i := range others {
+			c.others = append(c.others, fmt.Sprintf("a/%x", 0x100+i))
+			st.f.put(c.others[i])
+		}
+		for range waiters {
+			c.tickets = append(c.tickets, st.ticket(st.mutex().Enqueue))
+		}
+		play(c)
+		synctest.Wait()
+		require.Empty(st, st.s.lists)
+		require.Zero(st, st.f.openWatches())
+	})
+}
+
+// leave lets so many of the others leave, the first ones first.
+func (c *crowd) leave(n int) {
+	for _, key := range c.others[:n] {
+		c.f.del(key)
+		synctest.Wait()
+	}
+	c.others = c.others[n:]
+}
+
+// pass has the waiters get the lock in their order and in no time, when all others have left.
+func (c *crowd) pass() {
+	c.Helper()
+	start := time.Now()
+	for _, tk := range c.tickets {
+		h, err := tk.Wait(c.Context())
+		require.NoError(c, err)
+		require.NoError(c, h.Unlock(c.Context()))
+	}
+	require.Zero(c, time.Since(start))
+}
+
+// openWatches are those that nobody has closed.
+func (f *fakeEtcd) openWatches() (n int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.watchers {
+		if !w.closed {
+			n++
+		}
+	}
+	return n
+}
+
+// Of any number of waiters of a session the two in front ask etcd. What they learn serves the others.
+func TestWaitlist_TwoAsk(t *testing.T) {
+	for _, others := range []int{1, queue.Lookahead + 1, enqueueReadLimit - 2, 3 * enqueueReadLimit} {
+		for _, waiters := range []int{1, 2, 5, 60} {
+			t.Run(fmt.Sprintf("%d behind %d", waiters, others), func(t *testing.T) {
+				inCrowd(t, others, waiters, func(c *crowd) {
+					require.LessOrEqual(c, c.f.openWatches(), 2)
+					require.LessOrEqual(c, c.reads.Load(), int32(4))
+					<-time.After(time.Minute)
+					require.LessOrEqual(c, c.f.openWatches(), 2)
+					require.LessOrEqual(c, c.reads.Load(), int32(4+16), "the session asks each 3.75 s or less often, and none of them by itself")
+					c.reads.Store(4)
+					c.leave(others)
+					c.pass()
+					require.LessOrEqual(c, c.reads.Load(), int32(5+waiters/8))
+					require.LessOrEqual(c, c.watches.Load(), int32(4))
+				})
+			})
+		}
+	}
+}
+
+// Whoever gives up, in whatever way, has the next one go on.
+func TestWaitlist_SomeGiveUp(t *testing.T) {
+	for _, gone := range [][]int{{0}, {1}, {2}, {0, 1}, {1, 0}, {1, 3}, {0, 1, 2, 3}, {4}, {0, 1, 2, 3, 4}} {
+		for _, others := range []int{1, 3, 3 * enqueueReadLimit} {
+			t.Run(fmt.Sprint(gone, " behind ", others), func(t *testing.T) {
+				inCrowd(t, others, 5, func(c *crowd) {
+					left := c.tickets
+					c.tickets = nil
+					for _, i := range gone {
+						require.NoError(c, left[i].Cancel(c.Context()))
+						synctest.Wait()
+						left[i] = nil
+					}
+					for _, tk := range left {
+						if tk != nil {
+							c.tickets = append(c.tickets, tk)
+						}
+					}
+					require.LessOrEqual(c, c.f.openWatches(), 2)
+					c.leave(others)
+					c.pass()
+				})
+			})
+		}
+	}
+}
+
+// When the watches break, all keep their places, and it takes a few requests for all of them.
+func TestWaitlist_WatchesBreak(t *testing.T) {
+	for _, others := range []int{1, 3, 3 * enqueueReadLimit} {
+		t.Run(fmt.Sprint(others), func(t *testing.T) {
+			inCrowd(t, others, 100, func(c *crowd) {
+				before := c.reads.Load()
+				c.f.breakWatches()
+				<-time.After(etcd.RetryMax)
+				require.LessOrEqual(c, c.reads.Load()-before, int32(5))
+				require.LessOrEqual(c, c.f.openWatches(), 2)
+				c.leave(others)
+				c.pass()
+			})
+		})
+	}
+}
+
+// A watch that can't be opened is tried again.
+func TestWaitlist_WatchNotOpened(t *testing.T) {
+	onStage(t, func(st *stage) {
+		st.f.put("a/1")
+		fails := true
+		st.f.step = func(_ context.Context, what string) error {
+			if what == "Watch" && fails {
+				fails = false
+				return errLostReply
+			}
+			return nil
+		}
+		tk := st.ticket(st.mutex().Enqueue)
+		require.Zero(st, st.f.openWatches())
+		<-time.After(etcd.RetryMax)
+		require.Equal(st, 1, st.f.openWatches())
+		st.f.del("a/1")
+		st.wait(tk).Release()
+	})
+}
+
+// A waiter whose turn has not come is told that its entry was removed when the session next inspects
+// its keys; so is a hold that nobody watches.
+func TestWaitlist_EntryRemoved(t *testing.T) {
+	inCrowd(t, 3*enqueueReadLimit, 5, func(c *crowd) {
+		start := time.Now()
+		c.f.del(c.tickets[3].h.key)
+		_, err := c.tickets[3].Wait(c.Context())
+		require.ErrorIs(c, err, ErrLost)
+		require.LessOrEqual(c, time.Since(start), c.s.ttl/8*5)
+		c.tickets = append(c.tickets[:3], c.tickets[4])
+		c.leave(len(c.others))
+		c.pass()
+	})
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		st.f.del(h.Key())
+		<-time.After(st.s.ttl)
+		require.ErrorIs(st, h.Err(), ErrLost)
+	})
+}
+
+// The key of a waiter that is taken by another user of the lease is passed over, whenever it is seen.
+func TestWaitlist_KeyOfOthers(t *testing.T) {
+	onStage(t, func(st *stage) {
+		st.f.put("a/1")
+		first := st.ticket(st.mutex().Enqueue)
+		st.f.put("a/5-1")
+		st.f.put("a/r5")
+		second := st.ticket(st.rw().Enqueue)
+		third := st.ticket(st.mutex().Enqueue)
+		st.f.del("a/1")
+		st.wait(first).Release()
+		st.requireOut(second, third)
+		st.f.del("a/5-1")
+		st.requireOut(second, third)
+		st.f.del("a/r5")
+		st.wait(second).Release()
+		st.wait(third).Release()
+	})
+}
+
+// A watch on a member that hangs is noticed, and another one opened, long before the lease would be
+// inspected: also for waiters that came before.
+func TestFault_I5_WatchOnAHungMember(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithMembers(3))
+	proxies := []*etcdtest.Proxy{own.Proxy(t, 0), own.Proxy(t, 1), own.Proxy(t, 2)}
+	require.NoError(t, own.MoveLeader(testCtx(t), 1))
+	h, err := NewRWMutex(newTestSession(t, own.Client(t)), "a").Lock(testCtx(t))
+	require.NoError(t, err)
+	proxies[1].Refuse()
+	proxies[2].Refuse()
+	s := newTestSession(t, own.Client(t, proxies[0], proxies[1], proxies[2]), WithTTL(4*hang))
+	var tickets []*Ticket
+	for range 3 {
+		tk, err := NewRWMutex(s, "a").REnqueue(testCtx(t))
+		require.NoError(t, err)
+		tickets = append(tickets, tk)
+	}
+	require.Eventually(t, s.etcd.Watches, hang, tick)
+	proxies[1].Accept()
+	proxies[2].Accept()
+	require.Eventually(t, func() bool { return proxies[1].Connections() > 0 && proxies[2].Connections() > 0 }, hang, tick)
+	proxies[0].Hold(etcdtest.Both)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	for _, tk := range tickets {
+		h, err := tk.Wait(testCtx(t)) // within hang, when the lease is inspected later
+		require.NoError(t, err)
+		h.Release()
+	}
+	require.True(t, s.etcd.OwnWatcher())
+}
+
+// A watch stream that can't be had anew, since the user has put it in its place, may go silent: the
+// session asks now and then.
+func TestWaitlist_SilentWatcherOfTheUser(t *testing.T) {
+	onStage(t, func(st *stage) {
+		st.f.put("a/1")
+		st.s.etcd.UseWatcher(deaf{st.f})
+		tickets := []*Ticket{st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)}
+		st.f.del("a/1")
+		st.requireOut(tickets...)
+		for _, tk := range tickets {
+			start := time.Now()
+			h, err := tk.Wait(st.Context())
+			require.NoError(st, err)
+			require.LessOrEqual(st, time.Since(start), st.s.ttl)
+			h.Release()
+		}
+	})
+}
+
+// deaf opens watches that tell of nothing but that.
+type deaf struct{ *fakeEtcd }
+
+func (d deaf) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	ch := make(chan clientv3.WatchResponse, 1)
+	ch <- <-d.fakeEtcd.Watch(ctx, key, opts...)
+	return ch
+}
+
+func (d deaf) RequestProgress(context.Context) error { return nil }
+
+// A wall clock that is set forward by more than a TTL is no reason to lose a place while the session
+// lives: the entry is granted when a renewal has confirmed that.
+func TestFault_I7_WallClockSetForward(t *testing.T) {
+	onStage(t, func(st *stage) {
+		st.f.put("a/1")
+		tk := st.ticket(st.mutex().Enqueue)
+		var ahead atomic.Int64
+		ahead.Store(int64(2 * time.Hour))
+		st.s.wallClock = func() time.Time { return time.Now().Round(0).Add(time.Duration(ahead.Load())) }
+		st.s.keepAlive = func(context.Context) (int64, error) { ahead.Store(0); return 10, nil }
+		h := st.lock(NewMutex(st.s, "b").Lock)
+		require.True(st, h.Valid())
+		ahead.Store(int64(2 * time.Hour))
+		require.False(st, h.Valid())
+		st.f.del("a/1")
+		st.wait(tk).Release()
+		require.True(st, h.Valid())
+		h.Release()
+	})
+}
