@@ -66,6 +66,9 @@ func (e *entry) notifyGranted() {
 		}
 	}
 	e.trackHold()
+	e.mu.Lock()
+	e.announced = true
+	e.unlockAndNotify() // it may be lost by now
 }
 
 func (e *entry) notifyAbandoned(err error) {
@@ -103,10 +106,10 @@ func (e *entry) notifyOver(at time.Time, err error) {
 }
 
 // unlockAndNotify unlocks e.mu, and tells of the loss that was found under it. All code that may find
-// a loss unlocks in this way.
+// a loss unlocks in this way. A loss that comes before the hooks were told of the grant is told after it.
 func (e *entry) unlockAndNotify() {
-	unreported, cause := e.lossUnreported, e.causeLocked()
-	e.lossUnreported = false
+	unreported, cause := e.lossUnreported && e.announced, e.causeLocked()
+	e.lossUnreported = e.lossUnreported && !unreported
 	e.mu.Unlock()
 	if unreported {
 		e.notifyOver(time.Now(), cause)

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -624,4 +625,26 @@ func BenchmarkHooks(b *testing.B) {
 			}
 		})
 	}
+}
+
+// A hold that is lost while its grant is being told is told of after that.
+func TestHooks_LostAtTheGrant(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(5)
+		r := &recorder{}
+		slow := &Hooks{Granted: func(_ context.Context, info GrantedInfo) {
+			f.del(info.Key)
+			s.inspect(t.Context()) // finds that the key is gone
+			synctest.Wait()
+		}}
+		s.hooks = []*Hooks{slow, r.hooks()}
+		h, err := NewMutex(s, "a").Lock(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.ErrorIs(t, h.Err(), ErrLost)
+		require.Equal(t, []string{"enqueued granted lost:lost"}, r.stories())
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
+	})
 }
