@@ -34,35 +34,6 @@ func incumbent(t *testing.T, c *clientv3.Client, opts ...concurrency.SessionOpti
 	return s
 }
 
-// async runs f, which may hang, and returns a channel that delivers its error.
-func async(f func() error) <-chan error {
-	errs := make(chan error, 1)
-	go func() { errs <- f() }()
-	return errs
-}
-
-// hangs requires that no error arrives for d.
-func hangs(t *testing.T, errs <-chan error, d time.Duration) {
-	t.Helper()
-	select {
-	case err := <-errs:
-		t.Fatalf("the call must hang, but returned: %v", err)
-	case <-time.After(d):
-	}
-}
-
-// result waits for the error.
-func result(t *testing.T, errs <-chan error) error {
-	t.Helper()
-	select {
-	case err := <-errs:
-		return err
-	case <-time.After(hang):
-		t.Fatal("the call hangs")
-		return nil
-	}
-}
-
 // waitsOn waits until n watches were requested through tap.
 func waitsOn(t *testing.T, tap *etcdtest.Tap, n int) {
 	t.Helper()

@@ -100,13 +100,6 @@ func (c *candidate) leads(t testing.TB) *testTerm {
 	return nil
 }
 
-// queueIs waits until n entries are in the queue.
-func queueIs(t testing.TB, c *clientv3.Client, name string, n int) []string {
-	t.Helper()
-	require.Eventually(t, func() bool { return len(entries(t, c, name)) == n }, hang, tick)
-	return entries(t, c, name)
-}
-
 func (c *candidate) result(t testing.TB) error {
 	t.Helper()
 	select {

@@ -20,9 +20,6 @@ import (
 
 // Rows F8 to F15: leases in a cluster that changes.
 
-// elapse waits for a duration that is part of the row itself.
-func elapse(d time.Duration) { <-time.NewTimer(d).C }
-
 // The member that serves a watch may lag behind the member that executed the lock's txn. It
 // shows a queue without the entry, but the lock is not lost.
 func TestFault_F5_WatchOnAMemberThatLags(t *testing.T) {
@@ -246,32 +243,6 @@ func TestFault_F15_DoIsTold(t *testing.T) {
 		require.ErrorIs(t, err, ErrLost)
 	}
 	require.ErrorIs(t, s.Err(), ErrSessionExpired)
-}
-
-// authCluster starts a cluster that requires passwords. Its tokens expire after two seconds
-// without use. It has three users: root; worker, which may only read and write below a/; and
-// reader, which may only read there.
-func authCluster(t *testing.T) (own *etcdtest.Cluster, as func(user string, opts ...etcdtest.ClientOption) *clientv3.Client) {
-	t.Helper()
-	own = etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL, c.BcryptCost = 2, 4 }))
-	c := own.Client(t)
-	for user, perm := range map[string]clientv3.PermissionType{"root": 0, "worker": clientv3.PermissionType(clientv3.PermReadWrite), "reader": clientv3.PermissionType(clientv3.PermRead)} {
-		_, err := c.RoleAdd(testCtx(t), user)
-		require.NoError(t, err)
-		_, err = c.UserAdd(testCtx(t), user, "secret")
-		require.NoError(t, err)
-		_, err = c.UserGrantRole(testCtx(t), user, user)
-		require.NoError(t, err)
-		if user != "root" {
-			_, err = c.RoleGrantPermission(testCtx(t), user, "a/", clientv3.GetPrefixRangeEnd("a/"), perm)
-			require.NoError(t, err)
-		}
-	}
-	_, err := c.AuthEnable(testCtx(t))
-	require.NoError(t, err)
-	return own, func(user string, opts ...etcdtest.ClientOption) *clientv3.Client {
-		return own.Client(t, append(opts, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Username, c.Password = user, "secret" }))...)
-	}
 }
 
 // A lock is held and waited for without requests for longer than a token lives.

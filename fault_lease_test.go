@@ -295,9 +295,6 @@ func TestFault_F2_FirstKeepAliveStuck(t *testing.T) {
 	})
 }
 
-// told is how soon a holder must be told of a loss after etcd has confirmed its cause.
-const told = 500 * time.Millisecond
-
 // lossIsTold takes locks of all kinds with a TTL of a minute, has each one removed by take,
 // and requires that its holder is told. check then checks the errors.
 func lossIsTold(t *testing.T, take func(h *Held), check func(t *testing.T, h *Held)) {
@@ -320,9 +317,9 @@ func lossIsTold(t *testing.T, take func(h *Held), check func(t *testing.T, h *He
 		if i/4%3 == 0 && kind != "Try read" { // a hold that had to wait keeps its watch
 			before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 			require.NoError(t, err)
-			w.reset()
+			w.Reset()
 			go lock()
-			waitsFor(t, w, 1)
+			w.WaitFor(t, 0, 1)
 			require.NoError(t, before.Unlock(testCtx(t)))
 		} else {
 			lock()
@@ -331,7 +328,7 @@ func lossIsTold(t *testing.T, take func(h *Held), check func(t *testing.T, h *He
 		require.NotNil(t, h)
 		done := h.Done()
 		if i/4%3 == 1 {
-			waitsFor(t, w, 1) // otherwise the watch may open after the loss
+			w.WaitFor(t, 0, 1) // otherwise the watch may open after the loss
 		}
 		take(h)
 		began := time.Now()

@@ -91,7 +91,7 @@ func TestFault_C6_NoWatchInANamespace(t *testing.T) {
 			raw := cluster.Client(t)
 			client, w := wiredClient(t, cluster)
 			s := newTestSession(t, inNamespace(client, "ns/"))
-			w.onStream(func(ctx context.Context, method string) error {
+			w.OnStream(func(ctx context.Context, method string) error {
 				if method == "Watch" { // like a member that hangs
 					<-ctx.Done()
 					return ctx.Err()

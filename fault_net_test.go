@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -20,6 +19,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/leaks"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -151,20 +151,6 @@ func TestFault_B4_CloseOnPartition(t *testing.T) {
 	require.Empty(t, leases(t, c, before...))
 }
 
-// ownGoroutines returns the goroutines of this process that are in the library or in a
-// client's watch.
-func ownGoroutines() string {
-	buf := make([]byte, 16<<20)
-	buf = buf[:runtime.Stack(buf, true)]
-	var own []string
-	for _, g := range strings.Split(string(buf), "\n\n") {
-		if strings.Contains(g, "etcdlock.(*") && !strings.Contains(g, "testing.tRunner") || strings.Contains(g, "serveSubstream") {
-			own = append(own, g)
-		}
-	}
-	return strings.Join(own, "\n\n")
-}
-
 // 1,000 calls on a slow link, each with a ctx of 0 to 5 ms, leave nothing behind.
 func TestFault_B8_NothingLeaks(t *testing.T) {
 	proxy := cluster.Proxy(t)
@@ -175,7 +161,7 @@ func TestFault_B8_NothingLeaks(t *testing.T) {
 	h, err := NewMutex(s, a).Lock(testCtx(t))
 	require.NoError(t, err)
 	proxy.Delay(etcdtest.Both, time.Millisecond)
-	before := ownGoroutines()
+	before := leaks.Library()
 	var wg sync.WaitGroup
 	var granted atomic.Int32
 	next := make(chan int)
@@ -206,8 +192,8 @@ func TestFault_B8_NothingLeaks(t *testing.T) {
 	require.NoError(t, hb.Unlock(ctx))
 	require.NoError(t, h.Check(ctx))
 	require.Eventually(t, func() bool {
-		return strings.Count(ownGoroutines(), "goroutine ") <= strings.Count(before, "goroutine ")
-	}, hang, 100*time.Millisecond, "goroutines or watches are left:\n%s", ownGoroutines())
+		return strings.Count(leaks.Library(), "goroutine ") <= strings.Count(before, "goroutine ")
+	}, hang, 100*time.Millisecond, "goroutines or watches are left:\n%s", leaks.Library())
 	require.NoError(t, s.Close())
 }
 
@@ -256,9 +242,9 @@ func TestFault_C2_CompactionThenReconnect(t *testing.T) {
 		proxy := cluster.Proxy(t)
 		client, w := wiredClient(t, cluster, func(cfg *clientv3.Config) { cfg.Endpoints = proxy.Endpoints() })
 		s := newTestSession(t, client)
-		w.reset()
+		w.Reset()
 		granted := inBackground(t, lockFuncs(s, name)[kind])
-		waitsFor(t, w, 1)
+		w.WaitFor(t, 0, 1)
 		queue := queueOf(t, c, name)
 		for range 5 {
 			var rev int64
@@ -270,9 +256,9 @@ func TestFault_C2_CompactionThenReconnect(t *testing.T) {
 			heard(t, rev)
 			_, err = c.Compact(testCtx(t), rev)
 			require.NoError(t, err)
-			w.reset()
+			w.Reset()
 			proxy.Reset()
-			waitsFor(t, w, 1)
+			w.WaitFor(t, 0, 1)
 		}
 		require.Equal(t, queue, queueOf(t, c, name), "the waiter must keep its place")
 		require.NoError(t, h.Unlock(testCtx(t)))
@@ -318,20 +304,20 @@ func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 		require.NoError(t, err)
 		client, w := wiredClient(t, cluster)
 		s := newTestSession(t, client)
-		w.reset()
-		w.onUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+		w.Reset()
+		w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
 			err := send(ctx)
 			compact()
 			return err
 		})
 		granted := inBackground(t, lockFuncs(s, name)[kind])
-		w.waitFor(t, 1, 1)
-		w.onUnary(nil)
+		w.WaitFor(t, 1, 1)
+		w.OnUnary(nil)
 		require.NoError(t, second.Cancel(testCtx(t)))
-		w.reset()
+		w.Reset()
 		idle := time.NewTimer(time.Second)
 		<-idle.C // the time in which the test counts requests
-		calls, _ := w.counts()
+		calls, _ := w.Counts()
 		require.LessOrEqual(t, calls["Range"]+calls["Txn"], 4, "the waiter spins") // one read and one recheck
 		require.NoError(t, h.Unlock(testCtx(t)))
 		h2 := <-granted
@@ -348,7 +334,7 @@ func TestFault_C5_LostEvent(t *testing.T) {
 		require.NoError(t, err)
 		client, w := wiredClient(t, cluster)
 		s := newTestSession(t, client, WithTTL(2*time.Second))
-		w.onRecv(func(_ string, msg any) (bool, error) {
+		w.OnRecv(func(_ string, msg any) (bool, error) {
 			if r, ok := msg.(*pb.WatchResponse); ok {
 				for _, ev := range r.Events {
 					if ev.Type == mvccpb.Event_DELETE {
@@ -358,9 +344,9 @@ func TestFault_C5_LostEvent(t *testing.T) {
 			}
 			return true, nil
 		})
-		w.reset()
+		w.Reset()
 		granted := inBackground(t, lockFuncs(s, name)[kind])
-		waitsFor(t, w, 1)
+		w.WaitFor(t, 0, 1)
 		require.NoError(t, h.Unlock(testCtx(t)))
 		h2 := <-granted
 		require.NotNil(t, h2)
@@ -372,15 +358,15 @@ func TestFault_C5_LostEvent(t *testing.T) {
 func TestFault_C5_LostEventOfAHold(t *testing.T) {
 	client, w := wiredClient(t, cluster)
 	s := newTestSession(t, client, WithTTL(2*time.Second))
-	w.onRecv(func(_ string, msg any) (bool, error) {
+	w.OnRecv(func(_ string, msg any) (bool, error) {
 		r, ok := msg.(*pb.WatchResponse)
 		return !ok || len(r.Events) == 0, nil
 	})
 	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
-	w.reset()
+	w.Reset()
 	done := h.Done()
-	waitsFor(t, w, 1)
+	w.WaitFor(t, 0, 1)
 	_, err = cluster.Client(t).Delete(testCtx(t), h.Key())
 	require.NoError(t, err)
 	select {
@@ -403,7 +389,7 @@ func TestFault_C6_WatchBreaks(t *testing.T) {
 			s := newTestSession(t, client)
 			var left atomic.Int32
 			left.Store(6)
-			w.onRecv(func(method string, _ any) (bool, error) {
+			w.OnRecv(func(method string, _ any) (bool, error) {
 				if method == "Watch" && left.Add(-1) >= 0 {
 					return false, broken
 				}
@@ -454,7 +440,7 @@ func TestFault_C7_DelayedEvents(t *testing.T) {
 	require.NoError(t, err)
 	client, w := wiredClient(t, cluster)
 	s := newTestSession(t, client, WithTTL(2*time.Second))
-	w.onRecv(func(method string, _ any) (bool, error) {
+	w.OnRecv(func(method string, _ any) (bool, error) {
 		if method == "Watch" {
 			late := time.NewTimer(3 * time.Second)
 			<-late.C

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/backoff"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
@@ -173,14 +174,14 @@ func TestFault_I13_NeverReached(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			c := cluster.Client(t, etcdtest.WithClientConfig(test.change))
-			var log logged
-			locks := newTestClient(t, c, WithLogger(log.logger()))
+			var log harness.Log
+			locks := newTestClient(t, c, WithLogger(log.Logger()))
 			ctx, cancel := context.WithCancel(testCtx(t))
 			left := make(chan error, 10)
 			for range cap(left) {
 				go func() { _, err := locks.Mutex("a").Lock(ctx); left <- err }()
 			}
-			require.Eventually(t, func() bool { return strings.Contains(log.lines()[0], test.cause) }, hang, tick)
+			require.Eventually(t, func() bool { return strings.Contains(log.Lines()[0], test.cause) }, hang, tick)
 			cancel()
 			for range cap(left) {
 				require.ErrorIs(t, <-left, context.Canceled)
@@ -193,9 +194,9 @@ func TestFault_I13_NeverReached(t *testing.T) {
 				require.ErrorContains(t, err, test.cause)
 				require.ErrorContains(t, err, "no session yet")
 			}
-			require.Equal(t, []string{logOutage}, log.messages())
-			require.Contains(t, log.lines()[0], test.check)
-			require.Contains(t, log.lines()[0], c.Endpoints()[0])
+			require.Equal(t, []string{harness.LogOutage}, log.Messages())
+			require.Contains(t, log.Lines()[0], test.check)
+			require.Contains(t, log.Lines()[0], c.Endpoints()[0])
 		})
 	}
 }
@@ -205,11 +206,11 @@ func TestFault_I13_NeverReached(t *testing.T) {
 func TestFault_I13_LogOfALostSession(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
-	var log logged
-	locks := newTestClient(t, cluster.Client(t, p), WithTTL(2*time.Second), WithLogger(log.logger()))
+	var log harness.Log
+	locks := newTestClient(t, cluster.Client(t, p), WithTTL(2*time.Second), WithLogger(log.Logger()))
 	require.NoError(t, locks.Ready(testCtx(t)))
 	for range 2 {
-		first := len(log.messages())
+		first := len(log.Messages())
 		s, err := locks.Session(testCtx(t))
 		require.NoError(t, err)
 		p.Refuse()
@@ -224,8 +225,8 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 		p.Accept()
 		require.NoError(t, result(t, left))
 		require.NoError(t, locks.Ready(testCtx(t)))
-		require.Equal(t, []string{logOutage, logLost, logUp}, log.messages()[first:])
-		lines := log.lines()[first:]
+		require.Equal(t, []string{harness.LogOutage, harness.LogLost, harness.LogUp}, log.Messages()[first:])
+		lines := log.Lines()[first:]
 		require.Regexp(t, `error="no connection to etcd: .*(reset|EOF|refused|closed)`, lines[0])
 		require.Regexp(t, `why="deadline passed" error="no connection to etcd: .*(reset|EOF|refused|closed)`, lines[1])
 		require.Contains(t, lines[2], "outage=")
@@ -237,20 +238,20 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 func TestFault_I13_LogOfARenewal(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
-	var log logged
-	s := newTestSession(t, cluster.Client(t, p), WithTTL(6*time.Second), WithLogger(log.logger()))
+	var log harness.Log
+	s := newTestSession(t, cluster.Client(t, p), WithTTL(6*time.Second), WithLogger(log.Logger()))
 	p.Refuse()
 	p.Reset()
-	requireLines(t, &log, logUp, logOutage)
+	log.Require(t, harness.LogUp, harness.LogOutage)
 	p.Accept()
-	requireLines(t, &log, logUp, logOutage, logOver)
+	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver)
 	p.Hold(etcdtest.Both)
-	requireLines(t, &log, logUp, logOutage, logOver, logOutage)
-	require.Contains(t, log.lines()[3], errNoAnswer.Error())
+	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage)
+	require.Contains(t, log.Lines()[3], errNoAnswer.Error())
 	p.Release(etcdtest.Both)
-	requireLines(t, &log, logUp, logOutage, logOver, logOutage, logOver)
+	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogOver)
 	p.Hold(etcdtest.Both)
 	<-s.Done()
-	requireLines(t, &log, logUp, logOutage, logOver, logOutage, logOver, logOutage, logLost)
-	require.Contains(t, log.lines()[6], errNoAnswer.Error())
+	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogLost)
+	require.Contains(t, log.Lines()[6], errNoAnswer.Error())
 }

@@ -2,7 +2,6 @@ package etcdlock
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,18 +11,12 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 )
 
 // The fault tests: each is named after a row of docs/faults.md, and fails on the
 // code without the protection that the row is about.
-
-func requireGone(t *testing.T, c *clientv3.Client, name string) {
-	t.Helper()
-	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 0 }, hang, tick, "entries are left")
-}
 
 // requireFree requires that another session gets the lock.
 func requireFree(t *testing.T, name string) {
@@ -41,7 +34,7 @@ func TestFault_A1_LostAcquireReply(t *testing.T) {
 		for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
 			name := lockName(t)
 			var lost atomic.Int32
-			w.onUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+			w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
 				err := send(ctx)
 				if method == "Txn" && int(lost.Add(1)) <= times && err == nil {
 					return errLostReply
@@ -65,7 +58,7 @@ func TestFault_A1_CtxEndsInFlight(t *testing.T) {
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
 		name := lockName(t)
 		ctx, cancel := context.WithCancel(testCtx(t))
-		w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 			if err := send(ctx); err != nil {
 				return err
 			}
@@ -87,7 +80,7 @@ func TestFault_A1_CtxEndsBeforeTheReply(t *testing.T) {
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
 		name := lockName(t)
 		ctx, cancel := context.WithCancel(testCtx(t))
-		w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 			err := send(ctx)
 			cancel()
 			return err
@@ -106,7 +99,7 @@ func TestFault_A1_LateRequest(t *testing.T) {
 		name := lockName(t)
 		ctx, cancel := context.WithCancel(testCtx(t))
 		release, sent := make(chan struct{}), make(chan error, 1)
-		w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 			go func() {
 				<-release
 				sent <- send(context.WithoutCancel(ctx))
@@ -118,8 +111,8 @@ func TestFault_A1_LateRequest(t *testing.T) {
 		_, err := lockFuncs(s, name)[kind](ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		// Let the settling read once and find nothing; then the late write is carried out.
-		w.reset()
-		require.Eventually(t, func() bool { calls, _ := w.counts(); return calls["Range"] > 0 }, hang, tick)
+		w.Reset()
+		require.Eventually(t, func() bool { calls, _ := w.Counts(); return calls["Range"] > 0 }, hang, tick)
 		close(release)
 		require.NoError(t, <-sent)
 		requireGone(t, c, name)
@@ -134,7 +127,7 @@ func TestFault_A1_LateRequestAfterUnlock(t *testing.T) {
 	s := newTestSession(t, c)
 	name := lockName(t)
 	release, sent := make(chan struct{}), make(chan error, 1)
-	w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 		go func() {
 			<-release
 			sent <- send(context.WithoutCancel(ctx))
@@ -205,11 +198,11 @@ func TestFault_A2_I5_StaleUnlock(t *testing.T) {
 	// has the key.
 	again := make(chan struct{})
 	repeated := make(chan struct{})
-	w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 		if err := send(ctx); err != nil {
 			return err
 		}
-		w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 			close(repeated)
 			<-again
 			return send(ctx)
@@ -240,7 +233,7 @@ func TestFault_A3_TryLockLeavesNothing(t *testing.T) {
 	holder, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 		err := send(ctx)
 		cancel() // after the txn, before Try returns
 		return err
@@ -278,14 +271,14 @@ func TestFault_A5_UnlockFailsOnce(t *testing.T) {
 	name := lockName(t)
 	h, err := NewRWMutex(s, name).Lock(testCtx(t))
 	require.NoError(t, err)
-	w.once("Txn", func(context.Context, func(context.Context) error) error { return errLostReply })
+	w.Once("Txn", func(context.Context, func(context.Context) error) error { return errLostReply })
 	require.NoError(t, h.Unlock(testCtx(t)))
 	require.Empty(t, entries(t, c, name))
 
 	h, err = NewMutex(s, name).Lock(testCtx(t))
 	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	w.once("Txn", func(context.Context, func(context.Context) error) error { cancel(); return errLostReply })
+	w.Once("Txn", func(context.Context, func(context.Context) error) error { cancel(); return errLostReply })
 	require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
 	requireGone(t, c, name)
 }
@@ -303,7 +296,7 @@ func TestFault_A6_EveryExitRemovesTheEntry(t *testing.T) {
 		_, err = m.Enqueue(testCtx(t))
 		require.NoError(t, err)
 	}
-	w.onUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+	w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
 		if method == "Range" {
 			return status.Error(codes.PermissionDenied, rpctypes.ErrorDesc(rpctypes.ErrGRPCPermissionDenied))
 		}
@@ -346,28 +339,10 @@ func TestFault_A7_StrayKeys(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// leases returns all leases except those given. A member lists the leases that it knows
-// itself, so the member that is asked must first have applied all that is committed.
-func leases(t *testing.T, c *clientv3.Client, but ...clientv3.LeaseID) (ids []clientv3.LeaseID) {
-	t.Helper()
-	one, err := clientv3.New(clientv3.Config{Endpoints: c.Endpoints()[:1], Logger: zap.NewNop()})
-	require.NoError(t, err)
-	defer one.Close()
-	revision(t, one)
-	resp, err := one.Leases(testCtx(t))
-	require.NoError(t, err)
-	for _, l := range resp.Leases {
-		if !slices.Contains(but, l.ID) {
-			ids = append(ids, l.ID)
-		}
-	}
-	return ids
-}
-
 func TestFault_A8_LostGrantReply(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	before := leases(t, c)
-	w.loseReply("LeaseGrant")
+	w.LoseReply("LeaseGrant")
 	s := newTestSession(t, c)
 	require.Equal(t, []clientv3.LeaseID{s.Lease()}, leases(t, c, before...), "a second lease must not be granted")
 	require.NoError(t, s.Close())
@@ -375,7 +350,7 @@ func TestFault_A8_LostGrantReply(t *testing.T) {
 
 	// ctx ends before it is known whether a lease was granted.
 	ctx, cancel := context.WithCancel(testCtx(t))
-	w.once("LeaseGrant", func(ctx context.Context, send func(context.Context) error) error {
+	w.Once("LeaseGrant", func(ctx context.Context, send func(context.Context) error) error {
 		if err := send(ctx); err != nil {
 			return err
 		}
@@ -405,12 +380,12 @@ func TestFault_B6_OwnLeaseGone(t *testing.T) {
 		c2, w := wiredClient(t, cluster)
 		s := newTestSession(t, c2, WithTTL(time.Minute))
 		failed := make(chan error, 1)
-		w.reset()
+		w.Reset()
 		go func() {
 			_, err := lockFuncs(s, name)[kind](testCtx(t))
 			failed <- err
 		}()
-		waitsFor(t, w, 1)
+		w.WaitFor(t, 0, 1)
 		_, err = c.Revoke(testCtx(t), s.Lease())
 		require.NoError(t, err)
 		select {
@@ -447,12 +422,12 @@ func TestFault_B6_DeepInTheQueue(t *testing.T) {
 				c2, w := wiredClient(t, cluster)
 				s := newTestSession(t, c2, WithTTL(2*time.Second))
 				failed := make(chan error, 1)
-				w.reset()
+				w.Reset()
 				go func() {
 					_, err := lockFuncs(s, name)[kind](testCtx(t))
 					failed <- err
 				}()
-				waitsFor(t, w, 1)
+				w.WaitFor(t, 0, 1)
 				key := exclusiveBase(name, s.Lease())
 				if kind == "RWMutex read" {
 					key = sharedBase(name, s.Lease())
@@ -512,10 +487,10 @@ func TestFault_D5_WrongIncarnation(t *testing.T) {
 		require.NoError(t, err)
 		c2, w := wiredClient(t, cluster)
 		s := newTestSession(t, c2)
-		w.reset()
+		w.Reset()
 		tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 		require.NoError(t, err)
-		waitsFor(t, w, 1)
+		w.WaitFor(t, 0, 1)
 		key := exclusiveBase(name, s.Lease())
 		_, err = c.Delete(testCtx(t), key)
 		require.NoError(t, err)

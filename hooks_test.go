@@ -158,7 +158,7 @@ func TestHooks_LockAndUnlock(t *testing.T) {
 			got := time.Now()
 			require.Equal(t, "enqueued granted", words(r.acquisitions()), "the hooks must be called before Lock returns")
 			var sent time.Time
-			w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+			w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 				sent = time.Now()
 				return send(ctx)
 			})
@@ -352,14 +352,14 @@ func TestHooks_Session(t *testing.T) {
 	t.Parallel()
 	r := &recorder{}
 	c, w := wiredClient(t, cluster)
-	w.loseReply("LeaseGrant") // so that a renewal finds the lease
+	w.LoseReply("LeaseGrant") // so that a renewal finds the lease
 	s, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithTTL(time.Minute))
 	require.NoError(t, err)
 	require.Equal(t, "up", words(r.all()))
 	require.NoError(t, s.Refresh(testCtx(t)))
 	require.Equal(t, "up renewed", words(r.all()))
-	w.onStream(func(context.Context, string) error {
-		w.onStream(nil)
+	w.OnStream(func(context.Context, string) error {
+		w.OnStream(nil)
 		return errLostReply
 	})
 	require.NoError(t, s.Refresh(testCtx(t)))

@@ -18,6 +18,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
@@ -272,10 +273,6 @@ func (s *scene) leave(queue []string) {
 	s.f.del("a/r8", "a/9")
 }
 
-// sampled has a quarter of the scenes played, at random, beside the last of each
-// step. The race detector never forgets a goroutine: all of them took 11 GB.
-var sampled bool
-
 // TestInterleavings_I1_I3: in every queue, for every kind of lock, every
 // mishap at every step of the acquisition, with the others leaving at every
 // step: it is granted only when entitled, or fails for a reason; and nothing
@@ -297,7 +294,9 @@ func TestInterleavings_I1_I3(t *testing.T) {
 							switch {
 							case len(queue) == 0 && leaveAt != at:
 								continue // there is nobody to leave
-							case sampled && len(queue) > 0 && leaveAt < at+4 && rand.N(4) > 0:
+							// Play a quarter of the scenes, at random, beside the last of each step: the race detector
+							// never forgets a goroutine, and all scenes took 11 GB.
+							case harness.Race && len(queue) > 0 && leaveAt < at+4 && rand.N(4) > 0:
 								continue
 							}
 							for _, lag := range lags(queue, mishapName) {

@@ -148,7 +148,7 @@ func TestFault_A1_LateWritesAreSwept(t *testing.T) {
 		}
 		s := newTestSession(t, client, WithTTL(3*time.Second))
 		name := lockName(t)
-		w.loseReply("Txn")
+		w.LoseReply("Txn")
 		h, err := NewMutex(s, name).Lock(testCtx(t))
 		require.NoError(t, err)
 		raw := cluster.Client(t)

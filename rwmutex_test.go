@@ -56,19 +56,6 @@ func requireSettled(t *testing.T, s *Session) {
 	}, hang, tick, "the session's keys must become free again")
 }
 
-// notGranted requires that the ticket has that many acquisitions ahead, and is not granted.
-func notGranted(t *testing.T, tk *Ticket, ahead int) {
-	t.Helper()
-	n, err := tk.Ahead(testCtx(t))
-	require.NoError(t, err)
-	require.Equal(t, ahead, n)
-	select {
-	case <-tk.Done():
-		t.Fatal("granted too early")
-	default:
-	}
-}
-
 func TestFault_E5_I2_OrderOfReadersAndWriters(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
@@ -258,7 +245,7 @@ func TestDowngrade_Beside(t *testing.T) {
 	} {
 		h, err := NewRWMutex(s, lockName(t)).Lock(testCtx(t))
 		require.NoError(t, err)
-		w.once(method, func(ctx context.Context, send func(context.Context) error) error {
+		w.Once(method, func(ctx context.Context, send func(context.Context) error) error {
 			if err := h.Downgrade(testCtx(t)); err != nil {
 				return err
 			}
@@ -280,8 +267,7 @@ func TestDowngrade_BesideAhead(t *testing.T) {
 	require.NoError(t, err)
 	tk, err := m.Enqueue(testCtx(t))
 	require.NoError(t, err)
-	w.mu.Lock()
-	w.unary = func(ctx context.Context, _ string, req any, send func(context.Context) error) error {
+	w.OnUnary(func(ctx context.Context, _ string, req any, send func(context.Context) error) error {
 		err := send(ctx)
 		if reads := rangesOf(req); len(reads) > 0 && reads[0].MaxCreateRevision == tk.h.rev-1 {
 			h, werr := (*Held)(nil), reader.Unlock(testCtx(t))
@@ -294,8 +280,7 @@ func TestDowngrade_BesideAhead(t *testing.T) {
 			err = errors.Join(err, werr)
 		}
 		return err
-	}
-	w.mu.Unlock()
+	})
 	n, err := tk.Ahead(testCtx(t))
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
@@ -325,7 +310,7 @@ func TestDowngrade_OthersWereIn(t *testing.T) {
 	wired, w := wiredClient(t, cluster)
 	h, err := NewRWMutex(newTestSession(t, wired), name).Lock(testCtx(t))
 	require.NoError(t, err)
-	w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 		if err := send(ctx); err != nil {
 			return err
 		}

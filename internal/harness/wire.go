@@ -1,4 +1,4 @@
-package etcdlock
+package harness
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
@@ -16,10 +17,10 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
-// wire counts the attempts of a client's requests, and lets a test intercept them.
-type wire struct {
+// A Wire counts the attempts of a client's requests, and lets a test intercept them.
+type Wire struct {
 	mu      sync.Mutex
-	calls   map[string]int // unary, by method: "Txn", "Range", ...; a Txn that only reads is a "Range", and see TestRequests_Whom
+	calls   map[string]int // unary, by method: "Txn", "Range", ...; a Txn that only reads is a "Range", or "Whom" if it reads for an error only
 	watches []*pb.WatchCreateRequest
 
 	// unary, if set, is called in place of each unary call, and sends the call with send.
@@ -31,13 +32,13 @@ type wire struct {
 	stream func(ctx context.Context, method string) error
 }
 
-// errLostReply is the error of a call whose reply was lost. It is neither
+// ErrLostReply is the error of a call whose reply was lost. It is neither
 // DeadlineExceeded nor Canceled, after which etcd's client repeats a call by itself.
-var errLostReply = status.Error(codes.Unavailable, "transport is closing")
+var ErrLostReply = status.Error(codes.Unavailable, "transport is closing")
 
-// wiredClient returns a client of the cluster c with a wire.
-func wiredClient(t testing.TB, c *etcdtest.Cluster, change ...func(*clientv3.Config)) (*clientv3.Client, *wire) {
-	w := &wire{calls: map[string]int{}}
+// WiredClient returns a client of the cluster c with a Wire.
+func WiredClient(t testing.TB, c *etcdtest.Cluster, change ...func(*clientv3.Config)) (*clientv3.Client, *Wire) {
+	w := &Wire{calls: map[string]int{}}
 	client := c.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
 		cfg.DialOptions = append(cfg.DialOptions,
 			grpc.WithChainUnaryInterceptor(w.interceptUnary), grpc.WithChainStreamInterceptor(w.interceptStream))
@@ -48,10 +49,10 @@ func wiredClient(t testing.TB, c *etcdtest.Cluster, change ...func(*clientv3.Con
 	return client, w
 }
 
-func (w *wire) interceptUnary(ctx context.Context, fullMethod string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+func (w *Wire) interceptUnary(ctx context.Context, fullMethod string, req, reply any, cc *grpc.ClientConn, invoker grpc.UnaryInvoker, opts ...grpc.CallOption) error {
 	send := func(ctx context.Context) error { return invoker(ctx, fullMethod, req, reply, cc, opts...) }
 	method := path.Base(fullMethod)
-	reads := rangesOf(req)
+	reads := RangesOf(req)
 	switch {
 	case len(reads) > 0 && reads[0].Serializable && reads[0].Revision == 0:
 		method = "Whom" // not one by which a queue is judged: those are pinned, or linearizable
@@ -76,8 +77,8 @@ func (w *wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 	return err
 }
 
-// rangesOf returns the reads of a request, or none if the request does anything else.
-func rangesOf(req any) (reads []*pb.RangeRequest) {
+// RangesOf returns the reads of a request, or none if the request does anything else.
+func RangesOf(req any) (reads []*pb.RangeRequest) {
 	switch r := req.(type) {
 	case *pb.RangeRequest:
 		return []*pb.RangeRequest{r}
@@ -92,7 +93,7 @@ func rangesOf(req any) (reads []*pb.RangeRequest) {
 	return reads
 }
 
-func (w *wire) interceptStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+func (w *Wire) interceptStream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {
 	w.mu.Lock()
 	hook := w.stream
 	w.mu.Unlock()
@@ -107,7 +108,7 @@ func (w *wire) interceptStream(ctx context.Context, desc *grpc.StreamDesc, cc *g
 
 type wireStream struct {
 	grpc.ClientStream
-	w      *wire
+	w      *Wire
 	method string
 }
 
@@ -137,59 +138,62 @@ func (s *wireStream) RecvMsg(m any) error {
 	}
 }
 
-// onUnary sets the hook; nil removes it.
-func (w *wire) onUnary(f func(ctx context.Context, method string, req any, send func(context.Context) error) error) {
+// OnUnary has f called in place of each unary call; nil removes it.
+func (w *Wire) OnUnary(f func(ctx context.Context, method string, req any, send func(context.Context) error) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.unary = f
 }
 
-func (w *wire) onRecv(f func(method string, msg any) (bool, error)) {
+// OnRecv has f called with each message that a stream receives. An error of f ends the stream, and
+// false drops the message.
+func (w *Wire) OnRecv(f func(method string, msg any) (bool, error)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.recv = f
 }
 
-func (w *wire) onStream(f func(ctx context.Context, method string) error) {
+// OnStream has f called before a stream is opened.
+func (w *Wire) OnStream(f func(ctx context.Context, method string) error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.stream = f
 }
 
-// once replaces the next call of method by f, and only that call. The channel is closed
+// Once replaces the next call of method by f, and only that call. The channel is closed
 // when f has returned.
-func (w *wire) once(method string, f func(ctx context.Context, send func(context.Context) error) error) <-chan struct{} {
+func (w *Wire) Once(method string, f func(ctx context.Context, send func(context.Context) error) error) <-chan struct{} {
 	done := make(chan struct{})
-	w.onUnary(func(ctx context.Context, m string, _ any, send func(context.Context) error) error {
+	w.OnUnary(func(ctx context.Context, m string, _ any, send func(context.Context) error) error {
 		if m != method {
 			return send(ctx)
 		}
-		w.onUnary(nil)
+		w.OnUnary(nil)
 		defer close(done)
 		return f(ctx, send)
 	})
 	return done
 }
 
-// loseReply executes the next call of method, but drops its reply.
-func (w *wire) loseReply(method string) <-chan struct{} {
-	return w.once(method, func(ctx context.Context, send func(context.Context) error) error {
+// LoseReply executes the next call of method, but drops its reply.
+func (w *Wire) LoseReply(method string) <-chan struct{} {
+	return w.Once(method, func(ctx context.Context, send func(context.Context) error) error {
 		if err := send(ctx); err != nil {
 			return err
 		}
-		return errLostReply
+		return ErrLostReply
 	})
 }
 
-// reset sets the counts to zero.
-func (w *wire) reset() {
+// Reset sets the counts to zero.
+func (w *Wire) Reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.calls, w.watches = map[string]int{}, nil
 }
 
-// counts returns a copy of the counts, and the requests for watches.
-func (w *wire) counts() (calls map[string]int, watches []*pb.WatchCreateRequest) {
+// Counts returns a copy of the counts, and the requests for watches.
+func (w *Wire) Counts() (calls map[string]int, watches []*pb.WatchCreateRequest) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	calls = map[string]int{}
@@ -197,4 +201,38 @@ func (w *wire) counts() (calls map[string]int, watches []*pb.WatchCreateRequest)
 		calls[m] = n
 	}
 	return calls, append(watches, w.watches...)
+}
+
+// WaitFor waits until so many reads were made and watches created.
+func (w *Wire) WaitFor(t testing.TB, reads, watches int) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		calls, created := w.Counts()
+		return calls["Range"] >= reads && len(created) >= watches
+	}, Hang, Tick)
+}
+
+// Require compares the counts of calls and watches with those that are wanted.
+func (w *Wire) Require(t testing.TB, want map[string]int, watches int) {
+	t.Helper()
+	calls, created := w.Counts()
+	if want["Whom"] == 0 { // a wait has one if it takes long, also by a machine that stalls
+		require.LessOrEqual(t, calls["Whom"], 1)
+		delete(calls, "Whom")
+	}
+	require.Equal(t, want, calls)
+	require.Len(t, created, watches)
+	RequireFromNow(t, created)
+	for _, r := range created {
+		require.Equal(t, []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}, r.Filters, "all hear of deletions only")
+	}
+}
+
+// RequireFromNow requires that no watch was opened at a revision that exists: etcd serves such a watch
+// from a loop that runs each 100 ms.
+func RequireFromNow(t testing.TB, created []*pb.WatchCreateRequest) {
+	t.Helper()
+	for _, r := range created {
+		require.Zero(t, r.StartRevision, "watch of %q", r.Key)
+	}
 }
