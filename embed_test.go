@@ -2,7 +2,6 @@ package etcdlock
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -23,7 +22,7 @@ import (
 var cluster *etcdtest.Cluster
 
 func TestMain(m *testing.M) {
-	os.Exit(harness.Main(&cluster, func() int { return runTests(m) }))
+	os.Exit(harness.Main(&cluster, m.Run))
 }
 
 // Short names for what the tests of several packages share.
@@ -56,30 +55,9 @@ var (
 
 func notGranted(t testing.TB, tk *Ticket, ahead int) { t.Helper(); harness.NotGranted(t, tk, ahead) }
 
-// runTests runs the tests, and follows those of faults through the model.
-func runTests(m *testing.M) (code int) {
-	if !harness.OwnServers() {
-		return m.Run()
-	}
-	c, err := cluster.NewClient()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer c.Close()
-	defer followFaults(c)()
-	if code = m.Run(); code == 0 {
-		if err := checkFaults(c); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	return code
-}
-
 func newTestSession(t testing.TB, client *clientv3.Client, opts ...Option) *Session {
 	t.Helper()
-	s, err := NewSession(testCtx(t), client, append(traced(t), opts...)...)
+	s, err := NewSession(testCtx(t), client, opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		_ = s.Close()

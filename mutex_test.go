@@ -15,42 +15,6 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-func TestFault_D1_D3_OneSessionManyGoroutines(t *testing.T) {
-	for _, values := range []int{1, 100} {
-		t.Run(fmt.Sprintf("values=%d", values), func(t *testing.T) {
-			c := cluster.Client(t)
-			s := newTestSession(t, c)
-			name := lockName(t)
-			mutexes := make([]*Mutex, values)
-			for i := range mutexes {
-				mutexes[i] = NewMutex(s, name)
-			}
-			counter := 0
-			var tokens []int64
-			var wg sync.WaitGroup
-			for i := range 100 {
-				wg.Go(func() {
-					h, err := mutexes[i%values].Lock(testCtx(t))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					counter++ // the race detector reports two goroutines in here
-					tokens = append(tokens, h.Token())
-					if err := h.Unlock(testCtx(t)); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			wg.Wait()
-			require.Equal(t, 100, counter)
-			require.IsIncreasing(t, tokens, "locks must be granted in the order of create revisions")
-			require.Empty(t, entries(t, c, name))
-			requireSettled(t, s)
-		})
-	}
-}
-
 // etcd's own mutex and the keys of `etcdctl lock` wait in the same queue.
 func TestMutex_SharesTheQueueWithConcurrencyAndRWMutex(t *testing.T) {
 	const rounds = 200
@@ -198,35 +162,6 @@ func TestMutex_WaiterInTheMiddleDies(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, h2.Unlock(testCtx(t)))
 		})
-	}
-}
-
-func TestFault_D4_NestedNamesDontMeet(t *testing.T) {
-	s := newTestSession(t, cluster.Client(t))
-	base := lockName(t)
-	var holds []*Held
-	for _, name := range []string{base, base + "/b", base + "/b/c", base + "//", base + "/r1", base + "/..", base + "/ü"} {
-		lock := NewMutex(s, name).TryLock
-		h, err := lock(testCtx(t))
-		if name == base+"//" {
-			require.ErrorIs(t, err, ErrInvalidName)
-			continue
-		}
-		require.NoError(t, err, name)
-		holds = append(holds, h)
-	}
-	// The other order: the locks with longer names are already held.
-	h, err := NewMutex(s, base+"/b").TryLock(testCtx(t))
-	require.ErrorIs(t, err, ErrLocked)
-	require.Nil(t, h)
-	require.NoError(t, holds[0].Unlock(testCtx(t)))
-	for _, lock := range lockFuncs(s, base) {
-		h, err := lock(testCtx(t))
-		require.NoError(t, err)
-		require.NoError(t, h.Unlock(testCtx(t)))
-	}
-	for _, h := range holds[1:] {
-		require.NoError(t, h.Unlock(testCtx(t)))
 	}
 }
 

@@ -36,12 +36,19 @@ type Wire struct {
 // DeadlineExceeded nor Canceled, after which etcd's client repeats a call by itself.
 var ErrLostReply = status.Error(codes.Unavailable, "transport is closing")
 
+// NewWire returns a Wire for the client that gets its DialOptions.
+func NewWire() *Wire { return &Wire{calls: map[string]int{}} }
+
+// DialOptions returns the options of a client that has this Wire.
+func (w *Wire) DialOptions() []grpc.DialOption {
+	return []grpc.DialOption{grpc.WithChainUnaryInterceptor(w.interceptUnary), grpc.WithChainStreamInterceptor(w.interceptStream)}
+}
+
 // WiredClient returns a client of the cluster c with a Wire.
 func WiredClient(t testing.TB, c *etcdtest.Cluster, change ...func(*clientv3.Config)) (*clientv3.Client, *Wire) {
-	w := &Wire{calls: map[string]int{}}
+	w := NewWire()
 	client := c.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
-		cfg.DialOptions = append(cfg.DialOptions,
-			grpc.WithChainUnaryInterceptor(w.interceptUnary), grpc.WithChainStreamInterceptor(w.interceptStream))
+		cfg.DialOptions = append(cfg.DialOptions, w.DialOptions()...)
 		for _, f := range change {
 			f(cfg)
 		}

@@ -1,4 +1,4 @@
-package etcdlock
+package faults
 
 import (
 	"context"
@@ -14,9 +14,11 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/certs"
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
@@ -47,27 +49,27 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 		c.ClientTLSInfo = transport.TLSInfo{CertFile: serverCert, KeyFile: serverKey, TrustedCAFile: a.File("ca.crt"), ClientCertAuth: true}
 	}))
 	proxy := own.Proxy(t)
-	s := newTestSession(t, own.Client(t, proxy, trusting(t, a, a)))
-	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	s := newSession(t, own.Client(t, proxy, trusting(t, a, a)))
+	h, err := etcdlock.NewMutex(s, "a").Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	done := h.Done()
-	waiter := newTestSession(t, own.Client(t, proxy, trusting(t, a, a)))
-	tk, err := NewMutex(waiter, "a").Enqueue(testCtx(t))
+	waiter := newSession(t, own.Client(t, proxy, trusting(t, a, a)))
+	tk, err := etcdlock.NewMutex(waiter, "a").Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
-	notGranted(t, tk, 1)
+	harness.NotGranted(t, tk, 1)
 	proxy.Reset()
-	require.NoError(t, s.Refresh(testCtx(t)))
-	require.NoError(t, h.Check(testCtx(t)))
-	notGranted(t, tk, 1)
+	require.NoError(t, s.Refresh(harness.Ctx(t)))
+	require.NoError(t, h.Check(harness.Ctx(t)))
+	harness.NotGranted(t, tk, 1)
 	select {
 	case <-done:
 		t.Error(h.Err())
 	default:
 	}
-	require.NoError(t, h.Unlock(testCtx(t)))
-	h, err = tk.Wait(testCtx(t))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	h, err = tk.Wait(harness.Ctx(t))
 	require.NoError(t, err)
-	require.NoError(t, h.Unlock(testCtx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
 
 	// With TLS 1.3 a client gets the alert only after its handshake, or finds the
 	// connection closed before the alert arrives.
@@ -80,7 +82,7 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 	} {
 		client := own.Client(t, with)
 		err := returnsWithCtx(t, 500*time.Millisecond, func(ctx context.Context) error {
-			_, err := NewSession(ctx, client)
+			_, err := etcdlock.NewSession(ctx, client)
 			return err
 		})
 		require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -94,9 +96,9 @@ func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
 	nobody, err := loopback.FreeAddrs(1)
 	require.NoError(t, err)
 	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Endpoints = nobody }))
-	locks := newTestClient(t, client)
+	locks := newClient(t, client)
 	for what, grant := range map[string]func(ctx context.Context) error{
-		"NewSession": func(ctx context.Context) error { _, err := NewSession(ctx, client); return err },
+		"NewSession": func(ctx context.Context) error { _, err := etcdlock.NewSession(ctx, client); return err },
 		"Client":     func(ctx context.Context) error { _, err := locks.Mutex("a").Lock(ctx); return err },
 	} {
 		err = returnsWithCtx(t, 300*time.Millisecond, grant)

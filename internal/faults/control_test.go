@@ -1,4 +1,4 @@
-package etcdlock
+package faults
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // The control tests repeat the steps of the tests named TestFault_ with etcd's own packages
@@ -37,7 +38,7 @@ func incumbent(t *testing.T, c *clientv3.Client, opts ...concurrency.SessionOpti
 // waitsOn waits until n watches were requested through tap.
 func waitsOn(t *testing.T, tap *etcdtest.Tap, n int) {
 	t.Helper()
-	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= n }, hang, tick)
+	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= n }, harness.Hang, harness.Tick)
 }
 
 // lockedFor requires that a new session can't get the lock.
@@ -50,65 +51,65 @@ func lockedFor(t *testing.T, name string) {
 
 func TestControl_A1_LostAcquireReply(t *testing.T) {
 	t.Parallel()
-	tap, name := etcdtest.NewTap(), lockName(t)
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t, tap)
 	m := concurrency.NewMutex(incumbent(t, c), name)
 	tap.Next("Txn", etcdtest.DropReply)
-	require.Error(t, m.Lock(testCtx(t)))
-	require.ErrorIs(t, m.Unlock(testCtx(t)), concurrency.ErrLockReleased)
-	require.Len(t, entries(t, c, name), 1)
+	require.Error(t, m.Lock(harness.Ctx(t)))
+	require.ErrorIs(t, m.Unlock(harness.Ctx(t)), concurrency.ErrLockReleased)
+	require.Len(t, harness.Entries(t, c, name), 1)
 	lockedFor(t, name)
 	seen(t, "Lock fails, Unlock says that the lock is released, but the key stays and blocks all others")
 }
 
 func TestControl_A2_StaleUnlock(t *testing.T) {
 	t.Parallel()
-	tap, name := etcdtest.NewTap(), lockName(t)
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t, tap)
 	s := incumbent(t, c)
 	a, b := concurrency.NewMutex(s, name), concurrency.NewMutex(s, name)
-	require.NoError(t, a.Lock(testCtx(t)))
+	require.NoError(t, a.Lock(harness.Ctx(t)))
 	tap.Next("DeleteRange", etcdtest.DropReply)
-	require.Error(t, a.Unlock(testCtx(t)))
-	require.NoError(t, b.Lock(testCtx(t)))
-	require.Len(t, entries(t, c, name), 1)
-	require.NoError(t, a.Unlock(testCtx(t)))
-	require.Empty(t, entries(t, c, name))
+	require.Error(t, a.Unlock(harness.Ctx(t)))
+	require.NoError(t, b.Lock(harness.Ctx(t)))
+	require.Len(t, harness.Entries(t, c, name), 1)
+	require.NoError(t, a.Unlock(harness.Ctx(t)))
+	require.Empty(t, harness.Entries(t, c, name))
 	seen(t, "the repeated Unlock deletes the key of the next holder, which is not told")
 }
 
 func TestControl_A3_TryLockLeavesItsEntry(t *testing.T) {
 	t.Parallel()
-	tap, name := etcdtest.NewTap(), lockName(t)
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t, tap)
 	holder := concurrency.NewMutex(incumbent(t, cluster.Client(t)), name)
-	require.NoError(t, holder.Lock(testCtx(t)))
-	ctx, cancel := context.WithCancel(testCtx(t))
+	require.NoError(t, holder.Lock(harness.Ctx(t)))
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
 	defer cancel()
 	tap.Next("Txn", etcdtest.After(cancel))
 	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(ctx), context.Canceled)
-	require.NoError(t, holder.Unlock(testCtx(t)))
-	require.Len(t, entries(t, c, name), 1)
-	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, cluster.Client(t)), name).TryLock(testCtx(t)), concurrency.ErrLocked)
+	require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	require.Len(t, harness.Entries(t, c, name), 1)
+	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, cluster.Client(t)), name).TryLock(harness.Ctx(t)), concurrency.ErrLocked)
 	seen(t, "TryLock fails, but its key stays and becomes the owner")
 }
 
 func TestControl_A4_ResignForgets(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
+	c, name := cluster.Client(t), harness.LockName(t)
 	e := concurrency.NewElection(incumbent(t, c), name)
-	require.NoError(t, e.Campaign(testCtx(t), "me"))
-	ctx, cancel := context.WithCancel(testCtx(t))
+	require.NoError(t, e.Campaign(harness.Ctx(t), "me"))
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
 	cancel()
 	require.ErrorIs(t, e.Resign(ctx), context.Canceled)
-	require.NoError(t, e.Resign(testCtx(t)))
-	require.Len(t, entries(t, c, name), 1)
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+	require.Len(t, harness.Entries(t, c, name), 1)
 	seen(t, "Resign with an ended ctx fails, the second Resign returns nil, and the key stays")
 }
 
 func TestControl_A5_UnlockFailsOnce(t *testing.T) {
 	t.Parallel()
-	tap, name := etcdtest.NewTap(), lockName(t)
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t, tap)
 	m := recipe.NewRWMutex(incumbent(t, c), name)
 	require.Panics(t, func() { _ = recipe.NewRWMutex(incumbent(t, c), name).Unlock() })
@@ -116,24 +117,24 @@ func TestControl_A5_UnlockFailsOnce(t *testing.T) {
 	tap.Next("DeleteRange", etcdtest.FailBefore)
 	require.Error(t, m.Unlock())
 	require.NoError(t, m.Unlock())
-	require.Len(t, entries(t, c, name), 1)
+	require.Len(t, harness.Entries(t, c, name), 1)
 	seen(t, "RWMutex: Unlock fails, the second Unlock returns nil, and the key stays; without Lock it panics")
 }
 
 func TestControl_B1_CtxOnPartition(t *testing.T) {
 	t.Parallel()
-	tap, proxy, name := etcdtest.NewTap(), cluster.Proxy(t), lockName(t)
+	tap, proxy, name := etcdtest.NewTap(), cluster.Proxy(t), harness.LockName(t)
 	holder := concurrency.NewMutex(incumbent(t, cluster.Client(t)), name)
-	require.NoError(t, holder.Lock(testCtx(t)))
+	require.NoError(t, holder.Lock(harness.Ctx(t)))
 	m := concurrency.NewMutex(incumbent(t, cluster.Client(t, tap, proxy)), name)
-	ctx, cancel := context.WithCancel(testCtx(t))
-	locking := async(func() error { return m.Lock(ctx) })
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	locking := harness.Async(func() error { return m.Lock(ctx) })
 	waitsOn(t, tap, 1)
 	proxy.Blackhole(etcdtest.Both)
 	cancel()
-	hangs(t, locking, 2*time.Second)
+	harness.Hangs(t, locking, 2*time.Second)
 	proxy.Heal()
-	require.Error(t, result(t, locking))
+	require.Error(t, harness.Result(t, locking))
 	seen(t, "Lock is blocked 2 s after its ctx has ended, until the network heals")
 }
 
@@ -141,60 +142,60 @@ func TestControl_B3_CreationCtx(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	c := own.Client(t)
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
 	defer cancel()
 	s := incumbent(t, c, concurrency.WithContext(ctx))
 	cancel()
 	select {
 	case <-s.Done():
-	case <-time.After(hang):
+	case <-time.After(harness.Hang):
 		t.Fatal("the session does not end")
 	}
 	require.ErrorIs(t, s.Close(), context.Canceled)
-	require.Len(t, leases(t, c), 1)
+	require.Len(t, harness.Leases(t, c), 1)
 	seen(t, "the session ends with the ctx of its creation, Close fails, and the lease stays")
 }
 
 func TestControl_B6_OwnLeaseGone(t *testing.T) {
 	t.Parallel()
-	tap, name := etcdtest.NewTap(), lockName(t)
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	holder := concurrency.NewMutex(incumbent(t, cluster.Client(t)), name)
-	require.NoError(t, holder.Lock(testCtx(t)))
+	require.NoError(t, holder.Lock(harness.Ctx(t)))
 	c := cluster.Client(t, tap)
 	s := incumbent(t, c)
-	locking := async(func() error { return concurrency.NewMutex(s, name).Lock(testCtx(t)) })
+	locking := harness.Async(func() error { return concurrency.NewMutex(s, name).Lock(harness.Ctx(t)) })
 	waitsOn(t, tap, 1)
-	_, err := c.Revoke(testCtx(t), s.Lease())
+	_, err := c.Revoke(harness.Ctx(t), s.Lease())
 	require.NoError(t, err)
-	hangs(t, locking, time.Second)
-	require.NoError(t, holder.Unlock(testCtx(t)))
-	require.ErrorIs(t, result(t, locking), concurrency.ErrSessionExpired)
+	harness.Hangs(t, locking, time.Second)
+	require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	require.ErrorIs(t, harness.Result(t, locking), concurrency.ErrSessionExpired)
 	seen(t, "a waiter whose lease was revoked waits until the holder unlocks")
 }
 
 func TestControl_D1_OneSessionTwoHolders(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
+	c, name := cluster.Client(t), harness.LockName(t)
 	s := incumbent(t, c)
 	a, b := concurrency.NewMutex(s, name), concurrency.NewMutex(s, name)
-	require.NoError(t, a.Lock(testCtx(t)))
-	require.NoError(t, b.Lock(testCtx(t)))
-	require.NoError(t, b.Unlock(testCtx(t)))
-	require.Empty(t, entries(t, c, name))
+	require.NoError(t, a.Lock(harness.Ctx(t)))
+	require.NoError(t, b.Lock(harness.Ctx(t)))
+	require.NoError(t, b.Unlock(harness.Ctx(t)))
+	require.Empty(t, harness.Entries(t, c, name))
 	seen(t, "two goroutines of one session hold the lock at once; the first Unlock frees it")
 }
 
 func TestControl_D2_TryLockBesideAWaiter(t *testing.T) {
 	t.Parallel()
-	tap, name := etcdtest.NewTap(), lockName(t)
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	holder := concurrency.NewMutex(incumbent(t, cluster.Client(t)), name)
-	require.NoError(t, holder.Lock(testCtx(t)))
+	require.NoError(t, holder.Lock(harness.Ctx(t)))
 	s := incumbent(t, cluster.Client(t, tap))
-	locking := async(func() error { return concurrency.NewMutex(s, name).Lock(testCtx(t)) })
+	locking := harness.Async(func() error { return concurrency.NewMutex(s, name).Lock(harness.Ctx(t)) })
 	waitsOn(t, tap, 1)
-	require.ErrorIs(t, concurrency.NewMutex(s, name).TryLock(testCtx(t)), concurrency.ErrLocked)
-	require.NoError(t, holder.Unlock(testCtx(t)))
-	require.ErrorIs(t, result(t, locking), concurrency.ErrSessionExpired)
+	require.ErrorIs(t, concurrency.NewMutex(s, name).TryLock(harness.Ctx(t)), concurrency.ErrLocked)
+	require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	require.ErrorIs(t, harness.Result(t, locking), concurrency.ErrSessionExpired)
 	select {
 	case <-s.Done():
 		t.Fatal("the session must be alive")
@@ -205,15 +206,15 @@ func TestControl_D2_TryLockBesideAWaiter(t *testing.T) {
 
 func TestControl_D4_NestedNames(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
-	require.NoError(t, concurrency.NewMutex(incumbent(t, c), name+"/b").Lock(testCtx(t)))
-	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(testCtx(t)), concurrency.ErrLocked)
+	c, name := cluster.Client(t), harness.LockName(t)
+	require.NoError(t, concurrency.NewMutex(incumbent(t, c), name+"/b").Lock(harness.Ctx(t)))
+	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(harness.Ctx(t)), concurrency.ErrLocked)
 	seen(t, "the lock a can't be taken because a/b is held")
 }
 
 func TestControl_E1_TwoWriters(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
+	c, name := cluster.Client(t), harness.LockName(t)
 	first := recipe.NewRWMutex(incumbent(t, c), name)
 	require.NoError(t, first.Lock())
 	var locking [2]<-chan error
@@ -222,57 +223,57 @@ func TestControl_E1_TwoWriters(t *testing.T) {
 		tap := etcdtest.NewTap()
 		sessions[i] = incumbent(t, cluster.Client(t, tap))
 		m := recipe.NewRWMutex(sessions[i], name)
-		locking[i] = async(m.Lock)
+		locking[i] = harness.Async(m.Lock)
 		waitsOn(t, tap, 1)
 	}
-	_, err := c.Revoke(testCtx(t), sessions[0].Lease())
+	_, err := c.Revoke(harness.Ctx(t), sessions[0].Lease())
 	require.NoError(t, err)
 	require.NoError(t, first.Unlock())
-	require.NoError(t, result(t, locking[0]))
-	require.NoError(t, result(t, locking[1]))
-	require.Len(t, entries(t, c, name), 1)
+	require.NoError(t, harness.Result(t, locking[0]))
+	require.NoError(t, harness.Result(t, locking[1]))
+	require.Len(t, harness.Entries(t, c, name), 1)
 	seen(t, "RWMutex: two writers hold the lock at once, one of them without a key")
 }
 
 func TestControl_E2_PhantomLeader(t *testing.T) {
 	t.Parallel()
-	tap, name := etcdtest.NewTap(), lockName(t)
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t)
 	leader := concurrency.NewElection(incumbent(t, c), name)
-	require.NoError(t, leader.Campaign(testCtx(t), "first"))
+	require.NoError(t, leader.Campaign(harness.Ctx(t), "first"))
 	s := incumbent(t, cluster.Client(t, tap))
-	campaign := async(func() error { return concurrency.NewElection(s, name).Campaign(testCtx(t), "second") })
+	campaign := harness.Async(func() error { return concurrency.NewElection(s, name).Campaign(harness.Ctx(t), "second") })
 	waitsOn(t, tap, 1)
-	_, err := c.Revoke(testCtx(t), s.Lease())
+	_, err := c.Revoke(harness.Ctx(t), s.Lease())
 	require.NoError(t, err)
-	require.NoError(t, leader.Resign(testCtx(t)))
-	require.NoError(t, result(t, campaign))
-	require.Empty(t, entries(t, c, name))
+	require.NoError(t, leader.Resign(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, campaign))
+	require.Empty(t, harness.Entries(t, c, name))
 	seen(t, "Campaign elects a candidate that has no key and no lease")
 }
 
 func TestControl_C1_IsolatedMember(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
-	leader, err := own.Leader(testCtx(t))
+	leader, err := own.Leader(harness.Ctx(t))
 	require.NoError(t, err)
 	x, y := own.Member((leader.Index()+1)%3), own.Member((leader.Index()+2)%3)
 	only := func(m *etcdtest.Member) etcdtest.ClientOption {
 		return etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.Endpoints = []string{m.Endpoint()} })
 	}
 	holder := concurrency.NewMutex(incumbent(t, own.Client(t, only(y))), "a")
-	require.NoError(t, holder.Lock(testCtx(t)))
+	require.NoError(t, holder.Lock(harness.Ctx(t)))
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap, only(x))
 	s := incumbent(t, c)
-	locking := async(func() error { return concurrency.NewMutex(s, "a").Lock(testCtx(t)) })
+	locking := harness.Async(func() error { return concurrency.NewMutex(s, "a").Lock(harness.Ctx(t)) })
 	waitsOn(t, tap, 1)
 	c.SetEndpoints(own.Endpoints()...)
 	x.Isolate()
-	require.NoError(t, holder.Unlock(testCtx(t)))
-	hangs(t, locking, 5*time.Second)
+	require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	harness.Hangs(t, locking, 5*time.Second)
 	x.Heal()
-	require.NoError(t, result(t, locking))
+	require.NoError(t, harness.Result(t, locking))
 	seen(t, "a waiter whose watch is on a member that is cut off hangs until the cluster heals")
 }
 
@@ -281,10 +282,10 @@ func compactPast(t *testing.T, c *clientv3.Client) {
 	t.Helper()
 	var rev int64
 	for i := range 5 {
-		put, err := c.Put(testCtx(t), fmt.Sprint("elsewhere", i), "")
+		put, err := c.Put(harness.Ctx(t), fmt.Sprint("elsewhere", i), "")
 		require.NoError(t, err)
 		rev = put.Header.Revision
 	}
-	_, err := c.Compact(testCtx(t), rev)
+	_, err := c.Compact(harness.Ctx(t), rev)
 	require.NoError(t, err)
 }

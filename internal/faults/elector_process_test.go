@@ -1,6 +1,6 @@
 //go:build unix
 
-package etcdlock
+package faults
 
 import (
 	"bufio"
@@ -18,41 +18,25 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // Electors in separate processes. Each process is this test binary, started again.
-
-func init() { helpers["replica"] = replicaProcess }
-
-type replicaArg struct {
-	Endpoints []string
-	Name      string
-	Seconds   int // of TTL
-}
 
 // replicaProcess is a replica of a service: it campaigns and leads until SIGTERM. It writes
 // the events of its leads to etcd, which orders them: <name>.log/<token>/began in a
 // transaction of the term, and .../ended when the lead's ctx has ended. The values are times,
 // which can be compared because all replicas run on one machine.
-func replicaProcess(arg string, _ *bufio.Reader) error {
-	var a replicaArg
-	if err := json.Unmarshal([]byte(arg), &a); err != nil {
-		return err
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+func replicaProcess(ctx context.Context, a lockerArg, c *clientv3.Client, _ *bufio.Reader) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
 	defer stop()
-	c, err := clientv3.New(clientv3.Config{Endpoints: a.Endpoints, Logger: zap.NewNop()})
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	locks := New(c, WithTTL(time.Duration(a.Seconds)*time.Second))
+	locks := etcdlock.New(c, etcdlock.WithTTL(time.Duration(a.Seconds)*time.Second))
 	defer locks.Close()
 	e := locks.Elector(a.Name)
-	err = e.Run(ctx, func(ctx context.Context, term *Held) error {
+	err := e.Run(ctx, func(ctx context.Context, term *etcdlock.Held) error {
 		log := fmt.Sprintf("%s.log/%d/", a.Name, term.Token())
 		now := func() string { return strconv.FormatInt(time.Now().UnixNano(), 10) }
 		if _, err := term.Txn(ctx).Then(clientv3.OpPut(log+"began", now())).Commit(); err != nil {
@@ -85,7 +69,7 @@ type termSeen struct {
 // seenTerms follows the terms of a name. wait waits until n terms have reached the step what.
 func seenTerms(t *testing.T, c *clientv3.Client, name string) (terms func() []*termSeen, wait func(what string, n int)) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
 	t.Cleanup(cancel)
 	events := c.Watch(ctx, name, clientv3.WithPrefix(), clientv3.WithRev(1), clientv3.WithPrevKV())
 	var all []*termSeen
@@ -159,8 +143,8 @@ func TestElector_RollingUpdate(t *testing.T) {
 	terms, wait := seenTerms(t, c, "roll")
 	var replicas []*process
 	start := func() {
-		replicas = append(replicas, startHelper(t, "replica", replicaArg{own.Endpoints(), "roll", ttl}))
-		queueIs(t, c, "roll", min(len(replicas), 4))
+		replicas = append(replicas, startHelper(t, "replica", lockerArg{Endpoints: own.Endpoints(), Name: "roll", Seconds: ttl}))
+		harness.QueueIs(t, c, "roll", min(len(replicas), 4))
 	}
 	for range 3 {
 		start()
@@ -170,7 +154,7 @@ func TestElector_RollingUpdate(t *testing.T) {
 		start()
 		replicas[i].signal(t, syscall.SIGTERM)
 		exits(t, replicas[i])
-		require.Len(t, entries(t, c, "roll"), 3)
+		require.Len(t, harness.Entries(t, c, "roll"), 3)
 		wait("began", i+2)
 	}
 	// The other replicas are stopped at once: waiting replicas also leave nothing behind.
@@ -180,8 +164,8 @@ func TestElector_RollingUpdate(t *testing.T) {
 	for _, p := range replicas[3:] {
 		exits(t, p)
 	}
-	require.Empty(t, entries(t, c, "roll"))
-	require.Zero(t, leases(t, c))
+	require.Empty(t, harness.Entries(t, c, "roll"))
+	require.Zero(t, harness.Leases(t, c))
 	wait("gone", len(terms()))
 
 	all := terms()
@@ -218,8 +202,8 @@ func TestElector_Killed(t *testing.T) {
 	c := own.Client(t)
 	terms, wait := seenTerms(t, c, "kill")
 	start := func(n int) *process {
-		p := startHelper(t, "replica", replicaArg{own.Endpoints(), "kill", ttl})
-		queueIs(t, c, "kill", n)
+		p := startHelper(t, "replica", lockerArg{Endpoints: own.Endpoints(), Name: "kill", Seconds: ttl})
+		harness.QueueIs(t, c, "kill", n)
 		return p
 	}
 	leader := start(1)

@@ -1,4 +1,4 @@
-package etcdlock
+package faults
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // Control tests about compaction and the loss of the lease.
@@ -22,13 +23,13 @@ func TestControl_C2_CompactionThenReconnect(t *testing.T) {
 	own := etcdtest.Start(t)
 	tap, proxy := etcdtest.NewTap(), own.Proxy(t)
 	holder := concurrency.NewMutex(incumbent(t, own.Client(t)), "a")
-	require.NoError(t, holder.Lock(testCtx(t)))
+	require.NoError(t, holder.Lock(harness.Ctx(t)))
 	s := incumbent(t, own.Client(t, tap, proxy))
-	locking := async(func() error { return concurrency.NewMutex(s, "a").Lock(testCtx(t)) })
+	locking := harness.Async(func() error { return concurrency.NewMutex(s, "a").Lock(harness.Ctx(t)) })
 	waitsOn(t, tap, 1)
 	compactPast(t, own.Client(t))
 	proxy.Reset()
-	require.ErrorIs(t, result(t, locking), rpctypes.ErrCompacted)
+	require.ErrorIs(t, harness.Result(t, locking), rpctypes.ErrCompacted)
 	seen(t, "a waiter that reconnects after a compaction gets an error and loses its place")
 }
 
@@ -41,14 +42,14 @@ func TestControl_C4_CompactionMakesReadersSpin(t *testing.T) {
 	require.NoError(t, holder.Lock())
 	m := recipe.NewRWMutex(incumbent(t, own.Client(t, tap)), "a")
 	tap.Next("Range", etcdtest.After(func() { compactPast(t, c) }))
-	locking := async(m.Lock)
+	locking := harness.Async(m.Lock)
 	waitsOn(t, tap, 1)
 	before := tap.Calls("Range")
-	hangs(t, locking, time.Second)
+	harness.Hangs(t, locking, time.Second)
 	reads := tap.Calls("Range") - before
 	require.Greater(t, reads, 4)
 	require.NoError(t, holder.Unlock())
-	require.NoError(t, result(t, locking))
+	require.NoError(t, harness.Result(t, locking))
 	seen(t, "RWMutex: a waiter reads %d times a second until the holder unlocks", reads)
 }
 
@@ -104,9 +105,9 @@ func TestControl_F3_RevokedByAnother(t *testing.T) {
 	})
 	c := cluster.Client(t, tap)
 	s := incumbent(t, c)
-	require.NoError(t, concurrency.NewMutex(s, lockName(t)).Lock(testCtx(t)))
+	require.NoError(t, concurrency.NewMutex(s, harness.LockName(t)).Lock(harness.Ctx(t)))
 	<-renewed // the client renews at once, and then after 20 s
-	_, err := c.Revoke(testCtx(t), s.Lease())
+	_, err := c.Revoke(harness.Ctx(t), s.Lease())
 	require.NoError(t, err)
 	notTold(t, s)
 	seen(t, "TTL 60 s: 2 s after the revocation the holder has not been told (the next renewal is after 20 s)")
@@ -114,13 +115,13 @@ func TestControl_F3_RevokedByAnother(t *testing.T) {
 
 func TestControl_F5_KeyDeleted(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
+	c, name := cluster.Client(t), harness.LockName(t)
 	s := incumbent(t, c)
 	m := concurrency.NewMutex(s, name)
-	require.NoError(t, m.Lock(testCtx(t)))
-	_, err := c.Delete(testCtx(t), m.Key())
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	_, err := c.Delete(harness.Ctx(t), m.Key())
 	require.NoError(t, err)
-	require.NoError(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(testCtx(t)))
+	require.NoError(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(harness.Ctx(t)))
 	notTold(t, s)
 	seen(t, "the holder is not told, and another session gets the lock")
 }
@@ -131,6 +132,6 @@ func notTold(t *testing.T, s *concurrency.Session) {
 	select {
 	case <-s.Done():
 		t.Fatal("the holder was told of the loss")
-	case <-time.After(4 * told):
+	case <-time.After(4 * harness.Told):
 	}
 }

@@ -1,4 +1,4 @@
-package etcdlock
+package faults
 
 import (
 	"errors"
@@ -14,7 +14,9 @@ import (
 	"go.etcd.io/etcd/etcdutl/v3/snapshot"
 	"go.uber.org/zap"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // takeSnapshot returns a function that restores the cluster's only member to this moment.
@@ -22,7 +24,7 @@ import (
 // `etcdutl snapshot restore --bump-revision --mark-compacted`.
 func takeSnapshot(t *testing.T, own *etcdtest.Cluster) (restore func(bump uint64)) {
 	t.Helper()
-	snap, err := own.Client(t).Snapshot(testCtx(t))
+	snap, err := own.Client(t).Snapshot(harness.Ctx(t))
 	require.NoError(t, err)
 	file := filepath.Join(t.TempDir(), "snapshot")
 	out, err := os.Create(file)
@@ -39,7 +41,7 @@ func takeSnapshot(t *testing.T, own *etcdtest.Cluster) (restore func(bump uint64
 			PeerURLs: []string{cfg.AdvertisePeerUrls[0].String()}, InitialCluster: cfg.InitialCluster, InitialClusterToken: cfg.InitialClusterToken,
 			RevisionBump: bump, MarkCompacted: bump > 0,
 		}))
-		require.NoError(t, m.Restart(testCtx(t)))
+		require.NoError(t, m.Restart(harness.Ctx(t)))
 	}
 }
 
@@ -50,63 +52,63 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 		t.Run(fmt.Sprint("bump ", bump), func(t *testing.T) {
 			t.Parallel()
 			own := etcdtest.Start(t)
-			lock := func(s *Session, name string) *Held {
-				h, err := NewMutex(s, name).Lock(testCtx(t))
+			lock := func(s *etcdlock.Session, name string) *etcdlock.Held {
+				h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
 				require.NoError(t, err)
 				h.Done()
 				return h
 			}
-			enqueue := func(s *Session, name string) *Ticket {
-				tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+			enqueue := func(s *etcdlock.Session, name string) *etcdlock.Ticket {
+				tk, err := etcdlock.NewMutex(s, name).Enqueue(harness.Ctx(t))
 				require.NoError(t, err)
-				notGranted(t, tk, len(entries(t, s.Client(), name))-1)
+				harness.NotGranted(t, tk, len(harness.Entries(t, s.Client(), name))-1)
 				return tk
 			}
-			older := newTestSession(t, own.Client(t))
+			older := newSession(t, own.Client(t))
 			held, back := lock(older, "a"), lock(older, "b")
-			waits := enqueue(newTestSession(t, own.Client(t)), "a")
+			waits := enqueue(newSession(t, own.Client(t)), "a")
 			restore := takeSnapshot(t, own)
-			newer := newTestSession(t, own.Client(t))
+			newer := newSession(t, own.Client(t))
 			entryGone, leaseGone := lock(older, "c"), lock(newer, "d")
 			placeGone, allGone := enqueue(older, "a"), enqueue(newer, "a")
-			require.NoError(t, back.Unlock(testCtx(t)))
+			require.NoError(t, back.Unlock(harness.Ctx(t)))
 			c := own.Client(t)
 			for range 20 {
-				_, err := c.Put(testCtx(t), "elsewhere", "")
+				_, err := c.Put(harness.Ctx(t), "elsewhere", "")
 				require.NoError(t, err)
 			}
 			last := lock(older, "e")
 
 			restore(bump)
 			restored := time.Now()
-			for _, h := range []*Held{entryGone, leaseGone, last} {
+			for _, h := range []*etcdlock.Held{entryGone, leaseGone, last} {
 				select {
 				case <-h.Done():
-				case <-time.After(hang):
+				case <-time.After(harness.Hang):
 					t.Fatal("the holder is not told of the loss")
 				}
-				require.ErrorIs(t, h.Err(), ErrLost)
-				require.Equal(t, h == leaseGone, errors.Is(h.Err(), ErrSessionExpired))
-				_, err := h.Txn(testCtx(t)).Then(clientv3.OpPut("x", "")).Commit()
-				require.ErrorIs(t, err, ErrLost)
+				require.ErrorIs(t, h.Err(), etcdlock.ErrLost)
+				require.Equal(t, h == leaseGone, errors.Is(h.Err(), etcdlock.ErrSessionExpired))
+				_, err := h.Txn(harness.Ctx(t)).Then(clientv3.OpPut("x", "")).Commit()
+				require.ErrorIs(t, err, etcdlock.ErrLost)
 			}
 			t.Logf("shown: holders told within %v of the restore", time.Since(restored).Round(100*time.Millisecond))
-			_, err := placeGone.Wait(testCtx(t))
-			require.ErrorIs(t, err, ErrLost)
-			_, err = allGone.Wait(testCtx(t))
-			require.ErrorIs(t, err, ErrSessionExpired)
+			_, err := placeGone.Wait(harness.Ctx(t))
+			require.ErrorIs(t, err, etcdlock.ErrLost)
+			_, err = allGone.Wait(harness.Ctx(t))
+			require.ErrorIs(t, err, etcdlock.ErrSessionExpired)
 
-			require.NoError(t, held.Check(testCtx(t)))
-			notGranted(t, waits, 1)
-			require.NoError(t, held.Unlock(testCtx(t)))
-			h, err := waits.Wait(testCtx(t))
+			require.NoError(t, held.Check(harness.Ctx(t)))
+			harness.NotGranted(t, waits, 1)
+			require.NoError(t, held.Unlock(harness.Ctx(t)))
+			h, err := waits.Wait(harness.Ctx(t))
 			require.NoError(t, err)
 			require.Greater(t, h.Token(), held.Token())
-			require.NoError(t, h.Check(testCtx(t)))
+			require.NoError(t, h.Check(harness.Ctx(t)))
 
 			// What was given back since is back, until its session inspects its keys.
-			other := newTestSession(t, c)
-			require.NoError(t, lock(other, "b").Unlock(testCtx(t)))
+			other := newSession(t, c)
+			require.NoError(t, lock(other, "b").Unlock(harness.Ctx(t)))
 
 			// Tokens are given out a second time, unless the revision was raised.
 			fresh := lock(other, "e")

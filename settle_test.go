@@ -9,61 +9,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
-
-// The first request is stuck. It arrives after the lock that the second request took was
-// released: the key was not used again, and the late write is removed.
-func TestFault_A1_I6_HedgedRequestComesLate(t *testing.T) {
-	t.Parallel()
-	tap := etcdtest.NewTap()
-	c := cluster.Client(t)
-	s := newTestSession(t, cluster.Client(t, tap))
-	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try"} {
-		name := lockName(t)
-		late := tap.Postpone("Txn", 1)
-		h, err := lockFuncs(s, name)[kind](testCtx(t))
-		require.NoError(t, err, kind)
-		require.NoError(t, h.Check(testCtx(t)))
-		require.NoError(t, h.Unlock(testCtx(t)))
-		h2, err := lockFuncs(s, name)[kind](testCtx(t))
-		require.NoError(t, err, kind)
-		require.NotEqual(t, h.Key(), h2.Key(), "a key must not be used again while a late write of it is possible")
-		require.NoError(t, late.Send(testCtx(t)))
-		require.NoError(t, h2.Check(testCtx(t)))
-		require.NoError(t, h2.Unlock(testCtx(t)))
-		requireGone(t, c, name)
-		requireFree(t, name)
-	}
-}
-
-// The reply to an Unlock is late, and its repetition finds nothing to remove: that is not a
-// loss.
-func TestFault_A2_HedgedUnlock(t *testing.T) {
-	t.Parallel()
-	tap := etcdtest.NewTap()
-	c := cluster.Client(t)
-	s := newTestSession(t, cluster.Client(t, tap))
-	for kind, lock := range lockFuncs(s, lockName(t)) {
-		h, err := lock(testCtx(t))
-		require.NoError(t, err, kind)
-		sent := tap.Next("Txn", func(ctx context.Context, c *etcdtest.Call) error {
-			if err := c.Send(ctx); err != nil {
-				return err
-			}
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		require.NoError(t, h.Unlock(testCtx(t)), kind)
-		<-sent
-		got, err := c.Get(testCtx(t), h.Key(), clientv3.WithCountOnly())
-		require.NoError(t, err)
-		require.Zero(t, got.Count)
-	}
-}
 
 // A request is executed minutes after it was given up, for example by a member that hung
 // meanwhile. Its entry is still found and removed, and nothing else is.
@@ -138,25 +87,41 @@ func keysOf(queue []queue.Entry) (keys []string) {
 	return keys
 }
 
-// The same with a real etcd, and in a namespace.
-func TestFault_A1_LateWritesAreSwept(t *testing.T) {
-	t.Parallel()
-	for _, prefix := range []string{"", "ns/"} {
-		client, w := wiredClient(t, cluster)
-		if prefix != "" {
-			inNamespace(client, prefix)
+// One request looks for many late writes. If etcd refuses it, because the client has lost
+// its rights on one of the locks, the late writes of the other locks are still found.
+func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
+	f := newFakeEtcd()
+	s := f.session(5)
+	var some []unsettled
+	for _, name := range []string{"a", "b", "c", "d"} {
+		e := NewRWMutex(s, name).l.entry(t.Context(), s, writeMode)
+		e.reserveKeys()
+		var puts []*pb.RequestOp
+		for _, key := range e.keys() {
+			puts = append(puts, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.acquiring.value)}}})
 		}
-		s := newTestSession(t, client, WithTTL(3*time.Second))
-		name := lockName(t)
-		w.LoseReply("Txn")
-		h, err := NewMutex(s, name).Lock(testCtx(t))
-		require.NoError(t, err)
-		raw := cluster.Client(t)
-		late := prefix + sharedBase(name, s.Lease()) + "-3"
-		_, err = raw.Put(testCtx(t), late, h.acquiring.value, clientv3.WithLease(s.Lease()))
-		require.NoError(t, err)
-		require.NoError(t, h.Unlock(testCtx(t)))
-		requireGone(t, raw, prefix+name)
-		require.NoError(t, s.Err())
+		f.applyLocked(puts, nil)
+		some = append(some, unsettled{&e.entry, time.Now()})
 	}
+	var reads atomic.Int32
+	f.step = func(_ context.Context, what string) error {
+		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // the request for all five, and for the first two
+			return rpctypes.ErrGRPCPermissionDenied
+		}
+		return nil
+	}
+	// Another user of the same lease has the key of the next entry.
+	other := NewMutex(s, "e").l.entry(t.Context(), s, mutexMode)
+	other.reserveKeys()
+	f.put(other.key)
+	some = append(some, unsettled{&other.entry, time.Now()})
+	require.NoError(t, s.removeLateWrites(t.Context(), some))
+	for _, name := range []string{"a", "b", "c", "d"} {
+		require.Empty(t, f.keys(name+"/"))
+	}
+	require.Equal(t, []string{other.key}, keysOf(f.keys("e/")))
+	f.step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
+	require.ErrorIs(t, s.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
+	s.terminate(ErrSessionClosed, "the test is over")
+	s.endLease()
 }

@@ -1,4 +1,4 @@
-package etcdlock
+package faults
 
 import (
 	"cmp"
@@ -14,8 +14,10 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // Electors that lose their connection to etcd.
@@ -31,7 +33,7 @@ type leadLog struct {
 }
 
 // lead leads until ctx ends.
-func (l *leadLog) lead(ctx context.Context, _ *Held) error {
+func (l *leadLog) lead(ctx context.Context, _ *etcdlock.Held) error {
 	began := time.Now()
 	l.mu.Lock()
 	i := len(l.leads)
@@ -112,7 +114,7 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 	}
 	defer client.Close()
 	proxy.Delay(etcdtest.ToClient, latency)
-	ctx, cancel := context.WithTimeout(context.Background(), 2*hang)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*harness.Hang)
 	defer cancel()
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -120,7 +122,7 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 		ctx, cancel := context.WithCancel(ctx)
 		done := make(chan error, 1)
 		wg.Go(func() {
-			locks := New(c, WithTTL(cutOffTTL))
+			locks := etcdlock.New(c, etcdlock.WithTTL(cutOffTTL))
 			defer locks.Close()
 			done <- locks.Elector(name).Run(ctx, log.lead)
 		})
@@ -143,7 +145,7 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 		if err = gerr; err == nil && got.Count == 2 {
 			break
 		}
-		err = cmp.Or(err, etcd.Sleep(ctx, tick))
+		err = cmp.Or(err, etcd.Sleep(ctx, harness.Tick))
 	}
 	<-turns
 	if err == nil {
@@ -166,20 +168,22 @@ func TestElector_EtcdAway(t *testing.T) {
 	const ttl = 2 * time.Second
 	own := etcdtest.Start(t)
 	log := leadLog{began: make(chan struct{}, 1)}
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
 	tap := etcdtest.NewTap()
 	var wg sync.WaitGroup
-	var electors []*Elector
+	var electors []*etcdlock.Elector
+	var clients []*etcdlock.Client
 	c := own.Client(t)
 	for i := range 3 {
-		e := newElector(t, own.Client(t, tap), "a", WithTTL(ttl))
-		electors = append(electors, e)
+		locks := newClient(t, own.Client(t, tap), etcdlock.WithTTL(ttl))
+		e := locks.Elector("a")
+		electors, clients = append(electors, e), append(clients, locks)
 		wg.Go(func() {
 			if err := e.Run(ctx, log.lead); !errors.Is(err, context.Canceled) {
 				t.Error(err)
 			}
 		})
-		queueIs(t, c, "a", i+1)
+		harness.QueueIs(t, c, "a", i+1)
 	}
 	<-log.began
 	own.Member(0).Kill()
@@ -194,51 +198,21 @@ func TestElector_EtcdAway(t *testing.T) {
 	// etcd's client repeats a LeaseGrant by itself every 25 ms; without a connection these
 	// attempts do not leave the process.
 	require.Less(t, calls, 3*int(3*ttl/(10*time.Millisecond)), "the electors must pause between attempts")
-	require.NoError(t, own.Member(0).Restart(testCtx(t)))
+	require.NoError(t, own.Member(0).Restart(harness.Ctx(t)))
 	back := time.Now()
 	select {
 	case <-log.began:
-	case <-time.After(hang):
+	case <-time.After(harness.Hang):
 		t.Fatal("no elector leads after the outage")
 	}
 	t.Logf("shown: outage of %v: %d attempts by 3 electors, the next leader %v after its end", 3*ttl, calls, time.Since(back).Round(time.Millisecond))
-	queueIs(t, c, "a", 3)
+	harness.QueueIs(t, c, "a", 3)
 	cancel()
 	wg.Wait()
-	queueIs(t, c, "a", 0)
-	for _, e := range electors {
-		require.NoError(t, e.client.Close())
+	harness.QueueIs(t, c, "a", 0)
+	for _, locks := range clients {
+		require.NoError(t, locks.Close())
 	}
-	require.Zero(t, leases(t, c))
+	require.Zero(t, harness.Leases(t, c))
 	log.requireApart(t, 0)
-}
-
-// The elector must resign while etcd does not answer: Run returns when the lease must have
-// expired.
-func TestElector_ResignWithoutEtcd(t *testing.T) {
-	t.Parallel()
-	own := etcdtest.Start(t)
-	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
-	term := a.leads(t)
-	b := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
-	queueIs(t, own.Client(t), "a", 2)
-	own.Member(0).Kill()
-	a.cancel()
-	b.cancel()
-	require.ErrorIs(t, b.result(t), context.Canceled)
-	term.returns(nil)
-	require.ErrorIs(t, a.result(t), context.Canceled, "the term must not be lost before Run returns")
-}
-
-// lead returns by itself during an outage, before its term is lost. Run returns too, although
-// etcd can't confirm that the term lasted until then.
-func TestElector_LeadReturnsWithoutEtcd(t *testing.T) {
-	t.Parallel()
-	own := etcdtest.Start(t)
-	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(5*time.Second)))
-	term := a.leads(t)
-	own.Member(0).Kill()
-	failed := errors.New("failed")
-	term.returns(failed)
-	require.ErrorIs(t, a.result(t), failed)
 }

@@ -1,6 +1,6 @@
 //go:build unix
 
-package etcdlock
+package faults
 
 import (
 	"cmp"
@@ -14,8 +14,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // A fault that a cluster survives, a session survives too: no hold is lost and no waiter
@@ -36,16 +39,27 @@ func seconds(t testing.TB) time.Duration {
 // anchored returns a session with a watched hold. All its watches are on the members
 // first, even if its client later reaches all endpoints, because the stream that they share
 // stays open.
-func anchored(t *testing.T, name string, endpoints []string, first ...string) (*Session, *Held) {
+func anchored(t *testing.T, name string, endpoints []string, first ...string) (*etcdlock.Session, *etcdlock.Held) {
 	t.Helper()
-	c := processClient(t, first...)
-	s := newTestSession(t, c, WithTTL(time.Minute))
-	h, err := NewMutex(s, name).Lock(testCtx(t))
+	wire := harness.NewWire()
+	open := make(chan struct{})
+	seen := sync.OnceFunc(func() { close(open) })
+	wire.OnRecv(func(_ string, msg any) (bool, error) {
+		if r, ok := msg.(*pb.WatchResponse); ok && r.Created {
+			seen()
+		}
+		return true, nil
+	})
+	c := processClient(t, first, wire.DialOptions()...)
+	s := newSession(t, c, etcdlock.WithTTL(time.Minute))
+	h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	h.Done()
-	w, err := s.etcd.OpenWatch(testCtx(t), s.ctx, h.Key(), "")
-	require.NoError(t, err)
-	t.Cleanup(w.Close)
+	select {
+	case <-open:
+	case <-time.After(harness.Hang):
+		t.Fatal("the hold opens no watch")
+	}
 	c.SetEndpoints(endpoints...)
 	return s, h
 }
@@ -56,28 +70,28 @@ func TestFault_F12_HandOverBesideAPausedMember(t *testing.T) {
 	t.Parallel()
 	members, endpoints := startProcesses(t)
 	at := (leaderOf(t, endpoints) + 1) % 3
-	var queue []*Ticket
-	var mutexes []*Mutex
-	enqueue := func(m *Mutex) {
-		tk, err := m.Enqueue(testCtx(t))
+	var queue []*etcdlock.Ticket
+	var mutexes []*etcdlock.Mutex
+	enqueue := func(m *etcdlock.Mutex) {
+		tk, err := m.Enqueue(harness.Ctx(t))
 		require.NoError(t, err)
 		queue = append(queue, tk)
 	}
 	for _, name := range []string{"0", "1", "2"} {
 		s, _ := anchored(t, name, endpoints, endpoints[(at+1)%3], endpoints[(at+2)%3])
-		mutexes = append(mutexes, NewMutex(s, "a"))
+		mutexes = append(mutexes, etcdlock.NewMutex(s, "a"))
 		enqueue(mutexes[len(mutexes)-1])
 	}
 	members[at].signal(t, syscall.SIGSTOP)
 	var slowest time.Duration
 	for i := range 8 {
-		h, err := queue[0].Wait(testCtx(t))
+		h, err := queue[0].Wait(harness.Ctx(t))
 		require.NoError(t, err)
 		queue = queue[1:]
 		enqueue(mutexes[i%3])
 		began := time.Now()
-		require.NoError(t, h.Unlock(testCtx(t)))
-		_, err = queue[0].Wait(testCtx(t))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
+		_, err = queue[0].Wait(harness.Ctx(t))
 		require.NoError(t, err)
 		slowest = max(slowest, time.Since(began))
 	}
@@ -93,13 +107,13 @@ func outlives(t *testing.T, what string, endpoints []string, at int, breaks, men
 	t.Helper()
 	holder, _ := anchored(t, what+".1", endpoints, endpoints...)
 	waiter, kept := anchored(t, what+".2", endpoints, endpoints[at])
-	h, err := NewMutex(holder, what).Lock(testCtx(t))
+	h, err := etcdlock.NewMutex(holder, what).Lock(harness.Ctx(t))
 	require.NoError(t, err)
-	tk, err := NewMutex(waiter, what).Enqueue(testCtx(t))
+	tk, err := etcdlock.NewMutex(waiter, what).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
-	notGranted(t, tk, 1)
+	harness.NotGranted(t, tk, 1)
 	breaks()
-	require.NoError(t, h.Unlock(testCtx(t)), what)
+	require.NoError(t, h.Unlock(harness.Ctx(t)), what)
 	broken := time.NewTimer(d)
 	select {
 	case <-tk.Done():
@@ -108,17 +122,17 @@ func outlives(t *testing.T, what string, endpoints []string, at int, breaks, men
 	}
 	mends()
 	mended := time.Now()
-	h, err = tk.Wait(testCtx(t))
+	h, err = tk.Wait(harness.Ctx(t))
 	require.NoError(t, err, what)
 	require.Less(t, time.Since(mended), handOverWithin, what)
-	for _, h := range []*Held{h, kept} {
-		require.NoError(t, h.Check(testCtx(t)), what)
+	for _, h := range []*etcdlock.Held{h, kept} {
+		require.NoError(t, h.Check(harness.Ctx(t)), what)
 		select {
 		case <-h.Done():
 			t.Error(what, h.Err())
 		default:
 		}
-		require.NoError(t, h.Unlock(testCtx(t)))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
 	}
 	return granted
 }
@@ -144,15 +158,15 @@ func TestFault_C1_MembersComeBack(t *testing.T) {
 		"leader killed":   {(*etcdtest.Member).Kill, nil},
 		"leader isolated": {(*etcdtest.Member).Isolate, (*etcdtest.Member).Heal},
 	} {
-		m, err := own.Leader(testCtx(t))
+		m, err := own.Leader(harness.Ctx(t))
 		require.NoError(t, err)
 		require.True(t, outlives(t, what, own.Endpoints(), m.Index(), func() { do.breaks(m) }, func() {
 			if do.mends != nil {
 				do.mends(m)
 			} else {
-				require.NoError(t, m.Restart(testCtx(t)))
+				require.NoError(t, m.Restart(harness.Ctx(t)))
 			}
-		}, hang/2), what)
+		}, harness.Hang/2), what)
 	}
 }
 
@@ -167,17 +181,17 @@ func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
 	defer cancel()
 	var moved, next []time.Time // the time of each move, and of the first grant after it
 	grants := 0
-	var kept []*Held
+	var kept []*etcdlock.Held
 	for i := range 6 {
-		s := newTestSession(t, own.Client(t))
-		h, err := NewMutex(s, fmt.Sprint("own", i)).Lock(testCtx(t))
+		s := newSession(t, own.Client(t))
+		h, err := etcdlock.NewMutex(s, fmt.Sprint("own", i)).Lock(harness.Ctx(t))
 		require.NoError(t, err)
 		h.Done()
 		kept = append(kept, h)
-		lock := []func(context.Context) (*Held, error){NewMutex(s, "a").Lock, NewRWMutex(s, "a").RLock}[i%2]
+		lock := []func(context.Context) (*etcdlock.Held, error){etcdlock.NewMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").RLock}[i%2]
 		wg.Go(func() {
 			for ctx.Err() == nil {
-				h, err := lock(testCtx(t))
+				h, err := lock(harness.Ctx(t))
 				if err != nil {
 					t.Error(err)
 					return
@@ -188,7 +202,7 @@ func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
 					next = append(next, time.Now())
 				}
 				mu.Unlock()
-				if err := h.Unlock(testCtx(t)); err != nil {
+				if err := h.Unlock(harness.Ctx(t)); err != nil {
 					t.Error(err)
 					return
 				}
@@ -198,7 +212,7 @@ func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
 	each := time.NewTicker(time.Second)
 	defer each.Stop()
 	for end := time.Now().Add(seconds(t)); time.Now().Before(end); <-each.C {
-		require.NoError(t, own.MoveLeader(testCtx(t), len(moved)%3))
+		require.NoError(t, own.MoveLeader(harness.Ctx(t), len(moved)%3))
 		mu.Lock()
 		moved = append(moved, time.Now())
 		mu.Unlock()
@@ -207,11 +221,11 @@ func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		return len(next) == len(moved)
-	}, hang, tick)
+	}, harness.Hang, harness.Tick)
 	cancel()
 	wg.Wait()
 	for _, h := range kept {
-		require.NoError(t, h.Check(testCtx(t)))
+		require.NoError(t, h.Check(harness.Ctx(t)))
 		select {
 		case <-h.Done():
 			t.Error(h.Err())

@@ -1,29 +1,30 @@
-package etcdlock
+package faults
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	model "github.com/etcdlock/etcdlock/internal/history"
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/history"
+	"github.com/etcdlock/etcdlock/internal/history/hooks"
 )
 
 // The tests of faults on the shared cluster are also runs of the model (model/lock.pml): what their
 // sessions' hooks report is followed through it when all tests have ended.
 var (
-	faultLog   *model.Log // nil where the servers are not our own
-	faultSteps model.Record
+	faultLog   *history.Log // nil where the servers are not our own
+	faultSteps history.Record
 )
 
 // followFaults starts to record what the shared cluster does.
 func followFaults(c *clientv3.Client) (stop func()) {
-	faultLog = model.NewLog("test/TestFault_")
+	faultLog = history.NewLog("test/TestFault_")
 	return faultLog.Follow(c)
 }
 
@@ -31,14 +32,14 @@ func followFaults(c *clientv3.Client) (stop func()) {
 func heard(t testing.TB, rev int64) {
 	t.Helper()
 	if faultLog != nil {
-		require.NoError(t, faultLog.Wait(testCtx(t), rev))
+		require.NoError(t, faultLog.Wait(harness.Ctx(t), rev))
 	}
 }
 
 // checkFaults returns an error if a step of a test of faults is not as the model allows it. Where many
 // of these tests have run, there must be steps.
 func checkFaults(c *clientv3.Client) error {
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
+	ctx, cancel := context.WithTimeout(context.Background(), harness.Hang)
 	defer cancel()
 	mark, err := c.Put(ctx, "mark", "")
 	if err != nil {
@@ -59,25 +60,9 @@ func checkFaults(c *clientv3.Client) error {
 }
 
 // traced has a session of a test of faults report its steps.
-func traced(t testing.TB) []Option {
+func traced(t testing.TB) []etcdlock.Option {
 	if faultLog == nil || !strings.HasPrefix(t.Name(), "TestFault_") {
 		return nil
 	}
-	note := func(what model.What, at time.Time, a Acquisition) {
-		faultSteps.Step(model.Step{What: what, At: at, Name: a.Name, Token: a.Token, Lease: int64(a.Session.Lease())})
-	}
-	return []Option{WithHooks(&Hooks{
-		Enqueued:  func(_ context.Context, i EnqueuedInfo) { note(model.Enqueued, i.Enqueued, i.Acquisition) },
-		Granted:   func(_ context.Context, i GrantedInfo) { note(model.Granted, i.Granted, i.Acquisition) },
-		Abandoned: func(_ context.Context, i AbandonedInfo) { note(model.Abandoned, i.Asked.Add(i.Wait), i.Acquisition) },
-		Released:  func(_ context.Context, i ReleasedInfo) { note(model.GaveBack, i.Granted.Add(i.Held), i.Acquisition) },
-		Lost:      func(_ context.Context, i LostInfo) { note(model.Lost, i.Granted.Add(i.Held), i.Acquisition) },
-		SessionEnded: func(i SessionEndedInfo) {
-			at := time.Now()
-			if deadline := i.Session.Deadline(); errors.Is(i.Cause, ErrSessionExpired) && deadline.Before(at) {
-				at = deadline // the hook may come later
-			}
-			faultSteps.Step(model.Step{What: model.Ended, At: at, Lease: int64(i.Session.Lease())})
-		},
-	})}
+	return []etcdlock.Option{etcdlock.WithHooks(hooks.For(&faultSteps))}
 }

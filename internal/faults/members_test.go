@@ -1,4 +1,4 @@
-package etcdlock
+package faults
 
 import (
 	"context"
@@ -16,8 +16,10 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
@@ -30,7 +32,7 @@ func addLearner(t *testing.T, own *etcdtest.Cluster, c *clientv3.Client) (id uin
 	for _, addr := range addrs {
 		urls = append(urls, url.URL{Scheme: "http", Host: addr})
 	}
-	added, err := c.MemberAddAsLearner(testCtx(t), []string{urls[0].String()})
+	added, err := c.MemberAddAsLearner(harness.Ctx(t), []string{urls[0].String()})
 	require.NoError(t, err)
 	as, cfg := own.Member(0).Etcd().Config(), embed.NewConfig()
 	cfg.TickMs, cfg.ElectionMs, cfg.UnsafeNoFsync, cfg.LogLevel = as.TickMs, as.ElectionMs, true, "fatal"
@@ -63,24 +65,24 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 	defer wg.Wait()
 	defer cancel()
 	var clients []*clientv3.Client
-	var holds []*Held
-	var waiting []*Ticket
+	var holds []*etcdlock.Held
+	var waiting []*etcdlock.Ticket
 	var cycles atomic.Int64
 	for i := range 4 {
 		c := own.Client(t)
-		s := newTestSession(t, c)
-		h, err := NewMutex(s, fmt.Sprint("own", i)).Lock(testCtx(t))
+		s := newSession(t, c)
+		h, err := etcdlock.NewMutex(s, fmt.Sprint("own", i)).Lock(harness.Ctx(t))
 		require.NoError(t, err)
 		h.Done()
-		tk, err := NewMutex(s, "waited for").Enqueue(testCtx(t))
+		tk, err := etcdlock.NewMutex(s, "waited for").Enqueue(harness.Ctx(t))
 		require.NoError(t, err)
 		clients, holds, waiting = append(clients, c), append(holds, h), append(waiting, tk)
-		lock := []func(context.Context) (*Held, error){NewMutex(s, "a").Lock, NewRWMutex(s, "a").RLock}[i%2]
+		lock := []func(context.Context) (*etcdlock.Held, error){etcdlock.NewMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").RLock}[i%2]
 		wg.Go(func() {
 			for ; ctx.Err() == nil; cycles.Add(1) {
-				h, err := lock(testCtx(t))
+				h, err := lock(harness.Ctx(t))
 				if err == nil {
-					err = h.Unlock(testCtx(t))
+					err = h.Unlock(harness.Ctx(t))
 				}
 				if err != nil {
 					t.Error(err)
@@ -92,7 +94,7 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 	goesOn := func(what string) {
 		t.Helper()
 		from := cycles.Load()
-		require.Eventually(t, func() bool { return cycles.Load() > from+20 || t.Failed() }, hang, tick, what)
+		require.Eventually(t, func() bool { return cycles.Load() > from+20 || t.Failed() }, harness.Hang, harness.Tick, what)
 	}
 	goesOn("at first")
 	admin := own.Client(t)
@@ -102,22 +104,22 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 	}
 	goesOn("with a learner, which refuses all requests")
 	for {
-		_, err := admin.MemberPromote(testCtx(t), id)
+		_, err := admin.MemberPromote(harness.Ctx(t), id)
 		if err == nil {
 			break
 		}
 		require.True(t, errors.Is(err, rpctypes.ErrMemberLearnerNotReady) || !etcd.Refused(err), err)
-		require.NoError(t, etcd.Sleep(testCtx(t), tick))
+		require.NoError(t, etcd.Sleep(harness.Ctx(t), harness.Tick))
 	}
 	goesOn("with four members")
-	leader, err := own.Leader(testCtx(t))
+	leader, err := own.Leader(harness.Ctx(t))
 	require.NoError(t, err)
 	removed := leader.Etcd().Server
 	// Ask another member: the leader may stop before it has answered.
 	other := own.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
 		cfg.Endpoints = []string{own.Member((leader.Index() + 1) % 3).Endpoint()}
 	}))
-	_, err = other.MemberRemove(testCtx(t), uint64(removed.MemberID()))
+	_, err = other.MemberRemove(harness.Ctx(t), uint64(removed.MemberID()))
 	require.NoError(t, err)
 	<-removed.StopNotify()
 	leader.Kill() // a removed member's process ends
@@ -131,16 +133,16 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 	cancel()
 	wg.Wait()
 	for i, tk := range waiting {
-		require.NoError(t, holds[i].Check(testCtx(t)))
+		require.NoError(t, holds[i].Check(harness.Ctx(t)))
 		select {
 		case <-holds[i].Done():
 			t.Error(holds[i].Err())
 		default:
 		}
-		h, err := tk.Wait(testCtx(t))
+		h, err := tk.Wait(harness.Ctx(t))
 		require.NoError(t, err)
-		require.NoError(t, h.Unlock(testCtx(t)))
-		require.NoError(t, h.s.Close())
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
+		require.NoError(t, h.Session().Close())
 		require.NoError(t, clients[i].Close()) // the learner would wait until the client disconnects
 	}
 }
@@ -149,34 +151,34 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 func TestFault_C8_NoOldAnswers(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
-	leader, err := own.Leader(testCtx(t))
+	leader, err := own.Leader(harness.Ctx(t))
 	require.NoError(t, err)
 	x := own.Member((leader.Index() + 1) % 3)
 	c := own.Client(t)
-	s := newTestSession(t, c)
-	h, err := NewMutex(s, "a").Lock(testCtx(t))
+	s := newSession(t, c)
+	h, err := etcdlock.NewMutex(s, "a").Lock(harness.Ctx(t))
 	require.NoError(t, err)
-	tk, err := NewMutex(s, "a").Enqueue(testCtx(t))
+	tk, err := etcdlock.NewMutex(s, "a").Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
-	notGranted(t, tk, 1)
+	harness.NotGranted(t, tk, 1)
 	c.SetEndpoints(x.Endpoint())
-	require.NoError(t, h.Check(testCtx(t)))
+	require.NoError(t, h.Check(harness.Ctx(t)))
 	x.Isolate()
 	other := own.Client(t, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.Endpoints = []string{leader.Endpoint()} }))
-	_, err = other.Delete(testCtx(t), "a/", clientv3.WithPrefix())
+	_, err = other.Delete(harness.Ctx(t), "a/", clientv3.WithPrefix())
 	require.NoError(t, err)
 	for what, ask := range map[string]func(ctx context.Context) error{
 		"Check":   h.Check,
 		"Ahead":   func(ctx context.Context) error { _, err := tk.Ahead(ctx); return err },
-		"TryLock": func(ctx context.Context) error { _, err := NewMutex(s, "a").TryLock(ctx); return err },
+		"TryLock": func(ctx context.Context) error { _, err := etcdlock.NewMutex(s, "a").TryLock(ctx); return err },
 	} {
 		err := returnsWithCtx(t, time.Second, ask)
 		// An earlier watch may be on another member and report the loss.
-		require.True(t, errors.Is(err, context.DeadlineExceeded) || errors.Is(err, ErrLost), "%s: %v", what, err)
+		require.True(t, errors.Is(err, context.DeadlineExceeded) || errors.Is(err, etcdlock.ErrLost), "%s: %v", what, err)
 	}
 	x.Heal()
-	require.ErrorIs(t, h.Check(testCtx(t)), ErrLost)
-	_, err = tk.Wait(testCtx(t))
-	require.ErrorIs(t, err, ErrLost)
+	require.ErrorIs(t, h.Check(harness.Ctx(t)), etcdlock.ErrLost)
+	_, err = tk.Wait(harness.Ctx(t))
+	require.ErrorIs(t, err, etcdlock.ErrLost)
 	require.NoError(t, s.Err())
 }

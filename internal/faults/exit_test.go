@@ -1,11 +1,10 @@
 //go:build unix
 
-package etcdlock
+package faults
 
 import (
 	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -21,45 +20,30 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // Row I12: a process that is told to end leaves nothing in etcd.
 
 var signals = flag.Int("signals", 2, "how many processes TestFault_I12 ends in each state")
 
-func init() { helpers["signalled"] = signalledProcess }
-
-type signalledArg struct {
-	Endpoints   []string
-	Name, State string
-}
-
-// signalledProcess does one thing until SIGTERM, and ends as the README's snippet does.
-func signalledProcess(arg string, _ *bufio.Reader) error {
-	var a signalledArg
-	if err := json.Unmarshal([]byte(arg), &a); err != nil {
-		return err
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+// signalledProcess does what a.What says until SIGTERM, and ends as the README's snippet does.
+func signalledProcess(ctx context.Context, a lockerArg, c *clientv3.Client, _ *bufio.Reader) (err error) {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGTERM)
 	defer stop()
-	c, err := clientv3.New(clientv3.Config{Endpoints: a.Endpoints, Logger: zap.NewNop()})
-	if err != nil {
-		return err
-	}
-	defer c.Close()
-	locks := New(c, WithTTL(time.Minute))
+	locks := etcdlock.New(c, etcdlock.WithTTL(time.Minute))
 	defer locks.Close()
 	say := sync.OnceFunc(func() { fmt.Println(`"now"`) })
 	m := locks.Mutex(a.Name)
-	switch a.State {
+	switch a.What {
 	case "starting":
 		say()
-		err = m.Do(ctx, func(ctx context.Context, _ *Held) error { <-ctx.Done(); return ctx.Err() })
+		err = m.Do(ctx, func(ctx context.Context, _ *etcdlock.Held) error { <-ctx.Done(); return ctx.Err() })
 	case "holding":
-		err = m.Do(ctx, func(ctx context.Context, _ *Held) error { say(); <-ctx.Done(); return ctx.Err() })
+		err = m.Do(ctx, func(ctx context.Context, _ *etcdlock.Held) error { say(); <-ctx.Done(); return ctx.Err() })
 	case "waiting":
 		_, err = locks.Session(ctx)
 		time.AfterFunc(10*time.Millisecond, say)
@@ -67,10 +51,10 @@ func signalledProcess(arg string, _ *bufio.Reader) error {
 			_, err = m.Lock(ctx)
 		}
 	case "leading":
-		err = locks.Elector(a.Name).Run(ctx, func(ctx context.Context, _ *Held) error { say(); <-ctx.Done(); return ctx.Err() })
+		err = locks.Elector(a.Name).Run(ctx, func(ctx context.Context, _ *etcdlock.Held) error { say(); <-ctx.Done(); return ctx.Err() })
 	case "releasing":
 		for err == nil {
-			var h *Held
+			var h *etcdlock.Held
 			if h, err = m.Lock(ctx); err == nil {
 				say()
 				err = h.Unlock(ctx)
@@ -93,29 +77,29 @@ func TestFault_I12_SIGTERM(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	c := own.Client(t)
-	name := lockName(t)
-	other := newTestSession(t, c, WithTTL(time.Minute))
+	name := harness.LockName(t)
+	other := newSession(t, c, etcdlock.WithTTL(time.Minute))
 	left := 0
 	for _, state := range []string{"starting", "holding", "waiting", "leading", "releasing", "closing"} {
 		for range *signals {
-			var before *Held
+			var before *etcdlock.Held
 			if state == "waiting" {
 				before = mustLock(t, other, name)
 			}
-			p := startHelper(t, "signalled", signalledArg{own.Endpoints(), name, state})
+			p := startHelper(t, "signalled", lockerArg{Endpoints: own.Endpoints(), Name: name, What: state})
 			var said string
 			p.read(t, &said)
 			p.signal(t, syscall.SIGTERM)
 			require.NoError(t, p.cmd.Wait(), state)
-			keys := entries(t, c, name)
+			keys := harness.Entries(t, c, name)
 			if before != nil {
 				require.NotEmpty(t, keys)
 				keys = keys[1:]
-				require.NoError(t, before.Unlock(testCtx(t)))
+				require.NoError(t, before.Unlock(harness.Ctx(t)))
 			}
 			left += len(keys)
 			require.Empty(t, keys, state)
-			require.Len(t, leases(t, c), 1, "%s: only that of the test", state)
+			require.Len(t, harness.Leases(t, c), 1, "%s: only that of the test", state)
 		}
 	}
 	t.Logf("%d processes in each state: %d entries left", *signals, left)
@@ -124,7 +108,9 @@ func TestFault_I12_SIGTERM(t *testing.T) {
 // The README's snippet, as it is, in a process that is told to end while it holds and while it waits.
 func TestFault_I12_TheReadme(t *testing.T) {
 	t.Parallel()
-	_, rest, _ := strings.Cut(read(t, "README.md"), "```go\n")
+	readme, err := os.ReadFile("../../README.md")
+	require.NoError(t, err)
+	_, rest, _ := strings.Cut(string(readme), "```go\n")
 	snippet, _, ok := strings.Cut(rest, "```")
 	require.True(t, ok)
 	dir := t.TempDir()
@@ -186,17 +172,17 @@ func main() {
 	end := func(cmd *exec.Cmd, left int) {
 		require.NoError(t, cmd.Process.Signal(syscall.SIGTERM))
 		require.NoError(t, cmd.Wait())
-		require.Len(t, entries(t, c, "jobs/report"), left)
-		require.Len(t, leases(t, c), left)
+		require.Len(t, harness.Entries(t, c, "jobs/report"), left)
+		require.Len(t, harness.Leases(t, c), left)
 	}
 	holder, in := start()
 	_, err = in.ReadString('\n')
 	require.NoError(t, err)
 	waiter, _ := start()
-	require.Eventually(t, func() bool { return len(entries(t, c, "jobs/report")) == 2 }, hang, tick)
+	require.Eventually(t, func() bool { return len(harness.Entries(t, c, "jobs/report")) == 2 }, harness.Hang, harness.Tick)
 	end(waiter, 1)
 	next, in := start()
-	require.Eventually(t, func() bool { return len(entries(t, c, "jobs/report")) == 2 }, hang, tick)
+	require.Eventually(t, func() bool { return len(harness.Entries(t, c, "jobs/report")) == 2 }, harness.Hang, harness.Tick)
 	end(holder, 1)
 	_, err = in.ReadString('\n')
 	require.NoError(t, err, "the next one is in")

@@ -1,6 +1,6 @@
 //go:build unix
 
-package etcdlock
+package faults
 
 import (
 	"bufio"
@@ -8,10 +8,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net/url"
 	"os"
-	"os/exec"
 	"strings"
 	"sync"
 	"syscall"
@@ -22,94 +20,23 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
 
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
-// Rows F4 and F12: the process of the holder, or of an etcd member, is paused. Both
-// processes are this test binary, started again as a helper.
-
-const helperEnv = "ETCDLOCK_TEST_HELPER"
-
-// helpers are the roles of a helper process.
-var helpers = map[string]func(arg string, in *bufio.Reader) error{"holder": holderProcess, "etcd": etcdProcess}
-
-// init runs a helper before TestMain starts a cluster.
-func init() {
-	name, arg, _ := strings.Cut(os.Getenv(helperEnv), " ")
-	if name == "" {
-		return
-	}
-	if err := helpers[name](arg, bufio.NewReader(os.Stdin)); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(0)
-}
-
-// A process is a running helper.
-type process struct {
-	cmd *exec.Cmd
-	in  io.Writer
-	out *bufio.Reader
-}
-
-func startHelper(t *testing.T, name string, arg any) *process {
-	t.Helper()
-	a, err := json.Marshal(arg)
-	require.NoError(t, err)
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), helperEnv+"="+name+" "+string(a), "GOMAXPROCS=1")
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe() // the helper ends when this pipe is closed
-	require.NoError(t, err)
-	out, err := cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	return &process{cmd, in, bufio.NewReader(out)}
-}
-
-func (p *process) signal(t *testing.T, s os.Signal) {
-	t.Helper()
-	require.NoError(t, p.cmd.Process.Signal(s))
-}
-
-// read decodes a line of the helper's output into v.
-func (p *process) read(t *testing.T, v any) {
-	t.Helper()
-	line, err := p.out.ReadBytes('\n')
-	require.NoError(t, err, "the helper has ended")
-	require.NoError(t, json.Unmarshal(line, v))
-}
-
-type holderArg struct {
-	Endpoints []string
-	Name      string
-	First     string // the first call after it is resumed
-}
-
 // holderProcess takes a lock and is paused while it holds it. When it is resumed, it prints
-// the result of each call, beginning with arg.First.
-func holderProcess(arg string, in *bufio.Reader) error {
-	var a holderArg
-	if err := json.Unmarshal([]byte(arg), &a); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*hang)
+// the result of each call, beginning with a.What.
+func holderProcess(ctx context.Context, a lockerArg, c *clientv3.Client, in *bufio.Reader) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*harness.Hang)
 	defer cancel()
-	c, err := clientv3.New(clientv3.Config{Endpoints: a.Endpoints, Logger: zap.NewNop()})
+	s, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(2*time.Second))
 	if err != nil {
 		return err
 	}
-	s, err := NewSession(ctx, c, WithTTL(2*time.Second))
-	if err != nil {
-		return err
-	}
-	h, err := NewMutex(s, a.Name).Lock(ctx)
+	h, err := etcdlock.NewMutex(s, a.Name).Lock(ctx)
 	if err != nil {
 		return err
 	}
@@ -133,14 +60,14 @@ func holderProcess(arg string, in *bufio.Reader) error {
 		if now.Sub(last) > time.Second {
 			break
 		}
-		if last = now; now.Sub(began) > hang {
+		if last = now; now.Sub(began) > harness.Hang {
 			return errors.New("the process was not paused")
 		}
 	}
 	calls := map[string]func() error{
 		"Valid": func() error {
 			if !h.Valid() {
-				return ErrLost
+				return etcdlock.ErrLost
 			}
 			return nil
 		},
@@ -153,10 +80,10 @@ func holderProcess(arg string, in *bufio.Reader) error {
 		"Unlock": func() error { return h.Unlock(ctx) },
 	}
 	said := map[string]string{}
-	for _, call := range []string{a.First, "Valid", "Err", "Check", "Txn", "Unlock"} {
+	for _, call := range []string{a.What, "Valid", "Err", "Check", "Txn", "Unlock"} {
 		if said[call] == "" {
 			said[call] = "succeeded"
-			if err := calls[call](); errors.Is(err, ErrLost) {
+			if err := calls[call](); errors.Is(err, etcdlock.ErrLost) {
 				said[call] = "lost"
 			} else if err != nil {
 				said[call] = err.Error()
@@ -190,21 +117,21 @@ func storeWrite(ctx context.Context, c *clientv3.Client, key, value string, toke
 func TestFault_F4_HolderPaused(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
-	s := newTestSession(t, c)
-	name := lockName(t)
+	s := newSession(t, c)
+	name := harness.LockName(t)
 	firsts := []string{"Valid", "Err", "Check", "Txn", "Unlock"}
 	holders := map[string]*process{}
 	for _, first := range firsts {
-		holders[first] = startHelper(t, "holder", holderArg{cluster.Endpoints(), name + first, first})
+		holders[first] = startHelper(t, "holder", lockerArg{Endpoints: cluster.Endpoints(), Name: name + first, What: first})
 	}
-	tokens, next := map[string]int64{}, map[string]*Ticket{}
+	tokens, next := map[string]int64{}, map[string]*etcdlock.Ticket{}
 	for _, first := range firsts {
 		var token int64
 		holders[first].read(t, &token)
 		tokens[first] = token
-		tk, err := NewMutex(s, name+first).Enqueue(testCtx(t))
+		tk, err := etcdlock.NewMutex(s, name+first).Enqueue(harness.Ctx(t))
 		require.NoError(t, err)
-		notGranted(t, tk, 1)
+		harness.NotGranted(t, tk, 1)
 		next[first] = tk
 	}
 	paused := time.NewTimer(4 * time.Second)
@@ -216,10 +143,10 @@ func TestFault_F4_HolderPaused(t *testing.T) {
 		p.signal(t, syscall.SIGSTOP)
 	}
 	for _, first := range firsts {
-		h, err := next[first].Wait(testCtx(t))
+		h, err := next[first].Wait(harness.Ctx(t))
 		require.NoError(t, err)
 		require.Greater(t, h.Token(), tokens[first])
-		ok, err := storeWrite(testCtx(t), c, name+first+".store", "new", h.Token())
+		ok, err := storeWrite(harness.Ctx(t), c, name+first+".store", "new", h.Token())
 		require.NoError(t, err)
 		require.True(t, ok)
 	}
@@ -233,15 +160,15 @@ func TestFault_F4_HolderPaused(t *testing.T) {
 		require.Equal(t, map[string]string{
 			"Valid": "lost", "Err": "lost", "Check": "lost", "Txn": "lost", "Unlock": "lost", "the store": "refused",
 		}, said, "first "+first)
-		h, err := next[first].Wait(testCtx(t))
+		h, err := next[first].Wait(harness.Ctx(t))
 		require.NoError(t, err)
-		require.NoError(t, h.Check(testCtx(t)))
-		got, err := c.Get(testCtx(t), name+first+".", clientv3.WithPrefix())
+		require.NoError(t, h.Check(harness.Ctx(t)))
+		got, err := c.Get(harness.Ctx(t), name+first+".", clientv3.WithPrefix())
 		require.NoError(t, err)
 		for _, kv := range got.Kvs {
 			require.NotEqual(t, "stale", string(kv.Value), string(kv.Key))
 		}
-		require.NoError(t, h.Unlock(testCtx(t)))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
 	}
 }
 
@@ -304,9 +231,9 @@ func startProcesses(t *testing.T) (members []*process, endpoints []string) {
 }
 
 // processClient returns a client of etcd processes.
-func processClient(t *testing.T, endpoints ...string) *clientv3.Client {
+func processClient(t *testing.T, endpoints []string, opts ...grpc.DialOption) *clientv3.Client {
 	t.Helper()
-	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop()})
+	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop(), DialOptions: opts})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = c.Close() })
 	return c
@@ -317,18 +244,18 @@ func leaderOf(t *testing.T, endpoints []string) (leader int) {
 	t.Helper()
 	var clients []*clientv3.Client
 	for _, e := range endpoints {
-		clients = append(clients, processClient(t, e))
+		clients = append(clients, processClient(t, []string{e}))
 	}
 	require.Eventually(t, func() bool {
 		for i, e := range endpoints {
-			st, err := clients[i].Status(testCtx(t), e)
+			st, err := clients[i].Status(harness.Ctx(t), e)
 			if err == nil && st.Header.MemberId == st.Leader {
 				leader = i
 				return true
 			}
 		}
 		return false
-	}, hang, tick, "the cluster has no leader")
+	}, harness.Hang, harness.Tick, "the cluster has no leader")
 	return leader
 }
 
@@ -349,14 +276,14 @@ func TestFault_F12_MemberPaused(t *testing.T) {
 		if of.role == "follower" {
 			at = (at + 1) % 3
 		}
-		var sessions []*Session
-		var tickets []*Ticket
-		var holds []*Held
+		var sessions []*etcdlock.Session
+		var tickets []*etcdlock.Ticket
+		var holds []*etcdlock.Held
 		for i := range 3 {
-			s := newTestSession(t, processClient(t, endpoints...), WithTTL(of.ttl))
-			tk, err := NewMutex(s, "shared").Enqueue(testCtx(t))
+			s := newSession(t, processClient(t, endpoints), etcdlock.WithTTL(of.ttl))
+			tk, err := etcdlock.NewMutex(s, "shared").Enqueue(harness.Ctx(t))
 			require.NoError(t, err)
-			h, err := NewMutex(s, fmt.Sprint("own", i)).Lock(testCtx(t))
+			h, err := etcdlock.NewMutex(s, fmt.Sprint("own", i)).Lock(harness.Ctx(t))
 			require.NoError(t, err)
 			h.Done()
 			sessions, tickets, holds = append(sessions, s), append(tickets, tk), append(holds, h)
@@ -369,21 +296,21 @@ func TestFault_F12_MemberPaused(t *testing.T) {
 		slowest := time.Duration(0)
 		for _, tk := range tickets {
 			began := time.Now()
-			h, err := tk.Wait(testCtx(t))
+			h, err := tk.Wait(harness.Ctx(t))
 			require.NoError(t, err, of.role)
-			require.NoError(t, h.Unlock(testCtx(t)))
+			require.NoError(t, h.Unlock(harness.Ctx(t)))
 			slowest = max(slowest, time.Since(began))
 		}
 		require.NoError(t, <-over)
 		for i, s := range sessions {
-			require.NoError(t, holds[i].Check(testCtx(t)))
-			require.NoError(t, s.Refresh(testCtx(t)))
+			require.NoError(t, holds[i].Check(harness.Ctx(t)))
+			require.NoError(t, s.Refresh(harness.Ctx(t)))
 			select {
 			case <-holds[i].Done():
 				t.Error(of.role, holds[i].Err())
 			default:
 			}
-			require.NoError(t, holds[i].Unlock(testCtx(t)))
+			require.NoError(t, holds[i].Unlock(harness.Ctx(t)))
 			require.NoError(t, s.Close())
 		}
 		t.Logf("shown: %s paused: a hand-over took at most %v", of.role, slowest.Round(100*time.Millisecond))
@@ -400,8 +327,8 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 	at := leaderOf(t, endpoints)
 	others := []string{endpoints[(at+1)%3], endpoints[(at+2)%3]}
 	gone := map[string]time.Time{}
-	ctx, cancel := context.WithCancel(testCtx(t))
-	deletions := processClient(t, others...).Watch(ctx, "a", clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	deletions := processClient(t, others).Watch(ctx, "a", clientv3.WithPrefix(), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 	<-deletions
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -411,11 +338,11 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 			}
 		}
 	})
-	holds := make([]*Held, 10)
+	holds := make([]*etcdlock.Held, 10)
 	lost := make([]time.Time, len(holds))
 	for i := range holds {
-		s := newTestSession(t, processClient(t, endpoints...), WithTTL(3*time.Second))
-		h, err := NewMutex(s, fmt.Sprint("a", i)).Lock(testCtx(t))
+		s := newSession(t, processClient(t, endpoints), etcdlock.WithTTL(3*time.Second))
+		h, err := etcdlock.NewMutex(s, fmt.Sprint("a", i)).Lock(harness.Ctx(t))
 		require.NoError(t, err)
 		holds[i] = h
 		wg.Go(func() {
@@ -427,12 +354,12 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 		})
 	}
 	members[at].signal(t, syscall.SIGSTOP)
-	elapse(5 * time.Second)
+	harness.Elapse(5 * time.Second)
 	members[at].signal(t, syscall.SIGCONT)
-	elapse(2 * told)
+	harness.Elapse(2 * harness.Told)
 	for _, h := range holds {
-		if err := h.Check(testCtx(t)); err != nil {
-			require.ErrorIs(t, err, ErrLost)
+		if err := h.Check(harness.Ctx(t)); err != nil {
+			require.ErrorIs(t, err, etcdlock.ErrLost)
 		}
 	}
 	cancel()
@@ -440,7 +367,7 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 	for i, h := range holds {
 		if at, is := gone[h.Key()]; is {
 			require.Falsef(t, lost[i].IsZero(), "%d: the holder is not told of the loss", i)
-			require.Less(t, lost[i].Sub(at), told)
+			require.Less(t, lost[i].Sub(at), harness.Told)
 		}
 	}
 	t.Logf("shown: TTL 3 s, leader paused for 5 s: %d of %d leases revoked in spite of renewals, all holders told", len(gone), len(holds))
@@ -450,20 +377,20 @@ func TestFault_F6_OldLeaderWakes(t *testing.T) {
 // the first has expired, and does not get the lock before the holder unlocks.
 func TestMutex_WaiterInTheMiddleIsKilled(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), lockName(t)
-	h, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+	c, name := cluster.Client(t), harness.LockName(t)
+	h, err := etcdlock.NewMutex(newSession(t, c), name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
-	middle := startHelper(t, "holder", holderArg{cluster.Endpoints(), name, "Err"})
-	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick)
-	last, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+	middle := startHelper(t, "holder", lockerArg{Endpoints: cluster.Endpoints(), Name: name, What: "Err"})
+	require.Eventually(t, func() bool { return len(harness.Entries(t, c, name)) == 2 }, harness.Hang, harness.Tick)
+	last, err := etcdlock.NewMutex(newSession(t, c), name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
-	notGranted(t, last, 2)
+	harness.NotGranted(t, last, 2)
 	middle.signal(t, syscall.SIGKILL)
-	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick, "etcd must remove its entry")
-	notGranted(t, last, 1)
-	require.NoError(t, h.Check(testCtx(t)))
-	require.NoError(t, h.Unlock(testCtx(t)))
-	h2, err := last.Wait(testCtx(t))
+	require.Eventually(t, func() bool { return len(harness.Entries(t, c, name)) == 2 }, harness.Hang, harness.Tick, "etcd must remove its entry")
+	harness.NotGranted(t, last, 1)
+	require.NoError(t, h.Check(harness.Ctx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	h2, err := last.Wait(harness.Ctx(t))
 	require.NoError(t, err)
-	require.NoError(t, h2.Unlock(testCtx(t)))
+	require.NoError(t, h2.Unlock(harness.Ctx(t)))
 }

@@ -1,4 +1,4 @@
-package etcdlock
+package faults
 
 import (
 	"context"
@@ -13,8 +13,10 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // queueLog is the history of the keys below a prefix, as etcd reports it.
@@ -53,7 +55,7 @@ func record(t *testing.T, c *clientv3.Client, prefix string) (stop func() queueL
 		}
 	}()
 	return func() queueLog {
-		_, err := c.Put(testCtx(t), last, "")
+		_, err := c.Put(harness.Ctx(t), last, "")
 		require.NoError(t, err)
 		<-done
 		cancel()
@@ -69,7 +71,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	own := etcdtest.Start(t)
 	observer := own.Client(t)
 	stop := record(t, observer, "a/")
-	first, err := NewMutex(newTestSession(t, observer), "a").Lock(testCtx(t))
+	first, err := etcdlock.NewMutex(newSession(t, observer), "a").Lock(harness.Ctx(t))
 	require.NoError(t, err)
 
 	proxy := own.Proxy(t)
@@ -83,7 +85,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 			if _, err := observer.Put(ctx, "elsewhere", ""); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
-			if _, err := own.Compact(testCtx(t)); err != nil {
+			if _, err := own.Compact(harness.Ctx(t)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -94,18 +96,19 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 		}
 	})
 	defer waiters.Wait()
-	holds := make([]*Held, 50)
+	holds := make([]*etcdlock.Held, 50)
 	var mu sync.Mutex
 	var granted []int64
 	var clients []*clientv3.Client
 	for range 5 {
 		clients = append(clients, own.Client(t, proxy))
 	}
+	reads := func(i int) bool { return i%3 == 2 }
 	for i := range holds {
-		s := newTestSession(t, clients[i%len(clients)])
-		lock := []func(context.Context) (*Held, error){NewMutex(s, "a").Lock, NewRWMutex(s, "a").Lock, NewRWMutex(s, "a").RLock}[i%3]
+		s := newSession(t, clients[i%len(clients)])
+		lock := []func(context.Context) (*etcdlock.Held, error){etcdlock.NewMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").RLock}[i%3]
 		waiters.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), seconds(t)+hang)
+			ctx, cancel := context.WithTimeout(context.Background(), seconds(t)+harness.Hang)
 			defer cancel()
 			h, err := lock(ctx)
 			if err != nil {
@@ -113,22 +116,22 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 				return
 			}
 			holds[i] = h
-			if h.mode != readMode { // readers are granted together, in no order
+			if !reads(i) { // readers are granted together, in no order
 				mu.Lock()
 				granted = append(granted, h.Token())
 				mu.Unlock()
 			}
-			elapse(20 * time.Millisecond) // so that faults happen while the holders unlock
+			harness.Elapse(20 * time.Millisecond) // so that faults happen while the holders unlock
 			if err := h.Unlock(ctx); err != nil {
 				t.Error(err)
 			}
 		})
 	}
 	require.Eventually(t, func() bool {
-		return len(entries(t, observer, "a")) == 1+50+17 // a write lock has two keys
-	}, hang, tick)
-	elapse(seconds(t) / 2)
-	require.NoError(t, first.Unlock(testCtx(t)))
+		return len(harness.Entries(t, observer, "a")) == 1+50+17 // a write lock has two keys
+	}, harness.Hang, harness.Tick)
+	harness.Elapse(seconds(t) / 2)
+	require.NoError(t, first.Unlock(harness.Ctx(t)))
 	waiters.Wait()
 	cancel()
 	chaos.Wait()
@@ -142,9 +145,9 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 		require.Len(t, h.deleted[hold.Key()], 1)
 		left[hold.Token()] = h.deleted[hold.Key()][0]
 	}
-	for _, hold := range holds {
-		for _, before := range holds {
-			if before.Token() < hold.Token() && (before.mode != readMode || hold.mode != readMode) {
+	for i, hold := range holds {
+		for j, before := range holds {
+			if before.Token() < hold.Token() && !(reads(i) && reads(j)) {
 				require.Less(t, left[before.Token()], left[hold.Token()])
 			}
 		}
@@ -152,17 +155,20 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	t.Logf("shown: 50 waiters through %d compactions and %d resets: all kept their places", compactions, resets)
 }
 
+// listed is how many keys of a queue an enqueue lists.
+const listed = 16
+
 // How much a waiter reads does not depend on the number of waiters before it.
 func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
 		for _, n := range []int{10, 500} {
-			name := lockName(t)
+			name := harness.LockName(t)
 			var before []string
 			for i := range n {
-				before = append(before, exclusiveBase(name, clientv3.LeaseID(0x1000+i)))
-				_, err := c.Put(testCtx(t), before[i], "")
+				before = append(before, harness.ExclusiveKey(name, clientv3.LeaseID(0x1000+i)))
+				_, err := c.Put(harness.Ctx(t), before[i], "")
 				require.NoError(t, err)
 			}
 			tap := etcdtest.NewTap()
@@ -178,7 +184,7 @@ func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 			})
 			tap.Every("Txn", func(ctx context.Context, call *etcdtest.Call) error {
 				err := call.Send(ctx)
-				if len(rangesOf(call.Request)) > 0 {
+				if len(harness.RangesOf(call.Request)) > 0 {
 					reads.Add(1)
 				}
 				for _, r := range call.Reply.(*pb.TxnResponse).Responses {
@@ -186,17 +192,17 @@ func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 				}
 				return err
 			})
-			s := newTestSession(t, cluster.Client(t, tap))
-			granted := inBackground(t, lockFuncs(s, name)[kind])
-			require.Eventually(t, func() bool { return reads.Load() > 0 }, hang, tick)
+			s := newSession(t, cluster.Client(t, tap))
+			granted := harness.InBackground(t, lockFuncs(s, name)[kind])
+			require.Eventually(t, func() bool { return reads.Load() > 0 }, harness.Hang, harness.Tick)
 			for _, key := range before {
-				_, err := c.Delete(testCtx(t), key)
+				_, err := c.Delete(harness.Ctx(t), key)
 				require.NoError(t, err)
 			}
 			h := <-granted
 			require.NotNil(t, h)
-			require.NoError(t, h.Unlock(testCtx(t)))
-			require.LessOrEqual(t, keys.Load(), int64(enqueueReadLimit+3*9), "%s behind %d entries reads their keys", kind, n)
+			require.NoError(t, h.Unlock(harness.Ctx(t)))
+			require.LessOrEqual(t, keys.Load(), int64(listed+3*9), "%s behind %d entries reads their keys", kind, n)
 		}
 	}
 }
@@ -205,16 +211,17 @@ func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 func TestFault_D8_OwnHolder(t *testing.T) {
 	t.Parallel()
 	tap := etcdtest.NewTap()
-	s := newTestSession(t, cluster.Client(t, tap))
-	rw := NewRWMutex(s, lockName(t))
-	require.NoError(t, rw.RDo(testCtx(t), func(ctx context.Context, h *Held) error {
+	s := newSession(t, cluster.Client(t, tap))
+	name := harness.LockName(t)
+	rw := etcdlock.NewRWMutex(s, name)
+	require.NoError(t, rw.RDo(harness.Ctx(t), func(ctx context.Context, h *etcdlock.Held) error {
 		requests := tap.Calls("Txn") + tap.Calls("Range")
-		for _, lock := range []func(context.Context) (*Held, error){rw.Lock, rw.RLock, NewMutex(s, rw.l.name).Lock} {
+		for _, lock := range []func(context.Context) (*etcdlock.Held, error){rw.Lock, rw.RLock, etcdlock.NewMutex(s, name).Lock} {
 			_, err := lock(ctx)
-			require.ErrorIs(t, err, ErrWouldDeadlock)
+			require.ErrorIs(t, err, etcdlock.ErrWouldDeadlock)
 		}
-		require.ErrorIs(t, rw.Do(ctx, nil), ErrWouldDeadlock)
-		require.NoError(t, rw.RDo(ctx, func(context.Context, *Held) error { return nil }))
+		require.ErrorIs(t, rw.Do(ctx, nil), etcdlock.ErrWouldDeadlock)
+		require.NoError(t, rw.RDo(ctx, func(context.Context, *etcdlock.Held) error { return nil }))
 		require.Equal(t, requests, tap.Calls("Txn")+tap.Calls("Range"))
 		// Without Do's ctx this can't be detected, and the wait ends with its ctx.
 		require.ErrorIs(t, returnsWithCtx(t, 100*time.Millisecond, func(ctx context.Context) error {
@@ -230,16 +237,16 @@ func TestFault_D8_OwnHolder(t *testing.T) {
 func TestFault_F14_StuckHolder(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
-	name := lockName(t)
-	s := newTestSession(t, cluster.Client(t), WithOwner("batch-7"), WithTTL(3*time.Second))
-	var next *Ticket
-	err := NewMutex(s, name).Do(testCtx(t), func(ctx context.Context, h *Held) (err error) {
-		next, err = NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+	name := harness.LockName(t)
+	s := newSession(t, cluster.Client(t), etcdlock.WithOwner("batch-7"), etcdlock.WithTTL(3*time.Second))
+	var next *etcdlock.Ticket
+	err := etcdlock.NewMutex(s, name).Do(harness.Ctx(t), func(ctx context.Context, h *etcdlock.Held) (err error) {
+		next, err = etcdlock.NewMutex(newSession(t, c), name).Enqueue(harness.Ctx(t))
 		require.NoError(t, err)
-		elapse(2 * s.TTL())
-		notGranted(t, next, 1)
+		harness.Elapse(2 * s.TTL())
+		harness.NotGranted(t, next, 1)
 		require.True(t, h.Valid())
-		got, err := c.Get(testCtx(t), name+"/", clientv3.WithFirstCreate()...)
+		got, err := c.Get(harness.Ctx(t), name+"/", clientv3.WithFirstCreate()...)
 		require.NoError(t, err)
 		require.Equal(t, h.Key(), string(got.Kvs[0].Key))
 		var says struct {
@@ -248,16 +255,16 @@ func TestFault_F14_StuckHolder(t *testing.T) {
 		}
 		require.NoError(t, json.Unmarshal(got.Kvs[0].Value, &says))
 		require.Equal(t, "batch-7", says.Owner)
-		require.WithinDuration(t, time.Now(), says.Queued, hang)
-		_, err = c.Delete(testCtx(t), string(got.Kvs[0].Key))
+		require.WithinDuration(t, time.Now(), says.Queued, harness.Hang)
+		_, err = c.Delete(harness.Ctx(t), string(got.Kvs[0].Key))
 		require.NoError(t, err)
 		<-ctx.Done()
-		after, err := next.Wait(testCtx(t))
+		after, err := next.Wait(harness.Ctx(t))
 		require.NoError(t, err)
 		require.Greater(t, after.Token(), h.Token())
-		_, err = h.Txn(testCtx(t)).Then(clientv3.OpPut(name+".x", "stale")).Commit()
-		require.ErrorIs(t, err, ErrLost)
-		return after.Unlock(testCtx(t))
+		_, err = h.Txn(harness.Ctx(t)).Then(clientv3.OpPut(name+".x", "stale")).Commit()
+		require.ErrorIs(t, err, etcdlock.ErrLost)
+		return after.Unlock(harness.Ctx(t))
 	})
-	require.ErrorIs(t, err, ErrLost)
+	require.ErrorIs(t, err, etcdlock.ErrLost)
 }

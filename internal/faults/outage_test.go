@@ -1,4 +1,4 @@
-package etcdlock
+package faults
 
 import (
 	"context"
@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/loopback"
@@ -33,7 +34,7 @@ func away(t *testing.T, p *etcdtest.Proxy, c *clientv3.Client) (back func()) {
 	t.Helper()
 	p.Refuse()
 	p.Reset()
-	require.Eventually(t, func() bool { return c.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE" }, hang, tick)
+	require.Eventually(t, func() bool { return c.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE" }, harness.Hang, harness.Tick)
 	return p.Accept
 }
 
@@ -42,45 +43,45 @@ func away(t *testing.T, p *etcdtest.Proxy, c *clientv3.Client) (back func()) {
 func TestFault_I11_WaitsAndHolds(t *testing.T) {
 	t.Parallel()
 	other := cluster.Client(t)
-	for what, test := range map[string]func(t *testing.T, s *Session, name string) (then func()){
-		"wait": func(t *testing.T, s *Session, name string) func() {
-			h := mustLock(t, newTestSession(t, other, WithTTL(time.Minute)), name)
-			granted := inBackground(t, NewMutex(s, name).Lock)
-			require.Eventually(t, func() bool { return len(entries(t, other, name)) == 2 }, hang, tick)
+	for what, test := range map[string]func(t *testing.T, s *etcdlock.Session, name string) (then func()){
+		"wait": func(t *testing.T, s *etcdlock.Session, name string) func() {
+			h := mustLock(t, newSession(t, other, etcdlock.WithTTL(time.Minute)), name)
+			granted := harness.InBackground(t, etcdlock.NewMutex(s, name).Lock)
+			require.Eventually(t, func() bool { return len(harness.Entries(t, other, name)) == 2 }, harness.Hang, harness.Tick)
 			return func() {
-				require.NoError(t, h.Unlock(testCtx(t)))
+				require.NoError(t, h.Unlock(harness.Ctx(t)))
 				h2 := <-granted
 				require.NotNil(t, h2)
-				require.NoError(t, h2.Unlock(testCtx(t)))
+				require.NoError(t, h2.Unlock(harness.Ctx(t)))
 			}
 		},
-		"hold": func(t *testing.T, s *Session, name string) func() {
+		"hold": func(t *testing.T, s *etcdlock.Session, name string) func() {
 			h := mustLock(t, s, name)
 			h.Done()
 			return func() {
-				_, err := other.Delete(testCtx(t), h.Key())
+				_, err := other.Delete(harness.Ctx(t), h.Key())
 				require.NoError(t, err)
 				<-h.Done()
-				require.ErrorIs(t, h.Err(), ErrLost)
+				require.ErrorIs(t, h.Err(), etcdlock.ErrLost)
 			}
 		},
-		"request": func(t *testing.T, s *Session, name string) func() {
-			granted := make(chan *Held, 1)
+		"request": func(t *testing.T, s *etcdlock.Session, name string) func() {
+			granted := make(chan *etcdlock.Held, 1)
 			time.AfterFunc(10*time.Millisecond, func() {
-				h, err := NewMutex(s, name).Lock(testCtx(t))
+				h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
 				if err != nil {
 					t.Error(err)
 				}
 				granted <- h
 			})
-			return func() { require.NoError(t, (<-granted).Unlock(testCtx(t))) }
+			return func() { require.NoError(t, (<-granted).Unlock(harness.Ctx(t))) }
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			p := cluster.Proxy(t)
 			c := cluster.Client(t, p, patient)
-			then := test(t, newTestSession(t, c, WithTTL(10*hang)), lockName(t)) // no renewal is due
+			then := test(t, newSession(t, c, etcdlock.WithTTL(10*harness.Hang)), harness.LockName(t)) // no renewal is due
 			back := away(t, p, c)
 			time.AfterFunc(100*time.Millisecond, back)
 			then()
@@ -94,15 +95,15 @@ func TestFault_I11_BehindACutOffMember(t *testing.T) {
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
 	first, others := own.Proxy(t, 0), own.Proxy(t, 1, 2)
 	c := own.Client(t, first, others, patient)
-	s := newTestSession(t, c, WithTTL(12*time.Second))
+	s := newSession(t, c, etcdlock.WithTTL(12*time.Second))
 	h := mustLock(t, s, "a")
 	others.Refuse()
 	others.Reset()
 	own.Member(0).Isolate()
 	sent := s.Deadline()
 	time.AfterFunc(time.Until(sent)/2, others.Accept)
-	require.Eventually(t, func() bool { return s.Deadline().After(sent) || s.Err() != nil }, hang, tick)
-	require.NoError(t, h.Check(testCtx(t)))
+	require.Eventually(t, func() bool { return s.Deadline().After(sent) || s.Err() != nil }, harness.Hang, harness.Tick)
+	require.NoError(t, h.Check(harness.Ctx(t)))
 }
 
 // An outage that is shorter than what is left of the TTL costs no session, and what it holds stays.
@@ -110,14 +111,14 @@ func TestFault_I11_TheSessionSurvives(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
 	c := cluster.Client(t, p, patient)
-	s := newTestSession(t, c, WithTTL(6*time.Second))
-	h := mustLock(t, s, lockName(t))
+	s := newSession(t, c, etcdlock.WithTTL(6*time.Second))
+	h := mustLock(t, s, harness.LockName(t))
 	back := away(t, p, c)
 	sent := s.Deadline()
 	time.AfterFunc(time.Until(sent)/3, back)
-	require.Eventually(t, func() bool { return s.Deadline().After(sent) }, hang, tick)
-	require.NoError(t, h.Check(testCtx(t)))
-	require.NoError(t, h.Unlock(testCtx(t)))
+	require.Eventually(t, func() bool { return s.Deadline().After(sent) }, harness.Hang, harness.Tick)
+	require.NoError(t, h.Check(harness.Ctx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
 }
 
 // After one that is longer, a session is granted, and locks can be had, when etcd is back: who waited has it,
@@ -132,20 +133,20 @@ func TestFault_I11_TheNextSession(t *testing.T) {
 				p.Refuse()
 			}
 			c := cluster.Client(t, p, patient)
-			locks := newTestClient(t, c, WithTTL(time.Second))
-			name := lockName(t)
+			locks := newClient(t, c, etcdlock.WithTTL(time.Second))
+			name := harness.LockName(t)
 			back := p.Accept
 			if !first {
-				h, err := locks.Mutex(name).Lock(testCtx(t))
+				h, err := locks.Mutex(name).Lock(harness.Ctx(t))
 				require.NoError(t, err)
 				back = away(t, p, c)
-				<-h.s.Done()
+				<-h.Session().Done()
 			}
-			granted := inBackground(t, locks.Mutex(name).Lock)
+			granted := harness.InBackground(t, locks.Mutex(name).Lock)
 			time.AfterFunc(100*time.Millisecond, back)
 			h := <-granted
 			require.NotNil(t, h)
-			require.NoError(t, h.Unlock(testCtx(t)))
+			require.NoError(t, h.Unlock(harness.Ctx(t)))
 		})
 	}
 }
@@ -175,19 +176,19 @@ func TestFault_I13_NeverReached(t *testing.T) {
 			t.Parallel()
 			c := cluster.Client(t, etcdtest.WithClientConfig(test.change))
 			var log harness.Log
-			locks := newTestClient(t, c, WithLogger(log.Logger()))
-			ctx, cancel := context.WithCancel(testCtx(t))
+			locks := newClient(t, c, etcdlock.WithLogger(log.Logger()))
+			ctx, cancel := context.WithCancel(harness.Ctx(t))
 			left := make(chan error, 10)
 			for range cap(left) {
 				go func() { _, err := locks.Mutex("a").Lock(ctx); left <- err }()
 			}
-			require.Eventually(t, func() bool { return strings.Contains(log.Lines()[0], test.cause) }, hang, tick)
+			require.Eventually(t, func() bool { return strings.Contains(log.Lines()[0], test.cause) }, harness.Hang, harness.Tick)
 			cancel()
 			for range cap(left) {
 				require.ErrorIs(t, <-left, context.Canceled)
 			}
 			for range 2 {
-				probe, cancel := context.WithTimeout(testCtx(t), time.Second)
+				probe, cancel := context.WithTimeout(harness.Ctx(t), time.Second)
 				defer cancel()
 				err := locks.Ready(probe)
 				require.ErrorIs(t, err, context.DeadlineExceeded)
@@ -207,24 +208,24 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
 	var log harness.Log
-	locks := newTestClient(t, cluster.Client(t, p), WithTTL(2*time.Second), WithLogger(log.Logger()))
-	require.NoError(t, locks.Ready(testCtx(t)))
+	locks := newClient(t, cluster.Client(t, p), etcdlock.WithTTL(2*time.Second), etcdlock.WithLogger(log.Logger()))
+	require.NoError(t, locks.Ready(harness.Ctx(t)))
 	for range 2 {
 		first := len(log.Messages())
-		s, err := locks.Session(testCtx(t))
+		s, err := locks.Session(harness.Ctx(t))
 		require.NoError(t, err)
 		p.Refuse()
 		p.Reset()
 		<-s.Done()
-		left := async(func() error {
-			return locks.Mutex(lockName(t)).Do(testCtx(t), func(context.Context, *Held) error { return nil })
+		left := harness.Async(func() error {
+			return locks.Mutex(harness.LockName(t)).Do(harness.Ctx(t), func(context.Context, *etcdlock.Held) error { return nil })
 		})
-		probe, cancel := context.WithTimeout(testCtx(t), 100*time.Millisecond)
+		probe, cancel := context.WithTimeout(harness.Ctx(t), 100*time.Millisecond)
 		defer cancel()
 		require.ErrorContains(t, locks.Ready(probe), "session is lost")
 		p.Accept()
-		require.NoError(t, result(t, left))
-		require.NoError(t, locks.Ready(testCtx(t)))
+		require.NoError(t, harness.Result(t, left))
+		require.NoError(t, locks.Ready(harness.Ctx(t)))
 		require.Equal(t, []string{harness.LogOutage, harness.LogLost, harness.LogUp}, log.Messages()[first:])
 		lines := log.Lines()[first:]
 		require.Regexp(t, `error="no connection to etcd: .*(reset|EOF|refused|closed)`, lines[0])
@@ -233,13 +234,16 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 	}
 }
 
+// noAnswer is the error of a renewal that etcd does not answer.
+const noAnswer = "no answer to the renewal of the lease"
+
 // One that does not: a line when a renewal has no answer, and one when it has. Whether connections break, or
 // hang until the session is lost.
 func TestFault_I13_LogOfARenewal(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
 	var log harness.Log
-	s := newTestSession(t, cluster.Client(t, p), WithTTL(6*time.Second), WithLogger(log.Logger()))
+	s := newSession(t, cluster.Client(t, p), etcdlock.WithTTL(6*time.Second), etcdlock.WithLogger(log.Logger()))
 	p.Refuse()
 	p.Reset()
 	log.Require(t, harness.LogUp, harness.LogOutage)
@@ -247,11 +251,11 @@ func TestFault_I13_LogOfARenewal(t *testing.T) {
 	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver)
 	p.Hold(etcdtest.Both)
 	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage)
-	require.Contains(t, log.Lines()[3], errNoAnswer.Error())
+	require.Contains(t, log.Lines()[3], noAnswer)
 	p.Release(etcdtest.Both)
 	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogOver)
 	p.Hold(etcdtest.Both)
 	<-s.Done()
 	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogLost)
-	require.Contains(t, log.Lines()[6], errNoAnswer.Error())
+	require.Contains(t, log.Lines()[6], noAnswer)
 }
