@@ -37,15 +37,7 @@ func run(file string) error {
 	if err := check("."); err != nil {
 		return err
 	}
-	library, err := layout.Library(".")
-	if err != nil {
-		return err
-	}
-	args := []string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_"}
-	for _, p := range library {
-		args = append(args, p.ImportPath)
-	}
-	tests, err := test(args)
+	tests, err := test([]string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_", "./..."})
 	if err != nil {
 		return err
 	}
@@ -59,27 +51,20 @@ func run(file string) error {
 	return os.WriteFile(file, []byte(head+render(tests)), 0o644)
 }
 
-var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-
-// check returns an error if a row has no test in the library's test files. dir is the
-// repository's root.
+// check returns an error if a row has no test in the module. dir is the repository's root.
 func check(dir string) error {
-	library, err := layout.Library(dir)
+	module, err := layout.Module(dir)
 	if err != nil {
 		return err
 	}
-	var files []string
-	for _, p := range library {
-		files = append(files, p.TestFiles()...)
-	}
 	var tests []*result
-	for _, file := range files {
-		text, err := os.ReadFile(file)
+	for _, p := range module {
+		names, err := p.Tests()
 		if err != nil {
 			return err
 		}
-		for _, m := range testFunc.FindAllSubmatch(text, -1) {
-			tests = append(tests, &result{name: string(m[1])})
+		for _, name := range names {
+			tests = append(tests, &result{name: name})
 		}
 	}
 	for _, r := range rows {
