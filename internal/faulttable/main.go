@@ -37,7 +37,21 @@ func run(file string) error {
 	if err := check("."); err != nil {
 		return err
 	}
-	tests, err := test([]string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_", "./..."})
+	module, err := layout.Module(".")
+	if err != nil {
+		return err
+	}
+	args := []string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_"}
+	for _, p := range module {
+		names, err := p.Tests()
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "TestFault_") }) {
+			args = append(args, p.ImportPath)
+		}
+	}
+	tests, err := test(args)
 	if err != nil {
 		return err
 	}
