@@ -45,8 +45,7 @@ type holdWatch struct {
 	holds map[string]*entry // by key
 	// unseen are holds that may have been removed before the watch told.
 	unseen []*entry
-	upTo   int64 // each deletion up to this revision was told
-	open   bool
+	upTo   int64 // each deletion up to this revision was told; 0 before the watch is open
 	end    context.CancelFunc
 	wake   chan struct{} // there are unseen ones
 }
@@ -90,7 +89,7 @@ func (ws *holdWatches) joinLocked(e *entry) (w *holdWatch, fresh bool) {
 
 func (w *holdWatch) addLocked(e *entry) {
 	w.holds[e.key] = e
-	if w.open && w.upTo > e.rev {
+	if w.upTo > e.rev {
 		w.unseen = append(w.unseen, e)
 		select {
 		case w.wake <- struct{}{}:
@@ -176,7 +175,7 @@ func (w *holdWatch) watch(ctx context.Context, outage *outage) error {
 	}
 	defer own.Close()
 	w.s.mu.Lock()
-	w.open, w.upTo, w.unseen = true, own.At, nil
+	w.upTo, w.unseen = own.At, nil
 	for _, e := range w.holds {
 		// If the member that watches has not come to the entry's own revision yet, nothing can have
 		// been missed, and its queue would show no entry (I3).
@@ -185,7 +184,6 @@ func (w *holdWatch) watch(ctx context.Context, outage *outage) error {
 		}
 	}
 	w.s.mu.Unlock()
-	defer w.closed()
 	for {
 		if err := w.verifyUnseen(ctx); err != nil {
 			return err
@@ -217,12 +215,6 @@ func (w *holdWatch) openWatch(ctx context.Context) (*etcd.Watch, error) {
 		w.s.attend()
 	}
 	return own, err
-}
-
-func (w *holdWatch) closed() {
-	w.s.mu.Lock()
-	defer w.s.mu.Unlock()
-	w.open = false
 }
 
 // heard ends the holds whose entries were deleted. Deletions up to an entry's revision are those of earlier
