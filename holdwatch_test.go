@@ -233,7 +233,7 @@ func TestHoldWatch_OnTheWire(t *testing.T) {
 		holds = append(holds, h)
 	}
 	require.Eventually(t, func() bool {
-		_, created := w.counts()
+		_, created := w.Counts()
 		return len(created) == singleHoldWatches+1
 	}, hang, time.Millisecond)
 	other := cluster.Client(t)
@@ -246,7 +246,7 @@ func TestHoldWatch_OnTheWire(t *testing.T) {
 			require.Fail(t, "it is not told that it is lost")
 		}
 	}
-	_, created := w.counts()
+	_, created := w.Counts()
 	require.Len(t, created, singleHoldWatches+1)
 	shared := slices.DeleteFunc(created, func(r *pb.WatchCreateRequest) bool { return len(r.RangeEnd) == 0 })
 	require.Len(t, shared, 1)
