@@ -9,9 +9,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -21,9 +21,9 @@ func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(1)
 		for i := range 9 {
-			f.put(fmt.Sprintf("a/0/nested/%d", i))
+			f.Write(fmt.Sprintf("a/0/nested/%d", i))
 		}
-		f.step = func(ctx context.Context, what string) error {
+		f.Step = func(ctx context.Context, what string) error {
 			if what == "Range" {
 				return etcd.Sleep(ctx, time.Hour)
 			}
@@ -47,7 +47,7 @@ func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 		s := f.session(1)
 		h, err := NewMutex(s, "a").Lock(context.Background())
 		require.NoError(t, err)
-		f.step = func(context.Context, string) error { return errors.New("no leader") }
+		f.Step = func(context.Context, string) error { return errors.New("no leader") }
 		ctx, cancel := context.WithCancel(context.Background())
 		time.AfterFunc(450*time.Millisecond, func() {
 			cancel()
@@ -65,8 +65,8 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(1)
-		f.put("a/1")
-		f.step = func(ctx context.Context, what string) error {
+		f.Write("a/1")
+		f.Step = func(ctx context.Context, what string) error {
 			if what == "Range" {
 				return etcd.Sleep(ctx, time.Hour)
 			}
@@ -90,7 +90,7 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(1)
 		var txns, ranges int
-		f.step = func(_ context.Context, what string) error {
+		f.Step = func(_ context.Context, what string) error {
 			switch what {
 			case "Txn.":
 				if txns++; txns == 1 {
@@ -98,18 +98,16 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 				}
 			case "Range":
 				if ranges++; ranges == 1 {
-					f.mu.Lock()
-					defer f.mu.Unlock()
-					kv := f.states[f.rev]["a/1"]
-					f.delLocked("a/1")
-					f.applyLocked([]*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: kv.Key, Value: kv.Value, Lease: kv.Lease}}}}, nil)
+					kv := f.Keys("a/1")[0]
+					f.Remove("a/1")
+					f.Do(fakeetcd.PutOp(string(kv.Key), string(kv.Value), kv.Lease))
 				}
 			}
 			return nil
 		}
 		h, err := NewMutex(s, "a").Lock(context.Background())
 		require.NoError(t, err)
-		require.Equal(t, f.keys("a/"), []queue.Entry{{Key: h.Key(), Rev: h.Token()}})
+		require.Equal(t, f.entries("a/"), []queue.Entry{{Key: h.Key(), Rev: h.Token()}})
 		s.terminate(ErrSessionClosed, "the test is over")
 		s.endLease()
 	})

@@ -634,7 +634,7 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 		s := f.session(5)
 		r := &recorder{}
 		slow := &Hooks{Granted: func(_ context.Context, info GrantedInfo) {
-			f.del(info.Key)
+			f.Remove(info.Key)
 			s.inspect(t.Context()) // finds that the key is gone
 			synctest.Wait()
 		}}

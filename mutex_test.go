@@ -283,7 +283,7 @@ func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
 			s := f.session(1)
 			h, err := NewMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
-			f.step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
+			f.Step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
 			time.AfterFunc(10*time.Second, func() { s.terminate(cause, "the test says so") })
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
@@ -324,7 +324,7 @@ func TestHeld_SessionEndsMeanwhile(t *testing.T) {
 			s := f.session(1)
 			h, err := NewRWMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
-			f.step = func(context.Context, string) error {
+			f.Step = func(context.Context, string) error {
 				s.terminate(ErrSessionExpired, "the test says so")
 				return rpctypes.ErrGRPCNoLeader
 			}

@@ -283,9 +283,9 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		// A grant that arrives after the deadline does not count, even if no timer has fired
 		// yet.
 		s = f.session(6)
-		f.step = func(_ context.Context, what string) error {
+		f.Step = func(_ context.Context, what string) error {
 			if what == "Txn." {
-				f.step = func(context.Context, string) error { return nil }
+				f.Step = func(context.Context, string) error { return nil }
 				s.mu.Lock()
 				s.deadline = time.Now()
 				s.mu.Unlock()
@@ -370,7 +370,7 @@ func TestSession_ClosedBeforeTheRequestCame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(5)
-		f.step = func(_ context.Context, what string) error {
+		f.Step = func(_ context.Context, what string) error {
 			if what != "Txn" {
 				return nil
 			}

@@ -11,6 +11,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -23,7 +24,7 @@ func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 		s.ttl = 10 * time.Second
 		var txns atomic.Int32
 		var before atomic.Pointer[func()] // the next read
-		f.step = func(_ context.Context, what string) error {
+		f.Step = func(_ context.Context, what string) error {
 			if what == "Txn" && txns.Add(1) == 1 {
 				return errLostReply // given up before it was executed
 			}
@@ -45,9 +46,7 @@ func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 		elapse(5 * time.Minute)
 		require.False(t, s.uses("a/5"), "the key must be free when the search has ended")
 		put := func(key, value string) {
-			f.mu.Lock()
-			defer f.mu.Unlock()
-			f.applyLocked([]*pb.RequestOp{{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(value), Lease: 5}}}}, nil)
+			f.Do(fakeetcd.PutOp(key, value, 5))
 		}
 		for _, key := range []string{"a/5", "a/r5", "a/5-1", "a/5-7ffffffffffffff"} {
 			put(key, value)
@@ -55,15 +54,15 @@ func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 		put("a/r5-2", "a value of another process with the same lease")
 		put("a/b/5/x", value)
 		elapse(2 * s.ttl)
-		require.ElementsMatch(t, []string{"a/r5-2", "a/b/5/x", "a/5-7ffffffffffffff"}, keysOf(f.keys("a/")))
-		require.Equal(t, []string{kept.Key()}, keysOf(f.keys("b/")))
+		require.ElementsMatch(t, []string{"a/r5-2", "a/b/5/x", "a/5-7ffffffffffffff"}, keysOf(f.entries("a/")))
+		require.Equal(t, []string{kept.Key()}, keysOf(f.entries("b/")))
 		// Another client removes a late write, and its key is in use again when it is
 		// read.
-		f.del(keysOf(f.keys("a/"))...)
+		f.Remove(keysOf(f.entries("a/"))...)
 		put("a/5", value)
 		granted := make(chan *Held, 1)
 		lock := func() {
-			f.del("a/5")
+			f.Remove("a/5")
 			if h, err := NewMutex(s, "a").Lock(context.Background()); err == nil {
 				granted <- h
 			}
@@ -98,13 +97,13 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 		e.reserveKeys()
 		var puts []*pb.RequestOp
 		for _, key := range e.keys() {
-			puts = append(puts, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key), Value: []byte(e.acquiring.value)}}})
+			puts = append(puts, fakeetcd.PutOp(key, e.acquiring.value, 0))
 		}
-		f.applyLocked(puts, nil)
+		f.Do(puts...)
 		some = append(some, unsettled{&e.entry, time.Now()})
 	}
 	var reads atomic.Int32
-	f.step = func(_ context.Context, what string) error {
+	f.Step = func(_ context.Context, what string) error {
 		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // the request for all five, and for the first two
 			return rpctypes.ErrGRPCPermissionDenied
 		}
@@ -113,14 +112,14 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 	// Another user of the same lease has the key of the next entry.
 	other := NewMutex(s, "e").l.entry(t.Context(), s, mutexMode)
 	other.reserveKeys()
-	f.put(other.key)
+	f.Write(other.key)
 	some = append(some, unsettled{&other.entry, time.Now()})
 	require.NoError(t, s.removeLateWrites(t.Context(), some))
 	for _, name := range []string{"a", "b", "c", "d"} {
-		require.Empty(t, f.keys(name+"/"))
+		require.Empty(t, f.entries(name+"/"))
 	}
-	require.Equal(t, []string{other.key}, keysOf(f.keys("e/")))
-	f.step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
+	require.Equal(t, []string{other.key}, keysOf(f.entries("e/")))
+	f.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
 	require.ErrorIs(t, s.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
 	s.terminate(ErrSessionClosed, "the test is over")
 	s.endLease()
