@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
 	"sync/atomic"
@@ -432,4 +433,34 @@ func TestFault_F12_RenewalsMeetTheMemberThatHangs(t *testing.T) {
 		s.endLease()
 		s.wg.Wait()
 	})
+}
+
+func TestSession_10000Locks(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c, WithTTL(time.Minute))
+	base := lockName(t)
+	names := make(chan string)
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for name := range names {
+				if _, err := NewMutex(s, name).Lock(testCtx(t)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 10_000 {
+		names <- fmt.Sprintf("%s/%d", base, i)
+	}
+	close(names)
+	wg.Wait()
+	count := func() int64 {
+		resp, err := c.Get(testCtx(t), base, clientv3.WithPrefix(), clientv3.WithCountOnly())
+		require.NoError(t, err)
+		return resp.Count
+	}
+	require.EqualValues(t, 10_000, count())
+	require.NoError(t, s.Close())
+	require.Zero(t, count())
 }

@@ -1,4 +1,4 @@
-package etcdlock
+package layout
 
 import (
 	"os"
@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-
-	"github.com/etcdlock/etcdlock/internal/layout"
 )
 
+const root = "../.."
+
+// read returns the text of a file of the repository.
 func read(t *testing.T, file string) string {
 	t.Helper()
-	b, err := os.ReadFile(file)
+	b, err := os.ReadFile(filepath.Join(root, file))
 	require.NoError(t, err)
 	return string(b)
 }
@@ -56,17 +57,17 @@ func TestDocs_ReadmeNumbersAreMeasured(t *testing.T) {
 func TestDocs_Invariants(t *testing.T) {
 	stated := regexp.MustCompile(`(?m)^//\t(I\d) `).FindAllStringSubmatch(read(t, "doc.go"), -1)
 	require.NotEmpty(t, stated)
-	library, err := layout.Library(".")
-	require.NoError(t, err)
 	var code strings.Builder
-	for _, p := range library {
+	for _, p := range library(t) {
 		for _, file := range p.Files() {
 			if filepath.Base(file) != "doc.go" {
-				code.WriteString(read(t, file))
+				b, err := os.ReadFile(file)
+				require.NoError(t, err)
+				code.Write(b)
 			}
 		}
 	}
-	module, err := layout.Module(".")
+	module, err := Module(root)
 	require.NoError(t, err)
 	var tests []string
 	for _, p := range module {
