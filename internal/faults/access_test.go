@@ -22,6 +22,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
+// Rows F13 and B2: certificates, passwords and rights.
+
 // trusting is the configuration of a client that trusts the authority a. Its own
 // certificate is issued by from; if from is nil, it has none.
 func trusting(t *testing.T, a, from *certs.Authority, change ...func(*tls.Config)) etcdtest.ClientOption {
@@ -119,5 +121,133 @@ func TestRefused(t *testing.T) {
 		context.DeadlineExceeded:     false,
 	} {
 		require.Equal(t, want, etcd.Refused(fmt.Errorf("lock: %w", err)), err)
+	}
+}
+
+// A lock is held and waited for without requests for longer than a token lives.
+func TestFault_F13_AuthTokenExpires(t *testing.T) {
+	t.Parallel()
+	own, as := harness.StartWithAuth(t)
+	proxy := own.Proxy(t)
+	worker := as("worker", proxy)
+	s := newSession(t, worker)
+	held, err := etcdlock.NewMutex(s, "a/1").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	done := held.Done()
+	waiter := newSession(t, as("worker"))
+	waiting, err := etcdlock.NewMutex(waiter, "a/1").Enqueue(harness.Ctx(t))
+	require.NoError(t, err)
+	quiet, err := etcdlock.NewMutex(newSession(t, as("worker")), "a/2").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+
+	harness.Elapse(s.TTL()/3 + 500*time.Millisecond) // the token was used at the last renewal
+	// The open streams have old tokens. New watches on them must still work.
+	second, err := etcdlock.NewMutex(s, "a/3").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	lost := second.Done()
+	_, err = as("root").Delete(harness.Ctx(t), second.Key())
+	require.NoError(t, err)
+	select {
+	case <-lost:
+	case <-time.After(harness.Told):
+		t.Error("the holder is not told of the loss: the watch's token has expired")
+	}
+	require.NoError(t, quiet.Check(harness.Ctx(t)))
+	require.NoError(t, quiet.Unlock(harness.Ctx(t)))
+	proxy.Reset()
+	require.NoError(t, s.Refresh(harness.Ctx(t)))
+	select {
+	case <-done:
+		t.Fatal(held.Err())
+	default:
+	}
+	began := time.Now()
+	require.NoError(t, held.Unlock(harness.Ctx(t)))
+	h, err := waiting.Wait(harness.Ctx(t))
+	require.NoError(t, err)
+	require.Less(t, time.Since(began), 2*time.Second)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	for _, s := range []*etcdlock.Session{s, waiter} {
+		require.NoError(t, s.Err())
+		require.NoError(t, s.Close())
+	}
+	require.Empty(t, harness.Entries(t, as("root"), "a"))
+}
+
+// A change of any user or role invalidates all tokens, including those of open streams.
+func TestFault_F13_RolesChange(t *testing.T) {
+	_, as := harness.StartWithAuth(t)
+	root := as("root")
+	s := newSession(t, as("worker"))
+	first, err := etcdlock.NewMutex(s, "a/1").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	done := first.Done()
+	_, err = root.RoleAdd(harness.Ctx(t), "another")
+	require.NoError(t, err)
+	second, err := etcdlock.NewMutex(s, "a/2").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	lost := second.Done()
+	_, err = root.Delete(harness.Ctx(t), second.Key())
+	require.NoError(t, err)
+	select {
+	case <-lost:
+	case <-time.After(harness.Told):
+		t.Error("the holder is not told of the loss: the watch's token has an old revision")
+	}
+	require.NoError(t, s.Refresh(harness.Ctx(t)))
+	select {
+	case <-done:
+		t.Error(first.Err())
+	default:
+	}
+	require.NoError(t, first.Unlock(harness.Ctx(t)))
+}
+
+// A lock needs no other right than to read and write below its name.
+func TestFault_F13_LeastRights(t *testing.T) {
+	_, as := harness.StartWithAuth(t)
+	root := as("root")
+	for kind := range lockFuncs(nil, "a") {
+		a, b := newSession(t, as("worker")), newSession(t, as("worker"))
+		h, err := lockFuncs(a, "a")[kind](harness.Ctx(t))
+		require.NoError(t, err, kind)
+		done := h.Done()
+		require.NoError(t, h.Check(harness.Ctx(t)))
+		_, err = h.Txn(harness.Ctx(t)).Then(clientv3.OpPut("a/config", kind)).Commit()
+		require.NoError(t, err)
+		_, err = h.Txn(harness.Ctx(t)).Then(clientv3.OpPut("b", "")).Commit()
+		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+		require.NoError(t, h.Err())
+		w, err := etcdlock.NewRWMutex(b, "a").Enqueue(harness.Ctx(t))
+		require.NoError(t, err)
+		r, err := etcdlock.NewRWMutex(b, "a").REnqueue(harness.Ctx(t))
+		require.NoError(t, err)
+		harness.NotGranted(t, w, 1)
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
+		<-done
+		hw, err := w.Wait(harness.Ctx(t))
+		require.NoError(t, err)
+		require.NoError(t, hw.Downgrade(harness.Ctx(t)))
+		hr, err := r.Wait(harness.Ctx(t))
+		require.NoError(t, err)
+		require.NoError(t, hw.Unlock(harness.Ctx(t)))
+		require.NoError(t, hr.Unlock(harness.Ctx(t)))
+		require.Equal(t, []string{"a/config"}, harness.Entries(t, root, "a"))
+	}
+	// With fewer rights Lock fails at once, its error says what is missing, and it
+	// leaves nothing.
+	for user, name := range map[string]string{"reader": "a", "worker": "b"} {
+		s := newSession(t, as(user), etcdlock.WithTTL(2*time.Second))
+		for kind, lock := range lockFuncs(s, name) {
+			began := time.Now()
+			_, err := lock(harness.Ctx(t))
+			require.ErrorIs(t, err, rpctypes.ErrPermissionDenied, kind)
+			require.ErrorContains(t, err, `needs readwrite on the prefix "`+name+`/"`)
+			require.Less(t, time.Since(began), soon)
+		}
+		was := s.Deadline()
+		require.Eventually(t, func() bool { return s.Deadline().After(was) }, harness.Hang, harness.Tick, "the session must go on")
+		require.Equal(t, map[string]int{"a": 1, "b": 0}[name], len(harness.Entries(t, root, name)))
+		require.NoError(t, s.Close())
 	}
 }

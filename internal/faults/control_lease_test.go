@@ -7,51 +7,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
-	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
+	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
-// Control tests about compaction and the loss of the lease.
-
-func TestControl_C2_CompactionThenReconnect(t *testing.T) {
-	t.Parallel()
-	own := etcdtest.Start(t)
-	tap, proxy := etcdtest.NewTap(), own.Proxy(t)
-	holder := concurrency.NewMutex(incumbent(t, own.Client(t)), "a")
-	require.NoError(t, holder.Lock(harness.Ctx(t)))
-	s := incumbent(t, own.Client(t, tap, proxy))
-	locking := harness.Async(func() error { return concurrency.NewMutex(s, "a").Lock(harness.Ctx(t)) })
-	waitsOn(t, tap, 1)
-	compactPast(t, own.Client(t))
-	proxy.Reset()
-	require.ErrorIs(t, harness.Result(t, locking), rpctypes.ErrCompacted)
-	seen(t, "a waiter that reconnects after a compaction gets an error and loses its place")
-}
-
-// This is also row C3: the compaction happens between the read and the watch.
-func TestControl_C4_CompactionMakesReadersSpin(t *testing.T) {
-	t.Parallel()
-	own := etcdtest.Start(t)
-	c, tap := own.Client(t), etcdtest.NewTap()
-	holder := recipe.NewRWMutex(incumbent(t, c), "a")
-	require.NoError(t, holder.Lock())
-	m := recipe.NewRWMutex(incumbent(t, own.Client(t, tap)), "a")
-	tap.Next("Range", etcdtest.After(func() { compactPast(t, c) }))
-	locking := harness.Async(m.Lock)
-	waitsOn(t, tap, 1)
-	before := tap.Calls("Range")
-	harness.Hangs(t, locking, time.Second)
-	reads := tap.Calls("Range") - before
-	require.Greater(t, reads, 4)
-	require.NoError(t, holder.Unlock())
-	require.NoError(t, harness.Result(t, locking))
-	seen(t, "RWMutex: a waiter reads %d times a second until the holder unlocks", reads)
-}
+// Control tests of rows F: the loss of the lease.
 
 // late cuts off holders of the incumbent, and counts those that were told only after another
 // session could have the lock.
@@ -134,4 +98,16 @@ func notTold(t *testing.T, s *concurrency.Session) {
 		t.Fatal("the holder was told of the loss")
 	case <-time.After(4 * harness.Told):
 	}
+}
+
+func TestControl_F10_GrantedTTLIgnored(t *testing.T) {
+	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.TickMs, c.ElectionMs = 100, 1000 }))
+	c := own.Client(t)
+	s, err := concurrency.NewSession(c, concurrency.WithTTL(1))
+	require.NoError(t, err)
+	defer s.Orphan()
+	lease, err := c.TimeToLive(harness.Ctx(t), s.Lease())
+	require.NoError(t, err)
+	require.EqualValues(t, 2, lease.GrantedTTL)
+	seen(t, "asked for 1 s, granted %d s: the session does not report it", lease.GrantedTTL)
 }

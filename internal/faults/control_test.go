@@ -2,11 +2,11 @@ package faults
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
@@ -252,40 +252,28 @@ func TestControl_E2_PhantomLeader(t *testing.T) {
 	seen(t, "Campaign elects a candidate that has no key and no lease")
 }
 
-func TestControl_C1_IsolatedMember(t *testing.T) {
-	t.Parallel()
-	own := etcdtest.Start(t, etcdtest.WithMembers(3))
-	leader, err := own.Leader(harness.Ctx(t))
+func TestControl_A7_StrayKeys(t *testing.T) {
+	c := cluster.Client(t)
+	name := harness.LockName(t)
+	_, err := c.Put(harness.Ctx(t), name+"/config", "")
 	require.NoError(t, err)
-	x, y := own.Member((leader.Index()+1)%3), own.Member((leader.Index()+2)%3)
-	only := func(m *etcdtest.Member) etcdtest.ClientOption {
-		return etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.Endpoints = []string{m.Endpoint()} })
-	}
-	holder := concurrency.NewMutex(incumbent(t, own.Client(t, only(y))), "a")
-	require.NoError(t, holder.Lock(harness.Ctx(t)))
-	tap := etcdtest.NewTap()
-	c := own.Client(t, tap, only(x))
-	s := incumbent(t, c)
-	locking := harness.Async(func() error { return concurrency.NewMutex(s, "a").Lock(harness.Ctx(t)) })
-	waitsOn(t, tap, 1)
-	c.SetEndpoints(own.Endpoints()...)
-	x.Isolate()
-	require.NoError(t, holder.Unlock(harness.Ctx(t)))
-	harness.Hangs(t, locking, 5*time.Second)
-	x.Heal()
-	require.NoError(t, harness.Result(t, locking))
-	seen(t, "a waiter whose watch is on a member that is cut off hangs until the cluster heals")
+	require.ErrorIs(t, concurrency.NewMutex(incumbent(t, c), name).TryLock(harness.Ctx(t)), concurrency.ErrLocked)
+	seen(t, "a key that is not an entry blocks the lock for ever")
 }
 
-// compactPast writes other keys and compacts their history.
-func compactPast(t *testing.T, c *clientv3.Client) {
-	t.Helper()
-	var rev int64
-	for i := range 5 {
-		put, err := c.Put(harness.Ctx(t), fmt.Sprint("elsewhere", i), "")
-		require.NoError(t, err)
-		rev = put.Header.Revision
-	}
-	_, err := c.Compact(harness.Ctx(t), rev)
+func TestControl_B5_LockerPanics(t *testing.T) {
+	c := cluster.Client(t)
+	s := incumbent(t, c)
+	_, err := c.Revoke(harness.Ctx(t), s.Lease())
 	require.NoError(t, err)
+	require.Panics(t, concurrency.NewLocker(s, harness.LockName(t)).Lock)
+	seen(t, "its sync.Locker panics when the session has ended")
+}
+
+func TestControl_D6_GuardBeforeLock(t *testing.T) {
+	c := cluster.Client(t)
+	m := concurrency.NewMutex(incumbent(t, c), harness.LockName(t))
+	_, err := c.Txn(harness.Ctx(t)).If(m.IsOwner()).Then(clientv3.OpPut("guarded", "")).Commit()
+	require.ErrorIs(t, err, rpctypes.ErrEmptyKey)
+	seen(t, "if nothing is held, the guard makes the whole transaction fail (%v)", err)
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,268 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
-// The fault tests: each is named after a row of docs/faults.md, and fails on the
-// code without the protection that the row is about.
-
-// A lost reply is no error: the txn is repeated and finds its own entry.
-func TestFault_A1_LostAcquireReply(t *testing.T) {
-	for _, times := range []int{1, 3} {
-		c, w := harness.WiredClient(t, cluster)
-		s := newSession(t, c)
-		for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
-			name := harness.LockName(t)
-			var lost atomic.Int32
-			w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
-				err := send(ctx)
-				if method == "Txn" && int(lost.Add(1)) <= times && err == nil {
-					return harness.ErrLostReply
-				}
-				return err
-			})
-			h, err := lockFuncs(s, name)[kind](harness.Ctx(t))
-			require.NoError(t, err, kind)
-			require.NoError(t, h.Check(harness.Ctx(t)))
-			require.NoError(t, h.Unlock(harness.Ctx(t)))
-			require.Empty(t, harness.Entries(t, c, name), kind)
-			requireFree(t, name)
-		}
-	}
-}
-
-// ctx ends before the reply arrives: the entry is removed in the background.
-func TestFault_A1_CtxEndsInFlight(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	s := newSession(t, c)
-	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
-		name := harness.LockName(t)
-		ctx, cancel := context.WithCancel(harness.Ctx(t))
-		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-			if err := send(ctx); err != nil {
-				return err
-			}
-			cancel()
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		_, err := lockFuncs(s, name)[kind](ctx)
-		require.ErrorIs(t, err, context.Canceled, kind)
-		harness.RequireGone(t, c, name)
-		requireFree(t, name)
-	}
-}
-
-// ctx has ended when the reply arrives: the lock is released and not returned.
-func TestFault_A1_CtxEndsBeforeTheReply(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	s := newSession(t, c)
-	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
-		name := harness.LockName(t)
-		ctx, cancel := context.WithCancel(harness.Ctx(t))
-		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-			err := send(ctx)
-			cancel()
-			return err
-		})
-		_, err := lockFuncs(s, name)[kind](ctx)
-		require.ErrorIs(t, err, context.Canceled, kind)
-		harness.RequireGone(t, c, name)
-	}
-}
-
-// The request itself is delayed: the entry appears after Lock has returned.
-func TestFault_A1_LateRequest(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	s := newSession(t, c)
-	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try"} {
-		name := harness.LockName(t)
-		ctx, cancel := context.WithCancel(harness.Ctx(t))
-		release, sent := make(chan struct{}), make(chan error, 1)
-		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-			go func() {
-				<-release
-				sent <- send(context.WithoutCancel(ctx))
-			}()
-			cancel()
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		_, err := lockFuncs(s, name)[kind](ctx)
-		require.ErrorIs(t, err, context.Canceled)
-		// Let the settling read once and find nothing; then the late write is carried out.
-		w.Reset()
-		require.Eventually(t, func() bool { calls, _ := w.Counts(); return calls["Range"] > 0 }, harness.Hang, harness.Tick)
-		close(release)
-		require.NoError(t, <-sent)
-		harness.RequireGone(t, c, name)
-		requireFree(t, name)
-	}
-	require.NoError(t, s.Err())
-}
-
-// The same with a repetition that succeeded: the late write is carried out after Unlock.
-func TestFault_A1_LateRequestAfterUnlock(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	s := newSession(t, c)
-	name := harness.LockName(t)
-	release, sent := make(chan struct{}), make(chan error, 1)
-	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-		go func() {
-			<-release
-			sent <- send(context.WithoutCancel(ctx))
-		}()
-		return harness.ErrLostReply
-	})
-	h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	require.NoError(t, h.Unlock(harness.Ctx(t)))
-	close(release)
-	require.NoError(t, <-sent)
-	harness.RequireGone(t, c, name)
-	requireFree(t, name)
-}
-
-// A late write may be carried out after the session has stopped looking for it. The next
-// acquisition with its key finds it, does not wait for it, and does not take it for its
-// own entry.
-func TestFault_A1_LateWriteUnderTheOwnKey(t *testing.T) {
-	c := cluster.Client(t)
-	mutex, read := harness.ExclusiveKey, harness.SharedKey
-	lock, rlock := (*etcdlock.RWMutex).Lock, (*etcdlock.RWMutex).RLock
-	for what, test := range map[string]struct {
-		lock func(*etcdlock.RWMutex, context.Context) (*etcdlock.Held, error)
-		late []func(name string, id clientv3.LeaseID) string
-	}{
-		"of a Mutex":                  {lock, []func(string, clientv3.LeaseID) string{mutex}},
-		"of a write lock":             {lock, []func(string, clientv3.LeaseID) string{mutex, read}},
-		"of a read lock":              {lock, []func(string, clientv3.LeaseID) string{read}},
-		"of a read lock, by the next": {rlock, []func(string, clientv3.LeaseID) string{read}},
-	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			name := harness.LockName(t)
-			appear := func(s *etcdlock.Session) {
-				earlier := mustLock(t, s, name+".earlier")
-				value := valueOf(t, c, earlier)
-				require.NoError(t, earlier.Unlock(harness.Ctx(t)))
-				var puts []clientv3.Op
-				for _, key := range test.late {
-					puts = append(puts, clientv3.OpPut(key(name, s.Lease()), value, clientv3.WithLease(s.Lease())))
-				}
-				_, err := c.Txn(harness.Ctx(t)).Then(puts...).Commit()
-				require.NoError(t, err)
-			}
-			pass := func(s *etcdlock.Session) {
-				appear(s)
-				h, err := test.lock(etcdlock.NewRWMutex(s, name), harness.Ctx(t))
-				require.NoError(t, err)
-				require.NoError(t, h.Unlock(harness.Ctx(t)))
-				harness.RequireGone(t, c, name)
-			}
-			pass(newSession(t, c, etcdlock.WithTTL(2*harness.Hang))) // found at once, not by a later search
-			s := newSession(t, c, etcdlock.WithTTL(2*time.Second))
-			pass(s)
-			appear(s) // a late write of a key that the session has skipped
-			harness.RequireGone(t, c, name)
-		})
-	}
-}
-
-func TestFault_A2_I5_StaleUnlock(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	s := newSession(t, c)
-	name := harness.LockName(t)
-	m := etcdlock.NewMutex(s, name)
-	a, err := m.Lock(harness.Ctx(t))
-	require.NoError(t, err)
-
-	// The reply to Unlock is lost. Its repetition is delayed until another acquisition
-	// has the key.
-	again := make(chan struct{})
-	repeated := make(chan struct{})
-	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-		if err := send(ctx); err != nil {
-			return err
-		}
-		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-			close(repeated)
-			<-again
-			return send(ctx)
-		})
-		return harness.ErrLostReply
-	})
-	unlocked := make(chan error, 1)
-	go func() { unlocked <- a.Unlock(harness.Ctx(t)) }()
-	<-repeated
-	require.Equal(t, harness.ExclusiveKey(name, s.Lease()), a.Key())
-	put, err := c.Put(harness.Ctx(t), a.Key(), "another acquisition", clientv3.WithLease(s.Lease()))
-	require.NoError(t, err)
-	close(again)
-	require.NoError(t, <-unlocked, "an earlier attempt has deleted the entry")
-	resp, err := c.Get(harness.Ctx(t), a.Key())
-	require.NoError(t, err)
-	require.Len(t, resp.Kvs, 1, "the repetition deleted a newer entry")
-	require.Equal(t, put.Header.Revision, resp.Kvs[0].CreateRevision)
-	require.ErrorIs(t, a.Unlock(harness.Ctx(t)), etcdlock.ErrNotHeld)
-	_, err = c.Delete(harness.Ctx(t), a.Key())
-	require.NoError(t, err)
-}
-
-func TestFault_A3_TryLockLeavesNothing(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	s := newSession(t, c)
-	name := harness.LockName(t)
-	holder, err := etcdlock.NewMutex(newSession(t, cluster.Client(t)), name).Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(harness.Ctx(t))
-	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-		err := send(ctx)
-		cancel() // after the txn, before Try returns
-		return err
-	})
-	_, err = etcdlock.NewMutex(s, name).TryLock(ctx)
-	require.Error(t, err)
-	require.Len(t, harness.Entries(t, c, name), 1)
-	require.NoError(t, holder.Unlock(harness.Ctx(t)))
-	h, err := etcdlock.NewMutex(s, name).TryLock(harness.Ctx(t))
-	require.NoError(t, err)
-	require.NoError(t, h.Unlock(harness.Ctx(t)))
-}
-
-func TestFault_A4_UnlockWithEndedCtx(t *testing.T) {
-	c := cluster.Client(t)
-	s := newSession(t, c)
-	name := harness.LockName(t)
-	for _, lock := range lockFuncs(s, name) {
-		h, err := lock(harness.Ctx(t))
-		require.NoError(t, err)
-		ctx, cancel := context.WithCancel(harness.Ctx(t))
-		cancel()
-		require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
-		require.False(t, h.Valid())
-		harness.RequireGone(t, c, name)
-		require.ErrorIs(t, h.Unlock(harness.Ctx(t)), etcdlock.ErrNotHeld)
-	}
-}
-
-// Unlock's requests fail for a while, some before and some after they were carried
-// out. Unlock repeats them until etcd has confirmed one, also after its ctx has ended.
-func TestFault_A5_UnlockFailsOnce(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	s := newSession(t, c)
-	name := harness.LockName(t)
-	h, err := etcdlock.NewRWMutex(s, name).Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	w.Once("Txn", func(context.Context, func(context.Context) error) error { return harness.ErrLostReply })
-	require.NoError(t, h.Unlock(harness.Ctx(t)))
-	require.Empty(t, harness.Entries(t, c, name))
-
-	h, err = etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(harness.Ctx(t))
-	w.Once("Txn", func(context.Context, func(context.Context) error) error { cancel(); return harness.ErrLostReply })
-	require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
-	harness.RequireGone(t, c, name)
-}
+// Rows A6, A7, B5 to B7, D and E: entries that others remove, rewrite or leave, and their order.
 
 // A wait that fails for another reason also removes its entry. Here etcd refuses to
 // show the queue.
@@ -335,30 +73,6 @@ func TestFault_A7_StrayKeys(t *testing.T) {
 	h, err := tk.Wait(harness.Ctx(t))
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
-}
-
-func TestFault_A8_LostGrantReply(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	before := harness.Leases(t, c)
-	w.LoseReply("LeaseGrant")
-	s := newSession(t, c)
-	require.Equal(t, []clientv3.LeaseID{s.Lease()}, harness.Leases(t, c, before...), "a second lease must not be granted")
-	require.NoError(t, s.Close())
-	require.Empty(t, harness.Leases(t, c, before...))
-
-	// ctx ends before it is known whether a lease was granted.
-	ctx, cancel := context.WithCancel(harness.Ctx(t))
-	w.Once("LeaseGrant", func(ctx context.Context, send func(context.Context) error) error {
-		if err := send(ctx); err != nil {
-			return err
-		}
-		cancel()
-		<-ctx.Done()
-		return ctx.Err()
-	})
-	_, err := etcdlock.NewSession(ctx, c)
-	require.ErrorIs(t, err, context.Canceled)
-	require.Eventually(t, func() bool { return len(harness.Leases(t, c, before...)) == 0 }, harness.Hang, harness.Tick)
 }
 
 func TestFault_B5_NoLocker(t *testing.T) {
@@ -464,6 +178,23 @@ func TestFault_B7_AfterExpiry(t *testing.T) {
 	requireFree(t, name)
 }
 
+func TestFault_D2_TryLockBesideAWaiter(t *testing.T) {
+	c := cluster.Client(t)
+	s := newSession(t, c)
+	name := harness.LockName(t)
+	h, err := etcdlock.NewMutex(newSession(t, c), name).Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	waiter, err := etcdlock.NewMutex(s, name).Enqueue(harness.Ctx(t))
+	require.NoError(t, err)
+	_, err = etcdlock.NewMutex(s, name).TryLock(harness.Ctx(t))
+	require.ErrorIs(t, err, etcdlock.ErrLocked)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	h2, err := waiter.Wait(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, h2.Check(harness.Ctx(t)))
+	require.NoError(t, h2.Unlock(harness.Ctx(t)))
+}
+
 func TestFault_D1_D3_OneSessionManyGoroutines(t *testing.T) {
 	for _, values := range []int{1, 100} {
 		t.Run(fmt.Sprintf("values=%d", values), func(t *testing.T) {
@@ -502,23 +233,6 @@ func TestFault_D1_D3_OneSessionManyGoroutines(t *testing.T) {
 			}, harness.Hang, harness.Tick, "the session's keys must become free again")
 		})
 	}
-}
-
-func TestFault_D2_TryLockBesideAWaiter(t *testing.T) {
-	c := cluster.Client(t)
-	s := newSession(t, c)
-	name := harness.LockName(t)
-	h, err := etcdlock.NewMutex(newSession(t, c), name).Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	waiter, err := etcdlock.NewMutex(s, name).Enqueue(harness.Ctx(t))
-	require.NoError(t, err)
-	_, err = etcdlock.NewMutex(s, name).TryLock(harness.Ctx(t))
-	require.ErrorIs(t, err, etcdlock.ErrLocked)
-	require.NoError(t, h.Unlock(harness.Ctx(t)))
-	h2, err := waiter.Wait(harness.Ctx(t))
-	require.NoError(t, err)
-	require.NoError(t, h2.Check(harness.Ctx(t)))
-	require.NoError(t, h2.Unlock(harness.Ctx(t)))
 }
 
 // Another client deletes the waiter's key and writes it again: that is not the waiter's

@@ -15,6 +15,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
+// Rows D4 and C6: names that begin with each other, and clients in a namespace.
+
 // inNamespace wraps a client as the documentation of clientv3/namespace describes it.
 func inNamespace(c *clientv3.Client, prefix string) *clientv3.Client {
 	c.KV = namespace.NewKV(c.KV, prefix)

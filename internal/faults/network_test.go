@@ -25,6 +25,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
+// Rows B1 to B4, B8 and C1 to C7: the network, and the streams of watches.
+
 // soon bounds how long a call may take to return after its ctx has ended: generous for a
 // busy machine, and far below any time limit of a request.
 const soon = 700 * time.Millisecond

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/url"
 	"os"
 	"os/exec"
 	"strings"
@@ -15,7 +16,12 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+
+	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/loopback"
 )
 
 // A helper is this test binary, started again as a process that can be paused and killed.
@@ -111,4 +117,91 @@ func (p *process) read(t *testing.T, v any) {
 	line, err := p.out.ReadBytes('\n')
 	require.NoError(t, err, "the helper has ended")
 	require.NoError(t, json.Unmarshal(line, v))
+}
+
+// etcdArg configures a member of a cluster of processes.
+type etcdArg struct{ Name, Dir, Client, Peer, Cluster string }
+
+// etcdProcess runs a member until its stdin ends.
+func etcdProcess(arg string, in *bufio.Reader) error {
+	var a etcdArg
+	if err := json.Unmarshal([]byte(arg), &a); err != nil {
+		return err
+	}
+	one := func(s string) []url.URL {
+		u, err := url.Parse(s)
+		if err != nil {
+			panic(err)
+		}
+		return []url.URL{*u}
+	}
+	cfg := embed.NewConfig()
+	cfg.Name, cfg.Dir, cfg.InitialCluster = a.Name, a.Dir, a.Cluster
+	cfg.ListenClientUrls, cfg.AdvertiseClientUrls = one(a.Client), one(a.Client)
+	cfg.ListenPeerUrls, cfg.AdvertisePeerUrls = one(a.Peer), one(a.Peer)
+	cfg.TickMs, cfg.ElectionMs = 50, 500
+	cfg.UnsafeNoFsync, cfg.LogLevel = true, "fatal"
+	e, err := embed.StartEtcd(cfg)
+	if err != nil {
+		return err
+	}
+	select {
+	case <-e.Server.ReadyNotify():
+	case err := <-e.Err():
+		return err
+	}
+	fmt.Println("true")
+	_, _ = in.ReadString('\n')
+	return nil
+}
+
+// startProcesses starts a cluster of three etcd processes.
+func startProcesses(t *testing.T) (members []*process, endpoints []string) {
+	t.Helper()
+	urls, err := loopback.FreeAddrs(6)
+	require.NoError(t, err)
+	for i, addr := range urls {
+		urls[i] = "http://" + addr
+	}
+	var initial []string
+	for i := range 3 {
+		initial = append(initial, fmt.Sprintf("m%d=%s", i, urls[3+i]))
+	}
+	for i := range 3 {
+		members = append(members, startHelper(t, "etcd", etcdArg{fmt.Sprintf("m%d", i), t.TempDir(), urls[i], urls[3+i], strings.Join(initial, ",")}))
+	}
+	for _, m := range members {
+		var ready bool
+		m.read(t, &ready)
+	}
+	return members, urls[:3]
+}
+
+// processClient returns a client of etcd processes.
+func processClient(t *testing.T, endpoints []string, opts ...grpc.DialOption) *clientv3.Client {
+	t.Helper()
+	c, err := clientv3.New(clientv3.Config{Endpoints: endpoints, Logger: zap.NewNop(), DialOptions: opts})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// leaderOf waits for a leader and returns its index.
+func leaderOf(t *testing.T, endpoints []string) (leader int) {
+	t.Helper()
+	var clients []*clientv3.Client
+	for _, e := range endpoints {
+		clients = append(clients, processClient(t, []string{e}))
+	}
+	require.Eventually(t, func() bool {
+		for i, e := range endpoints {
+			st, err := clients[i].Status(harness.Ctx(t), e)
+			if err == nil && st.Header.MemberId == st.Leader {
+				leader = i
+				return true
+			}
+		}
+		return false
+	}, harness.Hang, harness.Tick, "the cluster has no leader")
+	return leader
 }

@@ -19,6 +19,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
+// Rows C2, D7, D8 and F14: long queues, and holders that are stuck.
+
 // queueLog is the history of the keys below a prefix, as etcd reports it.
 type queueLog struct {
 	put, deleted map[string][]int64 // revisions, by key
