@@ -43,7 +43,7 @@ func runOn(cluster **etcdtest.Cluster, run func() int) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { _ = os.RemoveAll(dir) }()
 	if urls := os.Getenv(endpoints); urls != "" {
 		*cluster = etcdtest.Attach(strings.Split(urls, ",")...)
 	} else if *cluster, err = etcdtest.New(dir); err != nil {
