@@ -118,18 +118,21 @@ func test(args []string) ([]*result, error) {
 	return tests, nil
 }
 
-// read reads the events of go test. failed has the output of each test that failed.
+// read reads the events of go test. failed has the output of each test and package that failed.
 func read(out io.Reader) (tests []*result, failed []string, err error) {
 	byName, output := map[string]*result{}, map[string][]string{}
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var event struct{ Action, Test, Output string }
+		var event struct{ Action, Package, Test, Output string }
 		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
 			return nil, nil, err
 		}
 		name, _, sub := strings.Cut(event.Test, "/") // a subtest's notes belong to its test
-		if name == "" {
+		if name == "" { // of the package as a whole, whose TestMain may fail after its tests
+			if output[event.Package] = append(output[event.Package], event.Output); event.Action == "fail" {
+				failed = append(failed, output[event.Package]...)
+			}
 			continue
 		}
 		r := byName[name]
