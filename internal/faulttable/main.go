@@ -129,7 +129,7 @@ func read(out io.Reader) (tests []*result, failed []string, err error) {
 			return nil, nil, err
 		}
 		name, _, sub := strings.Cut(event.Test, "/") // a subtest's notes belong to its test
-		if name == "" { // of the package as a whole, whose TestMain may fail after its tests
+		if name == "" {                              // of the package as a whole, whose TestMain may fail after its tests
 			if output[event.Package] = append(output[event.Package], event.Output); event.Action == "fail" {
 				failed = append(failed, output[event.Package]...)
 			}
