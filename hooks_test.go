@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // recorder is a set of hooks that records its calls.
@@ -335,9 +337,7 @@ func TestHooks_Stories(t *testing.T) {
 
 func mustLock(t testing.TB, s *Session, name string) *Held {
 	t.Helper()
-	h, err := NewMutex(s, name).Lock(testCtx(t))
-	require.NoError(t, err)
-	return h
+	return harness.Take(t, NewMutex(s, name).Lock)
 }
 
 func revoke(t testing.TB, s *Session) {
