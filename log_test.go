@@ -164,7 +164,7 @@ func TestLog_EndIsNoOutage(t *testing.T) {
 		tr := outage{e: &entry{s: s}}
 		tr.start(ctx, etcd.ErrWatch)
 		require.Equal(t, what == "nothing ended", tr.open, what)
-		require.Equal(t, tr.open, log.Lines()[0] != "", what)
+		require.Equal(t, tr.open, len(log.Lines()) > 0, what)
 		s.endLease()
 		s.terminate(ErrSessionClosed, "test")
 		_ = client.Close()

@@ -182,7 +182,7 @@ func TestFault_I13_NeverReached(t *testing.T) {
 			for range cap(left) {
 				go func() { _, err := locks.Mutex("a").Lock(ctx); left <- err }()
 			}
-			require.Eventually(t, func() bool { return strings.Contains(log.Lines()[0], test.cause) }, harness.Hang, harness.Tick)
+			require.Eventually(t, func() bool { return strings.Contains(strings.Join(log.Lines(), "\n"), test.cause) }, harness.Hang, harness.Tick)
 			cancel()
 			for range cap(left) {
 				require.ErrorIs(t, <-left, context.Canceled)

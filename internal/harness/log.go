@@ -39,6 +39,9 @@ func (l *Log) Logger() *slog.Logger {
 func (l *Log) Lines() []string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	if l.buf.Len() == 0 {
+		return nil
+	}
 	return strings.Split(strings.TrimSuffix(l.buf.String(), "\n"), "\n")
 }
 
