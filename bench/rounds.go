@@ -19,9 +19,9 @@ import (
 
 // bench is a run of the benchmark.
 type bench struct {
-	rounds, conns, used, deep int
-	d                         time.Duration
-	servers, quantity, peers  *regexp.Regexp
+	rounds, used, most       int
+	d, settle, window        time.Duration
+	servers, quantity, peers *regexp.Regexp
 
 	etcd   string // path of etcd's server
 	round  int
@@ -50,7 +50,7 @@ func (b *bench) measureAll(ctx context.Context, dir string) (err error) {
 			{"embedded", b.onEmbedded},
 			{"three", b.onThree},
 			{"far", b.onFar},
-			{"process", b.onProcess},
+			{"scale", b.onScale},
 		} {
 			if !b.servers.MatchString(s.name) {
 				continue

@@ -10,7 +10,7 @@ import (
 
 // ZooKeeper is the Lock of go-zookeeper/zk, in which each session is a connection.
 func ZooKeeper(addr string) Peer {
-	return Peer{"zookeeper", func(ctx context.Context, _ int) (Session, error) {
+	return Peer{"zookeeper", false, func(ctx context.Context, _ int) (Session, error) {
 		conn, events, err := zk.Connect([]string{addr}, ttl*time.Second, zk.WithLogInfo(false), zk.WithLogger(silent{}))
 		if err != nil {
 			return nil, err

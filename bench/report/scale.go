@@ -1,0 +1,97 @@
+package report
+
+import (
+	"fmt"
+	"slices"
+)
+
+// A Kind is something whose cost at rest is measured for growing numbers of it.
+type Kind struct {
+	Name, Is string
+	most     int
+}
+
+// Kinds are all of them, in the order of the report.
+var Kinds = []Kind{
+	{"idle", "nothing: an etcd that nobody uses", 0},
+	{"waiters", "waiters of 8 sessions, for one lock", 10_000},
+	{"held", "locks that one session holds", 100_000},
+	{"watched", "locks that one session holds, each watched for its loss", 10_000},
+	{"names", "locks that one session holds and another one waits for", 10_000},
+	{"sessions", "sessions, each with a connection and a lock", 10_000},
+}
+
+// Sizes are the numbers that are measured, at most the given one.
+func (k Kind) Sizes(most int) (sizes []int) {
+	if k.most == 0 {
+		return []int{0}
+	}
+	for n := 10; n <= min(k.most, most); n *= 10 {
+		sizes = append(sizes, n)
+	}
+	return sizes
+}
+
+// atRest is a figure of n things of a kind at rest.
+func atRest(kind string, n int, value string) figure {
+	return figure{"scale", fmt.Sprintf("%s/%d", kind, n), "etcdlock", value}
+}
+
+// scale is the table of the cost at rest.
+func (rep Report) scale() string {
+	t := newTable("at rest", "number", "sessions", "requests a second", "for each session", "traffic a second", "CPU of the clients", "CPU of etcd")
+	rep.eachSize(func(name string, k Kind, n int) {
+		get := func(value string) sample { return rep.get(atRest(k.Name, n, value)) }
+		perSession := rep.ratio(atRest(k.Name, n, "requests"), atRest(k.Name, n, "sessions"))
+		t.row(name, grouped(int64(n)), get("sessions").show(number), get("requests").show(number), perSession.show(number),
+			get("bytes").show(size), get("client_cpu").show(percent), get("etcd_cpu").show(percent))
+	})
+	return t.String()
+}
+
+// memory is the table of what the things at rest take, each.
+func (rep Report) memory() string {
+	t := newTable("each of them takes", "number", "heap of the process", "stacks", "goroutines", "etcd's file", "etcd's memory", "set up", "close")
+	rep.eachSize(func(name string, k Kind, n int) {
+		get := func(value string) sample { return rep.get(atRest(k.Name, n, value)) }
+		t.row(name, grouped(int64(n)), get("heap_bytes").show(size), get("stack_bytes").show(size), get("goroutines").show(number),
+			get("etcd_file_bytes").show(size), get("etcd_memory_bytes").show(size), get("set_up_us").show(duration), get("close_us").show(duration))
+	})
+	return t.String()
+}
+
+// eachSize calls f for all numbers that were measured, with the kind's name for the first of them.
+func (rep Report) eachSize(f func(name string, k Kind, n int)) {
+	for _, k := range Kinds {
+		name := k.Is
+		for _, n := range k.Sizes(k.most) {
+			if rep.get(atRest(k.Name, n, "requests")).ok() {
+				f(name, k, n)
+				name = ""
+			}
+		}
+	}
+}
+
+// curves are the plots of the cost at rest.
+func (rep Report) curves() map[string]plotted {
+	curve := func(title, unit, value string, factor float64) plotted {
+		p := plotted{title: title, unit: unit, across: "how many", points: []string{"10", "100", "1,000", "10,000", "100,000"}}
+		for _, k := range Kinds {
+			var values []float64
+			for _, n := range k.Sizes(k.most) {
+				values = append(values, factor*rep.get(atRest(k.Name, n, value)).median())
+			}
+			if k.most > 0 && slices.Max(values) > 0 {
+				p.series = append(p.series, series{k.Name, values})
+			}
+		}
+		return p
+	}
+	return map[string]plotted{
+		"rest-requests": curve("At rest: requests to etcd", "requests a second", "requests", 1),
+		"rest-etcd":     curve("At rest: processor time of etcd", "percent of a core", "etcd_cpu", 100),
+		"rest-clients":  curve("At rest: processor time of the clients", "percent of a core", "client_cpu", 100),
+		"rest-bytes":    curve("Bytes in etcd's file for each", "bytes", "etcd_file_bytes", 1),
+	}
+}
