@@ -45,10 +45,12 @@ func (b *bench) inOwnProcess(ctx context.Context, kind string, n int) (v measure
 	}
 	cmd := exec.CommandContext(ctx, self, "scale", "-endpoints", strings.Join(etcd.Endpoints, ","), "-pid", strconv.Itoa(etcd.PIDs[0]),
 		"-kind", kind, "-n", strconv.Itoa(n), "-settle", b.settle.String(), "-window", b.window.String())
-	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", cmd, err)
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
+		text, _, _ := strings.Cut(string(exit.Stderr), "\n") // the first of perhaps many
+		return nil, fmt.Errorf("%w: %s", err, text)
+	} else if err != nil {
+		return nil, err
 	}
 	return v, json.Unmarshal(out, &v)
 }
