@@ -18,10 +18,11 @@ type plotted struct {
 	series              []series
 }
 
-// A series has values at the first points; 0 means that there is no value.
+// A series has values; 0 means that there is no value.
 type series struct {
 	name   string
 	values []float64
+	at     []float64 // numbers of points, from 0; by default the first ones
 }
 
 // colours are distinguishable for colour-blind readers. A peer has the same in every plot.
@@ -52,8 +53,12 @@ func (p plotted) write(dir, name string) error {
 	for _, s := range p.series {
 		var points plotter.XYs
 		for i, v := range s.values {
+			x := float64(i)
+			if s.at != nil {
+				x = s.at[i]
+			}
 			if v > 0 {
-				points = append(points, plotter.XY{X: float64(i), Y: v})
+				points = append(points, plotter.XY{X: x, Y: v})
 			}
 		}
 		if len(points) == 0 {
