@@ -22,6 +22,13 @@ import (
 var etcd *server.Etcd
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "scale" { // run by inOwnProcess
+		if err := scale(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	var err error
 	if etcd, err = server.Embedded(); err != nil {
 		fmt.Fprintln(os.Stderr, "start etcd:", err)

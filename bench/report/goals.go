@@ -25,10 +25,14 @@ func (g *goals) atLeast(what string, limit float64, s sample, format func(float6
 // sound says whether there are values and the lock has excluded others.
 func (s sample) sound() bool { return s.ok() && s.overlapped == 0 && !math.IsNaN(s.median()) }
 
-// ofRing are the least grants, as a share of those of the ring, by contenders. Sessions of
-// their own pay as much as the ring for a turn. In one session the lock passes in memory, and
-// etcd commits several turns at once.
-var ofRing = map[string]float64{"2x1": 0.75, "16x1": 0.75, "8x16": 0.75, "8x64": 0.75, "1x16": 1, "1x64": 1}
+// ofRing are the least grants, as a share of those of the ring, by contenders: near and, for members
+// 2 ms apart, far. Sessions of their own pay as much as the ring for a turn. In one session the lock
+// passes in memory, and etcd commits several turns at once: before there was a waitlist, these shares
+// were about 0.35 for 8x16 and 0.3 for 8x64 (far: 0.55), 1 for 1x16 (0.8) and 0.6 for 1x64 (0.6). With
+// it they are to be 2 times as large in several processes, and in one 2.5 and 6 times (3.5 and 9).
+var ofRing = map[string]struct{ near, far float64 }{
+	"2x1": {0.75, 0.75}, "16x1": {0.75, 0.75}, "8x16": {0.7, 1.1}, "8x64": {0.6, 1.1}, "1x16": {2.5, 2.8}, "1x64": {3.6, 5.4},
+}
 
 // goals compares the results with the limits.
 func (rep Report) goals() []Goal {
@@ -43,7 +47,11 @@ func (rep Report) goals() []Goal {
 	for _, servers := range []string{"embedded", "three", "far"} {
 		at := ", " + titles[servers]
 		for _, c := range Contenders {
-			g.atLeast("grants over the ring's, "+c.String()+at, ofRing[c.String()], toFloor(etcdlock(servers, "grants/"+c.String(), "per_s")), factor)
+			limit := ofRing[c.String()].near
+			if servers == "far" {
+				limit = ofRing[c.String()].far
+			}
+			g.atLeast("grants over the ring's, "+c.String()+at, limit, toFloor(etcdlock(servers, "grants/"+c.String(), "per_s")), factor)
 		}
 		release := figure{servers, "back to back", "etcdlock, Release", "p50_us"}
 		g.atMost("Lock and Release over Lock and Unlock, p50"+at, 0.66, rep.ratio(release, release.of("etcdlock")), factor)

@@ -70,6 +70,9 @@ func TestReport_Goals(t *testing.T) {
 	require.False(t, over(0))
 	require.False(t, over(1, 100, 100, 100))
 
+	for _, c := range Contenders {
+		require.Positive(t, ofRing[c.String()].near*ofRing[c.String()].far, c)
+	}
 	for _, g := range (Report{&Run{}}).goals() {
 		require.False(t, g.Met, g.What)
 	}
