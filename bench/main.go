@@ -53,7 +53,7 @@ func run() (err error) {
 	b := &bench{}
 	flag.IntVar(&b.rounds, "rounds", 5, "how often each quantity of each peer is measured; the peers take turns")
 	flag.DurationVar(&b.d, "d", time.Second, "duration of a measurement, without its warm-up")
-	flag.IntVar(&b.used, "used", 50_000, "how often the name was locked before 'uncontended, used'")
+	flag.IntVar(&b.used, "used", 20_000, "how often the name was locked before 'uncontended, used'")
 	flag.IntVar(&b.most, "most", 100_000, "the largest number of things at rest")
 	flag.DurationVar(&b.settle, "settle", 10*time.Second, "time before things are considered to be at rest")
 	flag.DurationVar(&b.window, "window", 30*time.Second, "for which things at rest are measured; a TTL is 10 s")
