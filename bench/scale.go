@@ -26,14 +26,14 @@ func (b *bench) onScale(ctx context.Context) error {
 		for _, n := range k.Sizes(b.most) {
 			quantity := fmt.Sprintf("%s/%d", k.Name, n)
 			b.one(ctx, quantity, "etcdlock", func(ctx context.Context) (measure.Values, error) {
-				return b.inOwnProcess(ctx, k.Name, n)
+				return b.inOwnProcess(ctx, k.Name, n, k.TTL)
 			})
 		}
 	}
 	return nil
 }
 
-func (b *bench) inOwnProcess(ctx context.Context, kind string, n int) (v measure.Values, err error) {
+func (b *bench) inOwnProcess(ctx context.Context, kind string, n int, ttl time.Duration) (v measure.Values, err error) {
 	etcd, err := server.Processes(b.etcd, 1, nil)
 	if err != nil {
 		return nil, err
@@ -43,8 +43,10 @@ func (b *bench) inOwnProcess(ctx context.Context, kind string, n int) (v measure
 	if err != nil {
 		return nil, err
 	}
+	longer := ttl / report.TTL
 	cmd := exec.CommandContext(ctx, self, "scale", "-endpoints", strings.Join(etcd.Endpoints, ","), "-pid", strconv.Itoa(etcd.PIDs[0]),
-		"-kind", kind, "-n", strconv.Itoa(n), "-settle", b.settle.String(), "-window", b.window.String())
+		"-kind", kind, "-n", strconv.Itoa(n), "-ttl", ttl.String(),
+		"-settle", (longer * b.settle).String(), "-window", (longer * b.window).String())
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		text, _, _ := strings.Cut(string(exit.Stderr), "\n") // the first of perhaps many
@@ -63,6 +65,7 @@ func scale(args []string) (err error) {
 	n := fs.Int("n", 0, "how many things")
 	r := measure.Rest{Count: &measure.Counter{}}
 	fs.IntVar(&r.PID, "pid", 0, "of etcd")
+	fs.DurationVar(&r.TTL, "ttl", 10*time.Second, "of sessions")
 	fs.DurationVar(&r.Settle, "settle", 0, "before the window")
 	fs.DurationVar(&r.Window, "window", time.Second, "of the measurement")
 	if err := fs.Parse(args); err != nil {

@@ -16,7 +16,7 @@ func TestScale(t *testing.T) {
 	path, err := server.BuildEtcd(t.TempDir())
 	require.NoError(t, err)
 	every := regexp.MustCompile("")
-	b := &bench{etcd: path, most: 10, window: 100 * time.Millisecond, servers: every, quantity: every, peers: every, on: "scale", round: 1}
+	b := &bench{etcd: path, most: 2, window: 100 * time.Millisecond, servers: every, quantity: every, peers: every, on: "scale", round: 1}
 	require.NoError(t, b.onScale(t.Context()))
 	require.Len(t, b.result.Results, len(report.Kinds))
 	for _, res := range b.result.Results {
@@ -32,6 +32,6 @@ func TestScale(t *testing.T) {
 func TestScale_Failure(t *testing.T) {
 	path, err := server.BuildEtcd(t.TempDir())
 	require.NoError(t, err)
-	_, err = (&bench{etcd: path}).inOwnProcess(t.Context(), "no such kind", 1)
+	_, err = (&bench{etcd: path}).inOwnProcess(t.Context(), "no such kind", 1, time.Minute)
 	require.ErrorContains(t, err, `no kind "no such kind"`)
 }

@@ -18,9 +18,11 @@ type Rest struct {
 	Count          *Counter
 	Look           *clientv3.Client // does not count
 	PID            int              // of etcd's server, another process
+	TTL            time.Duration    // of the sessions
 	Settle, Window time.Duration    // at rest, before the measurement and for it
 
-	memory  Values // of this process without what is counted
+	memory  Values    // of this process without what is counted
+	began   time.Time // to set up what is counted
 	clients []*clientv3.Client
 	opened  []*etcdlock.Session
 	holds   []*etcdlock.Held // as a caller keeps them
@@ -45,8 +47,8 @@ func (r *Rest) Scale(ctx context.Context, what string, n int) (v Values, err err
 	if err != nil {
 		return nil, err
 	}
-	r.memory = measureMemory()
-	name, begin := newName(), time.Now()
+	r.begin()
+	name := newName()
 	keys, err := set(ctx, r, name, n)
 	if err == nil {
 		err = queued(ctx, r.Look, name, keys)
@@ -54,7 +56,7 @@ func (r *Rest) Scale(ctx context.Context, what string, n int) (v Values, err err
 	if err != nil {
 		return nil, fmt.Errorf("set up: %w", err)
 	}
-	took := time.Since(begin)
+	took := time.Since(r.began)
 	sleep(ctx, r.Settle)
 
 	before, start := r.used(), time.Now()
@@ -82,11 +84,15 @@ func (r *Rest) Scale(ctx context.Context, what string, n int) (v Values, err err
 	}
 	v["sessions"], v["set_up_us"] = float64(len(r.opened)), micros(took)
 	cancel()
-	begin = time.Now()
+	start = time.Now()
 	err = r.close()
-	v["close_us"] = micros(time.Since(begin))
+	v["close_us"] = micros(time.Since(start))
 	return v, err
 }
+
+// begin is called before what is counted is set up; a stage that sets up other things
+// first calls it again.
+func (r *Rest) begin() { r.memory, r.began = measureMemory(), time.Now() }
 
 // used is what was used so far: messages, and seconds of processor time.
 func (r *Rest) used() Values {
@@ -128,13 +134,13 @@ func (r *Rest) close() error {
 	return err
 }
 
-// sessions opens n sessions, each on a connection of its own and with the default TTL.
+// sessions opens n sessions, each on a connection of its own.
 func (r *Rest) sessions(ctx context.Context, n int) ([]*etcdlock.Session, error) {
 	ss := make([]*etcdlock.Session, n)
 	clients := make([]*clientv3.Client, n)
 	err := each(n, func(i int) (err error) {
 		if clients[i], err = r.Connect(); err == nil {
-			ss[i], err = etcdlock.NewSession(ctx, clients[i])
+			ss[i], err = etcdlock.NewSession(ctx, clients[i], etcdlock.WithTTL(r.TTL))
 		}
 		return err
 	})

@@ -15,7 +15,7 @@ import (
 
 func newRest(t *testing.T) *Rest {
 	c := etcdtest.Start(t)
-	r := &Rest{Count: &Counter{}, Look: c.Client(t), PID: os.Getpid(), Window: 100 * time.Millisecond}
+	r := &Rest{Count: &Counter{}, Look: c.Client(t), PID: os.Getpid(), TTL: 10 * time.Second, Window: 100 * time.Millisecond}
 	r.Connect = func() (*clientv3.Client, error) {
 		return clientv3.New(clientv3.Config{Endpoints: c.Endpoints(), DialOptions: []grpc.DialOption{r.Count.Option()}})
 	}

@@ -20,8 +20,9 @@ var stages = map[string]stage{
 	"watched": func(ctx context.Context, r *Rest, name string, n int) (int, error) {
 		return n, r.hold(ctx, name, n, true)
 	},
-	"names":    names,
-	"sessions": holders,
+	"names":      names,
+	"sessions":   holders,
+	"sessions60": holders, // with a longer TTL
 }
 
 // waiters of 8 sessions wait for one lock, which a ninth session holds.
@@ -48,7 +49,7 @@ func (r *Rest) hold(ctx context.Context, name string, n int, watched bool) error
 		return err
 	}
 	locks := mutexes(ss[0], name, n)
-	r.memory = measureMemory()
+	r.begin()
 	return each(n, func(i int) (err error) {
 		r.holds[i], err = locks[i].Lock(ctx)
 		if err == nil && watched {
@@ -85,7 +86,7 @@ func holders(ctx context.Context, r *Rest, name string, n int) (int, error) {
 // wait has a goroutine wait for each of the locks, and returns when etcd has all their
 // entries below name, where it has some already. Only a few arrive at a time.
 func (r *Rest) wait(ctx context.Context, name string, there int, locks []*etcdlock.Mutex) error {
-	r.memory = measureMemory()
+	r.begin()
 	for i, m := range locks {
 		go func() { // ends with ctx
 			if _, err := m.Lock(ctx); ctx.Err() == nil {
