@@ -4,7 +4,7 @@
 //	./setup.sh              # once: redis-server and ZooKeeper
 //	go run .                # measures what locks do, writes results.json
 //	go run . -rounds 1 -servers scale -out scale.json # measures what they cost at rest
-//	go run . report         # README.md and plots/ from both files
+//	go run . report         # README.md, plots/ and docs/capacity.md from both files
 //	go run . -rounds 1 -servers embedded -quantity 'grants|hand-over' -peer 'etcdlock|floor' -out /tmp/some.json
 package main
 
@@ -37,6 +37,7 @@ func run() (err error) {
 	if len(os.Args) > 1 && os.Args[1] == "report" {
 		fs := flag.NewFlagSet("report", flag.ExitOnError)
 		dir := fs.String("dir", ".", "where to write README.md and plots/")
+		capacity := fs.String("capacity", "../docs/capacity.md", "where to write what one cluster carries")
 		if err := fs.Parse(os.Args[2:]); err != nil {
 			return err
 		}
@@ -48,7 +49,7 @@ func run() (err error) {
 		if err != nil {
 			return err
 		}
-		return r.WriteReadme(*dir)
+		return errors.Join(r.WriteReadme(*dir), r.WriteCapacity(*capacity))
 	}
 	b := &bench{}
 	flag.IntVar(&b.rounds, "rounds", 5, "how often each quantity of each peer is measured; the peers take turns")
