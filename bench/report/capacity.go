@@ -2,6 +2,8 @@ package report
 
 import (
 	_ "embed"
+	"errors"
+	"fmt"
 	"os"
 	"strings"
 	"text/template"
@@ -10,8 +12,16 @@ import (
 //go:embed capacity.md.tmpl
 var capacityPage string
 
-// WriteCapacity writes the page that says what one cluster carries.
+// WriteCapacity writes the page that says what one cluster carries. It fails if a figure
+// of the page was not measured.
 func (rep Report) WriteCapacity(path string) error {
+	at := func(kind string, n int, value string) (float64, error) {
+		s := rep.get(atRest(kind, n, value))
+		if !s.ok() {
+			return 0, fmt.Errorf("no %s of %s/%d", value, kind, n)
+		}
+		return s.median(), nil
+	}
 	t, err := template.New("capacity").Funcs(template.FuncMap{
 		"n": number, "pct": percent, "size": size, "us": duration,
 		"mul": func(a float64, b ...float64) float64 {
@@ -22,11 +32,13 @@ func (rep Report) WriteCapacity(path string) error {
 		},
 		"div":   func(a, b float64) float64 { return a / b },
 		"round": rounded,
-		"ttls":  func() []float64 { return []float64{10, 30, 60} },
-		"at":    func(kind string, n int, value string) float64 { return rep.get(atRest(kind, n, value)).median() },
-		// what one more of them adds, on average over all of them
-		"each": func(kind string, n int, value string) float64 {
-			return (rep.get(atRest(kind, n, value)).median() - rep.get(atRest("idle", 0, value)).median()) / float64(n)
+		"list":  func(v ...float64) []float64 { return v },
+		"at":    at,
+		// what each of them adds, on average, to an etcd that nobody uses
+		"each": func(kind string, n int, value string) (float64, error) {
+			used, err := at(kind, n, value)
+			idle, ierr := at("idle", 0, value)
+			return (used - idle) / float64(n), errors.Join(err, ierr)
 		},
 	}).Parse(capacityPage)
 	if err != nil {

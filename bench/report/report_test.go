@@ -126,3 +126,24 @@ func TestNumbers(t *testing.T) {
 	require.Equal(t, "25.0 kB", size(25_000))
 	require.Equal(t, "5.00 %", percent(0.05))
 }
+
+// The page about capacity is computed from the figures of the run, and is not written without one of them.
+func TestReport_Capacity(t *testing.T) {
+	var run Run
+	for _, k := range Kinds {
+		for _, n := range k.Sizes(k.most) {
+			for _, value := range []string{"requests", "bytes", "client_cpu", "etcd_cpu", "etcd_file_bytes", "etcd_memory_bytes", "set_up_us", "close_us", "sessions"} {
+				run.add(atRest(k.Name, n, value), float64(n)/1000)
+			}
+		}
+	}
+	page := filepath.Join(t.TempDir(), "capacity.md")
+	require.NoError(t, Report{&run}.WriteCapacity(page))
+	text, err := os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "half a core is used up by about 500 sessions with a TTL of 10 s, and by about 3,000 with 60 s")
+	require.Contains(t, string(text), "| TTL 30 s | 33.3 | 33.3 | 66.7 | 8.33 |")
+
+	run.Results = run.Results[1:]
+	require.ErrorContains(t, Report{&run}.WriteCapacity(page), "no requests of idle/0")
+}
