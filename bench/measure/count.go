@@ -51,7 +51,7 @@ func (c *Counter) HandleRPC(_ context.Context, s stats.RPCStats) {
 	}
 }
 
-// TagRPC, TagConn and HandleConn do nothing; a stats.Handler needs them.
+// TagRPC does nothing; a stats.Handler needs it, and the next two.
 func (c *Counter) TagRPC(ctx context.Context, _ *stats.RPCTagInfo) context.Context { return ctx }
 
 // TagConn does nothing.

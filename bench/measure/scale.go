@@ -62,7 +62,7 @@ func (r *Rest) Scale(ctx context.Context, what string, n int) (v Values, err err
 	before, start := r.used(), time.Now()
 	select {
 	case err := <-r.ended:
-		return nil, fmt.Errorf("a wait has ended: %v", err)
+		return nil, fmt.Errorf("a wait has ended: %w", err)
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	case <-time.After(r.Window):

@@ -1,7 +1,9 @@
 package measure
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 
 	"github.com/etcdlock/etcdlock"
@@ -90,7 +92,7 @@ func (r *Rest) wait(ctx context.Context, name string, there int, locks []*etcdlo
 	for i, m := range locks {
 		go func() { // ends with ctx
 			if _, err := m.Lock(ctx); ctx.Err() == nil {
-				r.ended <- err
+				r.ended <- cmp.Or(err, errors.New("the lock was granted"))
 			}
 		}()
 		if (i+1)%64 == 0 {

@@ -1,7 +1,6 @@
 package report
 
 import (
-	"fmt"
 	"slices"
 	"strings"
 
@@ -19,7 +18,7 @@ func newTable(head ...string) *table {
 }
 
 func (t *table) row(name string, cells ...string) {
-	fmt.Fprintf(t, "| %s | %s |\n", name, strings.Join(cells, " | "))
+	t.WriteString("| " + name + " | " + strings.Join(cells, " | ") + " |\n")
 }
 
 // rowOf adds a row if any of its samples has a value.
