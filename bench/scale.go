@@ -23,7 +23,10 @@ import (
 // and in a new process of this program, which is run with scale as its first argument.
 func (b *bench) onScale(ctx context.Context) error {
 	for _, k := range report.Kinds {
-		for _, n := range k.Sizes(b.most) {
+		for _, n := range k.Sizes {
+			if n > b.most {
+				continue
+			}
 			quantity := fmt.Sprintf("%s/%d", k.Name, n)
 			b.one(ctx, quantity, "etcdlock", func(ctx context.Context) (measure.Values, error) {
 				return b.inOwnProcess(ctx, k.Name, n, k.TTL)

@@ -34,6 +34,26 @@ func (rep Report) WriteCapacity(path string) error {
 		"round": rounded,
 		"list":  func(v ...float64) []float64 { return v },
 		"at":    at,
+		// why a number was not measured
+		"failure": func(kind string, n int) string {
+			for _, run := range rep {
+				for _, res := range run.Failed() {
+					if res.Quantity == fmt.Sprintf("%s/%d", kind, n) {
+						return res.Error
+					}
+				}
+			}
+			return ""
+		},
+		// what one of 1,000 sessions takes of a value with a TTL, in seconds, if one part of it goes with
+		// 1/TTL and another does not: from the two TTLs that were measured
+		"session": func(value string, ttl float64) (float64, error) {
+			short, err := at("sessions", 1000, value)
+			long, lerr := at("sessions60", 1000, value)
+			idle, ierr := at("idle", 0, value)
+			byTTL := (short - long) / (1/TTL.Seconds() - 1/(6*TTL.Seconds()))
+			return (short - idle + byTTL*(1/ttl-1/TTL.Seconds())) / 1000, errors.Join(err, lerr, ierr)
+		},
 		// what each of them adds, on average, to an etcd that nobody uses
 		"each": func(kind string, n int, value string) (float64, error) {
 			used, err := at(kind, n, value)

@@ -80,9 +80,9 @@ func (rep Report) goals() []Goal {
 // goalsAtRest are the limits of the largest numbers at rest.
 func (rep Report) goalsAtRest(g *goals) {
 	for _, k := range Kinds[1:] {
-		what := fmt.Sprintf("%s %s at rest", grouped(int64(k.most)), k.Name)
-		requests := atRest(k.Name, k.most, "requests")
-		g.atMost(what+": requests a second for each session", 10, rep.ratio(requests, atRest(k.Name, k.most, "sessions")), number)
+		n := rep.largest(k)
+		g.atMost(fmt.Sprintf("%s %s at rest: requests a second for each session", grouped(int64(n)), k.Name), 10,
+			rep.ratio(atRest(k.Name, n, "requests"), atRest(k.Name, n, "sessions")), number)
 	}
 	g.atMost("10,000 waiters at rest: CPU of the clients", 0.05, rep.get(atRest("waiters", 10_000, "client_cpu")), percent)
 	g.atMost("10,000 waiters at rest: CPU of etcd", 0.05, rep.get(atRest("waiters", 10_000, "etcd_cpu")), percent)
