@@ -87,7 +87,10 @@ func (rep Report) goalsAtRest(g *goals) {
 	g.atMost("10,000 waiters at rest: CPU of the clients", 0.05, rep.get(atRest("waiters", 10_000, "client_cpu")), percent)
 	g.atMost("10,000 waiters at rest: CPU of etcd", 0.05, rep.get(atRest("waiters", 10_000, "etcd_cpu")), percent)
 	heap, stacks := rep.get(atRest("waiters", 10_000, "heap_bytes")), rep.get(atRest("waiters", 10_000, "stack_bytes"))
-	g.atMost("a waiter's heap", 4096, heap, size)
-	g.atMost("a waiter's stacks, its caller's among them", 4096, stacks, size)
+	both := sample{}
+	if heap.ok() && stacks.ok() {
+		both.values = []float64{heap.median() + stacks.median()}
+	}
+	g.atMost("a waiter's heap and stacks, beyond 2 KiB of its caller's goroutine", 6144, both.plus(-2048), size)
 	g.atMost("heap of a lock that is held", 200, rep.get(atRest("held", 10_000, "heap_bytes")), size)
 }

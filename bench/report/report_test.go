@@ -100,7 +100,7 @@ func TestReport_Readme(t *testing.T) {
 		"failed: far, grants/1x64, zookeeper, round 1: gone",
 		"| waiters of 8 sessions, for one lock | 10 | – | 14.0 |",
 		"|  | 100 | – | 14.0 |",
-		"| a waiter's heap | at most 4,096 B | – | **no** |",
+		"| heap of a lock that is held | at most 200 B | – | **no** |",
 	} {
 		require.Contains(t, string(text), want)
 	}

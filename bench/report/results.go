@@ -153,6 +153,15 @@ func (s sample) median() float64 {
 	return (s.values[(n-1)/2] + s.values[n/2]) / 2
 }
 
+// plus adds to the values.
+func (s sample) plus(v float64) sample {
+	moved := make([]float64, len(s.values))
+	for i := range moved {
+		moved[i] = s.values[i] + v
+	}
+	return sample{moved, s.overlapped}
+}
+
 // times multiplies the values.
 func (s sample) times(by float64) sample {
 	scaled := make([]float64, len(s.values))
