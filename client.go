@@ -38,8 +38,8 @@ type Client struct {
 	closeOnce sync.Once
 	closed    chan struct{} // closed when Close has done all; then closeErr is set
 	closeErr  error
-	// revoking counts the goroutines that revoke the leases of lost sessions, each for a TTL at
-	// the most.
+	// revoking counts the goroutines that revoke the leases of sessions that were lost, or of which
+	// it is not known whether they were granted, each for a TTL at the most.
 	revoking sync.WaitGroup
 
 	mu      sync.Mutex
@@ -130,6 +130,9 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 	}
 	s, err := newSession(ctx, c.etcd, c.config)
 	if err != nil {
+		if s != nil {
+			c.revoking.Go(s.wg.Wait)
+		}
 		return nil, c.closedError(fmt.Errorf("new session: %w", err))
 	}
 	c.setCurrent(s)

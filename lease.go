@@ -26,9 +26,13 @@ var errTooLate = errors.New("etcd's reply came when the lease might have expired
 func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
 	outage := outage{e: &entry{s: s}}
+	requests := 0 // that may be carried out
 	_, ambiguous, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(attempt context.Context) (struct{}, error) {
 		sent := time.Now()
 		granted, err := s.etcd.GrantOnce(attempt, s.id, seconds)
+		if !errors.Is(err, etcd.ErrNotSent) {
+			requests++
+		}
 		if errors.Is(err, rpctypes.ErrLeaseExist) {
 			sent = time.Now() // an earlier attempt's, whose reply was lost
 			granted, err = s.keepAlive(attempt)
@@ -49,8 +53,8 @@ func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 	outage.stop(etcd.Refused(err)) // else the log's next line is that a session is up
 	if err != nil {
 		s.terminate(ErrSessionExpired, "not granted")
-		if ambiguous {
-			s.background(s.revokeUngranted)
+		if ambiguous && requests > 0 {
+			s.background(func(context.Context) { s.revokeUngranted(requests) })
 		}
 		return s.translate(err)
 	}
@@ -121,26 +125,28 @@ func (s *Session) confirmLease(ctx context.Context) {
 	}
 }
 
-// revokeLease revokes the lease, for a TTL at most: it can't live longer.
-func (s *Session) revokeLease() error {
+// revokeLease revokes the lease, for a TTL at most: it can't live longer. found says whether it was there.
+func (s *Session) revokeLease() (found bool, err error) {
 	ctx, cancel := context.WithTimeout(s.etcd.Ctx(), s.ttl)
 	defer cancel()
-	_, _, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(ctx context.Context) (struct{}, error) {
+	found, _, err = etcd.Do(ctx, s.etcd, etcd.Policy{}, func(ctx context.Context) (bool, error) {
 		_, err := s.etcd.Revoke(ctx, s.id)
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			err = nil
+			return false, nil
 		}
-		return struct{}{}, err
+		return true, err
 	})
-	return err
+	return found, err
 }
 
-// revokeUngranted revokes a lease of which it is not known whether it was granted, again and again
-// for a few seconds, since the request may still be on its way.
-func (s *Session) revokeUngranted(context.Context) {
-	for delay := 50 * time.Millisecond; delay < 4*time.Second; delay *= 2 {
-		if err := s.revokeLease(); err != nil || etcd.Sleep(s.leaseCtx, delay) != nil {
+// revokeUngranted revokes a lease of which it is not known whether one of that many requests has granted it,
+// again and again for a few seconds, since they may still be on their way. Close of a Client waits for it.
+func (s *Session) revokeUngranted(requests int) {
+	found, err := s.revokeLease()
+	for delay := 50 * time.Millisecond; delay < 2*time.Second; delay *= 2 {
+		if err != nil || found && requests == 1 || etcd.Sleep(s.leaseCtx, delay) != nil {
 			return
 		}
+		found, err = s.revokeLease()
 	}
 }
