@@ -123,7 +123,7 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 	case c.granting <- struct{}{}:
 		defer func() { <-c.granting }()
 	case <-ctx.Done():
-		return nil, c.closedError(etcd.CtxError(ctx, nil))
+		return nil, c.closedError(etcd.CtxError(ctx, c.config.outages.Why()))
 	}
 	if s := c.liveSession(); s != nil {
 		return s, nil // it was granted while this call waited

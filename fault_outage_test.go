@@ -183,7 +183,9 @@ func TestFault_I13_NeverReached(t *testing.T) {
 			require.Eventually(t, func() bool { return strings.Contains(log.lines()[0], test.cause) }, hang, tick)
 			cancel()
 			for range cap(left) {
-				require.ErrorIs(t, <-left, context.Canceled)
+				err := <-left
+				require.ErrorIs(t, err, context.Canceled)
+				require.Regexp(t, `^etcdlock: lock "a": (new session: )?etcd does not answer: no connection to etcd: .*`+test.cause+`.*: context canceled$`, err.Error())
 			}
 			for range 2 {
 				probe, cancel := context.WithTimeout(testCtx(t), time.Second)

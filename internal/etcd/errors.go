@@ -23,15 +23,15 @@ var (
 	ErrWatch = errors.New("watch ended")
 )
 
-// CtxError is the error of a call whose ctx ended: ctx's error, its cause, and the last thing
-// that etcd answered before, so that "deadline exceeded" does not hide "no leader".
+// CtxError is the error of a call whose ctx ended: ctx's error, its cause, and why it had no answer, if that
+// is known, so that "deadline exceeded" hides neither "no leader" nor "connection refused".
 func CtxError(ctx context.Context, last error) error {
 	err := ctx.Err()
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", err, cause)
 	}
-	if last != nil && !IsCtxError(last) {
-		err = fmt.Errorf("%w (etcd: %w)", err, last)
+	if last = RequestError(ctx, last); last != nil && !IsCtxError(last) {
+		err = fmt.Errorf("etcd does not answer: %w: %w", last, err)
 	}
 	return err
 }
