@@ -25,15 +25,6 @@ import (
 
 // Rows F1 and F2: etcd can't be reached, and the holder is told in time by its own clock.
 
-// runs is how often a row that depends on chance is tried: ETCDLOCK_RUNS times, by
-// default 50.
-func runs(t testing.TB) int {
-	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_RUNS"), "50"))
-	require.NoError(t, err, "ETCDLOCK_RUNS")
-	require.Positive(t, n, "ETCDLOCK_RUNS must be positive")
-	return n
-}
-
 // runTTLs are the TTLs with which such rows are tried: the seconds in ETCDLOCK_TTLS, by
 // default 2.
 func runTTLs(t testing.TB) (ttls []time.Duration) {
@@ -211,7 +202,7 @@ func cutTold(t *testing.T, how cutting) {
 	t.Helper()
 	for _, how.ttl = range runTTLs(t) {
 		lateness := measureLateness(t)
-		cuts := cut(t, runs(t), how, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
+		cuts := cut(t, harness.Runs(t), how, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
 			s, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(how.ttl))
 			if err != nil {
 				return holder{}, err

@@ -74,7 +74,7 @@ func TestElector_CutOff(t *testing.T) {
 	direct := own.Client(t)
 	lateness := measureLateness(t)
 	turns := make(chan struct{}, 20) // limits how many begin at once, so that the machine is not too slow
-	logs := make([]leadLog, runs(t))
+	logs := make([]leadLog, harness.Runs(t))
 	var wg sync.WaitGroup
 	for i := range logs {
 		logs[i].began = make(chan struct{}, 1)

@@ -28,7 +28,7 @@ func lossIsTold(t *testing.T, take func(h *etcdlock.Held), check func(t *testing
 	t.Helper()
 	c := cluster.Client(t)
 	slowest := time.Duration(0)
-	for i := range runs(t) {
+	for i := range harness.Runs(t) {
 		kind := []string{"Mutex", "RWMutex", "RWMutex read", "Try read"}[i%4]
 		name := harness.LockName(t)
 		client, w := harness.WiredClient(t, cluster)
@@ -72,7 +72,7 @@ func lossIsTold(t *testing.T, take func(h *etcdlock.Held), check func(t *testing
 		require.ErrorIs(t, h.Unlock(harness.Ctx(t)), etcdlock.ErrLost)
 		harness.RequireGone(t, c, name)
 	}
-	t.Logf("shown: %d runs: told within %v", runs(t), slowest.Round(time.Microsecond))
+	t.Logf("shown: %d runs: told within %v", harness.Runs(t), slowest.Round(time.Microsecond))
 }
 
 // nameOf returns the name of the hold's lock.
@@ -287,7 +287,7 @@ func TestFault_F5_NoFalseLoss(t *testing.T) {
 	for range 3 {
 		sessions = append(sessions, newSession(t, own.Client(t), etcdlock.WithTTL(time.Minute)))
 	}
-	for i := range 2 * runs(t) {
+	for i := range 2 * harness.Runs(t) {
 		for kind, lock := range lockFuncs(sessions[i%3], fmt.Sprint("a", i)) {
 			h, err := lock(harness.Ctx(t))
 			require.NoError(t, err)

@@ -4,8 +4,11 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -39,6 +42,15 @@ func LockName(t testing.TB) string {
 
 // Elapse waits for a duration that is itself part of what a test shows, such as twice a TTL.
 func Elapse(d time.Duration) { <-time.NewTimer(d).C }
+
+// Runs is how often a test that depends on chance is tried: ETCDLOCK_RUNS times, by default 50.
+func Runs(t testing.TB) int {
+	t.Helper()
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_RUNS"), "50"))
+	require.NoError(t, err, "ETCDLOCK_RUNS")
+	require.Positive(t, n, "ETCDLOCK_RUNS must be positive")
+	return n
+}
 
 // Async runs f, which may hang, and returns a channel that delivers its error.
 func Async(f func() error) <-chan error {
