@@ -195,7 +195,7 @@ func (e *entry) enqueue(ctx context.Context) error {
 		}
 		if resp.Succeeded {
 			got, rev := resp.Responses[0].GetResponseRange(), resp.Header.Revision
-			seen := &waitlist.Listing{At: rev - 1, Low: 1, High: rev - 1, Shared: e.mode != readMode, Keys: queue.Entries(got.Kvs)}
+			seen := &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: e.mode != readMode, Keys: queue.Entries(got.Kvs)}
 			if got.Count > int64(len(got.Kvs)) {
 				seen.High = 0 // these are only some of them
 			}
@@ -238,12 +238,12 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 			return err
 		}
 		if resp.Succeeded {
-			e.enter(resp.Header.Revision, &waitlist.Listing{At: resp.Header.Revision - 1, Low: 1, High: resp.Header.Revision - 1, Shared: e.mode != readMode})
+			e.enter(resp.Header.Revision, &waitlist.Listing{At: resp.Header.Revision, Low: 1, High: resp.Header.Revision - 1, Shared: e.mode != readMode})
 			return nil
 		}
 		own, got := resp.Responses[0].GetResponseRange(), resp.Responses[1].GetResponseRange()
 		if rev := e.ownRev(own.Kvs); rev != 0 { // the txn was carried out before, so nothing blocked it
-			e.enter(rev, &waitlist.Listing{At: rev - 1, Low: 1, High: rev - 1, Shared: e.mode != readMode})
+			e.enter(rev, &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: e.mode != readMode})
 			return nil
 		}
 		at, keys := resp.Header.Revision, got.Kvs

@@ -28,7 +28,8 @@ type Held struct{ entry }
 //
 // The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose
 // entry was removed by somebody else ends within an instant, and not only when it is used or the
-// session asks. The watch costs two goroutines and at most one read.
+// session asks. It costs a watch and at most one read; holds
+// of many names in one directory, "jobs" for "jobs/7", share a watch of that.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
@@ -39,7 +40,7 @@ func (h *Held) Context() context.Context {
 		if h.state != held {
 			h.holdCtx.cancel(h.causeLocked())
 		} else {
-			h.startMonitorLocked()
+			h.watchLocked()
 		}
 	}
 	return h.holdCtx.ctx
@@ -158,12 +159,15 @@ func (h *Held) downgrade(ctx context.Context) error {
 	if first {
 		// From here on the hold is known by the shared entry: that is there from the start, and
 		// stays whatever becomes of the request.
+		if h.holdCtx != nil {
+			h.unwatchLocked()
+		}
 		h.key, h.acquiring.secondKey, h.mode, h.fenced = h.acquiring.secondKey, h.key, readMode, true
 		if h.own != nil {
 			h.own.Downgrading()
 		}
-		if h.holdCtx != nil && h.holdCtx.rewatch != nil {
-			h.holdCtx.rewatch()
+		if h.holdCtx != nil {
+			h.watchLocked()
 		}
 	}
 	key, exclusive := h.key, h.acquiring.secondKey

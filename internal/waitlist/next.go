@@ -106,12 +106,39 @@ func (e *Entry) Next() Step {
 		return Step{Do: Adopt, Keep: l.wide}
 	case e == front[0] && clear:
 		return e.guardLocked()
+	case e == front[0] && complete && len(others) == 0 && !e.fresh:
+		return e.confirmLocked()
 	case e == front[0]:
 		return e.askLocked()
 	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p place) bool { return p.Rev > front[0].rev || !blocks(p.kind, front[0].kind) })):
 		return e.askLocked() // what the first one does not ask
+	case e == front[2] && e.read == 0:
+		return e.readLocked()
 	}
 	return Step{}
+}
+
+// confirmMax is how many entries one reading confirms. Etcd allows 128 operations in a txn.
+const confirmMax = 64
+
+// confirmLocked reads whether the entry is in the queue still, in which nothing of others is before it,
+// together with those that are granted with it.
+func (e *Entry) confirmLocked() Step {
+	l := e.l
+	s := Step{Do: Read}
+	for _, p := range l.places {
+		if p.Rev < e.rev || p.own != nil && (p.own.state != waiting || p.Key != p.own.keys[0]) || p.own == nil && p.kind == keyspace.Shared {
+			continue
+		}
+		if p.own != e && p.kind == keyspace.Exclusive || len(s.Keys) == confirmMax {
+			break
+		}
+		s.Keys, s.At = append(s.Keys, p.Key), max(s.At, p.Rev, p.own.since)
+		if p.kind == keyspace.Exclusive {
+			break
+		}
+	}
+	return s
 }
 
 // askLocked is what to do for others to leave that block the entry, or to find out about them.
@@ -183,7 +210,8 @@ func (e *Entry) rangeLocked(targets []place, deep, unsure bool) (from, to string
 
 func (e *Entry) readLocked() Step {
 	l := e.l
-	s := Step{Do: Read, At: max(e.rev, e.since)}
+	// It shows all of the list that are known, so that one reading serves them all.
+	s := Step{Do: Read, At: max(e.rev, e.since, l.places[len(l.places)-1].Rev)}
 	if w := e.watchLocked(); w != nil {
 		s.At = max(s.At, w.At, w.upTo)
 	}
@@ -191,7 +219,10 @@ func (e *Entry) readLocked() Step {
 		s.At = 0
 	}
 	switch {
+	case len(l.keys) > len(e.keys) && !e.short && l.reader != nil:
+		return Step{} // until that has been read
 	case len(l.keys) > len(e.keys) && !e.short:
+		l.reader = e
 		s.From, s.To = keyspace.All(l.name)
 		s.Upward, s.Limit, s.Min = true, upLimit, min(l.marks[0]+1, l.marks[1]+1, e.rev)
 		if i := slices.IndexFunc(l.places, func(p place) bool { return p.own == nil }); i >= 0 {
@@ -209,11 +240,19 @@ func (e *Entry) readLocked() Step {
 	return s
 }
 
+// readOverLocked has the others read again.
+func (e *Entry) readOverLocked() {
+	if e.l.reader == e {
+		e.l.reader, e.l.changed = nil, true
+	}
+}
+
 // Saw takes note of what was read for a step of the entry.
 func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
 	l := e.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	e.readOverLocked()
 	lost = l.applyLocked(seen)
 	e.fresh = e.fresh && s.At > 0
 	if s.From != "" {
