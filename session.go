@@ -81,8 +81,7 @@ type Session struct {
 	attending   bool // see attend
 	holdWatches holdWatches
 
-	// wg counts the session's goroutines: run, its attempts to renew, the waits of tickets, the
-	// monitors of holds, and clean-up. All of them end with ctx or leaseCtx.
+	// wg counts the session's goroutines. All of them end with ctx or leaseCtx.
 	wg sync.WaitGroup
 }
 
