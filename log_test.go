@@ -58,8 +58,9 @@ func failWatches(w *harness.Wire) *atomic.Int64 {
 	return n
 }
 
-// An outage is logged with one line at its beginning, one at its end, and one for each lost
-// lock. The number of waits and holds, and of their attempts, makes no difference.
+// An outage is logged with one line at its beginning and one at its end. A lock that somebody removes has a
+// line of its own; those that are lost with the session have one together. The number of waits and holds, and
+// of their attempts, makes no difference.
 func TestLog_Outage(t *testing.T) {
 	t.Parallel()
 	c, w := wiredClient(t, cluster)
@@ -97,10 +98,12 @@ func TestLog_Outage(t *testing.T) {
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 	require.NoError(t, s.Close())
 	lines := log.Messages()
-	require.Len(t, lines, 10)
-	require.ElementsMatch(t, []string{harness.LogLost, harness.LogLoss, harness.LogLoss, harness.LogLoss}, lines[6:], "two locks are held, and one is granted but not claimed")
+	require.Equal(t, []string{harness.LogLost}, lines[6:])
+	// Two locks are held, and one is granted but not claimed.
+	require.Contains(t, log.Lines()[6], fmt.Sprintf(`locks=3 lost="%s (token %d), %s (token %d), %s (token %d)"`,
+		holds[0].name, tickets[0].h.rev, holds[1].name, holds[1].Token(), holds[2].name, holds[2].Token()))
 	require.ErrorIs(t, holds[1].Unlock(testCtx(t)), ErrLost)
-	require.Len(t, log.Messages(), 10)
+	require.Len(t, log.Messages(), 7)
 }
 
 // The log also says when an outage concerns no wait or hold any more. The end of the session
@@ -169,4 +172,58 @@ func TestLog_EndIsNoOutage(t *testing.T) {
 		s.terminate(ErrSessionClosed, "test")
 		_ = client.Close()
 	}
+}
+
+// An outage that takes the session has three lines, however many locks are held, waited for and looked at:
+// when it begins, when the session is lost, with the first of the locks, and when the next session is up. Each
+// hold's hook is called as before.
+func TestLog_OutageTakesTheSession(t *testing.T) {
+	t.Parallel()
+	const holds = 12
+	p := cluster.Proxy(t)
+	var log harness.Log
+	r := &recorder{}
+	locks := newTestClient(t, cluster.Client(t, p), WithTTL(2*time.Second), WithLogger(log.Logger()), WithHooks(r.hooks()))
+	name := lockName(t)
+	var held []*Held
+	for i := range holds {
+		h, err := locks.Mutex(fmt.Sprint(name, i)).Lock(testCtx(t))
+		require.NoError(t, err)
+		if i%2 == 0 {
+			h.Done()
+		}
+		held = append(held, h)
+	}
+	h, err := locks.Mutex(name).Lock(testCtx(t)) // which nobody loses
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	granted := inBackground(t, locks.Mutex(held[0].name).Lock)
+	require.Eventually(t, func() bool { return len(entries(t, cluster.Client(t), held[0].name)) == 2 }, hang, tick)
+
+	p.Refuse()
+	p.Reset()
+	<-held[0].s.Done()
+	for _, h := range held {
+		require.ErrorIs(t, h.Err(), ErrSessionExpired)
+		require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
+	}
+	p.Accept()
+	require.NoError(t, (<-granted).Unlock(testCtx(t)))
+	require.Equal(t, []string{harness.LogUp, harness.LogOutage, harness.LogLost, harness.LogUp}, log.Messages())
+	list := ""
+	for _, h := range held[:5] {
+		list += fmt.Sprintf("%s (token %d), ", h.name, h.Token())
+	}
+	require.Contains(t, log.Lines()[2], fmt.Sprintf(`locks=%d lost="%s%d more"`, holds, list, holds-5))
+	require.Contains(t, log.Lines()[3], "outage=")
+	lost := 0
+	for _, e := range r.all() {
+		if e.what == "lost" {
+			lost++
+		}
+	}
+	require.Equal(t, holds, lost)
+	held[0].s.mu.Lock()
+	defer held[0].s.mu.Unlock()
+	require.Empty(t, held[0].s.holds, "a session that was lost must keep none")
 }

@@ -243,7 +243,7 @@ func TestSession_LogsItsLoss(t *testing.T) {
 	require.NoError(t, s.Close())
 	mu.Lock()
 	defer mu.Unlock()
-	for _, line := range []string{"session up", "session lost", "lock lost", name} {
+	for _, line := range []string{"session up", "session lost", "locks=1", name} {
 		require.Contains(t, buf.String(), line)
 	}
 }

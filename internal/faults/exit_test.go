@@ -105,14 +105,19 @@ func TestFault_I12_SIGTERM(t *testing.T) {
 	t.Logf("%d processes in each state: %d entries left", *signals, left)
 }
 
-// The README's snippet, as it is, in a process that is told to end while it holds and while it waits.
+// The README's snippets, as they are, in a process that is told to end while it holds and while it waits.
 func TestFault_I12_TheReadme(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)
 	_, rest, _ := strings.Cut(string(readme), "```go\n")
-	snippet, _, ok := strings.Cut(rest, "```")
+	snippet, rest, ok := strings.Cut(rest, "```")
 	require.True(t, ok)
+	_, rest, _ = strings.Cut(rest, "```go\n")
+	setup, _, ok := strings.Cut(rest, "```")
+	require.True(t, ok)
+	const endpoints = `[]string{"127.0.0.1:2379"}`
+	require.Contains(t, setup, endpoints)
 	dir := t.TempDir()
 	source, program := filepath.Join(dir, "main.go"), filepath.Join(dir, "service")
 	// What it prints shows that it is in its section, which lasts until SIGTERM.
@@ -146,13 +151,11 @@ func run(ctx context.Context, client *clientv3.Client) error {
 }
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
-	defer stop()
-	fmt.until = ctx
-	client, err := clientv3.New(clientv3.Config{Endpoints: os.Args[1:], Logger: zap.NewNop()})
+`+strings.Replace(setup, endpoints, "os.Args[1:]", 1)+`
 	if err != nil {
 		log.Fatal(err)
 	}
+	fmt.until = ctx
 	log.Print(run(ctx, client))
 }
 `), 0o600))

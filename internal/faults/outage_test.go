@@ -29,15 +29,6 @@ var patient = etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
 		Backoff: backoff.Config{BaseDelay: time.Hour, Multiplier: 1, MaxDelay: time.Hour}, MinConnectTimeout: time.Second}))
 })
 
-// away cuts the proxy's client off, until it has found that it can't connect.
-func away(t *testing.T, p *etcdtest.Proxy, c *clientv3.Client) (back func()) {
-	t.Helper()
-	p.Refuse()
-	p.Reset()
-	require.Eventually(t, func() bool { return c.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE" }, harness.Hang, harness.Tick)
-	return p.Accept
-}
-
 // A session that makes no request has its connection back before it needs it: its wait hears of the release,
 // and its hold of the loss.
 func TestFault_I11_WaitsAndHolds(t *testing.T) {
@@ -82,7 +73,7 @@ func TestFault_I11_WaitsAndHolds(t *testing.T) {
 			p := cluster.Proxy(t)
 			c := cluster.Client(t, p, patient)
 			then := test(t, newSession(t, c, etcdlock.WithTTL(10*harness.Hang)), harness.LockName(t)) // no renewal is due
-			back := away(t, p, c)
+			back := harness.Away(t, p, c)
 			time.AfterFunc(100*time.Millisecond, back)
 			then()
 		})
@@ -113,7 +104,7 @@ func TestFault_I11_TheSessionSurvives(t *testing.T) {
 	c := cluster.Client(t, p, patient)
 	s := newSession(t, c, etcdlock.WithTTL(6*time.Second))
 	h := mustLock(t, s, harness.LockName(t))
-	back := away(t, p, c)
+	back := harness.Away(t, p, c)
 	sent := s.Deadline()
 	time.AfterFunc(time.Until(sent)/3, back)
 	require.Eventually(t, func() bool { return s.Deadline().After(sent) }, harness.Hang, harness.Tick)
@@ -139,7 +130,7 @@ func TestFault_I11_TheNextSession(t *testing.T) {
 			if !first {
 				h, err := locks.Mutex(name).Lock(harness.Ctx(t))
 				require.NoError(t, err)
-				back = away(t, p, c)
+				back = harness.Away(t, p, c)
 				<-h.Session().Done()
 			}
 			granted := harness.InBackground(t, locks.Mutex(name).Lock)
@@ -185,7 +176,9 @@ func TestFault_I13_NeverReached(t *testing.T) {
 			require.Eventually(t, func() bool { return strings.Contains(strings.Join(log.Lines(), "\n"), test.cause) }, harness.Hang, harness.Tick)
 			cancel()
 			for range cap(left) {
-				require.ErrorIs(t, <-left, context.Canceled)
+				err := <-left
+				require.ErrorIs(t, err, context.Canceled)
+				require.Regexp(t, `^etcdlock: lock "a": (new session: )?etcd does not answer: no connection to etcd: .*`+test.cause+`.*: context canceled$`, err.Error())
 			}
 			for range 2 {
 				probe, cancel := context.WithTimeout(harness.Ctx(t), time.Second)

@@ -13,22 +13,23 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Relay is the floor of Grants: how many times a second a turn can be passed on in a
-// ring of n clients of etcd, without any queue. Each client watches the key of the
-// client before it. When that key is deleted, it has the turn: it deletes its own key,
+// Ring is the floor of Grants: how many times a second a turn can be passed on in a
+// ring of contenders, without any queue. Each contender watches the key of the one
+// before it. When that key is deleted, it has the turn: it deletes its own key,
 // which costs as much as a release, and puts it again, which costs as much as queueing
 // up again.
-func Relay(ctx context.Context, clients peer.Clients, n int, d time.Duration) (v Values, err error) {
+func Ring(ctx context.Context, clients peer.Clients, c Contenders, d time.Duration) (v Values, err error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
-	name := newName()
+	n, name := c.Total(), newName()
+	client := func(i int) *clientv3.Client { return clients(i / c.Goroutines) }
 	key := func(i int) string { return fmt.Sprintf("%s/%d", name, (i+n)%n) }
 	before := make([]clientv3.WatchChan, n)
 	err = each(n, func(i int) error {
-		if _, err := clients(i).Put(ctx, key(i), ""); err != nil {
+		if _, err := client(i).Put(ctx, key(i), ""); err != nil {
 			return err
 		}
-		before[i] = clients(i).Watch(ctx, key(i-1), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
+		before[i] = client(i).Watch(ctx, key(i-1), clientv3.WithFilterPut(), clientv3.WithCreatedNotify())
 		resp := <-before[i]
 		return resp.Err()
 	})
@@ -38,8 +39,8 @@ func Relay(ctx context.Context, clients peer.Clients, n int, d time.Duration) (v
 	var turns atomic.Int64
 	turn := func(i int) error {
 		turns.Add(1)
-		_, derr := clients(i).Delete(ctx, key(i))
-		_, perr := clients(i).Put(ctx, key(i), "")
+		_, derr := client(i).Delete(ctx, key(i))
+		_, perr := client(i).Put(ctx, key(i), "")
 		return errors.Join(derr, perr)
 	}
 	var wg sync.WaitGroup
@@ -69,7 +70,7 @@ func Relay(ctx context.Context, clients peer.Clients, n int, d time.Duration) (v
 	passed := turns.Load() - from
 	v = Values{"per_s": float64(passed) / time.Since(start).Seconds()}
 	if passed == 0 {
-		err = errors.New("no client passed the turn on")
+		err = errors.New("no contender passed the turn on")
 	}
 	cancel()
 	wg.Wait()
