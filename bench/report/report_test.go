@@ -151,6 +151,12 @@ func TestReport_Capacity(t *testing.T) {
 	require.Contains(t, string(text), "| TTL 30 s | 52.0 | 52.0 | 104 | 13.0 |")
 	require.Contains(t, string(text), "| TTL 60 s | 40.0 | 40.0 | 80.0 | 10.0 |")
 
+	run.Results = append(run.Results, Result{Round: 1, Servers: "scale", Quantity: "sessions/4000", Peer: "etcdlock", Error: "exit status 1: bench: session expired"})
+	require.NoError(t, Report{&run}.WriteCapacity(page))
+	text, err = os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `("session expired")`)
+
 	run.Results = run.Results[1:]
 	require.ErrorContains(t, Report{&run}.WriteCapacity(page), "no requests of idle/0")
 }
