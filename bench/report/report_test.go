@@ -146,7 +146,7 @@ func TestReport_Capacity(t *testing.T) {
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
 	// Here a session takes a thousandth of everything, and 0.0004 of a core with the longer TTL.
-	require.Contains(t, string(text), "half a core is used up by about 500 sessions with a TTL of 10 s, and by about 1,000 with 60 s")
+	require.Contains(t, string(text), "half a core is used up by about 500 sessions with a TTL of 10 s, and by about 1,200 with 60 s")
 	require.Contains(t, string(text), "| TTL 10 s | 100 | 100 | 200 | 25.0 |")
 	require.Contains(t, string(text), "| TTL 30 s | 52.0 | 52.0 | 104 | 13.0 |")
 	require.Contains(t, string(text), "| TTL 60 s | 40.0 | 40.0 | 80.0 | 10.0 |")
