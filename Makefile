@@ -23,10 +23,12 @@ tidy:
 demo:
 	go run ./cmd/etcdlock demo
 
-# Runs every fuzz target of the root package in turn: FUZZTIME=5m make fuzz
+# Runs every fuzz target in turn: FUZZTIME=5m make fuzz
 fuzz:
-	for f in $$(go test -list '^Fuzz' . | grep '^Fuzz'); do \
-		go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) . || exit 1; \
+	for p in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
+		for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+			go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; \
+		done; \
 	done
 
 # Injects random faults while locks are used, and checks the results: SEED=7 T=30m make soak. See internal/soak/doc.go.

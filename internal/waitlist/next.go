@@ -118,29 +118,6 @@ func (e *Entry) Next() Step {
 	return Step{}
 }
 
-// confirmMax is how many entries one reading confirms. Etcd allows 128 operations in a txn.
-const confirmMax = 64
-
-// confirmLocked reads whether the entry is in the queue still, in which nothing of others is before it,
-// together with those that are granted with it.
-func (e *Entry) confirmLocked() Step {
-	l := e.l
-	s := Step{Do: Read}
-	for _, p := range l.places {
-		if p.Rev < e.rev || p.own != nil && (p.own.state != waiting || p.Key != p.own.keys[0]) || p.own == nil && p.kind == keyspace.Shared {
-			continue
-		}
-		if p.own != e && p.kind == keyspace.Exclusive || len(s.Keys) == confirmMax {
-			break
-		}
-		s.Keys, s.At = append(s.Keys, p.Key), max(s.At, p.Rev, p.own.since)
-		if p.kind == keyspace.Exclusive {
-			break
-		}
-	}
-	return s
-}
-
 // askLocked is what to do for others to leave that block the entry, or to find out about them.
 //
 // The watch comes first and the reading after it, so that nothing is missed in between. Near the
@@ -285,35 +262,4 @@ func (l *List) allLocked() (from, to string) {
 	from, _ = keyspace.Exclusives(l.name)
 	_, to = keyspace.Shareds(l.name)
 	return from, to
-}
-
-// Guard says that the entry has waited for holders of its own list for a while, so that it is to
-// watch them and itself: somebody may remove one of them.
-func (e *Entry) Guard() {
-	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
-	e.guard = true
-}
-
-// guardLocked is what to do for holders of the list to leave.
-func (e *Entry) guardLocked() Step {
-	l := e.l
-	holders := slices.Concat(l.belowLocked(e, keyspace.Exclusive, true), l.belowLocked(e, keyspace.Shared, true))
-	if len(holders) == 0 || !e.guard {
-		return Step{Guard: len(holders) > 0}
-	}
-	holders = holders[:min(len(holders), nextMax)]
-	w := e.watchLocked()
-	late := l.seenLocked(e) < w.at()
-	keys := []string{e.keys[0]}
-	for _, p := range holders {
-		keys, late = append(keys, p.Key), late || p.seen < w.at()
-	}
-	switch from, to := slices.Min(keys), slices.Max(keys)+"\x00"; {
-	case !w.contains(from, to):
-		return Step{Do: Open, From: from, To: to}
-	case late:
-		return Step{Do: Read, At: max(w.At, w.upTo, e.rev), Keys: keys}
-	}
-	return Step{}
 }
