@@ -48,7 +48,7 @@ compat:
 
 # Compares the package with its peers on real servers, and measures what it costs at rest, in about an hour and a half. It
 # installs redis and ZooKeeper if they are missing. It writes bench/results.json and bench/scale.json, and from them
-# bench/README.md, its plots and docs/capacity.md.
+# bench/README.md, bench/goals.md, the plots and docs/capacity.md.
 bench:
 	bench/setup.sh
 	cd bench && go run . && go run . -rounds 1 -servers scale -out scale.json && go run . report

@@ -130,7 +130,7 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 	}
 	s, err := newSession(ctx, c.etcd, c.config)
 	if err != nil {
-		if s != nil {
+		if s != nil { // it may have to revoke the lease
 			c.revoking.Go(s.wg.Wait)
 		}
 		return nil, c.closedError(fmt.Errorf("new session: %w", err))

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -171,7 +172,7 @@ var errNotOpened = errors.New("the watch was not opened")
 func (w *holdWatch) watch(ctx context.Context, outage *outage) error {
 	own, err := w.openWatch(ctx)
 	if err != nil {
-		return errors.Join(errNotOpened, err)
+		return fmt.Errorf("%w: %w", errNotOpened, err) // in one line, for the log
 	}
 	defer own.Close()
 	w.s.mu.Lock()

@@ -81,7 +81,7 @@ func TestLog_Outage(t *testing.T) {
 	require.Equal(t, []string{harness.LogUp, harness.LogOutage}, log.Messages())
 	w.OnRecv(nil)
 	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver)
-	require.Regexp(t, `lease=`+s.leaseString()+` lock=`+name+`. endpoints=.* error="watch ended`, log.Lines()[1])
+	require.Regexp(t, `lease=`+s.leaseString()+` lock=`+name+`. endpoints=.* error="(the watch was not opened: )?watch ended`, log.Lines()[1])
 
 	// Another outage: an event breaks all watches, and it is the deletion of one of the locks.
 	failed = failWatches(w)

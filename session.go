@@ -87,7 +87,7 @@ type Session struct {
 
 // NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has
 // answered or ctx ends; ctx bounds nothing else. After an error no lease is left behind: if it is
-// not known whether one was granted, it is revoked in the background.
+// not known whether one was granted, it is revoked in the background, if the process lives so long.
 //
 // The client must stay open for as long as the session is used; closing it ends the session.
 func NewSession(ctx context.Context, client *clientv3.Client, opts ...Option) (*Session, error) {
@@ -98,7 +98,6 @@ func NewSession(ctx context.Context, client *clientv3.Client, opts ...Option) (*
 	return s, nil
 }
 
-// newSession returns the session with an error too: its goroutines may have to revoke the lease.
 func newSession(ctx context.Context, client *clientv3.Client, c config) (*Session, error) {
 	if err := c.check(client); err != nil {
 		return nil, err

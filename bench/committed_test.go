@@ -17,7 +17,7 @@ func TestCommittedPages(t *testing.T) {
 	dir := t.TempDir()
 	require.NoError(t, r.WriteReadme(dir))
 	require.NoError(t, r.WriteCapacity(filepath.Join(dir, "capacity.md")))
-	for written, committed := range map[string]string{"README.md": "README.md", "capacity.md": "../docs/capacity.md"} {
+	for written, committed := range map[string]string{"README.md": "README.md", "goals.md": "goals.md", "capacity.md": "../docs/capacity.md"} {
 		want, err := os.ReadFile(filepath.Join(dir, written))
 		require.NoError(t, err)
 		got, err := os.ReadFile(committed)

@@ -4,7 +4,7 @@
 //	./setup.sh              # once: redis-server and ZooKeeper
 //	go run .                # measures what locks do, writes results.json
 //	go run . -rounds 1 -servers scale -out scale.json # measures what they cost at rest
-//	go run . report         # README.md, plots/ and docs/capacity.md from both files
+//	go run . report         # README.md, goals.md, plots/ and docs/capacity.md from both files
 //	go run . -rounds 1 -servers embedded -quantity 'grants|hand-over' -peer 'etcdlock|floor' -out /tmp/some.json
 package main
 

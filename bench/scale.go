@@ -53,7 +53,7 @@ func (b *bench) inOwnProcess(ctx context.Context, kind string, n int, ttl time.D
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) {
 		text, _, _ := strings.Cut(string(exit.Stderr), "\n") // the first of perhaps many
-		return nil, fmt.Errorf("%w: %s", err, text)
+		return nil, errors.New(text)
 	} else if err != nil {
 		return nil, err
 	}

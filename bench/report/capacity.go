@@ -39,7 +39,8 @@ func (rep Report) WriteCapacity(path string) error {
 			for _, run := range rep {
 				for _, res := range run.Failed() {
 					if res.Quantity == fmt.Sprintf("%s/%d", kind, n) {
-						return res.Error
+						_, why, _ := strings.Cut(res.Error, "bench: ")
+						return why
 					}
 				}
 			}
@@ -71,10 +72,10 @@ func (rep Report) WriteCapacity(path string) error {
 	return os.WriteFile(path, []byte(b.String()), 0o644)
 }
 
-// rounded drops all but the first digit: a limit that one machine of this kind suggests.
+// rounded drops all but the first two digits: a limit that one machine suggests.
 func rounded(v float64) string {
 	unit := 1.0
-	for v/unit >= 10 {
+	for v/unit >= 100 {
 		unit *= 10
 	}
 	return grouped(int64(v/unit) * int64(unit))

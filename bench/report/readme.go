@@ -1,7 +1,7 @@
 package report
 
 import (
-	_ "embed"
+	"embed"
 	"maps"
 	"os"
 	"path/filepath"
@@ -10,10 +10,10 @@ import (
 	"text/template"
 )
 
-//go:embed readme.md.tmpl
-var readme string
+//go:embed readme.md.tmpl goals.md.tmpl
+var pages embed.FS
 
-// WriteReadme writes README.md and plots/ into dir.
+// WriteReadme writes README.md, goals.md and plots/ into dir.
 func (rep Report) WriteReadme(dir string) error {
 	plots := filepath.Join(dir, "plots")
 	if err := os.MkdirAll(plots, 0o755); err != nil {
@@ -26,7 +26,7 @@ func (rep Report) WriteReadme(dir string) error {
 			}
 		}
 	}
-	t, err := template.New("readme").Funcs(template.FuncMap{
+	t, err := template.New("").Funcs(template.FuncMap{
 		"list":      func(s ...string) []string { return s },
 		"sorted":    func(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) },
 		"title":     func(servers string) string { return titles[servers] },
@@ -50,15 +50,20 @@ func (rep Report) WriteReadme(dir string) error {
 			f := figure{servers, quantity, peer, value}
 			return rep.ratio(f, f.of(other)).show(factor)
 		},
-	}).Parse(readme)
+	}).ParseFS(pages, "*.tmpl")
 	if err != nil {
 		return err
 	}
-	var b strings.Builder
-	if err := t.Execute(&b, rep); err != nil {
-		return err
+	for page, from := range map[string]string{"README.md": "readme.md.tmpl", "goals.md": "goals.md.tmpl"} {
+		var b strings.Builder
+		if err := t.ExecuteTemplate(&b, from, rep); err != nil {
+			return err
+		}
+		if err := os.WriteFile(filepath.Join(dir, page), []byte(b.String()), 0o644); err != nil {
+			return err
+		}
 	}
-	return os.WriteFile(filepath.Join(dir, "README.md"), []byte(b.String()), 0o644)
+	return nil
 }
 
 // plots are those of the peers.

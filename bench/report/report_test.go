@@ -84,6 +84,7 @@ func TestReport_Readme(t *testing.T) {
 	run.add(uncontended("etcdlock"), 200, 400, 1800)
 	grants := figure{"embedded", "grants/8x16", "etcdlock", "passed_per_s"}
 	run.add(grants, 5, 6)
+	run.Machine = map[string]string{"cores": "2"}
 	run.Results = append(run.Results, Result{Round: 1, Servers: "embedded", Quantity: "grants/2x1", Peer: "etcdlock",
 		Values: measure.Values{"per_s": 12345, "passed_per_s": 12345, "overlaps": 3}})
 	run.Results = append(run.Results, Result{Round: 1, Servers: "far", Quantity: "grants/1x64", Peer: "zookeeper", Error: "gone"})
@@ -94,9 +95,13 @@ func TestReport_Readme(t *testing.T) {
 	require.NoError(t, Report{&run}.WriteReadme(dir))
 	text, err := os.ReadFile(filepath.Join(dir, "README.md"))
 	require.NoError(t, err)
+	goals, err := os.ReadFile(filepath.Join(dir, "goals.md"))
+	require.NoError(t, err)
+	text = append(text, goals...)
 	for _, want := range []string{
 		"| etcdlock | 400 µs <sub>200 µs–1,800 µs</sub>",
 		"| etcdlock | 12,345 **(two held it at once, in 1 rounds)** | – |",
+		"| cores | 2 |\n",
 		"failed: far, grants/1x64, zookeeper, round 1: gone",
 		"| waiters of 8 sessions, for one lock | 10 | – | 14.0 |",
 		"|  | 100 | – | 14.0 |",
@@ -146,10 +151,16 @@ func TestReport_Capacity(t *testing.T) {
 	text, err := os.ReadFile(page)
 	require.NoError(t, err)
 	// Here a session takes a thousandth of everything, and 0.0004 of a core with the longer TTL.
-	require.Contains(t, string(text), "half a core is used up by about 500 sessions with a TTL of 10 s, and by about 1,000 with 60 s")
+	require.Contains(t, string(text), "half a core is used up by about 500 sessions with a TTL of 10 s, and by about 1,200 with 60 s")
 	require.Contains(t, string(text), "| TTL 10 s | 100 | 100 | 200 | 25.0 |")
 	require.Contains(t, string(text), "| TTL 30 s | 52.0 | 52.0 | 104 | 13.0 |")
 	require.Contains(t, string(text), "| TTL 60 s | 40.0 | 40.0 | 80.0 | 10.0 |")
+
+	run.Results = append(run.Results, Result{Round: 1, Servers: "scale", Quantity: "sessions/4000", Peer: "etcdlock", Error: "exit status 1: bench: session expired"})
+	require.NoError(t, Report{&run}.WriteCapacity(page))
+	text, err = os.ReadFile(page)
+	require.NoError(t, err)
+	require.Contains(t, string(text), `("session expired")`)
 
 	run.Results = run.Results[1:]
 	require.ErrorContains(t, Report{&run}.WriteCapacity(page), "no requests of idle/0")

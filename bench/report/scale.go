@@ -59,9 +59,12 @@ func (rep Report) scale() string {
 // memory is the table of what the things at rest take, each.
 func (rep Report) memory() string {
 	t := newTable("each of them takes", "number", "heap of the process", "stacks", "goroutines", "etcd's file", "etcd's memory", "set up", "close")
-	rep.eachSize(func(name string, k Kind, n int) {
+	rep.eachSize(func(_ string, k Kind, n int) {
+		if n != rep.largest(k) {
+			return
+		}
 		get := func(value string) sample { return rep.get(atRest(k.Name, n, value)) }
-		t.row(name, grouped(int64(n)), get("heap_bytes").show(size), get("stack_bytes").show(size), get("goroutines").show(number),
+		t.row(k.Is, grouped(int64(n)), get("heap_bytes").show(size), get("stack_bytes").show(size), get("goroutines").show(number),
 			get("etcd_file_bytes").show(size), get("etcd_memory_bytes").show(size), get("set_up_us").show(duration), get("close_us").show(duration))
 	})
 	return t.String()
