@@ -159,11 +159,12 @@ func (s *Session) entries() (all []placed) {
 		}
 	})
 	for _, e := range some {
-		e.mu.Lock()
-		if e.state <= held && e.rev != 0 {
+		w := e.whole()
+		w.mu.Lock()
+		if w.state <= held && e.rev != 0 {
 			all = append(all, placed{e, queue.Entry{Key: e.key, Rev: e.rev}})
 		}
-		e.mu.Unlock()
+		w.mu.Unlock()
 	}
 	return all
 }
@@ -185,7 +186,7 @@ func (s *Session) verify(ctx context.Context, some []placed) error {
 		if own := p.listed(); own != nil {
 			markAllLost(own.Missing(at), at)
 		}
-		_ = p.markLost(p.Key, at)
+		_ = p.whole().markLost(p.Key, at)
 	}
 	return nil
 }

@@ -63,7 +63,7 @@ func (e *entry) checkSessionLocked() {
 func (e *entry) markLost(key string, at int64) error {
 	e.mu.Lock()
 	defer e.unlockAndNotify()
-	if key == e.key {
+	if key == e.key || e.first != nil {
 		e.markLostLocked(at)
 	}
 	return e.causeLocked()
@@ -76,8 +76,10 @@ func (e *entry) markLostLocked(at int64) {
 	if e.state != held || !e.transition(lost) {
 		return
 	}
-	if e.own != nil {
-		e.own.Lost(at)
+	for p := range e.all() {
+		if p.own != nil {
+			p.own.Lost(at)
+		}
 	}
 	ok := e.s.background(func(ctx context.Context) {
 		e.s.confirmLease(e.s.ctx)
@@ -91,25 +93,37 @@ func (e *entry) markLostLocked(at int64) {
 	}
 }
 
-// exists returns errEntryGone unless the entry is in etcd under key, at revision at or, with 0, at
+// exists returns errEntryGone unless the entry is in etcd under these keys, at revision at or, with 0, at
 // present. seen is the revision at which that is so.
-func (e *entry) exists(ctx, life context.Context, key string, at int64) (seen int64, err error) {
-	got, seen, err := e.s.read(ctx, life, at, etcd.ReadKey(key))
-	if err == nil && !slices.Contains(queue.Entries(got[0].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
-		err = errEntryGone
+func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
+	reads := make([]etcd.Read, 0, len(keys))
+	for _, key := range keys {
+		reads = append(reads, etcd.ReadKey(key))
 	}
-	return seen, err
+	got, seen, err := e.s.read(ctx, life, at, reads...)
+	if err != nil {
+		return seen, err
+	}
+	for i, key := range keys {
+		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
+			return seen, errEntryGone
+		}
+	}
+	return seen, nil
 }
 
-// startMonitorLocked starts to watch over the hold, to end its ctx when it is lost. The goroutine is
-// the session's; it ends with the hold. The caller holds e.mu.
+// startMonitorLocked starts to watch over the hold, to end its ctx when it is lost. The goroutine, one for
+// each part, is the session's; it ends with the hold. The caller holds e.mu.
 func (e *entry) startMonitorLocked() {
-	if !e.s.background(func(context.Context) { e.monitor() }) {
-		e.endHoldLocked(lost)
+	for p := range e.all() {
+		if !e.s.background(func(context.Context) { e.monitor(p) }) {
+			e.endHoldLocked(lost)
+			return
+		}
 	}
 }
 
-func (e *entry) monitor() {
+func (e *entry) monitor(part *entry) {
 	ctx, stop := etcd.Bind(e.holdCtx.ctx, e.s.ctx)
 	defer stop()
 	outage := outage{e: e}
@@ -117,7 +131,7 @@ func (e *entry) monitor() {
 	for retry := (etcd.Backoff{}); ; {
 		e.mu.Lock()
 		e.checkSessionLocked()
-		key, over := e.key, e.state != held
+		key, over := part.key, e.state != held
 		keyCtx, rewatch := context.WithCancel(ctx)
 		e.holdCtx.rewatch = rewatch
 		e.unlockAndNotify()
@@ -150,13 +164,13 @@ func (e *entry) watchEntry(ctx context.Context, key string, outage *outage) (at 
 	if err != nil {
 		// No watch can be had: ask. If etcd does not answer either, the deadline stands.
 		outage.start(ctx, err)
-		return e.exists(ctx, e.s.leaseCtx, key, 0)
+		return e.exists(ctx, e.s.leaseCtx, 0, key)
 	}
 	defer own.Close()
 	// If the member that watches has not come to the entry's own revision yet, nothing can have been
 	// missed, and its queue would show no entry (I3).
 	if own.At > e.rev {
-		if at, err := e.exists(ctx, e.s.leaseCtx, key, own.At); err != nil {
+		if at, err := e.exists(ctx, e.s.leaseCtx, own.At, key); err != nil {
 			return at, err
 		}
 	}

@@ -16,6 +16,9 @@ import (
 // advance does what the list says until the entry has the lock or has to wait.
 func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 	for {
+		if w.goneBeside() {
+			return false, errEntryGone
+		}
 		step := w.own.Next()
 		switch step.Do {
 		case waitlist.Grant:

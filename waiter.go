@@ -48,15 +48,12 @@ func newWaiter(e *entry) *waiter { return &waiter{entry: e, outage: outage{e: e}
 // errEntryGone: the entry is not in the queue anymore.
 var errEntryGone = errors.New("entry gone")
 
-// wait blocks until the entry is held, or ctx or the session ends, or somebody else removes the
+// wait blocks until the entry may have the lock, or ctx or the session ends, or somebody else removes the
 // entry, or etcd refuses. After an error the entry is still to be abandoned.
 //
 // Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps
 // 4 KiB, not 8.
 func (w *waiter) wait(ctx context.Context) error {
-	if w.mayEnter() {
-		return w.grant(ctx)
-	}
 	ctx = w.start(ctx)
 	defer w.stop()
 	for {
@@ -64,7 +61,7 @@ func (w *waiter) wait(ctx context.Context) error {
 		switch {
 		case err != nil:
 		case granted:
-			return w.grant(ctx)
+			return nil
 		case w.watch != nil:
 			err = w.await(ctx)
 		default:
@@ -75,12 +72,6 @@ func (w *waiter) wait(ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-// mayEnter reports whether the entry has the lock from the start.
-func (w *waiter) mayEnter() bool {
-	own := w.listed()
-	return own == nil || own.Granted()
 }
 
 func (w *waiter) start(ctx context.Context) context.Context {
@@ -147,6 +138,18 @@ func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
 // handleErr returns the error that ends the wait, or nil, after a pause if err passes; then the
 // waiter reads the present.
 func (w *waiter) handleErr(ctx context.Context, err error) error {
+	if final := w.ending(ctx, err); err == nil || final != nil {
+		return final
+	}
+	w.outage.start(ctx, err)
+	w.unwatch(true)
+	w.own.Fail()
+	w.pause(ctx)
+	return nil
+}
+
+// ending is the error that ends the wait, nil if err is none or passes.
+func (w *waiter) ending(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
@@ -157,10 +160,6 @@ func (w *waiter) handleErr(ctx context.Context, err error) error {
 	case !errors.Is(err, etcd.ErrWatch) && etcd.Refused(err), errors.Is(err, ErrSessionExpired):
 		return err
 	}
-	w.outage.start(ctx, err)
-	w.unwatch(true)
-	w.own.Fail()
-	w.pause(ctx)
 	return nil
 }
 
@@ -207,8 +206,11 @@ func (e *entry) grant(ctx context.Context) error {
 		}
 	}
 	e.mu.Lock()
-	lost := e.own != nil && !e.own.Granted() // already
-	if !lost && e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil {
+	lost := false // already
+	for p := range e.all() {
+		lost = lost || p.own != nil && !p.own.Granted()
+	}
+	if !lost && e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil && e.first == nil {
 		e.acquiring = nil
 	}
 	e.mu.Unlock()
