@@ -94,20 +94,9 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 func lockEntry(ctx context.Context, h *Held) (*Held, error) {
 	err := h.join(ctx)
 	if err == nil {
-		err = h.wait(ctx, lockPart)
+		err = h.wait(ctx, true)
 	}
 	return h.result(err)
-}
-
-// lockPart waits for the entry, or part of one, and says whom it has waited for if it is given up.
-func lockPart(ctx context.Context, p *entry) error {
-	p.s.whom.Enter(p.name, p.rev)
-	defer p.s.whom.Leave(p.name)
-	err := newWaiter(p).wait(ctx)
-	if err != nil && ctx.Err() != nil {
-		err = p.s.whom.Explain(err, p.name, p.mode.kind(), p.rev)
-	}
-	return err
 }
 
 func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
@@ -136,14 +125,15 @@ func (h *Held) join(ctx context.Context) error {
 	return err
 }
 
-// wait waits, in the given way, for what is before the entry, for one part after the other, and grants it.
-func (h *Held) wait(ctx context.Context, way func(context.Context, *entry) error) error {
+// wait waits for what is before the entry, for one part after the other, and grants it. explain says that
+// the error of a wait that is given up is to say whom it has waited for.
+func (h *Held) wait(ctx context.Context, explain bool) error {
 	p := h.waitsFor()
 	if p == nil {
 		return h.grant(ctx)
 	}
 	for ; p != nil; p = h.waitsFor() {
-		if err := way(ctx, p); err != nil {
+		if err := newWaiter(p, explain).wait(ctx); err != nil {
 			return err
 		}
 	}

@@ -192,7 +192,7 @@ func (e *entry) confirm(ctx context.Context) error {
 	ctx, unbind := etcd.Bind(ctx, e.s.ctx)
 	defer unbind()
 	_, err := e.exists(ctx, e.s.leaseCtx, 0, e.allKeys()...)
-	return cmp.Or(newWaiter(e).ending(ctx, err), err)
+	return cmp.Or(newWaiter(e, false).ending(ctx, err), err)
 }
 
 // nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading

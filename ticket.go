@@ -40,7 +40,7 @@ func newTicket(h *Held) (*Ticket, error) {
 	ok := h.s.background(func(context.Context) {
 		defer cancel()
 		defer close(t.done)
-		t.err = h.wait(ctx, func(ctx context.Context, p *entry) error { return newWaiter(p).wait(ctx) })
+		t.err = h.wait(ctx, false)
 		switch {
 		case t.err == nil:
 			h.notifyGranted()

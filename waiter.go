@@ -40,10 +40,13 @@ type waiter struct {
 	outage outage       // for the log
 	unbind func()       // the ctx of the wait from the session
 	// guard is when to watch those of the session that the entry waits for.
-	guard <-chan time.Time
+	guard   <-chan time.Time
+	explain bool // whom it has waited for, if it is given up
 }
 
-func newWaiter(e *entry) *waiter { return &waiter{entry: e, outage: outage{e: e}} }
+func newWaiter(e *entry, explain bool) *waiter {
+	return &waiter{entry: e, outage: outage{e: e}, explain: explain}
+}
 
 // errEntryGone: the entry is not in the queue anymore.
 var errEntryGone = errors.New("entry gone")
@@ -76,12 +79,18 @@ func (w *waiter) wait(ctx context.Context) error {
 
 func (w *waiter) start(ctx context.Context) context.Context {
 	ctx, w.unbind = etcd.Bind(ctx, w.s.ctx)
+	if w.explain {
+		w.s.whom.Enter(w.name, w.rev)
+	}
 	return ctx
 }
 
 func (w *waiter) stop() {
 	w.outage.stop(false)
 	closeAll(w.own.Stop())
+	if w.explain {
+		w.s.whom.Leave(w.name)
+	}
 	w.unbind()
 }
 
@@ -153,6 +162,8 @@ func (w *waiter) ending(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case ctx.Err() != nil && w.explain && w.s.Err() == nil:
+		return w.s.whom.Explain(w.s.waitError(ctx), w.name, w.mode.kind(), w.rev)
 	case ctx.Err() != nil:
 		return w.s.waitError(ctx)
 	case errors.Is(err, errEntryGone):
