@@ -28,21 +28,16 @@ type Held struct{ entry }
 //
 // The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose
 // entry was removed by somebody else ends within an instant, and not only when it is used or the
-// session asks. The watch costs two goroutines and at most one read.
+// session asks. The watch costs two goroutines and at most one read, for each name of a [Multi].
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
-	if h.holdCtx == nil {
-		h.holdCtx = &holdContext{}
-		h.holdCtx.ctx, h.holdCtx.cancel = context.WithCancelCause(context.Background())
-		h.checkSessionLocked()
-		if h.state != held {
-			h.holdCtx.cancel(h.causeLocked())
-		} else {
-			h.startMonitorLocked()
-		}
+	c := h.holdContextLocked()
+	if !c.watched && h.state == held {
+		h.startMonitorLocked()
 	}
-	return h.holdCtx.ctx
+	c.watched = true
+	return c.ctx
 }
 
 // Done is Context().Done().

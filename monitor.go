@@ -18,7 +18,24 @@ import (
 type holdContext struct {
 	ctx     context.Context // of the hold
 	cancel  context.CancelCauseFunc
+	watched bool               // the entry is
 	rewatch context.CancelFunc // makes the monitor watch key anew
+
+	contended context.Context // ends when somebody waits for the hold; nil until asked for
+	contend   context.CancelFunc
+}
+
+// holdContextLocked is what tells of the hold's end, made when somebody first asks. The caller holds e.mu.
+func (e *entry) holdContextLocked() *holdContext {
+	if e.holdCtx == nil {
+		e.holdCtx = &holdContext{}
+		e.holdCtx.ctx, e.holdCtx.cancel = context.WithCancelCause(context.Background())
+		e.checkSessionLocked()
+		if e.state != held {
+			e.holdCtx.cancel(e.causeLocked())
+		}
+	}
+	return e.holdCtx
 }
 
 // endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with
@@ -160,7 +177,7 @@ func (e *entry) monitor(part *entry) {
 // watchEntry watches the entry until ctx ends or the watch does. It returns errEntryGone if the entry
 // was not there anymore at revision at.
 func (e *entry) watchEntry(ctx context.Context, key string, outage *outage) (at int64, err error) {
-	own, err := e.openHoldWatch(ctx, key)
+	own, err := e.openHoldWatch(ctx, key, "", clientv3.WithFilterPut())
 	if err != nil {
 		// No watch can be had: ask. If etcd does not answer either, the deadline stands.
 		outage.start(ctx, err)
@@ -196,11 +213,11 @@ func (e *entry) watchEntry(ctx context.Context, key string, outage *outage) (at 
 // time.
 const holdWatches = 4
 
-func (e *entry) openHoldWatch(ctx context.Context, key string) (*etcd.Watch, error) {
+func (e *entry) openHoldWatch(ctx context.Context, key, end string, opts ...clientv3.OpOption) (*etcd.Watch, error) {
 	select {
 	case e.s.holdWatch <- struct{}{}:
 		defer func() { <-e.s.holdWatch }()
-		w, err := e.s.etcd.OpenWatch(ctx, e.s.ctx, key, "", clientv3.WithFilterPut())
+		w, err := e.s.etcd.OpenWatch(ctx, e.s.ctx, key, end, opts...)
 		if err == nil {
 			e.s.attend()
 		}
