@@ -43,11 +43,15 @@ func contenders(t *testing.T, own, other *Session) map[string]func(name string) 
 		"mutex of the session":  func(name string) (bool, func()) { return false, enqueue(NewMutex(own, name).Enqueue) },
 		"writer of the session": func(name string) (bool, func()) { return false, enqueue(NewRWMutex(own, name).Enqueue) },
 		"reader of the session": func(name string) (bool, func()) { return true, enqueue(NewRWMutex(own, name).REnqueue) },
-		"multi of the session":  func(name string) (bool, func()) { return false, enqueue(NewMulti(own, Read(name+"x"), Write(name)).Enqueue) },
-		"mutex":                 func(name string) (bool, func()) { return false, enqueue(NewMutex(other, name).Enqueue) },
-		"writer":                func(name string) (bool, func()) { return false, enqueue(NewRWMutex(other, name).Enqueue) },
-		"reader":                func(name string) (bool, func()) { return true, enqueue(NewRWMutex(other, name).REnqueue) },
-		"multi":                 func(name string) (bool, func()) { return false, enqueue(NewMulti(other, Write(name+"x"), Write(name)).Enqueue) },
+		"multi of the session": func(name string) (bool, func()) {
+			return false, enqueue(NewMulti(own, Read(name+"x"), Write(name)).Enqueue)
+		},
+		"mutex":  func(name string) (bool, func()) { return false, enqueue(NewMutex(other, name).Enqueue) },
+		"writer": func(name string) (bool, func()) { return false, enqueue(NewRWMutex(other, name).Enqueue) },
+		"reader": func(name string) (bool, func()) { return true, enqueue(NewRWMutex(other, name).REnqueue) },
+		"multi": func(name string) (bool, func()) {
+			return false, enqueue(NewMulti(other, Write(name+"x"), Write(name)).Enqueue)
+		},
 		"concurrency.Mutex": func(name string) (bool, func()) {
 			s, err := concurrency.NewSession(other.Client())
 			require.NoError(t, err)
