@@ -17,7 +17,7 @@ func closes(t testing.TB, ch <-chan struct{}, what string) {
 	select {
 	case <-ch:
 	case <-time.After(hang):
-		require.Fail(t, "it is not told that it is wanted", what)
+		require.Fail(t, "it is not told", what)
 	}
 }
 

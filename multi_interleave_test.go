@@ -58,6 +58,7 @@ type multiScene struct {
 	pinned     error // of the next pinned read
 	revoked    atomic.Bool
 	interfered bool // keys of its own may be gone by the hand of others
+	early      bool // and before it was entitled to all
 	before     []queue.Entry
 	over       sync.Map // those of the session that were given back without a fence
 	releases   map[string]func()
@@ -79,7 +80,9 @@ func (s *multiScene) takeKeys(names ...string) error {
 	s.interfered = true
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
-	for _, q := range s.mineLocked() {
+	mine := s.mineLocked()
+	s.early = len(mine) > 0 && !s.entitledLocked(mine)
+	for _, q := range mine {
 		if slices.Contains(names, q.Key[:1]) {
 			s.f.delLocked(q.Key)
 		}
@@ -147,6 +150,10 @@ func (s *multiScene) join(t *testing.T, who string) {
 func (s *multiScene) entitled(mine []queue.Entry) bool {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
+	return s.entitledLocked(mine)
+}
+
+func (s *multiScene) entitledLocked(mine []queue.Entry) bool {
 	for _, m := range mine {
 		name := m.Key[:1]
 		for _, q := range s.f.keysLocked(name + "/") {
@@ -287,6 +294,9 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 		t.Errorf("%s: granted although ctx had ended", name)
 		fallthrough
 	case err == nil:
+		if s.early {
+			t.Errorf("%s: granted after a part of it had gone", name)
+		}
 		if !s.interfered && len(mine) != len(multiNames) {
 			t.Errorf("%s: granted with %v only", name, mine)
 		}

@@ -206,10 +206,10 @@ func TestMulti_FairInEachQueue(t *testing.T) {
 func TestMulti_LossOfAPart(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
-	s := newTestSession(t, c)
+	s := newTestSession(t, c, WithTTL(10*time.Minute)) // else it may be told when the session asks
 	for part := range 3 {
 		for what, use := range map[string]func(h *Held) error{
-			"context": func(h *Held) error { <-h.Done(); return h.Err() },
+			"context": func(h *Held) error { closes(t, h.Done(), "its loss"); return h.Err() },
 			"check":   func(h *Held) error { return h.Check(testCtx(t)) },
 			"txn": func(h *Held) error {
 				_, err := h.Txn(testCtx(t)).Then(clientv3.OpPut(h.names()[0]+"-x", "")).Commit()
@@ -246,9 +246,9 @@ func TestMulti_WaitLosesAPart(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
 	s, other := newTestSession(t, c, WithTTL(2*time.Second)), newTestSession(t, cluster.Client(t))
-	for _, part := range []int{0, 1, 2} { // 1 is what it waits for; it has the others
-		names := multiNamesOf(t, 3)
-		h := mustLock(t, other, names[1])
+	for i := range 6 { // part 1 is what it waits for; it has the others
+		part, names, holder := i%3, multiNamesOf(t, 3), []*Session{other, s}[i/3]
+		h := mustLock(t, holder, names[1])
 		tk, err := NewMulti(s, writes(names...)...).Enqueue(testCtx(t))
 		require.NoError(t, err)
 		_, err = c.Delete(testCtx(t), tk.h.Keys()[part])
