@@ -1,7 +1,6 @@
 package etcdlock
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -191,8 +190,12 @@ func (e *entry) confirm(ctx context.Context) error {
 	}
 	ctx, unbind := etcd.Bind(ctx, e.s.ctx)
 	defer unbind()
-	_, err := e.exists(ctx, e.s.leaseCtx, 0, e.allKeys()...)
-	return cmp.Or(newWaiter(e, false).ending(ctx, err), err)
+	for retry := (etcd.Backoff{}); ; _ = retry.Wait(ctx) {
+		_, err := e.exists(ctx, e.s.leaseCtx, 0, e.allKeys()...)
+		if final := newWaiter(e, false).ending(ctx, err); err == nil || final != nil {
+			return final
+		} // else it passes, or the session is about to end
+	}
 }
 
 // nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading
