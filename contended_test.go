@@ -3,10 +3,12 @@ package etcdlock
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -194,19 +196,34 @@ func TestRequests_Contended(t *testing.T) {
 // was asked for before.
 func TestContended_Not(t *testing.T) {
 	t.Parallel()
-	c := cluster.Client(t)
+	c, w := wiredClient(t, cluster)
 	s, other := newTestSession(t, c), newTestSession(t, cluster.Client(t))
 	name := lockName(t)
 	h, err := NewRWMutex(s, name).Lock(testCtx(t))
 	require.NoError(t, err)
+	key, token := h.Key(), h.Token()
+	w.onRecv(func(_ string, msg any) (bool, error) { // a member that lags tells of the hold's own key too
+		if r, ok := msg.(*pb.WatchResponse); ok {
+			for _, ev := range r.Events {
+				if string(ev.Kv.Key) == name+"/1c" {
+					ev.Kv.Key, ev.Kv.CreateRevision = []byte(key), token
+				}
+			}
+		}
+		return true, nil
+	})
 	contended := h.Contended()
 	staysOpen(t, contended, "nobody is there")
 	_, err = NewMutex(other, name).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
 	nested := mustLock(t, other, name+"/nested")
-	_, err = c.Put(testCtx(t), name+"/config", "")
-	require.NoError(t, err)
+	for _, stray := range []string{"config", "1c"} {
+		_, err = c.Put(testCtx(t), name+"/"+stray, "")
+		require.NoError(t, err)
+	}
 	staysOpen(t, contended, "nobody waits")
+	_, err = c.Delete(testCtx(t), name+"/1c")
+	require.NoError(t, err)
 	require.NoError(t, h.Downgrade(testCtx(t)))
 	r, err := NewRWMutex(other, name).RLock(testCtx(t))
 	require.NoError(t, err)
@@ -243,4 +260,47 @@ func TestContended_WatchBreaks(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, next.Unlock(testCtx(t)))
 	}
+}
+
+// The news of a waiter is lost as the watch ends: the next watch, and the read behind it, tell.
+func TestContended_WatchEnds(t *testing.T) {
+	t.Parallel()
+	c, w := wiredClient(t, cluster)
+	s, other := newTestSession(t, c, WithTTL(time.Minute)), newTestSession(t, cluster.Client(t))
+	name := lockName(t)
+	h := mustLock(t, s, name)
+	var ended atomic.Bool
+	w.onRecv(func(_ string, msg any) (bool, error) {
+		if r, ok := msg.(*pb.WatchResponse); ok && len(r.Events) > 0 && ended.CompareAndSwap(false, true) {
+			r.Events, r.Canceled, r.CancelReason = nil, true, "etcdserver: no leader"
+		}
+		return true, nil
+	})
+	contended := h.Contended()
+	staysOpen(t, contended, "nobody is there")
+	_, err := NewMutex(other, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	closes(t, contended, "a waiter whose event was lost")
+	require.True(t, ended.Load())
+}
+
+// A hold that was given back is not told of those who come while its key is on its way out.
+func TestContended_NotAfterTheHold(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		contended := h.Contended()
+		next := st.ticket(st.mutex().Enqueue)
+		require.True(st, isClosed(contended))
+		other := st.lock(NewMutex(st.s, "b").Lock)
+		contended = other.Contended()
+		goOn := st.holdBack()
+		other.Release()
+		st.change(func() { st.before = nil }) // that of the release alone
+		behind := []*Ticket{st.ticket(NewMutex(st.s, "b").Enqueue), st.ticket(NewMutex(st.s, "b").Enqueue)}
+		st.wait(behind[0])
+		st.requireOut(behind[1], next)
+		require.False(st, isClosed(contended), "it waits for the one in between")
+		goOn()
+		h.Release()
+	})
 }

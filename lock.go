@@ -132,9 +132,13 @@ func (h *Held) wait(ctx context.Context, explain bool) error {
 	if p == nil {
 		return h.grant(ctx)
 	}
-	for ; p != nil; p = h.waitsFor() {
+	for p != nil {
 		if err := newWaiter(p, explain).wait(ctx); err != nil {
 			return err
+		}
+		if p = h.waitsFor(); p != nil {
+			h.survey(ctx)
+			p = h.waitsFor()
 		}
 	}
 	if err := h.confirm(ctx); err != nil {

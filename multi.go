@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // A Multi is several locks that are taken together: all of them or none. Its names may be those of other
@@ -180,6 +181,30 @@ func (e *entry) goneBeside() bool {
 		}
 	}
 	return false
+}
+
+// survey reads, in one request, what is before the parts that still wait: while the entry waited for another
+// part, much of that has probably gone. If it fails, the waiter of the next part asks.
+func (e *entry) survey(ctx context.Context) {
+	ctx, unbind := etcd.Bind(ctx, e.s.ctx)
+	defer unbind()
+	var parts []*entry
+	var steps []waitlist.Step
+	var reads []etcd.Read
+	for p := range e.all() {
+		if step, ok := p.own.Look(); ok {
+			parts, steps, reads = append(parts, p), append(steps, step), append(reads, readsOf(&step)...)
+		}
+	}
+	if len(reads) == 0 {
+		return
+	}
+	got, at, err := e.s.read(ctx, e.s.leaseCtx, 0, reads...)
+	for i, p := range parts {
+		if err == nil {
+			got = p.saw(&steps[i], at, got)
+		}
+	}
 }
 
 // confirm reads whether all parts are there, after a wait: those that had the lock before the last one did

@@ -87,7 +87,7 @@ func (w *multiWorld) kill(s *Session) {
 	w.dead[s] = true
 	w.leaveLocked(func(h *Held) bool { return h.Session() == s })
 	w.mu.Unlock()
-	if rand.N(8) == 0 {
+	if rand.N(20) == 0 {
 		s.Orphan()
 		return
 	}

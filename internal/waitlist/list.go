@@ -224,14 +224,6 @@ func (l *List) frontLocked() (front [2]*Entry) {
 // Wake has a value when Next may say something else than it did.
 func (e *Entry) Wake() <-chan struct{} { return e.wake }
 
-// WakeWith has the entry wake who waits for another one, before anything can have happened to it. Next
-// is asked of all entries that wake together.
-func (e *Entry) WakeWith(o *Entry) {
-	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
-	e.wake = o.wake
-}
-
 func (e *Entry) tell() {
 	select {
 	case e.wake <- struct{}{}:

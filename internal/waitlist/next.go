@@ -83,13 +83,6 @@ func (e *Entry) Granted() bool {
 	return e.state == held
 }
 
-// Gone reports whether the entry's key is known not to be in etcd, also if it had the lock.
-func (e *Entry) Gone() bool {
-	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
-	return e.state == missing || e.state == leaving
-}
-
 // Next is what the entry has to do now.
 func (e *Entry) Next() Step {
 	l := e.l
