@@ -75,7 +75,9 @@ func (s *Session) startInspect() {
 	time.AfterFunc(s.inspectInterval(), func() {
 		s.background(func(ctx context.Context) {
 			defer s.startInspect()
-			s.inspect(ctx)
+			if s.inspect(ctx) == nil {
+				s.inspectAwaited(ctx)
+			}
 		})
 	})
 }
@@ -84,11 +86,11 @@ func (s *Session) startInspect() {
 // was removed by somebody: its owner is told. A key without its entry is a late write, and is removed:
 // a member that hung for minutes may carry out, as it wakes, what was given up long ago, when
 // findLateWrites does not look for it any more.
-func (s *Session) inspect(ctx context.Context) {
+func (s *Session) inspect(ctx context.Context) error {
 	entries := s.entries()
 	keys, err := s.leaseKeys(ctx)
 	if err != nil {
-		return
+		return err
 	}
 	there := make(map[string]struct{}, len(keys))
 	for _, key := range keys {
@@ -100,11 +102,11 @@ func (s *Session) inspect(ctx context.Context) {
 	}
 	entries = slices.DeleteFunc(entries, func(p placed) bool { _, ok := there[p.Key]; return ok })
 	for some := range slices.Chunk(entries, settleBatch) {
-		if s.verify(ctx, some) != nil {
-			return
+		if err := s.verify(ctx, some, 0); err != nil {
+			return err
 		}
 	}
-	s.inspectAwaited(ctx)
+	return nil
 }
 
 // inspectBatches bounds how many requests one inspection makes to see whether watches have told all.
@@ -158,6 +160,11 @@ func (s *Session) entries() (all []placed) {
 			some = append(some, owner.(*entry))
 		}
 	})
+	return inQueue(some)
+}
+
+// inQueue are those of the entries that are in their queues.
+func inQueue(some []*entry) (all []placed) {
 	for _, e := range some {
 		w := e.whole()
 		w.mu.Lock()
@@ -169,13 +176,14 @@ func (s *Session) entries() (all []placed) {
 	return all
 }
 
-// verify reads whether entries are in etcd, and tells the owners of those that are not.
-func (s *Session) verify(ctx context.Context, some []placed) error {
+// verify reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of
+// those that are not.
+func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 	var reads []etcd.Read
 	for _, p := range some {
 		reads = append(reads, etcd.ReadKey(p.Key))
 	}
-	got, at, err := s.read(ctx, s.leaseCtx, 0, reads...)
+	got, at, err := s.read(ctx, s.leaseCtx, at, reads...)
 	if err != nil {
 		return err
 	}

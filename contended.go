@@ -83,7 +83,7 @@ func (e *entry) findContender(ctx context.Context, part *entry, outage *outage) 
 	if part.excludes(keyspace.Shared) {
 		_, to = keyspace.Shareds(part.name)
 	}
-	w, err := e.openHoldWatch(ctx, from, to, clientv3.WithFilterDelete())
+	w, err := e.s.openHoldWatch(ctx, from, to, clientv3.WithFilterDelete())
 	if err != nil {
 		return false, err
 	}

@@ -36,6 +36,7 @@ type fakeEtcd struct {
 	events   map[int64][]*clientv3.Event           // by revision
 	lag      int64                                 // how far behind the member is that serves watches
 	watchers []*fakeWatcher
+	refuse   func(*fakeWatcher) bool // etcd does not open this watch
 }
 
 type fakeWatcher struct {
@@ -165,6 +166,9 @@ func (f *fakeEtcd) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOpti
 
 // readTxn reads all at one revision.
 func (f *fakeEtcd) readTxn(ctx context.Context, reads []*pb.RangeRequest) (resp *pb.TxnResponse, err error) {
+	if len(reads) > 128 { // as etcd by default
+		return nil, rpctypes.ErrGRPCTooManyOps
+	}
 	err = f.read(ctx, reads[0].Revision, func() {
 		resp = &pb.TxnResponse{Header: &pb.ResponseHeader{Revision: f.rev}, Succeeded: true}
 		for _, r := range reads {
@@ -217,6 +221,10 @@ func (f *fakeEtcd) Watch(ctx context.Context, key string, opts ...clientv3.OpOpt
 	err := f.call(ctx, "Watch", func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		if f.refuse != nil && f.refuse(w) {
+			w.close()
+			return
+		}
 		f.watchers = append(f.watchers, w)
 		at := max(1, f.rev-f.lag)
 		w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: at}, Created: true}

@@ -28,13 +28,14 @@ type Held struct{ entry }
 //
 // The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose
 // entry was removed by somebody else ends within an instant, and not only when it is used or the
-// session asks. The watch costs two goroutines and at most one read, for each name of a [Multi].
+// session asks. It costs a watch and at most one read, for each name of a [Multi]; holds of many names in
+// one directory, "jobs" for "jobs/7", share a watch of that.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
 	c := h.holdContextLocked()
 	if !c.watched && h.state == held {
-		h.startMonitorLocked()
+		h.watchLocked()
 	}
 	c.watched = true
 	return c.ctx
@@ -166,12 +167,15 @@ func (h *Held) downgrade(ctx context.Context) error {
 	if first {
 		// From here on the hold is known by the shared entry: that is there from the start, and
 		// stays whatever becomes of the request.
+		if h.holdCtx != nil {
+			h.unwatchLocked()
+		}
 		h.key, h.acquiring.secondKey, h.mode, h.fenced = h.acquiring.secondKey, h.key, readMode, true
 		if h.own != nil {
 			h.own.Downgrading()
 		}
-		if h.holdCtx != nil && h.holdCtx.rewatch != nil {
-			h.holdCtx.rewatch()
+		if h.holdCtx != nil && h.holdCtx.watched {
+			h.watchLocked()
 		}
 	}
 	key, exclusive := h.key, h.acquiring.secondKey

@@ -201,7 +201,9 @@ func (e *entry) survey(ctx context.Context) {
 	}
 	got, at, err := e.s.read(ctx, e.s.leaseCtx, 0, reads...)
 	for i, p := range parts {
-		if err == nil {
+		if err != nil {
+			p.own.Fail()
+		} else {
 			got = p.saw(&steps[i], at, got)
 		}
 	}

@@ -78,8 +78,8 @@ type Session struct {
 	settler settler
 	whom    whom.Waits // what a Lock says that ends with its ctx
 
-	attending bool          // see attend
-	holdWatch chan struct{} // taken while a hold's watch is opened, for few of them at a time
+	attending   bool // see attend
+	holdWatches holdWatches
 
 	// wg counts the session's goroutines: run, its attempts to renew, the waits of tickets, the
 	// monitors of holds, and clean-up. All of them end with ctx or leaseCtx.
@@ -136,7 +136,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		only:        make(map[string]*entry),
 		lists:       make(map[string]*waitlist.List),
 		guardAfter:  100 * time.Millisecond,
-		holdWatch:   make(chan struct{}, holdWatches),
+		holdWatches: holdWatches{make(chan struct{}, openingHoldWatches), make(map[string]*holdDir)},
 		wallClock:   func() time.Time { return time.Now().Round(0) },
 	}
 	if c.observed() {

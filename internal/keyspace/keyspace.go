@@ -60,6 +60,9 @@ func isHex(s string) bool {
 	return true
 }
 
+// Dir is the directory of a name, "a/b" of "a/b/c". It is empty if the name has none.
+func Dir(name string) string { return name[:max(0, strings.LastIndexByte(name, '/'))] }
+
 // All is the range of keys, from from to before to, that holds every entry of name. Foreign keys may
 // lie in it.
 func All(name string) (from, to string) { return name + "/", name + "0" }

@@ -1,6 +1,7 @@
 package waitlist
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -150,4 +151,33 @@ func TestDowngradeLooks(t *testing.T) {
 	require.Equal(t, Read, s.Do)
 	e.Saw(&s, s.Listing(20, nil, false, 2, nil))
 	require.Equal(t, Gone, e.Next().Do)
+}
+
+// Entries whose txns did not show the whole queue are read for together, by one at a time, and before their
+// turn.
+func TestReadsForAll(t *testing.T) {
+	l, h := holder(t)
+	h.Leave(true) // so that nobody has the lock before it is gone
+	var waiting []*Entry
+	state := []queue.Entry{{Key: h.keys[0], Rev: h.rev}}
+	for i := range 20 {
+		key := fmt.Sprintf("a/5-%x", i+1)
+		e := l.Register(nil, keyspace.Exclusive, key)
+		e.Enqueued(h.rev+2+int64(i), nil)
+		waiting, state = append(waiting, e), append(state, queue.Entry{Key: key, Rev: e.rev})
+	}
+	step := waiting[0].Next()
+	require.Equal(t, Read, step.Do)
+	require.Equal(t, waiting[19].rev, step.At, "at which all are there")
+	require.Equal(t, Wait, waiting[1].Next().Do, "the first one asks for all")
+	require.Equal(t, Wait, waiting[2].Next().Do)
+	waiting[0].Saw(&step, step.Listing(step.At, state[1:5], true, 21, nil)) // as if there was a smaller limit
+	require.Equal(t, Wait, waiting[1].Next().Do, "which is shown")
+	for i, e := range waiting[2:] {
+		want := Wait
+		if i == 2 { // the first behind what was shown
+			want = Read
+		}
+		require.Equal(t, want, e.Next().Do, i)
+	}
 }

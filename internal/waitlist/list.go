@@ -39,8 +39,9 @@ type List struct {
 	watches []*Watch
 	wide    *Watch // the one on all of the queue, for all of the list: it stays between turns
 	spare   bool   // nobody listens to it
-	front   [2]*Entry
-	changed bool // the front may have something to do
+	front   [3]*Entry
+	changed bool   // the front may have something to do
+	reader  *Entry // it reads upward, for all: one of them at a time
 }
 
 // An Entry is one acquisition of the session's in the queue.
@@ -207,16 +208,27 @@ func (l *List) settleLocked() {
 	l.front, l.changed = front, false
 }
 
-// frontLocked are the two front-most waiting entries.
-func (l *List) frontLocked() (front [2]*Entry) {
+// frontLocked are the two front-most waiting entries and, while the lock goes from one entry of the list
+// to the next, the one that reads ahead: a hand-over takes less time than a reading, so it is to be known
+// before its turn what is below it.
+func (l *List) frontLocked() (front [3]*Entry) {
 	n := 0
+	running := len(l.places) > 0 && l.places[0].own != nil && l.places[0].own.state != waiting
 	for _, p := range l.places {
-		if e := p.own; e != nil && e.state == waiting && !e.ending && p.Key == e.keys[0] {
-			if front[n] = e; n == 1 {
-				break
-			}
-			n++
+		e := p.own
+		if e == nil || e.state != waiting || e.ending || p.Key != e.keys[0] {
+			continue
 		}
+		switch {
+		case n < 2:
+			front[n] = e
+		case !running || n == upLimit/2:
+			return front
+		case !l.completeLocked(e):
+			front[2] = e
+			return front
+		}
+		n++
 	}
 	return front
 }

@@ -110,6 +110,8 @@ func (e *Entry) Next() Step {
 		return e.askLocked()
 	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p place) bool { return p.Rev > front[0].rev || !blocks(p.kind, front[0].kind) })):
 		return e.askLocked() // what the first one does not ask
+	case e == front[2] && e.read == 0:
+		return e.readLocked()
 	}
 	return Step{}
 }
@@ -183,7 +185,8 @@ func (e *Entry) rangeLocked(targets []place, deep, unsure bool) (from, to string
 
 func (e *Entry) readLocked() Step {
 	l := e.l
-	s := Step{Do: Read, At: max(e.rev, e.since)}
+	// It shows all of the list that are known, so that one reading serves them all.
+	s := Step{Do: Read, At: max(e.rev, e.since, l.places[len(l.places)-1].Rev)}
 	if w := e.watchLocked(); w != nil {
 		s.At = max(s.At, w.At, w.upTo)
 	}
@@ -191,7 +194,10 @@ func (e *Entry) readLocked() Step {
 		s.At = 0
 	}
 	switch {
+	case len(l.keys) > len(e.keys) && !e.short && l.reader != nil:
+		return Step{} // until that has been read
 	case len(l.keys) > len(e.keys) && !e.short:
+		l.reader = e
 		s.From, s.To = keyspace.All(l.name)
 		s.Upward, s.Limit, s.Min = true, upLimit, min(l.marks[0]+1, l.marks[1]+1, e.rev)
 		if i := slices.IndexFunc(l.places, func(p place) bool { return p.own == nil }); i >= 0 {
@@ -209,11 +215,19 @@ func (e *Entry) readLocked() Step {
 	return s
 }
 
+// readOverLocked has the others read again.
+func (e *Entry) readOverLocked() {
+	if e.l.reader == e {
+		e.l.reader, e.l.changed = nil, true
+	}
+}
+
 // Saw takes note of what was read for a step of the entry.
 func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
 	l := e.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	e.readOverLocked()
 	lost = l.applyLocked(seen)
 	e.fresh = e.fresh && s.At > 0
 	if s.From != "" {

@@ -32,5 +32,6 @@ func (e *Entry) Look() (s Step, ok bool) {
 		return Step{}, false
 	}
 	e.fresh = true
-	return e.readLocked(), true
+	s = e.readLocked()
+	return s, s.Do == Read // else another one of the list reads
 }

@@ -53,6 +53,7 @@ func (e *Entry) Stop() []*Watch {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
 	e.ending = true
+	e.readOverLocked()
 	return e.closeLocked(false)
 }
 
@@ -87,7 +88,8 @@ func (e *Entry) closeLocked(broken bool) (closing []*Watch) {
 func (l *List) Awaited() (keys []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.frontLocked() {
+	front := l.frontLocked()
+	for _, e := range front[:2] {
 		for i := range l.places {
 			if p := &l.places[i]; e != nil && p.own == nil && p.Rev < e.rev && blocks(p.kind, e.kind) && l.trackedLocked(p) {
 				keys = append(keys, p.Key)
@@ -111,7 +113,8 @@ func (l *List) Saw(seen *Listing) (lost []*Entry) {
 func (l *List) Refresh() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.frontLocked() {
+	front := l.frontLocked()
+	for _, e := range front[:2] {
 		if e != nil {
 			e.fresh = true
 			e.tell()
@@ -124,6 +127,8 @@ func (e *Entry) Fail() {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
 	e.fresh = true
+	e.readOverLocked()
+	e.l.settleLocked()
 }
 
 // Heard takes note of what the entry's watch has told: these deletions, in order. lost are entries

@@ -1,0 +1,254 @@
+package etcdlock
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// watchedHolds has the session hold so many locks of a directory, and watch each.
+func watchedHolds(t *testing.T, s *Session, dir string, n int) (holds []*Held) {
+	t.Helper()
+	for i := range n {
+		h, err := NewMutex(s, fmt.Sprintf("%s/%d", dir, i)).Lock(t.Context())
+		require.NoError(t, err)
+		h.Context()
+		holds = append(holds, h)
+	}
+	return holds
+}
+
+// open are the watches that are open.
+func (f *fakeEtcd) open() (open []*fakeWatcher) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.watchers {
+		if !w.closed {
+			open = append(open, w)
+		}
+	}
+	return open
+}
+
+// holdScene plays f with a session on the fake, in a bubble.
+func holdScene(t *testing.T, play func(t *testing.T, f *fakeEtcd, s *Session)) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(5)
+		play(t, f, s)
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
+		synctest.Wait()
+		require.Empty(t, f.open())
+	})
+}
+
+func requireLost(t *testing.T, h *Held) {
+	t.Helper()
+	select {
+	case <-h.Done():
+		require.ErrorIs(t, h.Err(), ErrLost)
+	case <-time.After(500 * time.Millisecond):
+		require.Fail(t, "it is not told that it is lost", h.Key())
+	}
+}
+
+// The first holds of a directory have a watch each, the others one for all of them; each hears of its loss.
+func TestHoldWatch_ManyShareOne(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		var opening, most atomic.Int64
+		f.step = func(_ context.Context, what string) error {
+			if what == "Watch" {
+				if n := opening.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				<-time.After(time.Millisecond)
+				opening.Add(-1)
+			}
+			return nil
+		}
+		holds := watchedHolds(t, s, "dir", singleHoldWatches+100)
+		<-time.After(time.Second)
+		require.Len(t, f.open(), singleHoldWatches+1)
+		require.EqualValues(t, openingHoldWatches, most.Load(), "so that those of waits have their turn")
+		for _, i := range []int{0, singleHoldWatches - 1, singleHoldWatches, singleHoldWatches + 99} {
+			f.del(holds[i].Key())
+			requireLost(t, holds[i])
+		}
+		require.NoError(t, holds[1].Err())
+		require.NoError(t, holds[singleHoldWatches+1].Err())
+		for _, h := range holds {
+			_ = h.Unlock(t.Context())
+		}
+		synctest.Wait()
+		require.Empty(t, f.open(), "the last hold ends the watch")
+		require.Empty(t, s.holdWatches.dirs)
+	})
+}
+
+// Locks without a directory would share a watch with all of etcd.
+func TestHoldWatch_NoDirectory(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		for i := range singleHoldWatches + 10 {
+			h, err := NewMutex(s, fmt.Sprint("name", i)).Lock(t.Context())
+			require.NoError(t, err)
+			h.Context()
+		}
+		synctest.Wait()
+		require.Len(t, f.open(), singleHoldWatches+10)
+	})
+}
+
+// An entry that was removed before its hold was looked after, and of which the shared watch has told.
+func TestHoldWatch_RemovedBefore(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		watchedHolds(t, s, "dir", singleHoldWatches+1)
+		synctest.Wait()
+		h, err := NewMutex(s, "dir/x").Lock(t.Context())
+		require.NoError(t, err)
+		f.del(h.Key())
+		synctest.Wait()
+		requireLost(t, h)
+	})
+}
+
+// While a shared watch is away entries are removed. One request finds them, however many holds there are.
+func TestHoldWatch_Breaks(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		holds := watchedHolds(t, s, "dir", singleHoldWatches+1000)
+		synctest.Wait()
+		for _, h := range holds[:singleHoldWatches] {
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		synctest.Wait()
+		var reads atomic.Int64
+		gone := sync.OnceFunc(func() { f.del(holds[singleHoldWatches].Key(), holds[singleHoldWatches+999].Key()) })
+		f.step = func(_ context.Context, what string) error {
+			switch what {
+			case "Watch":
+				gone()
+			case "Range", "pinned Range":
+				reads.Add(1)
+			}
+			return nil
+		}
+		f.breakWatches()
+		requireLost(t, holds[singleHoldWatches])
+		requireLost(t, holds[singleHoldWatches+999])
+		require.NoError(t, holds[singleHoldWatches+1].Err())
+		require.EqualValues(t, 1, reads.Load(), "of the two that are not among the lease's keys")
+	})
+}
+
+// Where etcd does not let the session watch the whole directory, each hold has a watch.
+func TestHoldWatch_DirectoryRefused(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		f.refuse = func(w *fakeWatcher) bool { return w.from == "dir/" }
+		holds := watchedHolds(t, s, "dir", singleHoldWatches+3)
+		<-time.After(10 * time.Second)
+		require.Len(t, f.open(), singleHoldWatches+3)
+		for _, h := range holds {
+			require.NoError(t, h.Err())
+		}
+		f.del(holds[singleHoldWatches].Key())
+		requireLost(t, holds[singleHoldWatches])
+	})
+}
+
+// A watch that etcd did not open now and then, since it was away, is not refused.
+func TestHoldWatch_NotOpenedAtTimes(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		watchedHolds(t, s, "dir", singleHoldWatches+3)
+		synctest.Wait()
+		for range 4 {
+			var once atomic.Bool
+			f.refuse = func(w *fakeWatcher) bool { return w.from == "dir/" && once.CompareAndSwap(false, true) }
+			f.breakWatches()
+			<-time.After(10 * time.Second)
+		}
+		require.Len(t, f.open(), singleHoldWatches+1)
+	})
+}
+
+// A hold that ends before its watch is opened leaves none.
+func TestHoldWatch_EndsAtOnce(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		for range 10 {
+			h, err := NewMutex(s, "dir/x").Lock(t.Context())
+			require.NoError(t, err)
+			h.Context()
+			h.Release()
+		}
+		synctest.Wait()
+		require.Empty(t, f.open())
+	})
+}
+
+// A downgraded hold is looked after by its shared key, by the shared watch too.
+func TestHoldWatch_Downgrade(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		watchedHolds(t, s, "dir", singleHoldWatches+1)
+		h, err := NewRWMutex(s, "dir/x").Lock(t.Context())
+		require.NoError(t, err)
+		h.Context()
+		require.NoError(t, h.Downgrade(t.Context()))
+		synctest.Wait()
+		require.NoError(t, h.Err())
+		f.del(h.Key())
+		requireLost(t, h)
+	})
+}
+
+// The session's end is that of all its holds at once.
+func TestHoldWatch_SessionEnds(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		holds := watchedHolds(t, s, "dir", singleHoldWatches+10)
+		s.terminate(ErrSessionClosed, "test")
+		synctest.Wait()
+		for _, h := range holds {
+			require.Error(t, h.Context().Err())
+		}
+	})
+}
+
+// On real etcd: so many holds, so few watches, and none of it at rest.
+func TestHoldWatch_OnTheWire(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	s := unhedged(t, c)
+	dir := lockName(t)
+	var holds []*Held
+	for i := range 300 {
+		h, err := NewMutex(s, fmt.Sprintf("%s/%d", dir, i)).Lock(testCtx(t))
+		require.NoError(t, err)
+		h.Context()
+		holds = append(holds, h)
+	}
+	require.Eventually(t, func() bool {
+		_, created := w.counts()
+		return len(created) == singleHoldWatches+1
+	}, hang, time.Millisecond)
+	other := cluster.Client(t)
+	for _, i := range []int{3, 299} {
+		_, err := other.Delete(testCtx(t), holds[i].Key())
+		require.NoError(t, err)
+		select {
+		case <-holds[i].Done():
+		case <-time.After(hang):
+			require.Fail(t, "it is not told that it is lost")
+		}
+	}
+	_, created := w.counts()
+	require.Len(t, created, singleHoldWatches+1)
+	shared := slices.DeleteFunc(created, func(r *pb.WatchCreateRequest) bool { return len(r.RangeEnd) == 0 })
+	require.Len(t, shared, 1)
+	require.Equal(t, clientv3.GetPrefixRangeEnd(dir+"/"), string(shared[0].RangeEnd))
+}
