@@ -245,7 +245,7 @@ func (e *entry) listOps(limit int64) (ops []clientv3.Op) {
 
 // listing is what the entry's txn, at revision rev, has shown of the queue before it wrote the entry.
 func (e *entry) listing(rev int64, got *pb.RangeResponse) *waitlist.Listing {
-	seen := &waitlist.Listing{At: rev - 1, Low: 1, High: rev - 1, Shared: e.mode != readMode, Keys: queue.Entries(got.GetKvs())}
+	seen := &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: e.mode != readMode, Keys: queue.Entries(got.GetKvs())}
 	if got.GetCount() > int64(len(seen.Keys)) {
 		seen.High = 0 // these are only some of them
 	}

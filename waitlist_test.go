@@ -294,3 +294,27 @@ func TestFault_I7_WallClockSetForward(t *testing.T) {
 		h.Release()
 	})
 }
+
+// Where nothing is written between the txn that enqueues and the watch, nothing can have been missed: the
+// first in line makes no read.
+func TestWaitlist_FirstInLineReadsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.bareSession(5)
+		f.put("a/1")
+		var steps []string
+		f.step = func(_ context.Context, what string) error {
+			steps = append(steps, what)
+			return nil
+		}
+		tk, err := NewMutex(s, "a").Enqueue(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		f.del("a/1")
+		_, err = tk.Wait(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []string{"Txn", "Txn.", "Watch", "Watch."}, steps)
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
+	})
+}

@@ -106,6 +106,8 @@ func (e *Entry) Next() Step {
 		return Step{Do: Adopt, Keep: l.wide}
 	case e == front[0] && clear:
 		return e.guardLocked()
+	case e == front[0] && complete && len(others) == 0 && !e.fresh:
+		return e.confirmLocked()
 	case e == front[0]:
 		return e.askLocked()
 	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p place) bool { return p.Rev > front[0].rev || !blocks(p.kind, front[0].kind) })):
@@ -114,6 +116,29 @@ func (e *Entry) Next() Step {
 		return e.readLocked()
 	}
 	return Step{}
+}
+
+// confirmMax is how many entries one reading confirms. Etcd allows 128 operations in a txn.
+const confirmMax = 64
+
+// confirmLocked reads whether the entry is in the queue still, in which nothing of others is before it,
+// together with those that are granted with it.
+func (e *Entry) confirmLocked() Step {
+	l := e.l
+	s := Step{Do: Read}
+	for _, p := range l.places {
+		if p.Rev < e.rev || p.own != nil && (p.own.state != waiting || p.Key != p.own.keys[0]) || p.own == nil && p.kind == keyspace.Shared {
+			continue
+		}
+		if p.own != e && p.kind == keyspace.Exclusive || len(s.Keys) == confirmMax {
+			break
+		}
+		s.Keys, s.At = append(s.Keys, p.Key), max(s.At, p.Rev, p.own.since)
+		if p.kind == keyspace.Exclusive {
+			break
+		}
+	}
+	return s
 }
 
 // askLocked is what to do for others to leave that block the entry, or to find out about them.
