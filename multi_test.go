@@ -534,3 +534,24 @@ func TestMulti_SessionEnds(t *testing.T) {
 	require.Empty(t, entriesIn(t, c, names...))
 	require.False(t, slices.Contains([]bool{h.Valid()}, true))
 }
+
+// A Multi that meets another one in all of its names asks as much as one that meets it in two: what is before
+// the others is read at once.
+func TestMulti_SurveyRequests(t *testing.T) {
+	t.Parallel()
+	c, w := wiredClient(t, cluster)
+	s, other := unhedged(t, c), newTestSession(t, cluster.Client(t))
+	names := multiNamesOf(t, 8)
+	before, err := NewMulti(other, writes(names...)...).Lock(testCtx(t))
+	require.NoError(t, err)
+	w.reset()
+	granted := inBackground(t, NewMulti(s, writes(names...)...).Lock)
+	require.Eventually(t, func() bool { _, created := w.counts(); return len(created) == 1 }, hang, tick)
+	require.NoError(t, before.Unlock(testCtx(t)))
+	h := <-granted
+	require.NotNil(t, h)
+	calls, created := w.counts()
+	require.LessOrEqual(t, calls["Range"], 4)
+	require.Len(t, created, 1)
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
