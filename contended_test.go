@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -295,6 +296,7 @@ func TestContended_NotAfterTheHold(t *testing.T) {
 		contended = other.Contended()
 		goOn := st.holdBack()
 		other.Release()
+		synctest.Wait()
 		st.change(func() { st.before = nil }) // that of the release alone
 		behind := []*Ticket{st.ticket(NewMutex(st.s, "b").Enqueue), st.ticket(NewMutex(st.s, "b").Enqueue)}
 		st.wait(behind[0])
