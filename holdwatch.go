@@ -219,20 +219,6 @@ func (w *holdWatch) watch(ctx context.Context, outage *outage) error {
 	}
 }
 
-func (s *Session) openHoldWatch(ctx context.Context, from, to string, opts ...clientv3.OpOption) (*etcd.Watch, error) {
-	select {
-	case s.holdWatches.opening <- struct{}{}:
-		defer func() { <-s.holdWatches.opening }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	own, err := s.etcd.OpenWatch(ctx, s.ctx, from, to, opts...)
-	if err == nil {
-		s.attend()
-	}
-	return own, err
-}
-
 // heard ends the holds whose entries were deleted. Deletions up to an entry's revision are those of earlier
 // uses of its key, which a watch on a member that lags may still deliver.
 func (w *holdWatch) heard(wr *clientv3.WatchResponse) {
