@@ -23,10 +23,12 @@ tidy:
 demo:
 	go run ./cmd/etcdlock demo
 
-# Runs every fuzz target of the root package in turn: FUZZTIME=5m make fuzz
+# Runs every fuzz target in turn: FUZZTIME=5m make fuzz
 fuzz:
-	for f in $$(go test -list '^Fuzz' . | grep '^Fuzz'); do \
-		go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) . || exit 1; \
+	for p in $$(grep -rl '^func Fuzz' --include='*_test.go' . | xargs -n1 dirname | sort -u); do \
+		for f in $$(go test -list '^Fuzz' $$p | grep '^Fuzz'); do \
+			go test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) $$p || exit 1; \
+		done; \
 	done
 
 # Injects random faults while locks are used, and checks the results: SEED=7 T=30m make soak. See internal/soak/doc.go.
@@ -44,11 +46,12 @@ model:
 compat:
 	go run ./internal/compat
 
-# Compares the package with its peers on real servers, in about an hour. It installs redis and ZooKeeper if they are missing.
-# It writes bench/results.json, and from that bench/README.md and its plots.
+# Compares the package with its peers on real servers, and measures what it costs at rest, in about an hour and a half. It
+# installs redis and ZooKeeper if they are missing. It writes bench/results.json and bench/scale.json, and from them
+# bench/README.md, its plots and docs/capacity.md.
 bench:
 	bench/setup.sh
-	cd bench && go run . && go run . report
+	cd bench && go run . && go run . -rounds 1 -servers scale -out scale.json && go run . report
 
 # Runs the Go benchmarks of bench/ in the last tag (or main) and here, six rounds of each in turn, and shows the difference:
 # BASE=v1.0.0 BENCH=Handover COUNT=10 make benchcmp

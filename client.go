@@ -38,8 +38,8 @@ type Client struct {
 	closeOnce sync.Once
 	closed    chan struct{} // closed when Close has done all; then closeErr is set
 	closeErr  error
-	// revoking counts the goroutines that revoke the leases of lost sessions, each for a TTL at
-	// the most.
+	// revoking counts the goroutines that revoke the leases of sessions that were lost, or of which
+	// it is not known whether they were granted, each for a TTL at the most.
 	revoking sync.WaitGroup
 
 	mu      sync.Mutex
@@ -123,13 +123,16 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 	case c.granting <- struct{}{}:
 		defer func() { <-c.granting }()
 	case <-ctx.Done():
-		return nil, c.closedError(etcd.CtxError(ctx, nil))
+		return nil, c.closedError(etcd.CtxError(ctx, c.config.outages.Why()))
 	}
 	if s := c.liveSession(); s != nil {
 		return s, nil // it was granted while this call waited
 	}
 	s, err := newSession(ctx, c.etcd, c.config)
 	if err != nil {
+		if s != nil {
+			c.revoking.Go(s.wg.Wait)
+		}
 		return nil, c.closedError(fmt.Errorf("new session: %w", err))
 	}
 	c.setCurrent(s)

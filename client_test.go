@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"testing"
@@ -322,15 +323,16 @@ func TestClient_Close(t *testing.T) {
 	_, err = locks.Mutex("a").Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 
-	// Close while a grant is in flight: the grant ends and leaves no lease.
+	// Close while a grant is in flight: the grant ends, and Close returns when no lease can be left.
 	locks = New(c)
 	grant := tap.Postpone("LeaseGrant", 1)
 	granting := async(func() error { _, err := locks.Mutex("b").Lock(testCtx(t)); return err })
 	<-grant.Caught()
-	require.NoError(t, locks.Close())
+	closes = async(locks.Close)
 	require.ErrorIs(t, result(t, granting), ErrSessionClosed)
-	_ = grant.Send(testCtx(t))
-	require.Eventually(t, func() bool { return len(leases(t, c)) == 0 }, hang, tick)
+	require.NoError(t, grant.Send(testCtx(t)))
+	require.NoError(t, result(t, closes))
+	require.Zero(t, leases(t, c))
 
 	// Close before the reply to the grant arrives.
 	locks = New(c)
@@ -343,6 +345,67 @@ func TestClient_Close(t *testing.T) {
 	require.ErrorIs(t, err, ErrSessionClosed)
 	require.NoError(t, result(t, closing))
 	require.Zero(t, leases(t, c))
+
+	// The same after the ctx of the first lock has ended, as after SIGTERM.
+	locks = New(c)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	held := func(ctx context.Context, call *etcdtest.Call) error { // its reply
+		err := call.Send(ctx)
+		cancel()
+		<-ctx.Done()
+		return cmp.Or(err, ctx.Err())
+	}
+	tap.Next("LeaseGrant", held)
+	revoke = tap.Postpone("LeaseRevoke", 1)
+	_, err = locks.Mutex("b").Lock(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	closes = async(locks.Close)
+	<-revoke.Caught()
+	hangs(t, closes, 100*time.Millisecond)
+	require.NoError(t, revoke.Send(testCtx(t)))
+	require.NoError(t, result(t, closes))
+	require.Zero(t, leases(t, c))
+}
+
+// Two requests for the lease were sent, and the first is carried out after the lease of the second was revoked.
+func TestClient_CloseLateGrant(t *testing.T) {
+	own := etcdtest.Start(t)
+	tap := etcdtest.NewTap()
+	c := own.Client(t, tap)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	late := tap.Postpone("LeaseGrant", 1)
+	tap.Next("LeaseGrant", func(ctx context.Context, call *etcdtest.Call) error { // when the first has had its second
+		_ = call.Send(ctx)
+		cancel()
+		return etcdtest.ErrTransport
+	})
+	tap.Next("LeaseRevoke", func(ctx context.Context, call *etcdtest.Call) error {
+		err := call.Send(ctx)
+		if err == nil {
+			err = late.Send(ctx)
+		}
+		return err
+	})
+	locks := New(c)
+	_, err := locks.Mutex("a").Lock(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NoError(t, locks.Close())
+	require.Zero(t, leases(t, c))
+}
+
+// Close has nothing to wait for where no request for a lease could be sent.
+func TestClient_CloseWithoutEtcd(t *testing.T) {
+	p := cluster.Proxy(t)
+	p.Refuse()
+	tap := etcdtest.NewTap()
+	locks := New(cluster.Client(t, p, tap))
+	ctx, cancel := context.WithTimeout(testCtx(t), 100*time.Millisecond)
+	defer cancel()
+	_, err := locks.Mutex("a").Lock(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, locks.Close())
+	require.Positive(t, tap.Calls("LeaseGrant"))
+	require.Zero(t, tap.Calls("LeaseRevoke"))
 }
 
 // The etcd client is closed: no call waits for an answer that can't arrive any more.

@@ -13,6 +13,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 func closes(t testing.TB, ch <-chan struct{}, what string) {
@@ -38,9 +39,9 @@ func staysOpen(t testing.TB, ch <-chan struct{}, what string) {
 // one for reading.
 func contenders(t *testing.T, own, other *Session) map[string]func(name string) (reads bool, leave func()) {
 	enqueue := func(enqueue func(context.Context) (*Ticket, error)) func() {
-		tk, err := enqueue(testCtx(t))
+		tk, err := enqueue(harness.Ctx(t))
 		require.NoError(t, err)
-		return func() { require.NoError(t, tk.Cancel(testCtx(t))) }
+		return func() { require.NoError(t, tk.Cancel(harness.Ctx(t))) }
 	}
 	return map[string]func(name string) (bool, func()){
 		"mutex of the session":  func(name string) (bool, func()) { return false, enqueue(NewMutex(own, name).Enqueue) },
@@ -58,14 +59,14 @@ func contenders(t *testing.T, own, other *Session) map[string]func(name string) 
 		"concurrency.Mutex": func(name string) (bool, func()) {
 			s, err := concurrency.NewSession(other.Client())
 			require.NoError(t, err)
-			ctx, cancel := context.WithCancel(testCtx(t))
-			n := len(entries(t, other.Client(), name))
+			ctx, cancel := context.WithCancel(harness.Ctx(t))
+			n := len(harness.Entries(t, other.Client(), name))
 			m := concurrency.NewMutex(s, name)
-			locked := async(func() error { return m.Lock(ctx) })
-			require.Eventually(t, func() bool { return len(entries(t, other.Client(), name)) > n }, hang, tick)
+			locked := harness.Async(func() error { return m.Lock(ctx) })
+			require.Eventually(t, func() bool { return len(harness.Entries(t, other.Client(), name)) > n }, hang, tick)
 			return false, func() {
 				cancel()
-				require.ErrorIs(t, result(t, locked), context.Canceled)
+				require.ErrorIs(t, harness.Result(t, locked), context.Canceled)
 				require.NoError(t, s.Close())
 			}
 		},
@@ -100,8 +101,8 @@ func TestContended(t *testing.T) {
 			for _, order := range []string{"before", "after", "before, and gone"} {
 				t.Run(fmt.Sprintf("%s, %s, %s", holdName, name, order), func(t *testing.T) {
 					t.Parallel()
-					lock := lockName(t)
-					h, err := holdFuncs(own, lock)[holdName](testCtx(t))
+					lock := harness.LockName(t)
+					h, err := holdFuncs(own, lock)[holdName](harness.Ctx(t))
 					require.NoError(t, err)
 					var contended <-chan struct{}
 					if order == "after" {
@@ -111,7 +112,7 @@ func TestContended(t *testing.T) {
 					reads, leave := contend(lock)
 					if order == "before, and gone" {
 						leave()
-						require.Eventually(t, func() bool { return len(entries(t, own.Client(), lock)) == len(entriesOf(h, lock)) }, hang, tick)
+						require.Eventually(t, func() bool { return len(harness.Entries(t, own.Client(), lock)) == len(entriesOf(h, lock)) }, hang, tick)
 					}
 					contended = h.Contended()
 					switch reading := holdName == "read lock" || holdName == "downgraded" || holdName == "multi, read"; {
@@ -126,7 +127,7 @@ func TestContended(t *testing.T) {
 						leave()
 					}
 					require.Equal(t, was, isClosed(contended))
-					require.NoError(t, h.Unlock(testCtx(t)))
+					require.NoError(t, h.Unlock(harness.Ctx(t)))
 				})
 			}
 		}
@@ -150,60 +151,60 @@ func entriesOf(h *Held, name string) (keys []string) {
 // second nothing.
 func TestRequests_Contended(t *testing.T) {
 	t.Parallel()
-	c, w := wiredClient(t, cluster)
+	c, w := harness.WiredClient(t, cluster)
 	s, other := unhedged(t, c), newTestSession(t, cluster.Client(t))
-	for name, lock := range holdFuncs(s, lockName(t)) {
-		h, err := lock(testCtx(t))
+	for name, lock := range holdFuncs(s, harness.LockName(t)) {
+		h, err := lock(harness.Ctx(t))
 		require.NoError(t, err)
-		w.reset()
+		w.Reset()
 		h.Contended()
 		n := len(h.Keys())
-		require.Eventually(t, func() bool { _, created := w.counts(); return len(created) == n }, hang, tick, name)
+		require.Eventually(t, func() bool { _, created := w.Counts(); return len(created) == n }, hang, tick, name)
 		staysOpen(t, h.Contended(), name)
-		calls, created := w.counts()
-		requireFromNow(t, created)
+		calls, created := w.Counts()
+		harness.RequireFromNow(t, created)
 		require.LessOrEqual(t, calls["Range"], n, "%s: %v", name, calls)
 		require.Zero(t, calls["Txn"], name)
 		require.Len(t, created, n, name)
-		require.NoError(t, h.Unlock(testCtx(t)))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
 	}
 	// A waiter of the session.
-	name := lockName(t)
+	name := harness.LockName(t)
 	h := mustLock(t, s, name)
-	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
+	tk, err := NewMutex(s, name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
-	w.reset()
+	w.Reset()
 	require.True(t, isClosed(h.Contended()))
-	calls, created := w.counts()
+	calls, created := w.Counts()
 	require.Empty(t, calls)
 	require.Empty(t, created)
-	require.NoError(t, tk.Cancel(testCtx(t)))
-	require.NoError(t, h.Unlock(testCtx(t)))
+	require.NoError(t, tk.Cancel(harness.Ctx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
 
 	// With nobody there, none is told of after the hold.
 	h = mustLock(t, s, name)
 	contended := h.Contended()
-	require.NoError(t, h.Unlock(testCtx(t)))
-	h2, err := NewMutex(other, name).Lock(testCtx(t))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	h2, err := NewMutex(other, name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
-	_, err = NewMutex(other, name).Enqueue(testCtx(t))
+	_, err = NewMutex(other, name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	staysOpen(t, contended, "the hold is over")
 	staysOpen(t, h.Contended(), "the hold is over")
-	require.NoError(t, h2.Unlock(testCtx(t)))
+	require.NoError(t, h2.Unlock(harness.Ctx(t)))
 }
 
 // What is no entry, and a Try, which does not wait, are not told of; nor is a reader after a downgrade, which
 // was asked for before.
 func TestContended_Not(t *testing.T) {
 	t.Parallel()
-	c, w := wiredClient(t, cluster)
+	c, w := harness.WiredClient(t, cluster)
 	s, other := newTestSession(t, c), newTestSession(t, cluster.Client(t))
-	name := lockName(t)
-	h, err := NewRWMutex(s, name).Lock(testCtx(t))
+	name := harness.LockName(t)
+	h, err := NewRWMutex(s, name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	key, token := h.Key(), h.Token()
-	w.onRecv(func(_ string, msg any) (bool, error) { // a member that lags tells of the hold's own key too
+	w.OnRecv(func(_ string, msg any) (bool, error) { // a member that lags tells of the hold's own key too
 		if r, ok := msg.(*pb.WatchResponse); ok {
 			for _, ev := range r.Events {
 				if string(ev.Kv.Key) == name+"/1c" {
@@ -215,25 +216,25 @@ func TestContended_Not(t *testing.T) {
 	})
 	contended := h.Contended()
 	staysOpen(t, contended, "nobody is there")
-	_, err = NewMutex(other, name).TryLock(testCtx(t))
+	_, err = NewMutex(other, name).TryLock(harness.Ctx(t))
 	require.ErrorIs(t, err, ErrLocked)
 	nested := mustLock(t, other, name+"/nested")
 	for _, stray := range []string{"config", "1c"} {
-		_, err = c.Put(testCtx(t), name+"/"+stray, "")
+		_, err = c.Put(harness.Ctx(t), name+"/"+stray, "")
 		require.NoError(t, err)
 	}
 	staysOpen(t, contended, "nobody waits")
-	_, err = c.Delete(testCtx(t), name+"/1c")
+	_, err = c.Delete(harness.Ctx(t), name+"/1c")
 	require.NoError(t, err)
-	require.NoError(t, h.Downgrade(testCtx(t)))
-	r, err := NewRWMutex(other, name).RLock(testCtx(t))
+	require.NoError(t, h.Downgrade(harness.Ctx(t)))
+	r, err := NewRWMutex(other, name).RLock(harness.Ctx(t))
 	require.NoError(t, err)
 	staysOpen(t, contended, "a reader beside a reader")
-	_, err = NewRWMutex(other, name).Enqueue(testCtx(t))
+	_, err = NewRWMutex(other, name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	closes(t, contended, "a writer behind a downgraded lock")
 	closes(t, r.Contended(), "the same behind the reader")
-	require.NoError(t, nested.Unlock(testCtx(t)))
+	require.NoError(t, nested.Unlock(harness.Ctx(t)))
 }
 
 // A watch that breaks while somebody comes is replaced, and the read behind it shows who has come.
@@ -252,26 +253,26 @@ func TestContended_WatchBreaks(t *testing.T) {
 		staysOpen(t, contended, "nobody is there")
 		proxy.Refuse()
 		proxy.Reset()
-		tk, err := NewMutex(other, "a").Enqueue(testCtx(t))
+		tk, err := NewMutex(other, "a").Enqueue(harness.Ctx(t))
 		require.NoError(t, err)
 		proxy.Accept()
 		closes(t, contended, "a waiter that came when the watch was broken")
-		require.NoError(t, h.Unlock(testCtx(t)))
-		next, err := tk.Wait(testCtx(t))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
+		next, err := tk.Wait(harness.Ctx(t))
 		require.NoError(t, err)
-		require.NoError(t, next.Unlock(testCtx(t)))
+		require.NoError(t, next.Unlock(harness.Ctx(t)))
 	}
 }
 
 // The news of a waiter is lost as the watch ends: the next watch, and the read behind it, tell.
 func TestContended_WatchEnds(t *testing.T) {
 	t.Parallel()
-	c, w := wiredClient(t, cluster)
+	c, w := harness.WiredClient(t, cluster)
 	s, other := newTestSession(t, c, WithTTL(time.Minute)), newTestSession(t, cluster.Client(t))
-	name := lockName(t)
+	name := harness.LockName(t)
 	h := mustLock(t, s, name)
 	var ended atomic.Bool
-	w.onRecv(func(_ string, msg any) (bool, error) {
+	w.OnRecv(func(_ string, msg any) (bool, error) {
 		if r, ok := msg.(*pb.WatchResponse); ok && len(r.Events) > 0 && ended.CompareAndSwap(false, true) {
 			r.Events, r.Canceled, r.CancelReason = nil, true, "etcdserver: no leader"
 		}
@@ -279,7 +280,7 @@ func TestContended_WatchEnds(t *testing.T) {
 	})
 	contended := h.Contended()
 	staysOpen(t, contended, "nobody is there")
-	_, err := NewMutex(other, name).Enqueue(testCtx(t))
+	_, err := NewMutex(other, name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	closes(t, contended, "a waiter whose event was lost")
 	require.True(t, ended.Load())

@@ -100,13 +100,6 @@ func (c *candidate) leads(t testing.TB) *testTerm {
 	return nil
 }
 
-// queueIs waits until n entries are in the queue.
-func queueIs(t testing.TB, c *clientv3.Client, name string, n int) []string {
-	t.Helper()
-	require.Eventually(t, func() bool { return len(entries(t, c, name)) == n }, hang, tick)
-	return entries(t, c, name)
-}
-
 func (c *candidate) result(t testing.TB) error {
 	t.Helper()
 	select {
@@ -608,4 +601,34 @@ func TestElector_ObserveThroughFaults(t *testing.T) {
 	require.Equal(t, Entry{}, nextLeader(t, seen), "in the end there is no leader")
 	require.Empty(t, seen)
 	t.Logf("shown: %d of 61 leaders, and %d times no leader in between", leaders, nones)
+}
+
+// The elector must resign while etcd does not answer: Run returns when the lease must have
+// expired.
+func TestElector_ResignWithoutEtcd(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
+	term := a.leads(t)
+	b := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
+	queueIs(t, own.Client(t), "a", 2)
+	own.Member(0).Kill()
+	a.cancel()
+	b.cancel()
+	require.ErrorIs(t, b.result(t), context.Canceled)
+	term.returns(nil)
+	require.ErrorIs(t, a.result(t), context.Canceled, "the term must not be lost before Run returns")
+}
+
+// lead returns by itself during an outage, before its term is lost. Run returns too, although
+// etcd can't confirm that the term lasted until then.
+func TestElector_LeadReturnsWithoutEtcd(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(5*time.Second)))
+	term := a.leads(t)
+	own.Member(0).Kill()
+	failed := errors.New("failed")
+	term.returns(failed)
+	require.ErrorIs(t, a.result(t), failed)
 }

@@ -2,24 +2,16 @@ package etcdlock
 
 import (
 	"context"
-	"flag"
-	"fmt"
 	"math/rand/v2"
 	"os"
-	"runtime"
 	"slices"
-	"strconv"
-	"strings"
-	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/leaks"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // cluster is one embedded member that the tests of this package share. Each test
@@ -29,109 +21,48 @@ import (
 // servers instead; see internal/compat.
 var cluster *etcdtest.Cluster
 
-// parallel is the minimum number of tests that run at the same time; see norace_test.go.
-var parallel int
-
 func TestMain(m *testing.M) {
-	os.Exit(runMain(m))
+	os.Exit(harness.Main(&cluster, m.Run))
 }
 
-func runMain(m *testing.M) int {
-	flag.Parse()
-	if err := flag.Set("test.parallel", strconv.Itoa(max(parallel, runtime.GOMAXPROCS(0)))); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	dir, err := os.MkdirTemp("", "etcdlock-test-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	if endpoints := os.Getenv("ETCDLOCK_TEST_ENDPOINTS"); endpoints != "" {
-		cluster = etcdtest.Attach(strings.Split(endpoints, ",")...)
-	} else if cluster, err = etcdtest.New(dir); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	code := runTests(m)
-	cluster.Close()
-	if code == 0 {
-		// Neither the library nor the etcd clients that it uses may leave a goroutine.
-		if err := leaks.FindBesidePeers(hang); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
-	}
-	return code
-}
+// Short names for what the tests of several packages share.
+const (
+	hang = harness.Hang
+	tick = harness.Tick
+	told = harness.Told
+)
 
-// runTests runs the tests, and follows those of faults through the model.
-func runTests(m *testing.M) (code int) {
-	if os.Getenv("ETCDLOCK_TEST_ENDPOINTS") != "" {
-		return m.Run()
-	}
-	c, err := cluster.NewClient()
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer c.Close()
-	defer followFaults(c)()
-	if code = m.Run(); code == 0 {
-		if err := checkFaults(c); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			code = 1
-		}
-	}
-	return code
-}
+var (
+	testCtx       = harness.Ctx
+	lockName      = harness.LockName
+	entries       = harness.Entries
+	exclusiveBase = harness.ExclusiveKey
+	sharedBase    = harness.SharedKey
+	queueIs       = harness.QueueIs
+	requireGone   = harness.RequireGone
+	revision      = harness.Revision
+	leases        = harness.Leases
+	wiredClient   = harness.WiredClient
+	errLostReply  = harness.ErrLostReply
+	rangesOf      = harness.RangesOf
+	elapse        = harness.Elapse
+	async         = harness.Async
+	hangs         = harness.Hangs
+	result        = harness.Result
+	inBackground  = harness.InBackground[*Held]
+	authCluster   = harness.StartWithAuth
+)
 
-// hang is a generous bound on the time of operations that must not hang.
-const hang = 30 * time.Second
-
-func testCtx(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), hang)
-	t.Cleanup(cancel)
-	return ctx
-}
-
-var nameSeq atomic.Int64
-
-// lockName returns a name that no other test uses.
-func lockName(t testing.TB) string {
-	return fmt.Sprintf("test/%s/%d", strings.ReplaceAll(t.Name(), "/", "-"), nameSeq.Add(1))
-}
+func notGranted(t testing.TB, tk *Ticket, ahead int) { t.Helper(); harness.NotGranted(t, tk, ahead) }
 
 func newTestSession(t testing.TB, client *clientv3.Client, opts ...Option) *Session {
 	t.Helper()
-	s, err := NewSession(testCtx(t), client, append(traced(t), opts...)...)
+	s, err := NewSession(testCtx(t), client, opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() {
 		_ = s.Close()
 	})
 	return s
-}
-
-// exclusiveBase and sharedBase are the first keys of a lease's entries.
-func exclusiveBase(name string, id clientv3.LeaseID) string {
-	return keyspace.Base(name, keyspace.Exclusive, int64(id))
-}
-
-func sharedBase(name string, id clientv3.LeaseID) string {
-	return keyspace.Base(name, keyspace.Shared, int64(id))
-}
-
-// entries lists the keys below name, oldest first.
-func entries(t testing.TB, client *clientv3.Client, name string) []string {
-	t.Helper()
-	resp, err := client.Get(testCtx(t), name+"/", clientv3.WithPrefix(), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
-	require.NoError(t, err)
-	keys := []string{}
-	for _, kv := range resp.Kvs {
-		keys = append(keys, string(kv.Key))
-	}
-	return keys
 }
 
 func TestSmoke(t *testing.T) {
@@ -174,16 +105,6 @@ func BenchmarkUncontended(b *testing.B) {
 			b.Fatal(err)
 		}
 	}
-}
-
-// tick is the interval at which a test checks a condition.
-const tick = 5 * time.Millisecond
-
-func revision(t testing.TB, c *clientv3.Client) int64 {
-	t.Helper()
-	resp, err := c.Get(testCtx(t), "nothing")
-	require.NoError(t, err)
-	return resp.Header.Revision
 }
 
 // keepBusy writes to etcd until the returned function is called, so that the revision

@@ -8,6 +8,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
 // However Do's are nested, and whatever they return, a loss is told in one line, with one prefix. What fn
@@ -80,4 +84,68 @@ func TestHeld_ContextHasNoValues(t *testing.T) {
 		require.Equal(t, "v", ctx.Value(key{}))
 		return nil
 	}))
+}
+
+// A call that ends with its ctx in an outage says so, and why, in one line.
+func TestErrors_Outage(t *testing.T) {
+	t.Parallel()
+	other := newTestSession(t, cluster.Client(t), WithOwner("web1"))
+	const refused = `etcd does not answer: no connection to etcd: .*(reset|EOF|refused|closed).*: `
+	for what, test := range map[string]struct {
+		session, waits bool          // before the outage
+		silent         bool          // no connection breaks
+		patience       time.Duration // of a call that comes in the outage
+		says           string
+	}{
+		"no session yet":    {patience: time.Second, says: "new session: " + refused},
+		"the first request": {session: true, patience: time.Second, says: refused},
+		"its silence":       {session: true, silent: true, patience: 3 * time.Second / 2, says: "etcd does not answer: no reply within 1s: "},
+		"a wait":            {session: true, waits: true, says: `1 ahead, held by web1 \(token \d+\): ` + refused},
+		"a wait in silence": {session: true, waits: true, silent: true, says: `1 ahead, held by web1 \(token \d+\): etcd does not answer: (watch ended|no answer to the renewal of the lease): `},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			p := cluster.Proxy(t)
+			c := cluster.Client(t, p)
+			var log harness.Log
+			locks := newTestClient(t, c, WithTTL(6*time.Second), WithLogger(log.Logger()))
+			name := lockName(t)
+			if test.session {
+				require.NoError(t, locks.Ready(testCtx(t)))
+			}
+			ctx, cancel := context.WithCancel(testCtx(t))
+			defer cancel()
+			var left <-chan error
+			lock := func() { left = async(func() error { _, err := locks.Mutex(name).Lock(ctx); return err }) }
+			if test.waits {
+				h := mustLock(t, other, name)
+				lock()
+				require.Eventually(t, func() bool {
+					return strings.Contains(locks.liveSession().whom.Explain(errTooLate, name, keyspace.Exclusive, h.rev+1).Error(), "ahead")
+				}, hang, tick)
+			}
+			switch {
+			case test.silent:
+				p.Hold(etcdtest.Both)
+			case test.session:
+				harness.Away(t, p, c)
+			default:
+				p.Refuse()
+			}
+			switch {
+			case !test.waits:
+				time.AfterFunc(test.patience, cancel)
+				lock()
+			case test.silent:
+				log.Require(t, harness.LogUp, harness.LogOutage)
+				cancel()
+			default:
+				cancel()
+			}
+			err := result(t, left)
+			require.ErrorIs(t, err, context.Canceled)
+			require.Regexp(t, `^etcdlock: lock "`+name+`": `+test.says+"context canceled$", err.Error())
+			require.NotContains(t, err.Error(), "\n")
+		})
+	}
 }

@@ -1,9 +1,14 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 )
 
@@ -87,7 +92,8 @@ func (e *entry) notifyAbandoned(err error) {
 // notifyOver tells that a hold is over since at: err is what Unlock returns, or Err after a loss.
 func (e *entry) notifyOver(at time.Time, err error) {
 	lost := errors.Is(err, ErrLost)
-	if lost && !errors.Is(err, ErrSessionClosed) { // else the caller of Close knows
+	// What the session has lost is in the line of notifyEnded, and the caller of Close knows.
+	if lost && !errors.Is(err, ErrSessionExpired) && !errors.Is(err, ErrSessionClosed) {
 		e.s.log.Warn("lock lost", "lock", e.label(), "key", e.key, "token", e.rev, "cause", err)
 	}
 	t := e.trace()
@@ -141,14 +147,17 @@ func (e *entry) noticeSessionEnd() {
 	e.unlockAndNotify()
 }
 
-// untrackHoldLocked is called when the hold has ended. The caller holds e.mu.
+// untrackHoldLocked is called when the hold has ended: what the session's end has taken is for notifyEnded. The
+// caller holds e.mu.
 func (e *entry) untrackHoldLocked() {
 	s := e.s
 	if s.holds == nil {
 		return
 	}
 	s.mu.Lock()
-	delete(s.holds, e)
+	if s.ctx.Err() == nil {
+		delete(s.holds, e)
+	}
 	s.mu.Unlock()
 }
 
@@ -189,11 +198,17 @@ func (s *Session) notifyEnded(unrenewed error) {
 	cause := context.Cause(s.ctx)
 	s.mu.Lock()
 	reason := s.endReason
+	holds := slices.SortedFunc(maps.Keys(s.holds), func(a, b *entry) int { return cmp.Compare(a.rev, b.rev) })
+	clear(s.holds)
 	s.mu.Unlock()
 	if errors.Is(cause, ErrSessionExpired) {
 		args := []any{"lease", s.leaseString(), "why", reason}
 		if unrenewed != nil {
 			args = append(args, "error", unrenewed)
+		}
+		args = append(args, "locks", len(holds))
+		if len(holds) > 0 {
+			args = append(args, "lost", listHolds(holds))
 		}
 		s.log.Warn("session lost", args...)
 	}
@@ -202,13 +217,20 @@ func (s *Session) notifyEnded(unrenewed error) {
 			h.SessionEnded(SessionEndedInfo{s, cause})
 		}
 	}
-	s.mu.Lock()
-	holds := make([]*entry, 0, len(s.holds))
-	for e := range s.holds {
-		holds = append(holds, e)
-	}
-	s.mu.Unlock()
 	for _, e := range holds {
 		e.noticeSessionEnd()
 	}
+}
+
+// listHolds names the first of them for the log.
+func listHolds(holds []*entry) string {
+	const most = 5
+	var text []string
+	for _, e := range holds[:min(len(holds), most)] {
+		text = append(text, fmt.Sprintf("%s (token %d)", e.name, e.rev))
+	}
+	if more := len(holds) - most; more > 0 {
+		text = append(text, fmt.Sprintf("%d more", more))
+	}
+	return strings.Join(text, ", ")
 }

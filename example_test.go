@@ -213,3 +213,232 @@ func ExampleNew() {
 	// true
 	// <nil>
 }
+
+func ExampleClient_Inspect() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	locks := etcdlock.New(client, etcdlock.WithOwner("worker 1"))
+	defer locks.Close()
+	m := locks.RWMutex("jobs/report")
+	if _, err := m.RLock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := m.Enqueue(ctx); err != nil {
+		log.Fatal(err)
+	}
+
+	queue, err := locks.Inspect(ctx, "jobs/report")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, e := range queue.Holders() {
+		fmt.Println(e.Owner, "reads:", e.Read, "with a TTL of", e.GrantedTTL)
+	}
+	for _, e := range queue.Waiters() {
+		fmt.Println(e.Owner, "waits to read:", e.Read)
+	}
+	// Output:
+	// worker 1 reads: true with a TTL of 10s
+	// worker 1 waits to read: false
+}
+
+// A key without a lease, written by hand, would keep its lock for ever.
+func ExampleClient_Break() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	if _, err := client.Put(ctx, "jobs/report/1f", ""); err != nil {
+		log.Fatal(err)
+	}
+
+	locks := etcdlock.New(client) // looking at locks takes no session
+	for name, err := range locks.ListNames(ctx, "jobs/") {
+		if err != nil {
+			log.Fatal(err)
+		}
+		queue, err := locks.Inspect(ctx, name)
+		if err != nil {
+			log.Fatal(err)
+		}
+		for _, e := range queue.Holders() {
+			if e.Lease != 0 {
+				continue
+			}
+			fmt.Println(e.Key, "has no lease")
+			fmt.Println(locks.Break(ctx, e))
+			fmt.Println(errors.Is(locks.Break(ctx, e), etcdlock.ErrNotFound))
+		}
+	}
+	// Output:
+	// jobs/report/1f has no lease
+	// <nil>
+	// true
+}
+
+func ExampleClient_Watch() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	locks := etcdlock.New(client, etcdlock.WithOwner("worker 1"))
+	m := locks.Mutex("jobs/report")
+
+	for queue, err := range locks.Watch(ctx, "jobs/report") {
+		if err != nil {
+			log.Fatal(err) // the last thing that comes
+		}
+		holders := queue.Holders()
+		if len(holders) > 0 {
+			fmt.Println("held by", holders[0].Owner)
+			break
+		}
+		fmt.Println("held by nobody")
+		if _, err := m.Lock(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}
+	if err := locks.Close(); err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// held by nobody
+	// held by worker 1
+}
+
+func ExampleRWMutex() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	locks := etcdlock.New(client)
+	defer locks.Close()
+
+	config := locks.RWMutex("config")
+	read := func(ctx context.Context, _ *etcdlock.Held) error {
+		_, err := config.TryLock(ctx)
+		fmt.Println("a writer must wait:", errors.Is(err, etcdlock.ErrLocked))
+		return nil
+	}
+	if err := config.RDo(ctx, read); err != nil {
+		log.Fatal(err)
+	}
+	err := config.Do(ctx, func(context.Context, *etcdlock.Held) error {
+		fmt.Println("the writer is alone")
+		return nil
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// a writer must wait: true
+	// the writer is alone
+}
+
+// A session is one lease. Its end is the end of all of its locks, and it is not replaced by another.
+func ExampleSession() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+
+	session, err := etcdlock.NewSession(ctx, client, etcdlock.WithTTL(5*time.Second))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer session.Close()
+	h, err := etcdlock.NewMutex(session, "jobs/report").Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := session.Close(); err != nil { // revokes the lease
+		log.Fatal(err)
+	}
+	<-h.Done()
+	fmt.Println(errors.Is(h.Err(), etcdlock.ErrLost), errors.Is(h.Err(), etcdlock.ErrSessionClosed))
+	// Output: true true
+}
+
+// A ticket is a place in the queue, for a caller that has something else to do while it waits.
+func ExampleTicket() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	locks := etcdlock.New(client)
+	defer locks.Close()
+
+	m := locks.Mutex("jobs/report")
+	h, err := m.Lock(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ticket, err := m.Enqueue(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	ahead, err := ticket.Ahead(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("ahead:", ahead)
+	if err := h.Unlock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	next, err := ticket.Wait(ctx)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("a later token:", next.Token() > h.Token())
+	fmt.Println(next.Unlock(ctx))
+	// Output:
+	// ahead: 1
+	// a later token: true
+	// <nil>
+}
+
+// Package promlock makes metrics with hooks, package otellock spans.
+func ExampleHooks() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+
+	locks := etcdlock.New(client, etcdlock.WithHooks(&etcdlock.Hooks{
+		Granted: func(_ context.Context, info etcdlock.GrantedInfo) {
+			fmt.Println(info.Name, "granted")
+		},
+		Released: func(_ context.Context, info etcdlock.ReleasedInfo) {
+			fmt.Println(info.Name, "released, held for less than a minute:", info.Held < time.Minute)
+		},
+	}))
+	defer locks.Close()
+	err := locks.Mutex("jobs/report").Do(ctx, func(context.Context, *etcdlock.Held) error { return nil })
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output:
+	// jobs/report granted
+	// jobs/report released, held for less than a minute: true
+}
+
+// Each entry says who queued, for what, and when.
+func ExampleQueue() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	locks := etcdlock.New(client, etcdlock.WithOwner("worker 1"))
+	defer locks.Close()
+	m := locks.Mutex("jobs/report")
+	for range 2 {
+		if _, err := m.Enqueue(ctx); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	queue, err := locks.Inspect(ctx, "jobs/report")
+	if err != nil {
+		log.Fatal(err)
+	}
+	for i, e := range queue.Entries {
+		fmt.Printf("%d. %s, holds: %v, queued in the last minute: %v\n", i+1, e.Owner, e.Holds, time.Since(e.Queued) < time.Minute)
+	}
+	// Output:
+	// 1. worker 1, holds: true, queued in the last minute: true
+	// 2. worker 1, holds: false, queued in the last minute: true
+}

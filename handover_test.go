@@ -42,7 +42,7 @@ func onStage(t *testing.T, play func(*stage)) {
 	synctest.Test(t, func(t *testing.T) {
 		st := &stage{T: t, f: newFakeEtcd()}
 		st.s = st.f.session(5)
-		st.f.step = func(ctx context.Context, what string) error {
+		st.f.Step = func(ctx context.Context, what string) error {
 			st.mu.Lock()
 			ch := map[string]chan struct{}{"Txn": st.before, "Txn.": st.after}[what]
 			if st.seen != nil {
@@ -146,7 +146,7 @@ func TestHandOver_AtOnce(t *testing.T) {
 		ho.Release()
 		st.wait(third).Release()
 		synctest.Wait()
-		require.Empty(st, st.f.keys("a/"))
+		require.Empty(st, st.f.entries("a/"))
 		require.Empty(st, st.s.lists)
 		require.Empty(st, st.s.only)
 	})
@@ -204,7 +204,7 @@ func TestHandOver_ReleaseInDoubt(t *testing.T) {
 			h.IsOwner()
 			next := st.ticket(st.mutex().Enqueue)
 			if removed {
-				st.f.del(next.h.key)
+				st.f.Remove(next.h.key)
 			}
 			st.change(func() { st.lose = true })
 			require.NoError(st, h.Unlock(st.Context()))
@@ -236,14 +236,14 @@ func TestHandOver_OthersBetween(t *testing.T) {
 		t.Run(key, func(t *testing.T) {
 			onStage(t, func(st *stage) {
 				h := st.lock(st.mutex().Lock)
-				st.f.put(key)
+				st.f.Write(key)
 				next, after := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
 				goOn := st.holdBack()
 				h.Release()
 				st.requireOut(next, after)
 				goOn()
 				st.requireOut(next, after)
-				st.f.del(key)
+				st.f.Remove(key)
 				h2 := st.wait(next)
 				st.requireOut(after)
 				h2.Release()
@@ -259,7 +259,7 @@ func TestHandOver_EntryRemoved(t *testing.T) {
 	onStage(t, func(st *stage) {
 		h := st.lock(st.mutex().Lock)
 		next, after := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
-		st.f.del(next.h.key)
+		st.f.Remove(next.h.key)
 		goOn := st.holdBack()
 		h.Release()
 		got := st.wait(next)
@@ -275,8 +275,8 @@ func TestHandOver_EntryRemoved(t *testing.T) {
 		h := st.lock(st.mutex().Lock)
 		h.IsOwner()
 		next, after := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
-		st.f.del(h.key)
-		st.f.del(next.h.key)
+		st.f.Remove(h.key)
+		st.f.Remove(next.h.key)
 		require.ErrorIs(st, h.Unlock(st.Context()), ErrLost)
 		_, err := next.Wait(st.Context())
 		require.ErrorIs(st, err, ErrLost)
@@ -288,7 +288,7 @@ func TestHandOver_EntryRemoved(t *testing.T) {
 		h := st.lock(st.mutex().Lock)
 		next := st.ticket(st.mutex().Enqueue)
 		<-time.After(time.Second)
-		st.f.del(h.key)
+		st.f.Remove(h.key)
 		<-time.After(500 * time.Millisecond)
 		require.ErrorIs(st, h.Err(), ErrLost)
 		st.wait(next).Release()
@@ -299,7 +299,7 @@ func TestHandOver_EntryRemoved(t *testing.T) {
 		next := st.ticket(st.mutex().Enqueue)
 		<-time.After(time.Second)
 		start := time.Now()
-		st.f.del(next.h.key)
+		st.f.Remove(next.h.key)
 		_, err := next.Wait(st.Context())
 		require.ErrorIs(st, err, ErrLost)
 		require.Less(st, time.Since(start), 500*time.Millisecond)
@@ -312,7 +312,7 @@ func TestHandOver_Lost(t *testing.T) {
 	onStage(t, func(st *stage) {
 		h := st.lock(st.mutex().Lock)
 		next := st.ticket(st.mutex().Enqueue)
-		st.f.del(h.key, next.h.key) // the lease is revoked
+		st.f.Remove(h.key, next.h.key) // the lease is revoked
 		st.s.keepAlive = func(context.Context) (int64, error) { return 0, nil }
 		require.ErrorIs(st, h.Check(st.Context()), ErrLost)
 		_, err := next.Wait(st.Context())
@@ -347,14 +347,14 @@ func TestHandOver_ReadersAndWriters(t *testing.T) {
 		hw.Release()
 		st.wait(r3).Release()
 		goOn()
-		require.Empty(st, st.f.keys("a/"))
+		require.Empty(st, st.f.entries("a/"))
 	})
 	// A downgrade lets those readers in that are next, and only when etcd has confirmed it.
 	onStage(t, func(st *stage) {
 		h := st.lock(st.rw().Lock)
 		r1, r2 := st.ticket(st.rw().REnqueue), st.ticket(st.rw().REnqueue)
 		w := st.ticket(st.rw().Enqueue)
-		st.f.del(r2.h.key)
+		st.f.Remove(r2.h.key)
 		goOn := st.holdBack()
 		done := make(chan error)
 		go func() { done <- h.Downgrade(st.Context()) }()
@@ -405,7 +405,7 @@ func TestHandOver_Try(t *testing.T) {
 		synctest.Wait()
 		st.change(func() { st.before = nil }) // for those that come later
 		h2 := st.lock(st.mutex().Lock)
-		require.Equal(st, []queue.Entry{{Key: "a/5", Rev: h.Token()}, {Key: "a/5-1", Rev: h2.Token()}}, st.f.keys("a/"))
+		require.Equal(st, []queue.Entry{{Key: "a/5", Rev: h.Token()}, {Key: "a/5-1", Rev: h2.Token()}}, st.f.entries("a/"))
 		h2.Release()
 	})
 }
@@ -422,12 +422,12 @@ func isClosed(ch <-chan struct{}) bool {
 // A waiter whose watch has just broken is in at once all the same, when its own session gives back.
 func TestHandOver_BesideAnOutage(t *testing.T) {
 	onStage(t, func(st *stage) {
-		st.f.put("a/1")
+		st.f.Write("a/1")
 		first, second := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
-		st.f.del("a/1")
+		st.f.Remove("a/1")
 		h := st.wait(first)
 		<-time.After(time.Second) // the second one watches the first
-		st.f.breakWatches()
+		st.f.BreakWatches()
 		synctest.Wait()
 		start := time.Now()
 		h.Release()

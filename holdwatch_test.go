@@ -13,6 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
 )
 
 // watchedHolds has the session hold so many locks of a directory, and watch each.
@@ -27,18 +29,6 @@ func watchedHolds(t *testing.T, s *Session, dir string, n int) (holds []*Held) {
 	return holds
 }
 
-// open are the watches that are open.
-func (f *fakeEtcd) open() (open []*fakeWatcher) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, w := range f.watchers {
-		if !w.closed {
-			open = append(open, w)
-		}
-	}
-	return open
-}
-
 // holdScene plays f with a session on the fake, in a bubble.
 func holdScene(t *testing.T, play func(t *testing.T, f *fakeEtcd, s *Session)) {
 	synctest.Test(t, func(t *testing.T) {
@@ -48,7 +38,7 @@ func holdScene(t *testing.T, play func(t *testing.T, f *fakeEtcd, s *Session)) {
 		s.terminate(ErrSessionClosed, "test")
 		s.endLease()
 		synctest.Wait()
-		require.Empty(t, f.open())
+		require.Empty(t, f.Watches())
 	})
 }
 
@@ -66,7 +56,7 @@ func requireLost(t *testing.T, h *Held) {
 func TestHoldWatch_ManyShareOne(t *testing.T) {
 	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
 		var opening, most atomic.Int64
-		f.step = func(_ context.Context, what string) error {
+		f.Step = func(_ context.Context, what string) error {
 			if what == "Watch" {
 				if n := opening.Add(1); n > most.Load() {
 					most.Store(n)
@@ -78,10 +68,10 @@ func TestHoldWatch_ManyShareOne(t *testing.T) {
 		}
 		holds := watchedHolds(t, s, "dir", singleHoldWatches+100)
 		<-time.After(time.Second)
-		require.Len(t, f.open(), singleHoldWatches+1)
+		require.Len(t, f.Watches(), singleHoldWatches+1)
 		require.EqualValues(t, openingHoldWatches, most.Load(), "so that those of waits have their turn")
 		for _, i := range []int{0, singleHoldWatches - 1, singleHoldWatches, singleHoldWatches + 99} {
-			f.del(holds[i].Key())
+			f.Remove(holds[i].Key())
 			requireLost(t, holds[i])
 		}
 		require.NoError(t, holds[1].Err())
@@ -90,7 +80,7 @@ func TestHoldWatch_ManyShareOne(t *testing.T) {
 			_ = h.Unlock(t.Context())
 		}
 		synctest.Wait()
-		require.Empty(t, f.open(), "the last hold ends the watch")
+		require.Empty(t, f.Watches(), "the last hold ends the watch")
 		require.Empty(t, s.holdWatches.dirs)
 	})
 }
@@ -104,7 +94,7 @@ func TestHoldWatch_NoDirectory(t *testing.T) {
 			h.Context()
 		}
 		synctest.Wait()
-		require.Len(t, f.open(), singleHoldWatches+10)
+		require.Len(t, f.Watches(), singleHoldWatches+10)
 	})
 }
 
@@ -115,7 +105,7 @@ func TestHoldWatch_RemovedBefore(t *testing.T) {
 		synctest.Wait()
 		h, err := NewMutex(s, "dir/x").Lock(t.Context())
 		require.NoError(t, err)
-		f.del(h.Key())
+		f.Remove(h.Key())
 		synctest.Wait()
 		requireLost(t, h)
 	})
@@ -131,8 +121,8 @@ func TestHoldWatch_Breaks(t *testing.T) {
 		}
 		synctest.Wait()
 		var reads atomic.Int64
-		gone := sync.OnceFunc(func() { f.del(holds[singleHoldWatches].Key(), holds[singleHoldWatches+999].Key()) })
-		f.step = func(_ context.Context, what string) error {
+		gone := sync.OnceFunc(func() { f.Remove(holds[singleHoldWatches].Key(), holds[singleHoldWatches+999].Key()) })
+		f.Step = func(_ context.Context, what string) error {
 			switch what {
 			case "Watch":
 				gone()
@@ -141,7 +131,7 @@ func TestHoldWatch_Breaks(t *testing.T) {
 			}
 			return nil
 		}
-		f.breakWatches()
+		f.BreakWatches()
 		requireLost(t, holds[singleHoldWatches])
 		requireLost(t, holds[singleHoldWatches+999])
 		require.NoError(t, holds[singleHoldWatches+1].Err())
@@ -152,14 +142,14 @@ func TestHoldWatch_Breaks(t *testing.T) {
 // Where etcd does not let the session watch the whole directory, each hold has a watch.
 func TestHoldWatch_DirectoryRefused(t *testing.T) {
 	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
-		f.refuse = func(w *fakeWatcher) bool { return w.from == "dir/" }
+		f.Refuse = func(w *fakeetcd.Watch) bool { return w.From == "dir/" }
 		holds := watchedHolds(t, s, "dir", singleHoldWatches+3)
 		<-time.After(10 * time.Second)
-		require.Len(t, f.open(), singleHoldWatches+3)
+		require.Len(t, f.Watches(), singleHoldWatches+3)
 		for _, h := range holds {
 			require.NoError(t, h.Err())
 		}
-		f.del(holds[singleHoldWatches].Key())
+		f.Remove(holds[singleHoldWatches].Key())
 		requireLost(t, holds[singleHoldWatches])
 	})
 }
@@ -171,11 +161,11 @@ func TestHoldWatch_NotOpenedAtTimes(t *testing.T) {
 		synctest.Wait()
 		for range 4 {
 			var once atomic.Bool
-			f.refuse = func(w *fakeWatcher) bool { return w.from == "dir/" && once.CompareAndSwap(false, true) }
-			f.breakWatches()
+			f.Refuse = func(w *fakeetcd.Watch) bool { return w.From == "dir/" && once.CompareAndSwap(false, true) }
+			f.BreakWatches()
 			<-time.After(10 * time.Second)
 		}
-		require.Len(t, f.open(), singleHoldWatches+1)
+		require.Len(t, f.Watches(), singleHoldWatches+1)
 	})
 }
 
@@ -189,7 +179,7 @@ func TestHoldWatch_EndsAtOnce(t *testing.T) {
 			h.Release()
 		}
 		synctest.Wait()
-		require.Empty(t, f.open())
+		require.Empty(t, f.Watches())
 	})
 }
 
@@ -203,7 +193,7 @@ func TestHoldWatch_Downgrade(t *testing.T) {
 		require.NoError(t, h.Downgrade(t.Context()))
 		synctest.Wait()
 		require.NoError(t, h.Err())
-		f.del(h.Key())
+		f.Remove(h.Key())
 		requireLost(t, h)
 	})
 }
@@ -233,7 +223,7 @@ func TestHoldWatch_OnTheWire(t *testing.T) {
 		holds = append(holds, h)
 	}
 	require.Eventually(t, func() bool {
-		_, created := w.counts()
+		_, created := w.Counts()
 		return len(created) == singleHoldWatches+1
 	}, hang, time.Millisecond)
 	other := cluster.Client(t)
@@ -246,7 +236,7 @@ func TestHoldWatch_OnTheWire(t *testing.T) {
 			require.Fail(t, "it is not told that it is lost")
 		}
 	}
-	_, created := w.counts()
+	_, created := w.Counts()
 	require.Len(t, created, singleHoldWatches+1)
 	shared := slices.DeleteFunc(created, func(r *pb.WatchCreateRequest) bool { return len(r.RangeEnd) == 0 })
 	require.Len(t, shared, 1)

@@ -23,8 +23,8 @@ import (
 type Hooks struct {
 	// SessionUp: a lease was granted, or adopted. NewSession has yet to return.
 	SessionUp func(SessionUpInfo)
-	// Renewed: an attempt to renew the lease succeeded or failed. Attempts may overlap: a second
-	// one is made when the first has no reply for a while.
+	// Renewed: an attempt to renew the lease succeeded or failed, or has had no answer when the next
+	// one was made beside it. Then Err says so, and if it succeeds after all, that is told too.
 	Renewed func(RenewedInfo)
 	// SessionEnded is the last call about a session, apart from Lost for what it held. Close has yet
 	// to return.
@@ -71,7 +71,7 @@ type SessionUpInfo struct {
 // RenewedInfo is what Renewed is told.
 type RenewedInfo struct {
 	Session   *Session
-	RoundTrip time.Duration // from before the request was sent to the reply or the failure
+	RoundTrip time.Duration // from before the request was sent to the reply, the failure or now
 	// Err is nil, or why this attempt failed; the session makes others until
 	// its deadline.
 	Err error

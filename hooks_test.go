@@ -17,6 +17,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // recorder is a set of hooks that records its calls.
@@ -158,7 +160,7 @@ func TestHooks_LockAndUnlock(t *testing.T) {
 			got := time.Now()
 			require.Equal(t, "enqueued granted", words(r.acquisitions()), "the hooks must be called before Lock returns")
 			var sent time.Time
-			w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+			w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 				sent = time.Now()
 				return send(ctx)
 			})
@@ -335,9 +337,7 @@ func TestHooks_Stories(t *testing.T) {
 
 func mustLock(t testing.TB, s *Session, name string) *Held {
 	t.Helper()
-	h, err := NewMutex(s, name).Lock(testCtx(t))
-	require.NoError(t, err)
-	return h
+	return harness.Take(t, NewMutex(s, name).Lock)
 }
 
 func revoke(t testing.TB, s *Session) {
@@ -352,14 +352,14 @@ func TestHooks_Session(t *testing.T) {
 	t.Parallel()
 	r := &recorder{}
 	c, w := wiredClient(t, cluster)
-	w.loseReply("LeaseGrant") // so that a renewal finds the lease
+	w.LoseReply("LeaseGrant") // so that a renewal finds the lease
 	s, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithTTL(time.Minute))
 	require.NoError(t, err)
 	require.Equal(t, "up", words(r.all()))
 	require.NoError(t, s.Refresh(testCtx(t)))
 	require.Equal(t, "up renewed", words(r.all()))
-	w.onStream(func(context.Context, string) error {
-		w.onStream(nil)
+	w.OnStream(func(context.Context, string) error {
+		w.OnStream(nil)
 		return errLostReply
 	})
 	require.NoError(t, s.Refresh(testCtx(t)))
@@ -634,7 +634,7 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 		s := f.session(5)
 		r := &recorder{}
 		slow := &Hooks{Granted: func(_ context.Context, info GrantedInfo) {
-			f.del(info.Key)
+			f.Remove(info.Key)
 			s.inspect(t.Context()) // finds that the key is gone
 			synctest.Wait()
 		}}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -16,20 +15,19 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-var discard = slog.New(slog.DiscardHandler)
-
 // What may befall an acquisition between any two of its steps.
 var mishaps = map[string]func(*scene) error{
 	"watches are served by a member that lags": func(s *scene) error {
-		s.f.mu.Lock()
-		defer s.f.mu.Unlock()
-		s.f.lag = 6
+		s.f.Lag(6)
 		return nil
 	},
 	"reads are served by a member that lags": func(s *scene) error {
@@ -60,26 +58,26 @@ var mishaps = map[string]func(*scene) error{
 		s.takeEntry(func(queue.Entry) bool { return true })
 		return nil
 	},
-	"the watches break":       func(s *scene) error { s.f.breakWatches(); return nil },
+	"the watches break":       func(s *scene) error { s.f.BreakWatches(); return nil },
 	"the reply is lost":       func(*scene) error { return errLostReply },
 	"the reply is lost twice": func(s *scene) error { s.again = func() error { return errLostReply }; return errLostReply },
 	"the reply is lost and ctx ends": func(s *scene) error {
 		s.cancel()
 		return errLostReply
 	},
-	"the holder downgrades": func(s *scene) error { s.f.del("a/1"); return nil },
+	"the holder downgrades": func(s *scene) error { s.f.Remove("a/1"); return nil },
 	"the next one leaves": func(s *scene) error {
-		s.f.del(append(s.reserved[min(1, len(s.reserved)):], "a/2")[0], "a/2")
+		s.f.Remove(append(s.reserved[min(1, len(s.reserved)):], "a/2")[0], "a/2")
 		return nil
 	},
 	"the last one leaves": func(s *scene) error {
-		s.f.del(append(s.reserved[min(2, len(s.reserved)):], "a/29")[0], "a/29")
+		s.f.Remove(append(s.reserved[min(2, len(s.reserved)):], "a/29")[0], "a/29")
 		return nil
 	},
-	"two of many leave": func(s *scene) error { s.f.del("a/28"); s.f.del("a/27"); return nil },
+	"two of many leave": func(s *scene) error { s.f.Remove("a/28"); s.f.Remove("a/27"); return nil },
 	"a reader comes and a writer": func(s *scene) error {
-		s.f.put("a/r8")
-		s.f.put("a/9")
+		s.f.Write("a/r8")
+		s.f.Write("a/9")
 		return nil
 	},
 }
@@ -118,23 +116,22 @@ type callers struct{}
 // takeEntry deletes the own keys of which is.
 func (s *scene) takeEntry(is func(queue.Entry) bool) {
 	s.interfered = true
-	s.f.mu.Lock() // for at once: others may leave
-	defer s.f.mu.Unlock()
-	all := s.f.keysLocked("a/")
-	var keys []string
-	for _, q := range all {
-		if s.isOwn(q) && is(q) {
-			keys = append(keys, q.Key)
-			// With nothing but its own session's before it, it has the lock as soon as they give it back,
-			// and hears then that its entry is gone.
-			if others := slices.DeleteFunc(slices.Clone(all), func(q queue.Entry) bool {
-				return slices.Contains(s.before, q.Key) && !slices.Contains(s.reserved, q.Key)
-			}); !entitled(s.wants.kind(), q.Rev, others) {
-				s.taken = time.Now()
+	s.f.Update("a/", func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) { // at once: others may leave
+		all := queue.Entries(kvs)
+		for _, q := range all {
+			if s.isOwn(q) && is(q) {
+				ops = append(ops, fakeetcd.RemoveOp(q.Key))
+				// With nothing but its own session's before it, it has the lock as soon as they give it back,
+				// and hears then that its entry is gone.
+				if others := slices.DeleteFunc(slices.Clone(all), func(q queue.Entry) bool {
+					return slices.Contains(s.before, q.Key) && !slices.Contains(s.reserved, q.Key)
+				}); !entitled(s.wants.kind(), q.Rev, others) {
+					s.taken = time.Now()
+				}
 			}
 		}
-	}
-	s.f.delLocked(keys...)
+		return ops
+	})
 }
 
 // entitled is whether an entry has the lock in this queue: keys of its own session that were given back
@@ -251,30 +248,16 @@ var many = func() (keys []string) {
 	return keys
 }()
 
-func (f *fakeEtcd) putAll(keys string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	var ops []*pb.RequestOp
-	for _, key := range strings.Fields(keys) {
-		ops = append(ops, &pb.RequestOp{Request: &pb.RequestOp_RequestPut{RequestPut: &pb.PutRequest{Key: []byte(key)}}})
-	}
-	f.applyLocked(ops, nil)
-}
-
 // leave lets the others leave, the first in the queue first.
 func (s *scene) leave(queue []string) {
 	s.release()
 	for _, keys := range queue {
 		if keys != ownReader {
-			s.f.del(strings.Fields(keys)...)
+			s.f.Remove(strings.Fields(keys)...)
 		}
 	}
-	s.f.del("a/r8", "a/9")
+	s.f.Remove("a/r8", "a/9")
 }
-
-// sampled has a quarter of the scenes played, at random, beside the last of each
-// step. The race detector never forgets a goroutine: all of them took 11 GB.
-var sampled bool
 
 // TestInterleavings_I1_I3: in every queue, for every kind of lock, every
 // mishap at every step of the acquisition, with the others leaving at every
@@ -297,7 +280,9 @@ func TestInterleavings_I1_I3(t *testing.T) {
 							switch {
 							case len(queue) == 0 && leaveAt != at:
 								continue // there is nobody to leave
-							case sampled && len(queue) > 0 && leaveAt < at+4 && rand.N(4) > 0:
+							// Play a quarter of the scenes, at random, beside the last of each step: the race detector
+							// never forgets a goroutine, and all scenes took 11 GB.
+							case harness.Race && len(queue) > 0 && leaveAt < at+4 && rand.N(4) > 0:
 								continue
 							}
 							for _, lag := range lags(queue, mishapName) {
@@ -338,8 +323,8 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	f := newFakeEtcd()
 	// The keys have been in use before, and so have the session's own.
 	for _, keys := range []string{"a/1 a/r1", "a/r5 a/5", "a/2 a/r2 a/r3"} {
-		f.putAll(keys)
-		f.del(strings.Fields(keys)...)
+		f.writeAll(keys)
+		f.Remove(strings.Fields(keys)...)
 	}
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), callers{}, true))
 	defer cancel()
@@ -349,7 +334,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	}
 	for _, keys := range others {
 		if keys != ownReader {
-			f.putAll(keys)
+			f.writeAll(keys)
 		}
 	}
 	if len(others) > 0 && slices.Contains([]string{"a/5", ownReader, ownTwo}, others[0]) {
@@ -363,7 +348,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	if kind == "RWMutex read" {
 		s.wants = readMode
 	}
-	before, _ := queue.Blockers("a", s.wants.kind(), queue.MaxRev, f.keys("a/"), true)
+	before, _ := queue.Blockers("a", s.wants.kind(), queue.MaxRev, f.entries("a/"), true)
 	s.deep = !before.Last
 	s.own.keepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
@@ -375,7 +360,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	n := -1
 	aside := false     // the mishap was at a step of another goroutine
 	var free time.Time // when all others have left
-	f.step = func(ctx context.Context, what string) error {
+	f.Step = func(ctx context.Context, what string) error {
 		if ctx.Value(anothers{}) != nil {
 			return nil
 		}
@@ -405,7 +390,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 			aside = ctx.Value(callers{}) == nil
 			if err := mishap(s); err != nil {
 				if what == "Watch" || what == "Watch." {
-					f.breakWatches()
+					f.BreakWatches()
 				}
 				return err
 			}
@@ -442,7 +427,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	case err == nil:
 		// Entitled at the moment, if it is still there at all.
 		there := false
-		for _, q := range f.keys("a/") {
+		for _, q := range f.entries("a/") {
 			there = there || q == (queue.Entry{Key: h.Key(), Rev: h.Token()})
 		}
 		if !there && !s.interfered {
@@ -453,8 +438,8 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 			t.Errorf("%s: granted %v late", name, late)
 		}
 		mu.Unlock()
-		if there && !s.entitled(h.mode.kind(), h.Token(), f.keys("a/")) {
-			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.keys("a/"))
+		if there && !s.entitled(h.mode.kind(), h.Token(), f.entries("a/")) {
+			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.entries("a/"))
 		}
 		if !there {
 			select {
@@ -485,7 +470,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	// Long enough for all settling; the clock is the bubble's.
 	<-time.After(time.Minute)
 	if s.own.Err() == nil { // else the lease takes what is left, also if the session heard only now that it was revoked
-		for _, q := range f.keys("a/") {
+		for _, q := range f.entries("a/") {
 			if s.isOwn(q) {
 				t.Errorf("%s: %v is left", name, q)
 			}
@@ -556,9 +541,9 @@ func TestWait_CtxEndsWhileTheLeaseIsAskedAfter(t *testing.T) {
 			}()
 		}
 		synctest.Wait()
-		for _, q := range f.keys("a/") {
+		for _, q := range f.entries("a/") {
 			if q.Key != h.Key() {
-				f.del(q.Key)
+				f.Remove(q.Key)
 			}
 		}
 		synctest.Wait()

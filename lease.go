@@ -1,7 +1,6 @@
 package etcdlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// How a session gets its lease, keeps it alive, and gives it back.
+// How a session gets its lease, asks after it, and gives it back.
 
 func (s *Session) leaseString() string { return strconv.FormatInt(int64(s.id), 16) }
 
@@ -27,9 +26,13 @@ var errTooLate = errors.New("etcd's reply came when the lease might have expired
 func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
 	outage := outage{e: &entry{s: s}}
+	requests := 0 // that may be carried out
 	_, ambiguous, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(attempt context.Context) (struct{}, error) {
 		sent := time.Now()
 		granted, err := s.etcd.GrantOnce(attempt, s.id, seconds)
+		if !errors.Is(err, etcd.ErrNotSent) {
+			requests++
+		}
 		if errors.Is(err, rpctypes.ErrLeaseExist) {
 			sent = time.Now() // an earlier attempt's, whose reply was lost
 			granted, err = s.keepAlive(attempt)
@@ -50,8 +53,8 @@ func (s *Session) grantLease(ctx context.Context, ttl time.Duration) error {
 	outage.stop(etcd.Refused(err)) // else the log's next line is that a session is up
 	if err != nil {
 		s.terminate(ErrSessionExpired, "not granted")
-		if ambiguous {
-			s.background(s.revokeUngranted)
+		if ambiguous && requests > 0 {
+			s.background(func(context.Context) { s.revokeUngranted(requests) })
 		}
 		return s.translate(err)
 	}
@@ -82,157 +85,6 @@ func (s *Session) renewUntil(ctx context.Context, renew func(ctx context.Context
 		return struct{}{}, renew(ctx)
 	})
 	return s.translate(err)
-}
-
-// renewal is the outcome of one attempt to renew.
-type renewal struct {
-	sent time.Time
-	err  error
-}
-
-// lookInterval is how often a session looks, without a request, whether its client is connected: waits
-// make no request that could fail, and clientv3 keeps it from their watches.
-const lookInterval = 500 * time.Millisecond
-
-// errNoAnswer: a renewal takes too long.
-var errNoAnswer = errors.New("no answer to the renewal of the lease")
-
-// run renews the lease each third of the TTL until the session ends. Every attempt has a stream of
-// its own, which the client's balancer gives to the next member. If it has no reply after a sixth
-// of the TTL, another attempt follows beside it: a member that hangs costs no lease while others
-// answer, and a slow reply is not given up for that.
-//
-// The client's own KeepAlive does not serve: it counts the lease's end from the reply and looks at
-// it once a second, and stays with a member that hangs.
-func (s *Session) run() {
-	defer s.wg.Done()
-	var unrenewed error // of the last attempt
-	defer func() { s.notifyEnded(unrenewed) }()
-	defer s.etcd.CloseWatcher()
-	outage := outage{e: &entry{s: s}}
-	defer outage.stop(false)
-	stall := etcd.Stall{Client: s.etcd}
-	defer stall.Set(false)
-	look := time.NewTicker(lookInterval)
-	defer look.Stop()
-	inFlight, gap := 0, s.ttl/6
-	s.mu.Lock()
-	next := time.NewTimer(time.Until(s.sent.Add(s.ttl / 3)))
-	s.mu.Unlock()
-	defer next.Stop()
-	for {
-		select {
-		case <-s.ctx.Done():
-			return
-		case <-s.etcd.Ctx().Done():
-			s.terminate(ErrSessionExpired, "client closed")
-			return
-		case <-look.C:
-			stall.Set(!s.etcd.Connected())
-		case <-next.C:
-			if inFlight > 0 {
-				outage.start(s.ctx, errNoAnswer)
-				unrenewed = cmp.Or(unrenewed, errNoAnswer)
-			}
-			inFlight++
-			ctx, cancel := context.WithDeadline(s.ctx, s.Deadline())
-			s.wg.Go(func() { // ends at the deadline at the latest
-				defer cancel()
-				sent := time.Now()
-				s.renewals <- renewal{sent, s.renew(ctx)}
-			})
-			next.Reset(gap)
-			gap = max(gap/2, s.ttl/48)
-		case r := <-s.renewals:
-			inFlight--
-			if s.ctx.Err() == nil && !etcd.IsCtxError(r.err) { // else it is that the session has ended
-				unrenewed = r.err
-			}
-			if r.err == nil {
-				outage.stop(true)
-				gap = s.ttl / 6
-				next.Reset(max(0, time.Until(r.sent.Add(s.ttl/3))))
-			} else {
-				outage.start(s.ctx, r.err)
-				next.Reset(min(gap, etcd.RetryMax))
-			}
-		}
-	}
-}
-
-// renew asks etcd once to renew the lease, and ends the session if the lease is gone.
-func (s *Session) renew(ctx context.Context) error {
-	info := s.sendRenewal(ctx)
-	s.notifyRenewed(info)
-	return info.Err
-}
-
-// sendRenewal is renew without the hooks.
-func (s *Session) sendRenewal(ctx context.Context) RenewedInfo {
-	sent := time.Now()
-	ttl, err := s.keepAlive(ctx)
-	info := RenewedInfo{s, time.Since(sent), err}
-	switch {
-	case err == nil && ttl <= 0, errors.Is(err, rpctypes.ErrLeaseNotFound):
-		s.leaseNotFound()
-		info.Err = ErrSessionExpired
-	case err == nil:
-		s.record(sent, ttl)
-	}
-	return info
-}
-
-// leaseNotFound is called when etcd has answered that the lease is gone.
-func (s *Session) leaseNotFound() {
-	s.terminate(ErrSessionExpired, "lease not found")
-	s.endLease()
-}
-
-// record moves the deadline on after etcd has granted that many seconds.
-//
-// Invariant (I4): the deadline is counted from before the request was sent. Etcd counts from a
-// moment between that and the reply, so its lease outlives the deadline however long the reply
-// took.
-func (s *Session) record(sent time.Time, seconds int64) {
-	deadline := trustedUntil(sent, seconds)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sent.IsZero() {
-		s.ttl = time.Duration(seconds) * time.Second
-	}
-	if deadline.After(s.deadline) {
-		s.deadline, s.sent = deadline, sent
-	}
-	if s.expiry == nil {
-		s.expiry = time.AfterFunc(time.Until(deadline), s.expire)
-	}
-}
-
-// trustedUntil is the time up to which a lease can be vouched for that etcd has granted or renewed
-// for that many seconds, when it was asked at sent.
-func trustedUntil(sent time.Time, seconds int64) time.Time {
-	ttl := time.Duration(seconds) * time.Second
-	return sent.Add(ttl - min(max(ttl/10, 50*time.Millisecond), time.Second))
-}
-
-// expire ends the session at its deadline, or waits for it again if renewals have moved it on.
-func (s *Session) expire() {
-	s.mu.Lock()
-	left := time.Until(s.deadline)
-	if left > 0 && s.ctx.Err() == nil {
-		s.expiry.Reset(left)
-	}
-	s.mu.Unlock()
-	if left <= 0 {
-		s.terminate(ErrSessionExpired, "deadline passed")
-	}
-}
-
-// valid reports whether the session's entries can be vouched for now. It looks at both clocks: the
-// monotonic clock stands still while a machine is suspended, and the wall clock may be set.
-func (s *Session) valid() bool {
-	now, deadline := time.Now(), s.Deadline()
-	return s.Err() == nil && now.Before(deadline) && s.wallClock().Before(deadline.Round(0))
 }
 
 // inspectInterval is the time from one look at the lease's keys to the next: about half a TTL,
@@ -273,26 +125,28 @@ func (s *Session) confirmLease(ctx context.Context) {
 	}
 }
 
-// revokeLease revokes the lease, for a TTL at most: it can't live longer.
-func (s *Session) revokeLease() error {
+// revokeLease revokes the lease, for a TTL at most: it can't live longer. found says whether it was there.
+func (s *Session) revokeLease() (found bool, err error) {
 	ctx, cancel := context.WithTimeout(s.etcd.Ctx(), s.ttl)
 	defer cancel()
-	_, _, err := etcd.Do(ctx, s.etcd, etcd.Policy{}, func(ctx context.Context) (struct{}, error) {
+	found, _, err = etcd.Do(ctx, s.etcd, etcd.Policy{}, func(ctx context.Context) (bool, error) {
 		_, err := s.etcd.Revoke(ctx, s.id)
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			err = nil
+			return false, nil
 		}
-		return struct{}{}, err
+		return true, err
 	})
-	return err
+	return found, err
 }
 
-// revokeUngranted revokes a lease of which it is not known whether it was granted, again and again
-// for a few seconds, since the request may still be on its way.
-func (s *Session) revokeUngranted(context.Context) {
-	for delay := 50 * time.Millisecond; delay < 4*time.Second; delay *= 2 {
-		if err := s.revokeLease(); err != nil || etcd.Sleep(s.leaseCtx, delay) != nil {
+// revokeUngranted revokes a lease of which it is not known whether one of that many requests has granted it,
+// again and again for a few seconds, since they may still be on their way. Close of a Client waits for it.
+func (s *Session) revokeUngranted(requests int) {
+	found, err := s.revokeLease()
+	for delay := 50 * time.Millisecond; delay < 2*time.Second; delay *= 2 {
+		if err != nil || found && requests == 1 || etcd.Sleep(s.leaseCtx, delay) != nil {
 			return
 		}
+		found, err = s.revokeLease()
 	}
 }

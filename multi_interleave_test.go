@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
@@ -67,7 +68,7 @@ type multiScene struct {
 // mine are the keys of the acquisition that are there. The caller holds f.mu.
 func (s *multiScene) mineLocked() (mine []queue.Entry) {
 	for _, name := range multiNames {
-		for _, q := range s.f.keysLocked(name + "/") {
+		for _, q := range s.f.entries(name + "/") {
 			if keyspace.LeaseOf(name, q.Key) == "f" && !slices.Contains(s.before, q) {
 				mine = append(mine, q)
 			}
@@ -78,13 +79,11 @@ func (s *multiScene) mineLocked() (mine []queue.Entry) {
 
 func (s *multiScene) takeKeys(names ...string) error {
 	s.interfered = true
-	s.f.mu.Lock()
-	defer s.f.mu.Unlock()
 	mine := s.mineLocked()
 	s.early = len(mine) > 0 && !s.entitledLocked(mine)
 	for _, q := range mine {
 		if slices.Contains(names, q.Key[:1]) {
-			s.f.delLocked(q.Key)
+			s.f.Remove(q.Key)
 		}
 	}
 	return nil
@@ -98,13 +97,13 @@ var multiMishaps = map[string]func(*multiScene) error{
 	"the second key is deleted":     func(s *multiScene) error { return s.takeKeys("b") },
 	"the last key is deleted":       func(s *multiScene) error { return s.takeKeys("c") },
 	"the lease is revoked":          func(s *multiScene) error { s.revoked.Store(true); return s.takeKeys(multiNames...) },
-	"the watches break":             func(s *multiScene) error { s.f.breakWatches(); return nil },
-	"the reply is lost":             func(*multiScene) error { return errLostReply },
-	"the reply is lost twice":       func(s *multiScene) error { s.again = errLostReply; return errLostReply },
-	"the reply is lost, ctx ends":   func(s *multiScene) error { s.cancel(); return errLostReply },
+	"the watches break":             func(s *multiScene) error { s.f.BreakWatches(); return nil },
+	"the reply is lost":             func(*multiScene) error { return harness.ErrLostReply },
+	"the reply is lost twice":       func(s *multiScene) error { s.again = harness.ErrLostReply; return harness.ErrLostReply },
+	"the reply is lost, ctx ends":   func(s *multiScene) error { s.cancel(); return harness.ErrLostReply },
 	"the revision is compacted":     func(s *multiScene) error { s.pinned = rpctypes.ErrGRPCCompacted; return nil },
 	"reads by a member that lags":   func(s *multiScene) error { s.pinned = rpctypes.ErrGRPCFutureRev; return nil },
-	"watches by a member that lags": func(s *multiScene) error { s.f.mu.Lock(); s.f.lag = 6; s.f.mu.Unlock(); return nil },
+	"watches by a member that lags": func(s *multiScene) error { s.f.Lag(6); return nil },
 }
 
 var multiUnhurt = []string{"nothing", "the revision is compacted", "reads by a member that lags", "watches by a member that lags"}
@@ -115,7 +114,7 @@ func (s *multiScene) leave(who string) {
 		release()
 		return
 	}
-	s.f.del(strings.Fields(who)...)
+	s.f.Remove(strings.Fields(who)...)
 }
 
 // join lets one of those before take its place.
@@ -123,7 +122,7 @@ func (s *multiScene) join(t *testing.T, who string) {
 	name, own := strings.CutPrefix(who, ownOf)
 	name, fenced := strings.CutPrefix(name, ownFencedOf)
 	if !own && !fenced {
-		s.f.putAll(who)
+		s.f.writeAll(who)
 		return
 	}
 	tk, err := NewMutex(s.own, name).Enqueue(context.Background())
@@ -148,15 +147,13 @@ func (s *multiScene) join(t *testing.T, who string) {
 
 // entitled reports whether each of the keys has its lock, in the queues as they are.
 func (s *multiScene) entitled(mine []queue.Entry) bool {
-	s.f.mu.Lock()
-	defer s.f.mu.Unlock()
 	return s.entitledLocked(mine)
 }
 
 func (s *multiScene) entitledLocked(mine []queue.Entry) bool {
 	for _, m := range mine {
 		name := m.Key[:1]
-		for _, q := range s.f.keysLocked(name + "/") {
+		for _, q := range s.f.entries(name + "/") {
 			kind, own := keyspace.KindOf(name, q.Key), keyspace.KindOf(name, m.Key)
 			over, left := s.over.Load(q.Key)
 			if q.Rev < m.Rev && !(left && over == q.Rev) && (kind == keyspace.Exclusive || kind == keyspace.Shared && own == keyspace.Exclusive) {
@@ -230,7 +227,7 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 	var mu sync.Mutex
 	n := -1
 	aside := false // the mishap was at a step of another goroutine
-	f.step = func(ctx context.Context, what string) error {
+	f.Step = func(ctx context.Context, what string) error {
 		mu.Lock()
 		defer mu.Unlock()
 		n++
@@ -257,7 +254,7 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 			aside = ctx.Value(callers{}) == nil
 			err := multiMishaps[mishap](s)
 			if err != nil && strings.HasPrefix(what, "Watch") {
-				f.breakWatches()
+				f.BreakWatches()
 			}
 			return err
 		}
@@ -286,9 +283,9 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 			}
 		}
 	}
-	f.mu.Lock()
+
 	mine := s.mineLocked()
-	f.mu.Unlock()
+
 	switch {
 	case err == nil && ctx.Err() != nil && kind != "Ticket" && !aside:
 		t.Errorf("%s: granted although ctx had ended", name)
@@ -306,7 +303,7 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 			}
 		}
 		if !s.entitled(mine) {
-			t.Errorf("%s: granted at %d in %v, %v and %v", name, h.Token(), f.keys("a/"), f.keys("b/"), f.keys("c/"))
+			t.Errorf("%s: granted at %d in %v, %v and %v", name, h.Token(), f.entries("a/"), f.entries("b/"), f.entries("c/"))
 		}
 		if len(mine) != len(multiNames) {
 			select {
@@ -338,9 +335,9 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 	}
 	<-time.After(2 * time.Minute) // for all settling
 	if s.own.Err() == nil {
-		f.mu.Lock()
+
 		left := s.mineLocked()
-		f.mu.Unlock()
+
 		if len(left) > 0 {
 			t.Errorf("%s: %v is left", name, left)
 		}
@@ -372,7 +369,7 @@ func TestMulti_GivenUpHandsNothingOver(t *testing.T) {
 		st.s.hooks = []*Hooks{hooks.hooks()}
 		next := st.ticket(st.mutex().Enqueue)
 		st.requireOut(multi, next)
-		st.f.del(multi.h.Keys()[1], next.h.Key())
+		st.f.Remove(multi.h.Keys()[1], next.h.Key())
 		_, err := multi.Wait(st.Context())
 		require.ErrorIs(t, err, ErrLost)
 		_, err = next.Wait(st.Context())

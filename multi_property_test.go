@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 const (
@@ -91,7 +93,7 @@ func (w *multiWorld) kill(s *Session) {
 		s.Orphan()
 		return
 	}
-	if _, err := w.c.Revoke(testCtx(w), s.Lease()); err != nil {
+	if _, err := w.c.Revoke(harness.Ctx(w), s.Lease()); err != nil {
 		w.mu.Lock()
 		w.problem("revoke: %v", err)
 		w.mu.Unlock()
@@ -182,7 +184,7 @@ func TestMulti_Property(t *testing.T) {
 	for _, name := range w.names {
 		w.readers[name] = map[*Held]bool{}
 	}
-	grants := int64(40 * runs(t)) // ETCDLOCK_RUNS=250 for 10,000
+	grants := int64(40 * harness.Runs(t)) // ETCDLOCK_RUNS=250 for 10,000
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	var workers sync.WaitGroup

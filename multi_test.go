@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,11 +16,12 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 // multiNamesOf are n names that no other test uses.
 func multiNamesOf(t testing.TB, n int) (names []string) {
-	base := lockName(t)
+	base := harness.LockName(t)
 	for i := range n {
 		names = append(names, fmt.Sprintf("%s/%02d", base, i))
 	}
@@ -36,7 +38,7 @@ func writes(names ...string) (parts []Part) {
 func entriesIn(t testing.TB, c *clientv3.Client, names ...string) (keys []string) {
 	t.Helper()
 	for _, name := range names {
-		keys = append(keys, entries(t, c, name)...)
+		keys = append(keys, harness.Entries(t, c, name)...)
 	}
 	return keys
 }
@@ -48,39 +50,39 @@ func TestMulti_ExcludesAllLocksOfItsNames(t *testing.T) {
 	c := cluster.Client(t)
 	s, other := newTestSession(t, c), newTestSession(t, cluster.Client(t))
 	names := multiNamesOf(t, 3)
-	h, err := NewMulti(s, Write(names[0]), Write(names[1]), Read(names[2])).Lock(testCtx(t))
+	h, err := NewMulti(s, Write(names[0]), Write(names[1]), Read(names[2])).Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Len(t, h.Keys(), 3)
 	require.Equal(t, h.Keys()[0], h.Key())
 	require.Equal(t, h.Keys(), entriesIn(t, c, names...))
 	for _, key := range h.Keys() {
-		got, err := c.Get(testCtx(t), key)
+		got, err := c.Get(harness.Ctx(t), key)
 		require.NoError(t, err)
 		require.Equal(t, h.Token(), got.Kvs[0].CreateRevision, key)
 	}
 	require.True(t, h.Valid())
-	require.NoError(t, h.Check(testCtx(t)))
+	require.NoError(t, h.Check(harness.Ctx(t)))
 	cs, err := concurrency.NewSession(c)
 	require.NoError(t, err)
 	defer cs.Close()
 	for i, name := range names {
-		_, err := NewMutex(other, name).TryLock(testCtx(t))
+		_, err := NewMutex(other, name).TryLock(harness.Ctx(t))
 		require.ErrorIs(t, err, ErrLocked)
-		require.ErrorIs(t, concurrency.NewMutex(cs, name).TryLock(testCtx(t)), concurrency.ErrLocked)
-		_, err = NewMulti(other, Write(name+"x"), Write(name)).TryLock(testCtx(t))
+		require.ErrorIs(t, concurrency.NewMutex(cs, name).TryLock(harness.Ctx(t)), concurrency.ErrLocked)
+		_, err = NewMulti(other, Write(name+"x"), Write(name)).TryLock(harness.Ctx(t))
 		require.ErrorIs(t, err, ErrLocked)
-		r, err := NewRWMutex(other, name).TryRLock(testCtx(t))
+		r, err := NewRWMutex(other, name).TryRLock(harness.Ctx(t))
 		if i < 2 {
 			require.ErrorIs(t, err, ErrLocked)
 			continue
 		}
 		require.NoError(t, err, "a reader beside a reader")
-		require.NoError(t, r.Unlock(testCtx(t)))
+		require.NoError(t, r.Unlock(harness.Ctx(t)))
 	}
-	require.ErrorContains(t, h.Downgrade(testCtx(t)), "Multi")
+	require.ErrorContains(t, h.Downgrade(harness.Ctx(t)), "Multi")
 	require.NoError(t, h.Err())
-	require.NoError(t, h.Unlock(testCtx(t)))
-	require.ErrorIs(t, h.Unlock(testCtx(t)), ErrNotHeld)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	require.ErrorIs(t, h.Unlock(harness.Ctx(t)), ErrNotHeld)
 	require.Empty(t, entriesIn(t, c, names...))
 }
 
@@ -99,62 +101,62 @@ func TestMulti_InvalidNames(t *testing.T) {
 		`etcdlock: lock "a, b/"`: {Write("a"), Write("b/")},
 	} {
 		m := NewMulti(s, parts...)
-		_, err := m.Lock(testCtx(t))
+		_, err := m.Lock(harness.Ctx(t))
 		require.ErrorIs(t, err, ErrInvalidName)
 		require.ErrorContains(t, err, want)
-		_, err = m.TryLock(testCtx(t))
+		_, err = m.TryLock(harness.Ctx(t))
 		require.ErrorIs(t, err, ErrInvalidName)
-		_, err = m.Enqueue(testCtx(t))
+		_, err = m.Enqueue(harness.Ctx(t))
 		require.ErrorIs(t, err, ErrInvalidName)
-		err = m.Do(testCtx(t), func(context.Context, *Held) error { panic("not called") })
+		err = m.Do(harness.Ctx(t), func(context.Context, *Held) error { panic("not called") })
 		require.ErrorIs(t, err, ErrInvalidName)
 	}
-	h, err := NewMulti(s, writes(many[:32]...)...).Lock(testCtx(t))
+	h, err := NewMulti(s, writes(many[:32]...)...).Lock(harness.Ctx(t))
 	require.NoError(t, err)
-	require.NoError(t, h.Unlock(testCtx(t)))
-	_, err = NewMulti(nil, Write("a")).Lock(testCtx(t))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	_, err = NewMulti(nil, Write("a")).Lock(harness.Ctx(t))
 	require.ErrorContains(t, err, "NewSession")
-	_, err = (&Multi{}).Lock(testCtx(t))
+	_, err = (&Multi{}).Lock(harness.Ctx(t))
 	require.ErrorContains(t, err, "NewMulti")
 }
 
 // What it costs on the wire, for any number of names.
 func TestRequests_Multi(t *testing.T) {
 	t.Parallel()
-	c, w := wiredClient(t, cluster)
+	c, w := harness.WiredClient(t, cluster)
 	s, other := unhedged(t, c), newTestSession(t, cluster.Client(t))
 	for _, n := range []int{1, 2, 8, 32} {
 		names := multiNamesOf(t, n)
 		m := NewMulti(s, writes(names...)...)
 		for _, lock := range []func(context.Context) (*Held, error){m.Lock, m.TryLock} {
-			w.reset()
-			before := revision(t, cluster.Client(t))
-			h, err := lock(testCtx(t))
+			w.Reset()
+			before := harness.Revision(t, cluster.Client(t))
+			h, err := lock(harness.Ctx(t))
 			require.NoError(t, err)
 			require.Greater(t, h.Token(), before)
-			require.NoError(t, h.Unlock(testCtx(t)))
-			w.require(t, map[string]int{"Txn": 2}, 0)
+			require.NoError(t, h.Unlock(harness.Ctx(t)))
+			w.Require(t, map[string]int{"Txn": 2}, 0)
 		}
 		// One name is taken.
 		taken := mustLock(t, other, names[n-1])
 		at := len(entriesIn(t, c, names...))
-		w.reset()
-		_, err := m.TryLock(testCtx(t))
+		w.Reset()
+		_, err := m.TryLock(harness.Ctx(t))
 		require.ErrorIs(t, err, ErrLocked)
-		w.require(t, map[string]int{"Txn": 1}, 0)
+		w.Require(t, map[string]int{"Txn": 1}, 0)
 		require.Len(t, entriesIn(t, c, names...), at, "nothing was written")
 		// It waits for that one with a watch, and reads at most what follows that and all of its own.
-		w.reset()
-		granted := inBackground(t, m.Lock)
-		require.Eventually(t, func() bool { _, created := w.counts(); return len(created) == 1 }, hang, tick)
-		require.NoError(t, taken.Unlock(testCtx(t)))
+		w.Reset()
+		granted := harness.InBackground(t, m.Lock)
+		require.Eventually(t, func() bool { _, created := w.Counts(); return len(created) == 1 }, hang, tick)
+		require.NoError(t, taken.Unlock(harness.Ctx(t)))
 		h := <-granted
 		require.NotNil(t, h)
-		calls, created := w.counts()
+		calls, created := w.Counts()
 		require.Equal(t, 1, calls["Txn"])
 		require.LessOrEqual(t, calls["Range"], 2)
 		require.Len(t, created, 1)
-		require.NoError(t, h.Unlock(testCtx(t)))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
 	}
 }
 
@@ -164,41 +166,41 @@ func TestMulti_FairInEachQueue(t *testing.T) {
 	s, other := newTestSession(t, cluster.Client(t)), newTestSession(t, cluster.Client(t))
 	names := multiNamesOf(t, 3)
 	h := mustLock(t, other, names[1])
-	tk, err := NewMulti(s, Write(names[0]), Write(names[1]), Read(names[2])).Enqueue(testCtx(t))
+	tk, err := NewMulti(s, Write(names[0]), Write(names[1]), Read(names[2])).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	var behind []*Ticket
 	for _, enqueue := range []func(context.Context) (*Ticket, error){
 		NewMutex(other, names[0]).Enqueue, NewMutex(s, names[0]).Enqueue, NewMulti(other, writes(names...)...).Enqueue,
 		NewRWMutex(other, names[2]).Enqueue,
 	} {
-		b, err := enqueue(testCtx(t))
+		b, err := enqueue(harness.Ctx(t))
 		require.NoError(t, err)
 		behind = append(behind, b)
 	}
-	reader, err := NewRWMutex(s, names[2]).REnqueue(testCtx(t))
+	reader, err := NewRWMutex(s, names[2]).REnqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	for i, want := range []int{1, 2, 4, 2} {
-		n, err := behind[i].Ahead(testCtx(t))
+		n, err := behind[i].Ahead(harness.Ctx(t))
 		require.NoError(t, err)
 		require.Equal(t, want, n, "%d, who waits in several queues counts once", i)
 	}
-	n, err := tk.Ahead(testCtx(t))
+	n, err := tk.Ahead(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Equal(t, 1, n)
-	require.NoError(t, h.Unlock(testCtx(t)))
-	got, err := tk.Wait(testCtx(t))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	got, err := tk.Wait(harness.Ctx(t))
 	require.NoError(t, err)
 	for _, b := range append(behind, reader) {
 		require.False(t, isClosed(b.Done()))
 	}
-	require.NoError(t, got.Unlock(testCtx(t)))
+	require.NoError(t, got.Unlock(harness.Ctx(t)))
 	last := got.Token()
 	for _, b := range append(behind, reader) {
-		h, err := b.Wait(testCtx(t))
+		h, err := b.Wait(harness.Ctx(t))
 		require.NoError(t, err)
 		require.Greater(t, h.Token(), last)
 		last = h.Token()
-		require.NoError(t, h.Unlock(testCtx(t)))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
 	}
 }
 
@@ -210,24 +212,24 @@ func TestMulti_LossOfAPart(t *testing.T) {
 	for part := range 3 {
 		for what, use := range map[string]func(h *Held) error{
 			"context": func(h *Held) error { closes(t, h.Done(), "its loss"); return h.Err() },
-			"check":   func(h *Held) error { return h.Check(testCtx(t)) },
+			"check":   func(h *Held) error { return h.Check(harness.Ctx(t)) },
 			"txn": func(h *Held) error {
-				_, err := h.Txn(testCtx(t)).Then(clientv3.OpPut(h.names()[0]+"-x", "")).Commit()
+				_, err := h.Txn(harness.Ctx(t)).Then(clientv3.OpPut(h.names()[0]+"-x", "")).Commit()
 				return err
 			},
-			"unlock": func(h *Held) error { return h.Unlock(testCtx(t)) },
+			"unlock": func(h *Held) error { return h.Unlock(harness.Ctx(t)) },
 		} {
 			names := multiNamesOf(t, 3)
-			h, err := NewMulti(s, Write(names[0]), Read(names[1]), Write(names[2])).Lock(testCtx(t))
+			h, err := NewMulti(s, Write(names[0]), Read(names[1]), Write(names[2])).Lock(harness.Ctx(t))
 			require.NoError(t, err)
 			if what == "context" {
 				h.Context()
 			}
-			require.NoError(t, h.Check(testCtx(t)))
-			resp, err := h.Txn(testCtx(t)).Then(clientv3.OpPut(names[0]+"-x", "1")).Commit()
+			require.NoError(t, h.Check(harness.Ctx(t)))
+			resp, err := h.Txn(harness.Ctx(t)).Then(clientv3.OpPut(names[0]+"-x", "1")).Commit()
 			require.NoError(t, err)
 			require.True(t, resp.Succeeded)
-			_, err = c.Delete(testCtx(t), h.Keys()[part])
+			_, err = c.Delete(harness.Ctx(t), h.Keys()[part])
 			require.NoError(t, err)
 			err = use(h)
 			require.ErrorIs(t, err, ErrLost, "%s of part %d", what, part)
@@ -254,21 +256,21 @@ func TestMulti_WaitLosesAPart(t *testing.T) {
 		h := mustLock(t, holder, names[1])
 		var others []*Ticket
 		for range before - 1 {
-			tk, err := NewMutex(s, names[1]).Enqueue(testCtx(t))
+			tk, err := NewMutex(s, names[1]).Enqueue(harness.Ctx(t))
 			require.NoError(t, err)
 			others = append(others, tk)
 		}
-		tk, err := NewMulti(s, writes(names...)...).Enqueue(testCtx(t))
+		tk, err := NewMulti(s, writes(names...)...).Enqueue(harness.Ctx(t))
 		require.NoError(t, err)
-		_, err = c.Delete(testCtx(t), tk.h.Keys()[part])
+		_, err = c.Delete(harness.Ctx(t), tk.h.Keys()[part])
 		require.NoError(t, err)
-		_, err = tk.Wait(testCtx(t))
+		_, err = tk.Wait(harness.Ctx(t))
 		require.ErrorIs(t, err, ErrLost, "while the one before still holds")
 		require.Eventually(t, func() bool { return len(entriesIn(t, c, names...)) == before }, hang, tick)
 		for _, tk := range others {
-			require.NoError(t, tk.Cancel(testCtx(t)))
+			require.NoError(t, tk.Cancel(harness.Ctx(t)))
 		}
-		require.NoError(t, h.Unlock(testCtx(t)))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
 	}
 }
 
@@ -289,7 +291,7 @@ func TestMulti_Reentrancy(t *testing.T) {
 		_, err = m.TryLock(ctx)
 		require.ErrorIs(t, err, ErrLocked)
 	}
-	require.NoError(t, locks.Multi(Write(a), Read(b)).Do(testCtx(t), func(ctx context.Context, h *Held) error {
+	require.NoError(t, locks.Multi(Write(a), Read(b)).Do(harness.Ctx(t), func(ctx context.Context, h *Held) error {
 		within(ctx, locks.Multi(Write(a), Read(b)))
 		within(ctx, locks.Multi(Write(free), Read(b)))
 		require.NoError(t, locks.Multi(Read(b), Write(a)).Do(ctx, func(_ context.Context, in *Held) error { ran++; require.Same(t, h, in); return nil }))
@@ -309,7 +311,7 @@ func TestMulti_Reentrancy(t *testing.T) {
 		return locks.Multi(Write(free), Write(names[2])).Do(ctx, fn)
 	}))
 	require.Equal(t, 3, ran)
-	require.NoError(t, locks.Mutex(a).Do(testCtx(t), func(ctx context.Context, _ *Held) error {
+	require.NoError(t, locks.Mutex(a).Do(harness.Ctx(t), func(ctx context.Context, _ *Held) error {
 		within(ctx, locks.Multi(Write(b), Write(a)))
 		require.ErrorIs(t, locks.Multi(Write(b), Write(a)).Do(ctx, fn), ErrWouldDeadlock)
 		require.ErrorIs(t, locks.Multi(Write(a)).Do(ctx, fn), ErrWouldDeadlock)
@@ -317,8 +319,8 @@ func TestMulti_Reentrancy(t *testing.T) {
 	}))
 	require.Equal(t, 4, ran)
 	// After a loss the Do inside does not run.
-	err := locks.Multi(Write(a), Write(b)).Do(testCtx(t), func(ctx context.Context, h *Held) error {
-		_, err := cluster.Client(t).Delete(testCtx(t), h.Keys()[1])
+	err := locks.Multi(Write(a), Write(b)).Do(harness.Ctx(t), func(ctx context.Context, h *Held) error {
+		_, err := cluster.Client(t).Delete(harness.Ctx(t), h.Keys()[1])
 		require.NoError(t, err)
 		<-ctx.Done()
 		return locks.Multi(Write(a), Write(b)).Do(ctx, fn)
@@ -330,16 +332,16 @@ func TestMulti_Reentrancy(t *testing.T) {
 // A server that allows fewer operations says what that means.
 func TestMulti_ServerOfFewOperations(t *testing.T) {
 	t.Parallel()
-	c, w := wiredClient(t, cluster)
+	c, w := harness.WiredClient(t, cluster)
 	s := newTestSession(t, c)
 	names := multiNamesOf(t, 20)
-	w.onUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+	w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
 		if method == "Txn" {
 			return rpctypes.ErrGRPCTooManyOps
 		}
 		return send(ctx)
 	})
-	_, err := NewMulti(s, writes(names...)...).Lock(testCtx(t))
+	_, err := NewMulti(s, writes(names...)...).Lock(harness.Ctx(t))
 	require.ErrorContains(t, err, "--max-txn-ops allows less than the 40 that these names need")
 	require.Empty(t, entriesIn(t, c, names...))
 }
@@ -354,13 +356,13 @@ func TestMulti_TicketCancel(t *testing.T) {
 		if taken {
 			defer mustLock(t, newTestSession(t, c), names[1]).Release()
 		}
-		tk, err := NewMulti(s, writes(names...)...).Enqueue(testCtx(t))
+		tk, err := NewMulti(s, writes(names...)...).Enqueue(harness.Ctx(t))
 		require.NoError(t, err)
-		require.NoError(t, tk.Cancel(testCtx(t)))
-		_, err = tk.Wait(testCtx(t))
+		require.NoError(t, tk.Cancel(harness.Ctx(t)))
+		_, err = tk.Wait(harness.Ctx(t))
 		require.ErrorIs(t, err, ErrNotHeld)
 		require.True(t, strings.Contains(err.Error(), names[0]+", "+names[1]), err)
-		require.Empty(t, entries(t, c, names[0]))
+		require.Empty(t, harness.Entries(t, c, names[0]))
 	}
 }
 
@@ -383,23 +385,21 @@ func multiFuncs(s *Session, names []string) map[string]func(context.Context) (*H
 func TestMulti_A1_LostReply(t *testing.T) {
 	t.Parallel()
 	for _, times := range []int{1, 3} {
-		c, w := wiredClient(t, cluster)
+		c, w := harness.WiredClient(t, cluster)
 		s := newTestSession(t, c)
 		for kind := range multiFuncs(s, []string{"a", "b"}) {
-			names, lost := multiNamesOf(t, 3), 0
-			w.onUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+			names, lost := multiNamesOf(t, 3), atomic.Int64{}
+			w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
 				err := send(ctx)
-				w.mu.Lock()
-				defer w.mu.Unlock()
-				if lost++; method == "Txn" && lost <= times && err == nil {
-					return errLostReply
+				if method == "Txn" && int(lost.Add(1)) <= times && err == nil {
+					return harness.ErrLostReply
 				}
 				return err
 			})
-			h, err := multiFuncs(s, names)[kind](testCtx(t))
+			h, err := multiFuncs(s, names)[kind](harness.Ctx(t))
 			require.NoError(t, err, kind)
-			require.NoError(t, h.Check(testCtx(t)))
-			require.NoError(t, h.Unlock(testCtx(t)))
+			require.NoError(t, h.Check(harness.Ctx(t)))
+			require.NoError(t, h.Unlock(harness.Ctx(t)))
 			require.Empty(t, entriesIn(t, c, names...), kind)
 		}
 	}
@@ -409,14 +409,14 @@ func TestMulti_A1_LostReply(t *testing.T) {
 // returned: all parts are found and removed.
 func TestMulti_A1_CtxEndsInFlight(t *testing.T) {
 	t.Parallel()
-	c, w := wiredClient(t, cluster)
+	c, w := harness.WiredClient(t, cluster)
 	s := newTestSession(t, c)
 	for kind := range multiFuncs(s, []string{"a", "b"}) {
 		for _, late := range []bool{false, true} {
 			names := multiNamesOf(t, 3)
-			ctx, cancel := context.WithCancel(testCtx(t))
+			ctx, cancel := context.WithCancel(harness.Ctx(t))
 			release, sent := make(chan struct{}), make(chan error, 1)
-			w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+			w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 				if !late {
 					sent <- send(ctx)
 				} else {
@@ -442,23 +442,23 @@ func TestMulti_A1_CtxEndsInFlight(t *testing.T) {
 // A2: an unlock whose reply was lost, and is repeated, touches no later acquisition.
 func TestMulti_A2_StaleUnlock(t *testing.T) {
 	t.Parallel()
-	c, w := wiredClient(t, cluster)
+	c, w := harness.WiredClient(t, cluster)
 	s := newTestSession(t, c)
 	names := multiNamesOf(t, 3)
 	m := NewMulti(s, writes(names...)...)
-	h, err := m.Lock(testCtx(t))
+	h, err := m.Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	var next *Held
-	w.once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 		require.NoError(t, send(ctx))
-		next, err = m.Lock(testCtx(t))
+		next, err = m.Lock(harness.Ctx(t))
 		require.NoError(t, err)
-		return errLostReply
+		return harness.ErrLostReply
 	})
-	require.NoError(t, h.Unlock(testCtx(t)))
-	require.NoError(t, next.Check(testCtx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	require.NoError(t, next.Check(harness.Ctx(t)))
 	require.ElementsMatch(t, next.Keys(), entriesIn(t, c, names...))
-	require.NoError(t, next.Unlock(testCtx(t)))
+	require.NoError(t, next.Unlock(harness.Ctx(t)))
 }
 
 // A4: Unlock with a ctx that has ended gives all back.
@@ -466,9 +466,9 @@ func TestMulti_A4_UnlockWithEndedCtx(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
 	names := multiNamesOf(t, 3)
-	h, err := NewMulti(newTestSession(t, c), writes(names...)...).Lock(testCtx(t))
+	h, err := NewMulti(newTestSession(t, c), writes(names...)...).Lock(harness.Ctx(t))
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(testCtx(t))
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
 	cancel()
 	require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
 	require.Eventually(t, func() bool { return len(entriesIn(t, c, names...)) == 0 }, hang, tick)
@@ -485,34 +485,34 @@ func TestMulti_FaultsOfAWait(t *testing.T) {
 	names := multiNamesOf(t, 3)
 	m := NewMulti(s, writes(names...)...)
 	h := mustLock(t, other, names[2])
-	tk, err := m.Enqueue(testCtx(t))
+	tk, err := m.Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	for range 3 {
 		proxy.Reset()
-		_, err := c.Put(testCtx(t), "elsewhere", "")
+		_, err := c.Put(harness.Ctx(t), "elsewhere", "")
 		require.NoError(t, err)
 	}
-	ctx, cancel := context.WithCancel(testCtx(t))
-	ended := async(func() error { _, err := m.Lock(ctx); return err })
-	require.Eventually(t, func() bool { return len(entries(t, c, names[0])) == 2 }, hang, tick)
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	ended := harness.Async(func() error { _, err := m.Lock(ctx); return err })
+	require.Eventually(t, func() bool { return len(harness.Entries(t, c, names[0])) == 2 }, hang, tick)
 	proxy.Blackhole(etcdtest.Both)
 	cancel()
-	require.ErrorIs(t, result(t, ended), context.Canceled)
+	require.ErrorIs(t, harness.Result(t, ended), context.Canceled)
 	proxy.Heal()
-	require.NoError(t, h.Unlock(testCtx(t)))
-	got, err := tk.Wait(testCtx(t))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	got, err := tk.Wait(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Equal(t, tk.h.Token(), got.Token())
 	require.Eventually(t, func() bool { return len(entriesIn(t, c, names...)) == 3 }, hang, tick, "the one that was given up is gone")
-	require.NoError(t, got.Unlock(testCtx(t)))
+	require.NoError(t, got.Unlock(harness.Ctx(t)))
 
 	h = mustLock(t, other, names[1])
-	tk, err = m.Enqueue(testCtx(t))
+	tk, err = m.Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	revoke(t, s)
-	_, err = tk.Wait(testCtx(t))
+	_, err = tk.Wait(harness.Ctx(t))
 	require.ErrorIs(t, err, ErrSessionExpired)
-	require.NoError(t, h.Unlock(testCtx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
 }
 
 // A closed session gives all parts back at once; so does the death of a lease.
@@ -521,15 +521,15 @@ func TestMulti_SessionEnds(t *testing.T) {
 	c := cluster.Client(t)
 	names := multiNamesOf(t, 4)
 	s := newTestSession(t, c)
-	h, err := NewMulti(s, writes(names...)...).Lock(testCtx(t))
+	h, err := NewMulti(s, writes(names...)...).Lock(harness.Ctx(t))
 	require.NoError(t, err)
-	tk, err := NewMulti(s, writes(names[1:]...)...).Enqueue(testCtx(t))
+	tk, err := NewMulti(s, writes(names[1:]...)...).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	done := h.Done()
 	require.NoError(t, s.Close())
 	<-done
 	require.True(t, errors.Is(h.Err(), ErrLost) && errors.Is(h.Err(), ErrSessionClosed), h.Err())
-	_, err = tk.Wait(testCtx(t))
+	_, err = tk.Wait(harness.Ctx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)
 	require.Empty(t, entriesIn(t, c, names...))
 	require.False(t, slices.Contains([]bool{h.Valid()}, true))
@@ -539,19 +539,26 @@ func TestMulti_SessionEnds(t *testing.T) {
 // the others is read at once.
 func TestMulti_SurveyRequests(t *testing.T) {
 	t.Parallel()
-	c, w := wiredClient(t, cluster)
+	c, w := harness.WiredClient(t, cluster)
 	s, other := unhedged(t, c), newTestSession(t, cluster.Client(t))
 	names := multiNamesOf(t, 8)
-	before, err := NewMulti(other, writes(names...)...).Lock(testCtx(t))
+	before, err := NewMulti(other, writes(names...)...).Lock(harness.Ctx(t))
 	require.NoError(t, err)
-	w.reset()
-	granted := inBackground(t, NewMulti(s, writes(names...)...).Lock)
-	require.Eventually(t, func() bool { _, created := w.counts(); return len(created) == 1 }, hang, tick)
-	require.NoError(t, before.Unlock(testCtx(t)))
+	w.Reset()
+	granted := harness.InBackground(t, NewMulti(s, writes(names...)...).Lock)
+	require.Eventually(t, func() bool { _, created := w.Counts(); return len(created) == 1 }, hang, tick)
+	require.NoError(t, before.Unlock(harness.Ctx(t)))
 	h := <-granted
 	require.NotNil(t, h)
-	calls, created := w.counts()
+	calls, created := w.Counts()
 	require.LessOrEqual(t, calls["Range"], 4)
 	require.Len(t, created, 1)
-	require.NoError(t, h.Unlock(testCtx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+}
+
+// requireFree requires that another session gets the lock.
+func requireFree(t *testing.T, name string) {
+	t.Helper()
+	h := mustLock(t, newTestSession(t, cluster.Client(t)), name)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
 }

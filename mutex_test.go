@@ -6,50 +6,11 @@ import (
 	"fmt"
 	"sync"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
-
-func TestFault_D1_D3_OneSessionManyGoroutines(t *testing.T) {
-	for _, values := range []int{1, 100} {
-		t.Run(fmt.Sprintf("values=%d", values), func(t *testing.T) {
-			c := cluster.Client(t)
-			s := newTestSession(t, c)
-			name := lockName(t)
-			mutexes := make([]*Mutex, values)
-			for i := range mutexes {
-				mutexes[i] = NewMutex(s, name)
-			}
-			counter := 0
-			var tokens []int64
-			var wg sync.WaitGroup
-			for i := range 100 {
-				wg.Go(func() {
-					h, err := mutexes[i%values].Lock(testCtx(t))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					counter++ // the race detector reports two goroutines in here
-					tokens = append(tokens, h.Token())
-					if err := h.Unlock(testCtx(t)); err != nil {
-						t.Error(err)
-					}
-				})
-			}
-			wg.Wait()
-			require.Equal(t, 100, counter)
-			require.IsIncreasing(t, tokens, "locks must be granted in the order of create revisions")
-			require.Empty(t, entries(t, c, name))
-			requireSettled(t, s)
-		})
-	}
-}
 
 // etcd's own mutex and the keys of `etcdctl lock` wait in the same queue.
 func TestMutex_SharesTheQueueWithConcurrencyAndRWMutex(t *testing.T) {
@@ -201,35 +162,6 @@ func TestMutex_WaiterInTheMiddleDies(t *testing.T) {
 	}
 }
 
-func TestFault_D4_NestedNamesDontMeet(t *testing.T) {
-	s := newTestSession(t, cluster.Client(t))
-	base := lockName(t)
-	var holds []*Held
-	for _, name := range []string{base, base + "/b", base + "/b/c", base + "//", base + "/r1", base + "/..", base + "/ü"} {
-		lock := NewMutex(s, name).TryLock
-		h, err := lock(testCtx(t))
-		if name == base+"//" {
-			require.ErrorIs(t, err, ErrInvalidName)
-			continue
-		}
-		require.NoError(t, err, name)
-		holds = append(holds, h)
-	}
-	// The other order: the locks with longer names are already held.
-	h, err := NewMutex(s, base+"/b").TryLock(testCtx(t))
-	require.ErrorIs(t, err, ErrLocked)
-	require.Nil(t, h)
-	require.NoError(t, holds[0].Unlock(testCtx(t)))
-	for _, lock := range lockFuncs(s, base) {
-		h, err := lock(testCtx(t))
-		require.NoError(t, err)
-		require.NoError(t, h.Unlock(testCtx(t)))
-	}
-	for _, h := range holds[1:] {
-		require.NoError(t, h.Unlock(testCtx(t)))
-	}
-}
-
 // More keys that are not entries than any limited read returns.
 func TestMutex_ManyForeignKeys(t *testing.T) {
 	c := cluster.Client(t)
@@ -257,147 +189,6 @@ func TestMutex_ManyForeignKeys(t *testing.T) {
 		h, err = tk.Wait(testCtx(t))
 		require.NoError(t, err)
 		require.NoError(t, h.Unlock(testCtx(t)))
-	}
-}
-
-func TestTicket(t *testing.T) {
-	s := newTestSession(t, cluster.Client(t))
-	name := lockName(t)
-	m := NewMutex(s, name)
-	ctx, cancel := context.WithCancel(testCtx(t))
-	first, err := m.Enqueue(ctx)
-	require.NoError(t, err)
-	cancel() // the ctx bounds only the call
-	<-first.Done()
-	n, err := first.Ahead(testCtx(t))
-	require.NoError(t, err)
-	require.Zero(t, n)
-
-	second, err := m.Enqueue(testCtx(t))
-	require.NoError(t, err)
-	third, err := m.Enqueue(testCtx(t))
-	require.NoError(t, err)
-	n, err = third.Ahead(testCtx(t))
-	require.NoError(t, err)
-	require.Equal(t, 2, n)
-	_, err = third.Wait(ctx)
-	require.ErrorIs(t, err, context.Canceled)
-
-	require.NoError(t, second.Cancel(testCtx(t)))
-	require.NoError(t, second.Cancel(testCtx(t)))
-	_, err = second.Wait(testCtx(t))
-	require.ErrorIs(t, err, ErrNotHeld)
-	_, err = second.Ahead(testCtx(t))
-	require.ErrorIs(t, err, ErrNotHeld)
-	require.Len(t, entries(t, s.Client(), name), 2)
-
-	require.NoError(t, first.Cancel(testCtx(t)), "Cancel must release a grant that was not claimed")
-	_, err = first.Wait(testCtx(t))
-	require.ErrorIs(t, err, ErrNotHeld)
-	h, err := third.Wait(testCtx(t))
-	require.NoError(t, err)
-	again, err := third.Wait(testCtx(t))
-	require.NoError(t, err)
-	require.Same(t, h, again)
-	require.NoError(t, third.Cancel(testCtx(t)), "Cancel must do nothing after the claim")
-	require.NoError(t, h.Check(testCtx(t)))
-	require.NoError(t, h.Unlock(testCtx(t)))
-	require.Empty(t, entries(t, s.Client(), name))
-}
-
-func TestTicket_SessionEnds(t *testing.T) {
-	s := newTestSession(t, cluster.Client(t))
-	m := NewMutex(s, lockName(t))
-	granted, err := m.Enqueue(testCtx(t))
-	require.NoError(t, err)
-	waiting, err := m.Enqueue(testCtx(t))
-	require.NoError(t, err)
-	<-granted.Done()
-	require.NoError(t, s.Close())
-	_, err = waiting.Wait(testCtx(t))
-	require.ErrorIs(t, err, ErrSessionClosed)
-	_, err = granted.Wait(testCtx(t))
-	require.ErrorIs(t, err, ErrLost)
-	require.ErrorIs(t, err, ErrSessionClosed)
-	require.NoError(t, waiting.Cancel(testCtx(t)))
-	_, err = m.Enqueue(testCtx(t))
-	require.ErrorIs(t, err, ErrSessionClosed)
-}
-
-// The etcd client is closed while the entry is in the queue, and the session has not noticed
-// it.
-func TestTicket_ClientClosed(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeEtcd()
-		s := f.session(1)
-		s.etcd.Watcher, s.etcd.Lease = nil, nil // they can't be closed here
-		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.etcd.Close() }}}
-		tk, err := NewMutex(s, "a").Enqueue(context.Background())
-		require.Nil(t, tk)
-		require.ErrorIs(t, err, ErrSessionExpired)
-		s.endLease()
-	})
-}
-
-// The session ends while etcd drops all proposals: Commit returns then, and does not wait for
-// the end of its ctx.
-func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
-	for _, cause := range []error{ErrSessionExpired, ErrSessionClosed} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFakeEtcd()
-			s := f.session(1)
-			h, err := NewMutex(s, "a").Lock(context.Background())
-			require.NoError(t, err)
-			f.step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
-			time.AfterFunc(10*time.Second, func() { s.terminate(cause, "the test says so") })
-			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-			defer cancel()
-			_, err = h.Txn(ctx).Commit()
-			require.ErrorIs(t, err, ErrLost)
-			require.ErrorIs(t, err, cause)
-			s.endLease()
-		})
-	}
-}
-
-// The cause of a hold's end stays the one that was reported first, even if the session ends
-// later.
-func TestHeld_FirstCauseStays(t *testing.T) {
-	c := cluster.Client(t)
-	s, err := NewSession(testCtx(t), c)
-	require.NoError(t, err)
-	lost, err := NewMutex(s, lockName(t)+"/lost").Lock(testCtx(t))
-	require.NoError(t, err)
-	unlocked, err := NewMutex(s, lockName(t)+"/unlocked").Lock(testCtx(t))
-	require.NoError(t, err)
-	done := lost.Done()
-	_, err = c.Delete(testCtx(t), lost.Key())
-	require.NoError(t, err)
-	<-done
-	require.NoError(t, unlocked.Unlock(testCtx(t)))
-	require.NoError(t, s.Close())
-	require.Equal(t, ErrLost, lost.Err(), "the session was not the cause")
-	require.Equal(t, ErrLost, context.Cause(lost.Context()))
-	require.Equal(t, ErrNotHeld, unlocked.Err())
-}
-
-// The session ends while a request about its hold is in flight.
-func TestHeld_SessionEndsMeanwhile(t *testing.T) {
-	for what, call := range map[string]func(h *Held, ctx context.Context) error{"Check": (*Held).Check, "Downgrade": (*Held).Downgrade} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFakeEtcd()
-			s := f.session(1)
-			h, err := NewRWMutex(s, "a").Lock(context.Background())
-			require.NoError(t, err)
-			f.step = func(context.Context, string) error {
-				s.terminate(ErrSessionExpired, "the test says so")
-				return rpctypes.ErrGRPCNoLeader
-			}
-			err = call(h, context.Background())
-			require.ErrorIs(t, err, ErrSessionExpired, what)
-			require.ErrorIs(t, err, ErrLost, what)
-			s.endLease()
-		})
 	}
 }
 
@@ -564,34 +355,4 @@ func TestMisuse(t *testing.T) {
 	require.ErrorIs(t, err, ErrNotHeld)
 	require.False(t, h.Valid())
 	<-h.Done()
-}
-
-func TestSession_10000Locks(t *testing.T) {
-	c := cluster.Client(t)
-	s := newTestSession(t, c, WithTTL(time.Minute))
-	base := lockName(t)
-	names := make(chan string)
-	var wg sync.WaitGroup
-	for range 64 {
-		wg.Go(func() {
-			for name := range names {
-				if _, err := NewMutex(s, name).Lock(testCtx(t)); err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	for i := range 10_000 {
-		names <- fmt.Sprintf("%s/%d", base, i)
-	}
-	close(names)
-	wg.Wait()
-	count := func() int64 {
-		resp, err := c.Get(testCtx(t), base, clientv3.WithPrefix(), clientv3.WithCountOnly())
-		require.NoError(t, err)
-		return resp.Count
-	}
-	require.EqualValues(t, 10_000, count())
-	require.NoError(t, s.Close())
-	require.Zero(t, count())
 }

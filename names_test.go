@@ -3,8 +3,6 @@ package etcdlock
 import (
 	"fmt"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,47 +10,8 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/keyspace/keyspacetest"
 )
-
-// randomKeys returns keys of nested names, keys of names that are prefixes of each other, and
-// keys that are not entries. They contain all characters that sort around '/'.
-func randomKeys(r *rand.Rand) []string {
-	segments := []string{"a", "b", "ab", "r", "r1", "1", "10", "1-1", "-", "a-b", "a.b", "0", "z", "", "a!"}
-	var keys []string
-	for range 1 + r.IntN(30) {
-		var path []string
-		for range 1 + r.IntN(4) {
-			path = append(path, segments[r.IntN(len(segments))])
-		}
-		keys = append(keys, strings.Join(path, "/"))
-	}
-	slices.Sort(keys)
-	return slices.Compact(keys)
-}
-
-// namesIn returns the names that ListNames must yield. It tries each possible name on each key.
-func namesIn(keys []string, prefix string) []string {
-	found := map[string]bool{}
-	for _, key := range keys {
-		for n := range len(key) {
-			if name := key[:n]; strings.HasPrefix(name, prefix) && keyspace.CheckName(name) == nil && keyspace.KindOf(name, key) != keyspace.Foreign {
-				found[name] = true
-			}
-		}
-	}
-	out := []string{}
-	for name := range found {
-		out = append(out, name)
-	}
-	// Names are ordered by the ends of their ranges, so nested names are first.
-	slices.SortFunc(out, func(a, b string) int {
-		_, aEnd := keyspace.All(a)
-		_, bEnd := keyspace.All(b)
-		return strings.Compare(aEnd, bEnd)
-	})
-	return out
-}
 
 func collect(t *testing.T, names func(yield func(string, error) bool)) []string {
 	t.Helper()
@@ -70,7 +29,7 @@ func TestNamesInEtcd(t *testing.T) {
 	own := etcdtest.Start(t)
 	c := own.Client(t)
 	for seed := range uint64(10) {
-		keys := randomKeys(rand.New(rand.NewPCG(seed, 3)))
+		keys := keyspacetest.RandomKeys(rand.New(rand.NewPCG(seed, 3)))
 		_, err := c.Delete(testCtx(t), "", clientv3.WithPrefix())
 		require.NoError(t, err)
 		for _, key := range keys {
@@ -80,7 +39,7 @@ func TestNamesInEtcd(t *testing.T) {
 			}
 		}
 		for _, prefix := range []string{"", "a", "a/", "a/b", "1", "r1/", "nothing", keys[len(keys)/2]} {
-			want := namesIn(keys, prefix)
+			want := keyspacetest.NamesIn(keys, prefix)
 			require.Equal(t, want, collect(t, New(c).ListNames(testCtx(t), prefix)), "seed %d, prefix %q: %q", seed, prefix, keys)
 			for _, page := range []int64{1, 3} {
 				got := []string{}

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"log/slog"
+	"time"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
@@ -24,10 +25,10 @@ func (o *outage) start(ctx context.Context, err error) {
 	}
 	o.open, o.stall.Client = true, s.etcd
 	o.stall.Set(true)
-	if !s.outages.Begin() || !s.log.Enabled(ctx, slog.LevelWarn) {
+	if !s.outages.Begin(err) || !s.log.Enabled(ctx, slog.LevelWarn) {
 		return
 	}
-	if why := s.etcd.ConnectionError(); why != nil {
+	if why := s.etcd.ConnectionError(50 * time.Millisecond); why != nil {
 		err = why
 	}
 	args := []any{"lease", s.leaseString()}

@@ -60,5 +60,5 @@ func (s *Session) waitError(ctx context.Context) error {
 	if cause := s.Err(); cause != nil && errors.Is(context.Cause(ctx), cause) {
 		return cause
 	}
-	return etcd.CtxError(ctx, nil)
+	return s.etcd.CtxError(ctx, s.outages.Why())
 }

@@ -11,40 +11,16 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // What each operation costs, in requests on the wire, exactly.
-
-func (w *wire) require(t *testing.T, want map[string]int, watches int) {
-	t.Helper()
-	calls, created := w.counts()
-	if want["Whom"] == 0 { // a wait has one if it takes long, also by a machine that stalls
-		require.LessOrEqual(t, calls["Whom"], 1)
-		delete(calls, "Whom")
-	}
-	require.Equal(t, want, calls)
-	require.Len(t, created, watches)
-	requireFromNow(t, created)
-	for _, r := range created {
-		require.Equal(t, []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}, r.Filters, "all hear of deletions only")
-	}
-}
-
-// requireFromNow: a watch that is opened at a revision that exists is served
-// from a loop that runs each 100 ms.
-func requireFromNow(t *testing.T, created []*pb.WatchCreateRequest) {
-	t.Helper()
-	for _, r := range created {
-		require.Zero(t, r.StartRevision, "watch of %q", r.Key)
-	}
-}
 
 // unhedged is a session that sends no request again because etcd is slow to answer: the
 // machine may stall.
@@ -61,13 +37,13 @@ func TestRequests_Uncontended(t *testing.T) {
 	s := unhedged(t, c)
 	for name, lock := range lockFuncs(s, lockName(t)) {
 		t.Run(name, func(t *testing.T) {
-			w.reset()
+			w.Reset()
 			h, err := lock(testCtx(t))
 			require.NoError(t, err)
 			require.True(t, h.Valid())
 			require.NoError(t, h.Err())
 			require.NoError(t, h.Unlock(testCtx(t)))
-			w.require(t, map[string]int{"Txn": 2}, 0)
+			w.Require(t, map[string]int{"Txn": 2}, 0)
 		})
 	}
 }
@@ -76,30 +52,9 @@ func TestRequests_Uncontended(t *testing.T) {
 func mutexOf(from source, name string) *Mutex     { return &Mutex{newLock(from, name)} }
 func rwMutexOf(from source, name string) *RWMutex { return &RWMutex{newLock(from, name)} }
 
-// lockFuncs are the four ways to take a lock of this name.
+// lockFuncs are the ways to take a lock of this name.
 func lockFuncs(s source, name string) map[string]func(context.Context) (*Held, error) {
-	return map[string]func(context.Context) (*Held, error){
-		"Mutex":        mutexOf(s, name).Lock,
-		"RWMutex":      rwMutexOf(s, name).Lock,
-		"RWMutex read": rwMutexOf(s, name).RLock,
-		"Try":          mutexOf(s, name).TryLock,
-		"Try write":    rwMutexOf(s, name).TryLock,
-		"Try read":     rwMutexOf(s, name).TryRLock,
-	}
-}
-
-// inBackground calls lock, and sends the hold when it has it; nil after an error,
-// which the test is told.
-func inBackground(t *testing.T, lock func(context.Context) (*Held, error)) <-chan *Held {
-	granted := make(chan *Held, 1)
-	go func() {
-		h, err := lock(testCtx(t))
-		if err != nil {
-			t.Error(err)
-		}
-		granted <- h
-	}()
-	return granted
+	return harness.Ways(mutexOf(s, name), rwMutexOf(s, name))
 }
 
 func TestRequests_TryOnAHeldLock(t *testing.T) {
@@ -111,23 +66,14 @@ func TestRequests_TryOnAHeldLock(t *testing.T) {
 	before := entries(t, c, name)
 	for _, try := range []func(context.Context) (*Held, error){NewMutex(s, name).TryLock, NewRWMutex(s, name).TryLock, NewRWMutex(s, name).TryRLock} {
 		rev := revision(t, cluster.Client(t))
-		w.reset()
+		w.Reset()
 		_, err := try(testCtx(t))
 		require.ErrorIs(t, err, ErrLocked)
-		w.require(t, map[string]int{"Txn": 1}, 0)
+		w.Require(t, map[string]int{"Txn": 1}, 0)
 		require.Equal(t, rev, revision(t, cluster.Client(t)), "it writes nothing")
 	}
 	require.Equal(t, before, entries(t, cluster.Client(t), name))
 	require.NoError(t, h.Unlock(testCtx(t)))
-}
-
-// waitsFor waits until the waiter of a ticket watches what it waits for.
-func waitsFor(t *testing.T, w *wire, watches int) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		_, created := w.counts()
-		return len(created) >= watches
-	}, hang, tick)
 }
 
 func TestRequests_ContendedFirstInLine(t *testing.T) {
@@ -141,21 +87,21 @@ func TestRequests_ContendedFirstInLine(t *testing.T) {
 					require.NoError(t, err)
 					c, w := wiredClient(t, cluster)
 					s := unhedged(t, c)
-					w.reset()
+					w.Reset()
 					if busy {
 						defer keepBusy(t)()
 					}
 					granted := inBackground(t, lockFuncs(s, name)[kind])
-					waitsFor(t, w, 1)
+					w.WaitFor(t, 0, 1)
 					require.NoError(t, h.Unlock(testCtx(t)))
 					h2 := <-granted
 					require.NotNil(t, h2)
 					require.NoError(t, h2.Unlock(testCtx(t)))
-					calls, created := w.counts()
+					calls, created := w.Counts()
 					require.Equal(t, 2, calls["Txn"])
 					require.LessOrEqual(t, calls["Range"], 1)
 					require.Len(t, created, 1)
-					requireFromNow(t, created)
+					harness.RequireFromNow(t, created)
 				})
 			}
 		})
@@ -170,16 +116,16 @@ func TestRequests_MutexBehindMutex(t *testing.T) {
 	require.NoError(t, err)
 	c, w := wiredClient(t, cluster)
 	s := unhedged(t, c)
-	defer w.writeBetween(t)()
-	w.reset()
+	defer writeBetween(t, w)()
+	w.Reset()
 	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	w.waitFor(t, 1, 1) // it sees that both are there
+	w.WaitFor(t, 1, 1) // it sees that both are there
 	require.NoError(t, h.Unlock(testCtx(t)))
 	h, err = tk.Wait(testCtx(t))
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	w.require(t, map[string]int{"Txn": 2, "Range": 1}, 1)
+	w.Require(t, map[string]int{"Txn": 2, "Range": 1}, 1)
 }
 
 // Near the front, a watch on all that is left below, and one read that sees it all
@@ -204,27 +150,27 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 				}
 				c, w := wiredClient(t, cluster)
 				s := unhedged(t, c)
-				defer w.writeBetween(t)()
-				w.reset()
+				defer writeBetween(t, w)()
+				w.Reset()
 				granted := inBackground(t, lockFuncs(s, name)[kind])
 				reads, watches := 1, 1 // to see that those it waits for were there behind the watch
 				if below > enqueueReadLimit {
 					reads++ // to find them
 				}
-				w.waitFor(t, reads, watches)
+				w.WaitFor(t, reads, watches)
 				for i, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
 					require.NoError(t, err)
 					if i == len(tickets)-queue.Lookahead && below > queue.Lookahead {
 						reads, watches = reads+1, watches+1 // it is seen that these are all
-						w.waitFor(t, reads, watches)
+						w.WaitFor(t, reads, watches)
 					}
 					require.NoError(t, h.Unlock(testCtx(t)))
 				}
 				h2 := <-granted
 				require.NotNil(t, h2)
 				require.NoError(t, h2.Unlock(testCtx(t)))
-				w.require(t, map[string]int{"Txn": 2, "Range": reads}, watches)
+				w.Require(t, map[string]int{"Txn": 2, "Range": reads}, watches)
 			})
 		}
 	}
@@ -242,14 +188,14 @@ func TestRequests_WaitersOfOneSession(t *testing.T) {
 			c, w := wiredClient(t, cluster)
 			s := unhedged(t, c)
 			m := NewMutex(s, name)
-			defer w.writeBetween(t)()
-			w.reset()
+			defer writeBetween(t, w)()
+			w.Reset()
 			var tickets []*Ticket
 			for range waiters {
 				tk, err := m.Enqueue(testCtx(t))
 				require.NoError(t, err)
 				tickets = append(tickets, tk)
-				w.waitFor(t, 1, 1)
+				w.WaitFor(t, 1, 1)
 			}
 			for _, tk := range tickets {
 				require.NoError(t, h.Unlock(testCtx(t)))
@@ -257,9 +203,9 @@ func TestRequests_WaitersOfOneSession(t *testing.T) {
 				require.NoError(t, err)
 			}
 			require.NoError(t, h.Unlock(testCtx(t)))
-			calls, created := w.counts()
+			calls, created := w.Counts()
 			require.Len(t, created, 1)
-			requireFromNow(t, created)
+			harness.RequireFromNow(t, created)
 			require.Equal(t, 2*waiters, calls["Txn"])
 			if waiters <= enqueueReadLimit {
 				require.Equal(t, 1, calls["Range"])
@@ -288,13 +234,13 @@ func TestRequests_FewOfMany(t *testing.T) {
 			before := enqueue(other, below)
 			c, w := wiredClient(t, cluster)
 			s := unhedged(t, c)
-			w.reset()
+			w.Reset()
 			var mine, between []*Ticket
 			for range own {
 				mine = append(mine, enqueue(NewMutex(s, name), 1)...)
 				between = append(between, enqueue(other, enqueueReadLimit)...)
 			}
-			w.waitFor(t, 0, 2)
+			w.WaitFor(t, 0, 2)
 			pass := func(tickets []*Ticket) {
 				for _, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
@@ -304,15 +250,15 @@ func TestRequests_FewOfMany(t *testing.T) {
 			}
 			pass(before)
 			for i := range mine {
-				_, created := w.counts()
+				_, created := w.Counts()
 				require.LessOrEqual(t, len(created), 2*(i+3), "of those behind the next but one none asks")
 				pass(mine[i : i+1])
 				pass(between[i*enqueueReadLimit : (i+1)*enqueueReadLimit])
 			}
-			calls, created := w.counts()
+			calls, created := w.Counts()
 			require.LessOrEqual(t, len(created), 2*own)
 			require.LessOrEqual(t, calls["Range"], 4*own)
-			requireFromNow(t, created)
+			harness.RequireFromNow(t, created)
 		})
 	}
 }
@@ -333,7 +279,7 @@ func TestRequests_WatchesRequireLeader(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			c, w := wiredClient(t, cluster)
 			required := make(chan []string, 8)
-			w.onStream(func(ctx context.Context, method string) error {
+			w.OnStream(func(ctx context.Context, method string) error {
 				if method == "Watch" {
 					md, _ := metadata.FromOutgoingContext(ctx)
 					required <- md.Get(rpctypes.MetadataRequireLeaderKey)
@@ -364,18 +310,18 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 				for range sessions {
 					ss = append(ss, unhedged(t, c))
 				}
-				defer w.writeBetween(t)()
+				defer writeBetween(t, w)()
 				opened := make(chan struct{})
 				if !atOnce {
 					close(opened)
 				}
-				w.onRecv(func(method string, _ any) (bool, error) {
+				w.OnRecv(func(method string, _ any) (bool, error) {
 					if method == "Watch" {
 						<-opened
 					}
 					return true, nil
 				})
-				w.reset()
+				w.Reset()
 				tickets := make([]*Ticket, readers)
 				var wg sync.WaitGroup
 				for i := range tickets {
@@ -389,12 +335,12 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 						continue
 					}
 					enqueue()
-					w.waitFor(t, min(i+1, sessions), min(i+1, sessions))
+					w.WaitFor(t, min(i+1, sessions), min(i+1, sessions))
 				}
 				wg.Wait()
 				if atOnce {
 					close(opened)
-					w.waitFor(t, sessions, sessions)
+					w.WaitFor(t, sessions, sessions)
 				}
 				require.NoError(t, h.Unlock(testCtx(t)))
 				for _, tk := range tickets {
@@ -402,7 +348,7 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 					require.NoError(t, err)
 					require.NoError(t, h.Unlock(testCtx(t)))
 				}
-				calls, created := w.counts()
+				calls, created := w.Counts()
 				watches := sessions
 				reads := calls["Range"]
 				if atOnce { // others may have been the first in line for a moment, as they came
@@ -410,7 +356,7 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 					require.LessOrEqual(t, watches, 5*sessions)
 				}
 				require.LessOrEqual(t, reads, 5*sessions)
-				w.require(t, map[string]int{"Txn": 2 * readers, "Range": max(sessions, reads)}, watches)
+				w.Require(t, map[string]int{"Txn": 2 * readers, "Range": max(sessions, reads)}, watches)
 			})
 		}
 	}
@@ -418,25 +364,16 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 
 // writeBetween writes something else after each request, so that every watch begins
 // behind what was read before it.
-func (w *wire) writeBetween(t *testing.T) (stop func()) {
+func writeBetween(t *testing.T, w *harness.Wire) (stop func()) {
 	other := cluster.Client(t)
-	w.onUnary(func(ctx context.Context, _ string, _ any, send func(context.Context) error) error {
+	w.OnUnary(func(ctx context.Context, _ string, _ any, send func(context.Context) error) error {
 		if err := send(ctx); err != nil {
 			return err
 		}
 		_, err := other.Put(ctx, "test/busy", "")
 		return err
 	})
-	return func() { w.onUnary(nil) }
-}
-
-// waitFor waits until so many reads were made and watches created.
-func (w *wire) waitFor(t *testing.T, reads, watches int) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		calls, created := w.counts()
-		return calls["Range"] >= reads && len(created) >= watches
-	}, hang, tick)
+	return func() { w.OnUnary(nil) }
 }
 
 // A writer behind R readers that leave in any order: neither reads nor watches
@@ -454,10 +391,10 @@ func TestRequests_WriterBehindReaders(t *testing.T) {
 		}
 		c, w := wiredClient(t, cluster)
 		s := unhedged(t, c)
-		stop := w.writeBetween(t)
-		w.reset()
+		stop := writeBetween(t, w)
+		w.Reset()
 		granted := inBackground(t, NewRWMutex(s, name).Lock)
-		w.waitFor(t, 2, 1) // it lists them, and sees that they are there behind the watch
+		w.WaitFor(t, 2, 1) // it lists them, and sees that they are there behind the watch
 		for _, i := range permutation(readers) {
 			require.NoError(t, holds[i].Unlock(testCtx(t)))
 		}
@@ -465,9 +402,9 @@ func TestRequests_WriterBehindReaders(t *testing.T) {
 		require.NotNil(t, h)
 		require.NoError(t, h.Unlock(testCtx(t)))
 		stop()
-		calls, created := w.counts()
+		calls, created := w.Counts()
 		require.Len(t, created, 1)
-		requireFromNow(t, created)
+		harness.RequireFromNow(t, created)
 		delete(calls, "Whom")
 		costs = append(costs, calls)
 	}
@@ -480,10 +417,10 @@ func TestRequests_HoldContext(t *testing.T) {
 	s := unhedged(t, c)
 	m := NewMutex(s, lockName(t))
 	require.NoError(t, m.Do(testCtx(t), func(ctx context.Context, h *Held) error {
-		waitsFor(t, w, 1)
+		w.WaitFor(t, 0, 1)
 		return h.Context().Err()
 	}))
-	calls, created := w.counts()
+	calls, created := w.Counts()
 	require.Len(t, created, 1)
 	require.Equal(t, 2, calls["Txn"])
 	require.LessOrEqual(t, calls["Range"], 1)
@@ -496,20 +433,20 @@ func TestRequests_Whom(t *testing.T) {
 	h := mustLock(t, newTestSession(t, cluster.Client(t), WithOwner("web1 report[4242]")), name)
 	c, w := wiredClient(t, cluster)
 	s := unhedged(t, c)
-	w.reset()
+	w.Reset()
 	ctx, cancel := context.WithCancel(testCtx(t))
 	var left []<-chan error
 	for range 3 {
 		left = append(left, async(func() error { _, err := NewMutex(s, name).Lock(ctx); return err }))
 	}
-	require.Eventually(t, func() bool { calls, _ := w.counts(); return calls["Whom"] > 0 }, hang, tick)
+	require.Eventually(t, func() bool { calls, _ := w.Counts(); return calls["Whom"] > 0 }, hang, tick)
 	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 4 }, hang, tick)
 	hangs(t, async(func() error { <-ctx.Done(); return nil }), 300*time.Millisecond)
 	cancel()
 	for _, ch := range left {
 		require.ErrorIs(t, result(t, ch), context.Canceled)
 	}
-	calls, _ := w.counts()
+	calls, _ := w.Counts()
 	require.Equal(t, 1, calls["Whom"])
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
@@ -533,7 +470,7 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 			_, err := NewMutex(other, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
 		}
-		w.reset()
+		w.Reset()
 		ctx, cancel := context.WithCancelCause(testCtx(t))
 		left := async(func() error { return lock(ctx, name) })
 		known := func() bool {

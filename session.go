@@ -99,6 +99,7 @@ func NewSession(ctx context.Context, client *clientv3.Client, opts ...Option) (*
 	return s, nil
 }
 
+// newSession returns the session with an error too: its goroutines may have to revoke the lease.
 func newSession(ctx context.Context, client *clientv3.Client, c config) (*Session, error) {
 	if err := c.check(client); err != nil {
 		return nil, err
@@ -107,10 +108,10 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 	if s.id == clientv3.NoLease {
 		s.id = clientv3.LeaseID(rand.Int64N(1<<63-1) + 1)
 		if err := s.grantLease(ctx, c.ttl); err != nil {
-			return nil, err
+			return s, err
 		}
 	} else if err := s.adoptLease(ctx); err != nil {
-		return nil, err
+		return s, err
 	}
 	s.notifyUp()
 	s.startInspect()
@@ -243,7 +244,7 @@ func (s *Session) startClose() {
 		s.mu.Unlock()
 		go func() { // ends with revoked, a TTL from now at the latest
 			defer close(s.revoked)
-			err := s.revokeLease()
+			_, err := s.revokeLease()
 			s.endLease() // or given up: nothing goes on after Close
 			s.wg.Wait()
 			s.mu.Lock()

@@ -5,8 +5,10 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -241,7 +243,7 @@ func TestSession_LogsItsLoss(t *testing.T) {
 	require.NoError(t, s.Close())
 	mu.Lock()
 	defer mu.Unlock()
-	for _, line := range []string{"session up", "session lost", "lock lost", name} {
+	for _, line := range []string{"session up", "session lost", "locks=1", name} {
 		require.Contains(t, buf.String(), line)
 	}
 }
@@ -282,9 +284,9 @@ func TestInvariant_I4_Deadline(t *testing.T) {
 		// A grant that arrives after the deadline does not count, even if no timer has fired
 		// yet.
 		s = f.session(6)
-		f.step = func(_ context.Context, what string) error {
+		f.Step = func(_ context.Context, what string) error {
 			if what == "Txn." {
-				f.step = func(context.Context, string) error { return nil }
+				f.Step = func(context.Context, string) error { return nil }
 				s.mu.Lock()
 				s.deadline = time.Now()
 				s.mu.Unlock()
@@ -369,7 +371,7 @@ func TestSession_ClosedBeforeTheRequestCame(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(5)
-		f.step = func(_ context.Context, what string) error {
+		f.Step = func(_ context.Context, what string) error {
 			if what != "Txn" {
 				return nil
 			}
@@ -381,4 +383,84 @@ func TestSession_ClosedBeforeTheRequestCame(t *testing.T) {
 		require.NotErrorIs(t, err, ErrSessionExpired)
 		s.endLease()
 	})
+}
+
+// Renewals get no answer at all. The session must not give up early: etcd's own client gives up a lease
+// of a minute after 5 s.
+func TestFault_F2_NotGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: time.Minute, log: discard})
+		s.keepAlive = func(ctx context.Context) (int64, error) {
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}
+		s.record(time.Now(), 60)
+		s.wg.Add(1)
+		go s.run()
+		<-time.After(58 * time.Second)
+		require.NoError(t, s.Err())
+		<-time.After(2 * time.Second)
+		require.ErrorIs(t, s.Err(), ErrSessionExpired)
+		s.endLease()
+		s.wg.Wait()
+	})
+}
+
+// A member hangs with its connections open. The client is busy, so its balancer spreads the
+// requests over all members, and a renewal may meet the hanging member several times in a
+// row. An earlier version made only 4 attempts; one hanging member of three then ended a
+// busy client's session within minutes.
+func TestFault_F12_RenewalsMeetTheMemberThatHangs(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := clientv3.NewCtxClient(context.Background())
+		s := makeSession(client, config{lease: 1, ttl: 10 * time.Second, log: discard})
+		var attempts, answered atomic.Int32
+		s.keepAlive = func(ctx context.Context) (int64, error) {
+			if attempts.Add(1)%12 == 0 {
+				answered.Add(1)
+				return 10, nil
+			}
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}
+		s.record(time.Now(), 10)
+		s.wg.Add(1)
+		go s.run()
+		elapse(1000 * time.Second)
+		require.NoError(t, s.Err())
+		require.Greater(t, answered.Load(), int32(100))
+		s.terminate(ErrSessionClosed, "the test is over")
+		s.endLease()
+		s.wg.Wait()
+	})
+}
+
+func TestSession_10000Locks(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c, WithTTL(time.Minute))
+	base := lockName(t)
+	names := make(chan string)
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for name := range names {
+				if _, err := NewMutex(s, name).Lock(testCtx(t)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	for i := range 10_000 {
+		names <- fmt.Sprintf("%s/%d", base, i)
+	}
+	close(names)
+	wg.Wait()
+	count := func() int64 {
+		resp, err := c.Get(testCtx(t), base, clientv3.WithPrefix(), clientv3.WithCountOnly())
+		require.NoError(t, err)
+		return resp.Count
+	}
+	require.EqualValues(t, 10_000, count())
+	require.NoError(t, s.Close())
+	require.Zero(t, count())
 }

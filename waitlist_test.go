@@ -39,7 +39,7 @@ func inCrowd(t *testing.T, others, waiters int, play func(*crowd)) {
 		}
 		for i := range others {
 			c.others = append(c.others, fmt.Sprintf("a/%x", 0x100+i))
-			st.f.put(c.others[i])
+			st.f.Write(c.others[i])
 		}
 		for range waiters {
 			c.tickets = append(c.tickets, st.ticket(st.mutex().Enqueue))
@@ -47,14 +47,14 @@ func inCrowd(t *testing.T, others, waiters int, play func(*crowd)) {
 		play(c)
 		synctest.Wait()
 		require.Empty(st, st.s.lists)
-		require.Zero(st, st.f.openWatches())
+		require.Zero(st, len(st.f.Watches()))
 	})
 }
 
 // leave lets so many of the others leave, the first ones first.
 func (c *crowd) leave(n int) {
 	for _, key := range c.others[:n] {
-		c.f.del(key)
+		c.f.Remove(key)
 		synctest.Wait()
 	}
 	c.others = c.others[n:]
@@ -72,28 +72,16 @@ func (c *crowd) pass() {
 	require.Zero(c, time.Since(start))
 }
 
-// openWatches are those that nobody has closed.
-func (f *fakeEtcd) openWatches() (n int) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, w := range f.watchers {
-		if !w.closed {
-			n++
-		}
-	}
-	return n
-}
-
 // Of any number of waiters of a session the two in front ask etcd. What they learn serves the others.
 func TestWaitlist_TwoAsk(t *testing.T) {
 	for _, others := range []int{1, queue.Lookahead + 1, enqueueReadLimit - 2, 3 * enqueueReadLimit} {
 		for _, waiters := range []int{1, 2, 5, 60} {
 			t.Run(fmt.Sprintf("%d behind %d", waiters, others), func(t *testing.T) {
 				inCrowd(t, others, waiters, func(c *crowd) {
-					require.LessOrEqual(c, c.f.openWatches(), 2)
+					require.LessOrEqual(c, len(c.f.Watches()), 2)
 					require.LessOrEqual(c, c.reads.Load(), int32(4))
 					<-time.After(time.Minute)
-					require.LessOrEqual(c, c.f.openWatches(), 2)
+					require.LessOrEqual(c, len(c.f.Watches()), 2)
 					require.LessOrEqual(c, c.reads.Load(), int32(4+16), "the session asks each 3.75 s or less often, and none of them by itself")
 					c.reads.Store(4)
 					c.leave(others)
@@ -124,7 +112,7 @@ func TestWaitlist_SomeGiveUp(t *testing.T) {
 							c.tickets = append(c.tickets, tk)
 						}
 					}
-					require.LessOrEqual(c, c.f.openWatches(), 2)
+					require.LessOrEqual(c, len(c.f.Watches()), 2)
 					c.leave(others)
 					c.pass()
 				})
@@ -139,10 +127,10 @@ func TestWaitlist_WatchesBreak(t *testing.T) {
 		t.Run(fmt.Sprint(others), func(t *testing.T) {
 			inCrowd(t, others, 100, func(c *crowd) {
 				before := c.reads.Load()
-				c.f.breakWatches()
+				c.f.BreakWatches()
 				<-time.After(etcd.RetryMax)
 				require.LessOrEqual(c, c.reads.Load()-before, int32(5))
-				require.LessOrEqual(c, c.f.openWatches(), 2)
+				require.LessOrEqual(c, len(c.f.Watches()), 2)
 				c.leave(others)
 				c.pass()
 			})
@@ -153,9 +141,9 @@ func TestWaitlist_WatchesBreak(t *testing.T) {
 // A watch that can't be opened is tried again.
 func TestWaitlist_WatchNotOpened(t *testing.T) {
 	onStage(t, func(st *stage) {
-		st.f.put("a/1")
+		st.f.Write("a/1")
 		fails := true
-		st.f.step = func(_ context.Context, what string) error {
+		st.f.Step = func(_ context.Context, what string) error {
 			if what == "Watch" && fails {
 				fails = false
 				return errLostReply
@@ -163,10 +151,10 @@ func TestWaitlist_WatchNotOpened(t *testing.T) {
 			return nil
 		}
 		tk := st.ticket(st.mutex().Enqueue)
-		require.Zero(st, st.f.openWatches())
+		require.Zero(st, len(st.f.Watches()))
 		<-time.After(etcd.RetryMax)
-		require.Equal(st, 1, st.f.openWatches())
-		st.f.del("a/1")
+		require.Equal(st, 1, len(st.f.Watches()))
+		st.f.Remove("a/1")
 		st.wait(tk).Release()
 	})
 }
@@ -176,7 +164,7 @@ func TestWaitlist_WatchNotOpened(t *testing.T) {
 func TestWaitlist_EntryRemoved(t *testing.T) {
 	inCrowd(t, 3*enqueueReadLimit, 5, func(c *crowd) {
 		start := time.Now()
-		c.f.del(c.tickets[3].h.key)
+		c.f.Remove(c.tickets[3].h.key)
 		_, err := c.tickets[3].Wait(c.Context())
 		require.ErrorIs(c, err, ErrLost)
 		require.LessOrEqual(c, time.Since(start), c.s.ttl/8*5)
@@ -186,7 +174,7 @@ func TestWaitlist_EntryRemoved(t *testing.T) {
 	})
 	onStage(t, func(st *stage) {
 		h := st.lock(st.mutex().Lock)
-		st.f.del(h.Key())
+		st.f.Remove(h.Key())
 		<-time.After(st.s.ttl)
 		require.ErrorIs(st, h.Err(), ErrLost)
 	})
@@ -195,18 +183,18 @@ func TestWaitlist_EntryRemoved(t *testing.T) {
 // The key of a waiter that is taken by another user of the lease is passed over, whenever it is seen.
 func TestWaitlist_KeyOfOthers(t *testing.T) {
 	onStage(t, func(st *stage) {
-		st.f.put("a/1")
+		st.f.Write("a/1")
 		first := st.ticket(st.mutex().Enqueue)
-		st.f.put("a/5-1")
-		st.f.put("a/r5")
+		st.f.Write("a/5-1")
+		st.f.Write("a/r5")
 		second := st.ticket(st.rw().Enqueue)
 		third := st.ticket(st.mutex().Enqueue)
-		st.f.del("a/1")
+		st.f.Remove("a/1")
 		st.wait(first).Release()
 		st.requireOut(second, third)
-		st.f.del("a/5-1")
+		st.f.Remove("a/5-1")
 		st.requireOut(second, third)
-		st.f.del("a/r5")
+		st.f.Remove("a/r5")
 		st.wait(second).Release()
 		st.wait(third).Release()
 	})
@@ -248,10 +236,10 @@ func TestFault_I5_WatchOnAHungMember(t *testing.T) {
 // session asks now and then.
 func TestWaitlist_SilentWatcherOfTheUser(t *testing.T) {
 	onStage(t, func(st *stage) {
-		st.f.put("a/1")
+		st.f.Write("a/1")
 		st.s.etcd.UseWatcher(deaf{st.f})
 		tickets := []*Ticket{st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)}
-		st.f.del("a/1")
+		st.f.Remove("a/1")
 		st.requireOut(tickets...)
 		for _, tk := range tickets {
 			start := time.Now()
@@ -278,7 +266,7 @@ func (d deaf) RequestProgress(context.Context) error { return nil }
 // lives: the entry is granted when a renewal has confirmed that.
 func TestFault_I7_WallClockSetForward(t *testing.T) {
 	onStage(t, func(st *stage) {
-		st.f.put("a/1")
+		st.f.Write("a/1")
 		tk := st.ticket(st.mutex().Enqueue)
 		var ahead atomic.Int64
 		ahead.Store(int64(2 * time.Hour))
@@ -288,7 +276,7 @@ func TestFault_I7_WallClockSetForward(t *testing.T) {
 		require.True(st, h.Valid())
 		ahead.Store(int64(2 * time.Hour))
 		require.False(st, h.Valid())
-		st.f.del("a/1")
+		st.f.Remove("a/1")
 		st.wait(tk).Release()
 		require.True(st, h.Valid())
 		h.Release()
@@ -301,16 +289,16 @@ func TestWaitlist_FirstInLineReadsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.bareSession(5)
-		f.put("a/1")
+		f.Write("a/1")
 		var steps []string
-		f.step = func(_ context.Context, what string) error {
+		f.Step = func(_ context.Context, what string) error {
 			steps = append(steps, what)
 			return nil
 		}
 		tk, err := NewMutex(s, "a").Enqueue(t.Context())
 		require.NoError(t, err)
 		synctest.Wait()
-		f.del("a/1")
+		f.Remove("a/1")
 		_, err = tk.Wait(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, []string{"Txn", "Txn.", "Watch", "Watch."}, steps)

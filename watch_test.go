@@ -23,6 +23,8 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/leaks"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -297,7 +299,7 @@ func TestWatchShowsEachState(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 	require.Empty(t, next(t, pull).Entries)
 	require.Equal(t, 1, tap.Calls(), "changes must be read from the watch")
-	requireFromNow(t, tap.WatchCreates())
+	harness.RequireFromNow(t, tap.WatchCreates())
 	require.Len(t, tap.WatchCreates(), 1)
 }
 
@@ -345,15 +347,11 @@ func stacks() string { return string(stackBuf[:runtime.Stack(stackBuf, true)]) }
 // A loop that ends with a break, a panic or its ctx leaves no goroutine.
 func TestWatchEnds(t *testing.T) {
 	c, name := cluster.Client(t), lockName(t)
-	recorders := 0 // the watch of runTests, which lasts as long as the tests
-	if faultLog != nil {
-		recorders = 1
-	}
 	stopped := func() {
 		t.Helper()
 		require.False(t, strings.Contains(stacks(), "(*follower).run"), "the follower must have ended")
-		require.Eventually(t, func() bool { return strings.Count(ownGoroutines(), "serveSubstream(") <= recorders }, hang, tick, "no watch may be left")
-		require.Eventually(t, func() bool { return !strings.Contains(ownGoroutines(), "(*follower)") }, hang, tick, "no goroutine may be left")
+		require.Eventually(t, func() bool { return !strings.Contains(leaks.Library(), "serveSubstream(") }, hang, tick, "no watch may be left")
+		require.Eventually(t, func() bool { return !strings.Contains(leaks.Library(), "(*follower)") }, hang, tick, "no goroutine may be left")
 	}
 	for range 20 {
 		for _, err := range New(c).Watch(testCtx(t), name) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/bench/measure"
 	"github.com/etcdlock/etcdlock/bench/peer"
+	"github.com/etcdlock/etcdlock/bench/report"
 	"github.com/etcdlock/etcdlock/bench/server"
 )
 
@@ -21,6 +22,13 @@ import (
 var etcd *server.Etcd
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == "scale" { // run by inOwnProcess
+		if err := scale(os.Args[2:]); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	}
 	var err error
 	if etcd, err = server.Embedded(); err != nil {
 		fmt.Fprintln(os.Stderr, "start etcd:", err)
@@ -34,29 +42,29 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// setting is the environment of a benchmark: sessions of a peer, and a counter
-// of their requests.
+// setting is the environment of a benchmark: sessions of a peer, one for each
+// contender, and a counter of their requests.
 type setting struct {
 	count    *measure.Counter
-	clients  server.Clients
 	peer     peer.Peer
 	sessions []peer.Session
 	name     string
 }
 
-func newSetting(b *testing.B, newPeer func(peer.Clients) peer.Peer, sessions int) *setting {
+func newSetting(b *testing.B, newPeer func(peer.Clients) peer.Peer, c measure.Contenders) *setting {
 	b.Helper()
-	s := &setting{count: measure.NewCounter(), name: fmt.Sprintf("/%s/%x", b.Name(), rand.Uint64())}
-	clients, err := etcd.Connect(8, s.count.Tap.DialOptions()...)
+	s := &setting{count: &measure.Counter{}, name: fmt.Sprintf("/%s/%x", b.Name(), rand.Uint64())}
+	clients, err := etcd.Connect(max(c.Processes, 1), s.count.Option())
 	check(b, err)
-	s.clients, s.peer = clients, newPeer(clients.Get)
 	b.Cleanup(func() { check(b, clients.Close()) })
-	for i := range sessions {
-		session, err := s.peer.Open(context.Background(), i)
-		check(b, err)
-		s.sessions = append(s.sessions, session)
-		b.Cleanup(func() { check(b, session.Close(context.Background())) })
+	s.peer = newPeer(clients.Get)
+	if c.Total() == 0 {
+		return s
 	}
+	opened, err := measure.Open(context.Background(), s.peer, c)
+	check(b, err)
+	b.Cleanup(func() { check(b, opened.Close()) })
+	s.sessions = opened.Of
 	return s
 }
 
@@ -86,12 +94,15 @@ func (s *setting) timed(b *testing.B, op func() (time.Duration, error)) {
 	b.ReportMetric(float64(times[len(times)*99/100].Nanoseconds()), "p99-ns")
 }
 
-var mutexes = []func(peer.Clients) peer.Peer{peer.Etcdlock, peer.Concurrency}
+var (
+	contended = []func(peer.Clients) peer.Peer{peer.Etcdlock, peer.Releasing, peer.Concurrency}
+	single    = measure.Contenders{Processes: 1, Goroutines: 1}
+)
 
 func BenchmarkUncontended(b *testing.B) {
-	for _, newPeer := range append(mutexes, peer.Floor) {
+	for _, newPeer := range append(contended, peer.Floor) {
 		b.Run("peer="+newPeer(nil).Name, func(b *testing.B) {
-			s := newSetting(b, newPeer, 1)
+			s := newSetting(b, newPeer, single)
 			l := s.sessions[0].Mutex(s.name)
 			s.timed(b, func() (time.Duration, error) { return cycle(l.Lock, l.Unlock) })
 		})
@@ -99,7 +110,7 @@ func BenchmarkUncontended(b *testing.B) {
 }
 
 func BenchmarkUncontendedRW(b *testing.B) {
-	s := newSetting(b, peer.Etcdlock, 1)
+	s := newSetting(b, peer.Etcdlock, single)
 	l := s.sessions[0].(peer.RWSession).RWMutex(s.name)
 	b.Run("hold=write", func(b *testing.B) {
 		s.timed(b, func() (time.Duration, error) { return cycle(l.Lock, l.Unlock) })
@@ -118,15 +129,15 @@ func cycle(lock, unlock func(context.Context) error) (time.Duration, error) {
 	return time.Since(start), err
 }
 
-// BenchmarkHandover: in one operation every session has the lock once, so ns/op
-// divided by the number of sessions is the time of a grant.
+// BenchmarkHandover: in one operation every contender has the lock once, so ns/op
+// divided by their number is the time of a grant.
 func BenchmarkHandover(b *testing.B) {
-	for _, newPeer := range mutexes {
-		for _, n := range []int{2, 16, 128} {
-			b.Run(fmt.Sprintf("peer=%s/sessions=%d", newPeer(nil).Name, n), func(b *testing.B) {
-				s := newSetting(b, newPeer, n)
-				stop := contend(b, s, n-1)
-				l := s.sessions[n-1].Mutex(s.name)
+	for _, newPeer := range contended {
+		for _, c := range report.Contenders {
+			b.Run(fmt.Sprintf("peer=%s/contenders=%s", newPeer(nil).Name, c), func(b *testing.B) {
+				s := newSetting(b, newPeer, c)
+				stop := contend(b, s, c.Total()-1)
+				l := s.sessions[c.Total()-1].Mutex(s.name)
 				s.timed(b, func() (time.Duration, error) { return cycle(l.Lock, l.Unlock) })
 				stop()
 			})
@@ -158,59 +169,25 @@ func contend(b *testing.B, s *setting, n int) (stop func()) {
 	return func() { cancel(); wg.Wait() }
 }
 
-// BenchmarkPassing: two contenders with an empty section. The two peers are
-// measured by turns; the ratio says how much more often etcdlock's lock changes
-// hands.
-func BenchmarkPassing(b *testing.B) {
-	var per [2]time.Duration
-	rounds := 0
-	var turns [2]func() (time.Duration, error)
-	for i, newPeer := range mutexes {
-		s := newSetting(b, newPeer, 2)
-		l := s.sessions[1].Mutex(s.name)
-		turns[i] = func() (t time.Duration, err error) {
-			stop := contend(b, s, 1)
-			defer stop()
-			const n = 20
-			start := time.Now()
-			for range n {
-				if _, err := cycle(l.Lock, l.Unlock); err != nil {
-					return 0, err
-				}
-			}
-			return time.Since(start) / n, nil
-		}
-	}
-	for b.Loop() {
-		for i, turn := range turns {
-			t, err := turn()
-			check(b, err)
-			per[i] += t
-		}
-		rounds++
-	}
-	for i, newPeer := range mutexes {
-		b.ReportMetric(float64(per[i].Nanoseconds())/float64(rounds), newPeer(nil).Name+"-ns/turn")
-	}
-	b.ReportMetric(float64(per[1])/float64(per[0]), "times-concurrency")
-}
-
 // BenchmarkBurst: in one operation a writer locks, readers queue up behind it, the
 // writer unlocks, and all readers get the lock and unlock it.
 func BenchmarkBurst(b *testing.B) {
-	for _, n := range []int{1, 16, 128} {
-		b.Run(fmt.Sprintf("readers=%d", n), func(b *testing.B) {
-			s := newSetting(b, peer.Etcdlock, n+1)
-			writer := s.sessions[n].(peer.RWSession).RWMutex(s.name)
+	for _, c := range report.Readers {
+		b.Run("contenders="+c.String(), func(b *testing.B) {
+			s := newSetting(b, peer.Etcdlock, c)
+			var locks []peer.RWLocker
+			for _, session := range s.sessions {
+				locks = append(locks, session.(peer.RWSession).RWMutex(s.name))
+			}
+			writer, readers := locks[0], locks[1:]
 			s.timed(b, func() (time.Duration, error) {
 				start := time.Now()
 				if err := writer.Lock(context.Background()); err != nil {
 					return 0, err
 				}
 				var wg sync.WaitGroup
-				for _, session := range s.sessions[:n] {
+				for _, l := range readers {
 					wg.Go(func() {
-						l := session.(peer.RWSession).RWMutex(s.name)
 						if _, err := cycle(l.RLock, l.RUnlock); err != nil {
 							b.Error(err)
 						}
@@ -228,7 +205,7 @@ func BenchmarkBurst(b *testing.B) {
 func BenchmarkClose(b *testing.B) {
 	for _, n := range []int{1, 1000} {
 		b.Run(fmt.Sprintf("locks=%d", n), func(b *testing.B) {
-			s := newSetting(b, peer.Etcdlock, 0)
+			s := newSetting(b, peer.Etcdlock, measure.Contenders{})
 			s.timed(b, func() (time.Duration, error) {
 				session, err := s.peer.Open(context.Background(), 0)
 				check(b, err)

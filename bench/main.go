@@ -2,8 +2,9 @@
 // on loopback, and writes README.md from the results.
 //
 //	./setup.sh              # once: redis-server and ZooKeeper
-//	go run .                # measures, writes results.json (about 40 minutes)
-//	go run . report         # README.md and plots/ from results.json
+//	go run .                # measures what locks do, writes results.json
+//	go run . -rounds 1 -servers scale -out scale.json # measures what they cost at rest
+//	go run . report         # README.md, plots/ and docs/capacity.md from both files
 //	go run . -rounds 1 -servers embedded -quantity 'grants|hand-over' -peer 'etcdlock|floor' -out /tmp/some.json
 package main
 
@@ -30,31 +31,36 @@ func main() {
 }
 
 func run() (err error) {
-	if len(os.Args) > 1 && os.Args[1] == "cost" {
-		return cost(os.Args[2:])
+	if len(os.Args) > 1 && os.Args[1] == "scale" {
+		return scale(os.Args[2:])
 	}
 	if len(os.Args) > 1 && os.Args[1] == "report" {
 		fs := flag.NewFlagSet("report", flag.ExitOnError)
-		in := fs.String("in", "results.json", "the raw results")
 		dir := fs.String("dir", ".", "where to write README.md and plots/")
+		capacity := fs.String("capacity", "../docs/capacity.md", "where to write what one cluster carries")
 		if err := fs.Parse(os.Args[2:]); err != nil {
 			return err
 		}
-		r, err := report.Read(*in)
+		files := fs.Args()
+		if len(files) == 0 {
+			files = []string{"results.json", "scale.json"}
+		}
+		r, err := report.Read(files...)
 		if err != nil {
 			return err
 		}
-		return r.WriteReadme(*dir)
+		return errors.Join(r.WriteReadme(*dir), r.WriteCapacity(*capacity))
 	}
 	b := &bench{}
 	flag.IntVar(&b.rounds, "rounds", 5, "how often each quantity of each peer is measured; the peers take turns")
 	flag.DurationVar(&b.d, "d", time.Second, "duration of a measurement, without its warm-up")
-	flag.IntVar(&b.conns, "conns", 8, "etcd connections that the sessions of a peer share")
-	flag.IntVar(&b.used, "used", 50_000, "how often the name was locked before 'uncontended, used'")
-	flag.IntVar(&b.deep, "deep", 5_000, "number of waiters in 'hand-over, deep'")
+	flag.IntVar(&b.used, "used", 20_000, "how often the name was locked before 'uncontended, used'")
+	flag.IntVar(&b.most, "most", 100_000, "the largest number of things at rest")
+	flag.DurationVar(&b.settle, "settle", 10*time.Second, "time before things are considered to be at rest, with a TTL of 10 s")
+	flag.DurationVar(&b.window, "window", 30*time.Second, "for which things at rest are measured, with a TTL of 10 s")
 	out := flag.String("out", "results.json", "where to write the raw results")
-	servers := flag.String("servers", "", "only servers that match this regular expression: embedded, three, far, process")
-	quantity := flag.String("quantity", "", "only quantities that match, such as 'uncontended', 'grants/2$', 'hand-over'")
+	servers := flag.String("servers", "embedded|three|far", "only servers that match this regular expression: embedded, three, far, scale")
+	quantity := flag.String("quantity", "", "only quantities that match, such as 'uncontended', 'grants/2x1', 'hand-over'")
 	peers := flag.String("peer", "", "only peers that match, such as 'etcdlock|floor'")
 	profile := flag.String("cpuprofile", "", "where to write a CPU profile of the whole run, including the servers in this process")
 	flag.Parse()

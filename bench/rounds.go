@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -19,9 +19,9 @@ import (
 
 // bench is a run of the benchmark.
 type bench struct {
-	rounds, conns, used, deep int
-	d                         time.Duration
-	servers, quantity, peers  *regexp.Regexp
+	rounds, used, most       int
+	d, settle, window        time.Duration
+	servers, quantity, peers *regexp.Regexp
 
 	etcd   string // path of etcd's server
 	round  int
@@ -36,7 +36,7 @@ const limit = 10 * time.Minute
 // measureAll measures everything in each round, on newly started servers. A
 // measurement that fails is recorded, and the run continues.
 func (b *bench) measureAll(ctx context.Context, dir string) (err error) {
-	b.result.Command = "go run . " + strings.Join(os.Args[1:], " ")
+	b.result.Command = command()
 	b.result.Started = time.Now().UTC().Truncate(time.Second)
 	b.result.Machine, b.result.Versions = machine(), versions()
 	if b.etcd, err = server.BuildEtcd(dir); err != nil {
@@ -50,7 +50,7 @@ func (b *bench) measureAll(ctx context.Context, dir string) (err error) {
 			{"embedded", b.onEmbedded},
 			{"three", b.onThree},
 			{"far", b.onFar},
-			{"process", b.onProcess},
+			{"scale", b.onScale},
 		} {
 			if !b.servers.MatchString(s.name) {
 				continue
@@ -66,6 +66,17 @@ func (b *bench) measureAll(ctx context.Context, dir string) (err error) {
 		return fmt.Errorf("%d measurements failed", b.failed)
 	}
 	return nil
+}
+
+// command is what was called, without the place of the results.
+func command() string {
+	called := "go run ."
+	flag.Visit(func(f *flag.Flag) {
+		if f.Name != "out" {
+			called += fmt.Sprintf(" -%s '%s'", f.Name, f.Value)
+		}
+	})
+	return called
 }
 
 // each measures a quantity of each peer in turn.

@@ -26,7 +26,7 @@ func follow(ctx context.Context, model string, defs []string) (err error) {
 		if err != nil {
 			return err
 		}
-		_, steps := story(out, "")
+		_, steps := story(out, nil)
 		log, trace, claims, err := history.FromModel(steps)
 		if err != nil {
 			return err

@@ -21,7 +21,10 @@ func read(t *testing.T, file string) string {
 // TestMutants: each line of the model that can be left out is a mutant, each mutant leaves out a
 // line and is noticed by an assertion that is there, and README.md tells of it.
 func TestMutants(t *testing.T) {
-	source, readme := read(t, "lock.pml"), read(t, "README.md")
+	source, readme := "", read(t, "README.md")
+	for _, file := range modelFiles {
+		source += read(t, file)
+	}
 	var lines, listed []string
 	for _, m := range regexp.MustCompile(`\bok\((\d+)\)`).FindAllStringSubmatch(source, -1) {
 		lines = append(lines, m[1])
@@ -62,11 +65,11 @@ func TestParse(t *testing.T) {
 func TestStory(t *testing.T) {
 	source := "skip\nassert(!alive(r)) } /* cleared: nothing is left */\nassert(x)"
 	told := "A: a mutex asks for the lock\n      etcd: at 2 the entry of A is written\nspin: /x/lock.pml:2, Error: assertion violated\nspin: text of failed assertion\nA: more\n"
-	property, steps := story(told, source)
+	property, steps := story(told, map[string]string{"lock.pml": source})
 	require.Equal(t, "cleared", property)
 	require.Equal(t, []string{"A: a mutex asks for the lock", "etcd: at 2 the entry of A is written"}, steps)
-	property, _ = story("spin: lock.pml:3, Error: assertion violated\n", source)
-	require.Equal(t, "an assertion in line 3", property)
+	property, _ = story("spin: lock.pml:3, Error: assertion violated\n", map[string]string{"lock.pml": source})
+	require.Equal(t, "an assertion in line 3 of lock.pml", property)
 }
 
 func TestWriteReadme(t *testing.T) {

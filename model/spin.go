@@ -102,13 +102,20 @@ func runSpin(ctx context.Context, model string, defs, cflags, args []string) (r 
 	if err != nil {
 		return r, err
 	}
-	source, err := os.ReadFile(model)
-	if err != nil {
-		return r, err
+	sources := make(map[string]string)
+	for _, file := range modelFiles {
+		source, err := os.ReadFile(filepath.Join(filepath.Dir(model), file))
+		if err != nil {
+			return r, err
+		}
+		sources[file] = string(source)
 	}
-	r.Property, r.Trail = story(told, string(source))
+	r.Property, r.Trail = story(told, sources)
 	return r, nil
 }
+
+// modelFiles are the files that have assertions.
+var modelFiles = []string{"lock.pml", "etcd.pml"}
 
 // output runs a command in dir, which ends with ctx.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
@@ -146,18 +153,18 @@ func parse(out string) (r result, err error) {
 
 var (
 	step     = regexp.MustCompile(`^((?:etcd|net|somebody|clock|[A-D]): .*)$`)
-	violated = regexp.MustCompile(`lock\.pml:(\d+), Error: assertion violated`)
+	violated = regexp.MustCompile(`(\w+\.pml):(\d+), Error: assertion violated`)
 	label    = regexp.MustCompile(`/\* ([\w, ]+): [^*]*\*/$`)
 )
 
 // story is what a trail tells: the name of the assertion that does not hold, as the comment
-// in its line has it, and the steps up to it.
-func story(told, source string) (property string, steps []string) {
-	lines := strings.Split(source, "\n")
+// in its line has it, and the steps up to it. sources are the files of the model.
+func story(told string, sources map[string]string) (property string, steps []string) {
 	for line := range strings.Lines(told) {
 		if m := violated.FindStringSubmatch(line); m != nil {
-			n, _ := strconv.Atoi(m[1])
-			property = "an assertion in line " + m[1]
+			n, _ := strconv.Atoi(m[2])
+			property = "an assertion in line " + m[2] + " of " + m[1]
+			lines := strings.Split(sources[m[1]], "\n")
 			if n > 0 && n <= len(lines) {
 				if l := label.FindStringSubmatch(lines[n-1]); l != nil {
 					property = l[1]

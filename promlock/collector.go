@@ -54,7 +54,7 @@ func New(opts ...Option) *Collector {
 		renewal: prometheus.NewHistogram(histogram("etcdlock_session_renewal_seconds",
 			"Round trips of lease renewals.")),
 		renewalFailures: prometheus.NewCounter(prometheus.CounterOpts{Name: "etcdlock_session_renewal_failures_total",
-			Help: "Attempts to renew a lease that failed."}),
+			Help: "Attempts to renew a lease that failed or were not answered in time."}),
 		sessionCount: prometheus.NewDesc("etcdlock_sessions", "Sessions that are alive.", nil, nil),
 		ttlLeft: prometheus.NewDesc("etcdlock_session_ttl_left_seconds",
 			"Time until the earliest deadline of the sessions: the locks are safe until then without hearing from etcd.", nil, nil),

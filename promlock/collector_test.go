@@ -324,3 +324,18 @@ func TestCollector_SlowScrape(t *testing.T) {
 	for range scrape { // until Collect returns
 	}
 }
+
+// Renewals that nobody answers count as failures long before the session is lost: an alert has to fire then.
+func TestCollector_RenewalsHang(t *testing.T) {
+	cluster := etcdtest.Start(t)
+	p := cluster.Proxy(t)
+	metrics := promlock.New()
+	reg := registry(t, metrics)
+	failures := func() float64 { return gather(t, reg)["etcdlock_session_renewal_failures_total"] }
+	newSession(t, cluster.Client(t, p), etcdlock.WithHooks(metrics.Hooks()), etcdlock.WithTTL(9*time.Second))
+	require.Zero(t, failures())
+	p.Hold(etcdtest.Both)
+	// None is counted after the end of the session.
+	require.Eventually(t, func() bool { return failures() >= 3 }, hang, 10*time.Millisecond)
+	p.Release(etcdtest.Both)
+}

@@ -18,7 +18,7 @@
 //	etcdlock_session_ttl_seconds                  TTL of the session with that deadline
 //	etcdlock_sessions_ended_total{cause}          sessions that ended
 //	etcdlock_session_renewal_seconds              histogram: round trips of lease renewals
-//	etcdlock_session_renewal_failures_total       attempts to renew a lease that failed
+//	etcdlock_session_renewal_failures_total       attempts to renew a lease that failed or were not answered in time
 //
 // The label mode is "exclusive" or "shared". The label outcome is:
 //

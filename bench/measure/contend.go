@@ -10,11 +10,10 @@ import (
 )
 
 // contend starts one goroutine for each locker, which takes and releases the lock
-// repeatedly until warmup has returned, and then for d. It calls granted after each
-// grant and leaving before each release, both inside the section; warm says
-// whether the warm-up is over.
-func contend(ctx context.Context, lockers []peer.Locker, warmup func(context.Context) error, d time.Duration,
-	granted, leaving func(i int, warm bool)) (*section, error) {
+// repeatedly during a warm-up, and then for d. It calls granted after each grant and
+// leaving before each release, both inside the section; warm says whether the warm-up
+// is over.
+func contend(ctx context.Context, lockers []peer.Locker, d time.Duration, granted func(i int, warm bool), leaving func(i int)) (*section, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var sec section
@@ -36,9 +35,8 @@ func contend(ctx context.Context, lockers []peer.Locker, warmup func(context.Con
 					return
 				}
 				sec.enter()
-				w := warm.Load()
-				granted(i, w)
-				leaving(i, w)
+				granted(i, warm.Load())
+				leaving(i)
 				sec.leave()
 				// Release the lock even if ctx has ended.
 				if err := l.Unlock(context.WithoutCancel(ctx)); err != nil {
@@ -51,9 +49,7 @@ func contend(ctx context.Context, lockers []peer.Locker, warmup func(context.Con
 			}
 		})
 	}
-	if err := warmup(ctx); err != nil {
-		fail(err)
-	}
+	sleep(ctx, min(3*d/2, 1500*time.Millisecond)) // connections open, and the queue fills
 	warm.Store(true)
 	sleep(ctx, d)
 	over.Store(true)
@@ -62,25 +58,9 @@ func contend(ctx context.Context, lockers []peer.Locker, warmup func(context.Con
 	return &sec, err
 }
 
-// warmupFor returns a warm-up that takes d, or 1.5 s if that is longer.
-func warmupFor(d time.Duration) func(context.Context) error {
-	return func(ctx context.Context) error {
-		sleep(ctx, max(d, 1500*time.Millisecond))
-		return ctx.Err()
-	}
-}
-
 func sleep(ctx context.Context, d time.Duration) {
 	select {
 	case <-ctx.Done():
 	case <-time.After(d):
 	}
-}
-
-func mutexes(sessions []peer.Session, name string) []peer.Locker {
-	lockers := make([]peer.Locker, len(sessions))
-	for i, s := range sessions {
-		lockers[i] = s.Mutex(name)
-	}
-	return lockers
 }

@@ -8,19 +8,19 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Grants is how many times a second a lock is granted when the given number of
-// sessions always want it and each holder releases it at once. passed_per_s counts
-// only grants to a session other than the previous one: a lock that lets its last
-// holder barge has many grants, but rarely passes to another session.
-func Grants(ctx context.Context, p peer.Peer, sessions int, d time.Duration) (v Values, err error) {
-	ss, closeAll, err := open(ctx, p, sessions)
+// Grants is how many times a second a lock is granted when the contenders
+// always want it and each holder releases it at once. passed_per_s counts only grants
+// to a contender other than the previous one: a lock that lets its last holder barge
+// has many grants, but rarely passes to another contender.
+func Grants(ctx context.Context, p peer.Peer, c Contenders, d time.Duration) (v Values, err error) {
+	ss, err := Open(ctx, p, c)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, closeAll()) }()
+	defer func() { err = errors.Join(err, ss.Close()) }()
 	grants, passed, before := 0, 0, -1
 	var first, last time.Time
-	sec, err := contend(ctx, mutexes(ss, newName()), warmupFor(d), d, func(i int, warm bool) {
+	sec, err := contend(ctx, ss.mutexes(newName()), d, func(i int, warm bool) {
 		if !warm {
 			return
 		}
@@ -34,7 +34,7 @@ func Grants(ctx context.Context, p peer.Peer, sessions int, d time.Duration) (v 
 			before = i
 			passed++
 		}
-	}, func(int, bool) {})
+	}, func(int) {})
 	if err != nil {
 		return nil, err
 	}

@@ -8,20 +8,19 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Handover is the time from the start of an Unlock until another session's Lock
-// returns. There are waiters sessions that always want the lock, and each keeps it
-// for hold.
-func Handover(ctx context.Context, p peer.Peer, waiters int, hold, d time.Duration) (v Values, err error) {
-	ss, closeAll, err := open(ctx, p, waiters)
+// Handover is the time from the start of an Unlock until another contender's
+// Lock returns. The contenders always want the lock, and each keeps it for hold.
+func Handover(ctx context.Context, p peer.Peer, c Contenders, hold, d time.Duration) (v Values, err error) {
+	ss, err := Open(ctx, p, c)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, closeAll()) }()
+	defer func() { err = errors.Join(err, ss.Close()) }()
 	// Guarded by the measured lock; if the lock fails, the numbers are void.
 	var times []time.Duration
 	var released time.Time
 	before, same := -1, 0
-	sec, err := contend(ctx, mutexes(ss, newName()), warmupFor(d), d, func(i int, warm bool) {
+	sec, err := contend(ctx, ss.mutexes(newName()), d, func(i int, warm bool) {
 		switch now := time.Now(); {
 		case !warm || released.IsZero():
 		case before == i:
@@ -31,7 +30,7 @@ func Handover(ctx context.Context, p peer.Peer, waiters int, hold, d time.Durati
 		}
 		before = i
 		time.Sleep(hold)
-	}, func(int, bool) { released = time.Now() })
+	}, func(int) { released = time.Now() })
 	if err != nil {
 		return nil, err
 	}

@@ -3,7 +3,6 @@
 package measure
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -11,8 +10,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
 // Values are the results of one measurement, by name.
@@ -20,29 +17,6 @@ type Values map[string]float64
 
 // newName returns a lock name that was never used.
 func newName() string { return fmt.Sprintf("/bench/%x", rand.Uint64()) }
-
-// open opens n sessions concurrently.
-func open(ctx context.Context, p peer.Peer, n int) (sessions []peer.Session, closeAll func() error, err error) {
-	sessions = make([]peer.Session, n)
-	err = each(n, func(i int) (err error) {
-		sessions[i], err = p.Open(ctx, i)
-		return err
-	})
-	closeAll = func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		return each(n, func(i int) error {
-			if sessions[i] == nil {
-				return nil
-			}
-			return sessions[i].Close(ctx)
-		})
-	}
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("open sessions: %w", err), closeAll())
-	}
-	return sessions, closeAll, nil
-}
 
 // each calls f(0) ... f(n-1), 64 at a time, and returns the first error.
 func each(n int, f func(i int) error) error {
@@ -66,17 +40,31 @@ func each(n int, f func(i int) error) error {
 	return errors.Join(errs...)
 }
 
+// start calls f(0) ... f(n-1) concurrently. When all have returned, it sends the
+// first error, or nil.
+func start(n int, f func(i int) error) <-chan error {
+	done, each := make(chan error, 1), make(chan error, n)
+	for i := range n {
+		go func() { each <- f(i) }()
+	}
+	go func() {
+		var errs []error
+		for range n {
+			errs = append(errs, <-each)
+		}
+		done <- errors.Join(errs...)
+	}()
+	return done
+}
+
 // section is the critical section that the lock protects. It counts how often a
 // goroutine enters while another is still inside: such a lock has failed, even if it
 // was fast.
-type section struct{ inside, overlaps, most atomic.Int64 }
+type section struct{ inside, overlaps atomic.Int64 }
 
 func (s *section) enter() {
-	n := s.inside.Add(1)
-	if n > 1 {
+	if s.inside.Add(1) > 1 {
 		s.overlaps.Add(1)
-	}
-	for m := s.most.Load(); n > m && !s.most.CompareAndSwap(m, n); m = s.most.Load() {
 	}
 }
 

@@ -8,18 +8,19 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// Order lets waiters arrive one after another, 25 ms apart, and then grants the lock
-// to all of them. It counts the pairs of waiters in which the later one got the lock
+// Order lets the contenders arrive one after another, 25 ms apart, and the first of
+// them give the lock back when all have arrived. It counts the pairs of waiters in which the later one got the lock
 // first.
-func Order(ctx context.Context, p peer.Peer, waiters, repetitions int) (v Values, err error) {
-	ss, closeAll, err := open(ctx, p, waiters+1)
+func Order(ctx context.Context, p peer.Peer, c Contenders, repetitions int) (v Values, err error) {
+	waiters := c.Total() - 1
+	ss, err := Open(ctx, p, c)
 	if err != nil {
 		return nil, err
 	}
-	defer func() { err = errors.Join(err, closeAll()) }()
+	defer func() { err = errors.Join(err, ss.Close()) }()
 	v = Values{"inversions": 0, "pairs": float64(repetitions * waiters * (waiters - 1) / 2)}
 	for range repetitions {
-		lockers := mutexes(ss, newName())
+		lockers := ss.mutexes(newName())
 		holder := lockers[waiters]
 		if err := holder.Lock(ctx); err != nil {
 			return nil, err

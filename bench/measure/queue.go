@@ -2,7 +2,6 @@ package measure
 
 import (
 	"context"
-	"syscall"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -40,12 +39,4 @@ func atRest(ctx context.Context) error {
 		}
 	}
 	return ctx.Err()
-}
-
-func processorTime() time.Duration {
-	var u syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		return 0 // never on Linux
-	}
-	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -9,10 +9,32 @@ import (
 
 // Etcdlock is this repository's library.
 func Etcdlock(clients Clients) Peer {
-	return Peer{"etcdlock", func(ctx context.Context, i int) (Session, error) {
+	return Peer{"etcdlock", false, func(ctx context.Context, i int) (Session, error) {
 		s, err := etcdlock.NewSession(ctx, clients(i), etcdlock.WithTTL(ttl*time.Second))
 		return etcdlockSession{s}, err
 	}}
+}
+
+// Releasing is [Etcdlock] with Release instead of Unlock: the caller does not wait for
+// etcd's reply.
+func Releasing(clients Clients) Peer {
+	return Peer{"etcdlock, Release", false, func(ctx context.Context, i int) (Session, error) {
+		s, err := etcdlock.NewSession(ctx, clients(i), etcdlock.WithTTL(ttl*time.Second))
+		return releasingSession{etcdlockSession{s}}, err
+	}}
+}
+
+type releasingSession struct{ etcdlockSession }
+
+func (s releasingSession) Mutex(name string) Locker {
+	return releasingMutex{&etcdlockMutex{mutex: etcdlock.NewMutex(s.Session, name)}}
+}
+
+type releasingMutex struct{ *etcdlockMutex }
+
+func (l releasingMutex) Unlock(context.Context) error {
+	l.held.Release()
+	return nil
 }
 
 type etcdlockSession struct{ *etcdlock.Session }

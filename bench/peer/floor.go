@@ -10,7 +10,7 @@ import (
 // Floor is not a lock. It does the minimum that a lock on etcd must do when nobody
 // else wants it: it puts a key with a lease, and deletes the key.
 func Floor(clients Clients) Peer {
-	return Peer{"floor", func(ctx context.Context, i int) (Session, error) {
+	return Peer{"floor", false, func(ctx context.Context, i int) (Session, error) {
 		c := clients(i)
 		lease, err := c.Grant(ctx, ttl)
 		if err != nil {

@@ -11,8 +11,10 @@ import (
 // A Peer is a lock library together with its servers.
 type Peer struct {
 	Name string
-	// Open makes a session, as one process of a service would. i numbers the sessions
-	// of a measurement from 0.
+	// OneEach says that a session serves one contender only, so that each goroutine needs
+	// its own. Of other peers a process has one session.
+	OneEach bool
+	// Open makes a session of the i-th process.
 	Open func(ctx context.Context, i int) (Session, error)
 }
 
@@ -42,10 +44,9 @@ type RWLocker interface {
 	RUnlock(ctx context.Context) error
 }
 
-// Clients returns the etcd client of the i-th session. Several sessions may share a
-// client, which is one connection.
+// Clients returns the etcd client of the i-th process, which is one connection.
 type Clients func(i int) *clientv3.Client
 
 // ttl is how many seconds a lock stays after its process has died. It is the same for
-// every peer.
-const ttl = 60
+// every peer, and etcdlock's default.
+const ttl = 10

@@ -9,7 +9,7 @@ import (
 
 // Recipes is the RWMutex of etcd's own client library.
 func Recipes(clients Clients) Peer {
-	return Peer{"recipes", func(_ context.Context, i int) (Session, error) {
+	return Peer{"recipes", false, func(_ context.Context, i int) (Session, error) {
 		s, err := concurrency.NewSession(clients(i), concurrency.WithTTL(ttl))
 		return recipesSession{concurrencySession{s}}, err
 	}}

@@ -15,7 +15,7 @@ import (
 // taken tries again after 50 to 250 ms, which is its default. The lock expires after
 // its expiry, and redsync does not renew it.
 func Redsync(name, addr string) Peer {
-	return Peer{name, func(ctx context.Context, _ int) (Session, error) {
+	return Peer{name, false, func(ctx context.Context, _ int) (Session, error) {
 		c := redis.NewClient(&redis.Options{Addr: addr})
 		if err := c.Ping(ctx).Err(); err != nil {
 			return nil, errors.Join(err, c.Close())

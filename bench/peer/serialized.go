@@ -7,12 +7,10 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// Serialized is how a process with several goroutines has to use [Concurrency]. All
-// mutexes of one session and name write the same key, so without more protection
-// several goroutines would hold the lock at once. A sync.Mutex in front of it lets
-// only one goroutine at a time use etcd.
+// Serialized is [Concurrency] with one session for a process. A sync.Mutex in front of
+// it lets only one goroutine at a time use etcd.
 func Serialized(clients Clients) Peer {
-	return Peer{"concurrency behind sync.Mutex", func(_ context.Context, i int) (Session, error) {
+	return Peer{"concurrency behind sync.Mutex", false, func(_ context.Context, i int) (Session, error) {
 		s, err := concurrency.NewSession(clients(i), concurrency.WithTTL(ttl))
 		return &serializedSession{concurrencySession: concurrencySession{s}}, err
 	}}

@@ -1,5 +1,4 @@
-// Package report turns the raw results of a run into bench/README.md and its
-// plots.
+// Package report turns the raw results of runs into bench/README.md and its plots.
 package report
 
 import (
@@ -33,19 +32,6 @@ type Run struct {
 	Results  []Result          `json:"results"`
 }
 
-// Read reads a run that was written by Write.
-func Read(path string) (*Run, error) {
-	text, err := os.ReadFile(path)
-	if err != nil {
-		return nil, err
-	}
-	run := &Run{}
-	if err := json.Unmarshal(text, run); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	return run, nil
-}
-
 // Write writes the run, each result on a line of its own.
 func (r *Run) Write(path string) error {
 	head := *r
@@ -68,21 +54,77 @@ func (r *Run) Write(path string) error {
 	return os.WriteFile(path, append(text, "\n  ]\n}\n"...), 0o644)
 }
 
-// A sample is a quantity of a peer over the rounds.
+// Rounds is the number of rounds that have results.
+func (r *Run) Rounds() (n int) {
+	for _, res := range r.Results {
+		n = max(n, res.Round)
+	}
+	return n
+}
+
+// Failed are the measurements that failed.
+func (r *Run) Failed() []Result {
+	return slices.DeleteFunc(slices.Clone(r.Results), func(res Result) bool { return res.Error == "" })
+}
+
+// A Report is about the results of several runs.
+type Report []*Run
+
+// Read reads runs that were written by Write.
+func Read(paths ...string) (Report, error) {
+	var report Report
+	for _, path := range paths {
+		text, err := os.ReadFile(path)
+		if err != nil {
+			return nil, err
+		}
+		run := &Run{}
+		if err := json.Unmarshal(text, run); err != nil {
+			return nil, fmt.Errorf("%s: %w", path, err)
+		}
+		report = append(report, run)
+	}
+	return report, nil
+}
+
+// A figure names a value of a quantity of a peer.
+type figure struct{ servers, quantity, peer, value string }
+
+// of is the same figure of another peer.
+func (f figure) of(peer string) figure {
+	f.peer = peer
+	return f
+}
+
+// A sample is a figure over the rounds.
 type sample struct {
 	values []float64 // sorted
-	// overlapped is the number of rounds in which two sessions held the lock at once.
+	// overlapped is the number of rounds in which two contenders held the lock at once.
 	overlapped int
 }
 
-// get collects a value over all rounds.
-func (r *Run) get(servers, quantity, peer, value string) sample {
-	var s sample
-	for _, res := range r.Results {
-		if res.Servers != servers || res.Quantity != quantity || res.Peer != peer {
-			continue
+// get collects a figure over all rounds.
+func (rep Report) get(f figure) sample { return rep.ratio(f, figure{}) }
+
+// ratio returns, for each round, figure f divided by another one of the same round of
+// the same run; or f itself, if there is no other.
+func (rep Report) ratio(f, by figure) (s sample) {
+	for _, run := range rep {
+		divisors := make(map[int]float64)
+		for _, res := range run.Results {
+			if v, ok := res.value(by); ok {
+				divisors[res.Round] = v
+			}
 		}
-		if v, ok := res.Values[value]; ok {
+		for _, res := range run.Results {
+			v, ok := res.value(f)
+			if by != (figure{}) {
+				ok = ok && divisors[res.Round] > 0
+				v /= divisors[res.Round]
+			}
+			if !ok {
+				continue
+			}
 			s.values = append(s.values, v)
 			if res.Values["overlaps"] > 0 {
 				s.overlapped++
@@ -91,6 +133,14 @@ func (r *Run) get(servers, quantity, peer, value string) sample {
 	}
 	slices.Sort(s.values)
 	return s
+}
+
+func (res Result) value(f figure) (float64, bool) {
+	if res.Servers != f.servers || res.Quantity != f.quantity || res.Peer != f.peer {
+		return 0, false
+	}
+	v, ok := res.Values[f.value]
+	return v, ok
 }
 
 func (s sample) ok() bool { return len(s.values) > 0 }
@@ -103,27 +153,20 @@ func (s sample) median() float64 {
 	return (s.values[(n-1)/2] + s.values[n/2]) / 2
 }
 
-// ratio returns, for each round, value a of peer p divided by value b of peer q in
-// the same round.
-func (r *Run) ratio(servers, quantity, p, a, otherServers, otherQuantity, q, b string) sample {
-	byRound := make(map[int]float64)
-	for _, res := range r.Results {
-		if v := res.Values[b]; res.Servers == otherServers && res.Quantity == otherQuantity && res.Peer == q && v > 0 {
-			byRound[res.Round] = v
-		}
+// plus adds to the values.
+func (s sample) plus(v float64) sample {
+	moved := make([]float64, len(s.values))
+	for i := range moved {
+		moved[i] = s.values[i] + v
 	}
-	var s sample
-	for _, res := range r.Results {
-		if res.Servers != servers || res.Quantity != quantity || res.Peer != p {
-			continue
-		}
-		if v, ok := res.Values[a]; ok && byRound[res.Round] > 0 {
-			s.values = append(s.values, v/byRound[res.Round])
-			if res.Values["overlaps"] > 0 {
-				s.overlapped++
-			}
-		}
+	return sample{moved, s.overlapped}
+}
+
+// times multiplies the values.
+func (s sample) times(by float64) sample {
+	scaled := make([]float64, len(s.values))
+	for i, v := range s.values {
+		scaled[i] = by * v
 	}
-	slices.Sort(s.values)
-	return s
+	return sample{scaled, s.overlapped}
 }

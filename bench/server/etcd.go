@@ -18,6 +18,7 @@ import (
 // Etcd is a running etcd cluster.
 type Etcd struct {
 	Endpoints []string
+	PIDs      []int // of its processes; an embedded one has none of its own
 	stop      func() error
 }
 
@@ -27,7 +28,7 @@ func Embedded() (*Etcd, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Etcd{c.Endpoints(), func() error { c.Close(); return nil }}, nil
+	return &Etcd{Endpoints: c.Endpoints(), stop: func() error { c.Close(); return nil }}, nil
 }
 
 // Close stops the servers and removes their data.
@@ -66,7 +67,7 @@ func (e *Etcd) Connect(n int, opts ...grpc.DialOption) (Clients, error) {
 	return clients, nil
 }
 
-// Get returns the connection of the i-th session.
+// Get returns the connection of the i-th process.
 func (c Clients) Get(i int) *clientv3.Client { return c[i%len(c)] }
 
 // Close closes all connections.

@@ -71,7 +71,7 @@ func Processes(path string, n int, delays *Delays) (*Etcd, error) {
 		initial = append(initial, fmt.Sprintf("m%d=http://%s", i, peer))
 	}
 	for i := range n {
-		stop, err := start(filepath.Join(dir, fmt.Sprintf("m%d.log", i)), path,
+		pid, stop, err := start(filepath.Join(dir, fmt.Sprintf("m%d.log", i)), path,
 			"--name", fmt.Sprintf("m%d", i),
 			"--data-dir", filepath.Join(dir, fmt.Sprintf("m%d", i)),
 			"--listen-client-urls", "http://"+addrs[2*i],
@@ -84,6 +84,7 @@ func Processes(path string, n int, delays *Delays) (*Etcd, error) {
 			return nil, errors.Join(err, e.Close())
 		}
 		closers = append(closers, stop)
+		e.PIDs = append(e.PIDs, pid)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()

@@ -29,7 +29,7 @@ func Redis(fsync bool) (addr string, stop func() error, err error) {
 	if fsync {
 		args = append(args[:len(args)-1], "yes", "--appendfsync", "always")
 	}
-	kill, err := start(filepath.Join(dir, "log"), "redis-server", args...)
+	_, kill, err := start(filepath.Join(dir, "log"), "redis-server", args...)
 	if err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
 	}

@@ -10,25 +10,25 @@ import (
 	"time"
 )
 
-// start starts a server and writes its output to the file log. stop kills the server
-// and waits until it has ended. The server ends when this process ends.
-func start(log, name string, args ...string) (stop func() error, err error) {
+// start starts a server and writes its output to the file log. stop ends the server
+// and waits for that. The server ends when this process ends.
+func start(log, name string, args ...string) (pid int, stop func() error, err error) {
 	f, err := os.Create(log)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	cmd := exec.Command(name, args...)
 	cmd.Stdout, cmd.Stderr = f, f
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL, Setpgid: true}
 	if err := cmd.Start(); err != nil {
-		return nil, errors.Join(fmt.Errorf("start %s (bench/setup.sh installs what is missing): %w", name, err), f.Close())
+		return 0, nil, errors.Join(fmt.Errorf("start %s (bench/setup.sh installs what is missing): %w", name, err), f.Close())
 	}
 	ended := make(chan struct{})
 	go func() { // ends with the process, which stop ends
 		_ = cmd.Wait() // killed, by us
 		close(ended)
 	}()
-	return func() error {
+	return cmd.Process.Pid, func() error {
 		if err := cmd.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}

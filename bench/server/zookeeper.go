@@ -37,7 +37,7 @@ func ZooKeeper() (addr string, stop func() error, err error) {
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	kill, err := start(filepath.Join(dir, "log"), "java", "-cp", zooClasses, "-Dzookeeper.jmx.log4j.disable=true",
+	_, kill, err := start(filepath.Join(dir, "log"), "java", "-cp", zooClasses, "-Dzookeeper.jmx.log4j.disable=true",
 		"org.apache.zookeeper.server.quorum.QuorumPeerMain", config)
 	if err != nil {
 		return "", nil, errors.Join(err, os.RemoveAll(dir))

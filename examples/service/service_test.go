@@ -100,6 +100,43 @@ func TestService_Partition(t *testing.T) {
 	require.Empty(t, left.Leases)
 }
 
+// Etcd is stopped for longer than the TTL, and started again. Meanwhile nobody writes and the replicas say that
+// they are not ready; afterwards both serve, one leads, and nothing has to be restarted.
+func TestService_EtcdStopped(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	first, url1, stop1 := replica(t, cluster, "first")
+	second, url2, stop2 := replica(t, cluster, "second")
+	urls := []string{url1, url2}
+	for _, url := range urls {
+		requireStatus(t, http.StatusOK, "GET", url+"/readyz")
+		requireStatus(t, http.StatusOK, "POST", url+"/accounts/ann/deposits?amount=10")
+	}
+	leads := func() bool { return first.elector.IsLeader() != second.elector.IsLeader() }
+	require.Eventually(t, leads, hang, tick)
+
+	cluster.Member(0).Stop()
+	for _, url := range urls {
+		requireStatus(t, http.StatusServiceUnavailable, "GET", url+"/readyz")
+		requireStatus(t, http.StatusOK, "GET", url+"/healthz")
+		code, text := status(t, "POST", url+"/accounts/ann/deposits?amount=10")
+		require.Equal(t, http.StatusServiceUnavailable, code, text)
+	}
+	require.False(t, first.elector.IsLeader() || second.elector.IsLeader())
+
+	ctx, cancel := context.WithTimeout(t.Context(), hang)
+	defer cancel()
+	require.NoError(t, cluster.Member(0).Restart(ctx))
+	for _, url := range urls {
+		requireStatus(t, http.StatusOK, "GET", url+"/readyz")
+		requireStatus(t, http.StatusOK, "POST", url+"/accounts/ann/deposits?amount=10")
+	}
+	require.Contains(t, requireStatus(t, http.StatusOK, "POST", url1+"/accounts/ann/deposits?amount=10"), `"balance":50`, "what failed was not made")
+	require.Eventually(t, leads, hang, tick)
+	require.NoError(t, stop1())
+	require.NoError(t, stop2())
+}
+
 // A request that waits for too long is told whom it waited for; a bad one, what is wrong with it.
 func TestService_Errors(t *testing.T) {
 	t.Parallel()

@@ -69,3 +69,24 @@ func (a *Authority) Issue(tb testing.TB, name string) (certFile, keyFile string)
 	require.NoError(tb, os.WriteFile(keyFile, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), 0o600))
 	return certFile, keyFile
 }
+
+// Renew writes the certificates of a new authority, its own, a server's and a client's, to that directory,
+// over those of the last one.
+func Renew(tb testing.TB, dir string) {
+	tb.Helper()
+	a := New(tb)
+	for _, name := range []string{"server", "client"} {
+		a.Issue(tb, name)
+	}
+	for _, file := range []string{"ca.crt", "server.crt", "server.key", "client.crt", "client.key"} {
+		Copy(tb, a.File(file), filepath.Join(dir, file))
+	}
+}
+
+// Copy copies a file.
+func Copy(tb testing.TB, from, to string) {
+	tb.Helper()
+	b, err := os.ReadFile(from)
+	require.NoError(tb, err)
+	require.NoError(tb, os.WriteFile(to, b, 0o600))
+}

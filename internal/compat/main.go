@@ -1,7 +1,7 @@
 //go:build unix
 
-// Compat runs the portable tests of the root package against real etcd processes of
-// several versions, and prints the results. Each version runs as a single member and as
+// Compat runs the portable tests of this module against real etcd processes of several
+// versions, and prints the results. Each version runs as a single member and as
 // a cluster of three.
 //
 //	go run ./internal/compat [-write docs/compat.md] [server ...]
@@ -12,8 +12,8 @@
 // the Go module, and packages are unpacked without being installed. The servers are kept in
 // the user's cache folder.
 //
-// A test is portable if it uses the shared cluster of embed_test.go and starts none of its
-// own; Compat determines this from the source. It fails if a test fails or does not run.
+// A test is portable if it uses its package's variable cluster, which internal/harness sets, and
+// starts no cluster of its own; Compat determines this from the source. It fails if a test fails or does not run.
 package main
 
 import (
@@ -76,16 +76,16 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 		fmt.Printf("%s is %s (%v)\n", s, b.name, time.Since(began).Round(time.Second))
 		builds = append(builds, b)
 	}
-	tests := filepath.Join(dir, "etcdlock.test")
-	if _, err := output(ctx, "", "go", "test", "-c", "-o", tests, "."); err != nil {
-		return err
-	}
-	names, err := portable(".")
+	suites, err := findSuites(".")
 	if err != nil {
 		return err
 	}
-	if err := onlyRootShares("."); err != nil {
-		return err
+	for i := range suites {
+		s := &suites[i]
+		s.binary = filepath.Join(dir, strings.ReplaceAll(s.path, "/", "-")+".test")
+		if _, err := output(ctx, "", "go", "test", "-c", "-o", s.binary, s.path); err != nil {
+			return err
+		}
 	}
 	var results []result
 	var failed error
@@ -95,7 +95,7 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 		var wg sync.WaitGroup
 		for i, members := range sizes {
 			wg.Go(func() {
-				both[i], errs[i] = try(ctx, tests, b, suited(names, members), filepath.Join(dir, fmt.Sprint(b.name, "-", members)), members)
+				both[i], errs[i] = try(ctx, suites, b, filepath.Join(dir, fmt.Sprint(b.name, "-", members)), members)
 			})
 		}
 		wg.Wait()
@@ -152,22 +152,35 @@ var (
 	uneventful = regexp.MustCompile(`(?m)^(===| *--- PASS).*\n`)
 )
 
-// try starts a cluster and runs the tests against it.
-func try(ctx context.Context, tests string, b build, names []string, dir string, members int) (result, error) {
+// try starts a cluster and runs the suites against it, one after the other.
+func try(ctx context.Context, suites []suite, b build, dir string, members int) (result, error) {
 	c, err := startCluster(ctx, b.file, dir, members)
 	if err != nil {
 		return result{}, err
 	}
 	defer c.stop()
-	cmd := command(ctx, tests, "-test.v", "-test.timeout="+testLimit.String(), "-test.run=^("+strings.Join(names, "|")+")$")
-	cmd.Env = append(os.Environ(), "ETCDLOCK_TEST_ENDPOINTS="+strings.Join(c.endpoints, ","), "TMPDIR="+dir)
+	began, passed := time.Now(), 0
+	for _, s := range suites {
+		names := suited(s.tests, members)
+		if err := s.run(ctx, names, c.endpoints, dir); err != nil {
+			return result{}, fmt.Errorf("%w\n%s", err, c.logs())
+		}
+		passed += len(names)
+	}
+	return result{b, c.version, members, passed, time.Since(began)}, nil
+}
+
+// run runs the tests of the suite that are named.
+func (s suite) run(ctx context.Context, names, endpoints []string, dir string) error {
+	cmd := command(ctx, s.binary, "-test.v", "-test.timeout="+testLimit.String(), "-test.run=^("+strings.Join(names, "|")+")$")
+	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), "ETCDLOCK_TEST_ENDPOINTS="+strings.Join(endpoints, ","), "TMPDIR="+dir)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
-	began := time.Now()
-	if err = cmd.Run(); err != nil && cmd.Process != nil {
+	err := cmd.Run()
+	if err != nil && cmd.Process != nil {
 		_ = cmd.Cancel() // end the processes that the tests started but did not end
 	}
-	took := time.Since(began)
 	var passed []string
 	for _, m := range verdict.FindAllStringSubmatch(out.String(), -1) {
 		if m[1] == "PASS" {
@@ -179,9 +192,9 @@ func try(ctx context.Context, tests string, b build, names []string, dir string,
 		err = errors.New("not all tests have run")
 	}
 	if err != nil {
-		return result{}, fmt.Errorf("%w\n%s%s", err, uneventful.ReplaceAll(out.Bytes(), nil), c.logs())
+		return fmt.Errorf("%s: %w\n%s", s.path, err, uneventful.ReplaceAll(out.Bytes(), nil))
 	}
-	return result{b, c.version, members, len(passed), took}, nil
+	return nil
 }
 
 // command is like exec.CommandContext, but runs the command in its own process group and

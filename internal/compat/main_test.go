@@ -18,6 +18,7 @@ import (
 	"testing"
 
 	"example.com/etcdtest"
+	"example.com/harness"
 )
 
 var cluster *etcdtest.Cluster
@@ -27,9 +28,12 @@ type user struct{}
 func (user) use(t *testing.T) { cluster.Client(t) }
 func own(t *testing.T)        { etcdtest.Start(t) }
 
+var start, other = harness.StartWithAuth, harness.Ctx
+
 func TestShared(t *testing.T)  { user{}.use(t) }
 func TestOwn(t *testing.T)     { own(t) }
 func TestBoth(t *testing.T)    { user{}.use(t); own(t) }
+func TestWithAuth(t *testing.T) { user{}.use(t); start(t) }
 func TestVar(t *testing.T)     { own := 1; user{}.use(t); _ = own }
 func TestLocal(t *testing.T)   { cluster := 1; _ = cluster }
 func TestNeither(t *testing.T) {}
@@ -40,9 +44,13 @@ func TestNeither(t *testing.T) {}
 }
 
 func TestPortableHere(t *testing.T) {
-	names, err := portable("../..")
+	suites, err := findSuites("../..")
 	require.NoError(t, err)
-	require.IsIncreasing(t, names)
+	var names []string
+	for _, s := range suites {
+		require.IsIncreasing(t, s.tests)
+		names = append(names, s.tests...)
+	}
 	for _, name := range []string{
 		"TestSmoke",
 		"TestFault_F4_HolderPaused",            // a helper process uses the cluster
@@ -58,6 +66,7 @@ func TestPortableHere(t *testing.T) {
 		"TestFault_F12_MemberPaused",  // starts processes
 		"TestKeyGrammar",              // needs no cluster
 		"TestInterleavings_I1_I3",     // needs no cluster
+		"TestInspectionErrors",        // starts one in a function of internal/harness
 		"TestControl_A2_StaleUnlock", "TestMain",
 	} {
 		require.NotContains(t, names, name)
@@ -70,6 +79,12 @@ func TestSuited(t *testing.T) {
 	require.Equal(t, []string{"TestFault_F15_It", "TestSmoke"}, suited(names, 3))
 }
 
-func TestOnlyRootShares(t *testing.T) {
-	require.NoError(t, onlyRootShares("../.."))
+func TestSuites(t *testing.T) {
+	suites, err := findSuites("../..")
+	require.NoError(t, err)
+	var paths []string
+	for _, s := range suites {
+		paths = append(paths, s.path)
+	}
+	require.Equal(t, []string{"github.com/etcdlock/etcdlock", "github.com/etcdlock/etcdlock/internal/faults"}, paths)
 }

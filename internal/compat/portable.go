@@ -4,7 +4,6 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -16,9 +15,38 @@ import (
 	"github.com/etcdlock/etcdlock/internal/layout"
 )
 
+// A suite is a package whose tests share a cluster.
+type suite struct {
+	path, dir string
+	tests     []string // that are portable
+	binary    string
+}
+
+// findSuites returns the packages of the module in dir that have portable tests.
+func findSuites(dir string) (suites []suite, err error) {
+	module, err := layout.Module(dir)
+	if err != nil {
+		return nil, err
+	}
+	for _, p := range module {
+		tests, err := portable(p.Dir)
+		if err != nil {
+			return nil, err
+		}
+		if len(tests) > 0 {
+			suites = append(suites, suite{path: p.ImportPath, dir: p.Dir, tests: tests})
+		}
+	}
+	if len(suites) == 0 {
+		return nil, errors.New("no tests have a variable cluster")
+	}
+	return suites, nil
+}
+
 // portable returns the tests of the package in dir that use the variable cluster, directly
-// or through functions, and neither etcdtest.Start nor etcdtest.New. It omits the tests of
-// etcd's own packages (TestControl_), which say nothing about these servers.
+// or through functions, and no function of another package that starts one. There are none
+// if the tests have no such variable. It omits the tests of etcd's own packages
+// (TestControl_), which say nothing about these servers.
 func portable(dir string) ([]string, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*_test.go"))
 	if err != nil {
@@ -31,7 +59,7 @@ func portable(dir string) ([]string, error) {
 		if err != nil {
 			return nil, err
 		}
-		if f.Name.Name != "etcdlock_test" { // the examples, which start their own clusters
+		if !strings.HasSuffix(f.Name.Name, "_test") { // the examples, which start their own clusters
 			parsed = append(parsed, f)
 		}
 	}
@@ -39,39 +67,50 @@ func portable(dir string) ([]string, error) {
 	// have to be resolved.
 	info := &types.Info{Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}}
 	conf := types.Config{Importer: noImports{}, Error: func(error) {}}
-	pkg, _ := conf.Check("etcdlock", fset, parsed, info) // reports errors, because imports are missing
+	pkg, _ := conf.Check(dir, fset, parsed, info) // reports errors, because imports are missing
 	uses := map[types.Object][]types.Object{}
 	starts := map[types.Object]bool{}
 	var tests []*types.Func
+	// note notes what o, which n declares, refers to.
+	note := func(o types.Object, n ast.Node) {
+		ast.Inspect(n, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.Ident:
+				if u := info.Uses[n]; u != nil && u.Pkg() == pkg {
+					uses[o] = append(uses[o], u)
+				}
+			case *ast.SelectorExpr:
+				x, _ := n.X.(*ast.Ident)
+				if p, is := info.Uses[x].(*types.PkgName); is && startsCluster(p.Name(), n.Sel.Name) {
+					starts[o] = true
+				}
+			}
+			return true
+		})
+	}
 	for _, f := range parsed {
 		for _, d := range f.Decls {
-			fn, is := d.(*ast.FuncDecl)
-			if !is {
-				continue
-			}
-			o := info.Defs[fn.Name].(*types.Func)
-			if fn.Recv == nil && strings.HasPrefix(o.Name(), "Test") && o.Name() != "TestMain" && !strings.HasPrefix(o.Name(), "TestControl_") {
-				tests = append(tests, o)
-			}
-			ast.Inspect(fn, func(n ast.Node) bool {
-				switch n := n.(type) {
-				case *ast.Ident:
-					if u := info.Uses[n]; u != nil && u.Pkg() == pkg {
-						uses[o] = append(uses[o], u)
-					}
-				case *ast.SelectorExpr:
-					x, _ := n.X.(*ast.Ident)
-					if p, is := info.Uses[x].(*types.PkgName); is && p.Name() == "etcdtest" && (n.Sel.Name == "Start" || n.Sel.Name == "New") {
-						starts[o] = true
+			switch d := d.(type) {
+			case *ast.FuncDecl:
+				o := info.Defs[d.Name].(*types.Func)
+				if d.Recv == nil && strings.HasPrefix(o.Name(), "Test") && o.Name() != "TestMain" && !strings.HasPrefix(o.Name(), "TestControl_") {
+					tests = append(tests, o)
+				}
+				note(o, d)
+			case *ast.GenDecl:
+				for _, spec := range d.Specs {
+					if v, is := spec.(*ast.ValueSpec); is { // such as start = harness.StartWithAuth
+						for _, name := range v.Names {
+							note(info.Defs[name], v)
+						}
 					}
 				}
-				return true
-			})
+			}
 		}
 	}
 	shared := pkg.Scope().Lookup("cluster")
-	if shared == nil {
-		return nil, errors.New("the tests have no variable cluster")
+	if _, is := shared.(*types.Var); !is {
+		return nil, nil
 	}
 	var names []string
 	for _, t := range tests {
@@ -98,32 +137,9 @@ func portable(dir string) ([]string, error) {
 	return names, nil
 }
 
-// onlyRootShares returns an error if a layer below the root package has tests that share a cluster. Such
-// tests would be portable, but only those of the root package are run.
-func onlyRootShares(dir string) error {
-	library, err := layout.Library(dir)
-	if err != nil {
-		return err
-	}
-	for _, p := range library[:len(library)-1] {
-		for _, file := range p.TestFiles() {
-			f, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
-			if err != nil {
-				return err
-			}
-			for _, d := range f.Decls {
-				if d, is := d.(*ast.GenDecl); is && d.Tok == token.VAR && slices.ContainsFunc(d.Specs, declaresCluster) {
-					return fmt.Errorf("%s declares cluster, but only the root package's tests are run here", file)
-				}
-			}
-		}
-	}
-	return nil
-}
-
-func declaresCluster(s ast.Spec) bool {
-	v, is := s.(*ast.ValueSpec)
-	return is && slices.ContainsFunc(v.Names, func(n *ast.Ident) bool { return n.Name == "cluster" })
+// startsCluster reports whether a function of another package starts a cluster.
+func startsCluster(pkg, name string) bool {
+	return (pkg == "etcdtest" || pkg == "harness") && (strings.HasPrefix(name, "Start") || name == "New")
 }
 
 type noImports struct{}

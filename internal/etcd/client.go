@@ -30,8 +30,16 @@ type Client struct {
 func NewClient(client *clientv3.Client) *Client {
 	c := &Client{Client: client, watcher: newWatcher(client, client.Watcher)}
 	c.waker.reset = func() {
-		if conn := client.ActiveConnection(); conn != nil {
+		conn := client.ActiveConnection()
+		if conn == nil {
+			return
+		}
+		switch conn.GetState().String() {
+		case "READY", "TRANSIENT_FAILURE":
 			conn.ResetConnectBackoff()
+		default:
+			// It has just begun to connect. ResetConnectBackoff goes through a map without the mutex for it
+			// (gRPC 1.83), and the process ends if gRPC adds a connection at that moment.
 		}
 	}
 	return c

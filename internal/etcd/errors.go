@@ -16,20 +16,22 @@ var (
 	ErrClientClosed = errors.New("the etcd client is closed")
 	// errNoConnection says that no connection to any member can be had, or that it broke.
 	errNoConnection = errors.New("no connection to etcd")
+	// ErrNotSent says the same of a request that was not sent for that reason.
+	ErrNotSent = fmt.Errorf("%w", errNoConnection)
 	// ErrWatch says that a watch could not be opened, or ended. What it watched for may have
 	// happened unseen.
 	ErrWatch = errors.New("watch ended")
 )
 
-// CtxError is the error of a call whose ctx ended: ctx's error, its cause, and the last thing
-// that etcd answered before, so that "deadline exceeded" does not hide "no leader".
+// CtxError is the error of a call whose ctx ended: ctx's error, its cause, and why it had no answer, if that
+// is known, so that "deadline exceeded" hides neither "no leader" nor "connection refused".
 func CtxError(ctx context.Context, last error) error {
 	err := ctx.Err()
 	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
 		err = fmt.Errorf("%w: %w", err, cause)
 	}
-	if last != nil && !IsCtxError(last) {
-		err = fmt.Errorf("%w (etcd: %w)", err, last)
+	if last = RequestError(ctx, last); last != nil && !IsCtxError(last) {
+		err = fmt.Errorf("etcd does not answer: %w: %w", last, err)
 	}
 	return err
 }
@@ -46,10 +48,14 @@ func RequestError(ctx context.Context, err error) error {
 		if why, err := strconv.Unquote(desc); err == nil {
 			desc = why
 		}
+		// So begins what gRPC says of a connection that it could not make.
+		if strings.HasPrefix(desc, "transport: ") || strings.HasPrefix(desc, "error reading server preface") {
+			return fmt.Errorf("%w: %s", ErrNotSent, desc)
+		}
 		return fmt.Errorf("%w: %s", errNoConnection, desc)
 	}
 	if strings.HasSuffix(text, "while waiting for connections to become ready") {
-		return fmt.Errorf("%w: the endpoints do not answer", errNoConnection)
+		return fmt.Errorf("%w: the endpoints do not answer", ErrNotSent)
 	}
 	return clientv3.ContextError(ctx, err)
 }

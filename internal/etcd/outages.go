@@ -13,18 +13,29 @@ type Outages struct {
 	count     int       // of what can't get on
 	since     time.Time // of the outage of which the log has the first line only, zero if there is none
 	recovered bool      // at least one of them since then
+	why       error     // of the last outage
 }
 
 // Begin reports whether the log is to have a line.
-func (o *Outages) Begin() bool {
+func (o *Outages) Begin(why error) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.count++
 	if !o.since.IsZero() {
 		return false
 	}
-	o.since, o.recovered = time.Now(), false
+	o.since, o.recovered, o.why = time.Now(), false, why
 	return true
+}
+
+// Why says why etcd can't be asked. It is nil if there is no outage.
+func (o *Outages) Why() error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.since.IsZero() {
+		return nil
+	}
+	return o.why
 }
 
 // End reports whether the log is to have a line, and whether somebody has got on again. Where nobody has and

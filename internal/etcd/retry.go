@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"time"
 )
@@ -52,7 +53,7 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 	for limit := AttemptMin; ; limit = min(2*limit, attemptMax) {
 		switch {
 		case ctx.Err() != nil:
-			return v, ambiguous, CtxError(ctx, last)
+			return v, ambiguous, c.CtxError(ctx, last)
 		case life.Err() != nil:
 			return v, ambiguous, context.Cause(life)
 		case c.Ctx().Err() != nil:
@@ -67,8 +68,11 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		v, several, err = race(attempt, cancel, more, late, limit, op)
 		ambiguous = ambiguous || several || !answered(err)
 		cancel()
-		if last == nil || !IsCtxError(err) {
+		switch {
+		case !IsCtxError(err):
 			last = err
+		case last == nil && ctx.Err() == nil:
+			last = fmt.Errorf("no reply within %v", limit)
 		}
 		switch {
 		case err == nil:
@@ -77,7 +81,7 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 			}
 			return v, ambiguous, nil
 		case ctx.Err() != nil:
-			return v, ambiguous, CtxError(ctx, last)
+			return v, ambiguous, c.CtxError(ctx, last)
 		case p.Once, Refused(err):
 			return v, ambiguous, err
 		}

@@ -1,6 +1,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"math/rand/v2"
@@ -111,12 +112,18 @@ func (c *Client) awaitConnection(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// ConnectionError says why the client has no connection. It is nil if it has one or gets one within a moment.
-func (c *Client) ConnectionError() error {
+// CtxError is [CtxError] of a request or a wait. Where there is no connection, that is why it had no answer:
+// clientv3 has requests wait for one, and keeps it from watches. The caller has no time left to learn more.
+func (c *Client) CtxError(ctx context.Context, last error) error {
+	return CtxError(ctx, cmp.Or(c.ConnectionError(20*time.Millisecond), last))
+}
+
+// ConnectionError says why the client has no connection. It is nil if it has one or gets one within that time.
+func (c *Client) ConnectionError(within time.Duration) error {
 	if c.Connected() {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(c.Ctx(), 50*time.Millisecond)
+	ctx, cancel := context.WithTimeout(c.Ctx(), within)
 	defer cancel()
 	// It is not sent without a connection, and without a message etcd has nothing to do.
 	_, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseKeepAlive(ctx)

@@ -37,13 +37,19 @@ func run(file string) error {
 	if err := check("."); err != nil {
 		return err
 	}
-	library, err := layout.Library(".")
+	module, err := layout.Module(".")
 	if err != nil {
 		return err
 	}
 	args := []string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_"}
-	for _, p := range library {
-		args = append(args, p.ImportPath)
+	for _, p := range module {
+		names, err := p.Tests()
+		if err != nil {
+			return err
+		}
+		if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "TestFault_") }) {
+			args = append(args, p.ImportPath)
+		}
 	}
 	tests, err := test(args)
 	if err != nil {
@@ -59,27 +65,20 @@ func run(file string) error {
 	return os.WriteFile(file, []byte(head+render(tests)), 0o644)
 }
 
-var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-
-// check returns an error if a row has no test in the library's test files. dir is the
-// repository's root.
+// check returns an error if a row has no test in the module. dir is the repository's root.
 func check(dir string) error {
-	library, err := layout.Library(dir)
+	module, err := layout.Module(dir)
 	if err != nil {
 		return err
 	}
-	var files []string
-	for _, p := range library {
-		files = append(files, p.TestFiles()...)
-	}
 	var tests []*result
-	for _, file := range files {
-		text, err := os.ReadFile(file)
+	for _, p := range module {
+		names, err := p.Tests()
 		if err != nil {
 			return err
 		}
-		for _, m := range testFunc.FindAllSubmatch(text, -1) {
-			tests = append(tests, &result{name: string(m[1])})
+		for _, name := range names {
+			tests = append(tests, &result{name: name})
 		}
 	}
 	for _, r := range rows {
@@ -119,18 +118,21 @@ func test(args []string) ([]*result, error) {
 	return tests, nil
 }
 
-// read reads the events of go test. failed has the output of each test that failed.
+// read reads the events of go test. failed has the output of each test and package that failed.
 func read(out io.Reader) (tests []*result, failed []string, err error) {
 	byName, output := map[string]*result{}, map[string][]string{}
 	lines := bufio.NewScanner(out)
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
-		var event struct{ Action, Test, Output string }
+		var event struct{ Action, Package, Test, Output string }
 		if err := json.Unmarshal(lines.Bytes(), &event); err != nil {
 			return nil, nil, err
 		}
 		name, _, sub := strings.Cut(event.Test, "/") // a subtest's notes belong to its test
-		if name == "" {
+		if name == "" {                              // of the package as a whole, whose TestMain may fail after its tests
+			if output[event.Package] = append(output[event.Package], event.Output); event.Action == "fail" {
+				failed = append(failed, output[event.Package]...)
+			}
 			continue
 		}
 		r := byName[name]

@@ -33,4 +33,8 @@ func TestTable(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []string{"why", ""}, failed)
 	}
+
+	_, failed, err = read(strings.NewReader(`{"Action":"output","Package":"p","Output":"leaks"}` + "\n" + `{"Action":"fail","Package":"p"}`))
+	require.NoError(t, err)
+	require.Equal(t, []string{"leaks", ""}, failed)
 }

@@ -1,6 +1,6 @@
-// Package layout finds the packages of the library: the root package and all packages that it
-// imports from this module. Checks use it instead of a list of paths, so that they still cover
-// the library after code has moved.
+// Package layout finds the packages of this module, and among them those of the library: the root
+// package and all packages that it imports. Checks use it instead of a list of paths, so that they
+// still cover code and tests after these have moved.
 package layout
 
 import (
@@ -9,8 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 )
 
 // A Package is one package of the library, or one that it depends on.
@@ -45,8 +47,13 @@ func Library(dir string) ([]Package, error) {
 
 // Dependencies returns all packages that the root package depends on, followed by the root
 // package.
-func Dependencies(dir string) (all []Package, err error) {
-	cmd := exec.Command("go", "list", "-deps", "-json=ImportPath,Dir,Standard,Module,GoFiles,TestGoFiles,XTestGoFiles,Imports", ".")
+func Dependencies(dir string) ([]Package, error) { return list(dir, "-deps", ".") }
+
+// Module returns all packages of the module.
+func Module(dir string) ([]Package, error) { return list(dir, "./...") }
+
+func list(dir string, args ...string) (all []Package, err error) {
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Dir,Standard,Module,GoFiles,TestGoFiles,XTestGoFiles,Imports"}, args...)...)
 	cmd.Dir = dir
 	var out, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &stderr
@@ -64,6 +71,22 @@ func Dependencies(dir string) (all []Package, err error) {
 		all = append(all, p)
 	}
 }
+
+// Tests returns the names of the package's tests.
+func (p Package) Tests() (names []string, err error) {
+	for _, file := range p.TestFiles() {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		for _, m := range testFunc.FindAllSubmatch(text, -1) {
+			names = append(names, string(m[1]))
+		}
+	}
+	return names, nil
+}
+
+var testFunc = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
 
 // Files returns the paths of the package's files, without tests.
 func (p Package) Files() []string { return p.paths(p.GoFiles) }

@@ -15,6 +15,7 @@ const (
 	module    = "github.com/etcdlock/etcdlock"
 	maxLines  = 300  // of a file; a longer file has more than one concept
 	rootLines = 5515 // of the root package
+	rootTests = 30   // test files of the root package: of its API, not of faults or layers
 )
 
 // may lists what each layer of the library may import from this module. The test fails for a package
@@ -103,6 +104,11 @@ func TestRootIsSmall(t *testing.T) {
 	require.Positive(t, n)
 	if n > rootLines {
 		t.Errorf("the root package has %d lines, more than %d", n, rootLines)
+	}
+	tests := root.TestFiles()
+	require.NotEmpty(t, tests)
+	if len(tests) > rootTests {
+		t.Errorf("the root package has %d test files, more than %d: tests of faults stand in internal/faults, those of a layer beside it", len(tests), rootTests)
 	}
 }
 

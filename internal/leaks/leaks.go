@@ -2,7 +2,9 @@
 package leaks
 
 import (
+	"runtime"
 	"slices"
+	"strings"
 	"time"
 
 	"go.uber.org/goleak"
@@ -32,4 +34,18 @@ func Find(within time.Duration, opts ...goleak.Option) error {
 // members.
 func FindBesidePeers(within time.Duration, opts ...goleak.Option) error {
 	return Find(within, slices.Concat(peers, opts)...)
+}
+
+// Library returns the stacks of this process's goroutines that are in the library or in the watch of
+// an etcd client.
+func Library() string {
+	buf := make([]byte, 16<<20)
+	buf = buf[:runtime.Stack(buf, true)]
+	var own []string
+	for _, g := range strings.Split(string(buf), "\n\n") {
+		if strings.Contains(g, "etcdlock.(*") && !strings.Contains(g, "testing.tRunner") || strings.Contains(g, "serveSubstream") {
+			own = append(own, g)
+		}
+	}
+	return strings.Join(own, "\n\n")
 }

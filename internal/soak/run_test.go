@@ -23,6 +23,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/history"
+	"github.com/etcdlock/etcdlock/internal/history/hooks"
 )
 
 const (
@@ -170,7 +171,7 @@ func (s *slot) session() *etcdlock.Session {
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	c := s.client.get()
-	made, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(time.Duration(1+s.rng.IntN(3))*time.Second), etcdlock.WithHooks(s.run.hooks()))
+	made, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(time.Duration(1+s.rng.IntN(3))*time.Second), etcdlock.WithHooks(hooks.For(s.run.record)))
 	if err != nil {
 		if ctx.Err() == nil && c.Ctx().Err() == nil {
 			s.run.record.Problem("NewSession: %v", err)
@@ -196,12 +197,12 @@ func (s *slot) retire() {
 		s.run.counted("clients closed")
 		s.client.renew()
 	case n < 4:
-		s.run.ended(old, time.Now())
+		hooks.Ended(s.run.record, old, time.Now())
 		old.Orphan()
 		return
 	}
 	s.run.closing.Go(func() {
-		s.run.ended(old, time.Now())
+		hooks.Ended(s.run.record, old, time.Now())
 		_ = old.Close() // where it can't be revoked in time, the lease expires
 		if old.Err() == nil {
 			s.run.record.Problem("a session lives on after Close")
@@ -227,7 +228,7 @@ func (r *run) calm() {
 	r.empty("given back", func(e history.Entry) bool { return !ended[e.Lease] })
 	for _, s := range r.sessions {
 		r.closing.Go(func() {
-			r.ended(s, time.Now())
+			hooks.Ended(r.record, s, time.Now())
 			_ = s.Close()
 		})
 	}

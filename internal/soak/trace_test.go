@@ -1,46 +1,12 @@
 package soak
 
 import (
-	"context"
-	"errors"
 	"slices"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/internal/history"
 )
-
-// hooks note each step of each acquisition: history follows them through the model.
-func (r *run) hooks() *etcdlock.Hooks {
-	note := func(what history.What, at time.Time, a etcdlock.Acquisition) {
-		r.record.Step(history.Step{What: what, At: at, Name: a.Name, Token: a.Token, Lease: int64(a.Session.Lease())})
-	}
-	return &etcdlock.Hooks{
-		Enqueued: func(_ context.Context, i etcdlock.EnqueuedInfo) { note(history.Enqueued, i.Enqueued, i.Acquisition) },
-		Granted:  func(_ context.Context, i etcdlock.GrantedInfo) { note(history.Granted, i.Granted, i.Acquisition) },
-		Abandoned: func(_ context.Context, i etcdlock.AbandonedInfo) {
-			note(history.Abandoned, i.Asked.Add(i.Wait), i.Acquisition)
-		},
-		Released: func(_ context.Context, i etcdlock.ReleasedInfo) {
-			note(history.GaveBack, i.Granted.Add(i.Held), i.Acquisition)
-		},
-		Lost: func(_ context.Context, i etcdlock.LostInfo) { note(history.Lost, i.Granted.Add(i.Held), i.Acquisition) },
-		SessionEnded: func(i etcdlock.SessionEndedInfo) {
-			at := time.Now()
-			if deadline := i.Session.Deadline(); errors.Is(i.Cause, etcdlock.ErrSessionExpired) && deadline.Before(at) {
-				at = deadline // the hook may come later
-			}
-			r.ended(i.Session, at)
-		},
-	}
-}
-
-// ended notes that a session has ended, or is about to be ended: the earliest time counts.
-func (r *run) ended(s *etcdlock.Session, at time.Time) {
-	r.record.Step(history.Step{What: history.Ended, At: at, Lease: int64(s.Lease())})
-}
 
 // tight sees to it that the trace of this run would not do as well with a step less, or with two of an
 // acquisition swapped: of both, it tries as many as tries.

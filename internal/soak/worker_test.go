@@ -12,6 +12,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/internal/history"
+	"github.com/etcdlock/etcdlock/internal/history/hooks"
 )
 
 // A worker uses the locks in every way that the package has, one after the other.
@@ -151,7 +152,7 @@ func (w *worker) leave(s *etcdlock.Session, after time.Duration) {
 		ctx, cancel := context.WithTimeout(context.Background(), after+time.Second)
 		defer cancel()
 		wait(ctx, after)
-		w.ended(s, time.Now())
+		hooks.Ended(w.record, s, time.Now())
 		_ = s.Close() // where it can't be revoked in time, the lease expires
 	})
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -26,26 +25,12 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-// issue writes the certificates of a new CA over those of the last one.
-func issue(t *testing.T, dir string) {
-	t.Helper()
-	ca := certs.New(t)
-	for _, name := range []string{"server", "client"} {
-		ca.Issue(t, name)
-	}
-	for _, file := range []string{"ca.crt", "server.crt", "server.key", "client.crt", "client.key"} {
-		b, err := os.ReadFile(ca.File(file))
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(filepath.Join(dir, file), b, 0o600))
-	}
-}
-
 // A client follows a change of all certificates, the CA's included. Its next
 // connection has the new ones.
 func TestClient_CertificatesReloaded(t *testing.T) {
 	dir := t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }
-	issue(t, dir)
+	certs.Renew(t, dir)
 	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) {
 		c.ClientTLSInfo = transport.TLSInfo{
 			CertFile: file("server.crt"), KeyFile: file("server.key"),
@@ -62,7 +47,7 @@ func TestClient_CertificatesReloaded(t *testing.T) {
 	_, err = client.Put(bounded(t), "a", "1")
 	require.NoError(t, err)
 
-	issue(t, dir)
+	certs.Renew(t, dir)
 	require.NoError(t, cluster.Member(0).Restart(bounded(t)))
 	_, err = client.Get(bounded(t), "a")
 	require.NoError(t, err)
@@ -71,8 +56,8 @@ func TestClient_CertificatesReloaded(t *testing.T) {
 // The server's certificate has to be of the CA, and for the name that is asked for.
 func TestCredentials_ServerVerified(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
-	issue(t, dir)
-	issue(t, other)
+	certs.Renew(t, dir)
+	certs.Renew(t, other)
 	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "server.crt"), filepath.Join(dir, "server.key"))
 	require.NoError(t, err)
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{pair}, NextProtos: []string{"h2"}})
@@ -108,7 +93,7 @@ func TestCredentials_ServerVerified(t *testing.T) {
 
 func TestCredentials_NoFiles(t *testing.T) {
 	dir := t.TempDir()
-	issue(t, dir)
+	certs.Renew(t, dir)
 	ca, cert := filepath.Join(dir, "ca.crt"), filepath.Join(dir, "client.crt")
 	for _, c := range [][3]string{{cert + "x", "", ""}, {"/dev/null", "", ""}, {ca, cert, cert}, {ca, cert, "/no/such"}} {
 		_, err := Credentials(c[0], c[1], c[2])

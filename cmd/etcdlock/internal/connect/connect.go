@@ -17,6 +17,8 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
 
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/duration"
 )
@@ -123,10 +125,14 @@ func (c *Config) Client() (*clientv3.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	client, err := clientv3.New(clientv3.Config{
+	config := clientv3.Config{
 		Endpoints: c.endpoints(), TLS: tls, Username: c.User, Password: c.Password,
 		DialTimeout: c.DialTimeout, Logger: zap.NewNop(),
-	})
+	}
+	if scheme, _ := split(config.Endpoints[0]); tls != nil && scheme != "http" { // which clientv3 goes by, for all of them
+		config.DialOptions = []grpc.DialOption{grpc.WithTransportCredentials(reloading{credentials.NewTLS(tls), c.tls})}
+	}
+	client, err := clientv3.New(config)
 	if err != nil {
 		return nil, c.Explain(err)
 	}

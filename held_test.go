@@ -1,0 +1,309 @@
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+)
+
+// The session ends while etcd drops all proposals: Commit returns then, and does not wait for
+// the end of its ctx.
+func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
+	for _, cause := range []error{ErrSessionExpired, ErrSessionClosed} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s := f.session(1)
+			h, err := NewMutex(s, "a").Lock(context.Background())
+			require.NoError(t, err)
+			f.Step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
+			time.AfterFunc(10*time.Second, func() { s.terminate(cause, "the test says so") })
+			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+			defer cancel()
+			_, err = h.Txn(ctx).Commit()
+			require.ErrorIs(t, err, ErrLost)
+			require.ErrorIs(t, err, cause)
+			s.endLease()
+		})
+	}
+}
+
+// The cause of a hold's end stays the one that was reported first, even if the session ends
+// later.
+func TestHeld_FirstCauseStays(t *testing.T) {
+	c := cluster.Client(t)
+	s, err := NewSession(testCtx(t), c)
+	require.NoError(t, err)
+	lost, err := NewMutex(s, lockName(t)+"/lost").Lock(testCtx(t))
+	require.NoError(t, err)
+	unlocked, err := NewMutex(s, lockName(t)+"/unlocked").Lock(testCtx(t))
+	require.NoError(t, err)
+	done := lost.Done()
+	_, err = c.Delete(testCtx(t), lost.Key())
+	require.NoError(t, err)
+	<-done
+	require.NoError(t, unlocked.Unlock(testCtx(t)))
+	require.NoError(t, s.Close())
+	require.Equal(t, ErrLost, lost.Err(), "the session was not the cause")
+	require.Equal(t, ErrLost, context.Cause(lost.Context()))
+	require.Equal(t, ErrNotHeld, unlocked.Err())
+}
+
+// The session ends while a request about its hold is in flight.
+func TestHeld_SessionEndsMeanwhile(t *testing.T) {
+	for what, call := range map[string]func(h *Held, ctx context.Context) error{"Check": (*Held).Check, "Downgrade": (*Held).Downgrade} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s := f.session(1)
+			h, err := NewRWMutex(s, "a").Lock(context.Background())
+			require.NoError(t, err)
+			f.Step = func(context.Context, string) error {
+				s.terminate(ErrSessionExpired, "the test says so")
+				return rpctypes.ErrGRPCNoLeader
+			}
+			err = call(h, context.Background())
+			require.ErrorIs(t, err, ErrSessionExpired, what)
+			require.ErrorIs(t, err, ErrLost, what)
+			s.endLease()
+		})
+	}
+}
+
+func TestDowngrade(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	rw := NewRWMutex(s, name)
+	h, err := rw.Lock(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, keyspace.Exclusive, keyspace.KindOf(name, h.Key()))
+	require.Equal(t, []string{exclusiveBase(name, s.Lease()), sharedBase(name, s.Lease())}, sorted(entries(t, c, name)))
+	token := h.Token()
+	done := h.Done()
+
+	reader, err := rw.REnqueue(testCtx(t))
+	require.NoError(t, err)
+	writer, err := rw.Enqueue(testCtx(t))
+	require.NoError(t, err)
+	mutex, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, reader, 1)
+	notGranted(t, writer, 2)
+
+	require.NoError(t, h.Downgrade(testCtx(t)))
+	require.NoError(t, h.Downgrade(testCtx(t)), "a second Downgrade must do nothing")
+	require.Equal(t, keyspace.Shared, keyspace.KindOf(name, h.Key()))
+	require.Equal(t, token, h.Token())
+	require.NoError(t, h.Check(testCtx(t)))
+	hr, err := reader.Wait(testCtx(t))
+	require.NoError(t, err, "the next reader must be granted")
+	notGranted(t, writer, 2)
+	notGranted(t, mutex, 3)
+	resp, err := h.Txn(testCtx(t)).Then(clientv3.OpGet(name)).Commit()
+	require.NoError(t, err)
+	require.True(t, resp.Succeeded)
+	require.NoError(t, hr.Unlock(testCtx(t)))
+	notGranted(t, writer, 1)
+	select {
+	case <-done:
+		t.Fatal("Downgrade must not end the hold")
+	default:
+	}
+	require.NoError(t, h.Unlock(testCtx(t)))
+	<-done
+	hw, err := writer.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, hw.Unlock(testCtx(t)))
+	hm, err := mutex.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, hm.Unlock(testCtx(t)))
+	require.Empty(t, entries(t, c, name))
+}
+
+// A writer that waits for another writer goes on waiting after that one's downgrade, also if it
+// was the next in the queue and nothing else was in the queue.
+func TestDowngrade_NextWriterWaitsOn(t *testing.T) {
+	for range 20 {
+		name := lockName(t)
+		c := cluster.Client(t)
+		rw := NewRWMutex(newTestSession(t, c), name)
+		h, err := rw.Lock(testCtx(t))
+		require.NoError(t, err)
+		next, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, h.Downgrade(testCtx(t)))
+		// A reader that arrives now must wait too, because the writer is before it.
+		r, err := rw.REnqueue(testCtx(t))
+		require.NoError(t, err)
+		notGranted(t, r, 1)
+		notGranted(t, next, 1)
+		require.NoError(t, h.Unlock(testCtx(t)))
+		hn, err := next.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, hn.Unlock(testCtx(t)))
+		hr, err := r.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, hr.Unlock(testCtx(t)))
+	}
+}
+
+// A downgraded hold is lost when its shared entry is removed.
+func TestDowngrade_Loss(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	for _, inUse := range []bool{true, false} {
+		h, err := NewRWMutex(s, name).Lock(testCtx(t))
+		require.NoError(t, err)
+		if inUse {
+			h.Context()
+		}
+		require.NoError(t, h.Downgrade(testCtx(t)))
+		_, err = c.Delete(testCtx(t), h.Key())
+		require.NoError(t, err)
+		select {
+		case <-h.Done():
+		case <-time.After(hang):
+			t.Fatal("the holder is not told of the loss")
+		}
+		require.ErrorIs(t, h.Err(), ErrLost)
+		require.NotErrorIs(t, h.Err(), ErrSessionExpired)
+		require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
+		require.ErrorIs(t, h.Downgrade(testCtx(t)), ErrLost)
+	}
+}
+
+// The shared entry is gone: Downgrade notices it and fails at once.
+func TestDowngrade_AfterLoss(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	h, err := NewRWMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	_, err = c.Delete(testCtx(t), sharedBase(name, s.Lease()))
+	require.NoError(t, err)
+	err = h.Downgrade(testCtx(t))
+	require.ErrorIs(t, err, ErrLost)
+	require.NotErrorIs(t, err, context.DeadlineExceeded, "Downgrade must not try until its ctx ends")
+	requireGone(t, c, name)
+}
+
+// A request about a hold may be executed after its downgrade and name its former exclusive
+// entry. This does not end the hold.
+func TestDowngrade_Beside(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	s := newTestSession(t, c)
+	for method, request := range map[string]func(h *Held) error{
+		"Range": func(h *Held) error { return h.Check(testCtx(t)) },
+		"Txn": func(h *Held) error {
+			resp, err := h.Txn(testCtx(t)).Then(clientv3.OpGet("x")).Commit()
+			if err == nil && !resp.Succeeded {
+				err = errors.New("the guard must be true")
+			}
+			return err
+		},
+	} {
+		h, err := NewRWMutex(s, lockName(t)).Lock(testCtx(t))
+		require.NoError(t, err)
+		w.Once(method, func(ctx context.Context, send func(context.Context) error) error {
+			if err := h.Downgrade(testCtx(t)); err != nil {
+				return err
+			}
+			return send(ctx)
+		})
+		require.NoError(t, request(h), method)
+		require.NoError(t, h.Err(), method)
+		require.NoError(t, h.Check(testCtx(t)))
+		require.NoError(t, h.Unlock(testCtx(t)))
+	}
+}
+
+// A ticket is granted and its hold downgraded while Ahead counts the acquisitions before it. The
+// count is that of the revision at which etcd was read.
+func TestDowngrade_BesideAhead(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	m := NewRWMutex(newTestSession(t, c), lockName(t))
+	reader, err := m.RLock(testCtx(t))
+	require.NoError(t, err)
+	tk, err := m.Enqueue(testCtx(t))
+	require.NoError(t, err)
+	w.OnUnary(func(ctx context.Context, _ string, req any, send func(context.Context) error) error {
+		err := send(ctx)
+		if reads := rangesOf(req); len(reads) > 0 && reads[0].MaxCreateRevision == tk.h.rev-1 {
+			h, werr := (*Held)(nil), reader.Unlock(testCtx(t))
+			if werr == nil {
+				h, werr = tk.Wait(testCtx(t))
+			}
+			if werr == nil {
+				werr = h.Downgrade(testCtx(t))
+			}
+			err = errors.Join(err, werr)
+		}
+		return err
+	})
+	n, err := tk.Ahead(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, 1, n)
+}
+
+// The exclusive entry was removed, so a reader may have been granted: Downgrade must report the
+// loss, whether the hold is watched or not.
+func TestDowngrade_OthersWereIn(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	for _, watched := range []bool{true, false} {
+		h, err := NewRWMutex(s, name).Lock(testCtx(t))
+		require.NoError(t, err)
+		if watched {
+			h.Context()
+		}
+		_, err = c.Delete(testCtx(t), h.Key())
+		require.NoError(t, err)
+		require.ErrorIs(t, h.Downgrade(testCtx(t)), ErrLost)
+		require.ErrorIs(t, h.Err(), ErrLost)
+		require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
+		requireGone(t, c, name)
+	}
+
+	// The repeated request finds that the first attempt was executed.
+	wired, w := wiredClient(t, cluster)
+	h, err := NewRWMutex(newTestSession(t, wired), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+		if err := send(ctx); err != nil {
+			return err
+		}
+		return errLostReply
+	})
+	require.NoError(t, h.Downgrade(testCtx(t)))
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+// Another client removes the exclusive entry of a write hold: the hold is lost, and its shared
+// entry is removed too, so that it does not block the lock.
+func TestWriteHold_LossRemovesTheRest(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	h, err := NewRWMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	done := h.Done()
+	next, err := NewMutex(newTestSession(t, c), name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	_, err = c.Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	<-done
+	hn, err := next.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, hn.Unlock(testCtx(t)))
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 0 }, hang, tick)
+	require.NoError(t, s.Err())
+}

@@ -1,0 +1,110 @@
+package fakeetcd
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A Watch is one that a client has opened, or asked for.
+type Watch struct {
+	From, To string // its range
+	ch       chan clientv3.WatchResponse
+	closed   bool
+}
+
+// Watches returns the watches that nobody has closed.
+func (f *Server) Watches() (open []*Watch) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.watches {
+		if !w.closed {
+			open = append(open, w)
+		}
+	}
+	return open
+}
+
+// Lag has watches served by a member that is so many revisions behind when they are opened.
+func (f *Server) Lag(revisions int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.lag = revisions
+}
+
+// BreakWatches ends every watch with an error.
+func (f *Server) BreakWatches() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.watches {
+		if !w.closed {
+			w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Canceled: true}
+			w.close()
+		}
+	}
+}
+
+// tell sends the deletions among events: puts are filtered, as the library asks for.
+func (w *Watch) tell(rev int64, events []*clientv3.Event) {
+	var wr clientv3.WatchResponse
+	for _, ev := range events {
+		if ev.Type == clientv3.EventTypeDelete && within(string(ev.Kv.Key), w.From, w.To) {
+			wr.Events = append(wr.Events, ev)
+		}
+	}
+	if len(wr.Events) > 0 && !w.closed {
+		wr.Header = &pb.ResponseHeader{Revision: rev}
+		w.ch <- wr
+	}
+}
+
+func (w *Watch) close() {
+	if !w.closed {
+		w.closed = true
+		close(w.ch)
+	}
+}
+
+// Watch implements clientv3.Watcher. It begins at the current revision.
+func (f *Server) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	op := clientv3.OpGet(key, opts...)
+	w := &Watch{From: key, To: string(op.RangeBytes()), ch: make(chan clientv3.WatchResponse, 1000)}
+	err := f.call(ctx, "Watch", func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		if f.Refuse != nil && f.Refuse(w) {
+			w.close()
+			return
+		}
+		f.watches = append(f.watches, w)
+		at := max(1, f.rev-f.lag)
+		w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: at}, Created: true}
+		for rev := at + 1; rev <= f.rev; rev++ { // what that member gets to see yet
+			w.tell(rev, f.events[rev])
+		}
+	})
+	stop := func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		w.close()
+	}
+	if err != nil {
+		stop()
+	} else {
+		context.AfterFunc(ctx, stop)
+	}
+	return w.ch
+}
+
+// RequestProgress is answered by every watch.
+func (f *Server) RequestProgress(context.Context) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, w := range f.watches {
+		if !w.closed {
+			w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: f.rev - f.lag}}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,123 @@
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/etcdutl/v3/snapshot"
+	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
+)
+
+// takeSnapshot returns a function that restores the cluster's only member to this moment.
+// bump is by how much it raises the revision, like
+// `etcdutl snapshot restore --bump-revision --mark-compacted`.
+func takeSnapshot(t *testing.T, own *etcdtest.Cluster) (restore func(bump uint64)) {
+	t.Helper()
+	snap, err := own.Client(t).Snapshot(harness.Ctx(t))
+	require.NoError(t, err)
+	file := filepath.Join(t.TempDir(), "snapshot")
+	out, err := os.Create(file)
+	require.NoError(t, err)
+	_, err = io.Copy(out, snap)
+	require.NoError(t, errors.Join(err, snap.Close(), out.Close()))
+	return func(bump uint64) {
+		m := own.Member(0)
+		cfg := m.Etcd().Config()
+		m.Kill()
+		require.NoError(t, os.RemoveAll(cfg.Dir))
+		require.NoError(t, snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
+			SnapshotPath: file, Name: cfg.Name, OutputDataDir: cfg.Dir,
+			PeerURLs: []string{cfg.AdvertisePeerUrls[0].String()}, InitialCluster: cfg.InitialCluster, InitialClusterToken: cfg.InitialClusterToken,
+			RevisionBump: bump, MarkCompacted: bump > 0,
+		}))
+		require.NoError(t, m.Restart(harness.Ctx(t)))
+	}
+}
+
+// A snapshot is restored while locks are held and waited for. Entries older than the snapshot
+// are not affected. Owners of newer entries are told of the loss.
+func TestFault_F5_SnapshotRestored(t *testing.T) {
+	for _, bump := range []uint64{0, 1_000_000} {
+		t.Run(fmt.Sprint("bump ", bump), func(t *testing.T) {
+			t.Parallel()
+			own := etcdtest.Start(t)
+			lock := func(s *etcdlock.Session, name string) *etcdlock.Held {
+				h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
+				require.NoError(t, err)
+				h.Done()
+				return h
+			}
+			enqueue := func(s *etcdlock.Session, name string) *etcdlock.Ticket {
+				tk, err := etcdlock.NewMutex(s, name).Enqueue(harness.Ctx(t))
+				require.NoError(t, err)
+				harness.NotGranted(t, tk, len(harness.Entries(t, s.Client(), name))-1)
+				return tk
+			}
+			older := newSession(t, own.Client(t))
+			held, back := lock(older, "a"), lock(older, "b")
+			waits := enqueue(newSession(t, own.Client(t)), "a")
+			restore := takeSnapshot(t, own)
+			newer := newSession(t, own.Client(t))
+			entryGone, leaseGone := lock(older, "c"), lock(newer, "d")
+			placeGone, allGone := enqueue(older, "a"), enqueue(newer, "a")
+			require.NoError(t, back.Unlock(harness.Ctx(t)))
+			c := own.Client(t)
+			for range 20 {
+				_, err := c.Put(harness.Ctx(t), "elsewhere", "")
+				require.NoError(t, err)
+			}
+			last := lock(older, "e")
+
+			restore(bump)
+			restored := time.Now()
+			for _, h := range []*etcdlock.Held{entryGone, leaseGone, last} {
+				select {
+				case <-h.Done():
+				case <-time.After(harness.Hang):
+					t.Fatal("the holder is not told of the loss")
+				}
+				require.ErrorIs(t, h.Err(), etcdlock.ErrLost)
+				require.Equal(t, h == leaseGone, errors.Is(h.Err(), etcdlock.ErrSessionExpired))
+				_, err := h.Txn(harness.Ctx(t)).Then(clientv3.OpPut("x", "")).Commit()
+				require.ErrorIs(t, err, etcdlock.ErrLost)
+			}
+			t.Logf("shown: holders told within %v of the restore", time.Since(restored).Round(100*time.Millisecond))
+			_, err := placeGone.Wait(harness.Ctx(t))
+			require.ErrorIs(t, err, etcdlock.ErrLost)
+			_, err = allGone.Wait(harness.Ctx(t))
+			require.ErrorIs(t, err, etcdlock.ErrSessionExpired)
+
+			require.NoError(t, held.Check(harness.Ctx(t)))
+			harness.NotGranted(t, waits, 1)
+			require.NoError(t, held.Unlock(harness.Ctx(t)))
+			h, err := waits.Wait(harness.Ctx(t))
+			require.NoError(t, err)
+			require.Greater(t, h.Token(), held.Token())
+			require.NoError(t, h.Check(harness.Ctx(t)))
+
+			// What was given back since is back, until its session inspects its keys.
+			other := newSession(t, c)
+			require.NoError(t, lock(other, "b").Unlock(harness.Ctx(t)))
+
+			// Tokens are given out a second time, unless the revision was raised.
+			fresh := lock(other, "e")
+			if bump == 0 {
+				require.Less(t, fresh.Token(), last.Token())
+			} else {
+				require.Greater(t, fresh.Token(), last.Token())
+			}
+			require.NoError(t, older.Close())
+		})
+	}
+}

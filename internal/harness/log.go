@@ -1,0 +1,74 @@
+package harness
+
+import (
+	"bytes"
+	"log/slog"
+	"regexp"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// A Log stores the lines of a logger.
+type Log struct {
+	mu  sync.Mutex
+	buf bytes.Buffer
+}
+
+// Write implements io.Writer.
+func (l *Log) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+// Logger returns a logger whose lines have no times.
+func (l *Log) Logger() *slog.Logger {
+	return slog.New(slog.NewTextHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug, ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {
+		if a.Key == slog.TimeKey || a.Key == "lasted" {
+			return slog.Attr{}
+		}
+		return a
+	}}))
+}
+
+// Lines returns the lines so far.
+func (l *Log) Lines() []string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.buf.Len() == 0 {
+		return nil
+	}
+	return strings.Split(strings.TrimSuffix(l.buf.String(), "\n"), "\n")
+}
+
+// Messages returns the levels and messages of the lines.
+func (l *Log) Messages() []string {
+	msg := regexp.MustCompile(`^level=(\S+) msg="?(.*?)("| \w+=|$)`)
+	var out []string
+	for _, line := range l.Lines() {
+		m := msg.FindStringSubmatch(line)
+		out = append(out, m[1]+" "+m[2])
+	}
+	return out
+}
+
+// Require waits for as many messages as are wanted and compares them.
+func (l *Log) Require(t testing.TB, want ...string) {
+	t.Helper()
+	assert.Eventually(t, func() bool { return len(l.Messages()) >= len(want) }, Hang, Tick)
+	require.Equal(t, want, l.Messages())
+}
+
+// The messages of the library, after their levels.
+const (
+	LogUp     = "INFO session up"
+	LogLost   = "WARN session lost"
+	LogLoss   = "WARN lock lost"
+	LogOutage = "WARN etcd outage: locks wait until it is over"
+	LogOver   = "INFO etcd outage is over"
+	LogNobody = "INFO etcd outage concerns nobody anymore"
+)

@@ -1,0 +1,19 @@
+package harness
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+)
+
+// Away cuts the proxy's client off, until it has found that it can't connect.
+func Away(t testing.TB, p *etcdtest.Proxy, c *clientv3.Client) (back func()) {
+	t.Helper()
+	p.Refuse()
+	p.Reset()
+	require.Eventually(t, func() bool { return c.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE" }, Hang, Tick)
+	return p.Accept
+}

@@ -1,0 +1,9 @@
+//go:build race
+
+package harness
+
+// Race is true in a test binary that was built with the race detector.
+const Race = true
+
+// parallel is the minimum number of tests that run at the same time.
+const parallel = 0

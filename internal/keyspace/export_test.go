@@ -1,0 +1,4 @@
+package keyspace
+
+// Open returns the names that may come again.
+func (s *Scan) Open() []string { return s.open }

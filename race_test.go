@@ -1,5 +1,0 @@
-//go:build race
-
-package etcdlock
-
-func init() { sampled = true }
