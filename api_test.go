@@ -44,11 +44,13 @@ var (
 		Orphan()
 		Close() error
 	} = (*etcdlock.Session)(nil)
-	_ func(*etcdlock.Session, string) *etcdlock.Mutex   = etcdlock.NewMutex
-	_ func(*etcdlock.Session, string) *etcdlock.RWMutex = etcdlock.NewRWMutex
-	_                                                   = []lockFunc{(&etcdlock.Mutex{}).Lock, (&etcdlock.Mutex{}).TryLock, (&etcdlock.RWMutex{}).Lock, (&etcdlock.RWMutex{}).TryLock, (&etcdlock.RWMutex{}).RLock, (&etcdlock.RWMutex{}).TryRLock}
-	_                                                   = []enqueueFunc{(&etcdlock.Mutex{}).Enqueue, (&etcdlock.RWMutex{}).Enqueue, (&etcdlock.RWMutex{}).REnqueue}
-	_                                                   = []doFunc{(&etcdlock.Mutex{}).Do, (&etcdlock.RWMutex{}).Do, (&etcdlock.RWMutex{}).RDo}
+	_ func(*etcdlock.Session, string) *etcdlock.Mutex           = etcdlock.NewMutex
+	_ func(*etcdlock.Session, string) *etcdlock.RWMutex         = etcdlock.NewRWMutex
+	_ func(*etcdlock.Session, ...etcdlock.Part) *etcdlock.Multi = etcdlock.NewMulti
+	_                                                           = []func(string) etcdlock.Part{etcdlock.Write, etcdlock.Read}
+	_                                                           = []lockFunc{(&etcdlock.Mutex{}).Lock, (&etcdlock.Mutex{}).TryLock, (&etcdlock.RWMutex{}).Lock, (&etcdlock.RWMutex{}).TryLock, (&etcdlock.RWMutex{}).RLock, (&etcdlock.RWMutex{}).TryRLock, (&etcdlock.Multi{}).Lock, (&etcdlock.Multi{}).TryLock}
+	_                                                           = []enqueueFunc{(&etcdlock.Mutex{}).Enqueue, (&etcdlock.RWMutex{}).Enqueue, (&etcdlock.RWMutex{}).REnqueue, (&etcdlock.Multi{}).Enqueue}
+	_                                                           = []doFunc{(&etcdlock.Mutex{}).Do, (&etcdlock.RWMutex{}).Do, (&etcdlock.RWMutex{}).RDo, (&etcdlock.Multi{}).Do}
 	_ interface {
 		Done() <-chan struct{}
 		Wait(ctx context.Context) (*etcdlock.Held, error)
@@ -64,6 +66,8 @@ var (
 		Check(ctx context.Context) error
 		Token() int64
 		Key() string
+		Keys() []string
+		Contended() <-chan struct{}
 		IsOwner() clientv3.Cmp
 		Txn(ctx context.Context) clientv3.Txn
 		Downgrade(ctx context.Context) error
@@ -75,6 +79,7 @@ var (
 	_ interface {
 		Mutex(name string) *etcdlock.Mutex
 		RWMutex(name string) *etcdlock.RWMutex
+		Multi(parts ...etcdlock.Part) *etcdlock.Multi
 		Elector(name string, opts ...etcdlock.ElectorOption) *etcdlock.Elector
 		Session(ctx context.Context) (*etcdlock.Session, error)
 		Ready(ctx context.Context) error

@@ -166,11 +166,12 @@ func (s *Session) entries() (all []placed) {
 // inQueue are those of the entries that are in their queues.
 func inQueue(some []*entry) (all []placed) {
 	for _, e := range some {
-		e.mu.Lock()
-		if e.state <= held && e.rev != 0 {
+		w := e.whole()
+		w.mu.Lock()
+		if w.state <= held && e.rev != 0 {
 			all = append(all, placed{e, queue.Entry{Key: e.key, Rev: e.rev}})
 		}
-		e.mu.Unlock()
+		w.mu.Unlock()
 	}
 	return all
 }
@@ -193,7 +194,7 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 		if own := p.listed(); own != nil {
 			markAllLost(own.Missing(at), at)
 		}
-		_ = p.markLost(p.Key, at)
+		_ = p.whole().markLost(p.Key, at)
 	}
 	return nil
 }

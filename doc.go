@@ -2,8 +2,8 @@
 //
 // A [Client], made by [New], gives locks by name for as long as the process lives. Behind it is a
 // [Session]: a lease that is kept alive, and granted anew after a loss. An acquisition is a value: a [Held]
-// that is unlocked once, or a [Ticket], a place in the queue to wait at. An [Elector] runs a function in one
-// process of many.
+// that is unlocked once, or a [Ticket], a place in the queue to wait at. A [Multi] takes several locks at
+// once, without deadlocks. An [Elector] runs a function in one process of many.
 //
 // # What it guarantees
 //

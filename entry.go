@@ -3,10 +3,12 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strconv"
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -22,6 +24,9 @@ import (
 type entry struct {
 	s    *Session
 	name string
+	// first is, of a part of a Multi's acquisition, the part that stands for all of them: its own mu and
+	// state count. It is nil in any other entry. See multi.go.
+	first *entry
 	// rev is the keys' CreateRevision: place in the queue and token.
 	//
 	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it compares both, so a
@@ -55,7 +60,8 @@ type acquiring struct {
 	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade
 	// leaves.
 	secondKey string
-	value     string // of the keys; its nonce is in no other entry's value
+	value     string   // of the keys; its nonce is in no other entry's value
+	parts     []*entry // of a Multi, which have this in common
 }
 
 // mode is the kind of hold that an entry asks for.
@@ -105,17 +111,19 @@ func (e *entry) transition(to state) bool {
 func (e *entry) reserveKeys() {
 	s := e.s
 	s.mu.Lock()
-	e.key = s.inUse.Take(keyspace.Base(e.name, e.mode.kind(), int64(s.id)))
+	for p := range e.all() {
+		p.key = s.inUse.Take(keyspace.Base(p.name, p.mode.kind(), int64(s.id)))
+	}
 	if e.mode == writeMode {
 		e.acquiring.secondKey = s.inUse.Take(keyspace.Base(e.name, keyspace.Shared, int64(s.id)))
 	}
 	s.seq++
 	seq := s.seq
 	s.mu.Unlock()
-	e.acquiring.value = s.entryValue(time.Now(), seq)
+	e.acquiring.value = s.entryValue(time.Now(), seq, e.acquiring.parts)
 }
 
-// keys are all keys of the entry.
+// keys are all keys of the entry, or of the part of a Multi that it is.
 func (e *entry) keys() []string {
 	if e.acquiring != nil && e.acquiring.secondKey != "" {
 		return []string{e.key, e.acquiring.secondKey}
@@ -123,9 +131,21 @@ func (e *entry) keys() []string {
 	return []string{e.key}
 }
 
+// allKeys are those of all parts.
+func (e *entry) allKeys() []string {
+	if e.first == nil {
+		return e.keys()
+	}
+	var keys []string
+	for p := range e.all() {
+		keys = append(keys, p.key)
+	}
+	return keys
+}
+
 // entryValue is a JSON object for people who look at the queue. Only the nonce is ever read again,
-// to tell a late write of ours from the keys of others.
-func (s *Session) entryValue(queued time.Time, seq uint64) string {
+// to tell a late write of ours from the keys of others. parts are those of a Multi.
+func (s *Session) entryValue(queued time.Time, seq uint64, parts []*entry) string {
 	b := make([]byte, 0, 160)
 	b = append(b, `{"owner":`...)
 	b = append(b, s.owner...)
@@ -134,14 +154,17 @@ func (s *Session) entryValue(queued time.Time, seq uint64) string {
 	b = queued.UTC().Truncate(time.Millisecond).AppendFormat(b, time.RFC3339Nano)
 	b = append(b, `","nonce":"`...)
 	b = append(b, s.nonce...)
-	b = strconv.AppendUint(b, seq, 16)
-	return string(append(b, `"}`...))
+	b = append(strconv.AppendUint(b, seq, 16), '"')
+	if parts != nil {
+		b = appendNames(append(b, `,"names":`...), parts)
+	}
+	return string(append(b, '}'))
 }
 
 func (e *entry) freeKeys() {
 	e.s.mu.Lock()
 	defer e.s.mu.Unlock()
-	for _, key := range e.keys() {
+	for _, key := range e.allKeys() {
 		e.s.inUse.Free(key)
 	}
 }
@@ -149,14 +172,14 @@ func (e *entry) freeKeys() {
 // keysAbsent are the compares, and putOps the operations, that write the entry's keys where there
 // are none.
 func (e *entry) keysAbsent() (cmps []clientv3.Cmp) {
-	for _, key := range e.keys() {
+	for _, key := range e.allKeys() {
 		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
 	}
 	return cmps
 }
 
 func (e *entry) putOps() (ops []clientv3.Op) {
-	for _, key := range e.keys() {
+	for _, key := range e.allKeys() {
 		ops = append(ops, clientv3.OpPut(key, e.acquiring.value, clientv3.WithLease(e.s.id)))
 	}
 	return ops
@@ -171,6 +194,9 @@ func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Tx
 		e.s.leaseNotFound()
 		err = e.s.Err() // that it is closed, if it was Close that revoked the lease
 	}
+	if errors.Is(err, rpctypes.ErrTooManyOps) {
+		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, 2*len(e.allKeys()))
+	}
 	return resp, err
 }
 
@@ -183,26 +209,16 @@ const enqueueReadLimit = 16
 // the writes and so shows the queue without the entry. It is limited, and in key order: to sort by
 // create revision, etcd would load the whole queue, in the apply loop of every member.
 func (e *entry) enqueue(ctx context.Context) error {
-	from, to := keyspace.Blocking(e.name, e.mode.kind())
 	e.reserveKeys()
 	for e.enlist(); ; e.rekey() {
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			read := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(enqueueReadLimit))
-			return t.If(e.keysAbsent()...).Then(append([]clientv3.Op{read}, e.putOps()...)...)
+			return t.If(e.keysAbsent()...).Then(append(e.listOps(enqueueReadLimit), e.putOps()...)...)
 		})
 		if err != nil {
 			return err
 		}
 		if resp.Succeeded {
-			got, rev := resp.Responses[0].GetResponseRange(), resp.Header.Revision
-			seen := &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: e.mode != readMode, Keys: queue.Entries(got.Kvs)}
-			if got.Count > int64(len(got.Kvs)) {
-				seen.High = 0 // these are only some of them
-			}
-			if seen.Shared {
-				seen.Size = got.Count
-			}
-			e.enter(rev, seen)
+			e.enter(resp.Header.Revision, resp.Responses...)
 			return nil
 		}
 		there, _, err := e.readKeys(ctx)
@@ -211,67 +227,39 @@ func (e *entry) enqueue(ctx context.Context) error {
 			return err
 		}
 		if rev := e.ownRev(there); rev != 0 {
-			e.enter(rev, nil)
+			e.enter(rev)
 			return nil
 		}
 		e.skipKeys(there)
 	}
 }
 
-// tryEnqueue writes the entry only if nothing that blocks it is in the queue, and returns ErrLocked
-// otherwise: one request, and no entry on failure. Only if foreign keys are in the way does another
-// txn follow, which compares that nothing was written there since they were listed.
-func (e *entry) tryEnqueue(ctx context.Context) error {
-	from, to := keyspace.Blocking(e.name, e.mode.kind())
-	free := clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0)
-	list := clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(8))
-	e.reserveKeys()
-	e.enlist()
-	if err := e.awaitLeft(ctx); err != nil {
-		return err
+// listOps list, for each part, so many of the keys that may block it.
+func (e *entry) listOps(limit int64) (ops []clientv3.Op) {
+	for p := range e.all() {
+		from, to := keyspace.Blocking(p.name, p.mode.kind())
+		ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(limit)))
 	}
-	for {
-		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			return t.If(append(e.keysAbsent(), free)...).Then(e.putOps()...).Else(clientv3.OpGet(e.key), list)
-		})
-		if err != nil {
-			return err
-		}
-		if resp.Succeeded {
-			e.enter(resp.Header.Revision, &waitlist.Listing{At: resp.Header.Revision, Low: 1, High: resp.Header.Revision - 1, Shared: e.mode != readMode})
-			return nil
-		}
-		own, got := resp.Responses[0].GetResponseRange(), resp.Responses[1].GetResponseRange()
-		if rev := e.ownRev(own.Kvs); rev != 0 { // the txn was carried out before, so nothing blocked it
-			e.enter(rev, &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: e.mode != readMode})
-			return nil
-		}
-		at, keys := resp.Header.Revision, got.Kvs
-		v, known := queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(keys), got.Count <= int64(len(keys)))
-		if !known {
-			all, now, err := e.s.read(ctx, e.s.ctx, 0, etcd.ReadRange(from, to))
-			if err != nil {
-				return err
-			}
-			at = now
-			v, _ = queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(all[0].Kvs), true)
-		}
-		if len(v.Blockers) > 0 {
-			return ErrLocked
-		}
-		if len(own.Kvs) > 0 {
-			e.skipKeys(own.Kvs)
-			e.rekey()
-		}
-		free = clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1)
+	return ops
+}
+
+// listing is what the entry's txn, at revision rev, has shown of the queue before it wrote the entry.
+func (e *entry) listing(rev int64, got *pb.RangeResponse) *waitlist.Listing {
+	seen := &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: e.mode != readMode, Keys: queue.Entries(got.GetKvs())}
+	if got.GetCount() > int64(len(seen.Keys)) {
+		seen.High = 0 // these are only some of them
 	}
+	if seen.Shared {
+		seen.Size = got.GetCount()
+	}
+	return seen
 }
 
 // readKeys reads what there is under the entry's keys. It is seldom needed: an Else in the txn that
 // writes them would make each uncontended cycle 0.9 % longer.
 func (e *entry) readKeys(ctx context.Context) (there []*mvccpb.KeyValue, at int64, err error) {
 	var reads []etcd.Read
-	for _, key := range e.keys() {
+	for _, key := range e.allKeys() {
 		reads = append(reads, etcd.ReadValue(key))
 	}
 	got, at, err := e.s.read(ctx, e.s.ctx, 0, reads...)

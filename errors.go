@@ -33,7 +33,7 @@ var (
 	// ErrElectionNoLeader: nobody leads.
 	ErrElectionNoLeader = errors.New("no leader")
 	// ErrInvalidName: a name is non-empty UTF-8 without control characters that does not end in
-	// "/".
+	// "/". A Multi has 1 to 32 of them, each of them once.
 	ErrInvalidName = errors.New("invalid lock name")
 )
 
@@ -44,6 +44,11 @@ func wrap(op, name string, err error) error {
 		return nil // before the prefix is made
 	}
 	return wrapNeeding("readwrite", name+"/", op, name, err)
+}
+
+// wrapNames is wrap for a lock of several names.
+func wrapNames(op string, names []string, err error) error {
+	return wrapNeeding("readwrite", strings.Join(names, "/, ")+"/", op, strings.Join(names, ", "), err)
 }
 
 // wrapNeeding is wrap for an operation that needs that right on that prefix.

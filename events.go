@@ -32,7 +32,7 @@ func (s *Session) newTrace(ctx context.Context, m mode) *trace {
 // yet, or not anymore.
 func (e *entry) acquisition() Acquisition {
 	t := e.trace()
-	a := Acquisition{Session: e.s, Name: e.name, Read: t.read, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
+	a := Acquisition{Session: e.s, Name: e.label(), Read: t.read, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
 	if e.rev != 0 {
 		a.Key = e.key
 	}
@@ -94,7 +94,7 @@ func (e *entry) notifyOver(at time.Time, err error) {
 	lost := errors.Is(err, ErrLost)
 	// What the session has lost is in the line of notifyEnded, and the caller of Close knows.
 	if lost && !errors.Is(err, ErrSessionExpired) && !errors.Is(err, ErrSessionClosed) {
-		e.s.log.Warn("lock lost", "lock", e.name, "key", e.key, "token", e.rev, "cause", err)
+		e.s.log.Warn("lock lost", "lock", e.label(), "key", e.key, "token", e.rev, "cause", err)
 	}
 	t := e.trace()
 	if t == nil {

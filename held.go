@@ -28,22 +28,17 @@ type Held struct{ entry }
 //
 // The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose
 // entry was removed by somebody else ends within an instant, and not only when it is used or the
-// session asks. It costs a watch and at most one read; holds
-// of many names in one directory, "jobs" for "jobs/7", share a watch of that.
+// session asks. It costs a watch and at most one read, for each name of a [Multi]; holds of many names in
+// one directory, "jobs" for "jobs/7", share a watch of that.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
-	if h.holdCtx == nil {
-		h.holdCtx = &holdContext{}
-		h.holdCtx.ctx, h.holdCtx.cancel = context.WithCancelCause(context.Background())
-		h.checkSessionLocked()
-		if h.state != held {
-			h.holdCtx.cancel(h.causeLocked())
-		} else {
-			h.watchLocked()
-		}
+	c := h.holdContextLocked()
+	if !c.watched && h.state == held {
+		h.watchLocked()
 	}
-	return h.holdCtx.ctx
+	c.watched = true
+	return c.ctx
 }
 
 // Done is Context().Done().
@@ -72,17 +67,17 @@ func (h *Held) Deadline() time.Time { return h.s.Deadline() }
 // error of ctx nothing is known, and the hold stays as it was.
 func (h *Held) Check(ctx context.Context) error {
 	if err := h.Err(); err != nil {
-		return wrap("check", h.name, err)
+		return h.wrap("check", err)
 	}
 	for {
-		key := h.Key()
-		at, err := h.exists(ctx, h.s.ctx, key, 0)
+		keys := h.Keys()
+		at, err := h.exists(ctx, h.s.ctx, 0, keys...)
 		if errors.Is(err, errEntryGone) {
-			if err = h.markLost(key, at); err == nil {
+			if err = h.markLost(keys[0], at); err == nil {
 				continue // downgraded meanwhile
 			}
 		}
-		return wrap("check", h.name, h.preferLoss(err))
+		return h.wrap("check", h.preferLoss(err))
 	}
 }
 
@@ -100,7 +95,7 @@ func (h *Held) preferLoss(err error) error {
 // token").
 func (h *Held) Token() int64 { return h.rev }
 
-// Key is the entry's key in etcd. A comparison that is built from it and Token is unknown to the package,
+// Key is the entry's key in etcd; of a [Multi], that of the first name. A comparison that is built from it and Token is unknown to the package,
 // which may hand the lock over before etcd has removed the key: use IsOwner.
 func (h *Held) Key() string {
 	h.mu.Lock()
@@ -108,11 +103,21 @@ func (h *Held) Key() string {
 	return h.key
 }
 
+// Keys are the keys in etcd that the hold is known by: those of all names of a [Multi], in their order, and
+// otherwise Key alone. As with Key, a comparison that is built from them is unknown to the package.
+func (h *Held) Keys() []string {
+	if h.first != nil {
+		return h.allKeys()
+	}
+	return []string{h.Key()}
+}
+
 // Session is the session that holds the lock.
 func (h *Held) Session() *Session { return h.s }
 
 // IsOwner is a comparison that is true in a transaction exactly while the lock is held; see Txn, which
-// adds it and tells its failure from others. Downgrade ends it: make another one then.
+// adds it and tells its failure from others. Downgrade ends it: make another one then. It compares one key,
+// so of a [Multi] it says only whether the first name is held: Txn compares all.
 //
 // A transaction that neither writes nor reads linearizably, one of comparisons alone among them, is
 // answered by etcd's members from what they have, which may be of the past. So give it an operation,
@@ -138,7 +143,7 @@ func (h *Held) readOnly() bool {
 // It blocks until etcd has confirmed, or ctx or the session ends. After an error of ctx the lock is
 // still held, for reading at least; call it again, or Unlock.
 func (h *Held) Downgrade(ctx context.Context) error {
-	return wrap("downgrade", h.name, h.preferLoss(h.downgrade(ctx)))
+	return h.wrap("downgrade", h.preferLoss(h.downgrade(ctx)))
 }
 
 func (h *Held) downgrade(ctx context.Context) error {
@@ -148,6 +153,9 @@ func (h *Held) downgrade(ctx context.Context) error {
 	case h.state != held:
 		defer h.unlockAndNotify()
 		return h.causeLocked()
+	case h.first != nil:
+		defer h.unlockAndNotify()
+		return errors.New("a Multi keeps what it has: give it back, and take another one")
 	case h.mode == mutexMode:
 		defer h.unlockAndNotify()
 		return errors.New("a Mutex has no read holds: use an RWMutex")
@@ -166,7 +174,7 @@ func (h *Held) downgrade(ctx context.Context) error {
 		if h.own != nil {
 			h.own.Downgrading()
 		}
-		if h.holdCtx != nil {
+		if h.holdCtx != nil && h.holdCtx.watched {
 			h.watchLocked()
 		}
 	}
@@ -218,7 +226,7 @@ func (h *Held) finishDowngrade(resp *clientv3.TxnResponse, next []queue.Entry) {
 // From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was
 // lost before, Unlock returns ErrLost: somebody else may have been in the section.
 func (h *Held) Unlock(ctx context.Context) error {
-	return wrap("unlock", h.name, h.unlock(ctx))
+	return h.wrap("unlock", h.unlock(ctx))
 }
 
 func (h *Held) unlock(ctx context.Context) error {

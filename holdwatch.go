@@ -51,17 +51,28 @@ type holdWatch struct {
 	wake   chan struct{} // there are unseen ones
 }
 
-// watchLocked has the hold looked after: the goroutine is the session's, and ends with the last hold of the
-// watch. The caller holds e.mu.
+// watchLocked has the hold looked after, each part of a Multi by itself. The caller holds e.mu.
 func (e *entry) watchLocked() {
+	for p := range e.all() {
+		if p.holdCtx == nil {
+			p.holdCtx = &holdContext{}
+		}
+		if !p.watchPartLocked() {
+			e.endHoldLocked(lost)
+			return
+		}
+	}
+}
+
+// watchPartLocked gives the entry a watch: its goroutine is the session's, and ends with the last hold of the
+// watch.
+func (e *entry) watchPartLocked() bool {
 	s := e.s
 	s.mu.Lock()
 	w, fresh := s.holdWatches.joinLocked(e)
 	s.mu.Unlock()
 	e.holdCtx.watch = w
-	if fresh && !s.background(func(context.Context) { w.run() }) {
-		e.endHoldLocked(lost)
-	}
+	return !fresh || s.background(func(context.Context) { w.run() })
 }
 
 // joinLocked gives the entry a watch, a fresh one or that of its directory. The caller holds s.mu.
@@ -101,10 +112,15 @@ func (w *holdWatch) addLocked(e *entry) {
 
 // unwatchLocked is for a hold that has ended, or gets another key. The caller holds e.mu.
 func (e *entry) unwatchLocked() {
-	w := e.holdCtx.watch
-	if w == nil {
-		return
+	for p := range e.all() {
+		if p.holdCtx != nil && p.holdCtx.watch != nil {
+			p.unwatchPartLocked()
+		}
 	}
+}
+
+func (e *entry) unwatchPartLocked() {
+	w := e.holdCtx.watch
 	e.holdCtx.watch = nil
 	w.s.mu.Lock()
 	defer w.s.mu.Unlock()
@@ -161,7 +177,7 @@ func (w *holdWatch) run() {
 		_ = retry.Wait(ctx)
 	}
 	for _, e := range w.all() { // the session has ended, or they have other watches by now
-		e.noticeSessionEnd()
+		e.whole().noticeSessionEnd()
 	}
 }
 
@@ -170,7 +186,7 @@ var errNotOpened = errors.New("the watch was not opened")
 
 // watch looks after the holds until ctx ends or the watch does.
 func (w *holdWatch) watch(ctx context.Context, outage *outage) error {
-	own, err := w.openWatch(ctx)
+	own, err := w.s.openHoldWatch(ctx, w.from, w.to, clientv3.WithFilterPut())
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotOpened, err) // in one line, for the log
 	}
@@ -204,20 +220,6 @@ func (w *holdWatch) watch(ctx context.Context, outage *outage) error {
 	}
 }
 
-func (w *holdWatch) openWatch(ctx context.Context) (*etcd.Watch, error) {
-	select {
-	case w.s.holdWatches.opening <- struct{}{}:
-		defer func() { <-w.s.holdWatches.opening }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	own, err := w.s.etcd.OpenWatch(ctx, w.s.ctx, w.from, w.to, clientv3.WithFilterPut())
-	if err == nil {
-		w.s.attend()
-	}
-	return own, err
-}
-
 // heard ends the holds whose entries were deleted. Deletions up to an entry's revision are those of earlier
 // uses of its key, which a watch on a member that lags may still deliver.
 func (w *holdWatch) heard(wr *clientv3.WatchResponse) {
@@ -231,7 +233,7 @@ func (w *holdWatch) heard(wr *clientv3.WatchResponse) {
 	w.upTo = max(w.upTo, etcd.Latest(wr))
 	w.s.mu.Unlock()
 	for e, ev := range gone {
-		_ = e.markLost(string(ev.Kv.Key), ev.Kv.ModRevision)
+		_ = e.whole().markLost(string(ev.Kv.Key), ev.Kv.ModRevision)
 	}
 }
 
@@ -276,11 +278,14 @@ func (w *holdWatch) split() {
 	w.s.holdWatches.dirs[w.dir].shared = nil
 	w.s.mu.Unlock()
 	for _, e := range w.all() {
-		e.mu.Lock()
+		whole := e.whole()
+		whole.mu.Lock()
 		if e.holdCtx.watch == w {
-			e.unwatchLocked()
-			e.watchLocked()
+			e.unwatchPartLocked()
+			if !e.watchPartLocked() {
+				whole.endHoldLocked(lost)
+			}
 		}
-		e.unlockAndNotify()
+		whole.unlockAndNotify()
 	}
 }

@@ -52,9 +52,9 @@ type Hooks struct {
 // An Acquisition is what a hook is told about: a wait for a lock, and its hold.
 type Acquisition struct {
 	Session *Session
-	Name    string // of the lock
-	Read    bool   // it asked to read beside other readers; Downgrade does not change that
-	// Key and Token are the entry in the queue, as in Held; empty before
+	Name    string // of the lock; of a Multi, its names, with ", " between them
+	Read    bool   // it asked only to read, beside other readers; Downgrade does not change that
+	// Key and Token are the entry in the queue, as in Held (of a Multi, the first one); empty before
 	// Enqueued.
 	Key   string
 	Token int64

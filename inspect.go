@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -97,22 +98,26 @@ func newQueue(s *queue.Snapshot) Queue {
 	q := Queue{Name: s.Name, Revision: s.Rev, Entries: make([]Entry, 0, len(s.Keys)), Foreign: slices.Sorted(maps.Keys(s.Foreign))}
 	for _, a := range s.Acquisitions() {
 		e := Entry{Name: s.Name, Key: a.Key, SharedKey: a.SharedKey, Token: a.Rev, Holds: a.Holds, Read: a.Read, Lease: clientv3.LeaseID(a.Lease)}
-		e.Owner, e.Queued = parseValue(a.Value)
+		e.Owner, e.Queued, e.Names = parseValue(a.Value)
 		q.Entries = append(q.Entries, e)
 	}
 	return q
 }
 
 // parseValue reads what entryValue writes. Others leave the value empty, or write what they like.
-func parseValue(value string) (owner string, when time.Time) {
+func parseValue(value string) (owner string, when time.Time, names string) {
 	var v struct {
 		Owner  string    `json:"owner"`
 		Queued time.Time `json:"queued"`
+		Names  []string  `json:"names"`
 	}
 	if json.Unmarshal([]byte(value), &v) != nil {
-		return "", time.Time{}
+		return "", time.Time{}, ""
 	}
-	return v.Owner, v.Queued
+	if len(v.Names) > maxParts || slices.ContainsFunc(v.Names, func(name string) bool { return checkName(name) != nil }) {
+		v.Names = nil
+	}
+	return v.Owner, v.Queued, strings.Join(v.Names, "\n")
 }
 
 // readTTLs asks after the leases in the queue.
@@ -168,6 +173,9 @@ func (q Queue) readTTLs(ctx context.Context, client *etcd.Client) error {
 // key. It is for a lock that does not come back by itself: its holder hangs and renews its lease all the
 // same, or the entry has no lease. e is what Inspect or Watch showed; of it Name, Key, SharedKey and Token
 // count.
+//
+// Of a Multi it removes the entry of this name. That is the loss of all of them: the holder, when it hears of
+// it, removes the rest.
 //
 // A waiter then gets ErrLost from Lock. A holder's Context ends with ErrLost within 500 ms, if it reaches
 // etcd and uses it; see [Held.Context]. The next entry is granted at once, so until then two may be in the

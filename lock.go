@@ -4,15 +4,18 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of.
+// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts
+// instead of a name.
 type lock struct {
-	from source
-	name string
-	err  error // of every call
+	from  source
+	name  string
+	parts []Part
+	err   error // of every call
 }
 
 func newLock(from source, name string) lock {
@@ -44,7 +47,7 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, inside erro
 			if _, own := l.from.(*Session); own && errors.Is(err, ErrSessionExpired) {
 				err = fmt.Errorf("%w (make another session, or the locks with New, which does)", err)
 			}
-			return got, wrap(op, l.name, err)
+			return got, l.wrap(op, err)
 		}
 	}
 }
@@ -62,6 +65,14 @@ func (l *lock) start(ctx context.Context, m mode, inside error) (*Held, error) {
 }
 
 func (l *lock) entry(ctx context.Context, s *Session, m mode) *Held {
+	if l.parts != nil {
+		if slices.ContainsFunc(l.parts, func(p Part) bool { return p.mode != readMode }) {
+			m = mutexMode
+		} else {
+			m = readMode
+		}
+		return newParts(s, l.parts, s.newTrace(ctx, m))
+	}
 	return &Held{entry{s: s, name: l.name, mode: m, acquiring: &acquiring{trace: s.newTrace(ctx, m)}}}
 }
 
@@ -71,7 +82,7 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 	case l.err != nil:
 		return nil, l.err
 	case l.from == nil:
-		return nil, errors.New("the lock was not made by a Client, or with NewMutex or NewRWMutex")
+		return nil, errors.New("the lock was not made by a Client, or with NewMutex, NewRWMutex or NewMulti")
 	}
 	s, err := l.from.session(ctx)
 	if err == nil && ctx.Err() != nil {
@@ -81,27 +92,19 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 }
 
 func lockEntry(ctx context.Context, h *Held) (*Held, error) {
-	w, err := h.join(ctx)
-	if err == nil && w.mayEnter() {
-		err = w.wait(ctx) // not long
-	} else if err == nil {
-		h.s.whom.Enter(h.name, h.rev)
-		defer h.s.whom.Leave(h.name)
-		err = w.wait(ctx)
-		if err != nil && ctx.Err() != nil {
-			err = h.s.whom.Explain(err, h.name, h.mode.kind(), h.rev)
-		}
+	err := h.join(ctx)
+	if err == nil {
+		err = h.wait(ctx, true)
 	}
 	return h.result(err)
 }
 
 func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
-	w, err := h.join(ctx)
-	if err != nil {
+	if err := h.join(ctx); err != nil {
 		h.abandon(err)
 		return nil, err
 	}
-	return newTicket(h, w)
+	return newTicket(h)
 }
 
 func tryEntry(ctx context.Context, h *Held) (*Held, error) {
@@ -114,12 +117,34 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 }
 
 // join puts the entry into the queue, to be waited for.
-func (h *Held) join(ctx context.Context) (*waiter, error) {
-	if err := h.enqueue(ctx); err != nil {
-		return nil, err
+func (h *Held) join(ctx context.Context) error {
+	err := h.enqueue(ctx)
+	if err == nil {
+		h.notifyEnqueued()
 	}
-	h.notifyEnqueued()
-	return newWaiter(&h.entry), nil
+	return err
+}
+
+// wait waits for what is before the entry, for one part after the other, and grants it. explain says that
+// the error of a wait that is given up is to say whom it has waited for.
+func (h *Held) wait(ctx context.Context, explain bool) error {
+	p := h.waitsFor()
+	if p == nil {
+		return h.grant(ctx)
+	}
+	for p != nil {
+		if err := newWaiter(p, explain).wait(ctx); err != nil {
+			return err
+		}
+		if p = h.waitsFor(); p != nil {
+			h.survey(ctx)
+			p = h.waitsFor()
+		}
+	}
+	if err := h.confirm(ctx); err != nil {
+		return err
+	}
+	return h.grant(ctx)
 }
 
 // result is what becomes of an entry: the hold, or nothing if err is why there is none.
@@ -142,22 +167,45 @@ type doKey struct {
 // doOf marks the ctx of a Do with its hold.
 type doOf struct{ *Held }
 
-// heldBy is the hold of this name that ctx runs under, unless it was unlocked.
+// heldBy is the hold of this name, or of one of the names, that ctx runs under, unless it was unlocked.
 func (l *lock) heldBy(ctx context.Context) *Held {
-	h, _ := ctx.Value(doKey{l.from, l.name}).(*Held)
+	if l.parts == nil {
+		return l.holdOf(ctx, l.name)
+	}
+	for _, p := range l.parts {
+		if h := l.holdOf(ctx, p.name); h != nil {
+			return h
+		}
+	}
+	return nil
+}
+
+func (l *lock) holdOf(ctx context.Context, name string) *Held {
+	h, _ := ctx.Value(doKey{l.from, name}).(*Held)
 	if h == nil || errors.Is(h.Err(), ErrNotHeld) {
 		return nil
 	}
 	return h
 }
 
+func (l *lock) wrap(op string, err error) error {
+	names := []string{l.name}
+	if l.parts != nil {
+		names = names[:0]
+		for _, p := range l.parts {
+			names = append(names, p.name)
+		}
+	}
+	return wrapNames(op, names, err)
+}
+
 func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Context, *Held) error) error {
 	if h := l.heldBy(ctx); h != nil {
 		switch err := h.Err(); {
 		case err != nil:
-			return wrap(op, l.name, err)
-		case m != readMode && h.readOnly():
-			return wrap(op, l.name, ErrWouldDeadlock)
+			return l.wrap(op, err)
+		case !h.nests(l, m):
+			return l.wrap(op, ErrWouldDeadlock)
 		}
 		return l.run(ctx, op, h, fn)
 	}
@@ -170,7 +218,7 @@ func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Contex
 	if uerr := h.unlock(ctx); uerr != nil && !errors.Is(uerr, ErrNotHeld) && ctx.Err() == nil {
 		// Not ErrNotHeld: fn has unlocked. Not ctx's error: the release goes on.
 		if !errors.Is(err, ErrLost) || !errors.Is(uerr, ErrLost) {
-			err = joinOutcome(wrap(op, l.name, uerr), err)
+			err = joinOutcome(l.wrap(op, uerr), err)
 		}
 	}
 	return err
@@ -178,14 +226,17 @@ func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Contex
 
 // run runs fn under h, with a ctx that ends with h.
 func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Context, *Held) error) error {
-	ctx = context.WithValue(context.WithValue(ctx, doKey{l.from, l.name}, h), doOf{h}, true)
+	for p := range h.all() {
+		ctx = context.WithValue(ctx, doKey{l.from, p.name}, h)
+	}
+	ctx = context.WithValue(ctx, doOf{h}, true)
 	inner, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	hold := h.Context()
 	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()
 	err := fn(inner, h)
 	if lost := h.Err(); errors.Is(lost, ErrLost) && !errors.Is(err, ErrLost) { // else a Do inside has said it
-		err = joinOutcome(wrap(op, l.name, lost), err)
+		err = joinOutcome(l.wrap(op, lost), err)
 	}
 	return err
 }

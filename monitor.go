@@ -12,9 +12,26 @@ import (
 
 // holdContext is what tells of a hold's end.
 type holdContext struct {
-	ctx    context.Context // of the hold
-	cancel context.CancelCauseFunc
-	watch  *holdWatch // nil if none looks after the hold
+	ctx     context.Context // of the hold
+	cancel  context.CancelCauseFunc
+	watched bool       // the hold is to be looked after
+	watch   *holdWatch // that looks after the entry, or this part; nil if none does
+
+	contended context.Context // ends when somebody waits for the hold; nil until asked for
+	contend   context.CancelFunc
+}
+
+// holdContextLocked is what tells of the hold's end, made when somebody first asks. The caller holds e.mu.
+func (e *entry) holdContextLocked() *holdContext {
+	if e.holdCtx == nil {
+		e.holdCtx = &holdContext{}
+		e.holdCtx.ctx, e.holdCtx.cancel = context.WithCancelCause(context.Background())
+		e.checkSessionLocked()
+		if e.state != held {
+			e.holdCtx.cancel(e.causeLocked())
+		}
+	}
+	return e.holdCtx
 }
 
 // endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with
@@ -60,7 +77,7 @@ func (e *entry) checkSessionLocked() {
 func (e *entry) markLost(key string, at int64) error {
 	e.mu.Lock()
 	defer e.unlockAndNotify()
-	if key == e.key {
+	if key == e.key || e.first != nil {
 		e.markLostLocked(at)
 	}
 	return e.causeLocked()
@@ -73,8 +90,10 @@ func (e *entry) markLostLocked(at int64) {
 	if e.state != held || !e.transition(lost) {
 		return
 	}
-	if e.own != nil {
-		e.own.Lost(at)
+	for p := range e.all() {
+		if p.own != nil {
+			p.own.Lost(at)
+		}
 	}
 	ok := e.s.background(func(ctx context.Context) {
 		e.s.confirmLease(e.s.ctx)
@@ -88,12 +107,21 @@ func (e *entry) markLostLocked(at int64) {
 	}
 }
 
-// exists returns errEntryGone unless the entry is in etcd under key, at revision at or, with 0, at
+// exists returns errEntryGone unless the entry is in etcd under these keys, at revision at or, with 0, at
 // present. seen is the revision at which that is so.
-func (e *entry) exists(ctx, life context.Context, key string, at int64) (seen int64, err error) {
-	got, seen, err := e.s.read(ctx, life, at, etcd.ReadKey(key))
-	if err == nil && !slices.Contains(queue.Entries(got[0].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
-		err = errEntryGone
+func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
+	reads := make([]etcd.Read, 0, len(keys))
+	for _, key := range keys {
+		reads = append(reads, etcd.ReadKey(key))
 	}
-	return seen, err
+	got, seen, err := e.s.read(ctx, life, at, reads...)
+	if err != nil {
+		return seen, err
+	}
+	for i, key := range keys {
+		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
+			return seen, errEntryGone
+		}
+	}
+	return seen, nil
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"strconv"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -32,6 +33,10 @@ type Entry struct {
 	// there: quote the owner where it is printed.
 	Owner  string
 	Queued time.Time
+	// Names are, of an entry of a Multi, all names that it locks, with a line feed between them, as its owner
+	// says. In the queue of each is an entry of the same token; the acquisition has its locks when all of
+	// them hold. Of other entries it is empty.
+	Names string
 	// Lease is what the entry hangs on: with it the entry goes. An entry with no
 	// lease (0), which this package does not make, stays until somebody
 	// deletes its key; see Break.
@@ -84,6 +89,7 @@ type entryJSON struct {
 	Read       bool      `json:"read"`
 	Owner      string    `json:"owner,omitempty"`
 	Queued     time.Time `json:"queued,omitzero"`
+	Names      []string  `json:"names,omitempty"`
 	Lease      string    `json:"lease,omitempty"`
 	TTL        int64     `json:"ttl"`
 	GrantedTTL int64     `json:"grantedTTL"`
@@ -91,8 +97,11 @@ type entryJSON struct {
 
 // MarshalJSON writes the lease in hex, and the TTLs in seconds.
 func (e Entry) MarshalJSON() ([]byte, error) {
-	j := entryJSON{e.Name, e.Key, e.SharedKey, e.Token, e.Holds, e.Read, e.Owner, e.Queued, "",
+	j := entryJSON{e.Name, e.Key, e.SharedKey, e.Token, e.Holds, e.Read, e.Owner, e.Queued, nil, "",
 		int64(e.TTL / time.Second), int64(e.GrantedTTL / time.Second)}
+	if e.Names != "" {
+		j.Names = strings.Split(e.Names, "\n")
+	}
 	if e.Lease != clientv3.NoLease {
 		j.Lease = strconv.FormatInt(int64(e.Lease), 16)
 	}
@@ -112,7 +121,7 @@ func (e *Entry) UnmarshalJSON(b []byte) error {
 			return errors.New("etcdlock: lease " + strconv.Quote(j.Lease) + " of an entry is not hex")
 		}
 	}
-	*e = Entry{j.Name, j.Key, j.SharedKey, j.Token, j.Holds, j.Read, j.Owner, j.Queued, clientv3.LeaseID(lease),
+	*e = Entry{j.Name, j.Key, j.SharedKey, j.Token, j.Holds, j.Read, j.Owner, j.Queued, strings.Join(j.Names, "\n"), clientv3.LeaseID(lease),
 		time.Duration(j.TTL) * time.Second, time.Duration(j.GrantedTTL) * time.Second}
 	return nil
 }

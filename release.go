@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"slices"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -64,16 +65,23 @@ func removeKeys(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []strin
 	return r, nil
 }
 
+// nextMax is how many entries such a request looks for: with a Multi's own keys, and what etcd needs
+// beside, they are half of the operations that etcd allows in a txn.
+const nextMax = 32
+
 // remove removes the entry from the queue: see removeKeys. found says whether the key that the entry is
-// known by was there, or may have been. next are the entries of the session behind it.
+// known by was there, or may have been; of a Multi, all keys. next are the entries of the session behind it.
 func (e *entry) remove(ctx, life context.Context, next []queue.Entry) (found bool, err error) {
-	r, err := removeKeys(ctx, e.s.etcd, etcd.Policy{Life: life, Hedge: true}, e.keys(), e.rev, next...)
+	r, err := removeKeys(ctx, e.s.etcd, etcd.Policy{Life: life, Hedge: true}, e.allKeys(), e.rev, next...)
 	if err != nil {
 		return r.ambiguous, e.s.translate(err)
 	}
-	// Where an earlier attempt may have removed it, nobody can tell whether that was its request.
-	e.delist(r.at, r.removed[0] && !r.ambiguous, next, r.there)
-	return r.ambiguous || r.removed[0], nil
+	e.delist(&r, next)
+	found = r.removed[0]
+	if e.first != nil {
+		found = !slices.Contains(r.removed, false)
+	}
+	return r.ambiguous || found, nil
 }
 
 // release removes the entry of a hold that was given back in this process.

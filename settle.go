@@ -98,7 +98,8 @@ func (s *Session) findLateWrites(ctx context.Context) {
 	}
 }
 
-// removeLateWrites removes what there is of the entries: at most two requests.
+// removeLateWrites removes what there is of the entries: two requests, or a few more if Multis are among
+// them.
 func (s *Session) removeLateWrites(ctx context.Context, some []unsettled) error {
 	var reads []etcd.Read
 	for _, u := range some {
@@ -115,14 +116,16 @@ func (s *Session) removeLateWrites(ctx context.Context, some []unsettled) error 
 	var ops []clientv3.Op
 	for i, u := range some {
 		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == u.acquiring.value {
-			ops = append(ops, deleteOps(u.keys(), kvs[0].CreateRevision)...)
+			ops = append(ops, deleteOps(u.allKeys(), kvs[0].CreateRevision)...)
 		}
 	}
-	if len(ops) == 0 {
-		return nil
+	for some := range slices.Chunk(ops, 2*settleBatch) { // each entry has two keys at most, but a Multi's
+		_, _, err := s.txn(ctx, s.leaseCtx, func(t clientv3.Txn) clientv3.Txn { return t.Then(some...) })
+		if err != nil {
+			return err
+		}
 	}
-	_, _, err = s.txn(ctx, s.leaseCtx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
-	return err
+	return nil
 }
 
 // leaseKeys are the keys that hang on the session's lease.
@@ -158,7 +161,7 @@ func (s *Session) uses(k string) bool {
 // these keys again; inspect finds what a late request may yet write there.
 func (e *entry) skipKeys(kvs []*mvccpb.KeyValue) {
 	e.s.mu.Lock()
-	for _, key := range e.keys() {
+	for _, key := range e.allKeys() {
 		e.s.skipped[key] = struct{}{}
 	}
 	e.s.mu.Unlock()

@@ -34,13 +34,13 @@ var errCancelled = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
 
 // newTicket starts to wait for an entry that is in the queue. The goroutine is
 // the session's; it ends with the grant, Cancel or the session.
-func newTicket(h *Held, w *waiter) (*Ticket, error) {
+func newTicket(h *Held) (*Ticket, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Ticket{h: h, done: make(chan struct{}), cancel: cancel}
 	ok := h.s.background(func(context.Context) {
 		defer cancel()
 		defer close(t.done)
-		t.err = w.wait(ctx)
+		t.err = h.wait(ctx, false)
 		switch {
 		case t.err == nil:
 			h.notifyGranted()
@@ -76,7 +76,7 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 		select {
 		case <-t.done:
 		case <-ctx.Done():
-			return nil, wrap("wait for", t.h.name, etcd.CtxError(ctx, nil))
+			return nil, t.h.wrap("wait for", etcd.CtxError(ctx, nil))
 		}
 	}
 	t.mu.Lock()
@@ -89,7 +89,7 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 		err = t.h.Err() // a grant that was lost before anybody claimed it
 	}
 	if err != nil {
-		return nil, wrap("wait for", t.h.name, err)
+		return nil, t.h.wrap("wait for", err)
 	}
 	t.claimed = true
 	return t.h, nil
@@ -97,24 +97,35 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 
 // Ahead counts the acquisitions that have to leave the queue before this one is
 // granted, with one linearizable read: a write lock counts once, readers before
-// a reader don't count. It is 0 once granted. If the place
+// a reader don't count, nor does one twice that is before a Multi with several names. It is 0 once granted. If the place
 // was lost or cancelled before that, it is Wait's error.
 func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	h := t.h
 	select {
 	case <-t.done:
-		return 0, wrap("count before", h.name, t.err)
+		return 0, h.wrap("count before", t.err)
 	default:
 	}
 	h.mu.Lock()
 	kind := h.mode.kind() // which Downgrade changes, if the ticket is granted meanwhile
 	h.mu.Unlock()
-	from, to := keyspace.Blocking(h.name, kind)
-	got, _, err := h.s.read(ctx, h.s.ctx, 0, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
-	if err != nil {
-		return 0, wrap("count before", h.name, err)
+	var reads []etcd.Read
+	for p := range h.all() {
+		if p.first != nil {
+			kind = p.mode.kind()
+		}
+		from, to := keyspace.Blocking(p.name, kind)
+		reads = append(reads, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
 	}
-	return queue.Ahead(h.name, kind, h.rev, queue.Entries(got[0].Kvs)), nil
+	got, _, err := h.s.read(ctx, h.s.ctx, 0, reads...)
+	if err != nil {
+		return 0, h.wrap("count before", err)
+	}
+	ahead := make(map[int64]struct{}) // by revision: what waits in several of the queues counts once
+	for i, name := range h.names() {
+		queue.Ahead(ahead, name, h.rev, queue.Entries(got[i].Kvs))
+	}
+	return len(ahead), nil
 }
 
 // Cancel gives the place back, or the grant that nobody has claimed. It blocks
@@ -139,7 +150,7 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	case <-t.removed:
 		return nil
 	case <-ctx.Done():
-		return wrap("cancel", t.h.name, etcd.CtxError(ctx, nil))
+		return t.h.wrap("cancel", etcd.CtxError(ctx, nil))
 	}
 }
 

@@ -48,7 +48,7 @@ func (t *guardedTxn) Else(ops ...clientv3.Op) clientv3.Txn {
 
 func (t *guardedTxn) Commit() (*clientv3.TxnResponse, error) {
 	resp, err := t.commit()
-	return resp, wrap("transaction under", t.h.name, err)
+	return resp, t.h.wrap("transaction under", err)
 }
 
 func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
@@ -61,12 +61,16 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 			if last = h.Err(); last != nil {
 				return nil, nil
 			}
-			key := h.Key()
+			keys := h.Keys()
+			var held []clientv3.Cmp
+			for _, key := range keys {
+				held = append(held, createdAt(key, h.rev))
+			}
 			// Not under an attempt's time limit, which would only leave its outcome open.
-			resp, err = h.s.etcd.Txn(ctx).If(createdAt(key, h.rev)).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
+			resp, err = h.s.etcd.Txn(ctx).If(held...).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
 			switch {
 			case err == nil && !resp.Succeeded:
-				if last = h.markLost(key, resp.Header.Revision); last == nil {
+				if last = h.markLost(keys[0], resp.Header.Revision); last == nil {
 					continue // it was downgraded meanwhile, and nothing was carried out
 				}
 			case err != nil && !etcd.Refused(err) && !etcd.NotProposed(err):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -16,6 +17,9 @@ import (
 // advance does what the list says until the entry has the lock or has to wait.
 func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 	for {
+		if w.goneBeside() {
+			return false, errEntryGone
+		}
 		step := w.own.Next()
 		switch step.Do {
 		case waitlist.Grant:
@@ -50,7 +54,14 @@ func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 }
 
 func (w *waiter) read(ctx context.Context, step *waitlist.Step) error {
-	var reads []etcd.Read
+	got, at, err := w.s.read(ctx, w.s.leaseCtx, step.At, readsOf(step)...)
+	if err == nil {
+		w.saw(step, at, got)
+	}
+	return err
+}
+
+func readsOf(step *waitlist.Step) (reads []etcd.Read) {
 	if step.From != "" {
 		opts := []clientv3.OpOption{clientv3.WithLimit(step.Limit)}
 		if step.Upward {
@@ -63,20 +74,21 @@ func (w *waiter) read(ctx context.Context, step *waitlist.Step) error {
 	for _, key := range step.Keys {
 		reads = append(reads, etcd.ReadKey(key))
 	}
-	got, at, err := w.s.read(ctx, w.s.leaseCtx, step.At, reads...)
-	if err != nil {
-		return err
-	}
+	return reads
+}
+
+// saw takes note of what was read for a step, at revision at. got begins with it; saw returns the rest.
+func (e *entry) saw(step *waitlist.Step, at int64, got []*pb.RangeResponse) []*pb.RangeResponse {
 	var ranged, keys []queue.Entry
 	more, size := false, int64(0)
 	if step.From != "" {
 		ranged, more, size, got = queue.Entries(got[0].Kvs), got[0].More, got[0].Count, got[1:]
 	}
-	for _, g := range got {
+	for _, g := range got[:len(step.Keys)] {
 		keys = append(keys, queue.Entries(g.Kvs)...)
 	}
-	markAllLost(w.own.Saw(step, step.Listing(at, ranged, more, size, keys)), at)
-	return nil
+	markAllLost(e.own.Saw(step, step.Listing(at, ranged, more, size, keys)), at)
+	return got[len(step.Keys):]
 }
 
 // open opens a watch in place of the one that there is.

@@ -40,23 +40,23 @@ type waiter struct {
 	outage outage       // for the log
 	unbind func()       // the ctx of the wait from the session
 	// guard is when to watch those of the session that the entry waits for.
-	guard <-chan time.Time
+	guard   <-chan time.Time
+	explain bool // whom it has waited for, if it is given up
 }
 
-func newWaiter(e *entry) *waiter { return &waiter{entry: e, outage: outage{e: e}} }
+func newWaiter(e *entry, explain bool) *waiter {
+	return &waiter{entry: e, outage: outage{e: e}, explain: explain}
+}
 
 // errEntryGone: the entry is not in the queue anymore.
 var errEntryGone = errors.New("entry gone")
 
-// wait blocks until the entry is held, or ctx or the session ends, or somebody else removes the
+// wait blocks until the entry may have the lock, or ctx or the session ends, or somebody else removes the
 // entry, or etcd refuses. After an error the entry is still to be abandoned.
 //
 // Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps
 // 4 KiB, not 8.
 func (w *waiter) wait(ctx context.Context) error {
-	if w.mayEnter() {
-		return w.grant(ctx)
-	}
 	ctx = w.start(ctx)
 	defer w.stop()
 	for {
@@ -64,7 +64,7 @@ func (w *waiter) wait(ctx context.Context) error {
 		switch {
 		case err != nil:
 		case granted:
-			return w.grant(ctx)
+			return nil
 		case w.watch != nil:
 			err = w.await(ctx)
 		default:
@@ -77,20 +77,20 @@ func (w *waiter) wait(ctx context.Context) error {
 	}
 }
 
-// mayEnter reports whether the entry has the lock from the start.
-func (w *waiter) mayEnter() bool {
-	own := w.listed()
-	return own == nil || own.Granted()
-}
-
 func (w *waiter) start(ctx context.Context) context.Context {
 	ctx, w.unbind = etcd.Bind(ctx, w.s.ctx)
+	if w.explain {
+		w.s.whom.Enter(w.name, w.rev)
+	}
 	return ctx
 }
 
 func (w *waiter) stop() {
 	w.outage.stop(false)
 	closeAll(w.own.Stop())
+	if w.explain {
+		w.s.whom.Leave(w.name)
+	}
 	w.unbind()
 }
 
@@ -147,9 +147,23 @@ func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
 // handleErr returns the error that ends the wait, or nil, after a pause if err passes; then the
 // waiter reads the present.
 func (w *waiter) handleErr(ctx context.Context, err error) error {
+	if final := w.ending(ctx, err); err == nil || final != nil {
+		return final
+	}
+	w.outage.start(ctx, err)
+	w.unwatch(true)
+	w.own.Fail()
+	w.pause(ctx)
+	return nil
+}
+
+// ending is the error that ends the wait, nil if err is none or passes.
+func (w *waiter) ending(ctx context.Context, err error) error {
 	switch {
 	case err == nil:
 		return nil
+	case ctx.Err() != nil && w.explain && w.s.Err() == nil:
+		return w.s.whom.Explain(w.s.waitError(ctx), w.name, w.mode.kind(), w.rev)
 	case ctx.Err() != nil:
 		return w.s.waitError(ctx)
 	case errors.Is(err, errEntryGone):
@@ -157,10 +171,6 @@ func (w *waiter) handleErr(ctx context.Context, err error) error {
 	case !errors.Is(err, etcd.ErrWatch) && etcd.Refused(err), errors.Is(err, ErrSessionExpired):
 		return err
 	}
-	w.outage.start(ctx, err)
-	w.unwatch(true)
-	w.own.Fail()
-	w.pause(ctx)
 	return nil
 }
 
@@ -207,8 +217,11 @@ func (e *entry) grant(ctx context.Context) error {
 		}
 	}
 	e.mu.Lock()
-	lost := e.own != nil && !e.own.Granted() // already
-	if !lost && e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil {
+	lost := false // already
+	for p := range e.all() {
+		lost = lost || p.own != nil && !p.own.Granted()
+	}
+	if !lost && e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil && e.first == nil {
 		e.acquiring = nil
 	}
 	e.mu.Unlock()

@@ -3,6 +3,8 @@ package etcdlock
 import (
 	"context"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
@@ -14,12 +16,26 @@ import (
 //
 // Mutexes are taken in the order entry, session, list.
 
-// enlist makes the entry known in its session, before the txn that writes its keys is sent.
+// enlist makes the entry known in its session, before the txn that writes its keys is sent. The parts of
+// a Multi have a list from the start, so that each is told what becomes of it, and wake their waiter alike.
 func (e *entry) enlist() {
+	for p := range e.all() {
+		p.enlistPart()
+		if p.own != nil && p.first != nil {
+			p.own.WakeWith(p.first.own)
+		}
+	}
+}
+
+func (e *entry) enlistPart() {
 	s := e.s
 	for {
 		s.mu.Lock()
 		l, only := s.lists[e.name], s.only[e.name]
+		if l == nil && only == nil && e.first != nil {
+			l = waitlist.New(e.name)
+			s.lists[e.name] = l
+		}
 		switch {
 		case l != nil:
 			e.own = l.Register(e, e.mode.kind(), e.keys()...)
@@ -41,8 +57,10 @@ func (e *entry) rekey() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.reserveKeys()
-	if e.own != nil {
-		e.own.Rekey(e.keys()...)
+	for p := range e.all() {
+		if p.own != nil {
+			p.own.Rekey(p.keys()...)
+		}
 	}
 }
 
@@ -70,26 +88,35 @@ func (e *entry) makeListLocked() {
 	}
 }
 
-// enter takes note that the entry is in the queue, at revision rev. seen is what its txn showed
-// before it wrote the entry, nil if nothing.
-func (e *entry) enter(rev int64, seen *waitlist.Listing) {
+// enter takes note that the entry is in the queue, at revision rev. replies say, for each part, what its
+// txn showed before it wrote the entry; there are none if nobody knows.
+func (e *entry) enter(rev int64, replies ...*pb.ResponseOp) {
 	e.mu.Lock()
-	if e.own == nil && !e.aloneIn(seen) {
-		e.makeListLocked()
-	}
-	e.rev = rev
 	var gone []*waitlist.Entry
-	if e.own != nil {
-		gone = e.own.Enqueued(rev, seen)
+	i := 0
+	for p := range e.all() {
+		var seen *waitlist.Listing
+		if len(replies) > 0 {
+			seen = p.listing(rev, replies[i].GetResponseRange())
+			i++
+		}
+		if p.own == nil && !p.aloneIn(seen) {
+			p.makeListLocked()
+		}
+		p.rev = rev
+		if p.own != nil {
+			gone = append(gone, p.own.Enqueued(rev, seen)...)
+		}
 	}
 	e.mu.Unlock()
 	markAllLost(gone, rev)
 }
 
-// listed is the entry in its list, nil if it is alone.
+// listed is the entry, or the part of a Multi that it is, in its list: nil if it is alone.
 func (e *entry) listed() *waitlist.Entry {
-	e.mu.Lock()
-	defer e.mu.Unlock()
+	w := e.whole()
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	return e.own
 }
 
@@ -98,12 +125,14 @@ func (e *entry) listed() *waitlist.Entry {
 func (e *entry) awaitLeft(ctx context.Context) error {
 	ctx, cancel := etcd.Bind(ctx, e.s.ctx)
 	defer cancel()
-	own := e.listed()
-	for own != nil && own.BehindLeft() {
-		select {
-		case <-ctx.Done():
-			return e.s.waitError(ctx)
-		case <-own.Wake():
+	for p := range e.all() {
+		own := p.listed()
+		for own != nil && own.BehindLeft() {
+			select {
+			case <-ctx.Done():
+				return e.s.waitError(ctx)
+			case <-own.Wake():
+			}
 		}
 	}
 	return nil
@@ -127,28 +156,37 @@ func (e *entry) fencedLocked() bool {
 
 // leaveLocked says that the entry is to be removed, which may hand the lock over. next are the entries
 // that the request is to look for. The caller holds e.mu.
+//
+// A Multi that did not get all of its locks hands none of them over. Those that it had may have been
+// lost, with its lease for example, and that may be why it is given up.
 func (e *entry) leaveLocked() (next []queue.Entry) {
-	if e.own == nil {
-		if e.rev == 0 {
-			e.delistLocked()
+	fence := e.state == released && e.fencedLocked() || e.state == abandoned && e.first != nil
+	for p := range e.all() {
+		if p.own != nil {
+			next = append(next, p.own.Leave(fence)...)
 		}
-		return nil
+		if p.own != nil || p.rev == 0 {
+			p.delistLocked()
+		}
 	}
-	next = e.own.Leave(e.state == released && e.fencedLocked())
-	e.delistLocked()
-	return next
+	return next[:min(len(next), nextMax)]
 }
 
-// delist takes note that nothing of the entry is in etcd: see waitlist.Entry.Removed.
-func (e *entry) delist(at int64, found bool, next, there []queue.Entry) {
+// delist takes note that nothing of the entry is in etcd: see waitlist.Entry.Removed. Where an earlier
+// attempt may have removed it, nobody can tell whether that was the session's request.
+func (e *entry) delist(r *removal, next []queue.Entry) {
 	e.mu.Lock()
 	var gone []*waitlist.Entry
-	if e.own != nil {
-		gone = e.own.Removed(at, found, next, there)
+	i := 0
+	for p := range e.all() {
+		if p.own != nil {
+			gone = append(gone, p.own.Removed(r.at, r.removed[i] && !r.ambiguous, next, r.there)...)
+		}
+		p.delistLocked()
+		i++
 	}
-	e.delistLocked()
 	e.mu.Unlock()
-	markAllLost(gone, at)
+	markAllLost(gone, r.at)
 }
 
 // delistLocked forgets what the session keeps for the entry's name, if nobody needs it any more. The
@@ -168,7 +206,7 @@ func (e *entry) delistLocked() {
 // markAllLost ends the holds of entries that were not in etcd at revision at.
 func markAllLost(gone []*waitlist.Entry, at int64) {
 	for _, g := range gone {
-		e := g.Owner.(*entry)
+		e := g.Owner.(*entry).whole()
 		e.mu.Lock()
 		e.markLostLocked(at)
 		e.unlockAndNotify()

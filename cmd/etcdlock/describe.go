@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,6 +55,28 @@ func owner(e etcdlock.Entry) string {
 		return "unknown (lease " + strconv.FormatInt(int64(e.Lease), 16) + ")"
 	}
 	return "unknown"
+}
+
+// party is the owner of an entry, and of a Multi's the other names that it locks too.
+func party(e etcdlock.Entry) string {
+	const some = 3
+	others := others(e)
+	if len(others) == 0 {
+		return owner(e)
+	}
+	more := ""
+	if n := len(others); n > some {
+		others, more = others[:some], fmt.Sprintf(" and %d more", n-some)
+	}
+	return owner(e) + " (with " + plain(strings.Join(others, ", ")) + more + ")"
+}
+
+// others are the names that a Multi locks besides that of the entry.
+func others(e etcdlock.Entry) []string {
+	if e.Names == "" {
+		return nil
+	}
+	return slices.DeleteFunc(strings.Split(e.Names, "\n"), func(name string) bool { return name == e.Name })
 }
 
 // describe writes an entry in words.

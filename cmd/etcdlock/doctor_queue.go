@@ -20,7 +20,7 @@ func (d *doctor) queue(ctx context.Context, q etcdlock.Queue, now time.Time) err
 	}
 	d.clocks(q, now)
 	d.foreign(q)
-	return nil
+	return d.multis(ctx, q)
 }
 
 func (d *doctor) noLease(q etcdlock.Queue) {
@@ -126,6 +126,26 @@ func (d *doctor) clocks(q etcdlock.Queue, now time.Time) {
 		}
 		last = e
 	}
+}
+
+// multis looks where else a Multi stands that has the lock: it keeps that while it waits for another.
+func (d *doctor) multis(ctx context.Context, q etcdlock.Queue) error {
+	for _, e := range q.Holders() {
+		for _, name := range others(e) {
+			other, err := d.inspect(ctx, name)
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(other.Entries, func(o etcdlock.Entry) bool { return o.Token == e.Token })
+			switch {
+			case i < 0:
+				d.note("%s has no entry in %s any more: it gives all of them back, or does not know yet that it has lost them", party(e), plain(name))
+			case !other.Entries[i].Holds:
+				d.note("%s is first here, and does not work yet: it waits for %s, which %s holds", party(e), plain(name), owner(other.Entries[0]))
+			}
+		}
+	}
+	return nil
 }
 
 func (d *doctor) foreign(q etcdlock.Queue) {

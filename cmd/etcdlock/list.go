@@ -118,7 +118,7 @@ func (l *lister) print(queues []etcdlock.Queue, prefix string) error {
 		if err != nil {
 			return err
 		}
-		who := owner(first)
+		who := party(first)
 		if !hasLease(first) {
 			who += " (no lease)"
 		}

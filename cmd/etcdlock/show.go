@@ -22,6 +22,7 @@ QUEUED is the time since an entry came into the queue, by the clock of its own m
 the time since the lock was granted. etcd does not store that: --watch counts from when it saw the
 grant, and otherwise ≤ says that it is at most the time in the queue. LEASE is what is left of the
 lease. etcdlock break takes ENTRY. etcd's own clients (etcdctl lock) write neither OWNER nor a time.
+OWNER (with ...) locks these names too, in one acquisition (a Multi) that has one token in all of them.
 
 With --watch it goes on until Ctrl-C. On a terminal it draws in place, elsewhere it prints a block
 for each change, or with -o json a line.`,
@@ -62,7 +63,7 @@ func showQueue(q etcdlock.Queue, now time.Time) string {
 	}
 	rows := [][]string{{"STATE", "KIND", "QUEUED", "HELD", "LEASE", "OWNER", "ENTRY"}}
 	for i, e := range q.Entries {
-		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, time.Time{}, now), lease(e), owner(e), ref(e)})
+		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, time.Time{}, now), lease(e), party(e), ref(e)})
 	}
 	return title + "\n" + table(rows)
 }

@@ -192,7 +192,7 @@ func (b *board) lines(now time.Time) []screen.Line {
 		if m, ok := b.moves[e.Token]; ok && now.Sub(m.at) < moveShown {
 			moved = m.what
 		}
-		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, b.granted[e.Token], now), owner(e), moved, ref(e)})
+		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, b.granted[e.Token], now), party(e), moved, ref(e)})
 	}
 	if len(q.Entries) > 0 {
 		for i, l := range strings.Split(strings.TrimSuffix(table(rows), "\n"), "\n") {

@@ -98,17 +98,13 @@ func Blockers(name string, kind keyspace.Kind, rev int64, entries []Entry, compl
 	}
 }
 
-// Ahead counts the acquisitions that leave before an entry at rev is granted. A write lock's
-// two keys, which have one revision, count once.
-func Ahead(name string, kind keyspace.Kind, rev int64, entries []Entry) int {
-	revs := make(map[int64]struct{})
+// Ahead adds to revs the revisions of those that leave before an entry at rev is granted. entries are of
+// the range that can block it: see keyspace.Blocking. A revision is one acquisition, which may have
+// several keys: a write lock has two.
+func Ahead(revs map[int64]struct{}, name string, rev int64, entries []Entry) {
 	for _, e := range entries {
-		if e.Rev >= rev {
-			continue
-		}
-		if k := keyspace.KindOf(name, e.Key); k == keyspace.Exclusive || k == keyspace.Shared && kind == keyspace.Exclusive {
+		if e.Rev < rev && keyspace.KindOf(name, e.Key) != keyspace.Foreign {
 			revs[e.Rev] = struct{}{}
 		}
 	}
-	return len(revs)
 }

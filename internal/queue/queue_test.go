@@ -72,9 +72,14 @@ func TestBlockers(t *testing.T) {
 
 func TestAhead(t *testing.T) {
 	queue := []Entry{{"a/1", 3}, {"a/r1", 3}, {"a/r2", 4}, {"a/r3", 5}, {"a/4", 6}, {"a/x/1", 7}, {"a/5", 9}}
-	require.Equal(t, 4, Ahead("a", keyspace.Exclusive, 8, queue), "a write lock counts once, foreign keys don't")
-	require.Equal(t, 2, Ahead("a", keyspace.Shared, 8, queue), "readers before a reader don't count")
-	require.Equal(t, 0, Ahead("a", keyspace.Exclusive, 3, queue))
+	ahead := func(rev int64, queue []Entry) int {
+		revs := make(map[int64]struct{})
+		Ahead(revs, "a", rev, queue)
+		Ahead(revs, "a", rev, queue[:len(queue)/2]) // what is in two queues counts once
+		return len(revs)
+	}
+	require.Equal(t, 4, ahead(8, queue), "a write lock counts once, foreign keys don't")
+	require.Equal(t, 0, ahead(3, queue))
 }
 
 // entitled is the definition that blocker serves: who may hold the lock.

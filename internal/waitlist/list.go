@@ -19,7 +19,7 @@ import (
 )
 
 // A List is the entries of one session in one queue. It is safe for concurrent use, and calls
-// nobody while its mutex is held.
+// nobody while its mutex is held, but see WhenContended.
 type List struct {
 	name string
 
@@ -67,6 +67,8 @@ type Entry struct {
 	ending bool  // see Stop
 	watch  *Watch
 	wake   chan struct{}
+	// contended is called when another entry of the list waits for it: see WhenContended.
+	contended func()
 }
 
 type state uint8
@@ -196,6 +198,7 @@ func (l *List) settleLocked() {
 			any, exclusive = true, p.kind == keyspace.Exclusive
 		}
 	}
+	l.contendLocked()
 	front := l.frontLocked()
 	for i, e := range front {
 		if e != nil && (l.changed || e != l.front[i]) {

@@ -136,6 +136,7 @@ func (l *List) goneLocked(lost []*Entry, q queue.Entry, at int64) []*Entry {
 		// Its own request has removed it, or is to.
 	case e.state == held:
 		e.state = leaving
+		e.tell() // if it has the lock, but not all that it was taken with
 		lost = append(lost, e)
 		l.suspectLocked(queue.Entry{}, at) // the lease may be gone, with all of the list
 	case e.state == waiting:

@@ -1,0 +1,241 @@
+package etcdlock
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
+)
+
+// A Multi is several locks that are taken together: all of them or none. Its names may be those of other
+// locks, of Multis too, and each of them excludes what a [Mutex] or [RWMutex] of that name does. It takes its
+// places in all queues at one revision. So two Multis stand in the same order wherever they meet, and nobody
+// waits in a circle, whatever names overlap and in whatever order they are given. It is as fair as a Mutex in
+// each of the queues: while it waits for one name it keeps its place, and so the lock, in the others.
+//
+// Its hold is one acquisition, with one Token and a key for each name: see [Held.Keys]. The loss of one of the
+// keys is the loss of the hold, and what is left of it is removed at once. A Multi has no state, may be copied
+// and is safe for concurrent use.
+type Multi struct{ l lock }
+
+// A Part is a name that a [Multi] locks; [Write] and [Read] make it.
+type Part struct {
+	name string
+	mode mode
+}
+
+// Write is a part that excludes everybody else. It can't be downgraded.
+func Write(name string) Part { return Part{name, mutexMode} }
+
+// Read is a part that excludes writers, as [RWMutex.RLock] does.
+func Read(name string) Part { return Part{name, readMode} }
+
+// maxParts is how many names a Multi may have: with a read and a write for each, and as much again to spare,
+// its requests keep within the 128 operations that etcd allows in a transaction by default.
+const maxParts = 32
+
+// NewMulti makes a Multi that ends with its session; [Client.Multi] makes one that does not. It makes no
+// request. It is for 1 to 32 names. No name, more, one that is given twice or one that is not valid is an
+// error of every call (ErrInvalidName), and so is a nil session.
+func NewMulti(s *Session, parts ...Part) *Multi { return &Multi{newMultiLock(s, parts)} }
+
+// Multi locks all of these names together: see [NewMulti]. It makes no request.
+func (c *Client) Multi(parts ...Part) *Multi { return &Multi{newMultiLock(c, parts)} }
+
+func newMultiLock(from source, parts []Part) lock {
+	return lock{from: from, parts: slices.Clone(parts), err: checkParts(parts)}
+}
+
+func checkParts(parts []Part) error {
+	switch n := len(parts); {
+	case n == 0:
+		return fmt.Errorf("%w: a Multi needs at least one name", ErrInvalidName)
+	case n > maxParts:
+		return fmt.Errorf("%w: a Multi has at most %d names, not %d", ErrInvalidName, maxParts, n)
+	}
+	for i, p := range parts {
+		if err := checkName(p.name); err != nil {
+			return fmt.Errorf("%q: %w", p.name, err)
+		}
+		if slices.ContainsFunc(parts[:i], func(o Part) bool { return o.name == p.name }) {
+			return fmt.Errorf("%w: %q is given twice", ErrInvalidName, p.name)
+		}
+	}
+	return nil
+}
+
+// Lock takes all the locks, and waits for them. What blocks it and what ends it is as for [Mutex.Lock].
+//
+// If nobody is before it, it costs one request, which is one commit, for any number of names. A Lock that
+// waits has the cost of Mutex.Lock for each name that it waits for, one after the other, and one read more for
+// all of them at last.
+func (m *Multi) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
+
+// TryLock takes all the locks if nobody holds or waits for what any of them excludes, and otherwise returns
+// ErrLocked, as [Mutex.TryLock] does: one request, and no write on failure.
+func (m *Multi) TryLock(ctx context.Context) (*Held, error) {
+	return m.l.try(ctx, "try to lock", mutexMode)
+}
+
+// Enqueue takes a place in all the queues, as [Mutex.Enqueue] does in one.
+func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) {
+	return m.l.enqueue(ctx, "enqueue for", mutexMode)
+}
+
+// Do takes all the locks, runs fn and gives them back, as [Mutex.Do] does. Under the ctx that fn got, Do of
+// the same session (or Client) and the same names runs its fn at once, inside the hold. Any other lock that
+// shares a name with it, or a Multi that shares one with the Do of another lock, returns ErrWouldDeadlock
+// there, and from TryLock ErrLocked.
+func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
+	return m.l.do(ctx, "do under", mutexMode, fn)
+}
+
+// The acquisition of a Multi is an entry for each part. All of them are written by one txn, and removed by
+// one. The first one stands for all: its owner has it, its mutex guards all, and its state is theirs. Each has
+// its place in the list of its own queue, and is granted there by itself.
+//
+// Nobody waits in a circle: a part waits for lower revisions only, and all parts have the same one. Where the
+// list hands a part over before the former holder's key is gone, that holder has left: its removal waits for
+// nobody. So among all that wait, that of the lowest revision waits only for holders.
+
+// newParts makes the entries of an acquisition, and returns the first one.
+func newParts(s *Session, parts []Part, trace *trace) *Held {
+	h := &Held{entry{s: s, name: parts[0].name, mode: parts[0].mode, acquiring: &acquiring{trace: trace}}}
+	h.first = &h.entry
+	h.acquiring.parts = append(h.acquiring.parts, h.first)
+	for _, p := range parts[1:] {
+		h.acquiring.parts = append(h.acquiring.parts, &entry{s: s, name: p.name, mode: p.mode, first: h.first, acquiring: h.acquiring})
+	}
+	return h
+}
+
+// whole is the entry that stands for all of its parts: itself if it has none.
+func (e *entry) whole() *entry {
+	if e.first != nil {
+		return e.first
+	}
+	return e
+}
+
+// all are the parts of the entry, or itself if it has none.
+func (e *entry) all() iter.Seq[*entry] {
+	return func(yield func(*entry) bool) {
+		if e.first == nil {
+			yield(e)
+			return
+		}
+		for _, p := range e.acquiring.parts {
+			if !yield(p) {
+				return
+			}
+		}
+	}
+}
+
+// names are those of the parts.
+func (e *entry) names() (names []string) {
+	for p := range e.all() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// label is the name of the lock, or all names of a Multi, for people.
+func (e *entry) label() string { return strings.Join(e.names(), ", ") }
+
+func (e *entry) wrap(op string, err error) error {
+	if err == nil {
+		return nil // before the names are listed
+	}
+	return wrapNames(op, e.names(), err)
+}
+
+func appendNames(b []byte, parts []*entry) []byte {
+	names, err := json.Marshal(parts[0].names())
+	if err != nil {
+		panic("bug: " + err.Error()) // they are strings
+	}
+	return append(b, names...)
+}
+
+// waitsFor is the first part that does not have its lock yet, nil if all have.
+func (e *entry) waitsFor() *entry {
+	for p := range e.all() {
+		if own := p.listed(); own != nil && !own.Granted() {
+			return p
+		}
+	}
+	return nil
+}
+
+// goneBeside reports whether another part of the acquisition is gone, while this one waits.
+func (e *entry) goneBeside() bool {
+	for p := range e.all() {
+		if p.first != nil && p.own.Gone() {
+			return true
+		}
+	}
+	return false
+}
+
+// survey reads, in one request, what is before the parts that still wait: while the entry waited for another
+// part, much of that has probably gone. If it fails, the waiter of the next part asks.
+func (e *entry) survey(ctx context.Context) {
+	ctx, unbind := etcd.Bind(ctx, e.s.ctx)
+	defer unbind()
+	var parts []*entry
+	var steps []waitlist.Step
+	var reads []etcd.Read
+	for p := range e.all() {
+		if step, ok := p.own.Look(); ok {
+			parts, steps, reads = append(parts, p), append(steps, step), append(reads, readsOf(&step)...)
+		}
+	}
+	if len(reads) == 0 {
+		return
+	}
+	got, at, err := e.s.read(ctx, e.s.leaseCtx, 0, reads...)
+	for i, p := range parts {
+		if err != nil {
+			p.own.Fail()
+		} else {
+			got = p.saw(&steps[i], at, got)
+		}
+	}
+}
+
+// confirm reads whether all parts are there, after a wait: those that had the lock before the last one did
+// may have been removed by others. Without this there may be no revision at which the entry had them all.
+func (e *entry) confirm(ctx context.Context) error {
+	if e.first == nil {
+		return nil
+	}
+	ctx, unbind := etcd.Bind(ctx, e.s.ctx)
+	defer unbind()
+	for retry := (etcd.Backoff{}); ; _ = retry.Wait(ctx) {
+		_, err := e.exists(ctx, e.s.leaseCtx, 0, e.allKeys()...)
+		if final := newWaiter(e, false).ending(ctx, err); err == nil || final != nil {
+			return final
+		} // else it passes, or the session is about to end
+	}
+}
+
+// nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading
+// what l would write.
+func (h *Held) nests(l *lock, m mode) bool {
+	if l.parts == nil {
+		return h.first == nil && (m == readMode || !h.readOnly())
+	}
+	n := 0
+	for p := range h.all() {
+		if slices.Contains(l.parts, Part{p.name, readMode}) || p.mode != readMode && slices.Contains(l.parts, Part{p.name, mutexMode}) {
+			n++
+		}
+	}
+	return h.first != nil && n == len(l.parts) && n == len(h.acquiring.parts)
+}

@@ -1,0 +1,87 @@
+package etcdlock
+
+import (
+	"context"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// tryReadLimit is how many keys of a queue a Try lists that is refused.
+const tryReadLimit = 8
+
+// tryEnqueue writes the entry only if nothing that blocks it is in the queue, and returns ErrLocked
+// otherwise: one request, and no entry on failure. Only if foreign keys are in the way does another
+// txn follow, which compares that nothing was written there since they were listed.
+func (e *entry) tryEnqueue(ctx context.Context) error {
+	var free []clientv3.Cmp // of each part
+	for p := range e.all() {
+		from, to := keyspace.Blocking(p.name, p.mode.kind())
+		free = append(free, clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0))
+	}
+	e.reserveKeys()
+	e.enlist()
+	if err := e.awaitLeft(ctx); err != nil {
+		return err
+	}
+	for {
+		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
+			var look []clientv3.Op
+			for p := range e.all() {
+				look = append(look, clientv3.OpGet(p.key))
+			}
+			return t.If(append(e.keysAbsent(), free...)...).Then(e.putOps()...).Else(append(look, e.listOps(tryReadLimit)...)...)
+		})
+		if err != nil {
+			return err
+		}
+		rev := resp.Header.Revision
+		var own []*mvccpb.KeyValue
+		if !resp.Succeeded {
+			for _, r := range resp.Responses[:len(free)] {
+				own = append(own, r.GetResponseRange().Kvs...)
+			}
+			rev = e.ownRev(own)
+		}
+		if rev != 0 { // if not by this txn, then by one before it, which nothing blocked either
+			e.enter(rev, make([]*pb.ResponseOp, len(free))...)
+			return nil
+		}
+		i := 0
+		for p := range e.all() {
+			free[i], err = p.freeSince(ctx, resp.Header.Revision, resp.Responses[len(free)+i].GetResponseRange())
+			if err != nil {
+				return err
+			}
+			i++
+		}
+		if len(own) > 0 {
+			e.skipKeys(own)
+			e.rekey()
+		}
+	}
+}
+
+// freeSince compares that nothing came to the queue since revision at, where these keys, some of all, did
+// not block the entry. It returns ErrLocked if they did.
+func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) (clientv3.Cmp, error) {
+	from, to := keyspace.Blocking(e.name, e.mode.kind())
+	v, known := queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(got.Kvs), got.Count <= int64(len(got.Kvs)))
+	if !known {
+		all, now, err := e.s.read(ctx, e.s.ctx, 0, etcd.ReadRange(from, to))
+		if err != nil {
+			return clientv3.Cmp{}, err
+		}
+		at = now
+		v, _ = queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(all[0].Kvs), true)
+	}
+	if len(v.Blockers) > 0 {
+		return clientv3.Cmp{}, ErrLocked
+	}
+	return clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1), nil
+}
