@@ -1,5 +1,11 @@
 // Package etcdlock is a fair mutex and a fair read-write lock for services that already run etcd.
 //
+//	locks := etcdlock.New(client)
+//	defer locks.Close()
+//	err := locks.Mutex("jobs/report").Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
+//		return report(ctx) // ctx ends when the lock is lost
+//	})
+//
 // A [Client], made by [New], gives locks by name for as long as the process lives. Behind it is a
 // [Session]: a lease that is kept alive, and granted anew after a loss. An acquisition is a value: a [Held]
 // that is unlocked once, or a [Ticket], a place in the queue to wait at. A [Multi] takes several locks at
@@ -50,21 +56,13 @@
 //
 // Lease and n are in lower-case hex. Etcd's own concurrency.Mutex, `etcdctl lock` and v3lock write the first
 // form, so all of them queue with each other. A concurrency.Mutex of the session's own lease takes the
-// session's key for its own: give it another lease. Other keys below <name>/, those of a lock <name>/x among
-// them, are passed over here, but not by the others: a concurrency.Mutex on "a" waits also for the keys of
-// "a/b". The value, JSON, is for people.
+// session's key for its own: give it another lease. Other keys below <name>/ (of a lock <name>/x) are passed
+// over here, but not by the others: a concurrency.Mutex on "a" waits also for the keys of "a/b". The value is
+// JSON for people.
 //
 // A client needs read and write rights on the prefix <name>/. A client wrapped by clientv3/namespace works.
 // [Client.Inspect], [Client.Watch], [Client.ListNames] and [Client.Break] look into queues from outside; they
 // need no session, and see the entries of etcd's own locks too.
-//
-// # States of an entry
-//
-//	enqueued   its keys are written, or may be
-//	held       granted
-//	released   given back by its holder
-//	abandoned  withdrawn before its owner had it
-//	lost       removed by somebody else, or with its session
 //
 // # Invariants
 //
@@ -109,16 +107,5 @@
 // A hold that was lost hands nothing over. An entry that somebody has removed while it waited behind its own
 // session learns that with the reply to the release at the latest.
 //
-// # Cost
-//
-// Lock and Unlock are one request and one commit each. A Lock that waits costs one watch and up to one read
-// behind one or two others; deeper in the queue two watches and two reads, and one read more if more than 16
-// keys are before it; a write lock behind any number of readers one watch and up to three reads. Of those that
-// wait in one session for one lock only the first two ask etcd, and have a watch each; what they learn serves
-// the others. At rest a session makes some requests in each half TTL, and asks its watches each second whether
-// they live, whatever the number of its waits and holds.
-//
-// A request that has no answer after 300 ms, or four times as long as they took lately, is sent again beside
-// the first one, twice at most, and then after a second all anew: a member that hangs delays a lock by that
-// much.
+// What each call costs, in requests, is in docs/protocol.md.
 package etcdlock
