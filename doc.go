@@ -57,8 +57,7 @@
 // Lease and n are in lower-case hex. Etcd's own concurrency.Mutex, `etcdctl lock` and v3lock write the first
 // form, so all of them queue with each other. A concurrency.Mutex of the session's own lease takes the
 // session's key for its own: give it another lease. Other keys below <name>/ (of a lock <name>/x) are passed
-// over here, but not by the others: a concurrency.Mutex on "a" waits also for the keys of "a/b". The value is
-// JSON for people.
+// over here, but not by the others: a concurrency.Mutex on "a" waits also for the keys of "a/b".
 //
 // A client needs read and write rights on the prefix <name>/. A client wrapped by clientv3/namespace works.
 // [Client.Inspect], [Client.Watch], [Client.ListNames] and [Client.Break] look into queues from outside; they
@@ -78,7 +77,7 @@
 //	    be expected. A write that comes even so, as when a member wakes after minutes, is removed within about
 //	    a TTL.
 //
-// The Spin model checker searches a model of the protocol, model/lock.pml, for each of them.
+// Spin searches a model of the protocol, model/lock.pml, for each of them.
 //
 // # When something fails
 //
