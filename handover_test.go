@@ -436,18 +436,46 @@ func TestHandOver_BesideAnOutage(t *testing.T) {
 	})
 }
 
-// A guarded transaction ends with the session, also on a member that hangs and with a ctx that never ends.
-func TestFault_I8_TxnEndsWithTheSession(t *testing.T) {
-	onStage(t, func(st *stage) {
-		h := st.lock(st.mutex().Lock)
-		st.holdBack()
-		done := make(chan error)
-		go func() {
+// What is asked about a hold ends with its session, and with the hold alone when that is known to be lost: also
+// on a member that hangs, and with a ctx that never ends.
+func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {
+	for what, ask := range map[string]func(h *Held) error{
+		"Txn": func(h *Held) error {
 			_, err := h.Txn(context.Background()).Then(clientv3.OpPut("x", "")).Commit()
-			done <- err
-		}()
-		synctest.Wait()
-		st.s.terminate(ErrSessionExpired, "test")
-		require.ErrorIs(st, <-done, ErrLost)
-	})
+			return err
+		},
+		"Check":     func(h *Held) error { return h.Check(context.Background()) },
+		"Downgrade": func(h *Held) error { return h.Downgrade(context.Background()) },
+	} {
+		for how, end := range map[string]func(st *stage, h *Held){
+			"session": func(st *stage, _ *Held) { st.s.terminate(ErrSessionExpired, "test") },
+			"hold":    func(st *stage, h *Held) { require.ErrorIs(st, h.markLost(h.Key(), st.f.Write("y")), ErrLost) },
+		} {
+			t.Run(what+" with the "+how, func(t *testing.T) {
+				onStage(t, func(st *stage) {
+					h := st.lock(NewRWMutex(st.s, "a").Lock)
+					hang := make(chan struct{})
+					st.f.Step = func(ctx context.Context, _ string) error {
+						select {
+						case <-ctx.Done():
+							return ctx.Err()
+						case <-hang:
+							return nil
+						}
+					}
+					done := make(chan error)
+					go func() { done <- ask(h) }()
+					synctest.Wait()
+					end(st, h)
+					select {
+					case err := <-done:
+						require.ErrorIs(st, err, ErrLost)
+					case <-time.After(time.Minute):
+						require.Fail(st, "it goes on")
+					}
+					close(hang)
+				})
+			})
+		}
+	}
 }

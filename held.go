@@ -63,7 +63,7 @@ func (h *Held) Valid() bool { return h.Err() == nil && h.s.valid() }
 func (h *Held) Deadline() time.Time { return h.s.Deadline() }
 
 // Check asks etcd, with one linearizable read, whether the entry is still there: nil if it was at some
-// moment during the call. It blocks until etcd has answered, or ctx or the session ends. After an
+// moment during the call. It blocks until etcd has answered, or ctx or the hold ends. After an
 // error of ctx nothing is known, and the hold stays as it was.
 func (h *Held) Check(ctx context.Context) error {
 	if err := h.Err(); err != nil {
@@ -71,7 +71,9 @@ func (h *Held) Check(ctx context.Context) error {
 	}
 	for {
 		keys := h.Keys()
-		at, err := h.exists(ctx, h.s.ctx, 0, keys...)
+		life, stop := h.untilOver()
+		at, err := h.exists(ctx, life, 0, keys...)
+		stop()
 		if errors.Is(err, errEntryGone) {
 			if err = h.markLost(keys[0], at); err == nil {
 				continue // downgraded meanwhile
@@ -95,8 +97,8 @@ func (h *Held) preferLoss(err error) error {
 // token").
 func (h *Held) Token() int64 { return h.rev }
 
-// Key is the entry's key in etcd; of a [Multi], that of the first name. A comparison that is built from it and Token is unknown to the package,
-// which may hand the lock over before etcd has removed the key: use IsOwner.
+// Key is the entry's key in etcd; of a [Multi], that of the first name. A comparison that is built from it and
+// Token is unknown to the package, which may hand the lock over before etcd has removed the key: use IsOwner.
 func (h *Held) Key() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -140,7 +142,7 @@ func (h *Held) readOnly() bool {
 // get in, writers wait on. The token stays; Key names the shared entry from now on. On a read hold it
 // does nothing. It costs one commit.
 //
-// It blocks until etcd has confirmed, or ctx or the session ends. After an error of ctx the lock is
+// It blocks until etcd has confirmed, or ctx or the hold ends. After an error of ctx the lock is
 // still held, for reading at least; call it again, or Unlock.
 func (h *Held) Downgrade(ctx context.Context) error {
 	return h.wrap("downgrade", h.preferLoss(h.downgrade(ctx)))
@@ -189,7 +191,9 @@ func (h *Held) downgrade(ctx context.Context) error {
 	for _, q := range next {
 		gets = append(gets, clientv3.OpGet(q.Key, clientv3.WithKeysOnly()))
 	}
-	resp, ambiguous, err := h.s.txn(ctx, h.s.ctx, func(t clientv3.Txn) clientv3.Txn {
+	life, stop := h.untilOver()
+	defer stop()
+	resp, ambiguous, err := h.s.txn(ctx, life, func(t clientv3.Txn) clientv3.Txn {
 		return t.If(createdAt(key, h.rev)).Then(append(deleteOps([]string{exclusive}, h.rev), gets...)...)
 	})
 	// Was the exclusive entry there up to now? If not, others may have been in. (Only the first

@@ -34,6 +34,15 @@ func (e *entry) holdContextLocked() *holdContext {
 	return e.holdCtx
 }
 
+// untilOver is a ctx that ends with the hold, for requests about it: a member may hang, and the caller's ctx
+// never end.
+func (e *entry) untilOver() (life context.Context, stop func()) {
+	e.mu.Lock()
+	c := e.holdContextLocked()
+	e.unlockAndNotify()
+	return etcd.Bind(c.ctx, e.s.ctx)
+}
+
 // endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with
 // the hold.
 func (e *entry) endHoldLocked(to state) {

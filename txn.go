@@ -54,9 +54,11 @@ func (t *guardedTxn) Commit() (*clientv3.TxnResponse, error) {
 func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 	h := t.h
 	var last error // which ends it, whatever error it is
-	ctx, stop := etcd.Bind(t.ctx, h.s.ctx)
+	life, over := h.untilOver()
+	defer over()
+	ctx, stop := etcd.Bind(t.ctx, life)
 	defer stop()
-	resp, _, err := etcd.Do(t.ctx, h.s.etcd, etcd.Policy{Life: h.s.ctx}, func(context.Context) (resp *clientv3.TxnResponse, err error) {
+	resp, _, err := etcd.Do(t.ctx, h.s.etcd, etcd.Policy{Life: life}, func(context.Context) (resp *clientv3.TxnResponse, err error) {
 		for {
 			if last = h.Err(); last != nil {
 				return nil, nil
