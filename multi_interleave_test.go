@@ -156,7 +156,7 @@ func (s *multiScene) entitledLocked(mine []queue.Entry) bool {
 		for _, q := range s.f.entries(name + "/") {
 			kind, own := keyspace.KindOf(name, q.Key), keyspace.KindOf(name, m.Key)
 			over, left := s.over.Load(q.Key)
-			if q.Rev < m.Rev && !(left && over == q.Rev) && (kind == keyspace.Exclusive || kind == keyspace.Shared && own == keyspace.Exclusive) {
+			if q.Rev < m.Rev && (!left || over != q.Rev) && (kind == keyspace.Exclusive || kind == keyspace.Shared && own == keyspace.Exclusive) {
 				return false
 			}
 		}

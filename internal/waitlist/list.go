@@ -82,6 +82,7 @@ const (
 	missing              // its key is not in etcd, and its owner is to be told
 )
 
+// New makes the list of a session's entries in the queue of a name.
 func New(name string) *List {
 	return &List{name: name, keys: make(map[string]*Entry), removed: make(map[string]int64)}
 }
@@ -187,7 +188,8 @@ func (l *List) settleLocked() {
 	for i := 0; i < len(l.places) && !exclusive; i++ {
 		p := l.places[i]
 		e := p.own
-		if e != nil && e.state == waiting && p.Key == e.keys[0] && l.completeLocked(e) && l.seenLocked(e) >= e.since && !(any && e.kind == keyspace.Exclusive) {
+		passes := !any || e != nil && e.kind == keyspace.Shared
+		if e != nil && e.state == waiting && p.Key == e.keys[0] && l.completeLocked(e) && l.seenLocked(e) >= e.since && passes {
 			e.state = held
 			e.clearBelowLocked()
 			i, _ = l.findLocked(p.Entry)

@@ -10,6 +10,7 @@ import (
 // Action is what a waiting entry has to do.
 type Action uint8
 
+// The actions.
 const (
 	Wait  Action = iota // for Wake, and for the events of its watch if it has one
 	Grant               // it has the lock
