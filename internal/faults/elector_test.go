@@ -92,7 +92,10 @@ func TestElector_CutOff(t *testing.T) {
 	earliest, latest := time.Hour, time.Duration(0)
 	for i := range logs {
 		leads := logs[i].requireApart(t, late)
-		require.Len(t, leads, 2)
+		if late == 0 {
+			require.Len(t, leads, 2)
+		}
+		require.GreaterOrEqual(t, len(leads), 2) // a machine that stalls for most of a TTL costs a lead
 		gap := leads[1].began.Sub(leads[0].over)
 		earliest, latest = min(earliest, gap), max(latest, gap)
 	}
