@@ -91,15 +91,14 @@ func (e *entry) findContender(ctx context.Context, part *entry, outage *outage) 
 	contends := func(q queue.Entry) bool {
 		return q.Rev > e.rev && part.excludes(keyspace.KindOf(part.name, q.Key))
 	}
-	if w.At > e.rev { // else the watch tells of all that came after the entry
-		got, _, err := e.s.read(ctx, e.s.leaseCtx, w.At, etcd.ReadRange(from, to, clientv3.WithMinCreateRev(e.rev+1)))
-		if err != nil {
-			return false, err
-		}
-		for _, q := range queue.Entries(got[0].Kvs) {
-			if contends(q) {
-				return true, nil
-			}
+	// At the present: the member that watches may lag, and show waiters that have gone.
+	got, seen, err := e.s.read(ctx, e.s.leaseCtx, 0, etcd.ReadRange(from, to, clientv3.WithMinCreateRev(e.rev+1)))
+	if err != nil {
+		return false, err
+	}
+	for _, q := range queue.Entries(got[0].Kvs) {
+		if contends(q) {
+			return true, nil
 		}
 	}
 	outage.stop(true)
@@ -110,7 +109,7 @@ func (e *entry) findContender(ctx context.Context, part *entry, outage *outage) 
 		case wr, ok := <-w.C:
 			w.Heard()
 			for _, ev := range wr.Events {
-				if contends(queue.Entry{Key: string(ev.Kv.Key), Rev: ev.Kv.CreateRevision}) {
+				if ev.Kv.CreateRevision > seen && contends(queue.Entry{Key: string(ev.Kv.Key), Rev: ev.Kv.CreateRevision}) {
 					return true, nil
 				}
 			}
