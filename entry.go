@@ -56,7 +56,10 @@ type entry struct {
 
 // acquiring is what most holds do without: of 10,000 locks it would be half the memory.
 type acquiring struct {
-	trace *trace // for hooks, nil without
+	// behind: an entry of a Multi found something before one of its parts, if only an entry of its session
+	// that is over by now: the others may have been removed meanwhile.
+	behind bool
+	trace  *trace // for hooks, nil without
 	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade
 	// leaves.
 	secondKey string

@@ -129,7 +129,7 @@ func (h *Held) join(ctx context.Context) error {
 // the error of a wait that is given up is to say whom it has waited for.
 func (h *Held) wait(ctx context.Context, explain bool) error {
 	p := h.waitsFor()
-	if p == nil {
+	if p == nil && !h.acquiring.behind {
 		return h.grant(ctx)
 	}
 	for p != nil {

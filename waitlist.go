@@ -21,7 +21,7 @@ import (
 func (e *entry) enlist() {
 	for p := range e.all() {
 		p.enlistPart()
-		if p.own != nil && p.first != nil {
+		if p.first != nil && p.own != nil { // else another entry may be making its list
 			p.own.WakeWith(p.first.own)
 		}
 	}
@@ -100,8 +100,12 @@ func (e *entry) enter(rev int64, replies ...*pb.ResponseOp) {
 			seen = p.listing(rev, replies[i].GetResponseRange())
 			i++
 		}
-		if p.own == nil && !p.aloneIn(seen) {
+		alone := p.aloneIn(seen)
+		if p.own == nil && !alone {
 			p.makeListLocked()
+		}
+		if p.first != nil && !alone {
+			e.acquiring.behind = true
 		}
 		p.rev = rev
 		if p.own != nil {
