@@ -23,6 +23,9 @@ var (
 	// ErrLost: the entry in the queue is gone although its owner did not give it back. Somebody
 	// else may be in the section already.
 	ErrLost = errors.New("lock lost")
+	// ErrOutcomeUnknown: no answer came to a transaction of [Held.Txn], which etcd may have carried out, or
+	// may yet. The other causes are with it, for example ErrLost.
+	ErrOutcomeUnknown = errors.New("outcome unknown")
 	// ErrNotHeld: the hold was given back before, or its ticket cancelled.
 	ErrNotHeld = errors.New("lock not held")
 	// ErrNotFound: no such entry is in the queue. It was given back or broken, or its session

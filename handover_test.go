@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -167,7 +168,7 @@ func TestHandOver_FenceInUse(t *testing.T) {
 		"a Txn has an unknown outcome": func(st *stage, h *Held) {
 			st.change(func() { st.lose = true })
 			_, err := h.Txn(st.Context()).Then(clientv3.OpPut("x", "")).Commit()
-			require.Error(st, err)
+			require.ErrorIs(st, err, ErrOutcomeUnknown)
 		},
 		"downgraded": func(st *stage, h *Held) { require.NoError(st, h.Downgrade(st.Context())) },
 	} {
@@ -470,6 +471,7 @@ func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {
 					select {
 					case err := <-done:
 						require.ErrorIs(st, err, ErrLost)
+						require.Equal(st, what == "Txn", errors.Is(err, ErrOutcomeUnknown), "what was sent may be carried out")
 					case <-time.After(time.Minute):
 						require.Fail(st, "it goes on")
 					}

@@ -11,6 +11,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
@@ -30,9 +31,35 @@ func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
 			_, err = h.Txn(ctx).Commit()
 			require.ErrorIs(t, err, ErrLost)
 			require.ErrorIs(t, err, cause)
+			require.NotErrorIs(t, err, ErrOutcomeUnknown, "etcd did not even propose it")
 			s.endLease()
 		})
 	}
+}
+
+// Of a guarded transaction its caller knows whether it may have been carried out.
+func TestHeld_TxnOutcome(t *testing.T) {
+	c, w := harness.WiredClient(t, cluster)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	h, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	put := func(value string) error {
+		_, err := h.Txn(testCtx(t)).Then(clientv3.OpPut(name+".x", value)).Commit()
+		return err
+	}
+	w.LoseReply("Txn")
+	err = put("carried out")
+	require.ErrorIs(t, err, ErrOutcomeUnknown)
+	require.NotErrorIs(t, err, ErrLost)
+	_, err = c.Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	err = put("too late")
+	require.ErrorIs(t, err, ErrLost)
+	require.NotErrorIs(t, err, ErrOutcomeUnknown)
+	got, err := c.Get(testCtx(t), name+".x")
+	require.NoError(t, err)
+	require.Equal(t, "carried out", string(got.Kvs[0].Value))
 }
 
 // The cause of a hold's end stays the one that was reported first, even if the session ends

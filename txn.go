@@ -2,6 +2,7 @@ package etcdlock
 
 import (
 	"context"
+	"fmt"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -14,8 +15,9 @@ import (
 // after Unlock.
 //
 // It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold
-// ends. An error that leaves it open, for example a lost reply, is returned, since the caller's
-// operations need not be safe to repeat.
+// ends. What leaves it open, a lost reply or a ctx or hold that ends before the answer, is not repeated,
+// since the caller's operations need not be safe to repeat: such an error is [ErrOutcomeUnknown], besides
+// ErrLost or ctx's error. After every other error nothing was carried out.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -76,7 +78,7 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 					continue // it was downgraded meanwhile, and nothing was carried out
 				}
 			case err != nil && !etcd.Refused(err) && !etcd.NotProposed(err):
-				last = h.preferLoss(err) // nobody knows whether it was carried out
+				last = fmt.Errorf("%w: %w", ErrOutcomeUnknown, h.preferLoss(err))
 				return nil, nil
 			}
 			return resp, err

@@ -343,12 +343,15 @@ func (w *worker) add(h *etcdlock.Held) (known bool) {
 	switch {
 	case err == nil:
 		w.counted("add")
+	case errors.Is(err, etcdlock.ErrOutcomeUnknown):
+		w.counted("add?")
+		op.Unknown = true
 	case errors.Is(err, etcdlock.ErrLost):
 		w.excuse(ctx, "Txn", err)
 		return true // certainly not
 	default:
-		w.counted("add?")
-		op.Unknown = true
+		w.counted("not added")
+		return true
 	}
 	w.record.Op(op)
 	return err == nil
