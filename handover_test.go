@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -408,6 +409,37 @@ func TestHandOver_Try(t *testing.T) {
 		h2 := st.lock(st.mutex().Lock)
 		require.Equal(st, []queue.Entry{{Key: "a/5", Rev: h.Token()}, {Key: "a/5-1", Rev: h2.Token()}}, st.f.entries("a/"))
 		h2.Release()
+	})
+}
+
+// A Try whose txn was on its way when the holder of its session left has the lock, since etcd has found the
+// queue empty: the reply to that release may be late.
+func TestHandOver_TryBehindALateRelease(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.rw().Lock)
+		h.IsOwner()
+		goOn := st.holdBack()
+		got := make(chan *Held, 1)
+		go func() {
+			h, err := st.rw().TryRLock(st.Context())
+			assert.NoError(st, err)
+			got <- h
+		}()
+		synctest.Wait()
+		late := make(chan struct{})
+		st.change(func() { st.before, st.after = nil, late })
+		h.Release()
+		synctest.Wait()
+		require.Empty(st, st.f.entries("a/"))
+		st.change(func() { st.after = nil })
+		goOn()
+		reader := <-got
+		require.NotNil(st, reader)
+		require.True(st, reader.Valid())
+		close(late)
+		synctest.Wait()
+		require.True(st, reader.Valid())
+		reader.Release()
 	})
 }
 

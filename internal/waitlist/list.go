@@ -138,6 +138,11 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	if late && rev < l.latest {
 		e.since = l.latest
 	}
+	if e.state == waiting && seen.clear(l.name, e.kind) {
+		// Nothing was below, whatever the list has yet to hear about its entries that are leaving.
+		e.state = held
+		e.clearBelowLocked()
+	}
 	l.settleLocked()
 	return lost
 }

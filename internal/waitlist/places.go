@@ -21,6 +21,13 @@ type Listing struct {
 	Size  int64 // keys in the queue, foreign ones included; 0 if that was not counted
 }
 
+// clear reports whether it shows, from the first revision on, all that may block the kind, and nothing
+// does.
+func (seen *Listing) clear(name string, kind keyspace.Kind) bool {
+	return seen != nil && seen.Low <= 1 && seen.Low <= seen.High && (seen.Shared || kind == keyspace.Shared) &&
+		!slices.ContainsFunc(seen.Keys, func(q queue.Entry) bool { return blocks(keyspace.KindOf(name, q.Key), kind) })
+}
+
 // place is a key in the queue.
 type place struct {
 	queue.Entry
