@@ -66,8 +66,8 @@
 // # Invariants
 //
 //	I1  An entry has the lock only after a revision at which it was in the queue and nothing that blocks it was
-//	    below, but for entries of its own session that were given back and whose fence is not in use. Nothing
-//	    is ever added below.
+//	    below, but for entries of its own session that were given back, or given up before they had the lock,
+//	    and whose fence is not in use. Nothing is ever added below.
 //	I2  Exclusive entries wait for all lower ones, shared ones for all lower exclusive ones.
 //	I3  The queue is judged only at a revision at which the entry is in it, by a read that is pinned there or
 //	    linearizable.

@@ -76,12 +76,13 @@ func (e *entry) notifyGranted() {
 	e.unlockAndNotify() // it may be lost by now
 }
 
-func (e *entry) notifyAbandoned(err error) {
+// notifyAbandoned tells that the entry was given up at, which is before another one could have the lock.
+func (e *entry) notifyAbandoned(at time.Time, err error) {
 	t := e.trace()
 	if t == nil {
 		return
 	}
-	info := AbandonedInfo{e.acquisition(), time.Since(t.asked), err}
+	info := AbandonedInfo{e.acquisition(), at.Sub(t.asked), err}
 	for _, h := range e.s.hooks {
 		if h.Abandoned != nil {
 			h.Abandoned(t.ctx, info)

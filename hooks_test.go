@@ -598,7 +598,7 @@ func (e *entry) playHooks(ctx context.Context) {
 	e.untrackHoldLocked()
 	e.unlockAndNotify()
 	e.notifyOver(time.Now(), nil)
-	e.notifyAbandoned(nil)
+	e.notifyAbandoned(time.Now(), nil)
 	e.s.notifyRenewed(RenewedInfo{})
 }
 

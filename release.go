@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"slices"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -104,6 +105,7 @@ func (h *Held) release(ctx context.Context, next []queue.Entry) error {
 // abandon gives up an entry that its owner did not get: whatever of it is in the queue, or comes
 // there late, is removed in the background.
 func (e *entry) abandon(cause error) {
+	at := time.Now() // before it is handed over
 	e.mu.Lock()
 	ok := e.transition(abandoned)
 	var next []queue.Entry
@@ -119,7 +121,7 @@ func (e *entry) abandon(cause error) {
 	default:
 		e.s.background(func(ctx context.Context) { e.discard(ctx, next) })
 	}
-	e.notifyAbandoned(cause)
+	e.notifyAbandoned(at, cause)
 }
 
 // discard removes the entry and settles it. ctx ends with the lease, which removes the entry too.

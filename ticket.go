@@ -48,7 +48,7 @@ func newTicket(h *Held) (*Ticket, error) {
 			h.abandon(t.err)
 		default:
 			t.err = errCancelled
-			h.notifyAbandoned(t.err) // and Cancel abandons it
+			h.notifyAbandoned(time.Now(), t.err) // and Cancel abandons it
 		}
 	})
 	if !ok {

@@ -27,8 +27,8 @@ import (
 // that its entry was removed when the session asks, or when it comes near.
 //
 // Invariant (I1): an entry has the lock only after a revision at which it was in the queue and
-// nothing that blocks it was below, but for entries of its session that were given back and whose
-// fence is not in use. The list keeps it.
+// nothing that blocks it was below, but for entries of its session that were given back, or given up
+// before they had the lock, and whose fence is not in use. The list keeps it.
 //
 // Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read below
 // that shows a queue without us, and a read of a member that lags may miss what the watch has missed

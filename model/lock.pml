@@ -83,11 +83,11 @@ scratch int kinds = KINDS;
 #define blockedBy(r, i, q) (rec[r].c && rec[r].c < rv(i) && rec[r].c <= (q) && (!gone(r, i) || gone(r, i) > (q)) && (ok(8) || exclusive(i) || state[owner(r)] == HELD))
 
 /* The waitlist: the entries of one session, each a key at a revision. One is over when
- * its removal is confirmed, or when it was given back with no fence in use: so the
+ * its removal is confirmed, when it was given back with no fence in use, or abandoned: so the
  * next one has the lock while that key is on its way out (hand-over). One that was lost
  * passes nothing on. A granted exclusive entry strikes all of others' below it. */
 #define listed(r, i) (owner(r) != i && ses(owner(r)) == ses(i) && me[owner(r)] == r)
-#define over(j) (state[j] == OVER || (state[j] == RELEASED && (!fence[j] || !ok(13))) || (state[j] == LOST && !ok(14)))
+#define over(j) (state[j] == OVER || state[j] == ABANDONED || (state[j] == RELEASED && (!fence[j] || !ok(13))) || (state[j] == LOST && !ok(14)))
 #define standsBy(r, i) (listed(r, i) && !over(owner(r)) && state[owner(r)] != LOST)
 #define watches(i) (on[i] && on[i] <= R && !deaf[i])
 #define struck(r, i) (PAIR && (i) < 2 && ((had[1 - (i)] && exclusive(1 - (i)) && rec[r].c < rv(1 - (i)) && rv(1 - (i)) < rv(i)) || \
@@ -134,8 +134,8 @@ inline again(i, n) {
 
 inline grant(i) {
 	printf("%c: granted\n", name(i));
-	/* I1: at a revision q it was in the queue, and all that blocks it was gone from below, but for
-	 * entries of its own session that were given back with no fence in use. (Where such a one lets
+	/* I1: at a revision q it was in the queue, and all that blocks it was gone from below, but for entries
+	 * of its own session that were abandoned, or given back with no fence in use. (Where such a one lets
 	 * it in, and somebody else has removed it, it learns so with the reply to that release.) */
 	q = rv(i); a = 0;
 	for (r : 0 .. R - 1) {
@@ -144,7 +144,7 @@ inline grant(i) {
 		:: !rec[r].c || rec[r].c >= rv(i) || (went(r, i) && went(r, i) <= rv(i))
 		:: else ->
 			if
-			:: listed(r, i) && had[j] && (state[j] == RELEASED || state[j] == OVER) && (!fence[j] || !ok(13)) -> a = 1
+			:: listed(r, i) && (state[j] == ABANDONED || ((state[j] == RELEASED || state[j] == OVER) && had[j] && (!fence[j] || !ok(13)))) -> a = 1
 			:: else -> q = maxOf(q, went(r, i));
 				assert(went(r, i)) /* I1, I2: nothing that blocks it is below */
 			fi

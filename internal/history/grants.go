@@ -62,9 +62,11 @@ func (m move) String() string {
 	return "so far"
 }
 
-// step is the whole of what is asked of grants: an entry that acts is in the queue,
-// and below it is no other that blocks it; before are those.
-func (q queue) step(m move) (next queue, here bool, before []place) {
+// step is the whole of what is asked of grants: an entry that acts is in the queue, below it is no other that
+// blocks it, and none that it blocks has acted above it; against it are those that are. One below that is of
+// the same session may be there if it never acted: its session passes it over once it was given back or
+// abandoned, which only the steps of its process show (see CheckTrace).
+func (q queue) step(m move) (next queue, here bool, against []place) {
 	i := slices.IndexFunc(q, func(p place) bool { return p.Entry == m.entry })
 	switch {
 	case m.start != nil:
@@ -76,24 +78,25 @@ func (q queue) step(m move) (next queue, here bool, before []place) {
 	case m.left:
 		return slices.Concat(q[:i], q[i+1:]), true, nil
 	}
-	for _, below := range q {
-		if below.Created < m.entry.Created && (!below.Shared || !m.entry.Shared) {
-			before = append(before, below)
+	for _, p := range q {
+		below, above := p.Created < m.entry.Created, p.Created > m.entry.Created
+		if (!p.Shared || !m.entry.Shared) && (below && (p.acted || p.Lease != m.entry.Lease) || above && p.acted) {
+			against = append(against, p)
 		}
 	}
 	if !q[i].acted {
 		q = slices.Clone(q)
 		q[i].acted = true
 	}
-	return q, true, before
+	return q, true, against
 }
 
 // queueModel is a queue, for porcupine. All of an operation is in its input.
 var queueModel = porcupine.Model{
 	Init: func() any { return queue(nil) },
 	Step: func(state, input, _ any) (bool, any) {
-		next, here, before := state.(queue).step(input.(move))
-		return here && len(before) == 0, next
+		next, here, against := state.(queue).step(input.(move))
+		return here && len(against) == 0, next
 	},
 	Equal:             func(a, b any) bool { return slices.Equal(a.(queue), b.(queue)) },
 	DescribeOperation: func(input, _ any) string { return input.(move).String() },
@@ -102,11 +105,11 @@ var queueModel = porcupine.Model{
 
 // CheckGrants judges claims, and those in the values of the sets, by etcd's
 // history: at the revision of each, its entry was in the queue, and no entry that
-// blocks it was in the queue below.
+// blocks it was in the queue below, but for one of its own session that never acted.
 //
 // An entry that acted was entitled then, and so it was for the rest of its life:
 // nothing can come below it. So the intervals from the first claim of an entry to
-// its deletion never overlap, unless both are readers', and come in the order of
+// its last never overlap, unless both are readers', and come in the order of
 // the create revisions.
 //
 // What is wrong is told in words, and broken are the stretches of the locks'
@@ -121,7 +124,7 @@ func (l *Log) CheckGrants(claims []Claim) (problems []string, broken []Broken) {
 		for moves := range slices.Chunk(byLock[lock], stretch) {
 			broken = append(broken, checkMoves(lock, q, moves)...)
 			for _, m := range moves {
-				next, here, before := q.step(m)
+				next, here, against := q.step(m)
 				switch {
 				case here:
 				case m.entry == nil:
@@ -129,14 +132,16 @@ func (l *Log) CheckGrants(claims []Claim) (problems []string, broken []Broken) {
 				default:
 					problems = append(problems, fmt.Sprintf("%s: its entry was not in the queue, it was there from %d to %d", m, m.entry.Created, m.entry.Gone))
 				}
-				for _, below := range before {
-					pair := [2]*Entry{below.Entry, m.entry}
+				for _, p := range against {
+					pair := [2]*Entry{p.Entry, m.entry}
 					switch {
 					case told[pair]:
-					case below.acted:
-						problems = append(problems, fmt.Sprintf("%s: %s, which has acted before, still held the lock", m, below))
+					case p.Created > m.entry.Created:
+						problems = append(problems, fmt.Sprintf("%s: %s, which is behind it, has acted before", m, p))
+					case p.acted:
+						problems = append(problems, fmt.Sprintf("%s: %s, which has acted before, still held the lock", m, p))
 					default:
-						problems = append(problems, fmt.Sprintf("%s: it passed %s, which was in the queue before it", m, below))
+						problems = append(problems, fmt.Sprintf("%s: it passed %s, which was in the queue before it", m, p))
 					}
 					told[pair] = true
 				}

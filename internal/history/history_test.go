@@ -136,6 +136,25 @@ func TestCheckGrants(t *testing.T) {
 			s.del(a)
 			return nil
 		}, []string{"it passed lock/x/a (created at 2), which was in the queue before it"}},
+		{"one of its own session that never acted is passed", func(s *script) []Claim {
+			s.put(1, a)
+			tb := s.put(1, b)
+			s.write(1, b, tb)
+			s.del(a)
+			return nil
+		}, nil},
+		{"a double grant inside a session", func(s *script) []Claim {
+			ta, tb := s.put(1, a), s.put(1, b)
+			s.write(1, a, ta)
+			s.write(1, b, tb)
+			return nil
+		}, []string{"lock/x/a (created at 2), which has acted before, still held the lock"}},
+		{"one that its own session has passed acts", func(s *script) []Claim {
+			ta, tb := s.put(1, a), s.put(1, b)
+			s.write(1, b, tb)
+			s.write(1, a, ta)
+			return nil
+		}, []string{"lock/x/b (created at 3), which is behind it, has acted before"}},
 		{"the order of keys is no order", func(s *script) []Claim {
 			tb, ta := s.put(2, b), s.put(1, a)
 			s.write(2, b, tb)
@@ -174,7 +193,7 @@ func TestCheckGrants(t *testing.T) {
 		}, nil},
 		{"numbered keys are entries", func(s *script) []Claim {
 			s.put(1, "lock/x/a-1f")
-			tb := s.put(1, "lock/x/ra-2")
+			tb := s.put(2, "lock/x/ra-2")
 			return []Claim{{1, "lock/x/ra-2", tb, s.rev}}
 		}, []string{"it passed lock/x/a-1f"}},
 		{"a gap", func(s *script) []Claim {

@@ -138,7 +138,7 @@ func (t *trace) needs(s Step, a *acquisition) (rev int64, in bool) {
 		if token >= s.Token {
 			break
 		}
-		if b.state == released && b.lease() == a.lease() && !b.fence {
+		if b.lease() == a.lease() && (b.state == released && !b.fence || b.state == abandoned) {
 			handed = true // the hand-over inside a session waits for nothing
 			continue
 		}

@@ -93,6 +93,33 @@ func TestCheckTrace(t *testing.T) {
 			s.remove(xb)
 			s.remove(xa)
 		}, ""},
+		{"one that its own session has abandoned is passed", func(s *story) {
+			ta, tb := s.enqueue(1, xa), s.enqueue(1, xb)
+			s.all(ta, 1, Abandoned)
+			s.all(tb, 1, Granted)
+			s.write(1, xb, tb)
+			s.remove(xa)
+			s.all(tb, 1, GaveBack)
+			s.remove(xb)
+		}, ""},
+		{"one that its own session abandons later is passed", func(s *story) {
+			ta, tb := s.enqueue(1, xa), s.enqueue(1, xb)
+			s.all(tb, 1, Granted)
+			s.write(1, xb, tb)
+			s.all(ta, 1, Abandoned)
+			s.remove(xa)
+			s.all(tb, 1, GaveBack)
+			s.remove(xb)
+		}, "it has not had the lock"},
+		{"one that another session has abandoned is passed", func(s *story) {
+			ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
+			s.all(ta, 1, Abandoned)
+			s.all(tb, 2, Granted)
+			s.write(2, xb, tb)
+			s.remove(xa)
+			s.all(tb, 2, GaveBack)
+			s.remove(xb)
+		}, "it has not had the lock"},
 		{"hand-over to another session", func(s *story) {
 			ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
 			s.all(ta, 1, Granted, GaveBack)
