@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -210,18 +211,24 @@ const enqueueReadLimit = 16
 
 // enqueue puts the entry at the end of the queue: one request, one commit. The read stands before
 // the writes and so shows the queue without the entry. It is limited, and in key order: to sort by
-// create revision, etcd would load the whole queue, in the apply loop of every member.
+// create revision, etcd would load the whole queue, in the apply loop of every member. Even so etcd counts
+// all of the queue there, so an entry far behind others of its session leaves the read out: it would not
+// show all, and is asked for again when the entry comes near the front.
 func (e *entry) enqueue(ctx context.Context) error {
 	e.reserveKeys()
 	for e.enlist(); ; e.rekey() {
+		var look []clientv3.Op
+		if own := e.listed(); own == nil || e.first != nil || !own.BehindMore(enqueueReadLimit) {
+			look = e.listOps(enqueueReadLimit)
+		}
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			return t.If(e.keysAbsent()...).Then(append(e.listOps(enqueueReadLimit), e.putOps()...)...)
+			return t.If(e.keysAbsent()...).Then(slices.Concat(look, e.putOps())...)
 		})
 		if err != nil {
 			return err
 		}
 		if resp.Succeeded {
-			e.enter(resp.Header.Revision, resp.Responses...)
+			e.enter(resp.Header.Revision, resp.Responses[:len(look)]...)
 			return nil
 		}
 		there, _, err := e.readKeys(ctx)

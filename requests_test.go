@@ -11,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
@@ -213,6 +214,32 @@ func TestRequests_WaitersOfOneSession(t *testing.T) {
 			require.LessOrEqual(t, calls["Range"], 1+waiters/enqueueReadLimit)
 		})
 	}
+}
+
+// An entry behind more of its own session than its txn would list lists nothing: etcd would count the whole
+// queue for it, where it carries out all writes.
+func TestRequests_EnqueueFarBehind(t *testing.T) {
+	name := lockName(t)
+	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	c, w := wiredClient(t, cluster)
+	var lists []bool
+	w.OnUnary(func(ctx context.Context, _ string, req any, send func(context.Context) error) error {
+		if txn, ok := req.(*pb.TxnRequest); ok && len(txn.Compare) > 0 {
+			lists = append(lists, txn.Success[0].GetRequestRange() != nil)
+		}
+		return send(ctx)
+	})
+	mutexes, readers := unhedged(t, c), unhedged(t, c)
+	for i := range enqueueReadLimit + 3 {
+		lists = nil
+		_, err := NewMutex(mutexes, name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+		_, err = NewRWMutex(readers, name).REnqueue(testCtx(t))
+		require.NoError(t, err)
+		require.Equal(t, []bool{i <= enqueueReadLimit, true}, lists, "behind %d; readers do not block each other", i)
+	}
+	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
 // A few waiters of a session in a long queue: two of them ask, and the others begin to when it is their

@@ -163,6 +163,21 @@ func (e *Entry) enterLocked(rev int64, s state) {
 	}
 }
 
+// BehindMore reports whether more than n keys of the list, of entries that have not left, are in the entry's
+// way: so many are in the queue that a listing of n would not show them all.
+func (e *Entry) BehindMore(n int) bool {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	for i := range e.l.places {
+		if p := &e.l.places[i]; p.own != nil && p.own.state != left && blocks(p.kind, e.kind) {
+			if n--; n < 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
 // BehindLeft reports whether the list has no entries in the queue but such that have left. Wake tells
 // when that changes.
 func (e *Entry) BehindLeft() bool {
