@@ -12,6 +12,7 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/inspect"
 )
 
 // An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that
@@ -250,7 +251,7 @@ func (e *Elector) leader(ctx context.Context) (Entry, error) {
 	if err := e.usable(); err != nil {
 		return Entry{}, err
 	}
-	s, err := readSnapshot(ctx, etcd.NewClient(e.client.etcd), e.name)
+	s, err := inspect.Read(ctx, etcd.NewClient(e.client.etcd), e.name)
 	if err != nil {
 		return Entry{}, err
 	}

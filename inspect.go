@@ -3,18 +3,16 @@ package etcdlock
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
@@ -37,7 +35,7 @@ func (c *Client) inspect(ctx context.Context, name string) (Queue, error) {
 		return Queue{}, err
 	}
 	client := etcd.NewClient(c.etcd)
-	s, err := readSnapshot(ctx, client, name)
+	s, err := inspect.Read(ctx, client, name)
 	if err != nil {
 		return Queue{}, err
 	}
@@ -54,43 +52,6 @@ func (c *Client) checkLook(name string) error {
 		return err
 	}
 	return checkName(name)
-}
-
-// snapshotPage is how many keys are read at once.
-const snapshotPage = 1000
-
-// readSnapshot reads the present, linearizably, in pages of one revision.
-func readSnapshot(ctx context.Context, client *etcd.Client, name string) (*queue.Snapshot, error) {
-	for {
-		s := queue.NewSnapshot(name)
-		err := readPages(ctx, client, s)
-		if !errors.Is(err, rpctypes.ErrCompacted) {
-			return s, err
-		}
-		// The revision was compacted between two pages.
-	}
-}
-
-func readPages(ctx context.Context, client *etcd.Client, s *queue.Snapshot) error {
-	from, to := keyspace.All(s.Name)
-	for {
-		resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(snapshotPage), clientv3.WithRev(s.Rev))
-		})
-		if err != nil {
-			return err
-		}
-		if s.Rev == 0 {
-			s.Rev = resp.Header.Revision
-		}
-		for _, kv := range resp.Kvs {
-			s.Put(kv)
-		}
-		if !resp.More {
-			return nil
-		}
-		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
-	}
 }
 
 // newQueue is the public form of a snapshot.
@@ -122,46 +83,18 @@ func parseValue(value string) (owner string, when time.Time, names string) {
 
 // readTTLs asks after the leases in the queue.
 func (q Queue) readTTLs(ctx context.Context, client *etcd.Client) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	ttls := make(map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse)
+	leases := make(map[clientv3.LeaseID]struct{})
 	for _, e := range q.Entries {
 		if e.Lease != clientv3.NoLease {
-			ttls[e.Lease] = nil
+			leases[e.Lease] = struct{}{}
 		}
 	}
-	ids := make(chan clientv3.LeaseID, len(ttls))
-	for id := range ttls {
-		ids <- id
-	}
-	close(ids)
-	var mu sync.Mutex // guards ttls and first
-	var first error
-	var wg sync.WaitGroup
-	for range min(len(ttls), 8) {
-		wg.Go(func() { // ends with ids, or the first error
-			for id := range ids {
-				resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-					return client.TimeToLive(ctx, id)
-				})
-				mu.Lock()
-				if ttls[id] = resp; err != nil && first == nil {
-					first = err
-					cancel(err)
-				}
-				mu.Unlock()
-				if err != nil {
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-	if first != nil {
-		return first
+	ttls, err := inspect.TTLs(ctx, client, leases)
+	if err != nil {
+		return err
 	}
 	for i, e := range q.Entries {
-		if r := ttls[e.Lease]; r != nil && r.TTL >= 0 { // negative: it is gone
+		if r := ttls[e.Lease]; r != nil {
 			q.Entries[i].TTL = time.Duration(r.TTL) * time.Second
 			q.Entries[i].GrantedTTL = time.Duration(r.GrantedTTL) * time.Second
 		}

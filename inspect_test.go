@@ -17,6 +17,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -148,7 +149,7 @@ func TestInspectOneRevision(t *testing.T) {
 	direct := own.Client(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
-	const n = 2*snapshotPage + 5
+	const n = 2*inspect.Page + 5
 	deepQueue(t, direct, "a", n)
 
 	var rev int64 // the revision before the change

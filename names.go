@@ -3,12 +3,9 @@ package etcdlock
 import (
 	"context"
 	"iter"
-	"strings"
-
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/inspect"
 )
 
 // namesPage is how many keys ListNames reads at once.
@@ -30,7 +27,7 @@ func (c *Client) ListNames(ctx context.Context, prefix string) iter.Seq2[string,
 		ok := true
 		err := c.usable()
 		if err == nil {
-			err = walkNames(ctx, etcd.NewClient(c.etcd), prefix, namesPage, func(name string) bool {
+			err = inspect.Names(ctx, etcd.NewClient(c.etcd), prefix, namesPage, func(name string) bool {
 				ok = yield(name, nil)
 				return ok
 			})
@@ -38,32 +35,5 @@ func (c *Client) ListNames(ctx context.Context, prefix string) iter.Seq2[string,
 		if ok && err != nil {
 			yield("", wrapNeeding("read", prefix, "list the names below", prefix, err))
 		}
-	}
-}
-
-func walkNames(ctx context.Context, client *etcd.Client, prefix string, page int64, yield func(string) bool) error {
-	var scan keyspace.Scan
-	withPrefix := func(name string) bool { return !strings.HasPrefix(name, prefix) || yield(name) }
-	from, to := prefix, clientv3.GetPrefixRangeEnd(prefix)
-	if prefix == "" {
-		from, to = "\x00", "\x00"
-	}
-	for {
-		resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(page))
-		})
-		if err != nil {
-			return err
-		}
-		for _, kv := range resp.Kvs {
-			if !scan.Next(string(kv.Key), withPrefix) {
-				return nil
-			}
-		}
-		if !resp.More {
-			scan.End(withPrefix)
-			return nil
-		}
-		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/keyspace/keyspacetest"
 )
 
@@ -43,7 +44,7 @@ func TestNamesInEtcd(t *testing.T) {
 			require.Equal(t, want, collect(t, New(c).ListNames(testCtx(t), prefix)), "seed %d, prefix %q: %q", seed, prefix, keys)
 			for _, page := range []int64{1, 3} {
 				got := []string{}
-				require.NoError(t, walkNames(testCtx(t), etcd.NewClient(c), prefix, page, func(name string) bool {
+				require.NoError(t, inspect.Names(testCtx(t), etcd.NewClient(c), prefix, page, func(name string) bool {
 					got = append(got, name)
 					return true
 				}))
@@ -65,7 +66,7 @@ func TestNamesPages(t *testing.T) {
 		require.NoError(t, err)
 	}
 	var got []string
-	err := walkNames(testCtx(t), etcd.NewClient(c), "name-", 2, func(name string) bool {
+	err := inspect.Names(testCtx(t), etcd.NewClient(c), "name-", 2, func(name string) bool {
 		got = append(got, name)
 		// The last name of a page may have more keys on the next page.
 		require.Equal(t, len(got)/2+1, tap.Calls("Range"))

@@ -24,6 +24,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/leaks"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
@@ -241,7 +242,7 @@ func TestWatchThroughLeaderChanges(t *testing.T) {
 	})
 }
 
-func newest(f *follower) (s *queue.Snapshot) {
+func newest(f *inspect.Follower) (s *queue.Snapshot) {
 	f.Newest(func(it *queue.Snapshot) { s = it })
 	return s
 }
@@ -261,9 +262,9 @@ func next(t *testing.T, pull func() (Queue, error, bool)) Queue {
 func TestWatchShowsEachState(t *testing.T) {
 	t.Parallel()
 	c, name, tap := cluster.Client(t), lockName(t), etcdtest.NewTap()
-	f := newFollower(cluster.Client(t, tap), name)
-	f.every = time.Hour // each recheck would cost a read
-	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { f.yieldAll(testCtx(t), yield) })
+	f := inspect.NewFollower(cluster.Client(t, tap), name)
+	f.Every = time.Hour // each recheck would cost a read
+	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { yieldAll(testCtx(t), f, name, yield) })
 	defer stop()
 	q := next(t, pull)
 	require.Equal(t, Queue{Name: name, Revision: q.Revision, Entries: []Entry{}}, q) // none
@@ -308,12 +309,12 @@ func TestWatchShowsEachState(t *testing.T) {
 func TestWatchSlowConsumer(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
-	f := newFollower(c, name)
+	f := inspect.NewFollower(c, name)
 	ctx, cancel := context.WithCancel(testCtx(t))
 	states, busy := make(chan Queue), make(chan struct{})
 	go func() {
 		defer close(states)
-		f.yieldAll(ctx, func(q Queue, err error) bool {
+		yieldAll(ctx, f, name, func(q Queue, err error) bool {
 			if err == nil {
 				states <- q
 				<-busy
@@ -349,16 +350,16 @@ func TestWatchEnds(t *testing.T) {
 	c, name := cluster.Client(t), lockName(t)
 	stopped := func() {
 		t.Helper()
-		require.False(t, strings.Contains(stacks(), "(*follower).run"), "the follower must have ended")
+		require.False(t, strings.Contains(stacks(), "(*Follower).Run"), "the follower must have ended")
 		require.Eventually(t, func() bool { return !strings.Contains(leaks.Library(), "serveSubstream(") }, hang, tick, "no watch may be left")
-		require.Eventually(t, func() bool { return !strings.Contains(leaks.Library(), "(*follower)") }, hang, tick, "no goroutine may be left")
+		require.Eventually(t, func() bool { return !strings.Contains(leaks.Library(), "(*Follower)") }, hang, tick, "no goroutine may be left")
 	}
 	for range 20 {
 		for _, err := range New(c).Watch(testCtx(t), name) {
 			require.NoError(t, err)
 			break
 		}
-		require.False(t, strings.Contains(stacks(), "(*follower).run"), "the follower must have ended")
+		require.False(t, strings.Contains(stacks(), "(*Follower).Run"), "the follower must have ended")
 	}
 	stopped()
 	require.Panics(t, func() {
@@ -418,9 +419,9 @@ func TestWatchSilentStream(t *testing.T) {
 		}
 		return ctx.Err()
 	})
-	f := newFollower(c, name)
-	f.every = 20 * time.Millisecond
-	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { f.yieldAll(testCtx(t), yield) })
+	f := inspect.NewFollower(c, name)
+	f.Every = 20 * time.Millisecond
+	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { yieldAll(testCtx(t), f, name, yield) })
 	defer stop()
 	require.Empty(t, next(t, pull).Entries)
 	put, del := clientv3.OpPut(name+"/1f", ""), clientv3.OpDelete(name+"/1f")
@@ -439,7 +440,7 @@ func TestWatchSilentStream(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, next(t, pull).Entries, 2)
 	stop()
-	_, open := <-f.etcd.EnterWatcher().Watch(testCtx(t), name)
+	_, open := <-f.Etcd.EnterWatcher().Watch(testCtx(t), name)
 	require.False(t, open, "no watcher may be left open")
 }
 
@@ -486,9 +487,9 @@ func TestWatchHungMember(t *testing.T) {
 	require.NoError(t, own.MoveLeader(testCtx(t), 1))
 	proxies[1].Refuse()
 	proxies[2].Refuse()
-	f := newFollower(own.Client(t, proxies[0], proxies[1], proxies[2]), "a")
-	f.every = 100 * time.Millisecond
-	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { f.yieldAll(testCtx(t), yield) })
+	f := inspect.NewFollower(own.Client(t, proxies[0], proxies[1], proxies[2]), "a")
+	f.Every = 100 * time.Millisecond
+	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { yieldAll(testCtx(t), f, "a", yield) })
 	defer stop()
 	require.Empty(t, next(t, pull).Entries)
 	proxies[1].Accept()
@@ -512,7 +513,7 @@ func TestWatchNews(t *testing.T) {
 	for range 20 {
 		h.step()
 	}
-	f := newFollower(c, name)
+	f := inspect.NewFollower(c, name)
 	f.Replace(h.states[20])
 	require.Len(t, f.Changed(), 1)
 	require.Equal(t, newQueue(h.states[20]), newQueue(newest(f)))
@@ -533,7 +534,7 @@ func TestWatchNews(t *testing.T) {
 	for i := range 50 {
 		f.Replace([]*queue.Snapshot{queue.NewSnapshot(name), h.states[20]}[i%2])
 		require.Len(t, f.Changed(), 1)
-		f.yieldAll(ended, func(_ Queue, err error) bool {
+		yieldAll(ended, f, name, func(_ Queue, err error) bool {
 			require.ErrorIs(t, err, context.Canceled)
 			return true
 		})
@@ -549,25 +550,25 @@ func TestWatchNews(t *testing.T) {
 func TestWatchMissed(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
-	f := newFollower(c, name)
+	f := inspect.NewFollower(c, name)
 	h := newHistory(t, c, name, 2)
 	for range 30 {
-		s, err := readSnapshot(testCtx(t), f.etcd, name)
+		s, err := inspect.Read(testCtx(t), f.Etcd, name)
 		require.NoError(t, err)
 		f.Replace(s)
-		missed, err := f.missed(testCtx(t))
+		missed, err := f.Missed(testCtx(t))
 		require.NoError(t, err)
 		require.False(t, missed)
 		h.step()
-		missed, err = f.missed(testCtx(t))
+		missed, err = f.Missed(testCtx(t))
 		require.NoError(t, err)
 		require.True(t, missed)
 	}
-	s, err := readSnapshot(testCtx(t), f.etcd, name)
+	s, err := inspect.Read(testCtx(t), f.Etcd, name)
 	require.NoError(t, err)
 	s.Rev += 1 << 40
 	f.Replace(s)
-	missed, err := f.missed(testCtx(t))
+	missed, err := f.Missed(testCtx(t))
 	require.NoError(t, err)
 	require.True(t, missed)
 }

@@ -1,0 +1,76 @@
+// Package inspect reads the queues of locks from outside, and follows them. It knows nothing of sessions,
+// and needs read rights only.
+package inspect
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// Page is how many keys are read at once.
+const Page = 1000
+
+// Read reads the queue of a lock as it is at present, linearizably, in pages of one revision.
+func Read(ctx context.Context, client *etcd.Client, name string) (*queue.Snapshot, error) {
+	for {
+		s := queue.NewSnapshot(name)
+		err := readPages(ctx, client, s)
+		if !errors.Is(err, rpctypes.ErrCompacted) {
+			return s, err
+		}
+		// The revision was compacted between two pages.
+	}
+}
+
+func readPages(ctx context.Context, client *etcd.Client, s *queue.Snapshot) error {
+	from, to := keyspace.All(s.Name)
+	for {
+		resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.GetResponse, error) {
+			return client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(Page), clientv3.WithRev(s.Rev))
+		})
+		if err != nil {
+			return err
+		}
+		if s.Rev == 0 {
+			s.Rev = resp.Header.Revision
+		}
+		for _, kv := range resp.Kvs {
+			s.Put(kv)
+		}
+		if !resp.More {
+			return nil
+		}
+		from = string(resp.Kvs[len(resp.Kvs)-1].Key) + "\x00"
+	}
+}
+
+// TTLs asks after leases, a request for each, eight at a time. A lease that is gone is not in the answer.
+func TTLs(ctx context.Context, client *etcd.Client, leases map[clientv3.LeaseID]struct{}) (map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse, error) {
+	ttls := make(map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse)
+	var mu sync.Mutex // guards ttls
+	some, ctx := errgroup.WithContext(ctx)
+	some.SetLimit(8)
+	for id := range leases {
+		some.Go(func() error {
+			resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+				return client.TimeToLive(ctx, id)
+			})
+			if err == nil && resp.TTL >= 0 {
+				mu.Lock()
+				defer mu.Unlock()
+				ttls[id] = resp
+			}
+			return err
+		})
+	}
+	return ttls, some.Wait()
+}
