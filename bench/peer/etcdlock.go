@@ -49,9 +49,12 @@ func (s etcdlockSession) RWMutex(name string) RWLocker {
 	return &etcdlockRWMutex{mutex: etcdlock.NewRWMutex(s.Session, name)}
 }
 
+// etcdlockMutex is a handle on a Mutex or a Multi.
 type etcdlockMutex struct {
-	mutex *etcdlock.Mutex
-	held  *etcdlock.Held
+	mutex interface {
+		Lock(ctx context.Context) (*etcdlock.Held, error)
+	}
+	held *etcdlock.Held
 }
 
 func (l *etcdlockMutex) Lock(ctx context.Context) (err error) {
