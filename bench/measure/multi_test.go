@@ -2,12 +2,14 @@ package measure
 
 import (
 	"context"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/bench/peer"
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
@@ -81,11 +83,52 @@ func TestWanted(t *testing.T) {
 	}
 }
 
-// A lock that is kept costs no request, until somebody else wants it.
+// A process that fails does not let its competitor wait for ever.
+func TestWanted_Fails(t *testing.T) {
+	shared := &lastInFirstOut{}
+	competitor := peer.Peer{Open: func(context.Context, int) (peer.Session, error) { return shared, nil }}
+	worker := peer.Peer{Open: func(context.Context, int) (peer.Session, error) { return &unlocksOnce{lastInFirstOut: shared}, nil }}
+	_, err := Wanted(t.Context(), worker, competitor, time.Millisecond, time.Millisecond, time.Second)
+	require.ErrorIs(t, err, errUnlocked)
+}
+
+type unlocksOnce struct {
+	*lastInFirstOut
+	unlocked bool
+}
+
+var errUnlocked = errors.New("unlocked before")
+
+func (u *unlocksOnce) Mutex(string) peer.Locker { return u }
+
+func (u *unlocksOnce) Unlock(ctx context.Context) error {
+	if u.unlocked {
+		return errUnlocked
+	}
+	u.unlocked = true
+	return u.lastInFirstOut.Unlock(ctx)
+}
+
+// A lock that is kept costs no request, and its loss is not overlooked.
 func TestKeeping(t *testing.T) {
 	count, client := counted(t, etcdtest.Start(t))
-	get := func(int) *clientv3.Client { return client }
-	v, err := Requests(t.Context(), peer.Keeping(get), count, Contenders{1, 1}, 0, 0)
+	p := peer.Keeping(func(int) *clientv3.Client { return client })
+	v, err := Requests(t.Context(), p, count, Contenders{1, 1}, 0, 0)
 	require.NoError(t, err)
 	require.Less(t, v["requests"], 0.1) // the first Lock, its watch, and the renewals of the lease, for 200
+
+	s, err := p.Open(t.Context(), 0)
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	l := s.Mutex("kept")
+	_, err = cycle(ctx, l)
+	require.NoError(t, err)
+	_, err = client.Delete(ctx, "kept/", clientv3.WithPrefix())
+	require.NoError(t, err)
+	for err == nil && ctx.Err() == nil {
+		_, err = cycle(ctx, l)
+	}
+	require.ErrorIs(t, err, etcdlock.ErrLost)
+	require.NoError(t, s.Close(t.Context()))
 }

@@ -2,7 +2,6 @@ package peer
 
 import (
 	"context"
-	"time"
 
 	"github.com/etcdlock/etcdlock"
 )
@@ -10,10 +9,7 @@ import (
 // Keeping is [Etcdlock] whose Unlock keeps the lock until somebody else wants it. The next
 // Lock then makes no request.
 func Keeping(clients Clients) Peer {
-	return Peer{"etcdlock, Contended", false, func(ctx context.Context, i int) (Session, error) {
-		s, err := etcdlock.NewSession(ctx, clients(i), etcdlock.WithTTL(ttl*time.Second))
-		return keepingSession{etcdlockSession{s}}, err
-	}}
+	return ofEtcdlock("etcdlock, Contended", clients, func(s etcdlockSession) Session { return keepingSession{s} })
 }
 
 type keepingSession struct{ etcdlockSession }

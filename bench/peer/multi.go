@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"time"
 
 	"github.com/etcdlock/etcdlock"
 )
@@ -28,10 +27,7 @@ func (s etcdlockSession) Multi(names []string) Locker {
 // OneByOne is [Etcdlock] without its Multi: it locks several names one after the other in
 // their order, so that nobody waits in a circle, and unlocks them in reverse.
 func OneByOne(clients Clients) Peer {
-	return Peer{"etcdlock, one by one", false, func(ctx context.Context, i int) (Session, error) {
-		s, err := etcdlock.NewSession(ctx, clients(i), etcdlock.WithTTL(ttl*time.Second))
-		return oneByOneSession{etcdlockSession{s}}, err
-	}}
+	return ofEtcdlock("etcdlock, one by one", clients, func(s etcdlockSession) Session { return oneByOneSession{s} })
 }
 
 type oneByOneSession struct{ etcdlockSession }
