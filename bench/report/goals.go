@@ -79,7 +79,7 @@ func (rep Report) goals() []Goal {
 		}
 		overOneByOne := func(f figure) sample { return rep.ratio(f, f.of("etcdlock, one by one")) }
 		what := fmt.Sprintf("a Multi of %d names", n)
-		g.atMost(what+": requests, uncontended", 2, rep.get(of("multi, requests", "requests")), number)
+		g.atMost(what+": commits, uncontended", 2, rep.get(of("multi, requests", "commits")), number)
 		// It commits twice instead of twice for each name, but it writes as many keys.
 		g.atMost(what+" over one by one: p50, uncontended", 0.25+1/float64(n), overOneByOne(of("multi", "p50_us")), factor)
 		g.atLeast(what+" over one by one: grants, 8 sessions with overlapping sets", 1, overOneByOne(of("multi, overlapping", "per_s")), factor)

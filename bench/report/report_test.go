@@ -93,7 +93,7 @@ func TestReport_Readme(t *testing.T) {
 	}
 	run.add(figure{"embedded", "multi/4", "etcdlock", "p50_us"}, 300)
 	run.add(figure{"embedded", "multi/4", "etcdlock, one by one", "p50_us"}, 600)
-	run.add(figure{"embedded", "multi, requests/8", "etcdlock", "requests"}, 2)
+	run.add(figure{"embedded", "multi, requests/8", "etcdlock", "commits"}, 2)
 	run.add(figure{"embedded", "items, wanted", "etcdlock, Contended", "p50_us"}, 5000)
 	run.add(figure{"embedded", "items, wanted", "etcdlock", "p50_us"}, 2500)
 	dir := t.TempDir()
@@ -112,7 +112,7 @@ func TestReport_Readme(t *testing.T) {
 		"|  | 100 | – | 14.0 |",
 		"| heap of a lock that is held | at most 200 B | – | **no** |",
 		"| 4 | 600 µs | 300 µs | 0.50× |",
-		"| a Multi of 8 names: requests, uncontended | at most 2.00 | 2.00 | yes |",
+		"| a Multi of 8 names: commits, uncontended | at most 2.00 | 2.00 | yes |",
 		"| etcdlock, Contended | – | – | – | 5,000 µs | – | 2.00× |",
 	} {
 		require.Contains(t, string(text), want)
