@@ -266,6 +266,6 @@ func (b *bench) items(ctx context.Context, get peer.Clients) {
 		if p.Name == peer.Keeping(nil).Name { // its Unlock would keep the lock
 			competitor = peer.Etcdlock(get)
 		}
-		return measure.Wanted(ctx, p, competitor, time.Millisecond, 100*time.Millisecond, max(4*b.d, 4*time.Second))
+		return measure.Wanted(ctx, p, competitor, time.Millisecond, 100*time.Millisecond, max(3*b.d, 3*time.Second))
 	})
 }
