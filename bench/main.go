@@ -60,7 +60,7 @@ func run() (err error) {
 	flag.DurationVar(&b.window, "window", 30*time.Second, "for which things at rest are measured, with a TTL of 10 s")
 	out := flag.String("out", "results.json", "where to write the raw results")
 	servers := flag.String("servers", "embedded|three|far", "only servers that match this regular expression: embedded, three, far, scale")
-	quantity := flag.String("quantity", "", "only quantities that match, such as 'uncontended', 'grants/2x1', 'hand-over'")
+	quantity := flag.String("quantity", "", "only quantities that match, such as 'uncontended', 'grants/2x1', 'multi', 'items'")
 	peers := flag.String("peer", "", "only peers that match, such as 'etcdlock|floor'")
 	profile := flag.String("cpuprofile", "", "where to write a CPU profile of the whole run, including the servers in this process")
 	flag.Parse()

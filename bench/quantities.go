@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -52,6 +53,8 @@ func (b *bench) onEmbedded(ctx context.Context) (err error) {
 	})
 	b.requests(ctx, etcd)
 	b.readersAndWriters(ctx, etcd, clients[0])
+	b.multi(ctx, etcd, get)
+	b.items(ctx, get)
 	// The floor for a process that was idle before, as in 'writer behind'.
 	b.one(ctx, "hand-over, at rest", "floor", func(ctx context.Context) (measure.Values, error) {
 		return measure.Floor(ctx, get(0), get(1), 400*time.Millisecond, 4*b.d)
@@ -221,4 +224,48 @@ func (b *bench) readersAndWriters(ctx context.Context, etcd *server.Etcd, look *
 			})
 		}
 	}
+}
+
+// multi measures locks of several names.
+func (b *bench) multi(ctx context.Context, etcd *server.Etcd, get peer.Clients) {
+	for _, n := range report.Sets {
+		ways := []func(peer.Clients) peer.Peer{peer.Etcdlock, peer.OneByOne}
+		var peers, several []peer.Peer
+		for _, newPeer := range ways {
+			peers, several = append(peers, newPeer(get)), append(several, peer.Several(newPeer(get), n))
+		}
+		b.together(ctx, fmt.Sprintf("multi/%d", n), several, func(ctx context.Context, ps []peer.Peer) ([]measure.Values, error) {
+			return measure.Uncontended(ctx, ps, 0, b.d)
+		})
+		for _, newPeer := range ways {
+			b.one(ctx, fmt.Sprintf("multi, requests/%d", n), newPeer(nil).Name, func(ctx context.Context) (measure.Values, error) {
+				return b.counting(etcd, func(count *measure.Counter, clients server.Clients) (measure.Values, error) {
+					return measure.Requests(ctx, peer.Several(newPeer(clients.Get), n), count, measure.Contenders{Processes: 1, Goroutines: 1}, 0, b.d)
+				})
+			})
+		}
+		b.each(ctx, fmt.Sprintf("multi, overlapping/%d", n), peers, func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+			return measure.Overlapping(ctx, p, measure.Contenders{Processes: 8, Goroutines: 1}, 12, n, b.d)
+		})
+	}
+}
+
+// items measures a process that needs one lock for many items: without a competitor, and
+// how long one waits when an item takes a millisecond.
+func (b *bench) items(ctx context.Context, get peer.Clients) {
+	peers := append([]peer.Peer{peer.Keeping(get)}, mutexes(get)...)
+	b.together(ctx, "items", peers, func(ctx context.Context, ps []peer.Peer) ([]measure.Values, error) {
+		vs, err := measure.Uncontended(ctx, ps, 0, b.d)
+		for _, v := range vs {
+			v["per_s"] = 1e6 / v["mean_us"]
+		}
+		return vs, err
+	})
+	b.each(ctx, "items, wanted", peers, func(ctx context.Context, p peer.Peer) (measure.Values, error) {
+		competitor := p
+		if p.Name == peer.Keeping(nil).Name { // its Unlock would keep the lock
+			competitor = peer.Etcdlock(get)
+		}
+		return measure.Wanted(ctx, p, competitor, time.Millisecond, 100*time.Millisecond, max(3*b.d, 3*time.Second))
+	})
 }

@@ -9,18 +9,22 @@ import (
 
 // Etcdlock is this repository's library.
 func Etcdlock(clients Clients) Peer {
-	return Peer{"etcdlock", false, func(ctx context.Context, i int) (Session, error) {
-		s, err := etcdlock.NewSession(ctx, clients(i), etcdlock.WithTTL(ttl*time.Second))
-		return etcdlockSession{s}, err
-	}}
+	return ofEtcdlock("etcdlock", clients, func(s etcdlockSession) Session { return s })
 }
 
 // Releasing is [Etcdlock] with Release instead of Unlock: the caller does not wait for
 // etcd's reply.
 func Releasing(clients Clients) Peer {
-	return Peer{"etcdlock, Release", false, func(ctx context.Context, i int) (Session, error) {
+	return ofEtcdlock("etcdlock, Release", clients, func(s etcdlockSession) Session { return releasingSession{s} })
+}
+
+func ofEtcdlock(name string, clients Clients, as func(etcdlockSession) Session) Peer {
+	return Peer{name, false, func(ctx context.Context, i int) (Session, error) {
 		s, err := etcdlock.NewSession(ctx, clients(i), etcdlock.WithTTL(ttl*time.Second))
-		return releasingSession{etcdlockSession{s}}, err
+		if err != nil {
+			return nil, err
+		}
+		return as(etcdlockSession{s}), nil
 	}}
 }
 
@@ -49,9 +53,12 @@ func (s etcdlockSession) RWMutex(name string) RWLocker {
 	return &etcdlockRWMutex{mutex: etcdlock.NewRWMutex(s.Session, name)}
 }
 
+// etcdlockMutex is a handle on a Mutex or a Multi.
 type etcdlockMutex struct {
-	mutex *etcdlock.Mutex
-	held  *etcdlock.Held
+	mutex interface {
+		Lock(ctx context.Context) (*etcdlock.Held, error)
+	}
+	held *etcdlock.Held
 }
 
 func (l *etcdlockMutex) Lock(ctx context.Context) (err error) {

@@ -73,6 +73,24 @@ func (rep Report) goals() []Goal {
 		rep.ratio(behind, figure{"embedded", "hand-over, at rest", "floor", "p50_us"}), factor)
 	g.atMost("writer behind 512 readers: reads, whatever their number", 3, rep.get(etcdlock("embedded", "writer behind/8x64", "serializable_reads")), number)
 	g.atMost("inversions of the order of arrival, of 760 pairs", 0, rep.get(etcdlock("embedded", "order", "inversions")), number)
+	for _, n := range Sets {
+		of := func(quantity, value string) figure {
+			return etcdlock("embedded", fmt.Sprintf("%s/%d", quantity, n), value)
+		}
+		overOneByOne := func(f figure) sample { return rep.ratio(f, f.of("etcdlock, one by one")) }
+		what := fmt.Sprintf("a Multi of %d names", n)
+		g.atMost(what+": commits, uncontended", 2, rep.get(of("multi, requests", "commits")), number)
+		// It commits twice instead of twice for each name, but it writes as many keys.
+		g.atMost(what+" over one by one: p50, uncontended", 0.25+1/float64(n), overOneByOne(of("multi", "p50_us")), factor)
+		g.atLeast(what+" over one by one: grants, 8 sessions with overlapping sets", 1, overOneByOne(of("multi, overlapping", "per_s")), factor)
+	}
+	kept := func(quantity, value string) sample {
+		f := figure{"embedded", quantity, "etcdlock, Contended", value}
+		return rep.ratio(f, f.of("etcdlock"))
+	}
+	g.atLeast("items a second under a lock that is kept until Contended over a Lock and Unlock each", 100, kept("items", "per_s"), factor)
+	// It waits for the news, and for all of an Unlock. With a Lock and Unlock each, the lock is free half of the time.
+	g.atMost("wait for a lock that is kept until Contended over Lock and Unlock each, p50", 2.5, kept("items, wanted", "p50_us"), factor)
 	rep.goalsAtRest(&g)
 	return g
 }

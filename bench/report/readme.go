@@ -30,6 +30,7 @@ func (rep Report) WriteReadme(dir string) error {
 		"list":      func(s ...string) []string { return s },
 		"sorted":    func(m map[string]string) []string { return slices.Sorted(maps.Keys(m)) },
 		"title":     func(servers string) string { return titles[servers] },
+		"sets":      func() []int { return Sets },
 		"goals":     rep.goals,
 		"grants":    rep.grants,
 		"handovers": rep.handovers,

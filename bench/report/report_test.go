@@ -91,6 +91,11 @@ func TestReport_Readme(t *testing.T) {
 	for _, n := range []int{10, 100} {
 		run.add(atRest("waiters", n, "requests"), 14)
 	}
+	run.add(figure{"embedded", "multi/4", "etcdlock", "p50_us"}, 300)
+	run.add(figure{"embedded", "multi/4", "etcdlock, one by one", "p50_us"}, 600)
+	run.add(figure{"embedded", "multi, requests/8", "etcdlock", "commits"}, 2)
+	run.add(figure{"embedded", "items, wanted", "etcdlock, Contended", "p50_us"}, 5000)
+	run.add(figure{"embedded", "items, wanted", "etcdlock", "p50_us"}, 2500)
 	dir := t.TempDir()
 	require.NoError(t, Report{&run}.WriteReadme(dir))
 	text, err := os.ReadFile(filepath.Join(dir, "README.md"))
@@ -106,6 +111,9 @@ func TestReport_Readme(t *testing.T) {
 		"| waiters of 8 sessions, for one lock | 10 | – | 14.0 |",
 		"|  | 100 | – | 14.0 |",
 		"| heap of a lock that is held | at most 200 B | – | **no** |",
+		"| 4 | 600 µs | 300 µs | 0.50× |",
+		"| a Multi of 8 names: commits, uncontended | at most 2.00 | 2.00 | yes |",
+		"| etcdlock, Contended | – | – | – | 5,000 µs | – | 2.00× |",
 	} {
 		require.Contains(t, string(text), want)
 	}

@@ -10,6 +10,9 @@ var (
 	Readers    = shapes(16, 1, 8, 16, 8, 64)
 )
 
+// Sets are how many names are locked together.
+var Sets = []int{2, 4, 8}
+
 // shapes makes contenders of pairs of numbers.
 func shapes(pg ...int) (all []measure.Contenders) {
 	for i := 0; i < len(pg); i += 2 {
