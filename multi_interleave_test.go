@@ -398,3 +398,44 @@ func TestMulti_HandOver(t *testing.T) {
 		goOn()
 	})
 }
+
+// The release of a Multi tells each list whether its own part was there. Where somebody has removed that, the
+// session looks for all that wait there; where not, it asks nothing.
+func TestMulti_ReleaseFindsAPartGone(t *testing.T) {
+	names := []string{"a", "b"}
+	for gone := -1; gone < len(names); gone++ {
+		onStage(t, func(st *stage) {
+			multi := st.lock(NewMulti(st.s, writes(names...)...).Lock)
+			next, after := map[string]*Ticket{}, map[string]*Ticket{}
+			for _, name := range names {
+				next[name], after[name] = st.ticket(NewMutex(st.s, name).Enqueue), st.ticket(NewMutex(st.s, name).Enqueue)
+			}
+			if gone >= 0 {
+				st.f.Remove(multi.Keys()[gone], after[names[gone]].h.Key())
+			}
+			began, reads, wanted := time.Now(), 0, 0
+			st.change(func() {
+				st.seen = func(what string) {
+					if strings.HasSuffix(what, "Range") {
+						reads++
+					}
+				}
+			})
+			multi.Release()
+			for i, name := range names {
+				h := st.wait(next[name])
+				if i != gone {
+					h.Release()
+					st.wait(after[name]).Release()
+					continue
+				}
+				wanted = 1
+				_, err := after[name].Wait(st.Context())
+				require.ErrorIs(st, err, ErrLost, "while the one before it has the lock")
+				h.Release()
+			}
+			require.Zero(st, time.Since(began), "nothing was found by waiting")
+			st.change(func() { require.Equal(st, wanted, reads) })
+		})
+	}
+}
