@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -437,5 +438,47 @@ func TestMulti_ReleaseFindsAPartGone(t *testing.T) {
 			require.Zero(st, time.Since(began), "nothing was found by waiting")
 			st.change(func() { require.Equal(st, wanted, reads) })
 		})
+	}
+}
+
+// Each part of a Multi is looked after: by a watch of its own, by that of its directory, and by its own again where
+// etcd refuses that. All of them end with the hold.
+func TestMulti_EachPartIsWatched(t *testing.T) {
+	for part := range 3 {
+		for _, many := range []bool{false, true} {
+			for _, refused := range []bool{false, true} {
+				holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+					f.Refuse = func(w *fakeetcd.Watch) bool { return refused && w.From == "dir/" }
+					if many {
+						watchedHolds(t, s, "dir", singleHoldWatches)
+					}
+					synctest.Wait()
+					before := len(f.Watches())
+					m := NewMulti(s, Write("dir/a"), Read("dir/b"), Write("dir/c"))
+					h, err := m.Lock(t.Context())
+					require.NoError(t, err)
+					h.Context()
+					<-time.After(10 * time.Second)
+					require.NoError(t, h.Err())
+					watches := 3
+					if many && !refused {
+						watches = 1
+					}
+					require.Len(t, f.Watches(), before+watches)
+					require.NoError(t, h.Unlock(t.Context()))
+					synctest.Wait()
+					require.Len(t, f.Watches(), before)
+
+					h, err = m.Lock(t.Context())
+					require.NoError(t, err)
+					h.Context()
+					<-time.After(10 * time.Second)
+					f.Remove(h.Keys()[part])
+					requireLost(t, h)
+					synctest.Wait()
+					require.Len(t, f.Watches(), before)
+				})
+			}
+		}
 	}
 }
