@@ -53,8 +53,9 @@ type multiGrant struct {
 
 type multiChild struct {
 	*process
-	over  chan struct{} // all that it has printed was read
-	steps []history.Step
+	over   chan struct{} // all that it has printed was read
+	ending bool          // it was told to end, or killed
+	steps  []history.Step
 }
 
 func (r *multiRun) start() *multiChild {
@@ -64,9 +65,7 @@ func (r *multiRun) start() *multiChild {
 		for {
 			line, err := c.out.ReadBytes('\n')
 			if err != nil {
-				if !errors.Is(err, io.EOF) && !errors.Is(err, os.ErrClosed) {
-					r.oddly("%v", err)
-				}
+				r.ended(c, err)
 				return
 			}
 			var s history.Step
@@ -78,6 +77,23 @@ func (r *multiRun) start() *multiChild {
 		}
 	})
 	return c
+}
+
+func (r *multiRun) ended(c *multiChild, err error) {
+	r.mu.Lock()
+	ending := c.ending
+	r.mu.Unlock()
+	if !ending || !errors.Is(err, io.EOF) {
+		r.oddly("a process ended by itself: %v", err)
+	}
+}
+
+// signalEnd tells the process to end, or kills it.
+func (r *multiRun) signalEnd(c *multiChild, s os.Signal) {
+	r.mu.Lock()
+	c.ending = true
+	r.mu.Unlock()
+	c.signal(r.T, s)
 }
 
 func (r *multiRun) oddly(format string, args ...any) {
@@ -103,11 +119,11 @@ func (r *multiRun) add(c *multiChild, s history.Step) {
 	}
 }
 
-// count is how many acquisitions were granted.
-func (r *multiRun) count() int {
+// count is how many acquisitions were granted, and odd what was wrong meanwhile.
+func (r *multiRun) count() (n int, odd []string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.grants
+	return r.grants, r.odd
 }
 
 // goesOn waits until the process was granted something in another session than that of lease, its last one.
@@ -140,8 +156,13 @@ func (r *multiRun) holder() (c *multiChild, lease int64) {
 // who was killed.
 func (r *multiRun) progress(n int) {
 	r.Helper()
-	before := r.count()
-	require.Eventually(r, func() bool { return r.count() >= before+n }, harness.Hang, harness.Tick, "nobody gets in any more")
+	before, _ := r.count()
+	require.Eventually(r, func() bool {
+		now, odd := r.count()
+		return now >= before+n || len(odd) > 0
+	}, harness.Hang, harness.Tick, "nobody gets in any more")
+	_, odd := r.count()
+	require.Empty(r, odd)
 }
 
 // end takes the steps of a process that was told to end, or was killed at a time. What a killed process had
@@ -156,7 +177,7 @@ func (r *multiRun) end(c *multiChild, killed time.Time) (in bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if ended != as {
-		r.odd = append(r.odd, "a process ended by itself: "+ended)
+		r.odd = append(r.odd, fmt.Sprintf("a process ended with %s, not with %s", ended, as))
 	}
 	type id struct{ lease, token int64 }
 	open := map[id]history.Step{}
@@ -227,7 +248,7 @@ func TestMulti_ProcessesAreKilled(t *testing.T) {
 			i = rand.N(len(all)) // it probably waits
 		}
 		killed := time.Now()
-		all[i].signal(t, syscall.SIGKILL)
+		r.signalEnd(all[i], syscall.SIGKILL)
 		if r.end(all[i], killed) {
 			in++
 		}
@@ -247,7 +268,7 @@ func TestMulti_ProcessesAreKilled(t *testing.T) {
 		r.progress(multiProgress)
 	}
 	for _, p := range all {
-		p.signal(t, syscall.SIGTERM)
+		r.signalEnd(p, syscall.SIGTERM)
 	}
 	for _, p := range all {
 		r.end(p, time.Time{})

@@ -100,24 +100,25 @@ func multiTurn(ctx context.Context, locks *etcdlock.Client) error {
 		}
 		names, parts = append(names, name), append(parts, part)
 	}
-	m := locks.Multi(parts...)
 	var h *etcdlock.Held
 	var err error
 	switch rand.N(5) {
-	case 0:
-		h, err = m.TryLock(ctx)
-	case 1: // which may be granted when its ctx ends
+	case 0, 1: // of two, since more are hardly ever free
+		names, parts = names[:2], parts[:2]
+		h, err = locks.Multi(parts...).TryLock(ctx)
+	case 2: // which may be granted when its ctx ends
 		short, cancel := context.WithTimeout(ctx, rand.N(100*time.Millisecond))
-		h, err = m.Lock(short)
+		h, err = locks.Multi(parts...).Lock(short)
 		cancel()
 	default:
-		h, err = m.Lock(ctx)
+		h, err = locks.Multi(parts...).Lock(ctx)
 	}
 	switch {
-	case errors.Is(err, etcdlock.ErrLocked), errors.Is(err, context.DeadlineExceeded):
+	case err == nil:
+	case errors.Is(err, etcdlock.ErrLocked), errors.Is(err, context.DeadlineExceeded), ctx.Err() != nil && errors.Is(err, context.Canceled):
 		return nil
-	case err != nil:
-		return multiExcuse(ctx, err)
+	default: // nobody removes an entry, and after the end of a session the Client goes on in another one
+		return err
 	}
 	if rand.N(2) == 0 { // the other half has no fence in use, and is handed over at once
 		var puts []clientv3.Op
@@ -128,19 +129,27 @@ func multiTurn(ctx context.Context, locks *etcdlock.Client) error {
 			}
 			puts = append(puts, clientv3.OpPut(history.SetPrefix+names[i], string(claim)))
 		}
-		if _, err := h.Txn(ctx).Then(puts...).Commit(); multiExcuse(ctx, err) != nil {
+		if _, err := h.Txn(ctx).Then(puts...).Commit(); multiExcuse(ctx, h, err) != nil {
 			return err
 		}
 	}
 	harness.Elapse(rand.N(10 * time.Millisecond))
 	multiStep(history.GaveBack, time.Now(), etcdlock.Acquisition{Session: h.Session(), Name: strings.Join(names, ", "), Token: h.Token()})
-	return multiExcuse(ctx, h.Unlock(context.WithoutCancel(ctx)))
+	return multiExcuse(ctx, h, h.Unlock(context.WithoutCancel(ctx)))
 }
 
-// multiExcuse is nil for the errors of a process that was paused, or is to end.
-func multiExcuse(ctx context.Context, err error) error {
-	if errors.Is(err, etcdlock.ErrLost) || errors.Is(err, context.Canceled) && ctx.Err() != nil {
+// multiExcuse is nil for the errors of a hold whose session has ended, since its process was paused, and of a
+// process that is to end.
+func multiExcuse(ctx context.Context, h *etcdlock.Held, err error) error {
+	if errors.Is(err, context.Canceled) && ctx.Err() != nil {
 		return nil
+	}
+	if errors.Is(err, etcdlock.ErrLost) {
+		select {
+		case <-h.Session().Done():
+			return nil
+		case <-time.After(harness.Hang):
+		}
 	}
 	return err
 }
