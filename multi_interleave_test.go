@@ -482,3 +482,37 @@ func TestMulti_EachPartIsWatched(t *testing.T) {
 		}
 	}
 }
+
+// A hold that can't be watched, since its session ends, is told so at once: nobody would do it later.
+func TestMulti_NoWatchInASessionThatEnds(t *testing.T) {
+	holdScene(t, func(t *testing.T, _ *fakeEtcd, s *Session) {
+		h, err := NewMulti(s, Write("a"), Read("b")).Lock(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, h.Check(t.Context()))
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
+		require.True(t, isClosed(h.Done()))
+		require.ErrorIs(t, h.Err(), ErrSessionClosed)
+	})
+	// While the watch that it shares with others is split.
+	for range 10 { // the parts come in any order
+		holdScene(t, func(t *testing.T, _ *fakeEtcd, s *Session) {
+			watchedHolds(t, s, "dir", singleHoldWatches)
+			h, err := NewMulti(s, Write("dir/a"), Read("dir/b"), Write("dir/c")).Lock(t.Context())
+			require.NoError(t, err)
+			h.Context()
+			synctest.Wait()
+			closing := func(is bool) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.closing = is
+			}
+			closing(true)
+			h.holdCtx.watch.split()
+			closing(false)
+			require.True(t, isClosed(h.Done()))
+			require.ErrorIs(t, h.Err(), ErrLost)
+			synctest.Wait()
+		})
+	}
+}
