@@ -306,30 +306,9 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 		if !s.entitled(mine) {
 			t.Errorf("%s: granted at %d in %v, %v and %v", name, h.Token(), f.entries("a/"), f.entries("b/"), f.entries("c/"))
 		}
-		if len(mine) != len(multiNames) {
-			select {
-			case <-h.Done():
-			case <-time.After(500 * time.Millisecond):
-				t.Errorf("%s: it is not told that it has lost a part", name)
-			}
-		}
-		if slices.Contains(multiUnhurt, mishap) {
-			h.Context()
-			<-time.After(time.Second)
-			if err := h.Err(); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		if err := h.Unlock(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrLost) {
-			t.Errorf("%s: unlock: %v", name, err)
-		}
-	case errors.Is(err, ErrSessionExpired) && errors.Is(s.own.Err(), ErrSessionClosed):
-		t.Errorf("%s: %v, but the session was closed", name, err)
-	case errors.Is(err, context.Canceled), errors.Is(err, ErrSessionClosed), errors.Is(err, ErrSessionExpired):
-	case errors.Is(err, ErrLost) && s.interfered:
-	case errors.Is(err, ErrLocked) && kind == "Try":
-	default:
-		t.Errorf("%s: %v", name, err)
+		checkHold(ctx, t, name, h, len(mine) == len(multiNames), slices.Contains(multiUnhurt, mishap))
+	case kind != "Try" || !errors.Is(err, ErrLocked):
+		checkRefusal(t, name, s.own, err, s.interfered)
 	}
 	for _, who := range others {
 		s.leave(who)
