@@ -206,9 +206,12 @@ func (r *multiRun) end(c *multiChild, killed time.Time) (in bool) {
 	for _, s := range open {
 		held := s.What == history.Granted
 		in = in || held
-		s.At, s.What = killed, history.Abandoned
+		s.What = history.Abandoned
 		if held {
 			s.What = history.Lost
+		}
+		if s.At.Before(killed) { // else it was done before the signal came
+			s.At = killed
 		}
 		r.take(s)
 	}
