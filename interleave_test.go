@@ -441,30 +441,9 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 		if there && !s.entitled(h.mode.kind(), h.Token(), f.entries("a/")) {
 			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.entries("a/"))
 		}
-		if !there {
-			select {
-			case <-h.Done():
-			case <-time.After(500 * time.Millisecond):
-				t.Errorf("%s: it is not told that its entry is gone", name)
-			}
-		}
-		if unhurt { // a hold that nothing has happened to is not lost by looking at it
-			h.Context()
-			<-time.After(time.Second)
-			if err := h.Err(); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		if err := h.Unlock(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrLost) {
-			t.Errorf("%s: unlock: %v", name, err)
-		}
-	case errors.Is(err, ErrSessionExpired) && errors.Is(s.own.Err(), ErrSessionClosed):
-		t.Errorf("%s: %v, but the session was closed", name, err)
-	case errors.Is(err, context.Canceled), errors.Is(err, ErrSessionClosed), errors.Is(err, ErrSessionExpired):
-	case errors.Is(err, ErrLost) && s.interfered:
-	case errors.Is(err, ErrLocked) && kind == "Try":
-	default:
-		t.Errorf("%s: %v", name, err)
+		checkHold(ctx, t, name, h, there, unhurt)
+	case kind != "Try" || !errors.Is(err, ErrLocked):
+		checkRefusal(t, name, s.own, err, s.interfered)
 	}
 	s.leave(others) // if they have not
 	// Long enough for all settling; the clock is the bubble's.
@@ -491,6 +470,40 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	s.own.terminate(ErrSessionClosed, "test")
 	s.own.endLease()
 	return reached
+}
+
+// checkHold looks at a hold that was granted, and gives it back. It is told within an instant if its entry, or a
+// part of it, is not there; one that nothing has happened to is not lost by looking at it.
+func checkHold(ctx context.Context, t *testing.T, name string, h *Held, there, unhurt bool) {
+	if !there {
+		select {
+		case <-h.Done():
+		case <-time.After(500 * time.Millisecond):
+			t.Errorf("%s: it is not told that its entry is gone", name)
+		}
+	}
+	if unhurt {
+		h.Context()
+		<-time.After(time.Second)
+		if err := h.Err(); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := h.Unlock(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrLost) {
+		t.Errorf("%s: unlock: %v", name, err)
+	}
+}
+
+// checkRefusal looks at the error of an acquisition that failed: there has to be a reason.
+func checkRefusal(t *testing.T, name string, s *Session, err error, interfered bool) {
+	switch {
+	case errors.Is(err, ErrSessionExpired) && errors.Is(s.Err(), ErrSessionClosed):
+		t.Errorf("%s: %v, but the session was closed", name, err)
+	case errors.Is(err, context.Canceled), errors.Is(err, ErrSessionClosed), errors.Is(err, ErrSessionExpired):
+	case errors.Is(err, ErrLost) && interfered:
+	default:
+		t.Errorf("%s: %v", name, err)
+	}
 }
 
 func acquireAs(ctx context.Context, s *Session, kind string) (*Held, error) {

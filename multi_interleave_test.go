@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -305,30 +306,9 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 		if !s.entitled(mine) {
 			t.Errorf("%s: granted at %d in %v, %v and %v", name, h.Token(), f.entries("a/"), f.entries("b/"), f.entries("c/"))
 		}
-		if len(mine) != len(multiNames) {
-			select {
-			case <-h.Done():
-			case <-time.After(500 * time.Millisecond):
-				t.Errorf("%s: it is not told that it has lost a part", name)
-			}
-		}
-		if slices.Contains(multiUnhurt, mishap) {
-			h.Context()
-			<-time.After(time.Second)
-			if err := h.Err(); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
-		}
-		if err := h.Unlock(context.WithoutCancel(ctx)); err != nil && !errors.Is(err, ErrLost) {
-			t.Errorf("%s: unlock: %v", name, err)
-		}
-	case errors.Is(err, ErrSessionExpired) && errors.Is(s.own.Err(), ErrSessionClosed):
-		t.Errorf("%s: %v, but the session was closed", name, err)
-	case errors.Is(err, context.Canceled), errors.Is(err, ErrSessionClosed), errors.Is(err, ErrSessionExpired):
-	case errors.Is(err, ErrLost) && s.interfered:
-	case errors.Is(err, ErrLocked) && kind == "Try":
-	default:
-		t.Errorf("%s: %v", name, err)
+		checkHold(ctx, t, name, h, len(mine) == len(multiNames), slices.Contains(multiUnhurt, mishap))
+	case kind != "Try" || !errors.Is(err, ErrLocked):
+		checkRefusal(t, name, s.own, err, s.interfered)
 	}
 	for _, who := range others {
 		s.leave(who)
@@ -397,4 +377,121 @@ func TestMulti_HandOver(t *testing.T) {
 		st.wait(nextB).Release()
 		goOn()
 	})
+}
+
+// The release of a Multi tells each list whether its own part was there. Where somebody has removed that, the
+// session looks for all that wait there; where not, it asks nothing.
+func TestMulti_ReleaseFindsAPartGone(t *testing.T) {
+	names := []string{"a", "b"}
+	for gone := -1; gone < len(names); gone++ {
+		onStage(t, func(st *stage) {
+			multi := st.lock(NewMulti(st.s, writes(names...)...).Lock)
+			next, after := map[string]*Ticket{}, map[string]*Ticket{}
+			for _, name := range names {
+				next[name], after[name] = st.ticket(NewMutex(st.s, name).Enqueue), st.ticket(NewMutex(st.s, name).Enqueue)
+			}
+			if gone >= 0 {
+				st.f.Remove(multi.Keys()[gone], after[names[gone]].h.Key())
+			}
+			began, reads, wanted := time.Now(), 0, 0
+			st.change(func() {
+				st.seen = func(what string) {
+					if strings.HasSuffix(what, "Range") {
+						reads++
+					}
+				}
+			})
+			multi.Release()
+			for i, name := range names {
+				h := st.wait(next[name])
+				if i != gone {
+					h.Release()
+					st.wait(after[name]).Release()
+					continue
+				}
+				wanted = 1
+				_, err := after[name].Wait(st.Context())
+				require.ErrorIs(st, err, ErrLost, "while the one before it has the lock")
+				h.Release()
+			}
+			require.Zero(st, time.Since(began), "nothing was found by waiting")
+			st.change(func() { require.Equal(st, wanted, reads) })
+		})
+	}
+}
+
+// Each part of a Multi is looked after: by a watch of its own, by that of its directory, and by its own again where
+// etcd refuses that. All of them end with the hold.
+func TestMulti_EachPartIsWatched(t *testing.T) {
+	for part := range 3 {
+		for _, many := range []bool{false, true} {
+			for _, refused := range []bool{false, true} {
+				holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+					f.Refuse = func(w *fakeetcd.Watch) bool { return refused && w.From == "dir/" }
+					if many {
+						watchedHolds(t, s, "dir", singleHoldWatches)
+					}
+					synctest.Wait()
+					before := len(f.Watches())
+					m := NewMulti(s, Write("dir/a"), Read("dir/b"), Write("dir/c"))
+					h, err := m.Lock(t.Context())
+					require.NoError(t, err)
+					h.Context()
+					<-time.After(10 * time.Second)
+					require.NoError(t, h.Err())
+					watches := 3
+					if many && !refused {
+						watches = 1
+					}
+					require.Len(t, f.Watches(), before+watches)
+					require.NoError(t, h.Unlock(t.Context()))
+					synctest.Wait()
+					require.Len(t, f.Watches(), before)
+
+					h, err = m.Lock(t.Context())
+					require.NoError(t, err)
+					h.Context()
+					<-time.After(10 * time.Second)
+					f.Remove(h.Keys()[part])
+					requireLost(t, h)
+					synctest.Wait()
+					require.Len(t, f.Watches(), before)
+				})
+			}
+		}
+	}
+}
+
+// A hold that can't be watched, since its session ends, is told so at once: nobody would do it later.
+func TestMulti_NoWatchInASessionThatEnds(t *testing.T) {
+	holdScene(t, func(t *testing.T, _ *fakeEtcd, s *Session) {
+		h, err := NewMulti(s, Write("a"), Read("b")).Lock(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, h.Check(t.Context()))
+		s.terminate(ErrSessionClosed, "test")
+		s.endLease()
+		require.True(t, isClosed(h.Done()))
+		require.ErrorIs(t, h.Err(), ErrSessionClosed)
+	})
+	// While the watch that it shares with others is split.
+	for range 10 { // the parts come in any order
+		holdScene(t, func(t *testing.T, _ *fakeEtcd, s *Session) {
+			watchedHolds(t, s, "dir", singleHoldWatches)
+			h, err := NewMulti(s, Write("dir/a"), Read("dir/b"), Write("dir/c")).Lock(t.Context())
+			require.NoError(t, err)
+			h.Context()
+			synctest.Wait()
+			closing := func(is bool) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.closing = is
+			}
+			closing(true)
+			h.holdCtx.watch.split()
+			closing(false)
+			require.True(t, isClosed(h.Done()))
+			require.ErrorIs(t, h.Err(), ErrLost)
+			synctest.Wait()
+		})
+	}
 }

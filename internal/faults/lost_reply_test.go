@@ -41,6 +41,18 @@ func TestFault_A1_LostAcquireReply(t *testing.T) {
 
 // ctx ends before the reply arrives: the entry is removed in the background.
 func TestFault_A1_CtxEndsInFlight(t *testing.T) {
+	ctxEnds(t, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
+}
+
+// ctx has ended when the reply arrives: the lock is released and not returned.
+func TestFault_A1_CtxEndsBeforeTheReply(t *testing.T) {
+	ctxEnds(t, func(context.Context) error { return nil })
+}
+
+// ctxEnds takes locks whose ctx ends when etcd has carried the request out. reply says what the client hears of
+// that.
+func ctxEnds(t *testing.T, reply func(ctx context.Context) error) {
+	t.Helper()
 	c, w := harness.WiredClient(t, cluster)
 	s := newSession(t, c)
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
@@ -51,31 +63,12 @@ func TestFault_A1_CtxEndsInFlight(t *testing.T) {
 				return err
 			}
 			cancel()
-			<-ctx.Done()
-			return ctx.Err()
+			return reply(ctx)
 		})
 		_, err := lockFuncs(s, name)[kind](ctx)
 		require.ErrorIs(t, err, context.Canceled, kind)
 		harness.RequireGone(t, c, name)
 		requireFree(t, name)
-	}
-}
-
-// ctx has ended when the reply arrives: the lock is released and not returned.
-func TestFault_A1_CtxEndsBeforeTheReply(t *testing.T) {
-	c, w := harness.WiredClient(t, cluster)
-	s := newSession(t, c)
-	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
-		name := harness.LockName(t)
-		ctx, cancel := context.WithCancel(harness.Ctx(t))
-		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-			err := send(ctx)
-			cancel()
-			return err
-		})
-		_, err := lockFuncs(s, name)[kind](ctx)
-		require.ErrorIs(t, err, context.Canceled, kind)
-		harness.RequireGone(t, c, name)
 	}
 }
 

@@ -34,6 +34,7 @@ var roles = map[string]func(arg string, in *bufio.Reader) error{
 	"holder":    locker(holderProcess),
 	"signalled": locker(signalledProcess),
 	"replica":   locker(replicaProcess),
+	"multi":     locker(multiProcess),
 	"etcd":      etcdProcess,
 }
 
