@@ -1,3 +1,5 @@
+// What a session asks now and then for all of its waits and holds together.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// A Client: the locks of one etcd, and the session that it keeps for them.
+
 package etcdlock
 
 import (

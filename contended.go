@@ -1,3 +1,5 @@
+// How a holder hears that somebody waits for its lock.
+
 package etcdlock
 
 import (

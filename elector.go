@@ -1,3 +1,5 @@
+// Election of a leader, on a Mutex.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// An acquisition in the queue: its keys, and the txn that writes them.
+
 package etcdlock
 
 import (

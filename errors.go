@@ -1,3 +1,5 @@
+// The errors of the package, and how they are put into words.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// What the hooks and the log are told of a session and its locks. No mutex of the package is held then.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// A lock that is held, and its methods.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// How holds hear that their entries were removed, by watches that many of them share.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// What may be called when something happens to a session or a lock: for metrics and traces.
+
 package etcdlock
 
 import (

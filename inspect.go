@@ -1,3 +1,5 @@
+// Looking at a queue once, and removing an entry from it.
+
 package etcdlock
 
 import (

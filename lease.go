@@ -1,3 +1,5 @@
+// How a session gets its lease, asks after it, and gives it back.
+
 package etcdlock
 
 import (

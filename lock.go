@@ -1,3 +1,5 @@
+// The ways to take a lock of any kind: lock, try, enqueue, do.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// How a hold ends. That others have ended it, it hears from holdwatch.go or from the session's inspection.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// Several locks that are taken together.
+
 package etcdlock
 
 import (

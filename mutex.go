@@ -1,3 +1,5 @@
+// The mutual exclusion lock.
+
 package etcdlock
 
 import "context"

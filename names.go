@@ -1,3 +1,5 @@
+// The names of the locks that are in use.
+
 package etcdlock
 
 import (

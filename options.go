@@ -1,3 +1,5 @@
+// The options of New and NewSession, and their defaults.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// What the log is told of the times at which etcd can not be asked.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// What Inspect and Watch show: a queue, and its entries.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// How entries are taken out of the queue.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// How a session keeps its lease alive, and knows until when it can be vouched for.
+
 package etcdlock
 
 import (

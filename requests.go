@@ -1,3 +1,5 @@
+// The requests of a session, and their errors in the words of callers.
+
 package etcdlock
 
 import (

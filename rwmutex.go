@@ -1,3 +1,5 @@
+// The read-write lock.
+
 package etcdlock
 
 import "context"

@@ -1,3 +1,5 @@
+// A Session: a lease that is kept alive.
+
 package etcdlock
 
 import (

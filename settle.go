@@ -1,3 +1,5 @@
+// Late writes: keys that a request writes after it was given up. The session finds and removes them.
+
 package etcdlock
 
 import (

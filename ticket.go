@@ -1,3 +1,5 @@
+// A place in the queue that is taken now and waited for later.
+
 package etcdlock
 
 import (

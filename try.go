@@ -1,3 +1,5 @@
+// Taking a lock only if it is free.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// Transactions that etcd carries out only while the lock is held.
+
 package etcdlock
 
 import (

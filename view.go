@@ -1,3 +1,5 @@
+// How a waiter makes the requests that its list asks for.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// Waiting for the lock, from the place in the queue to the grant.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// How the entries of a session that want the same lock know of each other: by a waitlist in memory.
+
 package etcdlock
 
 import (

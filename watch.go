@@ -1,3 +1,5 @@
+// Following a queue.
+
 package etcdlock
 
 import (

@@ -1,3 +1,5 @@
+// What an error of etcd says: whether the request was refused, not even proposed, or may have been carried out.
+
 package etcd
 
 import (

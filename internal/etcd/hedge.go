@@ -1,3 +1,5 @@
+// A request that is slow is sent again beside itself, to another member.
+
 package etcd
 
 import (

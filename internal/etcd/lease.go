@@ -1,3 +1,5 @@
+// The requests about a lease.
+
 package etcd
 
 import (

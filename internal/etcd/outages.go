@@ -1,3 +1,5 @@
+// Outages of etcd, counted once for all that have part in them.
+
 package etcd
 
 import (

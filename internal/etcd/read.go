@@ -1,3 +1,5 @@
+// Reads at a revision, or of the present.
+
 package etcd
 
 import (

@@ -1,3 +1,5 @@
+// How a request is repeated until etcd has answered it: Do, and its pauses.
+
 package etcd
 
 import (

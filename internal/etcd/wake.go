@@ -1,3 +1,5 @@
+// Waking a connection that gRPC lets rest after an outage.
+
 package etcd
 
 import (

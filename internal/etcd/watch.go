@@ -1,3 +1,5 @@
+// A watch that begins now.
+
 package etcd
 
 import (

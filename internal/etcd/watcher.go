@@ -1,3 +1,5 @@
+// The stream that the watches of a client share, and what is done when it is bad.
+
 package etcd
 
 import (

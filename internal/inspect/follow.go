@@ -1,3 +1,5 @@
+// Following a queue: the requests that keep a snapshot of it up to date.
+
 package inspect
 
 import (

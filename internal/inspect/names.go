@@ -1,3 +1,5 @@
+// The names of the locks that have entries.
+
 package inspect
 
 import (

@@ -1,3 +1,5 @@
+// Which keys of a session are in use.
+
 package keyspace
 
 import "math/bits"

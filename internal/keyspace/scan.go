@@ -1,3 +1,5 @@
+// The names of locks among keys.
+
 package keyspace
 
 import "strings"

@@ -1,3 +1,5 @@
+// A snapshot of a queue that is kept up to date.
+
 package queue
 
 import (

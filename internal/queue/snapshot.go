@@ -1,3 +1,5 @@
+// A queue as somebody outside sees it, at one revision.
+
 package queue
 
 import (

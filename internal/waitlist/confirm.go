@@ -1,3 +1,6 @@
+// What an entry asks that nothing of others is before: whether it is there, and whether holders of its own
+// list are.
+
 package waitlist
 
 import (

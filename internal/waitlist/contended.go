@@ -1,3 +1,5 @@
+// Telling a holder that another entry of the list waits for it.
+
 package waitlist
 
 // WhenContended has signal called as soon as another entry of the list waits for what the entry excludes,

@@ -1,3 +1,5 @@
+// How entries leave, and what that means for those behind.
+
 package waitlist
 
 import (

@@ -1,3 +1,5 @@
+// What a waiting entry has to do next: the steps that its owner carries out.
+
 package waitlist
 
 import (

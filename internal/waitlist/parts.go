@@ -1,3 +1,5 @@
+// What an acquisition needs that has entries in several lists.
+
 package waitlist
 
 import "github.com/etcdlock/etcdlock/internal/keyspace"

@@ -1,3 +1,5 @@
+// What is known of the queue: its keys, and what readings and events change in that.
+
 package waitlist
 
 import (

@@ -1,3 +1,5 @@
+// What the list makes of the watches of its entries.
+
 package waitlist
 
 import (
