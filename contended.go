@@ -128,5 +128,5 @@ func (e *entry) excludes(kind keyspace.Kind) bool {
 	w := e.whole()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return kind == keyspace.Exclusive || kind == keyspace.Shared && e.mode != readMode
+	return kind != keyspace.Foreign && queue.Blocks(e.mode.kind(), kind)
 }

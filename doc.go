@@ -86,8 +86,8 @@
 //	reply lost, leader changes           nothing: the request is repeated
 //	etcd away, shorter than the TTL      waiting goes on; the hold stays
 //	etcd away, longer                    Done at the deadline: ErrLost, ErrSessionExpired; a Lock of New waits on
-//	lease revoked by somebody            the same, within 500 ms where a hold is watched or a wait near the front
-//	entry deleted by somebody            ErrLost alone, as soon; of other waits and holds within 5/8 of the TTL
+//	lease revoked by somebody            the same, within 500 ms if the hold is watched or the wait near the front
+//	entry deleted by somebody            ErrLost alone, in the same time; elsewhere within 5/8 of the TTL
 //	session closed or orphaned           ErrLost and ErrSessionClosed; waiters: ErrSessionClosed
 //	process dies                         the next one is granted when the lease has expired
 //	process paused for longer            Valid is false at once on waking, Txn says ErrLost

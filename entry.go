@@ -27,8 +27,8 @@ import (
 type entry struct {
 	s    *Session
 	name string
-	// first is, of a part of a Multi's acquisition, the part that stands for all of them: its own mu and
-	// state count. It is nil in any other entry. See multi.go.
+	// first is the first part of a Multi's acquisition, itself included: its mu and state are those of
+	// all parts. It is nil in any other entry. See multi.go.
 	first *entry
 	// rev is the keys' CreateRevision: place in the queue and token.
 	//
@@ -47,8 +47,8 @@ type entry struct {
 	announced, lossUnreported bool
 	// lostWithSession: it was lost because the session ended, by what was known then.
 	lostWithSession bool
-	// fenced: a guard that its holder may have sent depends on the key; downgraded: of a write lock
-	// only the shared key is left.
+	// fenced: its holder may have sent a transaction that compares the key; downgraded: of a write
+	// lock only the shared key is left.
 	fenced, downgraded bool
 	own                *waitlist.Entry // nil while it is the only one of its name: see enlist
 	// key is what the entry is known by.
@@ -59,8 +59,8 @@ type entry struct {
 
 // acquiring is what most holds do without: of 10,000 locks it would be half the memory.
 type acquiring struct {
-	// behind: an entry of a Multi found something before one of its parts, if only an entry of its session
-	// that is over by now: the others may have been removed meanwhile.
+	// behind: a part of a Multi had something before it, so that in the end all parts are read: others
+	// may have been removed meanwhile.
 	behind bool
 	trace  *trace // for hooks, nil without
 	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade

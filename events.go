@@ -14,8 +14,6 @@ import (
 	"time"
 )
 
-// What hooks and log are told of a session and its locks: never with a mutex of the package taken.
-
 // trace is what the hooks are told of an entry. It is nil if there are no hooks.
 type trace struct {
 	ctx                      context.Context // of the call that asked for the lock

@@ -22,6 +22,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // What may befall an acquisition between any two of its steps.
@@ -348,8 +349,12 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	if kind == "RWMutex read" {
 		s.wants = readMode
 	}
-	before, _ := queue.Blockers("a", s.wants.kind(), queue.MaxRev, f.entries("a/"), true)
-	s.deep = !before.Last
+	kinds := map[keyspace.Kind]int{}
+	for _, e := range f.entries("a/") {
+		kinds[keyspace.KindOf("a", e.Key)]++
+	}
+	s.deep = kinds[keyspace.Exclusive] > waitlist.Lookahead ||
+		kinds[keyspace.Exclusive] > 0 && s.wants.kind() == keyspace.Exclusive && kinds[keyspace.Shared] > 2*waitlist.Lookahead
 	s.own.keepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
 			return 0, nil

@@ -15,8 +15,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// How a session gets its lease, asks after it, and gives it back.
-
 func (s *Session) leaseString() string { return strconv.FormatInt(int64(s.id), 16) }
 
 // errTooLate: when the reply came, the lease had expired, or might have.

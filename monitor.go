@@ -10,8 +10,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// How a hold ends. That others have ended it, it hears from holdwatch.go or from the session's inspection.
-
 // holdContext is what tells of a hold's end.
 type holdContext struct {
 	ctx     context.Context // of the hold

@@ -13,8 +13,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// How entries are taken out of the queue.
-
 // createdAt compares that key is that of an entry with this revision.
 func createdAt(key string, rev int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
@@ -68,9 +66,9 @@ func removeKeys(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []strin
 	return r, nil
 }
 
-// nextMax is how many entries such a request looks for: with a Multi's own keys, and what etcd needs
-// beside, they are half of the operations that etcd allows in a txn.
-const nextMax = 32
+// maxLooked is how many entries such a request looks for. With the 32 keys of a Multi that makes about
+// half of the 128 operations that etcd allows in a txn.
+const maxLooked = 32
 
 // remove removes the entry from the queue: see removeKeys. found says whether the key that the entry is
 // known by was there, or may have been; of a Multi, all keys. next are the entries of the session behind it.

@@ -13,8 +13,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// How a session keeps its lease alive, and knows until when it can be vouched for.
-
 // renewal is the outcome of one attempt to renew.
 type renewal struct {
 	sent time.Time

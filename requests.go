@@ -13,8 +13,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// The requests of a session, and their errors in the words of callers.
-
 // txn sends a transaction of the session until etcd has answered, or ctx or life ends. It must be
 // safe to repeat, and to run beside itself.
 func (s *Session) txn(ctx, life context.Context, build func(clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, ambiguous bool, err error) {

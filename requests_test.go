@@ -18,7 +18,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // What each operation costs, in requests on the wire, exactly.
@@ -133,7 +133,7 @@ func TestRequests_MutexBehindMutex(t *testing.T) {
 // there. Deeper in the queue first a watch on the last but two. No read is
 // needed when the last one leaves.
 func TestRequests_ContendedDeeper(t *testing.T) {
-	for _, below := range []int{queue.Lookahead, queue.Lookahead + 1, queue.Lookahead + 3, enqueueReadLimit + 2} {
+	for _, below := range []int{waitlist.Lookahead, waitlist.Lookahead + 1, waitlist.Lookahead + 3, enqueueReadLimit + 2} {
 		for i, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Mutex", "RWMutex", "RWMutex read"} {
 			writers := i >= 3
 			t.Run(fmt.Sprintf("%s behind %d, write locks %t", kind, below, writers), func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 				for i, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
 					require.NoError(t, err)
-					if i == len(tickets)-queue.Lookahead && below > queue.Lookahead {
+					if i == len(tickets)-waitlist.Lookahead && below > waitlist.Lookahead {
 						reads, watches = reads+1, watches+1 // it is seen that these are all
 						w.WaitFor(t, reads, watches)
 					}
@@ -246,7 +246,7 @@ func TestRequests_EnqueueFarBehind(t *testing.T) {
 // turn to be next but one.
 func TestRequests_FewOfMany(t *testing.T) {
 	const own = 5
-	for _, below := range []int{queue.Lookahead + 1, enqueueReadLimit + 1} {
+	for _, below := range []int{waitlist.Lookahead + 1, enqueueReadLimit + 1} {
 		t.Run(fmt.Sprint(below), func(t *testing.T) {
 			name := lockName(t)
 			other := NewMutex(newTestSession(t, cluster.Client(t)), name)

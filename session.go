@@ -42,7 +42,6 @@ type Session struct {
 	// keepAlive renews the lease once and returns the TTL that etcd granted anew, which is not
 	// positive if the lease is gone.
 	keepAlive func(ctx context.Context) (ttl int64, err error)
-
 	wallClock func() time.Time
 
 	ctx    context.Context // ends with the session

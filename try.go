@@ -73,16 +73,17 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 // not block the entry. It returns ErrLocked if they did.
 func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) (clientv3.Cmp, error) {
 	from, to := keyspace.Blocking(e.name, e.mode.kind())
-	v, known := queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(got.Kvs), got.Count <= int64(len(got.Kvs)))
-	if !known {
+	blocked := func(got *pb.RangeResponse) bool {
+		return queue.Blocked(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(got.Kvs))
+	}
+	if !blocked(got) && got.Count > int64(len(got.Kvs)) {
 		all, now, err := e.s.read(ctx, e.s.ctx, 0, etcd.ReadRange(from, to))
 		if err != nil {
 			return clientv3.Cmp{}, err
 		}
-		at = now
-		v, _ = queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(all[0].Kvs), true)
+		at, got = now, all[0]
 	}
-	if len(v.Blockers) > 0 {
+	if blocked(got) {
 		return clientv3.Cmp{}, ErrLocked
 	}
 	return clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1), nil

@@ -14,8 +14,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// How a waiter makes the requests that its list asks for.
-
 // advance does what the list says until the entry has the lock or has to wait.
 func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 	for {

@@ -17,8 +17,9 @@ import (
 // A waiter waits, from the txn that put its entry into the queue, until the entry has the lock. It
 // does what the waitlist of its session says:
 //
-//  1. As long as two entries of the list wait before it, it asks etcd nothing: it is right to wait
-//     for them, and until one of them is near the front it is not.
+//  1. As long as two entries of the list wait before it, it asks etcd nothing: it has to wait for
+//     them anyway, and can't be near the front before they are. (While the lock goes from one entry
+//     of the list to the next, one of those behind the two reads ahead.)
 //  2. The front-most two read what blocks them, unless that is known already. Near the front that
 //     is all that is left below, otherwise the last entry but two.
 //  3. They watch that from now, and verify that it was there when the watch began.
@@ -32,9 +33,9 @@ import (
 // nothing that blocks it was below, but for entries of its session that were given back, or given up
 // before they had the lock, and whose fence is not in use. The list keeps it.
 //
-// Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read below
-// that shows a queue without us, and a read of a member that lags may miss what the watch has missed
-// too; so reads are pinned, or linearizable.
+// Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read at
+// an older revision does not show the entry itself, and a member that lags may miss the event that
+// the watch has missed; so reads are pinned, or linearizable.
 type waiter struct {
 	*entry
 	watch  *etcd.Watch
@@ -146,8 +147,8 @@ func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
 	return err
 }
 
-// handleErr returns the error that ends the wait, or nil, after a pause if err passes; then the
-// waiter reads the present.
+// handleErr returns the error that ends the wait. If err is temporary, it pauses and returns nil, and
+// the waiter then reads the present.
 func (w *waiter) handleErr(ctx context.Context, err error) error {
 	if final := w.ending(ctx, err); err == nil || final != nil {
 		return final

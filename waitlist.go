@@ -146,11 +146,7 @@ func (e *entry) awaitLeft(ctx context.Context) error {
 
 // aloneIn reports whether nothing that blocks the entry is in the queue.
 func (e *entry) aloneIn(seen *waitlist.Listing) bool {
-	if seen == nil {
-		return false
-	}
-	v, known := queue.Blockers(e.name, e.mode.kind(), queue.MaxRev, seen.Keys, seen.Low <= seen.High)
-	return known && len(v.Blockers) == 0
+	return seen != nil && seen.Low <= seen.High && !queue.Blocked(e.name, e.mode.kind(), queue.MaxRev, seen.Keys)
 }
 
 // fencedLocked reports whether those behind the entry have to wait until etcd has removed it: what
@@ -175,7 +171,7 @@ func (e *entry) leaveLocked() (next []queue.Entry) {
 			p.delistLocked()
 		}
 	}
-	return next[:min(len(next), nextMax)]
+	return next[:min(len(next), maxLooked)]
 }
 
 // delist takes note that nothing of the entry is in etcd: see waitlist.Entry.Removed. Where an earlier

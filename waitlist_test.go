@@ -13,7 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // crowd is a session on the fake whose waiters are behind others, and what it asks etcd.
@@ -74,7 +74,7 @@ func (c *crowd) pass() {
 
 // Of any number of waiters of a session the two in front ask etcd. What they learn serves the others.
 func TestWaitlist_TwoAsk(t *testing.T) {
-	for _, others := range []int{1, queue.Lookahead + 1, enqueueReadLimit - 2, 3 * enqueueReadLimit} {
+	for _, others := range []int{1, waitlist.Lookahead + 1, enqueueReadLimit - 2, 3 * enqueueReadLimit} {
 		for _, waiters := range []int{1, 2, 5, 60} {
 			t.Run(fmt.Sprintf("%d behind %d", waiters, others), func(t *testing.T) {
 				inCrowd(t, others, waiters, func(c *crowd) {

@@ -125,7 +125,6 @@ func (s *Snapshot) markHolders(queue []Acquisition) {
 	}
 	for i := range queue {
 		a := &queue[i]
-		v, _ := Blockers(s.Name, keyspace.KindOf(s.Name, a.Key), a.Rev, front, true)
-		a.Holds = len(v.Blockers) == 0
+		a.Holds = !Blocked(s.Name, keyspace.KindOf(s.Name, a.Key), a.Rev, front)
 	}
 }

@@ -53,9 +53,7 @@ func TestSnapshot_HoldersProperty(t *testing.T) {
 			if e.SharedKey != "" {
 				require.Equal(t, e.Rev, s.Keys[e.SharedKey].Rev)
 			}
-			v, ok := Blockers(name, keyspace.KindOf(name, e.Key), e.Rev, all, true)
-			require.True(t, ok)
-			require.Equal(t, len(v.Blockers) == 0, e.Holds, "seed %d: %v in %v", seed, e, all)
+			require.Equal(t, !Blocked(name, keyspace.KindOf(name, e.Key), e.Rev, all), e.Holds, "seed %d: %v in %v", seed, e, all)
 		}
 	}
 }

@@ -9,9 +9,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// What an entry asks that nothing of others is before: whether it is there, and whether holders of its own
-// list are.
-
 // confirmMax is how many entries one reading confirms. Etcd allows 128 operations in a txn.
 const confirmMax = 64
 

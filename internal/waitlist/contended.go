@@ -2,6 +2,8 @@
 
 package waitlist
 
+import "github.com/etcdlock/etcdlock/internal/queue"
+
 // WhenContended has signal called as soon as another entry of the list waits for what the entry excludes,
 // which has the lock. It is called once or more, with the list's mutex held: it is only to close a channel,
 // or the like.
@@ -20,7 +22,7 @@ func (l *List) contendLocked() {
 			continue
 		}
 		for _, p := range l.places[i+1:] {
-			if p.own != nil && p.own.state == waiting && blocks(e.kind, p.kind) {
+			if p.own != nil && p.own.state == waiting && queue.Blocks(e.kind, p.kind) {
 				e.contended()
 				e.contended = nil
 				break

@@ -9,8 +9,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// How entries leave, and what that means for those behind.
-
 // Leave says that the entry was given back or withdrawn, before the request that removes it is
 // sent. fence says that what its holder has made of it may still be carried out, so that those
 // behind have to wait until it is gone. next are the entries that the request is to look for.
@@ -27,7 +25,7 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 		e.state = left
 	}
 	l.changed = true
-	l.settleLocked()
+	l.grantLocked()
 	return next
 }
 
@@ -38,7 +36,7 @@ func (e *Entry) Lost(at int64) {
 	defer e.l.mu.Unlock()
 	e.state = leaving
 	e.l.suspectLocked(queue.Entry{}, at)
-	e.l.settleLocked()
+	e.l.grantLocked()
 }
 
 // Missing says that the entry, which has not left, was not in etcd at revision at.
@@ -49,7 +47,7 @@ func (e *Entry) Missing(at int64) (lost []*Entry) {
 	if e.rev > 0 {
 		lost = l.goneLocked(nil, queue.Entry{Key: e.keys[0], Rev: e.rev}, at)
 	}
-	l.settleLocked()
+	l.grantLocked()
 	return lost
 }
 
@@ -149,6 +147,6 @@ func (l *List) checkNextLocked(at int64, next, there []queue.Entry) (lost []*Ent
 			lost = l.goneLocked(lost, q, at)
 		}
 	}
-	l.settleLocked()
+	l.grantLocked()
 	return lost
 }

@@ -3,8 +3,9 @@
 // is told of what was registered, read, heard and given back, and each waiting entry asks Next
 // what to do. It knows nothing of sessions and leases.
 //
-// Only the two front-most waiting entries ask etcd, the second to be prepared. For the others it
-// is right to wait for the entries of the same session before them.
+// Only the two front-most waiting entries ask etcd, the second to be prepared; while the lock goes
+// from one entry of the list to the next, one more reads ahead. The others have to wait for the
+// entries before them anyway.
 //
 // Invariant (I1): an entry is granted only after a revision at which it was in the queue and
 // every lower key that blocks it was of an entry of its own list that has left without a fence.
@@ -30,8 +31,8 @@ type List struct {
 	marks  [2]int64 // of the exclusive and of the shared ones
 	latest int64    // the highest revision at which something was found to be gone
 	size   int64    // of the queue, in keys, as it was last read
-	// keys are those of entries, from before the txn that writes them is sent. What is seen under
-	// one belongs to the entry only if etcd has told the entry's revision, and it is this.
+	// keys are those of entries, from before the txn that writes them is sent. A key that is seen is
+	// an entry's only if its revision is the one that etcd gave the entry.
 	keys map[string]*Entry
 	// removed are the revisions of entries that have left, by key. A reading or a reply that is
 	// late still shows them.
@@ -54,8 +55,8 @@ type Entry struct {
 	kind  keyspace.Kind
 	state state
 	rev   int64 // 0 while it is not known
-	// since is a revision at which, or after which, it has to have been in the queue to be
-	// granted: what was in its way was gone there, or others of the list were.
+	// since: it is granted only when it was seen in the queue at this revision or later. It is that
+	// at which a key before it, or another entry of the list, was found to be gone.
 	since  int64
 	gone   int64 // what was under its keys up to this revision is gone
 	from   int64 // between this revision and rev all is known
@@ -106,7 +107,7 @@ func (e *Entry) Rekey(keys ...string) {
 		l.keys[key] = e
 	}
 	l.changed = true
-	l.settleLocked()
+	l.grantLocked()
 }
 
 func (e *Entry) disownLocked() {
@@ -127,7 +128,7 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	if rev <= e.gone {
 		e.state = missing
 	}
-	late := true // it may not be known when what was below has gone
+	late := true // nobody may know at which revision what was below has gone
 	if seen != nil {
 		if seen.Low <= seen.High {
 			e.from = seen.Low
@@ -143,7 +144,7 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 		e.state = held
 		e.clearBelowLocked()
 	}
-	l.settleLocked()
+	l.grantLocked()
 	return lost
 }
 
@@ -169,7 +170,7 @@ func (e *Entry) BehindMore(n int) bool {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
 	for i := range e.l.places {
-		if p := &e.l.places[i]; p.own != nil && p.own.state != left && blocks(p.kind, e.kind) {
+		if p := &e.l.places[i]; p.own != nil && p.own.state != left && queue.Blocks(p.kind, e.kind) {
 			if n--; n < 0 {
 				return true
 			}
@@ -201,9 +202,9 @@ func (l *List) Empty() bool {
 	return len(l.keys) == 0
 }
 
-// settleLocked grants what is entitled, the front-most first, and wakes those who have something
+// grantLocked grants what is entitled, the front-most first, and wakes those who have something
 // to do then: those who come to the front, and, after a change, those who are there.
-func (l *List) settleLocked() {
+func (l *List) grantLocked() {
 	var any, exclusive bool // is in the way
 	for i := 0; i < len(l.places) && !exclusive; i++ {
 		p := l.places[i]

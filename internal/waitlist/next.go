@@ -70,11 +70,17 @@ func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, ke
 	return seen
 }
 
+// Lookahead is how many exclusive entries are before a waiter when it prepares for its grant. It is right to
+// wait for any lower entry. Near the front a waiter waits for all that is left, together, so that it needs no
+// read between the leaving of the last of them and its own grant. Deeper it waits for the entry whose leaving
+// brings it near the front. With one instead of two it would have no more time to prepare than one hold takes.
+const Lookahead = 2
+
 // Reads of the queue in the order of revisions have etcd sort all of it, whatever their limit.
 const (
 	// downLimit is how many keys a reading downward shows at first: a writer's own two, the two
 	// each of the writers that are near, and of one more, and one to know that these are all.
-	downLimit = 2 + 2*(queue.Lookahead+1) + 1
+	downLimit = 2 + 2*(Lookahead+1) + 1
 	// upLimit is how many a reading upward does, for all of the list that are among them.
 	upLimit = 64
 )
@@ -113,7 +119,7 @@ func (e *Entry) Next() Step {
 		return e.confirmLocked()
 	case e == front[0]:
 		return e.askLocked()
-	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p place) bool { return p.Rev > front[0].rev || !blocks(p.kind, front[0].kind) })):
+	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p place) bool { return p.Rev > front[0].rev || !queue.Blocks(p.kind, front[0].kind) })):
 		return e.askLocked() // what the first one does not ask
 	case e == front[2] && e.read == 0:
 		return e.readLocked()
@@ -121,7 +127,7 @@ func (e *Entry) Next() Step {
 	return Step{}
 }
 
-// askLocked is what to do for others to leave that block the entry, or to find out about them.
+// askLocked is the watch or the reading for entries of others that block this one, or may.
 //
 // The watch comes first and the reading after it, so that nothing is missed in between. Near the
 // front the watch reaches to the entry's own key: when the last blocker has gone no reading comes
@@ -138,9 +144,9 @@ func (e *Entry) askLocked() Step {
 	wide := complete && l.manyLocked()
 	targets, deep := writers, false
 	switch n := len(writers); {
-	case !wide && n > queue.Lookahead:
-		targets, deep = writers[n-queue.Lookahead-1:n-queue.Lookahead], true
-	case n > 0 && !wide && (!complete || len(readers) > 2*queue.Lookahead):
+	case !wide && n > Lookahead:
+		targets, deep = writers[n-Lookahead-1:n-Lookahead], true
+	case n > 0 && !wide && (!complete || len(readers) > 2*Lookahead):
 		// The readers can't be gone before the last writer is.
 	case complete:
 		targets = append(writers, readers...)
@@ -170,8 +176,8 @@ func (e *Entry) askLocked() Step {
 }
 
 // rangeLocked is the range to watch for the targets to leave, and near the front for the entry
-// itself and those of the list behind it. A reader's reaches to all readers. So does one whose
-// reading is to come: write locks have shared keys too.
+// itself and those of the list behind it. A reader's covers all
+// shared keys. So does that of an entry which has not read the queue yet: a write lock has a shared key.
 func (e *Entry) rangeLocked(targets []place, deep, unsure bool) (from, to string) {
 	from, to = targets[0].Key, targets[0].Key+"\x00"
 	if deep {
@@ -246,12 +252,12 @@ func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
 			e.all = e.all || seen.Low > 1 // it would not suffice the next time either
 		}
 	}
-	l.settleLocked()
+	l.grantLocked()
 	return lost
 }
 
-// manyShare is which part of a queue, at least, the entries of a list are that watch all of it.
-// It bounds to how many clients etcd tells each release: a watch of one waiter is told of hardly
+// manyShare: a session whose entries are at least a quarter of a queue watches all of it. That bounds
+// to how many clients etcd tells each release: a watch of one waiter is told of hardly
 // any but the one that it waits for.
 const manyShare = 4
 

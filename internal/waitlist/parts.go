@@ -4,8 +4,6 @@ package waitlist
 
 import "github.com/etcdlock/etcdlock/internal/keyspace"
 
-// What an acquisition needs that has entries in several lists.
-
 // WakeWith has the entry wake who waits for another one, before anything can have happened to it. Next
 // is asked of all entries that wake together.
 func (e *Entry) WakeWith(o *Entry) {

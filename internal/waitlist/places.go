@@ -27,7 +27,7 @@ type Listing struct {
 // does.
 func (seen *Listing) clear(name string, kind keyspace.Kind) bool {
 	return seen != nil && seen.Low <= 1 && seen.Low <= seen.High && (seen.Shared || kind == keyspace.Shared) &&
-		!slices.ContainsFunc(seen.Keys, func(q queue.Entry) bool { return blocks(keyspace.KindOf(name, q.Key), kind) })
+		!queue.Blocked(name, kind, queue.MaxRev, seen.Keys)
 }
 
 // place is a key in the queue.
@@ -43,11 +43,6 @@ type place struct {
 // inWay reports whether those above that it blocks have to wait for it.
 func (p *place) inWay() bool {
 	return p.own == nil || p.own.state != left && p.own.state != missing
-}
-
-// blocks reports whether a key of one kind is in the way of a higher entry of another (I2).
-func blocks(lower, higher keyspace.Kind) bool {
-	return lower == keyspace.Exclusive || lower == keyspace.Shared && higher == keyspace.Exclusive
 }
 
 func (l *List) findLocked(q queue.Entry) (i int, known bool) {
@@ -106,7 +101,7 @@ func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
 		}
 		// What was there before, and is not in it, nobody may have known.
 		for _, p := range l.places {
-			if e := p.own; e != nil && e.from-1 > l.marks[i] && blocks(kind, e.kind) {
+			if e := p.own; e != nil && e.from-1 > l.marks[i] && queue.Blocks(kind, e.kind) {
 				e.since = max(e.since, seen.At)
 			}
 		}
@@ -162,7 +157,7 @@ func (l *List) suspectLocked(q queue.Entry, at int64) {
 	l.latest, l.changed = max(l.latest, at), true
 	for i := range l.places {
 		e := l.places[i].own
-		if e != nil && e.rev > q.Rev && (q.Key == "" || blocks(keyspace.KindOf(l.name, q.Key), e.kind)) {
+		if e != nil && e.rev > q.Rev && (q.Key == "" || queue.Blocks(keyspace.KindOf(l.name, q.Key), e.kind)) {
 			e.since = max(e.since, at)
 		}
 	}
@@ -171,7 +166,7 @@ func (l *List) suspectLocked(q queue.Entry, at int64) {
 // clearBelowLocked strikes off all of others that the entry, which has the lock, would exclude.
 func (e *Entry) clearBelowLocked() {
 	l := e.l
-	l.places = slices.DeleteFunc(l.places, func(p place) bool { return p.own == nil && p.Rev < e.rev && blocks(p.kind, e.kind) })
+	l.places = slices.DeleteFunc(l.places, func(p place) bool { return p.own == nil && p.Rev < e.rev && queue.Blocks(p.kind, e.kind) })
 	l.marks[0] = max(l.marks[0], e.rev-1)
 	if e.kind == keyspace.Exclusive {
 		l.marks[1] = max(l.marks[1], e.rev-1)
@@ -188,7 +183,7 @@ func (l *List) completeLocked(e *Entry) bool {
 func (l *List) belowLocked(e *Entry, kind keyspace.Kind, own bool) (below []place) {
 	complete := l.completeLocked(e)
 	for _, p := range l.places {
-		if p.Rev < e.rev && p.kind == kind && blocks(kind, e.kind) && (complete || p.Rev >= e.from) && (own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0] || !own && p.own == nil) {
+		if p.Rev < e.rev && p.kind == kind && queue.Blocks(kind, e.kind) && (complete || p.Rev >= e.from) && (own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0] || !own && p.own == nil) {
 			below = append(below, p)
 		}
 	}

@@ -39,7 +39,7 @@ func (e *Entry) Opened(w *Watch) {
 	if from, to := l.allLocked(); l.wide == nil && w.contains(from, to) {
 		l.wide, l.spare, l.changed = w, false, true
 	}
-	l.settleLocked()
+	l.grantLocked()
 }
 
 // Close says that the entry does not listen to its watch any more, since it is broken or not what
@@ -82,7 +82,7 @@ func (e *Entry) closeLocked(broken bool) (closing []*Watch) {
 			}
 		}
 	}
-	l.settleLocked()
+	l.grantLocked()
 	return closing
 }
 
@@ -93,7 +93,7 @@ func (l *List) Awaited() (keys []string) {
 	front := l.frontLocked()
 	for _, e := range front[:2] {
 		for i := range l.places {
-			if p := &l.places[i]; e != nil && p.own == nil && p.Rev < e.rev && blocks(p.kind, e.kind) && l.trackedLocked(p) {
+			if p := &l.places[i]; e != nil && p.own == nil && p.Rev < e.rev && queue.Blocks(p.kind, e.kind) && l.trackedLocked(p) {
 				keys = append(keys, p.Key)
 			}
 		}
@@ -107,7 +107,7 @@ func (l *List) Saw(seen *Listing) (lost []*Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	lost = l.applyLocked(seen)
-	l.settleLocked()
+	l.grantLocked()
 	return lost
 }
 
@@ -130,7 +130,7 @@ func (e *Entry) Fail() {
 	defer e.l.mu.Unlock()
 	e.fresh = true
 	e.readOverLocked()
-	e.l.settleLocked()
+	e.l.grantLocked()
 }
 
 // Heard takes note of what the entry's watch has told: these deletions, in order. lost are entries
@@ -151,7 +151,7 @@ func (e *Entry) Heard(deletions []Deletion) (lost []*Entry) {
 		}
 		e.watch.upTo = max(e.watch.upTo, d.Rev)
 	}
-	l.settleLocked()
+	l.grantLocked()
 	return lost
 }
 

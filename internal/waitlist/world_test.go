@@ -111,7 +111,7 @@ func entries(s map[string]int64, from, to string) (q []queue.Entry) {
 // inWay are the keys of a state that block an entry.
 func inWay(s map[string]int64, rev int64, kind keyspace.Kind) (q []queue.Entry) {
 	for k, r := range s {
-		if kk := keyspace.KindOf("a", k); r < rev && blocks(kk, kind) {
+		if kk := keyspace.KindOf("a", k); r < rev && queue.Blocks(kk, kind) {
 			q = append(q, queue.Entry{Key: k, Rev: r})
 		}
 	}
@@ -443,7 +443,7 @@ func (w *world) checkExclusion() {
 			if b != a && b.held && !b.over && !b.hurt && (a.kind == keyspace.Exclusive || b.kind == keyspace.Exclusive) {
 				w.fail("%s and %s have the lock", a.name, b.name)
 			}
-			if b.fence && !b.hurt && w.state()[b.keys[0]] == b.rev && b.over && b.rev < a.rev && blocks(b.kind, a.kind) {
+			if b.fence && !b.hurt && w.state()[b.keys[0]] == b.rev && b.over && b.rev < a.rev && queue.Blocks(b.kind, a.kind) {
 				w.fail("%s has the lock while %s's fence is in use", a.name, b.name)
 			}
 		}
