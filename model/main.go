@@ -1,4 +1,4 @@
-// Command model searches the protocol as it is written in lock.pml, with the
+// Command model searches the protocol as it is written in lock.pml and multi.pml, with the
 // model checker Spin: whether what doc.go promises holds in every order of
 // events, within bounds that are printed, and whether that is noticed for each
 // line of the protocol that is left out (a mutant).
@@ -45,7 +45,7 @@ func main() {
 	write := flag.Bool("write", false, "write README.md from what is found")
 	only := flag.String("only", "", "run what has this in its name or bounds")
 	parallel := flag.Int("j", min(2, runtime.NumCPU()), "how many at a time; one takes up to 3.5 GB")
-	dir := flag.String("dir", "model", "where lock.pml is")
+	dir := flag.String("dir", "model", "where the models are")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -76,7 +76,7 @@ func run(ctx context.Context, dir, only string, parallel int, write bool) error 
 	if len(jobs) == 0 || write && only != "" {
 		return fmt.Errorf("nothing is called %q, or it is not all there is to write", only)
 	}
-	model, err := filepath.Abs(filepath.Join(dir, "lock.pml"))
+	models, err := filepath.Abs(dir)
 	if err != nil {
 		return err
 	}
@@ -91,7 +91,7 @@ func run(ctx context.Context, dir, only string, parallel int, write bool) error 
 	for range max(1, parallel) {
 		wg.Go(func() {
 			for j := range work {
-				j.run(ctx, model)
+				j.run(ctx, models)
 				close(j.done)
 			}
 		})
@@ -117,11 +117,11 @@ func run(ctx context.Context, dir, only string, parallel int, write bool) error 
 	return nil
 }
 
-func (j *job) run(ctx context.Context, model string) {
+func (j *job) run(ctx context.Context, dir string) {
 	if j.search != nil {
-		j.result, j.err = search1(ctx, model, j.search)
+		j.result, j.err = search1(ctx, dir, j.search)
 	} else {
-		j.result, j.err = findMutant(ctx, model, j.mutant)
+		j.result, j.err = findMutant(ctx, dir, j.mutant)
 	}
 }
 

@@ -1,12 +1,22 @@
 package main
 
-// A mutant is the protocol without one of its lines, ok(number) in lock.pml.
+// A mutant is the protocol without one of its lines, ok(number) in the model.
 type mutant struct {
 	Number  int
 	Without string // the line
 	Bounds  string
-	Found   string // the assertion that notices, by its name in lock.pml
+	Found   string // the assertion that notices, by its name in the model
 	Why     string // what the trail shows
+}
+
+// The mutants of multi.pml come last.
+const firstOfMulti = 25
+
+func (m *mutant) file() string {
+	if m.Number >= firstOfMulti {
+		return multi
+	}
+	return lock
 }
 
 var mutants = []mutant{
@@ -129,5 +139,20 @@ var mutants = []mutant{
 		24, "the session sweeps its lease for keys that no entry uses", "-DN=2 -DFAULTS=1 -DLATE=1", "served",
 		"A request is carried out after everybody has ceased to look for it, as when a member wakes after minutes. What it writes belongs to nobody. " +
 			"So it jams the lock until the session ends, unless the session looks through its lease now and then.",
+	},
+	{
+		25, "one txn writes the entries of all names", "-DN=2", "served",
+		"Two acquisitions want the same two names, and take one after the other, in different orders. Each has one and waits for the other's. " +
+			"Entries of one revision stand in the same order in every queue, so that of all that wait, the first one waits for nobody that waits.",
+	},
+	{
+		26, "after a wait, one read shows that all entries are there", "-DN=2 -DOTHERS=1", "I1",
+		"It had one of its names at once, and waited for the other. Meanwhile somebody removed the entry of the first. " +
+			"So there is no revision at which it had both: it asks for all of them before it is granted.",
+	},
+	{
+		27, "a Multi that has lost one entry removes the others", "-DN=2 -DOTHERS=1", "served",
+		"Somebody removes one of its entries. It learns that, and leaves. " +
+			"Its entries of the other names stay, and jam them.",
 	},
 }

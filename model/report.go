@@ -35,6 +35,7 @@ func writeReadme(file string, jobs []*job) error {
 	type row struct {
 		Search search
 		Mutant mutant
+		Of     string // the model, if it is not that of one name
 		R      result
 	}
 	data := struct {
@@ -46,7 +47,11 @@ func writeReadme(file string, jobs []*job) error {
 		if j.search != nil {
 			data.Searches = append(data.Searches, row{Search: *j.search, R: j.result})
 		} else {
-			data.Mutants = append(data.Mutants, row{Mutant: *j.mutant, R: j.result})
+			r := row{Mutant: *j.mutant, R: j.result}
+			if j.mutant.file() == multi {
+				r.Of = multi + ", "
+			}
+			data.Mutants = append(data.Mutants, r)
 		}
 	}
 	var b bytes.Buffer

@@ -3,11 +3,18 @@ package main
 // A search is one of everything that can happen within its bounds; see bounds.pml.
 type search struct {
 	Name   string
+	File   string // the model, lock if it is empty
 	Bounds string
 	// Formula, if there is one, is searched for cycles in which every process that can
 	// go on does (weak fairness); otherwise all assertions are.
 	Formula string
 }
+
+// The models.
+const (
+	lock  = "lock.pml"  // of one name
+	multi = "multi.pml" // of several names at once
+)
 
 var searches = []search{
 	{Name: "three readers or writers, which may downgrade", Bounds: "-DN=3 -DKINDS=666"},
@@ -30,6 +37,11 @@ var searches = []search{
 	{Name: "two of one session, a guarded transaction, and a lease that is renewed or expires", Bounds: "-DN=2 -DPAIR=1 -DUSES=1 -DTICKS=4"},
 	{Name: "two sessions, one with two, and writes that come when nobody looks any more", Bounds: "-DN=3 -DPAIR=1 -DFAULTS=1 -DLATE=1"},
 	{Name: "two of one session that may give up, and such writes", Bounds: "-DN=2 -DPAIR=1 -DKINDS=33 -DFAULTS=1 -DCANCELS=1 -DLATE=1"},
+
+	{Name: "several names: three of two names, each to read or to write", File: multi, Bounds: "-DN=3 -DM=2"},
+	{Name: "several names: two of one session that may give up", File: multi, Bounds: "-DN=3 -DM=2 -DPAIR=1 -DCANCELS=1"},
+	{Name: "several names: two of one session, and somebody removes a part", File: multi, Bounds: "-DN=3 -DM=2 -DPAIR=1 -DOTHERS=1"},
+	{Name: "several names: three names", File: multi, Bounds: "-DN=3 -DM=3"},
 
 	{Name: "liveness: three mutexes", Bounds: "-DN=3", Formula: "served"},
 	{Name: "liveness: two of any kind, a bad network", Bounds: "-DN=2 -DKINDS=77 -DFAULTS=1", Formula: "served"},

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,8 +33,8 @@ type result struct {
 const memory = 3500
 
 // search1 searches all of s.
-func search1(ctx context.Context, model string, s *search) (result, error) {
-	defs := strings.Fields(s.Bounds)
+func search1(ctx context.Context, dir string, s *search) (result, error) {
+	model, defs := filepath.Join(dir, cmp.Or(s.File, lock)), strings.Fields(s.Bounds)
 	cflags, args := []string{"-DSAFETY"}, []string{}
 	if s.Formula != "" {
 		defs = append(defs, "-DLIVE=1")
@@ -50,16 +51,16 @@ func search1(ctx context.Context, model string, s *search) (result, error) {
 	case !r.complete:
 		return r, errors.New("not searched in full: more memory or depth is needed, or less is to be searched")
 	}
-	if s.Formula == "" {
+	if s.Formula == "" && s.File == "" {
 		err = follow(ctx, model, defs)
 	}
 	return r, err
 }
 
 // findMutant looks for the shortest way to notice that the line is missing.
-func findMutant(ctx context.Context, model string, m *mutant) (result, error) {
+func findMutant(ctx context.Context, dir string, m *mutant) (result, error) {
 	defs := append(strings.Fields(m.Bounds), fmt.Sprintf("-DMUTANT=%d", m.Number), "-DSHORTEST")
-	r, err := runSpin(ctx, model, defs, []string{"-DSAFETY", "-DBFS"}, nil)
+	r, err := runSpin(ctx, filepath.Join(dir, m.file()), defs, []string{"-DSAFETY", "-DBFS"}, nil)
 	switch {
 	case err != nil:
 		return r, err
@@ -115,7 +116,7 @@ func runSpin(ctx context.Context, model string, defs, cflags, args []string) (r 
 }
 
 // modelFiles are the files that have assertions.
-var modelFiles = []string{"lock.pml", "etcd.pml"}
+var modelFiles = []string{lock, "etcd.pml", multi}
 
 // output runs a command in dir, which ends with ctx.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
