@@ -286,16 +286,19 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 	}
 
 	mine := s.mineLocked()
+	mu.Lock() // a step of another one's release may be the mishap, also now
+	early, interfered := s.early, s.interfered
+	mu.Unlock()
 
 	switch {
 	case err == nil && ctx.Err() != nil && kind != "Ticket" && !aside:
 		t.Errorf("%s: granted although ctx had ended", name)
 		fallthrough
 	case err == nil:
-		if s.early {
+		if early {
 			t.Errorf("%s: granted after a part of it had gone", name)
 		}
-		if !s.interfered && len(mine) != len(multiNames) {
+		if !interfered && len(mine) != len(multiNames) {
 			t.Errorf("%s: granted with %v only", name, mine)
 		}
 		for _, q := range mine {
@@ -308,7 +311,7 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 		}
 		checkHold(ctx, t, name, h, len(mine) == len(multiNames), slices.Contains(multiUnhurt, mishap))
 	case kind != "Try" || !errors.Is(err, ErrLocked):
-		checkRefusal(t, name, s.own, err, s.interfered)
+		checkRefusal(t, name, s.own, err, interfered)
 	}
 	for _, who := range others {
 		s.leave(who)

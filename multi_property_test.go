@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/harness"
@@ -93,7 +94,8 @@ func (w *multiWorld) kill(s *Session) {
 		s.Orphan()
 		return
 	}
-	if _, err := w.c.Revoke(harness.Ctx(w), s.Lease()); err != nil {
+	_, err := w.c.Revoke(harness.Ctx(w), s.Lease())
+	if err != nil && !errors.Is(err, rpctypes.ErrLeaseNotFound) { // another worker has killed it too
 		w.mu.Lock()
 		w.problem("revoke: %v", err)
 		w.mu.Unlock()
