@@ -287,7 +287,7 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 
 	mine := s.mineLocked()
 	mu.Lock() // a step of another one's release may be the mishap, also now
-	early, interfered := s.early, s.interfered
+	early, interfered, aside := s.early, s.interfered, aside
 	mu.Unlock()
 
 	switch {
