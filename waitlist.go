@@ -102,7 +102,7 @@ func (e *entry) enter(rev int64, replies ...*pb.ResponseOp) {
 			seen = p.listing(rev, replies[i].GetResponseRange())
 			i++
 		}
-		alone := p.aloneIn(seen)
+		alone := seen.Clear(p.name, p.mode.kind())
 		if p.own == nil && !alone {
 			p.makeListLocked()
 		}
@@ -142,11 +142,6 @@ func (e *entry) awaitLeft(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// aloneIn reports whether nothing that blocks the entry is in the queue.
-func (e *entry) aloneIn(seen *waitlist.Listing) bool {
-	return seen != nil && seen.Low <= seen.High && !queue.Blocked(e.name, e.mode.kind(), queue.MaxRev, seen.Keys)
 }
 
 // fencedLocked reports whether those behind the entry have to wait until etcd has removed it: what

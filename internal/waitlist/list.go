@@ -139,7 +139,7 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	if late && rev < l.latest {
 		e.since = l.latest
 	}
-	if e.state == waiting && seen.clear(l.name, e.kind) {
+	if e.state == waiting && seen.Clear(l.name, e.kind) {
 		// Nothing was below, whatever the list has yet to hear about its entries that are leaving.
 		e.state = held
 		e.clearBelowLocked()

@@ -176,8 +176,8 @@ func (e *Entry) askLocked() Step {
 }
 
 // rangeLocked is the range to watch for the targets to leave, and near the front for the entry
-// itself and those of the list behind it. A reader's covers all
-// shared keys. So does that of an entry which has not read the queue yet: a write lock has a shared key.
+// itself and those of the list behind it. A reader's covers all shared keys. So does that of an entry
+// which has not read the queue yet: a write lock has a shared key.
 func (e *Entry) rangeLocked(targets []place, deep, unsure bool) (from, to string) {
 	from, to = targets[0].Key, targets[0].Key+"\x00"
 	if deep {

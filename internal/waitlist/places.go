@@ -23,9 +23,9 @@ type Listing struct {
 	Size  int64 // keys in the queue, foreign ones included; 0 if that was not counted
 }
 
-// clear reports whether it shows, from the first revision on, all that may block the kind, and nothing
+// Clear reports whether it shows, from the first revision on, all that may block the kind, and nothing
 // does.
-func (seen *Listing) clear(name string, kind keyspace.Kind) bool {
+func (seen *Listing) Clear(name string, kind keyspace.Kind) bool {
 	return seen != nil && seen.Low <= 1 && seen.Low <= seen.High && (seen.Shared || kind == keyspace.Shared) &&
 		!queue.Blocked(name, kind, queue.MaxRev, seen.Keys)
 }
