@@ -19,7 +19,8 @@ import (
 // It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold
 // ends. What leaves it open, a lost reply or a ctx or hold that ends before the answer, is not repeated,
 // since the caller's operations need not be safe to repeat: such an error is [ErrOutcomeUnknown], besides
-// ErrLost or ctx's error. After every other error nothing was carried out.
+// ErrLost or ctx's error. After every other error nothing was carried out, but for one case: clientv3 by
+// itself repeats a transaction that etcd, or a proxy, has answered with Canceled or DeadlineExceeded.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.mu.Lock()
 	defer h.mu.Unlock()
