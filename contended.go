@@ -10,6 +10,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -49,7 +50,7 @@ func (e *entry) startContentionLocked() {
 	}
 	for p := range e.all() {
 		if e.holdCtx.contended.Err() == nil {
-			e.s.background(func(context.Context) { e.watchContention(p) })
+			e.s.lease.Go(func(context.Context) { e.watchContention(p) })
 		}
 	}
 }
@@ -57,20 +58,20 @@ func (e *entry) startContentionLocked() {
 // watchContention waits until somebody waits for what the part of the hold excludes.
 func (e *entry) watchContention(part *entry) {
 	c := e.holdCtx
-	ctx, stop := etcd.Bind(c.ctx, e.s.ctx)
+	ctx, stop := etcd.Bind(c.ctx, e.s.lease.Ctx)
 	defer stop()
 	ctx, unbind := etcd.Bind(ctx, c.contended)
 	defer unbind()
-	outage := outage{e: e}
-	defer outage.stop(false)
+	out := e.s.lease.Outages.Outage(e.label())
+	defer out.Stop(false)
 	for retry := (etcd.Backoff{}); ctx.Err() == nil; _ = retry.Wait(ctx) {
 		start := time.Now()
-		found, err := e.findContender(ctx, part, &outage)
+		found, err := e.findContender(ctx, part, &out)
 		switch {
 		case found:
 			c.contend()
 		case err != nil:
-			outage.start(ctx, err)
+			out.Start(ctx, err)
 		}
 		if time.Since(start) > etcd.RetryMax {
 			retry.Reset() // it went well for a while
@@ -80,7 +81,7 @@ func (e *entry) watchContention(part *entry) {
 
 // findContender blocks until somebody waits for the part, or the watch ends. The watch comes first and the
 // read after it, so that nobody is missed in between.
-func (e *entry) findContender(ctx context.Context, part *entry, outage *outage) (found bool, err error) {
+func (e *entry) findContender(ctx context.Context, part *entry, out *outage.Outage) (found bool, err error) {
 	from, to := keyspace.Exclusives(part.name)
 	if part.excludes(keyspace.Shared) {
 		_, to = keyspace.Shareds(part.name)
@@ -94,7 +95,7 @@ func (e *entry) findContender(ctx context.Context, part *entry, outage *outage) 
 		return q.Rev > e.rev && part.excludes(keyspace.KindOf(part.name, q.Key))
 	}
 	// At the present: the member that watches may lag, and show waiters that have gone.
-	got, seen, err := e.s.read(ctx, e.s.leaseCtx, 0, etcd.ReadRange(from, to, clientv3.WithMinCreateRev(e.rev+1)))
+	got, seen, err := e.s.lease.Read(ctx, e.s.lease.Gone, 0, etcd.ReadRange(from, to, clientv3.WithMinCreateRev(e.rev+1)))
 	if err != nil {
 		return false, err
 	}
@@ -103,7 +104,7 @@ func (e *entry) findContender(ctx context.Context, part *entry, outage *outage) 
 			return true, nil
 		}
 	}
-	outage.stop(true)
+	out.Stop(true)
 	for {
 		select {
 		case <-ctx.Done(): // the hold has ended, or somebody waits for another part or in the same session

@@ -12,6 +12,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/outage"
 )
 
 // How holds whose context is used hear that their entries were removed. The first holds of a session in
@@ -28,6 +29,7 @@ const (
 
 // holdWatches are the watches of a session's holds. The session's s.mu guards them.
 type holdWatches struct {
+	start   func(func(context.Context)) bool // in the background
 	opening chan struct{}
 	dirs    map[string]*holdDir
 }
@@ -74,7 +76,7 @@ func (e *entry) watchPartLocked() bool {
 	w, fresh := s.holdWatches.joinLocked(e)
 	s.mu.Unlock()
 	e.holdCtx.watch = w
-	return !fresh || s.background(func(context.Context) { w.run() })
+	return !fresh || s.holdWatches.start(func(context.Context) { w.run() })
 }
 
 // joinLocked gives the entry a watch, a fresh one or that of its directory. The caller holds s.mu.
@@ -149,22 +151,22 @@ func (w *holdWatch) closeLocked() {
 }
 
 func (w *holdWatch) run() {
-	ctx, cancel := context.WithCancel(w.s.ctx)
+	ctx, cancel := context.WithCancel(w.s.lease.Ctx)
 	defer cancel()
 	w.s.mu.Lock()
 	w.end = cancel
 	over := len(w.holds) == 0
 	w.s.mu.Unlock()
-	outage := outage{e: &entry{s: w.s, name: w.label}}
-	defer outage.stop(false)
+	out := w.s.lease.Outages.Outage(w.label)
+	defer out.Stop(false)
 	refusals := 0
 	for retry := (etcd.Backoff{}); !over && ctx.Err() == nil; {
 		start := time.Now()
-		err := w.watch(ctx, &outage)
+		err := w.watch(ctx, &out)
 		if ctx.Err() != nil {
 			break
 		}
-		outage.start(ctx, err)
+		out.Start(ctx, err)
 		if time.Since(start) > etcd.RetryMax {
 			retry.Reset() // it went well for a while
 		}
@@ -187,7 +189,7 @@ func (w *holdWatch) run() {
 var errNotOpened = errors.New("the watch was not opened")
 
 // watch looks after the holds until ctx ends or the watch does.
-func (w *holdWatch) watch(ctx context.Context, outage *outage) error {
+func (w *holdWatch) watch(ctx context.Context, out *outage.Outage) error {
 	own, err := w.s.openHoldWatch(ctx, w.from, w.to, clientv3.WithFilterPut())
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotOpened, err) // in one line, for the log
@@ -207,7 +209,7 @@ func (w *holdWatch) watch(ctx context.Context, outage *outage) error {
 		if err := w.verifyUnseen(ctx); err != nil {
 			return err
 		}
-		outage.stop(true)
+		out.Stop(true)
 		select {
 		case <-ctx.Done():
 			return ctx.Err()

@@ -40,7 +40,7 @@ func (e *entry) untilOver() (life context.Context, stop func()) {
 	e.mu.Lock()
 	c := e.holdContextLocked()
 	e.unlockAndNotify()
-	return etcd.Bind(c.ctx, e.s.ctx)
+	return etcd.Bind(c.ctx, e.s.lease.Ctx)
 }
 
 // endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with
@@ -104,8 +104,8 @@ func (e *entry) markLostLocked(at int64) {
 			p.own.Lost(at)
 		}
 	}
-	ok := e.s.background(func(ctx context.Context) {
-		e.s.confirmLease(e.s.ctx)
+	ok := e.s.lease.Go(func(ctx context.Context) {
+		e.s.lease.Confirm(e.s.lease.Ctx)
 		e.mu.Lock()
 		e.finishHoldLocked()
 		e.unlockAndNotify()
@@ -123,7 +123,7 @@ func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (see
 	for _, key := range keys {
 		reads = append(reads, etcd.ReadKey(key))
 	}
-	got, seen, err := e.s.read(ctx, life, at, reads...)
+	got, seen, err := e.s.lease.Read(ctx, life, at, reads...)
 	if err != nil {
 		return seen, err
 	}
