@@ -247,7 +247,7 @@ func (w *holdWatch) verifyUnseen(ctx context.Context) error {
 	unseen, at := w.unseen, w.upTo
 	w.unseen = nil
 	w.s.mu.Unlock()
-	if len(unseen) > settleBatch { // the watch is open anew
+	if len(unseen) > verifyBatch { // the watch is open anew
 		return w.s.inspect(ctx)
 	}
 	return w.verify(ctx, unseen, at)
@@ -263,7 +263,7 @@ func (w *holdWatch) verify(ctx context.Context, holds []*entry, at int64) error 
 // some are as many holds as one request asks after.
 func (w *holdWatch) some() []*entry {
 	all := w.all()
-	return all[:min(len(all), settleBatch)]
+	return all[:min(len(all), verifyBatch)]
 }
 
 func (w *holdWatch) all() (holds []*entry) {
