@@ -71,7 +71,7 @@ func (w *world) take(name string) (keys []string, value string) {
 func elapse(d time.Duration) { <-time.After(d) }
 
 // A key is not used anew while a late write of it is possible, and such a late write is removed.
-func TestFault_A1_I6_UnsettledKeys(t *testing.T) {
+func TestInvariant_I6_UnsettledKeys(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		keys, value := w.take("a")
