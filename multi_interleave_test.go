@@ -478,23 +478,25 @@ func TestMulti_NoWatchInASessionThatEnds(t *testing.T) {
 	})
 	// While the watch that it shares with others is split.
 	for range 10 { // the parts come in any order
-		holdScene(t, func(t *testing.T, _ *fakeEtcd, s *Session) {
+		holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+			refused := 0
+			f.Refuse = func(w *fakeetcd.Watch) bool {
+				if w.From == "dir/" {
+					if refused++; refused == 2 {
+						s.mu.Lock()
+						defer s.mu.Unlock()
+						s.closing = true
+					}
+				}
+				return w.From == "dir/"
+			}
 			watchedHolds(t, s, "dir", singleHoldWatches)
 			h, err := NewMulti(s, Write("dir/a"), Read("dir/b"), Write("dir/c")).Lock(t.Context())
 			require.NoError(t, err)
 			h.Context()
-			synctest.Wait()
-			closing := func(is bool) {
-				s.mu.Lock()
-				defer s.mu.Unlock()
-				s.closing = is
-			}
-			closing(true)
-			h.holdCtx.watch.split()
-			closing(false)
+			<-time.After(10 * time.Second)
 			require.True(t, isClosed(h.Done()))
 			require.ErrorIs(t, h.Err(), ErrLost)
-			synctest.Wait()
 		})
 	}
 }

@@ -29,21 +29,6 @@ func (s *Session) read(ctx, life context.Context, rev int64, reads ...etcd.Read)
 	return got, at, s.translate(err)
 }
 
-// openHoldWatch opens a watch for a hold, one of few at a time.
-func (s *Session) openHoldWatch(ctx context.Context, from, to string, opts ...clientv3.OpOption) (*etcd.Watch, error) {
-	select {
-	case s.holdWatches.opening <- struct{}{}:
-		defer func() { <-s.holdWatches.opening }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	own, err := s.etcd.OpenWatch(ctx, s.ctx, from, to, opts...)
-	if err == nil {
-		s.attend()
-	}
-	return own, err
-}
-
 // translate is the error of a request of the session, in the words of callers. That the client
 // was closed ends the session.
 func (s *Session) translate(err error) error {

@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 	"github.com/etcdlock/etcdlock/internal/whom"
@@ -75,12 +76,11 @@ type Session struct {
 	closing    bool          // Close waits: start nothing anymore
 	endReason  string        // why the session has ended
 	// holds are those to notify when the session ends; nil if nobody observes that.
-	holds   map[*entry]struct{}
-	settler settler
-	whom    whom.Waits // what a Lock says that ends with its ctx
-
-	attending   bool // see attend
-	holdWatches holdWatches
+	holds       map[*entry]struct{}
+	settler     settler
+	whom        whom.Waits // what a Lock says that ends with its ctx
+	attending   bool       // see attend
+	holdWatches *holdwatch.Watches[*entry]
 
 	// wg counts the session's goroutines. All of them end with ctx or leaseCtx.
 	wg sync.WaitGroup
@@ -136,7 +136,6 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		only:        make(map[string]*entry),
 		lists:       make(map[string]*waitlist.List),
 		guardAfter:  100 * time.Millisecond,
-		holdWatches: holdWatches{make(chan struct{}, openingHoldWatches), make(map[string]*holdDir)},
 		wallClock:   func() time.Time { return time.Now().Round(0) },
 	}
 	if c.observed() {
@@ -147,6 +146,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.whom.KV, s.whom.Go = client, s.background
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	s.leaseCtx, s.endLease = context.WithCancel(context.Background())
+	s.holdWatches = watchesOf(s)
 	return s
 }
 
