@@ -286,7 +286,7 @@ func (s *scene) refuseDirectory(times int, f func(n int)) {
 // Where etcd does not let the session watch the whole directory, each hold has a watch, also those that come later.
 func TestDirectoryRefused(t *testing.T) {
 	play(t, func(s *scene) {
-		s.refuseDirectory(1000, func(int) {})
+		s.refuseDirectory(2, func(int) {})
 		holds := s.holds("dir/", maxSingles+3)
 		<-time.After(10 * time.Second)
 		holds = append(holds, s.hold("dir/x"))
@@ -383,11 +383,14 @@ func TestAwaitWaiter(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		ended := await(ctx, keyspace.Exclusive, keyspace.Shared)
 		writer := await(context.Background(), keyspace.Exclusive)
+		s.requireWatches(3) // that of the hold too
+		require.ElementsMatch(s, []string{"", "a/s", "a/g"}, []string{s.f.Watches()[0].To, s.f.Watches()[1].To, s.f.Watches()[2].To})
 		cancel()
 		require.False(s, <-ended)
 		s.f.Write("a/r3c")
-		s.f.Write("a/x")
+		s.f.Write("a/config")
 		requireNone(writer)
+		requireNone(await(context.Background(), keyspace.Exclusive))
 		require.True(s, <-await(context.Background(), keyspace.Exclusive, keyspace.Shared))
 		comes := sync.OnceFunc(func() { s.f.Write("a/3c") })
 		s.f.Step = func(_ context.Context, what string) error {

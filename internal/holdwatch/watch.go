@@ -10,11 +10,11 @@ import (
 	"slices"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // A watch looks after the hold of one key, or after those of a directory.
@@ -48,7 +48,7 @@ func (w *watch[H]) run(context.Context) {
 		case !errors.Is(err, errNotOpened):
 			refusals = 0
 		case w.ws.Verify(w.ctx, w.all(), 0) == nil: // etcd answers
-			if refusals++; refusals == 2 && w.to != "" { // it may not let us watch that much
+			if refusals++; refusals == 2 { // it may not let us watch that much
 				w.split()
 			}
 		}
@@ -67,7 +67,7 @@ func (w *watch[H]) watch(stopOutage func(recovered bool)) error {
 	}
 	defer own.Close()
 	w.ws.mu.Lock()
-	w.upTo, w.unseen = own.At, nil
+	w.upTo = own.At
 	for _, h := range w.holds {
 		w.checkLocked(h)
 	}
@@ -132,11 +132,11 @@ func (w *watch[H]) heard(wr *clientv3.WatchResponse) {
 	}
 }
 
-// split gives each hold a watch of its own.
+// split gives each hold of a shared watch one of its own.
 func (w *watch[H]) split() {
 	var singles []*watch[H]
 	w.ws.mu.Lock()
-	if w.dir.shared == w { // else its last hold has left
+	if w.dir.shared == w { // else it is for one hold, or the last one has left
 		w.dir.refused, w.dir.shared = true, nil
 		for key, h := range w.holds {
 			single, _ := w.ws.joinLocked(key, h)
@@ -199,10 +199,10 @@ func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, ex
 		return err
 	}
 	defer w.Close()
-	waits := func(q queue.Entry) bool { return q.Rev > rev && excludes(keyspace.KindOf(name, q.Key)) }
+	waits := func(kv *mvccpb.KeyValue) bool { return excludes(keyspace.KindOf(name, string(kv.Key))) }
 	// At the present: the member that watches may lag, and show waiters that have gone.
 	got, seen, err := ws.Etcd.ReadAt(ctx, ws.Ctx, 0, etcd.ReadRange(from, to, clientv3.WithMinCreateRev(rev+1)))
-	if err != nil || slices.ContainsFunc(queue.Entries(got[0].Kvs), waits) {
+	if err != nil || slices.ContainsFunc(got[0].Kvs, waits) {
 		return err
 	}
 	stopOutage(true)
@@ -213,7 +213,7 @@ func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, ex
 		case wr, ok := <-w.C:
 			w.Heard()
 			for _, ev := range wr.Events {
-				if ev.Kv.CreateRevision > seen && waits(queue.Entry{Key: string(ev.Kv.Key), Rev: ev.Kv.CreateRevision}) {
+				if ev.Kv.CreateRevision > seen && waits(ev.Kv) {
 					return nil
 				}
 			}

@@ -23,7 +23,7 @@ const (
 var may = map[string][]string{
 	"":                    {"/internal/etcd", "/internal/holdwatch", "/internal/inspect", "/internal/keyspace", "/internal/queue", "/internal/waitlist", "/internal/whom"},
 	"/internal/etcd":      {},
-	"/internal/holdwatch": {"/internal/etcd", "/internal/keyspace", "/internal/queue"},
+	"/internal/holdwatch": {"/internal/etcd", "/internal/keyspace"},
 	"/internal/inspect":   {"/internal/etcd", "/internal/keyspace", "/internal/queue"},
 	"/internal/waitlist":  {"/internal/keyspace", "/internal/queue"},
 	"/internal/queue":     {"/internal/keyspace"},
