@@ -26,7 +26,8 @@ type scene struct {
 	end context.CancelFunc // of the session
 
 	mu       sync.Mutex
-	tooLate  bool                 // to start a goroutine
+	tooLate  bool // to start a goroutine
+	opened   int
 	lost     map[queue.Entry]bool // deleted, or not there; some are told twice
 	ended    []queue.Entry
 	verified []int    // how many at a time
@@ -37,7 +38,7 @@ func play(t *testing.T, act func(s *scene)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{T: t, f: fakeetcd.New(), lost: map[queue.Entry]bool{}}
-		c := Config[queue.Entry]{Etcd: etcd.NewClient(s.f.Client(nil)), Opened: func() {}, Outage: s.outage, Verify: s.verify}
+		c := Config[queue.Entry]{Etcd: etcd.NewClient(s.f.Client(nil)), Outage: s.outage, Verify: s.verify}
 		c.Ctx, s.end = context.WithCancel(t.Context())
 		c.Go = func(run func(context.Context)) (ok bool) {
 			s.note(func() { ok = !s.tooLate })
@@ -46,6 +47,7 @@ func play(t *testing.T, act func(s *scene)) {
 			}
 			return ok
 		}
+		c.Opened = func() { s.note(func() { s.opened++ }) }
 		c.Rev = func(q queue.Entry) int64 { return q.Rev }
 		c.Ended = func(q queue.Entry) { s.note(func() { s.ended = append(s.ended, q) }) }
 		c.Deleted = func(q queue.Entry, key string, at int64) {
@@ -160,6 +162,7 @@ func TestManyShareOne(t *testing.T) {
 		holds := s.holds("dir/", maxSingles+100)
 		<-time.After(time.Second)
 		s.requireWatches(maxSingles + 1)
+		require.Equal(s, maxSingles+1, s.opened)
 		require.Equal(s, maxOpening, most)
 		for _, i := range []int{0, maxSingles - 1, maxSingles, maxSingles + 99} {
 			s.f.Remove(holds[i].Key)
@@ -270,6 +273,24 @@ func TestMemberLags(t *testing.T) {
 	})
 }
 
+// A watch that has something is known to live.
+func TestHeard(t *testing.T) {
+	for _, what := range []string{"a hold", "a waiter"} {
+		play(t, func(s *scene) {
+			if what == "a hold" {
+				s.hold("a")
+			} else {
+				go s.AwaitWaiter(s.Ctx, "a", 1, func(keyspace.Kind) bool { return true })
+			}
+			s.requireWatches(1)
+			for range 5 {
+				require.False(s, s.Etcd.Probe(s.Ctx), what)
+				<-time.After(etcd.AttemptMin + time.Second)
+			}
+		})
+	}
+}
+
 // refuseDirectory has etcd refuse the shared watch as often as told says, and calls f each time.
 func (s *scene) refuseDirectory(times int, f func(n int)) {
 	n := 0
@@ -299,6 +320,7 @@ func TestDirectoryRefused(t *testing.T) {
 		s.unwatch(holds...)
 		s.requireWatches(0)
 		require.Empty(s, s.ended)
+		require.Equal(s, []string{"dir/: the watch was not opened: watch ended", "dir/ is back: false"}, s.log)
 	})
 }
 
