@@ -215,15 +215,13 @@ func (e *entry) startContentionLocked() {
 	}
 	c := e.holdCtx
 	for p := range e.all() {
-		if c.contended.Err() == nil {
-			e.s.background(func(context.Context) {
-				ctx, stop := etcd.Bind(c.ctx, c.contended)
-				defer stop()
-				if e.s.holdWatches.AwaitWaiter(ctx, p.name, p.rev, p.excludes) {
-					c.contend()
-				}
-			})
-		}
+		e.s.background(func(context.Context) {
+			ctx, stop := etcd.Bind(c.ctx, c.contended)
+			defer stop()
+			if e.s.holdWatches.AwaitWaiter(ctx, p.name, p.rev, p.excludes) {
+				c.contend()
+			}
+		})
 	}
 }
 

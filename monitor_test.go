@@ -97,7 +97,7 @@ func TestHoldWatch_Breaks(t *testing.T) {
 // A downgraded hold is looked after by its shared key, by the shared watch too.
 func TestHoldWatch_Downgrade(t *testing.T) {
 	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
-		watchedHolds(t, s, "dir", singleHoldWatches+1)
+		holds := watchedHolds(t, s, "dir", singleHoldWatches+1)
 		h, err := NewRWMutex(s, "dir/x").Lock(t.Context())
 		require.NoError(t, err)
 		h.Context()
@@ -106,6 +106,11 @@ func TestHoldWatch_Downgrade(t *testing.T) {
 		require.NoError(t, h.Err())
 		f.Remove(h.Key())
 		requireLost(t, h)
+		for _, h := range holds {
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		synctest.Wait()
+		require.Empty(t, f.Watches(), "neither of its keys is watched any more")
 	})
 }
 

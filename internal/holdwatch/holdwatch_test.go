@@ -273,8 +273,9 @@ func TestMemberLags(t *testing.T) {
 	})
 }
 
-// A watch that has something is known to live.
-func TestHeard(t *testing.T) {
+// A watch that has something is known to live. One that has lived for long is replaced at once when it breaks, and
+// the log has each outage.
+func TestLivesLong(t *testing.T) {
 	for _, what := range []string{"a hold", "a waiter"} {
 		play(t, func(s *scene) {
 			if what == "a hold" {
@@ -282,11 +283,19 @@ func TestHeard(t *testing.T) {
 			} else {
 				go s.AwaitWaiter(s.Ctx, "a", 1, func(keyspace.Kind) bool { return true })
 			}
-			s.requireWatches(1)
-			for range 5 {
-				require.False(s, s.Etcd.Probe(s.Ctx), what)
-				<-time.After(etcd.AttemptMin + time.Second)
+			var log []string
+			for range 10 {
+				s.requireWatches(1)
+				for range 3 {
+					require.False(s, s.Etcd.Probe(s.Ctx), what)
+					<-time.After(etcd.AttemptMin + time.Second)
+				}
+				s.f.BreakWatches()
+				<-time.After(2 * etcd.RetryMin)
+				log = append(log, "a: watch ended: etcdserver: mvcc: required revision is a future revision", "a is back: true")
 			}
+			s.requireWatches(1)
+			require.Equal(s, log, s.log)
 		})
 	}
 }
