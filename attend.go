@@ -4,6 +4,7 @@ package etcdlock
 
 import (
 	"context"
+	"math/rand/v2"
 	"slices"
 	"time"
 
@@ -27,7 +28,7 @@ func (s *Session) attend() {
 	begin := !s.attending
 	s.attending = true
 	s.mu.Unlock()
-	if begin && !s.background(func(context.Context) { s.probe() }) {
+	if begin && !s.lease.Go(func(context.Context) { s.probe() }) {
 		s.endAttend()
 	}
 }
@@ -44,14 +45,14 @@ func (s *Session) probe() {
 	defer tick.Stop()
 	for asked := time.Now(); ; {
 		select {
-		case <-s.ctx.Done():
+		case <-s.lease.Ctx.Done():
 			return
 		case <-tick.C:
 		}
 		if !s.etcd.Watches() {
 			return // or another one begins
 		}
-		if silent := s.etcd.Probe(s.ctx); silent && time.Since(asked) > s.ttl/2 {
+		if silent := s.etcd.Probe(s.lease.Ctx); silent && time.Since(asked) > s.lease.TTL/2 {
 			asked = time.Now()
 			s.eachList((*waitlist.List).Refresh)
 		}
@@ -74,8 +75,8 @@ func (s *Session) eachList(f func(*waitlist.List)) {
 // startInspect has the session inspect its lease's keys for as long as it lives: each half TTL or so,
 // jittered, so that the sessions of a service don't do so together.
 func (s *Session) startInspect() {
-	time.AfterFunc(s.inspectInterval(), func() {
-		s.background(func(ctx context.Context) {
+	time.AfterFunc(s.TTL()/8*3+rand.N(s.TTL()/4), func() {
+		s.lease.Go(func(ctx context.Context) {
 			defer s.startInspect()
 			if s.inspect(ctx) == nil {
 				s.inspectAwaited(ctx)
@@ -98,7 +99,7 @@ func (s *Session) inspect(ctx context.Context) error {
 	for _, key := range keys {
 		k := string(key)
 		there[k] = struct{}{}
-		if keyspace.IsKeyOf(k, int64(s.id)) && !s.uses(k) {
+		if keyspace.IsKeyOf(k, int64(s.lease.ID)) && !s.uses(k) {
 			s.sweepKey(ctx, k)
 		}
 	}
@@ -133,7 +134,7 @@ func (s *Session) inspectAwaited(ctx context.Context) {
 		for _, a := range some {
 			reads = append(reads, etcd.ReadKey(a.key))
 		}
-		got, at, err := s.read(ctx, s.leaseCtx, 0, reads...)
+		got, at, err := s.lease.Read(ctx, s.lease.Gone, 0, reads...)
 		if err != nil {
 			return
 		}
@@ -185,7 +186,7 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 	for _, p := range some {
 		reads = append(reads, etcd.ReadKey(p.Key))
 	}
-	got, at, err := s.read(ctx, s.leaseCtx, at, reads...)
+	got, at, err := s.lease.Read(ctx, s.lease.Gone, at, reads...)
 	if err != nil {
 		return err
 	}

@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/outage"
 )
 
 // A Client makes the locks of one etcd, for as long as the process lives. It keeps one session
@@ -57,7 +58,7 @@ type Client struct {
 func New(client *clientv3.Client, opts ...Option) *Client {
 	c := &Client{etcd: client, config: newConfig(opts), granting: make(chan struct{}, 1), closed: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.config.outages = &etcd.Outages{}
+	c.config.outages = &outage.Outages{}
 	c.err = c.config.check(client)
 	if c.config.lease != clientv3.NoLease {
 		c.err = errors.New("WithLease is for NewSession: New grants a lease whenever the last one is lost")
@@ -133,7 +134,7 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 	s, err := newSession(ctx, c.etcd, c.config)
 	if err != nil {
 		if s != nil { // it may have to revoke the lease
-			c.revoking.Go(s.wg.Wait)
+			c.revoking.Go(s.lease.Wait)
 		}
 		return nil, c.closedError(fmt.Errorf("new session: %w", err))
 	}
@@ -166,22 +167,19 @@ func (c *Client) setCurrent(s *Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if old := c.current; old != nil {
-		c.revoking.Go(func() { // or the lease expires by itself
-			old.startClose()
-			<-old.revoked
-		})
+		c.revoking.Go(func() { <-old.lease.Close(ErrSessionClosed) }) // or the lease expires by itself
 	}
 	c.current = s
 	c.had.Store(true)
 	if c.ctx.Err() != nil {
-		s.terminate(ErrSessionClosed, "closed") // Close came meanwhile, and takes it next
+		s.lease.End(ErrSessionClosed, "closed") // Close came meanwhile, and takes it next
 	}
 }
 
 // retryable reports whether an acquisition that failed in s with err, and left nothing, is to
 // begin anew in another session: only the session failed it, because it has expired, or because
 // its clock said so for a moment. An entry that is gone may have gone with the lease or not; if
-// confirmLease had no answer in time, etcd is asked until there is one. The end of ctx, and Close,
+// asking after the lease had no answer in time, etcd is asked until there is one. The end of ctx, and Close,
 // are for session to see.
 func (c *Client) retryable(ctx context.Context, s *Session, err error) bool {
 	removed := errors.Is(err, ErrLost)
@@ -210,7 +208,7 @@ func (c *Client) Close() error {
 	c.cancel()
 	c.mu.Lock()
 	if c.current != nil {
-		c.current.terminate(ErrSessionClosed, "closed")
+		c.current.lease.End(ErrSessionClosed, "closed")
 	}
 	c.mu.Unlock()
 	c.closeOnce.Do(func() {
@@ -219,8 +217,7 @@ func (c *Client) Close() error {
 			c.granting <- struct{}{} // a grant under way ends with c.ctx
 			c.revoking.Wait()
 			if c.current != nil {
-				c.current.startClose()
-				<-c.current.revoked
+				<-c.current.lease.Close(ErrSessionClosed)
 				c.closeErr = c.current.closeError()
 			}
 		}()

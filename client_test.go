@@ -260,7 +260,7 @@ func TestClient_RevokesTheLostLease(t *testing.T) {
 	name := lockName(t)
 	h, err := locks.Mutex(name).Lock(testCtx(t))
 	require.NoError(t, err)
-	h.s.terminate(ErrSessionExpired, "test")
+	h.s.lease.End(ErrSessionExpired, "test")
 	again, err := locks.Mutex(name).Lock(testCtx(t))
 	require.NoError(t, err, "the client's own old entry blocks the lock for a minute")
 	require.ErrorIs(t, h.Err(), ErrLost)

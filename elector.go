@@ -144,7 +144,7 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 	if err != nil && ctx.Err() != nil && h != nil && h.rev != 0 {
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.s.TTL())
 		defer cancel()
-		_, _ = h.remove(bound, h.s.leaseCtx, nil) // again, beside the one in the background: to wait for it
+		_, _ = h.remove(bound, h.s.lease.Gone, nil) // again, beside the one in the background: to wait for it
 	}
 	return term, err
 }

@@ -309,9 +309,7 @@ func TestElector_IsLeaderByTheClock(t *testing.T) {
 	a := runElector(t, newElector(t, cluster.Client(t), lockName(t), WithTTL(time.Minute)))
 	term := a.leads(t)
 	s := term.held.s
-	s.mu.Lock()
-	s.deadline = time.Now()
-	s.mu.Unlock()
+	s.lease.SetDeadline(time.Now())
 	require.False(t, a.IsLeader())
 	require.ErrorIs(t, term.ended(t), ErrSessionExpired)
 }
@@ -382,9 +380,7 @@ func TestElector_CheckByTheClock(t *testing.T) {
 	require.NoError(t, err)
 	e.setTerm(h)
 	require.NoError(t, e.Check(0))
-	s.mu.Lock()
-	s.deadline = time.Now().Add(-10 * time.Second)
-	s.mu.Unlock()
+	s.lease.SetDeadline(time.Now().Add(-10 * time.Second))
 	require.ErrorIs(t, e.Check(9*time.Second), ErrSessionExpired)
 	require.NoError(t, e.Check(time.Hour))
 	e.setTerm(nil)
@@ -396,9 +392,7 @@ func TestElector_CheckByTheClock(t *testing.T) {
 	require.NoError(t, err)
 	e.setTerm(h)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	s.mu.Lock()
-	s.deadline = time.Now().Add(-10 * time.Second)
-	s.mu.Unlock()
+	s.lease.SetDeadline(time.Now().Add(-10 * time.Second))
 	require.NoError(t, e.Check(0))
 }
 

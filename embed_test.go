@@ -157,11 +157,11 @@ func (f *fakeEtcd) session(id clientv3.LeaseID) *Session {
 // bareSession is a session that does not inspect its keys either.
 func (f *fakeEtcd) bareSession(id clientv3.LeaseID) *Session {
 	var s *Session
-	client := f.Client(func(ctx context.Context) (int64, error) { return s.keepAlive(ctx) })
+	client := f.Client(func(ctx context.Context) (int64, error) { return s.lease.KeepAlive(ctx) })
 	s = makeSession(client, config{lease: id, ttl: 10 * time.Second, log: discard, owner: "o"})
-	s.keepAlive = func(context.Context) (int64, error) { return 10, nil }
-	s.record(time.Now(), 3600)
-	s.ttl = 10 * time.Second
+	s.lease.KeepAlive = func(context.Context) (int64, error) { return 10, nil }
+	s.lease.Record(time.Now(), 3600)
+	s.lease.TTL = 10 * time.Second
 	return s
 }
 

@@ -118,10 +118,10 @@ func (e *entry) reserveKeys() {
 	s := e.s
 	s.mu.Lock()
 	for p := range e.all() {
-		p.key = s.inUse.Take(keyspace.Base(p.name, p.mode.kind(), int64(s.id)))
+		p.key = s.inUse.Take(keyspace.Base(p.name, p.mode.kind(), int64(s.lease.ID)))
 	}
 	if e.mode == writeMode {
-		e.acquiring.secondKey = s.inUse.Take(keyspace.Base(e.name, keyspace.Shared, int64(s.id)))
+		e.acquiring.secondKey = s.inUse.Take(keyspace.Base(e.name, keyspace.Shared, int64(s.lease.ID)))
 	}
 	s.seq++
 	seq := s.seq
@@ -186,7 +186,7 @@ func (e *entry) keysAbsent() (cmps []clientv3.Cmp) {
 
 func (e *entry) putOps() (ops []clientv3.Op) {
 	for _, key := range e.allKeys() {
-		ops = append(ops, clientv3.OpPut(key, e.acquiring.value, clientv3.WithLease(e.s.id)))
+		ops = append(ops, clientv3.OpPut(key, e.acquiring.value, clientv3.WithLease(e.s.lease.ID)))
 	}
 	return ops
 }
@@ -194,10 +194,10 @@ func (e *entry) putOps() (ops []clientv3.Op) {
 // commit sends the txn that writes the entry. It is safe to repeat, since a repetition finds the
 // keys of an earlier attempt.
 func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
-	resp, ambiguous, err := e.s.txn(ctx, e.s.ctx, build)
+	resp, ambiguous, err := e.s.lease.Txn(ctx, e.s.lease.Ctx, build)
 	e.ambiguous = e.ambiguous || ambiguous
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		e.s.leaseNotFound()
+		e.s.lease.NotFound()
 		err = e.s.Err() // that it is closed, if it was Close that revoked the lease
 	}
 	if errors.Is(err, rpctypes.ErrTooManyOps) {
@@ -274,7 +274,7 @@ func (e *entry) readKeys(ctx context.Context) (there []*mvccpb.KeyValue, at int6
 	for _, key := range e.allKeys() {
 		reads = append(reads, etcd.ReadValue(key))
 	}
-	got, at, err := e.s.read(ctx, e.s.ctx, 0, reads...)
+	got, at, err := e.s.lease.Read(ctx, e.s.lease.Ctx, 0, reads...)
 	for _, g := range got {
 		there = append(there, g.Kvs...)
 	}

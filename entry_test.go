@@ -33,12 +33,12 @@ func TestTryLock_SessionEndsAsItLists(t *testing.T) {
 			return nil
 		}
 		const after = 450 * time.Millisecond
-		defer time.AfterFunc(after, func() { s.terminate(ErrSessionClosed, "the test is over") }).Stop()
+		defer time.AfterFunc(after, func() { s.lease.End(ErrSessionClosed, "the test is over") }).Stop()
 		began := time.Now()
 		_, err := NewMutex(s, "a").TryLock(context.Background())
 		require.ErrorIs(t, err, ErrSessionClosed)
 		require.Equal(t, after, time.Since(began))
-		s.endLease()
+		s.lease.NotFound()
 	})
 }
 
@@ -54,11 +54,11 @@ func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 		ctx, cancel := context.WithCancel(context.Background())
 		time.AfterFunc(450*time.Millisecond, func() {
 			cancel()
-			s.terminate(ErrSessionClosed, "the test is over")
+			s.lease.End(ErrSessionClosed, "the test is over")
 		})
 		err = h.Unlock(ctx)
 		require.True(t, errors.Is(err, context.Canceled) || errors.Is(err, ErrLost), err)
-		s.endLease()
+		s.lease.NotFound()
 	})
 }
 
@@ -80,8 +80,8 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 		_, err := NewMutex(s, "a").Lock(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 		require.True(t, s.uses("a/1"))
-		s.terminate(ErrSessionClosed, "the test is over")
-		s.endLease()
+		s.lease.End(ErrSessionClosed, "the test is over")
+		s.lease.NotFound()
 	})
 }
 
@@ -111,8 +111,8 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 		h, err := NewMutex(s, "a").Lock(context.Background())
 		require.NoError(t, err)
 		require.Equal(t, f.entries("a/"), []queue.Entry{{Key: h.Key(), Rev: h.Token()}})
-		s.terminate(ErrSessionClosed, "the test is over")
-		s.endLease()
+		s.lease.End(ErrSessionClosed, "the test is over")
+		s.lease.NotFound()
 	})
 }
 
@@ -129,7 +129,7 @@ func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(5)
-		s.ttl = 10 * time.Second
+		s.lease.TTL = 10 * time.Second
 		var txns atomic.Int32
 		var before atomic.Pointer[func()] // the next read
 		f.Step = func(_ context.Context, what string) error {
@@ -161,7 +161,7 @@ func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 		}
 		put("a/r5-2", "a value of another process with the same lease")
 		put("a/b/5/x", value)
-		elapse(2 * s.ttl)
+		elapse(2 * s.lease.TTL)
 		require.ElementsMatch(t, []string{"a/r5-2", "a/b/5/x", "a/5-7ffffffffffffff"}, keysOf(f.entries("a/")))
 		require.Equal(t, []string{kept.Key()}, keysOf(f.entries("b/")))
 		// Another client removes a late write, and its key is in use again when it is
@@ -176,14 +176,14 @@ func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 			}
 		}
 		before.Store(&lock)
-		elapse(2 * s.ttl)
+		elapse(2 * s.lease.TTL)
 		h = <-granted
 		require.Equal(t, "a/5", h.Key())
 		require.NoError(t, h.Unlock(context.Background()), "the new entry must not be taken for a late write")
 		require.NoError(t, kept.Unlock(context.Background()))
-		s.terminate(ErrSessionClosed, "the test is over")
-		s.endLease()
-		elapse(2 * s.ttl)
+		s.lease.End(ErrSessionClosed, "the test is over")
+		s.lease.NotFound()
+		elapse(2 * s.lease.TTL)
 	})
 }
 
@@ -222,6 +222,6 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 	require.Equal(t, []string{other.key}, keysOf(f.entries("e/")))
 	f.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
 	require.ErrorIs(t, s.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
-	s.terminate(ErrSessionClosed, "the test is over")
-	s.endLease()
+	s.lease.End(ErrSessionClosed, "the test is over")
+	s.lease.NotFound()
 }

@@ -61,7 +61,7 @@ func TestErrors_ExpiredSession(t *testing.T) {
 	t.Parallel()
 	s := newTestSession(t, cluster.Client(t))
 	m := NewMutex(s, lockName(t))
-	s.terminate(ErrSessionExpired, "test")
+	s.lease.End(ErrSessionExpired, "test")
 	for _, lock := range []func(context.Context) (*Held, error){m.Lock, m.TryLock} {
 		_, err := lock(testCtx(t))
 		require.ErrorIs(t, err, ErrSessionExpired)
@@ -121,7 +121,7 @@ func TestErrors_Outage(t *testing.T) {
 				h := mustLock(t, other, name)
 				lock()
 				require.Eventually(t, func() bool {
-					return strings.Contains(locks.liveSession().whom.Explain(errTooLate, name, keyspace.Exclusive, h.rev+1).Error(), "ahead")
+					return strings.Contains(locks.liveSession().whom.Explain(ErrLost, name, keyspace.Exclusive, h.rev+1).Error(), "ahead")
 				}, hang, tick)
 			}
 			switch {

@@ -131,7 +131,7 @@ func (e *entry) trackHold() {
 		return
 	}
 	s.mu.Lock()
-	ended := s.ctx.Err() != nil // then notifyEnded may have been there before
+	ended := s.lease.Ctx.Err() != nil // then notifyEnded may have been there before
 	if !ended {
 		s.holds[e] = struct{}{}
 	}
@@ -156,7 +156,7 @@ func (e *entry) untrackHoldLocked() {
 		return
 	}
 	s.mu.Lock()
-	if s.ctx.Err() == nil {
+	if s.lease.Ctx.Err() == nil {
 		delete(s.holds, e)
 	}
 	s.mu.Unlock()
@@ -168,8 +168,8 @@ func (c *config) observed() bool {
 }
 
 func (s *Session) notifyUp() {
-	args := []any{"lease", s.leaseString(), "ttl", s.ttl}
-	if lasted := s.outages.Up(); lasted > 0 {
+	args := []any{"lease", s.lease.String(), "ttl", s.TTL()}
+	if lasted := s.lease.Outages.All.Up(); lasted > 0 {
 		args = append(args, "outage", lasted)
 	}
 	s.log.Info("session up", args...)
@@ -180,30 +180,25 @@ func (s *Session) notifyUp() {
 	}
 }
 
-// notifyRenewed tells of an attempt to renew, but not of one that ends the session or comes after its
-// end.
-func (s *Session) notifyRenewed(info RenewedInfo) {
-	if len(s.hooks) == 0 || s.ctx.Err() != nil {
-		return
-	}
+// notifyRenewed tells of an attempt to renew.
+func (s *Session) notifyRenewed(took time.Duration, err error) {
 	for _, h := range s.hooks {
 		if h.Renewed != nil {
-			h.Renewed(info)
+			h.Renewed(RenewedInfo{s, took, err})
 		}
 	}
 }
 
 // notifyEnded tells that the session has ended, and of the losses that come with it. unrenewed is why the
 // last attempt to renew failed, nil if it did not.
-func (s *Session) notifyEnded(unrenewed error) {
-	cause := context.Cause(s.ctx)
+func (s *Session) notifyEnded(reason string, unrenewed error) {
+	cause := s.Err()
 	s.mu.Lock()
-	reason := s.endReason
 	holds := slices.SortedFunc(maps.Keys(s.holds), func(a, b *entry) int { return cmp.Compare(a.rev, b.rev) })
 	clear(s.holds)
 	s.mu.Unlock()
 	if errors.Is(cause, ErrSessionExpired) {
-		args := []any{"lease", s.leaseString(), "why", reason}
+		args := []any{"lease", s.lease.String(), "why", reason}
 		if unrenewed != nil {
 			args = append(args, "error", unrenewed)
 		}

@@ -66,8 +66,8 @@ func onStage(t *testing.T, play func(*stage)) {
 			}
 			return nil
 		}
-		defer st.s.endLease()
-		defer st.s.terminate(ErrSessionClosed, "test")
+		defer st.s.lease.NotFound()
+		defer st.s.lease.End(ErrSessionClosed, "test")
 		play(st)
 	})
 }
@@ -124,8 +124,8 @@ func TestHandOver_AtOnce(t *testing.T) {
 		h := st.lock(st.mutex().Lock)
 		first, second := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
 		remote := st.f.session(6)
-		defer remote.endLease()
-		defer remote.terminate(ErrSessionClosed, "test")
+		defer remote.lease.NotFound()
+		defer remote.lease.End(ErrSessionClosed, "test")
 		other := st.ticket(NewMutex(remote, "a").Enqueue)
 		third := st.ticket(st.mutex().Enqueue)
 		goOn := st.holdBack()
@@ -315,7 +315,7 @@ func TestHandOver_Lost(t *testing.T) {
 		h := st.lock(st.mutex().Lock)
 		next := st.ticket(st.mutex().Enqueue)
 		st.f.Remove(h.key, next.h.key) // the lease is revoked
-		st.s.keepAlive = func(context.Context) (int64, error) { return 0, nil }
+		st.s.lease.KeepAlive = func(context.Context) (int64, error) { return 0, nil }
 		require.ErrorIs(st, h.Check(st.Context()), ErrLost)
 		_, err := next.Wait(st.Context())
 		require.ErrorIs(st, err, ErrSessionExpired)
@@ -323,7 +323,7 @@ func TestHandOver_Lost(t *testing.T) {
 	onStage(t, func(st *stage) {
 		h := st.lock(st.mutex().Lock)
 		next := st.ticket(st.mutex().Enqueue)
-		st.s.terminate(ErrSessionExpired, "test")
+		st.s.lease.End(ErrSessionExpired, "test")
 		h.Release()
 		_, err := next.Wait(st.Context())
 		require.ErrorIs(st, err, ErrSessionExpired)
@@ -481,7 +481,7 @@ func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {
 		"Downgrade": func(h *Held) error { return h.Downgrade(context.Background()) },
 	} {
 		for how, end := range map[string]func(st *stage, h *Held){
-			"session": func(st *stage, _ *Held) { st.s.terminate(ErrSessionExpired, "test") },
+			"session": func(st *stage, _ *Held) { st.s.lease.End(ErrSessionExpired, "test") },
 			"hold":    func(st *stage, h *Held) { require.ErrorIs(st, h.markLost(h.Key(), st.f.Write("y")), ErrLost) },
 		} {
 			t.Run(what+" with the "+how, func(t *testing.T) {

@@ -59,7 +59,7 @@ func (h *Held) Err() error {
 // Valid reports whether the lock can be vouched for at this moment, from what is known locally: it is
 // not unlocked, not lost, and the deadline has not passed, by the monotonic clock and by the wall
 // clock. After a process was paused it is right at once, when Done may still need a moment.
-func (h *Held) Valid() bool { return h.Err() == nil && h.s.valid() }
+func (h *Held) Valid() bool { return h.Err() == nil && h.s.lease.Valid() }
 
 // Deadline is the session's: the time up to which the lock can be vouched for without hearing of etcd
 // again.
@@ -194,7 +194,7 @@ func (h *Held) downgrade(ctx context.Context) error {
 	}
 	life, stop := h.untilOver()
 	defer stop()
-	resp, ambiguous, err := h.s.txn(ctx, life, func(t clientv3.Txn) clientv3.Txn {
+	resp, ambiguous, err := h.s.lease.Txn(ctx, life, func(t clientv3.Txn) clientv3.Txn {
 		return t.If(createdAt(key, h.rev)).Then(append(deleteOps([]string{exclusive}, h.rev), gets...)...)
 	})
 	// Was the exclusive entry there up to now? If not, others may have been in. (Only the first
@@ -262,7 +262,7 @@ func (h *Held) Release() {
 		return
 	}
 	letRun(next)
-	h.s.background(func(ctx context.Context) { h.discard(ctx, next) })
+	h.s.lease.Go(func(ctx context.Context) { h.discard(ctx, next) })
 	h.notifyOver(at, nil)
 }
 

@@ -25,14 +25,14 @@ func TestHeld_SessionEndsWhileTxnIsRepeated(t *testing.T) {
 			h, err := NewMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
 			f.Step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
-			time.AfterFunc(10*time.Second, func() { s.terminate(cause, "the test says so") })
+			time.AfterFunc(10*time.Second, func() { s.lease.End(cause, "the test says so") })
 			ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 			defer cancel()
 			_, err = h.Txn(ctx).Commit()
 			require.ErrorIs(t, err, ErrLost)
 			require.ErrorIs(t, err, cause)
 			require.NotErrorIs(t, err, ErrOutcomeUnknown, "etcd did not even propose it")
-			s.endLease()
+			s.lease.NotFound()
 		})
 	}
 }
@@ -92,13 +92,13 @@ func TestHeld_SessionEndsMeanwhile(t *testing.T) {
 			h, err := NewRWMutex(s, "a").Lock(context.Background())
 			require.NoError(t, err)
 			f.Step = func(context.Context, string) error {
-				s.terminate(ErrSessionExpired, "the test says so")
+				s.lease.End(ErrSessionExpired, "the test says so")
 				return rpctypes.ErrGRPCNoLeader
 			}
 			err = call(h, context.Background())
 			require.ErrorIs(t, err, ErrSessionExpired, what)
 			require.ErrorIs(t, err, ErrLost, what)
-			s.endLease()
+			s.lease.NotFound()
 		})
 	}
 }

@@ -262,7 +262,7 @@ func TestHooks_Stories(t *testing.T) {
 			done := h.Done()
 			tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 			require.NoError(t, err)
-			s.terminate(ErrSessionExpired, "test")
+			s.lease.End(ErrSessionExpired, "test")
 			<-done
 			_, err = tk.Wait(testCtx(t))
 			require.ErrorIs(t, err, ErrSessionExpired)
@@ -385,8 +385,8 @@ func TestHooks_EndsOnGrant(t *testing.T) {
 	r := &recorder{}
 	r.on = func(e event) {
 		if e.what == "granted" {
-			e.about.Session.terminate(ErrSessionExpired, "test")
-			e.about.Session.wg.Wait() // all holds have been told
+			e.about.Session.lease.End(ErrSessionExpired, "test")
+			e.about.Session.lease.Wait() // all holds have been told
 		}
 	}
 	s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(time.Minute), WithHooks(r.hooks()))
@@ -448,7 +448,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	var other *Mutex
 	r.on = func(e event) {
 		s := e.about.Session
-		if !tryLock(&s.mu) || !comesTrue(func() bool { return len(s.confirmTurn) == 0 }) {
+		if !tryLock(&s.mu) {
 			t.Errorf("%s: the session's mutex is held", e.what)
 			return
 		}
@@ -497,7 +497,7 @@ func TestHooks_OutsideOfLocks(t *testing.T) {
 	h := lock(7)
 	_, err = NewMutex(s, h.name).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
-	s.terminate(ErrSessionExpired, "test")
+	s.lease.End(ErrSessionExpired, "test")
 	require.ErrorIs(t, byErr.Err(), ErrSessionExpired)
 	require.NoError(t, s.Close())
 	r.mu.Lock()
@@ -599,7 +599,7 @@ func (e *entry) playHooks(ctx context.Context) {
 	e.unlockAndNotify()
 	e.notifyOver(time.Now(), nil)
 	e.notifyAbandoned(time.Now(), nil)
-	e.s.notifyRenewed(RenewedInfo{})
+	e.s.notifyRenewed(0, nil)
 }
 
 // BenchmarkHooks measures what hooks add to a Lock and its Unlock.
@@ -644,7 +644,7 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 		synctest.Wait()
 		require.ErrorIs(t, h.Err(), ErrLost)
 		require.Equal(t, []string{"enqueued granted lost:lost"}, r.stories())
-		s.terminate(ErrSessionClosed, "test")
-		s.endLease()
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
 	})
 }

@@ -1,4 +1,4 @@
-// Looking at a queue once, and removing an entry from it.
+// Looking at queues from outside: once, or for as long as one likes, and removing an entry.
 
 package etcdlock
 
@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"strings"
@@ -46,6 +47,65 @@ func (c *Client) inspect(ctx context.Context, name string) (Queue, error) {
 		return Queue{}, err
 	}
 	return q, nil
+}
+
+// Watch yields the queue of a lock as it is, then again whenever an entry has come, gone or been
+// downgraded, each time the newest state there is. A loop that is slow misses states in between, and
+// costs no more memory than one queue. Every state is one that the lock had at its Revision, and is
+// newer than the one before (unless etcd itself was restored from a snapshot). The queue of a lock that
+// nobody uses is empty, and is yielded too.
+//
+// Leader changes, compaction, lost connections and members that hang delay the next state, by some ten
+// seconds at the most once a majority of etcd answers again; nothing is yielded for them. An error is
+// the last thing that is yielded: ctx's error when that has ended, or what makes it useless to go on, for
+// example a right that is missing, or that the etcd client was closed. So the loop ends with an error,
+// unless it is left.
+//
+// It needs no session, and read rights on the prefix name + "/" only. It costs a watch and a read (see
+// [Client.Inspect], but no TTLs are read), one small read each five seconds, and a goroutine that has
+// ended when the loop has.
+func (c *Client) Watch(ctx context.Context, name string) iter.Seq2[Queue, error] {
+	return func(yield func(Queue, error) bool) {
+		if err := c.checkLook(name); err != nil {
+			yield(Queue{}, wrapNeeding("read", name+"/", "watch", name, err))
+			return
+		}
+		for q, err := range inspect.Follow(ctx, inspect.NewFollower(c.etcd, name), newQueue) {
+			if !yield(q, wrapNeeding("read", name+"/", "watch", name, err)) {
+				return
+			}
+		}
+	}
+}
+
+// namesPage is how many keys ListNames reads at once.
+const namesPage = 10000
+
+// ListNames yields the names of all locks that have entries, holding or waiting, and whose names start
+// with prefix, "" for all: each once, and a nested name, such as "a/b", before the name that it is nested
+// in, "a". It goes by the keys alone: any key "<name>/<hex>" is an entry of that name, no matter who wrote
+// it.
+//
+// It costs a linearizable read of keys for each ten thousand keys that start with prefix, made when the
+// loop comes so far, and holds no more of them at a time. Those reads show different revisions: a name
+// whose entries come or go during the loop may be missed or not, all others are yielded.
+//
+// It blocks while etcd does not answer, until ctx ends. An error is the last thing that is yielded;
+// without one, the loop has seen all.
+func (c *Client) ListNames(ctx context.Context, prefix string) iter.Seq2[string, error] {
+	return func(yield func(string, error) bool) {
+		ok := true
+		err := c.usable()
+		if err == nil {
+			err = inspect.Names(ctx, etcd.NewClient(c.etcd), prefix, namesPage, func(name string) bool {
+				ok = yield(name, nil)
+				return ok
+			})
+		}
+		if ok && err != nil {
+			yield("", wrapNeeding("read", prefix, "list the names below", prefix, err))
+		}
+	}
 }
 
 // checkLook is the error of a call that looks at a queue.

@@ -45,7 +45,7 @@ var mishaps = map[string]func(*scene) error{
 		return nil
 	},
 	"session ends": func(s *scene) error {
-		s.own.terminate(ErrSessionClosed, "test")
+		s.own.lease.End(ErrSessionClosed, "test")
 		return nil
 	},
 	"the entry is deleted": func(s *scene) error {
@@ -355,7 +355,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	}
 	s.deep = kinds[keyspace.Exclusive] > waitlist.Lookahead ||
 		kinds[keyspace.Exclusive] > 0 && s.wants.kind() == keyspace.Exclusive && kinds[keyspace.Shared] > 2*waitlist.Lookahead
-	s.own.keepAlive = func(context.Context) (int64, error) {
+	s.own.lease.KeepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
 			return 0, nil
 		}
@@ -472,8 +472,8 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 		t.Errorf("%s: the hooks were told %q of %v", name, stories, err)
 	}
 	<-time.After(time.Minute) // past the last timer
-	s.own.terminate(ErrSessionClosed, "test")
-	s.own.endLease()
+	s.own.lease.End(ErrSessionClosed, "test")
+	s.own.lease.NotFound()
 	return reached
 }
 
@@ -540,12 +540,12 @@ func TestWait_CtxEndsWhileTheLeaseIsAskedAfter(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(5)
 		t.Cleanup(func() {
-			s.terminate(ErrSessionClosed, "test")
-			s.endLease()
+			s.lease.End(ErrSessionClosed, "test")
+			s.lease.NotFound()
 		})
 		h, err := NewMutex(s, "a").Lock(t.Context())
 		require.NoError(t, err)
-		s.keepAlive = func(ctx context.Context) (int64, error) {
+		s.lease.KeepAlive = func(ctx context.Context) (int64, error) {
 			<-ctx.Done()
 			return 0, ctx.Err()
 		}

@@ -81,7 +81,7 @@ func TestLog_Outage(t *testing.T) {
 	require.Equal(t, []string{harness.LogUp, harness.LogOutage}, log.Messages())
 	w.OnRecv(nil)
 	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver)
-	require.Regexp(t, `lease=`+s.leaseString()+` lock=`+name+`. endpoints=.* error="(the watch was not opened: )?watch ended`, log.Lines()[1])
+	require.Regexp(t, `lease=`+s.lease.String()+` lock=`+name+`. endpoints=.* error="(the watch was not opened: )?watch ended`, log.Lines()[1])
 
 	// Another outage: an event breaks all watches, and it is the deletion of one of the locks.
 	failed = failWatches(w)
@@ -154,7 +154,7 @@ func TestLog_EndIsNoOutage(t *testing.T) {
 	for what, finish := range map[string]func(s *Session, cancel func()){
 		"nothing ended": func(*Session, func()) {},
 		"ctx":           func(_ *Session, cancel func()) { cancel() },
-		"session":       func(s *Session, _ func()) { s.terminate(ErrSessionClosed, "test") },
+		"session":       func(s *Session, _ func()) { s.lease.End(ErrSessionClosed, "test") },
 		"client":        func(s *Session, _ func()) { _ = s.etcd.Close() },
 	} {
 		var log harness.Log
@@ -164,12 +164,11 @@ func TestLog_EndIsNoOutage(t *testing.T) {
 		ctx, cancel := context.WithCancel(testCtx(t))
 		defer cancel()
 		finish(s, cancel)
-		tr := outage{e: &entry{s: s}}
-		tr.start(ctx, etcd.ErrWatch)
-		require.Equal(t, what == "nothing ended", tr.open, what)
-		require.Equal(t, tr.open, len(log.Lines()) > 0, what)
-		s.endLease()
-		s.terminate(ErrSessionClosed, "test")
+		out := s.lease.Outages.Outage("")
+		out.Start(ctx, etcd.ErrWatch)
+		require.Equal(t, what == "nothing ended", len(log.Lines()) > 0, what)
+		s.lease.NotFound()
+		s.lease.End(ErrSessionClosed, "test")
 		_ = client.Close()
 	}
 }

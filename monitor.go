@@ -42,7 +42,7 @@ func (e *entry) untilOver() (life context.Context, stop func()) {
 	e.mu.Lock()
 	c := e.holdContextLocked()
 	e.unlockAndNotify()
-	return etcd.Bind(c.ctx, e.s.ctx)
+	return etcd.Bind(c.ctx, e.s.lease.Ctx)
 }
 
 // endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with
@@ -106,8 +106,8 @@ func (e *entry) markLostLocked(at int64) {
 			p.own.Lost(at)
 		}
 	}
-	ok := e.s.background(func(ctx context.Context) {
-		e.s.confirmLease(e.s.ctx)
+	ok := e.s.lease.Go(func(ctx context.Context) {
+		e.s.lease.Confirm(e.s.lease.Ctx)
 		e.mu.Lock()
 		e.finishHoldLocked()
 		e.unlockAndNotify()
@@ -125,7 +125,7 @@ func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (see
 	for _, key := range keys {
 		reads = append(reads, etcd.ReadKey(key))
 	}
-	got, seen, err := e.s.read(ctx, life, at, reads...)
+	got, seen, err := e.s.lease.Read(ctx, life, at, reads...)
 	if err != nil {
 		return seen, err
 	}
@@ -140,11 +140,7 @@ func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (see
 // watchesOf are the watches of a session's holds.
 func watchesOf(s *Session) *holdwatch.Watches[*entry] {
 	return holdwatch.New(holdwatch.Config[*entry]{
-		Etcd: s.etcd, Ctx: s.ctx, Go: s.background, Opened: s.attend,
-		Outage: func(label string) (func(context.Context, error), func(bool)) {
-			o := &outage{e: &entry{s: s, name: label}}
-			return o.start, o.stop
-		},
+		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.attend,
 		Rev:     func(e *entry) int64 { return e.rev },
 		Deleted: func(e *entry, key string, at int64) { _ = e.whole().markLost(key, at) },
 		Verify: func(ctx context.Context, holds []*entry, at int64) error {
@@ -215,7 +211,7 @@ func (e *entry) startContentionLocked() {
 	}
 	c := e.holdCtx
 	for p := range e.all() {
-		e.s.background(func(context.Context) {
+		e.s.lease.Go(func(context.Context) {
 			ctx, stop := etcd.Bind(c.ctx, c.contended)
 			defer stop()
 			if e.s.holdWatches.AwaitWaiter(ctx, p.name, p.rev, p.excludes) {

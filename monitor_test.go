@@ -36,8 +36,8 @@ func holdScene(t *testing.T, play func(t *testing.T, f *fakeEtcd, s *Session)) {
 		f := newFakeEtcd()
 		s := f.session(5)
 		play(t, f, s)
-		s.terminate(ErrSessionClosed, "test")
-		s.endLease()
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
 		synctest.Wait()
 		require.Empty(t, f.Watches())
 	})
@@ -118,7 +118,7 @@ func TestHoldWatch_Downgrade(t *testing.T) {
 func TestHoldWatch_SessionEnds(t *testing.T) {
 	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
 		holds := watchedHolds(t, s, "dir", singleHoldWatches+10)
-		s.terminate(ErrSessionClosed, "test")
+		s.lease.End(ErrSessionClosed, "test")
 		synctest.Wait()
 		for _, h := range holds {
 			require.Error(t, h.Context().Err())

@@ -188,7 +188,7 @@ func (e *entry) goneBeside() bool {
 // survey reads, in one request, what is before the parts that still wait: while the entry waited for another
 // part, much of that has probably gone. If it fails, the waiter of the next part asks.
 func (e *entry) survey(ctx context.Context) {
-	ctx, unbind := etcd.Bind(ctx, e.s.ctx)
+	ctx, unbind := etcd.Bind(ctx, e.s.lease.Ctx)
 	defer unbind()
 	var parts []*entry
 	var steps []waitlist.Step
@@ -201,7 +201,7 @@ func (e *entry) survey(ctx context.Context) {
 	if len(reads) == 0 {
 		return
 	}
-	got, at, err := e.s.read(ctx, e.s.leaseCtx, 0, reads...)
+	got, at, err := e.s.lease.Read(ctx, e.s.lease.Gone, 0, reads...)
 	for i, p := range parts {
 		if err != nil {
 			p.own.Fail()
@@ -217,10 +217,10 @@ func (e *entry) confirm(ctx context.Context) error {
 	if e.first == nil {
 		return nil
 	}
-	ctx, unbind := etcd.Bind(ctx, e.s.ctx)
+	ctx, unbind := etcd.Bind(ctx, e.s.lease.Ctx)
 	defer unbind()
 	for retry := (etcd.Backoff{}); ; _ = retry.Wait(ctx) {
-		_, err := e.exists(ctx, e.s.leaseCtx, 0, e.allKeys()...)
+		_, err := e.exists(ctx, e.s.lease.Gone, 0, e.allKeys()...)
 		if final := newWaiter(e, false).ending(ctx, err); err == nil || final != nil {
 			return final
 		} // else it passes, or the session is about to end

@@ -93,7 +93,7 @@ func (s *multiScene) takeKeys(names ...string) error {
 var multiMishaps = map[string]func(*multiScene) error{
 	"nothing":                       func(*multiScene) error { return nil },
 	"ctx ends":                      func(s *multiScene) error { s.cancel(); return nil },
-	"session ends":                  func(s *multiScene) error { s.own.terminate(ErrSessionClosed, "test"); return nil },
+	"session ends":                  func(s *multiScene) error { s.own.lease.End(ErrSessionClosed, "test"); return nil },
 	"the first key is deleted":      func(s *multiScene) error { return s.takeKeys("a") },
 	"the second key is deleted":     func(s *multiScene) error { return s.takeKeys("b") },
 	"the last key is deleted":       func(s *multiScene) error { return s.takeKeys("c") },
@@ -214,7 +214,7 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), callers{}, true))
 	defer cancel()
 	s := &multiScene{f: f, own: f.session(15), cancel: cancel, releases: map[string]func(){}}
-	s.own.keepAlive = func(context.Context) (int64, error) {
+	s.own.lease.KeepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
 			return 0, nil
 		}
@@ -334,8 +334,8 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 	if len(stories) != 1 || !whole.MatchString(stories[0]) || kind != "Ticket" && (err == nil) != strings.Contains(stories[0], "granted") {
 		t.Errorf("%s: the hooks were told %q of %v", name, stories, err)
 	}
-	s.own.terminate(ErrSessionClosed, "test")
-	s.own.endLease()
+	s.own.lease.End(ErrSessionClosed, "test")
+	s.own.lease.NotFound()
 	return reached
 }
 
@@ -344,8 +344,8 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 func TestMulti_GivenUpHandsNothingOver(t *testing.T) {
 	onStage(t, func(st *stage) {
 		remote := st.f.session(6)
-		defer remote.endLease()
-		defer remote.terminate(ErrSessionClosed, "test")
+		defer remote.lease.NotFound()
+		defer remote.lease.End(ErrSessionClosed, "test")
 		st.lock(NewMutex(remote, "b").Lock)
 		multi := st.ticket(NewMulti(st.s, Write("a"), Write("b")).Enqueue)
 		hooks := &recorder{}
@@ -471,8 +471,8 @@ func TestMulti_NoWatchInASessionThatEnds(t *testing.T) {
 		h, err := NewMulti(s, Write("a"), Read("b")).Lock(t.Context())
 		require.NoError(t, err)
 		require.NoError(t, h.Check(t.Context()))
-		s.terminate(ErrSessionClosed, "test")
-		s.endLease()
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
 		require.True(t, isClosed(h.Done()))
 		require.ErrorIs(t, h.Err(), ErrSessionClosed)
 	})
@@ -483,9 +483,7 @@ func TestMulti_NoWatchInASessionThatEnds(t *testing.T) {
 			f.Refuse = func(w *fakeetcd.Watch) bool {
 				if w.From == "dir/" {
 					if refused++; refused == 2 {
-						s.mu.Lock()
-						defer s.mu.Unlock()
-						s.closing = true
+						s.holdWatches.Go = func(func(context.Context)) bool { return false } // as if Close had begun
 					}
 				}
 				return w.From == "dir/"

@@ -13,7 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/outage"
 )
 
 const (
@@ -27,7 +27,7 @@ type config struct {
 	lease   clientv3.LeaseID
 	log     *slog.Logger
 	hooks   []*Hooks
-	outages *etcd.Outages // of all sessions, nil: each has its own
+	outages *outage.Outages // of all sessions, nil: each has its own
 }
 
 // newConfig is what opts make of the defaults.

@@ -75,7 +75,7 @@ const maxLooked = 32
 func (e *entry) remove(ctx, life context.Context, next []queue.Entry) (found bool, err error) {
 	r, err := removeKeys(ctx, e.s.etcd, etcd.Policy{Life: life, Hedge: true}, e.allKeys(), e.rev, next...)
 	if err != nil {
-		return r.ambiguous, e.s.translate(err)
+		return r.ambiguous, e.s.lease.Translate(err)
 	}
 	e.delist(&r, next)
 	found = r.removed[0]
@@ -87,10 +87,10 @@ func (e *entry) remove(ctx, life context.Context, next []queue.Entry) (found boo
 
 // release removes the entry of a hold that was given back in this process.
 func (h *Held) release(ctx context.Context, next []queue.Entry) error {
-	found, err := h.remove(ctx, h.s.ctx, next)
+	found, err := h.remove(ctx, h.s.lease.Ctx, next)
 	switch {
 	case err != nil:
-		h.s.background(func(ctx context.Context) { h.discard(ctx, next) })
+		h.s.lease.Go(func(ctx context.Context) { h.discard(ctx, next) })
 		if cause := h.s.Err(); cause != nil && ctx.Err() == nil {
 			err = lossOf(cause)
 		}
@@ -119,7 +119,7 @@ func (e *entry) abandon(cause error) {
 	case e.rev == 0 && !e.ambiguous:
 		e.freeKeys() // never written
 	default:
-		e.s.background(func(ctx context.Context) { e.discard(ctx, next) })
+		e.s.lease.Go(func(ctx context.Context) { e.discard(ctx, next) })
 	}
 	e.notifyAbandoned(at, cause)
 }
@@ -127,7 +127,7 @@ func (e *entry) abandon(cause error) {
 // discard removes the entry and settles it. ctx ends with the lease, which removes the entry too.
 func (e *entry) discard(ctx context.Context, next []queue.Entry) {
 	for e.rev != 0 {
-		_, err := e.remove(ctx, e.s.leaseCtx, next)
+		_, err := e.remove(ctx, e.s.lease.Gone, next)
 		if err == nil {
 			break
 		}

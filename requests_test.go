@@ -505,7 +505,7 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 		left := async(func() error { return lock(ctx, name) })
 		known := func() bool {
 			s := locks.liveSession()
-			return s != nil && strings.Contains(s.whom.Explain(errTooLate, name, keyspace.Exclusive, h.rev+3).Error(), "ahead")
+			return s != nil && strings.Contains(s.whom.Explain(ErrLost, name, keyspace.Exclusive, h.rev+3).Error(), "ahead")
 		}
 		require.Eventually(t, known, hang, tick)
 		why := errors.New("the caller has gone")

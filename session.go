@@ -19,6 +19,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/lease"
+	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 	"github.com/etcdlock/etcdlock/internal/whom"
 )
@@ -32,58 +34,29 @@ import (
 // A session ends on its own clock before etcd can have given its locks to somebody else: see
 // Deadline.
 type Session struct {
-	etcd    *etcd.Client
-	id      clientv3.LeaseID
-	ttl     time.Duration
-	owner   string // in JSON
-	nonce   string // begins the nonce of every entry of this session
-	log     *slog.Logger
-	hooks   []*Hooks
-	outages *etcd.Outages // the Client's, or the session's own
-	// keepAlive renews the lease once and returns the TTL that etcd granted anew, which is not
-	// positive if the lease is gone.
-	keepAlive func(ctx context.Context) (ttl int64, err error)
-	wallClock func() time.Time
+	lease *lease.Lease
+	etcd  *etcd.Client
+	owner string // in JSON
+	nonce string // begins the nonce of every entry of this session
+	log   *slog.Logger
+	hooks []*Hooks
 
-	ctx    context.Context // ends with the session
-	cancel context.CancelCauseFunc
-	// leaseCtx ends when the lease is known to be gone, a TTL after the session at the latest.
-	// Until then it is worth while to remove entries.
-	leaseCtx context.Context
-	endLease context.CancelFunc
-	// renewals tells run how the attempts to renew end.
-	renewals  chan renewal
-	closeOnce sync.Once
-	revoked   chan struct{} // closed after the revocation, whose error is revokeErr
-	// confirmTurn lets one goroutine at a time ask after the lease: 10,000 holds that are lost
-	// together ask once.
-	confirmTurn chan struct{}
-	confirmedAt time.Time // when etcd was last asked that still had the lease
-
-	mu        sync.Mutex
-	revokeErr error
-	deadline  time.Time
-	sent      time.Time // when the last renewal that succeeded was sent
-	expiry    *time.Timer
-	inUse     keyspace.InUse
-	skipped   map[string]struct{} // keys in use that no entry has, see skipKeys
+	mu      sync.Mutex
+	inUse   keyspace.InUse
+	skipped map[string]struct{} // keys in use that no entry has, see skipKeys
 	// only are the entries that are alone in the session with their name, and lists the waitlists
 	// of the other names: see enlist.
 	only       map[string]*entry
 	lists      map[string]*waitlist.List
 	guardAfter time.Duration // see waitlist.Entry.Guard
 	seq        uint64        // of the last nonce
-	closing    bool          // Close waits: start nothing anymore
-	endReason  string        // why the session has ended
 	// holds are those to notify when the session ends; nil if nobody observes that.
-	holds       map[*entry]struct{}
-	settler     settler
-	whom        whom.Waits // what a Lock says that ends with its ctx
-	attending   bool       // see attend
-	holdWatches *holdwatch.Watches[*entry]
+	holds   map[*entry]struct{}
+	settler settler
+	whom    whom.Waits // what a Lock says that ends with its ctx
 
-	// wg counts the session's goroutines. All of them end with ctx or leaseCtx.
-	wg sync.WaitGroup
+	attending   bool // see attend
+	holdWatches *holdwatch.Watches[*entry]
 }
 
 // NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has
@@ -104,18 +77,16 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 		return nil, err
 	}
 	s := makeSession(client, c)
-	if s.id == clientv3.NoLease {
-		s.id = clientv3.LeaseID(rand.Int64N(1<<63-1) + 1)
-		if err := s.grantLease(ctx, c.ttl); err != nil {
-			return s, err
-		}
-	} else if err := s.adoptLease(ctx); err != nil {
+	take := func(ctx context.Context) error { return s.lease.Grant(ctx, c.ttl) }
+	if c.lease != clientv3.NoLease {
+		take = s.lease.Adopt
+	}
+	if err := take(ctx); err != nil {
 		return s, err
 	}
 	s.notifyUp()
 	s.startInspect()
-	s.wg.Add(1)
-	go s.run()
+	s.lease.Run()
 	return s, nil
 }
 
@@ -126,26 +97,20 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		panic("bug: " + err.Error())
 	}
 	s := &Session{
-		etcd: etcd.NewClient(client), id: c.lease, ttl: c.ttl, owner: string(owner), log: c.log, hooks: c.hooks, outages: cmp.Or(c.outages, &etcd.Outages{}),
-		nonce:       strconv.FormatUint(rand.Uint64(), 16) + ".",
-		renewals:    make(chan renewal, 64),
-		revoked:     make(chan struct{}),
-		confirmTurn: make(chan struct{}, 1),
-		inUse:       make(keyspace.InUse),
-		skipped:     make(map[string]struct{}),
-		only:        make(map[string]*entry),
-		lists:       make(map[string]*waitlist.List),
-		guardAfter:  100 * time.Millisecond,
-		wallClock:   func() time.Time { return time.Now().Round(0) },
+		etcd: etcd.NewClient(client), owner: string(owner), log: c.log, hooks: c.hooks,
+		nonce:      strconv.FormatUint(rand.Uint64(), 16) + ".",
+		inUse:      make(keyspace.InUse),
+		skipped:    make(map[string]struct{}),
+		only:       make(map[string]*entry),
+		lists:      make(map[string]*waitlist.List),
+		guardAfter: 100 * time.Millisecond,
 	}
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
 	}
-	s.keepAlive = func(ctx context.Context) (int64, error) { return s.etcd.RenewOnce(ctx, s.id) }
-	s.etcd.Deadline = s.Deadline
-	s.whom.KV, s.whom.Go = client, s.background
-	s.ctx, s.cancel = context.WithCancelCause(context.Background())
-	s.leaseCtx, s.endLease = context.WithCancel(context.Background())
+	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
+	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
+	s.whom.KV, s.whom.Go = client, s.lease.Go
 	s.holdWatches = watchesOf(s)
 	return s
 }
@@ -154,44 +119,31 @@ func makeSession(client *clientv3.Client, c config) *Session {
 func (s *Session) Client() *clientv3.Client { return s.etcd.Client }
 
 // Lease is the ID of the session's lease.
-func (s *Session) Lease() clientv3.LeaseID { return s.id }
+func (s *Session) Lease() clientv3.LeaseID { return s.lease.ID }
 
 // TTL is the time to live that etcd granted, at least that of WithTTL.
-func (s *Session) TTL() time.Duration { return s.ttl }
+func (s *Session) TTL() time.Duration { return s.lease.TTL }
 
 // Context ends with the session. Its cause is ErrSessionExpired or ErrSessionClosed.
-func (s *Session) Context() context.Context { return s.ctx }
+func (s *Session) Context() context.Context { return s.lease.Ctx }
 
 // Done is closed when the session ends, at its deadline at the latest.
-func (s *Session) Done() <-chan struct{} { return s.ctx.Done() }
+func (s *Session) Done() <-chan struct{} { return s.lease.Ctx.Done() }
 
 // Err is nil while the session lives, then ErrSessionExpired or ErrSessionClosed.
-func (s *Session) Err() error {
-	if s.ctx.Err() == nil {
-		if d := s.Deadline(); d.IsZero() || time.Now().Before(d) {
-			return nil
-		}
-		// The timer is late: the process may just have been woken.
-		s.terminate(ErrSessionExpired, "deadline passed")
-	}
-	return context.Cause(s.ctx)
-}
+func (s *Session) Err() error { return s.lease.Err() }
 
 // Deadline is the time up to which the session's locks can be vouched for without hearing of etcd
 // again: the last renewal that etcd confirmed, counted from before it was sent, plus the TTL,
 // less a margin of a tenth (50 ms to 1 s) for clocks that drift and timers that are late. Each
 // renewal moves it on; at the deadline the session ends.
-func (s *Session) Deadline() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.deadline
-}
+func (s *Session) Deadline() time.Time { return s.lease.Deadline() }
 
 // Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It
 // repeats the request until ctx or the session ends. After nil, Deadline is nearly a TTL away.
 // An error of ctx leaves the session as it was.
 func (s *Session) Refresh(ctx context.Context) error {
-	if err := s.renewUntil(ctx, s.renew); err != nil {
+	if err := s.lease.Refresh(ctx); err != nil {
 		return fmt.Errorf("etcdlock: refresh session: %w", err)
 	}
 	return nil
@@ -200,22 +152,7 @@ func (s *Session) Refresh(ctx context.Context) error {
 // Orphan ends the session and leaves its lease, with all entries, until the TTL has passed. It is
 // for a process that hands its locks to a successor, which adopts the lease with WithLease. It
 // makes no request. Close after it still revokes.
-func (s *Session) Orphan() { s.terminate(ErrSessionClosed, "orphaned") }
-
-// terminate is the one way for a session to end. The first cause stays.
-func (s *Session) terminate(cause error, reason string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.ctx.Err() != nil {
-		return
-	}
-	s.endReason = reason // run tells of it
-	s.cancel(cause)
-	time.AfterFunc(s.ttl, s.endLease)
-	if s.expiry != nil {
-		s.expiry.Stop()
-	}
-}
+func (s *Session) Orphan() { s.lease.End(ErrSessionClosed, "orphaned") }
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one
 // commit. It is an io.Closer: it blocks until etcd has confirmed the revocation and the session's
@@ -223,44 +160,22 @@ func (s *Session) terminate(cause error, reason string) {
 // error and goes on in the background, until the lease must have expired by itself. Further calls
 // wait for the same.
 func (s *Session) Close() error {
-	s.startClose()
-	limit := time.NewTimer(min(closeLimit, s.ttl))
+	limit := time.NewTimer(min(closeLimit, s.TTL()))
 	defer limit.Stop()
 	select {
-	case <-s.revoked:
+	case <-s.lease.Close(ErrSessionClosed):
 		return s.closeError()
 	case <-limit.C:
-		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire", s.leaseString())
+		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire", s.lease)
 	}
 }
 
-// startClose begins what Close waits for; s.revoked is closed at its end.
-func (s *Session) startClose() {
-	s.terminate(ErrSessionClosed, "closed")
-	s.closeOnce.Do(func() {
-		s.mu.Lock()
-		s.closing = true
-		s.mu.Unlock()
-		go func() { // ends with revoked, a TTL from now at the latest
-			defer close(s.revoked)
-			_, err := s.revokeLease()
-			s.endLease() // or given up: nothing goes on after Close
-			s.wg.Wait()
-			s.mu.Lock()
-			s.revokeErr = err
-			s.mu.Unlock()
-		}()
-	})
-}
-
-// closeError is the error of Close, once s.revoked is closed.
+// closeError is the error of Close, once that has done all.
 func (s *Session) closeError() error {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.revokeErr == nil {
-		return nil
+	if err := s.lease.CloseError(); err != nil {
+		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire: %w", s.lease, err)
 	}
-	return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire: %w", s.leaseString(), s.revokeErr)
+	return nil
 }
 
 // A source is what a lock takes its sessions from: a *Session, for locks that end with it, or a
@@ -282,19 +197,3 @@ func (s *Session) session(context.Context) (*Session, error) {
 }
 
 func (s *Session) retryable(context.Context, *Session, error) bool { return false }
-
-// background runs f, until the lease is gone at the latest; Close waits for it. It returns false,
-// and does not run f, if the lease is gone or about to go.
-func (s *Session) background(f func(ctx context.Context)) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.closing || s.leaseCtx.Err() != nil || s.etcd.Ctx().Err() != nil {
-		return false
-	}
-	s.wg.Go(func() {
-		ctx, cancel := etcd.Bind(s.leaseCtx, s.etcd.Ctx())
-		defer cancel()
-		f(ctx)
-	})
-	return true
-}

@@ -58,7 +58,7 @@ func (e *entry) settle() {
 	t.unsettled = append(t.unsettled, unsettled{e, time.Now()})
 	t.delay = settleFirst
 	if t.timer == nil {
-		t.timer = time.AfterFunc(0, func() { s.background(s.findLateWrites) })
+		t.timer = time.AfterFunc(0, func() { s.lease.Go(s.findLateWrites) })
 	} else {
 		t.timer.Reset(0)
 	}
@@ -107,7 +107,7 @@ func (s *Session) removeLateWrites(ctx context.Context, some []unsettled) error 
 	for _, u := range some {
 		reads = append(reads, etcd.ReadValue(u.key))
 	}
-	got, _, err := s.read(ctx, s.leaseCtx, 0, reads...)
+	got, _, err := s.lease.Read(ctx, s.lease.Gone, 0, reads...)
 	if n := len(some); n > 1 && err != nil && etcd.Refused(err) {
 		// One of them may be forbidden by now. That must not keep the others.
 		return errors.Join(s.removeLateWrites(ctx, some[:n/2]), s.removeLateWrites(ctx, some[n/2:]))
@@ -122,7 +122,7 @@ func (s *Session) removeLateWrites(ctx context.Context, some []unsettled) error 
 		}
 	}
 	for some := range slices.Chunk(ops, 2*settleBatch) { // each entry has two keys at most, but a Multi's
-		_, _, err := s.txn(ctx, s.leaseCtx, func(t clientv3.Txn) clientv3.Txn { return t.Then(some...) })
+		_, _, err := s.lease.Txn(ctx, s.lease.Gone, func(t clientv3.Txn) clientv3.Txn { return t.Then(some...) })
 		if err != nil {
 			return err
 		}
@@ -132,8 +132,8 @@ func (s *Session) removeLateWrites(ctx context.Context, some []unsettled) error 
 
 // leaseKeys are the keys that hang on the session's lease.
 func (s *Session) leaseKeys(ctx context.Context) ([][]byte, error) {
-	lease, _, err := etcd.Do(ctx, s.etcd, etcd.Policy{Life: s.leaseCtx, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-		return s.etcd.TimeToLive(ctx, s.id, clientv3.WithAttachedKeys())
+	lease, _, err := etcd.Do(ctx, s.etcd, etcd.Policy{Life: s.lease.Gone, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return s.etcd.TimeToLive(ctx, s.lease.ID, clientv3.WithAttachedKeys())
 	})
 	if err != nil {
 		return nil, err
@@ -142,7 +142,7 @@ func (s *Session) leaseKeys(ctx context.Context) ([][]byte, error) {
 }
 
 func (s *Session) sweepKey(ctx context.Context, k string) {
-	got, _, err := s.read(ctx, s.leaseCtx, 0, etcd.ReadValue(k))
+	got, _, err := s.lease.Read(ctx, s.lease.Gone, 0, etcd.ReadValue(k))
 	// uses is asked again, since an entry may have been written under this key meanwhile. If none
 	// uses it now, then what was read is a late write, or gone.
 	if err == nil && len(got[0].Kvs) > 0 && s.wroteKey(got[0].Kvs[0]) && !s.uses(k) {
@@ -169,7 +169,7 @@ func (e *entry) skipKeys(kvs []*mvccpb.KeyValue) {
 	e.s.mu.Unlock()
 	for _, kv := range kvs {
 		if e.s.wroteKey(kv) {
-			e.s.background(func(ctx context.Context) { e.s.removeLateWrite(ctx, kv) })
+			e.s.lease.Go(func(ctx context.Context) { e.s.removeLateWrite(ctx, kv) })
 		}
 	}
 }
@@ -180,5 +180,5 @@ func (s *Session) wroteKey(kv *mvccpb.KeyValue) bool {
 }
 
 func (s *Session) removeLateWrite(ctx context.Context, kv *mvccpb.KeyValue) {
-	_, _ = removeKeys(ctx, s.etcd, etcd.Policy{Life: s.leaseCtx, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
+	_, _ = removeKeys(ctx, s.etcd, etcd.Policy{Life: s.lease.Gone, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
 }

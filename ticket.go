@@ -39,7 +39,7 @@ var errCancelled = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
 func newTicket(h *Held) (*Ticket, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Ticket{h: h, done: make(chan struct{}), cancel: cancel}
-	ok := h.s.background(func(context.Context) {
+	ok := h.s.lease.Go(func(context.Context) {
 		defer cancel()
 		defer close(t.done)
 		t.err = h.wait(ctx, false)
@@ -55,7 +55,7 @@ func newTicket(h *Held) (*Ticket, error) {
 	})
 	if !ok {
 		cancel()
-		h.s.terminate(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
+		h.s.lease.End(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
 		h.abandon(h.s.Err())
 		return nil, h.s.Err()
 	}
@@ -119,7 +119,7 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 		from, to := keyspace.Blocking(p.name, kind)
 		reads = append(reads, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
 	}
-	got, _, err := h.s.read(ctx, h.s.ctx, 0, reads...)
+	got, _, err := h.s.lease.Read(ctx, h.s.lease.Ctx, 0, reads...)
 	if err != nil {
 		return 0, h.wrap("count before", err)
 	}
@@ -143,7 +143,7 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	case t.removed == nil:
 		t.removed = make(chan struct{})
 		t.cancel()
-		if !t.h.s.background(t.giveBack) {
+		if !t.h.s.lease.Go(t.giveBack) {
 			close(t.removed) // the lease is gone, or going
 		}
 	}

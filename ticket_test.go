@@ -83,6 +83,6 @@ func TestTicket_ClientClosed(t *testing.T) {
 		tk, err := NewMutex(s, "a").Enqueue(context.Background())
 		require.Nil(t, tk)
 		require.ErrorIs(t, err, ErrSessionExpired)
-		s.endLease()
+		s.lease.NotFound()
 	})
 }

@@ -77,7 +77,7 @@ func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) 
 		return queue.Blocked(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(got.Kvs))
 	}
 	if !blocked(got) && got.Count > int64(len(got.Kvs)) {
-		all, now, err := e.s.read(ctx, e.s.ctx, 0, etcd.ReadRange(from, to))
+		all, now, err := e.s.lease.Read(ctx, e.s.lease.Ctx, 0, etcd.ReadRange(from, to))
 		if err != nil {
 			return clientv3.Cmp{}, err
 		}

@@ -89,7 +89,7 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 	})
 	switch {
 	case err != nil:
-		return nil, h.preferLoss(h.s.translate(err)) // it was not carried out
+		return nil, h.preferLoss(h.s.lease.Translate(err)) // it was not carried out
 	case last != nil:
 		return nil, last
 	}

@@ -38,7 +38,7 @@ func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 			}
 			w.watch = step.Keep.Owner.(*etcd.Watch)
 		case waitlist.Wait:
-			w.outage.stop(true)
+			w.outage.Stop(true)
 			switch {
 			case !step.Guard:
 				w.guard = nil
@@ -54,7 +54,7 @@ func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 }
 
 func (w *waiter) read(ctx context.Context, step *waitlist.Step) error {
-	got, at, err := w.s.read(ctx, w.s.leaseCtx, step.At, readsOf(step)...)
+	got, at, err := w.s.lease.Read(ctx, w.s.lease.Gone, step.At, readsOf(step)...)
 	if err == nil {
 		w.saw(step, at, got)
 	}
@@ -94,7 +94,7 @@ func (e *entry) saw(step *waitlist.Step, at int64, got []*pb.RangeResponse) []*p
 // open opens a watch in place of the one that there is.
 func (w *waiter) open(ctx context.Context, step *waitlist.Step) error {
 	w.unwatch(false)
-	watch, err := w.s.etcd.OpenWatch(ctx, w.s.ctx, step.From, step.To, clientv3.WithFilterPut())
+	watch, err := w.s.etcd.OpenWatch(ctx, w.s.lease.Ctx, step.From, step.To, clientv3.WithFilterPut())
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -39,16 +40,16 @@ import (
 type waiter struct {
 	*entry
 	watch  *etcd.Watch
-	retry  etcd.Backoff // after an error that passes
-	outage outage       // for the log
-	unbind func()       // the ctx of the wait from the session
+	retry  etcd.Backoff  // after an error that passes
+	outage outage.Outage // for the log
+	unbind func()        // the ctx of the wait from the session
 	// guard is when to watch those of the session that the entry waits for.
 	guard   <-chan time.Time
 	explain bool // whom it has waited for, if it is given up
 }
 
 func newWaiter(e *entry, explain bool) *waiter {
-	return &waiter{entry: e, outage: outage{e: e}, explain: explain}
+	return &waiter{entry: e, outage: e.s.lease.Outages.Outage(e.name), explain: explain}
 }
 
 // errEntryGone: the entry is not in the queue anymore.
@@ -81,7 +82,7 @@ func (w *waiter) wait(ctx context.Context) error {
 }
 
 func (w *waiter) start(ctx context.Context) context.Context {
-	ctx, w.unbind = etcd.Bind(ctx, w.s.ctx)
+	ctx, w.unbind = etcd.Bind(ctx, w.s.lease.Ctx)
 	if w.explain {
 		w.s.whom.Enter(w.name, w.rev)
 	}
@@ -89,7 +90,7 @@ func (w *waiter) start(ctx context.Context) context.Context {
 }
 
 func (w *waiter) stop() {
-	w.outage.stop(false)
+	w.outage.Stop(false)
 	closeAll(w.own.Stop())
 	if w.explain {
 		w.s.whom.Leave(w.name)
@@ -153,7 +154,7 @@ func (w *waiter) handleErr(ctx context.Context, err error) error {
 	if final := w.ending(ctx, err); err == nil || final != nil {
 		return final
 	}
-	w.outage.start(ctx, err)
+	w.outage.Start(ctx, err)
 	w.unwatch(true)
 	w.own.Fail()
 	w.pause(ctx)
@@ -166,9 +167,9 @@ func (w *waiter) ending(ctx context.Context, err error) error {
 	case err == nil:
 		return nil
 	case ctx.Err() != nil && w.explain && w.s.Err() == nil:
-		return w.s.whom.Explain(w.s.waitError(ctx), w.name, w.mode.kind(), w.rev)
+		return w.s.whom.Explain(w.s.lease.WaitError(ctx), w.name, w.mode.kind(), w.rev)
 	case ctx.Err() != nil:
-		return w.s.waitError(ctx)
+		return w.s.lease.WaitError(ctx)
 	case errors.Is(err, errEntryGone):
 		return w.s.goneError(ctx)
 	case !errors.Is(err, etcd.ErrWatch) && etcd.Refused(err), errors.Is(err, ErrSessionExpired):
@@ -194,9 +195,9 @@ func (w *waiter) pause(ctx context.Context) {
 
 // goneError is the error of a wait whose entry is gone: it says whether the lease has taken it.
 func (s *Session) goneError(ctx context.Context) error {
-	s.confirmLease(ctx)
+	s.lease.Confirm(ctx)
 	if ctx.Err() != nil {
-		return s.waitError(ctx)
+		return s.lease.WaitError(ctx)
 	}
 	return cmp.Or(s.Err(), ErrLost)
 }
@@ -207,15 +208,15 @@ func (e *entry) grant(ctx context.Context) error {
 	for {
 		switch {
 		case ctx.Err() != nil:
-			return e.s.waitError(ctx)
+			return e.s.lease.WaitError(ctx)
 		case e.s.Err() != nil:
 			return e.s.Err()
 		}
-		if e.s.valid() {
+		if e.s.lease.Valid() {
 			break
 		}
 		// The wall clock was set forward, or a renewal is late: the place is kept until there is one.
-		if err := e.s.renewUntil(ctx, e.s.renew); err != nil {
+		if err := e.s.lease.Refresh(ctx); err != nil {
 			return err
 		}
 	}

@@ -129,14 +129,14 @@ func (e *entry) listed() *waitlist.Entry {
 // awaitLeft waits for the removal of entries of the same session that are over: nobody else has the
 // lock, and Try is not to stumble over them.
 func (e *entry) awaitLeft(ctx context.Context) error {
-	ctx, cancel := etcd.Bind(ctx, e.s.ctx)
+	ctx, cancel := etcd.Bind(ctx, e.s.lease.Ctx)
 	defer cancel()
 	for p := range e.all() {
 		own := p.listed()
 		for own != nil && own.BehindLeft() {
 			select {
 			case <-ctx.Done():
-				return e.s.waitError(ctx)
+				return e.s.lease.WaitError(ctx)
 			case <-own.Wake():
 			}
 		}

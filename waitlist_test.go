@@ -167,7 +167,7 @@ func TestWaitlist_EntryRemoved(t *testing.T) {
 		c.f.Remove(c.tickets[3].h.key)
 		_, err := c.tickets[3].Wait(c.Context())
 		require.ErrorIs(c, err, ErrLost)
-		require.LessOrEqual(c, time.Since(start), c.s.ttl/8*5)
+		require.LessOrEqual(c, time.Since(start), c.s.lease.TTL/8*5)
 		c.tickets = append(c.tickets[:3], c.tickets[4])
 		c.leave(len(c.others))
 		c.pass()
@@ -175,7 +175,7 @@ func TestWaitlist_EntryRemoved(t *testing.T) {
 	onStage(t, func(st *stage) {
 		h := st.lock(st.mutex().Lock)
 		st.f.Remove(h.Key())
-		<-time.After(st.s.ttl)
+		<-time.After(st.s.lease.TTL)
 		require.ErrorIs(st, h.Err(), ErrLost)
 	})
 }
@@ -245,7 +245,7 @@ func TestWaitlist_SilentWatcherOfTheUser(t *testing.T) {
 			start := time.Now()
 			h, err := tk.Wait(st.Context())
 			require.NoError(st, err)
-			require.LessOrEqual(st, time.Since(start), st.s.ttl)
+			require.LessOrEqual(st, time.Since(start), st.s.lease.TTL)
 			h.Release()
 		}
 	})
@@ -270,8 +270,8 @@ func TestFault_I7_WallClockSetForward(t *testing.T) {
 		tk := st.ticket(st.mutex().Enqueue)
 		var ahead atomic.Int64
 		ahead.Store(int64(2 * time.Hour))
-		st.s.wallClock = func() time.Time { return time.Now().Round(0).Add(time.Duration(ahead.Load())) }
-		st.s.keepAlive = func(context.Context) (int64, error) { ahead.Store(0); return 10, nil }
+		st.s.lease.WallClock = func() time.Time { return time.Now().Round(0).Add(time.Duration(ahead.Load())) }
+		st.s.lease.KeepAlive = func(context.Context) (int64, error) { ahead.Store(0); return 10, nil }
 		h := st.lock(NewMutex(st.s, "b").Lock)
 		require.True(st, h.Valid())
 		ahead.Store(int64(2 * time.Hour))
@@ -302,7 +302,7 @@ func TestWaitlist_FirstInLineReadsNothing(t *testing.T) {
 		_, err = tk.Wait(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, []string{"Txn", "Txn.", "Watch", "Watch."}, steps)
-		s.terminate(ErrSessionClosed, "test")
-		s.endLease()
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
 	})
 }

@@ -264,7 +264,7 @@ func TestWatchShowsEachState(t *testing.T) {
 	c, name, tap := cluster.Client(t), lockName(t), etcdtest.NewTap()
 	f := inspect.NewFollower(cluster.Client(t, tap), name)
 	f.Every = time.Hour // each recheck would cost a read
-	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { yieldAll(testCtx(t), f, name, yield) })
+	pull, stop := iter.Pull2(inspect.Follow(testCtx(t), f, newQueue))
 	defer stop()
 	q := next(t, pull)
 	require.Equal(t, Queue{Name: name, Revision: q.Revision, Entries: []Entry{}}, q) // none
@@ -314,7 +314,7 @@ func TestWatchSlowConsumer(t *testing.T) {
 	states, busy := make(chan Queue), make(chan struct{})
 	go func() {
 		defer close(states)
-		yieldAll(ctx, f, name, func(q Queue, err error) bool {
+		inspect.Follow(ctx, f, newQueue)(func(q Queue, err error) bool {
 			if err == nil {
 				states <- q
 				<-busy
@@ -421,7 +421,7 @@ func TestWatchSilentStream(t *testing.T) {
 	})
 	f := inspect.NewFollower(c, name)
 	f.Every = 20 * time.Millisecond
-	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { yieldAll(testCtx(t), f, name, yield) })
+	pull, stop := iter.Pull2(inspect.Follow(testCtx(t), f, newQueue))
 	defer stop()
 	require.Empty(t, next(t, pull).Entries)
 	put, del := clientv3.OpPut(name+"/1f", ""), clientv3.OpDelete(name+"/1f")
@@ -489,7 +489,7 @@ func TestWatchHungMember(t *testing.T) {
 	proxies[2].Refuse()
 	f := inspect.NewFollower(own.Client(t, proxies[0], proxies[1], proxies[2]), "a")
 	f.Every = 100 * time.Millisecond
-	pull, stop := iter.Pull2(func(yield func(Queue, error) bool) { yieldAll(testCtx(t), f, "a", yield) })
+	pull, stop := iter.Pull2(inspect.Follow(testCtx(t), f, newQueue))
 	defer stop()
 	require.Empty(t, next(t, pull).Entries)
 	proxies[1].Accept()
@@ -534,7 +534,7 @@ func TestWatchNews(t *testing.T) {
 	for i := range 50 {
 		f.Replace([]*queue.Snapshot{queue.NewSnapshot(name), h.states[20]}[i%2])
 		require.Len(t, f.Changed(), 1)
-		yieldAll(ended, f, name, func(_ Queue, err error) bool {
+		inspect.Follow(ended, f, newQueue)(func(_ Queue, err error) bool {
 			require.ErrorIs(t, err, context.Canceled)
 			return true
 		})

@@ -15,6 +15,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/outage"
 )
 
 // maxSingles is how many holds of a directory have a watch each. maxOpening is how many watches a session opens
@@ -26,13 +27,11 @@ const (
 
 // A Config is what Watches are made with; H is what stands for a hold. No mutex is held while its funcs are called.
 type Config[H comparable] struct {
-	Etcd   *etcd.Client
-	Ctx    context.Context                  // ends with the session
-	Go     func(func(context.Context)) bool // starts a goroutine; false: it is too late, the session ends
-	Opened func()                           // a watch was opened
-	// Outage is for the log. start is called for each attempt to watch that fails, or ends since ctx has ended; stop
-	// when one succeeds, and at last.
-	Outage func(label string) (start func(ctx context.Context, err error), stop func(recovered bool))
+	Etcd    *etcd.Client
+	Ctx     context.Context                  // ends with the session
+	Go      func(func(context.Context)) bool // starts a goroutine; false: it is too late, the session ends
+	Outages *outage.Source
+	Opened  func() // a watch was opened
 
 	Rev     func(h H) int64                 // the revision of the hold's entry
 	Deleted func(h H, key string, at int64) // the hold's entry was deleted, under key at revision at

@@ -14,7 +14,9 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -30,16 +32,17 @@ type scene struct {
 	opened   int
 	lost     map[queue.Entry]bool // deleted, or not there; some are told twice
 	ended    []queue.Entry
-	verified []int    // how many at a time
-	log      []string // of outages
+	verified []int // how many at a time
+	log      harness.Log
 }
 
 func play(t *testing.T, act func(s *scene)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{T: t, f: fakeetcd.New(), lost: map[queue.Entry]bool{}}
-		c := Config[queue.Entry]{Etcd: etcd.NewClient(s.f.Client(nil)), Outage: s.outage, Verify: s.verify}
+		c := Config[queue.Entry]{Etcd: etcd.NewClient(s.f.Client(nil)), Verify: s.verify}
 		c.Ctx, s.end = context.WithCancel(t.Context())
+		c.Outages = &outage.Source{All: &outage.Outages{}, Client: c.Etcd, Life: c.Ctx, Log: s.log.Logger()}
 		c.Go = func(run func(context.Context)) (ok bool) {
 			s.note(func() { ok = !s.tooLate })
 			if ok {
@@ -84,23 +87,6 @@ func (s *scene) verify(ctx context.Context, holds []queue.Entry, at int64) error
 		}
 	})
 	return nil
-}
-
-func (s *scene) outage(label string) (start func(context.Context, error), stop func(bool)) {
-	open := false
-	start = func(ctx context.Context, err error) {
-		if !open && ctx.Err() == nil {
-			open = true
-			s.note(func() { s.log = append(s.log, label+": "+err.Error()) })
-		}
-	}
-	stop = func(recovered bool) {
-		if open {
-			open = false
-			s.note(func() { s.log = append(s.log, fmt.Sprint(label, " is back: ", recovered)) })
-		}
-	}
-	return start, stop
 }
 
 // hold writes an entry in the queue of name, and has it watched.
@@ -240,8 +226,7 @@ func TestRemovedUnseen(t *testing.T) {
 			s.requireTold(last)
 			require.Len(s, s.verified, len(s.f.Watches()), "each watch reads once, for all of its holds")
 			require.Contains(s, s.verified, max(1, n-maxSingles))
-			require.Len(s, s.log, 2*len(s.f.Watches()))
-			require.Contains(s, s.log, "dir/"+map[bool]string{true: "x"}[n == 1]+" is back: true")
+			require.Equal(s, []string{harness.LogOutage, harness.LogOver}, s.log.Messages(), "one for all")
 			s.unwatch(last)
 
 			// It is watched too late.
@@ -292,10 +277,11 @@ func TestLivesLong(t *testing.T) {
 				}
 				s.f.BreakWatches()
 				<-time.After(2 * etcd.RetryMin)
-				log = append(log, "a: watch ended: etcdserver: mvcc: required revision is a future revision", "a is back: true")
+				log = append(log, harness.LogOutage, harness.LogOver)
 			}
 			s.requireWatches(1)
-			require.Equal(s, log, s.log)
+			require.Equal(s, log, s.log.Messages())
+			require.Contains(s, s.log.Lines()[0], "lock=a ")
 		})
 	}
 }
@@ -329,7 +315,8 @@ func TestDirectoryRefused(t *testing.T) {
 		s.unwatch(holds...)
 		s.requireWatches(0)
 		require.Empty(s, s.ended)
-		require.Equal(s, []string{"dir/: the watch was not opened: watch ended", "dir/ is back: false"}, s.log)
+		require.Equal(s, []string{harness.LogOutage, harness.LogNobody}, s.log.Messages())
+		require.Contains(s, s.log.Lines()[0], `lock=dir/ endpoints=[] error="the watch was not opened: watch ended"`)
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/outage"
 )
 
 // A watch looks after the hold of one key, or after those of a directory.
@@ -34,13 +35,13 @@ type watch[H comparable] struct {
 
 // run watches until the last hold has left, or the session ends.
 func (w *watch[H]) run(context.Context) {
-	start, stop := w.ws.Outage(w.label)
-	defer stop(false)
+	out := w.ws.Outages.Outage(w.label)
+	defer out.Stop(false)
 	refusals := 0
 	for retry := (etcd.Backoff{}); w.ctx.Err() == nil; _ = retry.Wait(w.ctx) {
 		began := time.Now()
-		err := w.watch(stop)
-		start(w.ctx, err)
+		err := w.watch(&out)
+		out.Start(w.ctx, err)
 		if time.Since(began) > etcd.RetryMax {
 			retry.Reset() // it went well for a while
 		}
@@ -60,7 +61,7 @@ func (w *watch[H]) run(context.Context) {
 var errNotOpened = errors.New("the watch was not opened")
 
 // watch looks after the holds until the watch ends.
-func (w *watch[H]) watch(stopOutage func(recovered bool)) error {
+func (w *watch[H]) watch(out *outage.Outage) error {
 	own, err := w.ws.open(w.ctx, w.from, w.to, clientv3.WithFilterPut())
 	if err != nil {
 		return fmt.Errorf("%w: %w", errNotOpened, err) // in one line, for the log
@@ -76,7 +77,7 @@ func (w *watch[H]) watch(stopOutage func(recovered bool)) error {
 		if err := w.verifyUnseen(); err != nil {
 			return err
 		}
-		stopOutage(true)
+		out.Stop(true)
 		select {
 		case <-w.ctx.Done():
 			return w.ctx.Err()
@@ -171,15 +172,15 @@ func (w *watch[H]) all() []H {
 func (ws *Watches[H]) AwaitWaiter(ctx context.Context, name string, rev int64, excludes func(keyspace.Kind) bool) bool {
 	ctx, unbind := etcd.Bind(ctx, ws.Ctx)
 	defer unbind()
-	start, stop := ws.Outage(name)
-	defer stop(false)
+	out := ws.Outages.Outage(name)
+	defer out.Stop(false)
 	for retry := (etcd.Backoff{}); ctx.Err() == nil; _ = retry.Wait(ctx) {
 		began := time.Now()
-		err := ws.findWaiter(ctx, name, rev, excludes, stop)
+		err := ws.findWaiter(ctx, name, rev, excludes, &out)
 		if err == nil {
 			return true
 		}
-		start(ctx, err)
+		out.Start(ctx, err)
 		if time.Since(began) > etcd.RetryMax {
 			retry.Reset() // it went well for a while
 		}
@@ -189,7 +190,7 @@ func (ws *Watches[H]) AwaitWaiter(ctx context.Context, name string, rev int64, e
 
 // findWaiter blocks until there is such an entry, or the watch ends. The watch comes first and the read after it,
 // so that nobody is missed in between.
-func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, excludes func(keyspace.Kind) bool, stopOutage func(recovered bool)) error {
+func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, excludes func(keyspace.Kind) bool, out *outage.Outage) error {
 	from, to := keyspace.Exclusives(name)
 	if excludes(keyspace.Shared) {
 		_, to = keyspace.Shareds(name)
@@ -205,7 +206,7 @@ func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, ex
 	if err != nil || slices.ContainsFunc(got[0].Kvs, waits) {
 		return err
 	}
-	stopOutage(true)
+	out.Stop(true)
 	for {
 		select {
 		case <-ctx.Done():

@@ -5,6 +5,7 @@ package inspect
 import (
 	"context"
 	"errors"
+	"iter"
 	"math/rand/v2"
 	"time"
 
@@ -31,6 +32,38 @@ type Follower struct {
 // NewFollower makes a Follower of the queue of a lock. It makes no request.
 func NewFollower(client *clientv3.Client, name string) *Follower {
 	return &Follower{Follower: queue.NewFollower(), Etcd: etcd.NewClient(client), Every: checkEvery, name: name}
+}
+
+// Follow yields the states of a queue, as view shows them, the newest each time. It ends with an error, that of ctx
+// when it ends or etcd's refusal, unless the loop is left.
+func Follow[T any](ctx context.Context, f *Follower, view func(*queue.Snapshot) T) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		ctx, cancel := context.WithCancel(ctx)
+		var err error
+		done := make(chan struct{})
+		go func() { // ends with ctx, or with etcd's refusal
+			defer close(done)
+			err = f.Run(ctx)
+		}()
+		defer func() { cancel(); <-done }()
+		var now T
+		for {
+			select {
+			case <-f.Changed():
+				if ctx.Err() != nil {
+					continue // done tells the rest
+				}
+				f.Newest(func(s *queue.Snapshot) { now = view(s) })
+				if !yield(now, nil) {
+					return
+				}
+			case <-done:
+				var none T
+				yield(none, err)
+				return
+			}
+		}
+	}
 }
 
 // Run follows until ctx ends or etcd refuses.

@@ -1,6 +1,6 @@
-// Outages of etcd, counted once for all that have part in them.
-
-package etcd
+// Package outage tells the log of the times at which etcd can not be asked: one line when such a time begins and
+// one when it is over, for all that need etcd together.
+package outage
 
 import (
 	"strings"
@@ -18,8 +18,8 @@ type Outages struct {
 	why       error     // of the last outage
 }
 
-// Begin reports whether the log is to have a line.
-func (o *Outages) Begin(why error) bool {
+// begin reports whether the log is to have a line.
+func (o *Outages) begin(why error) bool {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.count++
@@ -40,9 +40,9 @@ func (o *Outages) Why() error {
 	return o.why
 }
 
-// End reports whether the log is to have a line, and whether somebody has got on again. Where nobody has and
+// end reports whether the log is to have a line, and whether somebody has got on again. Where nobody has and
 // lives is false, the outage goes on for the next ones.
-func (o *Outages) End(recovered, lives bool) (lasted time.Duration, over, all bool) {
+func (o *Outages) end(recovered, lives bool) (lasted time.Duration, over, all bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.count--
@@ -64,8 +64,8 @@ func (o *Outages) Up() (lasted time.Duration) {
 	return lasted
 }
 
-// WhatToCheck is what an operator can do about an error of an outage.
-func WhatToCheck(err error) string {
+// whatToCheck is what an operator can do about an error of an outage.
+func whatToCheck(err error) string {
 	text := strings.ToLower(err.Error())
 	for _, c := range []struct{ words, check string }{
 		{"first record does not look like a tls handshake|server preface", "the endpoints, and whether they want https"},

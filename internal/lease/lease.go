@@ -1,0 +1,188 @@
+// Package lease keeps a lease of etcd alive, and knows until when it can be vouched for. It knows nothing of locks:
+// what hangs on the lease is its user's.
+package lease
+
+import (
+	"context"
+	"log/slog"
+	"strconv"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/outage"
+)
+
+// A Lease is a lease that is kept alive. It has one user, a session: Grant or Adopt it, then Run. It is safe for
+// concurrent use. Its fields are set before Run.
+type Lease struct {
+	Client *etcd.Client
+	ID     clientv3.LeaseID
+	TTL    time.Duration // that etcd has granted, once it has
+	// Expired is the cause of Ctx if the lease was lost.
+	Expired error
+	Outages outage.Source
+	// Renewed is told how an attempt to renew went, and how long it took.
+	Renewed func(took time.Duration, err error)
+	// Ended is told that Run is about to return: why the lease is not used any more, and why the last attempt
+	// to renew failed, nil if it did not.
+	Ended func(reason string, unrenewed error)
+	// KeepAlive renews the lease once and returns the TTL that etcd granted anew, which is not positive if the
+	// lease is gone.
+	KeepAlive func(ctx context.Context) (ttl int64, err error)
+	WallClock func() time.Time
+
+	// Ctx ends with the use of the lease: at its deadline at the latest, or with the cause given to End.
+	Ctx    context.Context
+	cancel context.CancelCauseFunc
+	// Gone ends when the lease is known to be gone, a TTL after Ctx at the latest. Until then it is worth while to
+	// remove what hangs on it.
+	Gone context.Context
+	gone context.CancelFunc
+
+	// renewals tells Run how the attempts to renew end.
+	renewals  chan renewal
+	closeOnce sync.Once
+	revoked   chan struct{} // closed after the revocation, whose error is revokeErr
+	// confirmTurn lets one goroutine at a time ask after the lease: 10,000 holds that are lost together ask once.
+	confirmTurn chan struct{}
+	confirmedAt time.Time // when etcd was last asked that still had the lease
+
+	mu        sync.Mutex
+	revokeErr error
+	deadline  time.Time
+	sent      time.Time // when the last renewal that succeeded was sent
+	expiry    *time.Timer
+	closing   bool   // Close waits: start nothing anymore
+	endReason string // why Ctx has ended
+
+	// wg counts the goroutines of Run and Go. All of them end with Ctx or Gone.
+	wg sync.WaitGroup
+}
+
+// New makes a Lease for that client, without a request. id is that of a lease to adopt, or NoLease.
+func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outage.Outages, log *slog.Logger) *Lease {
+	l := &Lease{
+		Client: client, ID: id, TTL: ttl,
+		WallClock:   func() time.Time { return time.Now().Round(0) },
+		renewals:    make(chan renewal, 64),
+		revoked:     make(chan struct{}),
+		confirmTurn: make(chan struct{}, 1),
+	}
+	if id == clientv3.NoLease {
+		l.ID = newID()
+	}
+	l.Ctx, l.cancel = context.WithCancelCause(context.Background())
+	l.Gone, l.gone = context.WithCancel(context.Background())
+	l.Outages = outage.Source{All: all, Client: client, Life: l.Ctx, Log: log, Lease: l.String()}
+	l.KeepAlive = func(ctx context.Context) (int64, error) { return client.RenewOnce(ctx, l.ID) }
+	client.Deadline = l.Deadline
+	return l
+}
+
+// String is the ID as etcd's tools write it.
+func (l *Lease) String() string { return strconv.FormatInt(int64(l.ID), 16) }
+
+// Err is nil while the lease is used and can be vouched for, then the cause of Ctx.
+func (l *Lease) Err() error {
+	if l.Ctx.Err() == nil {
+		if d := l.Deadline(); d.IsZero() || time.Now().Before(d) {
+			return nil
+		}
+		// The timer is late: the process may just have been woken.
+		l.End(l.Expired, "deadline passed")
+	}
+	return context.Cause(l.Ctx)
+}
+
+// Deadline is the time up to which the lease can be vouched for.
+func (l *Lease) Deadline() time.Time {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.deadline
+}
+
+// SetDeadline moves the deadline, for tests of what happens when it has passed and no timer has fired yet.
+func (l *Lease) SetDeadline(t time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.deadline = t
+}
+
+// Valid reports whether the lease can be vouched for now. It looks at both clocks: the monotonic clock stands still
+// while a machine is suspended, and the wall clock may be set.
+func (l *Lease) Valid() bool {
+	now, deadline := time.Now(), l.Deadline()
+	return l.Err() == nil && now.Before(deadline) && l.WallClock().Before(deadline.Round(0))
+}
+
+// End is the one way for the use of the lease to end. The first cause stays.
+func (l *Lease) End(cause error, reason string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.Ctx.Err() != nil {
+		return
+	}
+	l.endReason = reason // which Run tells
+	l.cancel(cause)
+	time.AfterFunc(l.TTL, l.gone)
+	if l.expiry != nil {
+		l.expiry.Stop()
+	}
+}
+
+// NotFound is called when etcd has answered that the lease is gone.
+func (l *Lease) NotFound() {
+	l.End(l.Expired, "lease not found")
+	l.gone()
+}
+
+// Close ends the use of the lease with that cause and begins to revoke it, which removes all that hangs on it in one
+// commit. The channel is closed when etcd has confirmed that and all goroutines have ended, or the lease must have
+// expired by itself; CloseError is the outcome then.
+func (l *Lease) Close(cause error) (done <-chan struct{}) {
+	l.End(cause, "closed")
+	l.closeOnce.Do(func() {
+		l.mu.Lock()
+		l.closing = true
+		l.mu.Unlock()
+		go func() { // ends with revoked, a TTL from now at the latest
+			defer close(l.revoked)
+			_, err := l.revoke()
+			l.gone() // or given up: nothing goes on after Close
+			l.wg.Wait()
+			l.mu.Lock()
+			l.revokeErr = err
+			l.mu.Unlock()
+		}()
+	})
+	return l.revoked
+}
+
+// CloseError is why the lease is not known to be revoked, nil if it is.
+func (l *Lease) CloseError() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.revokeErr
+}
+
+// Go runs f, until the lease is gone at the latest; Close waits for it. It returns false, and does not run f, if the
+// lease is gone or about to go.
+func (l *Lease) Go(f func(ctx context.Context)) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closing || l.Gone.Err() != nil || l.Client.Ctx().Err() != nil {
+		return false
+	}
+	l.wg.Go(func() {
+		ctx, cancel := etcd.Bind(l.Gone, l.Client.Ctx())
+		defer cancel()
+		f(ctx)
+	})
+	return true
+}
+
+// Wait waits for the goroutines of Run and Go.
+func (l *Lease) Wait() { l.wg.Wait() }

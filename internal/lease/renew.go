@@ -1,0 +1,190 @@
+// How a lease is kept alive, and until when it can be vouched for.
+
+package lease
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// renewal is the outcome of one attempt to renew.
+type renewal struct {
+	sent time.Time
+	err  error
+}
+
+// lookInterval is how often Run looks, without a request, whether the client is connected: waits for locks
+// make no request that could fail, and clientv3 keeps it from their watches.
+const lookInterval = 500 * time.Millisecond
+
+// errNoAnswer says that a renewal takes so long that another one is sent beside it.
+var errNoAnswer = errors.New("no answer to the renewal of the lease")
+
+// Run renews the lease each third of the TTL, in the background, until Ctx ends. Every attempt has a stream of
+// its own, which the client's balancer gives to the next member. If it has no reply after a sixth
+// of the TTL, another attempt follows beside it: a member that hangs costs no lease while others
+// answer, and a slow reply is not given up for that.
+//
+// The client's own KeepAlive does not serve: it counts the lease's end from the reply and looks at
+// it once a second, and stays with a member that hangs.
+func (l *Lease) Run() { l.wg.Go(l.run) }
+
+func (l *Lease) run() {
+	var unrenewed error // of the last attempt
+	defer func() { l.ended(unrenewed) }()
+	defer l.Client.CloseWatcher()
+	outage := l.Outages.Outage("")
+	defer outage.Stop(false)
+	stall := etcd.Stall{Client: l.Client}
+	defer stall.Set(false)
+	look := time.NewTicker(lookInterval)
+	defer look.Stop()
+	var asked time.Time // when the last attempt was sent, zero when that or a later answer is there
+	late, gap := 0, l.TTL/6
+	l.mu.Lock()
+	next := time.NewTimer(time.Until(l.sent.Add(l.TTL / 3)))
+	l.mu.Unlock()
+	defer next.Stop()
+	for {
+		select {
+		case <-l.Ctx.Done():
+			return
+		case <-l.Client.Ctx().Done():
+			l.End(l.Expired, "client closed")
+			return
+		case <-look.C:
+			stall.Set(!l.Client.Connected())
+		case <-next.C:
+			if since := time.Since(asked); !asked.IsZero() {
+				l.wg.Go(func() { l.renewed(since, errNoAnswer) }) // which may take its time
+				unrenewed = cmp.Or(unrenewed, errNoAnswer)
+				if late++; late > 1 { // one alone is a member that hangs while others answer
+					outage.Start(l.Ctx, errNoAnswer)
+				}
+			}
+			sent := time.Now()
+			asked = sent
+			ctx, cancel := context.WithDeadline(l.Ctx, l.Deadline())
+			l.wg.Go(func() { // ends at the deadline at the latest
+				defer cancel()
+				took, err := l.sendRenewal(ctx)
+				if !etcd.IsCtxError(err) {
+					l.renewed(took, err)
+				}
+				l.renewals <- renewal{sent, err}
+			})
+			next.Reset(gap)
+			gap = max(gap/2, l.TTL/48)
+		case r := <-l.renewals:
+			if r.err == nil || r.sent.Equal(asked) {
+				asked = time.Time{}
+			}
+			switch {
+			case r.err == nil:
+				unrenewed = nil
+				outage.Stop(true)
+				late, gap = 0, l.TTL/6
+				next.Reset(max(0, time.Until(r.sent.Add(l.TTL/3))))
+			case l.Ctx.Err() != nil, etcd.IsCtxError(r.err):
+				// It is over, or this attempt never had an answer, and others were sent since.
+			default:
+				unrenewed = r.err
+				outage.Start(l.Ctx, r.err)
+				next.Reset(min(gap, etcd.RetryMax))
+			}
+		}
+	}
+}
+
+// renewed tells of an attempt to renew, but not of one that ends the use of the lease or comes after its end.
+func (l *Lease) renewed(took time.Duration, err error) {
+	if l.Renewed != nil && l.Ctx.Err() == nil {
+		l.Renewed(took, err)
+	}
+}
+
+func (l *Lease) ended(unrenewed error) {
+	l.mu.Lock()
+	reason := l.endReason
+	l.mu.Unlock()
+	if l.Ended != nil {
+		l.Ended(reason, unrenewed)
+	}
+}
+
+// Refresh renews the lease now, until etcd has confirmed that or ctx or l.Ctx ends.
+func (l *Lease) Refresh(ctx context.Context) error {
+	return l.renewUntil(ctx, func(ctx context.Context) error {
+		took, err := l.sendRenewal(ctx)
+		l.renewed(took, err)
+		return err
+	})
+}
+
+// renewUntil calls renew until it succeeds, or ctx or l.Ctx ends.
+func (l *Lease) renewUntil(ctx context.Context, renew func(ctx context.Context) error) error {
+	_, _, err := etcd.Do(ctx, l.Client, etcd.Policy{Life: l.Ctx}, func(ctx context.Context) (struct{}, error) {
+		return struct{}{}, renew(ctx)
+	})
+	return l.Translate(err)
+}
+
+// sendRenewal asks etcd once to renew the lease, and ends its use if it is gone.
+func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, err error) {
+	sent := time.Now()
+	ttl, err := l.KeepAlive(ctx)
+	switch {
+	case err == nil && ttl <= 0, errors.Is(err, rpctypes.ErrLeaseNotFound):
+		l.NotFound()
+		err = l.Expired
+	case err == nil:
+		l.Record(sent, ttl)
+	}
+	return time.Since(sent), err
+}
+
+// Record moves the deadline on after etcd has granted or renewed the lease for that many seconds.
+//
+// Invariant (I4): the deadline is counted from before the request was sent. Etcd counts from a
+// moment between that and the reply, so its lease outlives the deadline however long the reply
+// took.
+func (l *Lease) Record(sent time.Time, seconds int64) {
+	deadline := trustedUntil(sent, seconds)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.sent.IsZero() {
+		l.TTL = time.Duration(seconds) * time.Second
+	}
+	if deadline.After(l.deadline) {
+		l.deadline, l.sent = deadline, sent
+	}
+	if l.expiry == nil {
+		l.expiry = time.AfterFunc(time.Until(deadline), l.expire)
+	}
+}
+
+// trustedUntil is the time up to which a lease can be vouched for that etcd has granted or renewed
+// for that many seconds, when it was asked at sent.
+func trustedUntil(sent time.Time, seconds int64) time.Time {
+	ttl := time.Duration(seconds) * time.Second
+	return sent.Add(ttl - min(max(ttl/10, 50*time.Millisecond), time.Second))
+}
+
+// expire ends the use of the lease at its deadline, or waits for it again if renewals have moved it on.
+func (l *Lease) expire() {
+	l.mu.Lock()
+	left := time.Until(l.deadline)
+	if left > 0 && l.Ctx.Err() == nil {
+		l.expiry.Reset(left)
+	}
+	l.mu.Unlock()
+	if left <= 0 {
+		l.End(l.Expired, "deadline passed")
+	}
+}

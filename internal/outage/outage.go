@@ -1,0 +1,71 @@
+// The part that one user of etcd has in an outage, and the lines of the log.
+
+package outage
+
+import (
+	"context"
+	"log/slog"
+	"time"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// A Source is a session whose waits, holds and renewals have part in outages.
+type Source struct {
+	All    *Outages // of all sessions of its Client
+	Client *etcd.Client
+	Life   context.Context // ends with the session
+	Log    *slog.Logger
+	Lease  string
+}
+
+// An Outage is the part that a wait, a watched hold, the renewals or a grant has in the outages of a Client: the
+// log has a line for all of them, and none for each session that is lost meanwhile. It is used by one goroutine.
+type Outage struct {
+	of    *Source
+	lock  string
+	open  bool
+	stall etcd.Stall
+}
+
+// Outage is the part of a wait or a hold of that lock; without a name it is that of the session itself.
+func (s *Source) Outage(lock string) Outage { return Outage{of: s, lock: lock} }
+
+// Start is called for each attempt that fails: etcd can't be asked, or a watch can't be had, and the wait, the
+// hold or the session keeps trying. That ctx, the session or the client has ended is no outage.
+func (o *Outage) Start(ctx context.Context, err error) {
+	s := o.of
+	if o.open || ctx.Err() != nil || s.Life.Err() != nil || s.Client.Ctx().Err() != nil {
+		return
+	}
+	o.open, o.stall.Client = true, s.Client
+	o.stall.Set(true)
+	if !s.All.begin(err) || !s.Log.Enabled(ctx, slog.LevelWarn) {
+		return
+	}
+	if why := s.Client.ConnectionError(50 * time.Millisecond); why != nil {
+		err = why
+	}
+	args := []any{"lease", s.Lease}
+	if o.lock != "" {
+		args = append(args, "lock", o.lock)
+	}
+	s.Log.Warn("etcd outage: locks wait until it is over", append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", whatToCheck(err))...)
+}
+
+// Stop is called when the wait, the hold or the session gets on again, or leaves without having recovered.
+func (o *Outage) Stop(recovered bool) {
+	if !o.open {
+		return
+	}
+	o.open = false
+	o.stall.Set(false)
+	s := o.of
+	lasted, over, all := s.All.end(recovered, o.lock != "" && s.Life.Err() == nil)
+	switch {
+	case over && all:
+		s.Log.Info("etcd outage is over", "lease", s.Lease, "lasted", lasted)
+	case over:
+		s.Log.Info("etcd outage concerns nobody anymore", "lease", s.Lease, "lasted", lasted)
+	}
+}
