@@ -18,14 +18,11 @@ import (
 	"github.com/etcdlock/etcdlock/internal/outage"
 )
 
-// maxSingles is how many holds of a directory have a watch each. maxOpening is how many watches a session opens
-// at a time.
-const (
-	maxSingles = 64
-	maxOpening = 4
-)
+const maxSingles = 64 // holds of a directory that have a watch each
+const maxOpening = 4  // watches that a session opens at a time
 
-// A Config is what Watches are made with; H is what stands for a hold. No mutex is held while its funcs are called.
+// A Config is what Watches are made with; H is what stands for a hold. But for Rev, its funcs are called without a
+// mutex.
 type Config[H comparable] struct {
 	Etcd    *etcd.Client
 	Ctx     context.Context                  // ends with the session
