@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -85,26 +84,19 @@ func (s *Session) startInspect() {
 	})
 }
 
+// verifyBatch is how many entries one request asks after: etcd allows 128 operations in a txn.
+const verifyBatch = 32
+
 // inspect compares the keys that hang on the session's lease with its entries. An entry without its key
-// was removed by somebody: its owner is told. A key without its entry is a late write, and is removed:
-// a member that hung for minutes may carry out, as it wakes, what was given up long ago, when
-// findLateWrites does not look for it any more.
+// was removed by somebody: its owner is told. A key without its entry is a late write, and is removed.
 func (s *Session) inspect(ctx context.Context) error {
 	entries := s.entries()
-	keys, err := s.leaseKeys(ctx)
+	there, err := s.keys.Sweep(ctx)
 	if err != nil {
 		return err
 	}
-	there := make(map[string]struct{}, len(keys))
-	for _, key := range keys {
-		k := string(key)
-		there[k] = struct{}{}
-		if keyspace.IsKeyOf(k, int64(s.lease.ID)) && !s.uses(k) {
-			s.sweepKey(ctx, k)
-		}
-	}
 	entries = slices.DeleteFunc(entries, func(p placed) bool { _, ok := there[p.Key]; return ok })
-	for some := range slices.Chunk(entries, settleBatch) {
+	for some := range slices.Chunk(entries, verifyBatch) {
 		if err := s.verify(ctx, some, 0); err != nil {
 			return err
 		}
@@ -128,8 +120,8 @@ func (s *Session) inspectAwaited(ctx context.Context) {
 			all = append(all, awaited{l, key})
 		}
 	})
-	all = all[:min(len(all), inspectBatches*settleBatch)]
-	for some := range slices.Chunk(all, settleBatch) {
+	all = all[:min(len(all), inspectBatches*verifyBatch)]
+	for some := range slices.Chunk(all, verifyBatch) {
 		var reads []etcd.Read
 		for _, a := range some {
 			reads = append(reads, etcd.ReadKey(a.key))

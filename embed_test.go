@@ -52,7 +52,6 @@ var (
 	wiredClient   = harness.WiredClient
 	errLostReply  = harness.ErrLostReply
 	rangesOf      = harness.RangesOf
-	elapse        = harness.Elapse
 	async         = harness.Async
 	hangs         = harness.Hangs
 	result        = harness.Result

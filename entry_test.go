@@ -4,17 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -79,7 +77,7 @@ func TestLock_KeyInTheWayUnread(t *testing.T) {
 		defer cancel()
 		_, err := NewMutex(s, "a").Lock(ctx)
 		require.ErrorIs(t, err, context.DeadlineExceeded)
-		require.True(t, s.uses("a/1"))
+		require.Equal(t, "a/1-1", s.keys.Take("a", keyspace.Exclusive), "the lowest free one")
 		s.lease.End(ErrSessionClosed, "the test is over")
 		s.lease.NotFound()
 	})
@@ -114,114 +112,4 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 		s.lease.End(ErrSessionClosed, "the test is over")
 		s.lease.NotFound()
 	})
-}
-
-func keysOf(queue []queue.Entry) (keys []string) {
-	for _, q := range queue {
-		keys = append(keys, q.Key)
-	}
-	return keys
-}
-
-// A request is executed minutes after it was given up, for example by a member that hung
-// meanwhile. Its entry is still found and removed, and nothing else is.
-func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeEtcd()
-		s := f.session(5)
-		s.lease.TTL = 10 * time.Second
-		var txns atomic.Int32
-		var before atomic.Pointer[func()] // the next read
-		f.Step = func(_ context.Context, what string) error {
-			if what == "Txn" && txns.Add(1) == 1 {
-				return errLostReply // given up before it was executed
-			}
-			if do := before.Load(); what == "Range" && do != nil {
-				before.Store(nil)
-				(*do)()
-			}
-			return nil
-		}
-		rw := NewRWMutex(s, "a")
-		h, err := rw.Lock(context.Background())
-		require.NoError(t, err)
-		value := h.acquiring.value
-		kept, err := NewMutex(s, "b").Lock(context.Background())
-		require.NoError(t, err)
-		require.NoError(t, h.Unlock(context.Background()))
-		elapse(settleFor / 2)
-		require.True(t, s.uses("a/5"), "the key must stay in use while a late write is possible")
-		elapse(5 * time.Minute)
-		require.False(t, s.uses("a/5"), "the key must be free when the search has ended")
-		put := func(key, value string) {
-			f.Do(fakeetcd.PutOp(key, value, 5))
-		}
-		for _, key := range []string{"a/5", "a/r5", "a/5-1", "a/5-7ffffffffffffff"} {
-			put(key, value)
-		}
-		put("a/r5-2", "a value of another process with the same lease")
-		put("a/b/5/x", value)
-		elapse(2 * s.lease.TTL)
-		require.ElementsMatch(t, []string{"a/r5-2", "a/b/5/x", "a/5-7ffffffffffffff"}, keysOf(f.entries("a/")))
-		require.Equal(t, []string{kept.Key()}, keysOf(f.entries("b/")))
-		// Another client removes a late write, and its key is in use again when it is
-		// read.
-		f.Remove(keysOf(f.entries("a/"))...)
-		put("a/5", value)
-		granted := make(chan *Held, 1)
-		lock := func() {
-			f.Remove("a/5")
-			if h, err := NewMutex(s, "a").Lock(context.Background()); err == nil {
-				granted <- h
-			}
-		}
-		before.Store(&lock)
-		elapse(2 * s.lease.TTL)
-		h = <-granted
-		require.Equal(t, "a/5", h.Key())
-		require.NoError(t, h.Unlock(context.Background()), "the new entry must not be taken for a late write")
-		require.NoError(t, kept.Unlock(context.Background()))
-		s.lease.End(ErrSessionClosed, "the test is over")
-		s.lease.NotFound()
-		elapse(2 * s.lease.TTL)
-	})
-}
-
-// One request looks for many late writes. If etcd refuses it, because the client has lost
-// its rights on one of the locks, the late writes of the other locks are still found.
-func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
-	f := newFakeEtcd()
-	s := f.session(5)
-	var some []unsettled
-	for _, name := range []string{"a", "b", "c", "d"} {
-		e := NewRWMutex(s, name).l.entry(t.Context(), s, writeMode)
-		e.reserveKeys()
-		var puts []*pb.RequestOp
-		for _, key := range e.keys() {
-			puts = append(puts, fakeetcd.PutOp(key, e.acquiring.value, 0))
-		}
-		f.Do(puts...)
-		some = append(some, unsettled{&e.entry, time.Now()})
-	}
-	var reads atomic.Int32
-	f.Step = func(_ context.Context, what string) error {
-		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // the request for all five, and for the first two
-			return rpctypes.ErrGRPCPermissionDenied
-		}
-		return nil
-	}
-	// Another user of the same lease has the key of the next entry.
-	other := NewMutex(s, "e").l.entry(t.Context(), s, mutexMode)
-	other.reserveKeys()
-	f.Write(other.key)
-	some = append(some, unsettled{&other.entry, time.Now()})
-	require.NoError(t, s.removeLateWrites(t.Context(), some))
-	for _, name := range []string{"a", "b", "c", "d"} {
-		require.Empty(t, f.entries(name+"/"))
-	}
-	require.Equal(t, []string{other.key}, keysOf(f.entries("e/")))
-	f.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
-	require.ErrorIs(t, s.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
-	s.lease.End(ErrSessionClosed, "the test is over")
-	s.lease.NotFound()
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -131,7 +132,7 @@ func (h *Held) IsOwner() clientv3.Cmp {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.fenced = true
-	return createdAt(h.key, h.rev)
+	return settle.CreatedAt(h.key, h.rev)
 }
 
 // readOnly reports whether the hold is one for reading.
@@ -188,40 +189,31 @@ func (h *Held) downgrade(ctx context.Context) error {
 	}
 	h.mu.Unlock()
 
-	var gets []clientv3.Op
-	for _, q := range next {
-		gets = append(gets, clientv3.OpGet(q.Key, clientv3.WithKeysOnly()))
-	}
 	life, stop := h.untilOver()
 	defer stop()
-	resp, ambiguous, err := h.s.lease.Txn(ctx, life, func(t clientv3.Txn) clientv3.Txn {
-		return t.If(createdAt(key, h.rev)).Then(append(deleteOps([]string{exclusive}, h.rev), gets...)...)
-	})
-	// Was the exclusive entry there up to now? If not, others may have been in. (Only the first
-	// request can tell: a repetition may find what that one has removed.)
-	if err == nil && (!resp.Succeeded || first && !ambiguous && !resp.Responses[0].GetResponseTxn().Succeeded) {
-		return h.markLost(key, resp.Header.Revision)
+	r, there, err := settle.RemoveBeside(ctx, h.s.etcd, etcd.Policy{Life: life, Hedge: true}, key, exclusive, h.rev, next...)
+	switch {
+	case err != nil:
+		return h.s.lease.Translate(err)
+	case !there || first && !r.Ambiguous && !r.Removed[0]:
+		// Was the exclusive entry there up to now? If not, others may have been in. (Only the first
+		// request can tell: a repetition may find what that one has removed.)
+		return h.markLost(key, r.At)
 	}
-	if err == nil {
-		h.finishDowngrade(resp, next)
-	}
-	return err
+	h.finishDowngrade(&r, next)
+	return nil
 }
 
 // finishDowngrade lets readers of the session in that wait behind.
-func (h *Held) finishDowngrade(resp *clientv3.TxnResponse, next []queue.Entry) {
-	var there []queue.Entry
-	for _, g := range resp.Responses[1:] {
-		there = append(there, queue.Entries(g.GetResponseRange().Kvs)...)
-	}
+func (h *Held) finishDowngrade(r *settle.Removal, next []queue.Entry) {
 	h.mu.Lock()
 	h.downgraded = true
 	var gone []*waitlist.Entry
 	if h.own != nil {
-		gone = h.own.Downgraded(resp.Header.Revision, next, there)
+		gone = h.own.Downgraded(r.At, next, r.There)
 	}
 	h.mu.Unlock()
-	markAllLost(gone, resp.Header.Revision)
+	markAllLost(gone, r.At)
 }
 
 // Unlock gives the lock back. It blocks until etcd has confirmed that, one request and one commit, or

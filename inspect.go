@@ -4,7 +4,6 @@ package etcdlock
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"iter"
 	"maps"
@@ -18,6 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 // Inspect reads the queue of a lock, of any kind. The queue of a lock that nobody uses is empty. It needs
@@ -121,26 +121,11 @@ func newQueue(s *queue.Snapshot) Queue {
 	q := Queue{Name: s.Name, Revision: s.Rev, Entries: make([]Entry, 0, len(s.Keys)), Foreign: slices.Sorted(maps.Keys(s.Foreign))}
 	for _, a := range s.Acquisitions() {
 		e := Entry{Name: s.Name, Key: a.Key, SharedKey: a.SharedKey, Token: a.Rev, Holds: a.Holds, Read: a.Read, Lease: clientv3.LeaseID(a.Lease)}
-		e.Owner, e.Queued, e.Names = parseValue(a.Value)
+		owner, queued, names := settle.ParseValue(a.Value, maxParts)
+		e.Owner, e.Queued, e.Names = owner, queued, strings.Join(names, "\n")
 		q.Entries = append(q.Entries, e)
 	}
 	return q
-}
-
-// parseValue reads what entryValue writes. Others leave the value empty, or write what they like.
-func parseValue(value string) (owner string, when time.Time, names string) {
-	var v struct {
-		Owner  string    `json:"owner"`
-		Queued time.Time `json:"queued"`
-		Names  []string  `json:"names"`
-	}
-	if json.Unmarshal([]byte(value), &v) != nil {
-		return "", time.Time{}, ""
-	}
-	if len(v.Names) > maxParts || slices.ContainsFunc(v.Names, func(name string) bool { return checkName(name) != nil }) {
-		v.Names = nil
-	}
-	return v.Owner, v.Queued, strings.Join(v.Names, "\n")
 }
 
 // readTTLs asks after the leases in the queue.
@@ -198,8 +183,8 @@ func (c *Client) breakEntry(ctx context.Context, e Entry) error {
 		}
 	}
 	// Each key on its own: a downgrade may have removed the first meanwhile.
-	r, err := removeKeys(ctx, etcd.NewClient(c.etcd), etcd.Policy{}, keys, e.Token)
-	if err == nil && !r.ambiguous && !slices.Contains(r.removed, true) {
+	r, err := settle.Remove(ctx, etcd.NewClient(c.etcd), etcd.Policy{}, keys, e.Token)
+	if err == nil && !r.Ambiguous && !slices.Contains(r.Removed, true) {
 		err = fmt.Errorf("%w: %s with token %d", ErrNotFound, e.Key, e.Token)
 	}
 	return err

@@ -154,7 +154,7 @@ func (s *scene) waitBefore(t *testing.T, others []string) (end func()) {
 		enqueue = NewRWMutex(s.own, "a").REnqueue
 	case "a/5":
 		for range others {
-			s.reserved = append(s.reserved, s.own.inUse.Take("a/5"))
+			s.reserved = append(s.reserved, s.own.keys.Take("a", keyspace.Exclusive))
 		}
 	}
 	tk, err := enqueue(context.Background())
@@ -459,14 +459,9 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 				t.Errorf("%s: %v is left", name, q)
 			}
 		}
-		s.own.mu.Lock()
-		for _, key := range s.reserved {
-			s.own.inUse.Free(key)
+		if s.own.keys.Free(s.reserved...); s.own.keys.InUse() {
+			t.Errorf("%s: keys are left in use", name)
 		}
-		if len(s.own.inUse) > 0 {
-			t.Errorf("%s: keys are left in use: %v", name, s.own.inUse)
-		}
-		s.own.mu.Unlock()
 	}
 	if stories := hooks.stories(); len(stories) != 1 || !whole.MatchString(stories[0]) || kind != "Ticket" && (err == nil) != strings.Contains(stories[0], "granted") {
 		t.Errorf("%s: the hooks were told %q of %v", name, stories, err)

@@ -4,7 +4,6 @@ package etcdlock
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"iter"
 	"slices"
@@ -155,14 +154,6 @@ func (e *entry) wrap(op string, err error) error {
 		return nil // before the names are listed
 	}
 	return wrapNames(op, e.names(), err)
-}
-
-func appendNames(b []byte, parts []*entry) []byte {
-	names, err := json.Marshal(parts[0].names())
-	if err != nil {
-		panic("bug: " + err.Error()) // they are strings
-	}
-	return append(b, names...)
 }
 
 // waitsFor is the first part that does not have its lock yet, nil if all have.

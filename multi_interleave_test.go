@@ -325,8 +325,8 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 			t.Errorf("%s: %v is left", name, left)
 		}
 		s.own.mu.Lock()
-		if len(s.own.inUse)+len(s.own.lists)+len(s.own.only) > 0 {
-			t.Errorf("%s: left in use: %v, %v, %v", name, s.own.inUse, s.own.lists, s.own.only)
+		if s.own.keys.InUse() || len(s.own.lists)+len(s.own.only) > 0 {
+			t.Errorf("%s: keys are left in use: %v; lists: %v, %v", name, s.own.keys.InUse(), s.own.lists, s.own.only)
 		}
 		s.own.mu.Unlock()
 	}

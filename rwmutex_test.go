@@ -44,11 +44,7 @@ func TestRWMutex_ReadersTogether(t *testing.T) {
 // attempt.
 func requireSettled(t *testing.T, s *Session) {
 	t.Helper()
-	require.Eventually(t, func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return len(s.inUse) == 0
-	}, hang, tick, "the session's keys must become free again")
+	require.Eventually(t, func() bool { return !s.keys.InUse() }, hang, tick, "the session's keys must become free again")
 }
 
 func TestRWMutex_TryReadWithReaders(t *testing.T) {

@@ -5,12 +5,9 @@ package etcdlock
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
-	"strconv"
 	"sync"
 	"time"
 
@@ -18,9 +15,9 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/lease"
 	"github.com/etcdlock/etcdlock/internal/outage"
+	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 	"github.com/etcdlock/etcdlock/internal/whom"
 )
@@ -36,24 +33,19 @@ import (
 type Session struct {
 	lease *lease.Lease
 	etcd  *etcd.Client
-	owner string // in JSON
-	nonce string // begins the nonce of every entry of this session
+	keys  *settle.Keys
 	log   *slog.Logger
 	hooks []*Hooks
 
-	mu      sync.Mutex
-	inUse   keyspace.InUse
-	skipped map[string]struct{} // keys in use that no entry has, see skipKeys
+	mu sync.Mutex
 	// only are the entries that are alone in the session with their name, and lists the waitlists
 	// of the other names: see enlist.
 	only       map[string]*entry
 	lists      map[string]*waitlist.List
 	guardAfter time.Duration // see waitlist.Entry.Guard
-	seq        uint64        // of the last nonce
 	// holds are those to notify when the session ends; nil if nobody observes that.
-	holds   map[*entry]struct{}
-	settler settler
-	whom    whom.Waits // what a Lock says that ends with its ctx
+	holds map[*entry]struct{}
+	whom  whom.Waits // what a Lock says that ends with its ctx
 
 	attending   bool // see attend
 	holdWatches *holdwatch.Watches[*entry]
@@ -92,15 +84,8 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 
 // makeSession is newSession without requests and goroutines.
 func makeSession(client *clientv3.Client, c config) *Session {
-	owner, err := json.Marshal(c.owner)
-	if err != nil {
-		panic("bug: " + err.Error())
-	}
 	s := &Session{
-		etcd: etcd.NewClient(client), owner: string(owner), log: c.log, hooks: c.hooks,
-		nonce:      strconv.FormatUint(rand.Uint64(), 16) + ".",
-		inUse:      make(keyspace.InUse),
-		skipped:    make(map[string]struct{}),
+		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks,
 		only:       make(map[string]*entry),
 		lists:      make(map[string]*waitlist.List),
 		guardAfter: 100 * time.Millisecond,
@@ -110,6 +95,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	}
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
+	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.whom.KV, s.whom.Go = client, s.lease.Go
 	s.holdWatches = watchesOf(s)
 	return s

@@ -63,7 +63,7 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 			i++
 		}
 		if len(own) > 0 {
-			e.skipKeys(own)
+			e.s.keys.Skip(e.allKeys(), own)
 			e.rekey()
 		}
 	}

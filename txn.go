@@ -9,6 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 // Txn is a transaction that does nothing unless the lock is held when etcd carries it out. Build it and
@@ -71,7 +72,7 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 			keys := h.Keys()
 			var held []clientv3.Cmp
 			for _, key := range keys {
-				held = append(held, createdAt(key, h.rev))
+				held = append(held, settle.CreatedAt(key, h.rev))
 			}
 			// Not under an attempt's time limit, which would only leave its outcome open.
 			resp, err = h.s.etcd.Txn(ctx).If(held...).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()

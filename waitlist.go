@@ -9,6 +9,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -171,19 +172,19 @@ func (e *entry) leaveLocked() (next []queue.Entry) {
 
 // delist takes note that nothing of the entry is in etcd: see waitlist.Entry.Removed. Where an earlier
 // attempt may have removed it, nobody can tell whether that was the session's request.
-func (e *entry) delist(r *removal, next []queue.Entry) {
+func (e *entry) delist(r *settle.Removal, next []queue.Entry) {
 	e.mu.Lock()
 	var gone []*waitlist.Entry
 	i := 0
 	for p := range e.all() {
 		if p.own != nil {
-			gone = append(gone, p.own.Removed(r.at, r.removed[i] && !r.ambiguous, next, r.there)...)
+			gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, next, r.There)...)
 		}
 		p.delistLocked()
 		i++
 	}
 	e.mu.Unlock()
-	markAllLost(gone, r.at)
+	markAllLost(gone, r.At)
 }
 
 // delistLocked forgets what the session keeps for the entry's name, if nobody needs it any more. The

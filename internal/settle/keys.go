@@ -1,0 +1,83 @@
+// Package settle removes the keys of entries from etcd, and makes sure that nothing of them is left or to
+// come. Only then is a key used anew. It knows nothing of sessions, queues or holds.
+package settle
+
+import (
+	"context"
+	"math/rand/v2"
+	"strconv"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+)
+
+// Keys are the keys that the entries of one session have, all on its lease: which of them are in use, and
+// which may yet be written by a request that was given up. They are safe for concurrent use.
+type Keys struct {
+	etcd  *etcd.Client
+	lease clientv3.LeaseID
+	// life ends when the lease is known to be gone. Until then it is worth while to remove keys.
+	life context.Context
+	// background runs f until life ends at the latest. It does not run f if that is near.
+	background func(f func(ctx context.Context)) bool
+	owner      []byte        // in JSON
+	nonce      string        // begins the nonce of every value
+	seq        atomic.Uint64 // of the last nonce
+
+	mu      sync.Mutex // a leaf: no other mutex is taken while it is held
+	inUse   keyspace.InUse
+	skipped map[string]struct{} // keys in use that no entry has, see Skip
+	// What follows is for the search for late writes.
+	unsettled []unsettled
+	timer     *time.Timer // of the next scan
+	delay     time.Duration
+	scanning  bool
+}
+
+// New makes the Keys of a lease. life ends with the lease; background runs a function in the background
+// until then, or returns false. owner is who the values say has the entries.
+func New(life context.Context, client *etcd.Client, lease clientv3.LeaseID, owner string, background func(f func(ctx context.Context)) bool) *Keys {
+	return &Keys{
+		etcd: client, lease: lease, life: life, background: background,
+		owner: inJSON(owner), nonce: strconv.FormatUint(rand.Uint64(), 16) + ".",
+		inUse: make(keyspace.InUse), skipped: make(map[string]struct{}),
+	}
+}
+
+// Take reserves the lowest free key of that name and kind.
+func (k *Keys) Take(name string, kind keyspace.Kind) (key string) {
+	base := keyspace.Base(name, kind, int64(k.lease))
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.inUse.Take(base)
+}
+
+// Free makes keys free of which nothing is left or to come, since they were never written or are removed.
+// Where that is not known, it takes Settle.
+func (k *Keys) Free(keys ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range keys {
+		k.inUse.Free(key)
+	}
+}
+
+// InUse reports whether any key is in use. It is for tests.
+func (k *Keys) InUse() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return len(k.inUse) > 0
+}
+
+// uses reports whether an entry uses the key.
+func (k *Keys) uses(key string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	_, skipped := k.skipped[key]
+	return !skipped && k.inUse.Has(key)
+}

@@ -1,0 +1,170 @@
+// Late writes: keys that a request writes after it was given up. They are found and removed.
+
+package settle
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+)
+
+// A late write is a key that a request has written after it was given up, or repeated. Nobody waits
+// for it or holds it, and it would jam its lock until the session ends. So the session looks for
+// late writes, and removes them.
+
+const (
+	settleFirst = 25 * time.Millisecond
+	settleMax   = 4 * time.Second
+	settleFor   = 20 * time.Second // three times as long as etcd lets a request live
+	settleBatch = 32               // keys in a txn, of which etcd allows 128
+)
+
+// unsettled are the keys of an entry that nobody uses any more and that may yet be written: all at once,
+// so the first one tells of all.
+type unsettled struct {
+	keys  []string
+	value string
+	since time.Time
+}
+
+// Settle frees the keys of an entry later than Free does: the outcome of an attempt to write value there is
+// unknown. So it first looks for a late write, again and again for a while, and removes what it finds: a
+// request that was given up may still be on its way.
+//
+// Invariant (I6): no key is used anew while a write of its last user may yet come. So a key of the
+// session that holds another entry's nonce is a late write and never a neighbour.
+func (k *Keys) Settle(value string, keys ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.unsettled = append(k.unsettled, unsettled{keys, value, time.Now()})
+	k.delay = settleFirst
+	if k.timer == nil {
+		k.timer = time.AfterFunc(0, func() { k.background(k.findLateWrites) })
+	} else {
+		k.timer.Reset(0)
+	}
+}
+
+// findLateWrites looks after all unsettled entries together, since after an etcd that was slow there
+// may be a thousand: one request looks after many.
+func (k *Keys) findLateWrites(ctx context.Context) {
+	k.mu.Lock()
+	if k.scanning {
+		k.mu.Unlock()
+		return // the scan that goes on is followed by another one
+	}
+	k.scanning = true
+	all := k.unsettled
+	k.unsettled = nil
+	k.mu.Unlock()
+	var left []unsettled
+	for some := range slices.Chunk(all, settleBatch) {
+		began := time.Now()
+		err := k.removeLateWrites(ctx, some)
+		for _, u := range some {
+			if err == nil && began.Sub(u.since) >= settleFor {
+				k.Free(u.keys...)
+			} else {
+				left = append(left, u)
+			}
+		}
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.scanning = false
+	k.unsettled = append(k.unsettled, left...)
+	if len(k.unsettled) > 0 && ctx.Err() == nil {
+		// A timer, not a goroutine that waits.
+		k.timer.Reset(k.delay)
+		k.delay = min(2*k.delay, settleMax)
+	}
+}
+
+// removeLateWrites removes what there is of the entries: two requests, or a few more if Multis are among
+// them.
+func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
+	var reads []etcd.Read
+	for _, u := range some {
+		reads = append(reads, etcd.ReadValue(u.keys[0]))
+	}
+	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, reads...)
+	if n := len(some); n > 1 && err != nil && etcd.Refused(err) {
+		// One of them may be forbidden by now. That must not keep the others.
+		return errors.Join(k.removeLateWrites(ctx, some[:n/2]), k.removeLateWrites(ctx, some[n/2:]))
+	}
+	if err != nil {
+		return err
+	}
+	var ops []clientv3.Op
+	for i, u := range some {
+		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == u.value {
+			ops = append(ops, deleteOps(u.keys, kvs[0].CreateRevision)...)
+		}
+	}
+	for some := range slices.Chunk(ops, 2*settleBatch) { // each entry has two keys at most, but a Multi's
+		_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+			return k.etcd.Txn(ctx).Then(some...).Commit()
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Sweep reads which keys hang on the lease, and removes those of the session that no entry uses. They are
+// late writes: a member that hung for minutes may carry out, as it wakes, what was given up long ago, when
+// findLateWrites does not look for it any more.
+func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error) {
+	lease, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return k.etcd.TimeToLive(ctx, k.lease, clientv3.WithAttachedKeys())
+	})
+	if err != nil {
+		return nil, err
+	}
+	there = make(map[string]struct{}, len(lease.Keys))
+	for _, b := range lease.Keys {
+		key := string(b)
+		there[key] = struct{}{}
+		if keyspace.IsKeyOf(key, int64(k.lease)) && !k.uses(key) {
+			k.sweepKey(ctx, key)
+		}
+	}
+	return there, nil
+}
+
+func (k *Keys) sweepKey(ctx context.Context, key string) {
+	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, etcd.ReadValue(key))
+	// uses is asked again, since an entry may have been written under this key meanwhile. If none
+	// uses it now, then what was read is a late write, or gone.
+	if err == nil && len(got[0].Kvs) > 0 && k.wrote(got[0].Kvs[0]) && !k.uses(key) {
+		k.removeLateWrite(ctx, got[0].Kvs[0])
+	}
+}
+
+// Skip leaves an entry's keys to whoever has them: another user of an adopted lease, or a late write of this
+// session that came after its settling, which is removed. The session does not use these keys again; Sweep
+// finds what a late request may yet write there. kvs are what was read there.
+func (k *Keys) Skip(keys []string, kvs []*mvccpb.KeyValue) {
+	k.mu.Lock()
+	for _, key := range keys {
+		k.skipped[key] = struct{}{}
+	}
+	k.mu.Unlock()
+	for _, kv := range kvs {
+		if k.wrote(kv) {
+			k.background(func(ctx context.Context) { k.removeLateWrite(ctx, kv) })
+		}
+	}
+}
+
+func (k *Keys) removeLateWrite(ctx context.Context, kv *mvccpb.KeyValue) {
+	_, _ = Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
+}

@@ -1,0 +1,329 @@
+package settle
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// A world is the keys of lease 5 on a fake etcd.
+type world struct {
+	*fakeetcd.Server
+	*Keys
+	calls  atomic.Int32
+	refuse atomic.Bool // every call
+}
+
+func newWorld(t *testing.T) *world {
+	f := fakeetcd.New()
+	client := etcd.NewClient(f.Client(func(context.Context) (int64, error) { return 10, nil }))
+	life, end := context.WithCancel(context.Background())
+	t.Cleanup(end)
+	w := &world{Server: f, Keys: New(life, client, 5, "o", func(f func(context.Context)) bool { go f(life); return true })}
+	f.Step = func(_ context.Context, what string) error {
+		if what == "Range" || what == "Txn" {
+			w.calls.Add(1)
+		}
+		if w.refuse.Load() {
+			return rpctypes.ErrGRPCPermissionDenied
+		}
+		return nil
+	}
+	return w
+}
+
+// put writes the keys in one revision, as a request does that was given up.
+func (w *world) put(value string, keys ...string) int64 {
+	var ops []*pb.RequestOp
+	for _, key := range keys {
+		ops = append(ops, fakeetcd.PutOp(key, value, 5))
+	}
+	return w.Do(ops...)
+}
+
+// there are the keys that start with prefix.
+func (w *world) there(prefix string) []string {
+	keys := []string{}
+	for _, kv := range w.Server.Keys(prefix) {
+		keys = append(keys, string(kv.Key))
+	}
+	return keys
+}
+
+// take reserves the keys of a write lock, and makes their value.
+func (w *world) take(name string) (keys []string, value string) {
+	return []string{w.Take(name, keyspace.Exclusive), w.Take(name, keyspace.Shared)}, w.Value(time.Now(), nil)
+}
+
+func elapse(d time.Duration) { <-time.After(d) }
+
+// A key is not used anew while a late write of it is possible, and such a late write is removed.
+func TestFault_A1_I6_UnsettledKeys(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		keys, value := w.take("a")
+		require.Equal(t, []string{"a/5", "a/r5"}, keys)
+		began := time.Now()
+		w.Settle(value, keys...)
+		other := w.Take("b", keyspace.Exclusive)
+		w.Settle(w.Value(time.Now(), nil), other)
+		w.put("a value of another user of the lease", other)
+		for elapse(settleFor / 10); time.Since(began) < settleFor; elapse(settleMax) {
+			w.put(value, keys...)
+			elapse(settleMax)
+			require.Empty(t, w.there("a/"), "%v after the request was given up", time.Since(began))
+			require.Equal(t, []string{"b/5"}, w.there("b/"))
+			if time.Since(began) < settleFor {
+				other = w.Take("a", keyspace.Exclusive)
+				require.Equal(t, "a/5-1", other)
+				w.Free(other)
+			}
+		}
+		elapse(2 * settleMax)
+		require.False(t, w.InUse(), "the keys must be free when the search has ended")
+		calls := w.calls.Load()
+		elapse(time.Hour)
+		require.Equal(t, calls, w.calls.Load(), "the search must end")
+
+		// The next search is quick at first again, and goes on for as long as etcd does not answer.
+		keys, value = w.take("a")
+		w.Settle(value, keys...)
+		synctest.Wait()
+		w.put(value, keys...)
+		elapse(settleFirst)
+		synctest.Wait()
+		require.Empty(t, w.there("a/"))
+		w.refuse.Store(true)
+		elapse(2 * settleFor)
+		require.True(t, w.InUse())
+		w.put(value, keys...)
+		w.refuse.Store(false)
+		elapse(2 * settleMax)
+		require.Empty(t, w.there("a/"))
+		require.False(t, w.InUse())
+	})
+}
+
+// One request looks after many unsettled entries, and there is one at a time.
+func TestSettle_ManyInOneRequest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var reads atomic.Int32
+		w.Step = func(_ context.Context, what string) error {
+			if what == "Range" {
+				if w.calls.Add(1); reads.Add(1) > 1 {
+					t.Error("two searches at the same time")
+				}
+				elapse(time.Millisecond)
+				reads.Add(-1)
+			}
+			return nil
+		}
+		for i := range 10 * settleBatch {
+			keys, value := w.take(fmt.Sprintf("a/%d", i))
+			w.put(value, keys...)
+			w.Settle(value, keys...)
+		}
+		elapse(2 * settleFirst) // up to the second search: some came during the first one
+		require.Zero(t, len(w.there("a/")))
+		w.calls.Store(0)
+		w.Settle(w.Value(time.Now(), nil), w.Take("b", keyspace.Exclusive))
+		elapse(settleFirst - time.Millisecond)
+		require.EqualValues(t, 10+1, w.calls.Load(), "a read for each batch")
+	})
+}
+
+// A request looks for many late writes. If etcd refuses it, because the client has lost its rights on one
+// of the locks, the late writes of the other locks are still found.
+func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
+	w := newWorld(t)
+	var some []unsettled
+	for _, name := range []string{"a", "b", "c", "d"} {
+		keys, value := w.take(name)
+		w.put(value, keys...)
+		some = append(some, unsettled{keys, value, time.Now()})
+	}
+	var reads atomic.Int32
+	w.Step = func(_ context.Context, what string) error {
+		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // the request for all five, and for the first two
+			return rpctypes.ErrGRPCPermissionDenied
+		}
+		return nil
+	}
+	// Another user of the same lease has the key of the next entry.
+	keys, value := w.take("e")
+	w.put("", keys[0])
+	some = append(some, unsettled{keys, value, time.Now()})
+	require.NoError(t, w.removeLateWrites(t.Context(), some))
+	require.Equal(t, []string{"e/5"}, w.there(""))
+	w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
+	require.ErrorIs(t, w.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
+}
+
+// A request is executed minutes after it was given up, for example by a member that hung meanwhile. Its
+// keys are still found and removed, and nothing else is.
+func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
+	w := newWorld(t)
+	kept, value := w.take("b")
+	w.put(value, kept...)
+	w.put(value, "a/5", "a/r5", "a/5-1", "a/5-7ffffffffffffff", "a/b/5/x", "b/5-1")
+	w.put("a value of another process with the same lease", "a/r5-2")
+	there, err := w.Sweep(t.Context())
+	require.NoError(t, err)
+	require.EqualValues(t, 5+4, w.calls.Load(), "a read for each key that no entry uses, and a removal for each late write")
+	require.Len(t, there, 9)
+	require.Contains(t, there, "b/5")
+	require.Equal(t, []string{"a/5-7ffffffffffffff", "a/b/5/x", "a/r5-2", "b/5", "b/r5"}, w.there(""))
+
+	// Another client removes a late write, and its key is in use again when it is read.
+	w.Remove("a/r5-2")
+	w.put(value, "c/5")
+	w.Step = func(_ context.Context, what string) error {
+		if what == "Range" && len(w.there("c/")) == 1 {
+			w.Remove("c/5")
+			keys, value := w.take("c")
+			w.put(value, keys...)
+		}
+		return nil
+	}
+	_, err = w.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"c/5", "c/r5"}, w.there("c/"), "the new entry must not be taken for a late write")
+
+	w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
+	w.put(value, "d/5")
+	_, err = w.Sweep(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"d/5"}, w.there("d/"), "it is not known what was written")
+}
+
+// Keys that somebody else has are left to them, for good.
+func TestSkip_I6(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		keys, value := w.take("a")
+		w.put("a value of another user of the lease", keys[0])
+		w.put(value, keys[1]) // of an entry before it
+		w.Skip(keys, w.Server.Keys("a/"))
+		synctest.Wait()
+		require.Equal(t, []string{"a/5"}, w.there("a/"))
+		require.Equal(t, "a/5-1", w.Take("a", keyspace.Exclusive))
+		require.Equal(t, "a/r5-1", w.Take("a", keyspace.Shared))
+		w.put(value, keys[1]) // another late write
+		_, err := w.Sweep(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []string{"a/5"}, w.there("a/"))
+	})
+}
+
+// Keys are removed as far as they are those of the entry, and it is told of each whether it was there.
+func TestRemove_I5(t *testing.T) {
+	w := newWorld(t)
+	next := []queue.Entry{{Key: "a/6", Rev: w.put("", "a/6")}, {Key: "a/7", Rev: 1}, {Key: "a/8", Rev: w.put("", "a/8")}}
+	seen := []queue.Entry{next[0], next[2]}
+	remove := func(rev int64, keys ...string) []bool {
+		r, err := Remove(t.Context(), w.etcd, etcd.Policy{}, keys, rev, next...)
+		require.NoError(t, err)
+		require.False(t, r.Ambiguous)
+		require.Equal(t, seen, r.There)
+		require.Equal(t, w.Do(), r.At)
+		return r.Removed
+	}
+	rev := w.put("", "a/5", "a/r5")
+	require.Equal(t, []bool{false}, remove(rev-1, "a/5"))
+	require.Equal(t, []bool{false, false}, remove(rev-1, "a/5", "a/r5"))
+	require.Equal(t, []string{"a/5", "a/6", "a/8", "a/r5"}, w.there("a/"))
+	require.Equal(t, []bool{true}, remove(rev, "a/5"))
+	require.Equal(t, []bool{false, true}, remove(rev, "a/5", "a/r5"))
+	require.Equal(t, []string{"a/6", "a/8"}, w.there("a/"))
+
+	beside := func(rev int64) ([]bool, bool) {
+		r, there, err := RemoveBeside(t.Context(), w.etcd, etcd.Policy{}, "a/r5", "a/5", rev, next...)
+		require.NoError(t, err)
+		return r.Removed, there
+	}
+	rev = w.put("", "a/5", "a/r5")
+	removed, there := beside(rev - 1)
+	require.Empty(t, removed)
+	require.False(t, there)
+	for _, was := range []bool{true, false} {
+		removed, there = beside(rev)
+		require.Equal(t, []bool{was}, removed)
+		require.True(t, there)
+	}
+	require.Equal(t, []string{"a/6", "a/8", "a/r5"}, w.there("a/"))
+
+	lost := false
+	w.Step = func(_ context.Context, what string) error {
+		if what == "Txn." && !lost {
+			lost = true
+			return errors.New("the reply is lost")
+		}
+		return nil
+	}
+	r, err := Remove(t.Context(), w.etcd, etcd.Policy{}, []string{"a/r5"}, rev)
+	require.NoError(t, err)
+	require.Equal(t, Removal{At: w.Do(), Removed: []bool{false}, Ambiguous: true}, r)
+}
+
+// A removal that is slow is sent again beside itself, so its attempts must share nothing that they write.
+// The race detector tells.
+func TestRemove_BesideItself(t *testing.T) {
+	w := newWorld(t)
+	var next []queue.Entry
+	for i := range 3 { // of which append makes room for four
+		next = append(next, queue.Entry{Key: fmt.Sprintf("a/%d", i+6), Rev: 1})
+	}
+	for _, keys := range [][]string{{"a/5"}, {"a/5", "a/r5"}} {
+		rev := w.put("", keys...)
+		var attempts atomic.Int32
+		second, carriedOut := context.WithCancel(t.Context())
+		w.Step = func(_ context.Context, what string) error {
+			if what == "Txn" && attempts.Add(1) == 1 {
+				<-second.Done()
+			} else if what == "Txn." && attempts.Load() == 2 {
+				carriedOut()
+			}
+			return nil
+		}
+		_, err := Remove(t.Context(), w.etcd, etcd.Policy{Hedge: true}, keys, rev, next...)
+		require.NoError(t, err)
+		require.Empty(t, w.there("a/"))
+	}
+}
+
+func TestValue(t *testing.T) {
+	w := newWorld(t)
+	w.owner, w.nonce = inJSON(`me "too"`), "1f."
+	queued := time.Date(2026, 5, 4, 5, 2, 1, 5_999_999, time.FixedZone("", 2*3600))
+	value := w.Value(queued, nil)
+	require.Equal(t, `{"owner":"me \"too\"","queued":"2026-05-04T03:02:01.005Z","nonce":"1f.1"}`, value)
+	multi := w.Value(queued, []string{"a/b", `"c"`})
+	require.Equal(t, `{"owner":"me \"too\"","queued":"2026-05-04T03:02:01.005Z","nonce":"1f.2","names":["a/b","\"c\""]}`, multi)
+
+	parse := func(value string, limit int) []any {
+		owner, queued, names := ParseValue(value, limit)
+		return []any{owner, queued, names}
+	}
+	when := queued.UTC().Truncate(time.Millisecond)
+	require.Equal(t, []any{`me "too"`, when, []string(nil)}, parse(value, 2))
+	require.Equal(t, []any{`me "too"`, when, []string{"a/b", `"c"`}}, parse(multi, 2))
+	require.Equal(t, []any{`me "too"`, when, []string(nil)}, parse(multi, 1))
+	require.Equal(t, []any{"", time.Time{}, []string(nil)}, parse(`{"names": ["a", "b\n"]}`, 2))
+	for _, others := range []string{"", "x", `{"owner": 7}`, `{"queued": "now"}`} {
+		require.Equal(t, []any{"", time.Time{}, []string(nil)}, parse(others, 2), others)
+	}
+}
