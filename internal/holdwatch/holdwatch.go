@@ -59,8 +59,8 @@ func New[H comparable](c Config[H]) *Watches[H] {
 	return &Watches[H]{Config: c, opening: make(chan struct{}, maxOpening), dirs: make(map[string]*dir[H])}
 }
 
-// Watch has the hold watched, whose entry is known by key. It returns false if it is too late for that. Unwatch is
-// to be called in any case.
+// Watch has the hold watched whose entry has this key. It returns false if it is too late for that, since the session
+// ends. Unwatch is to be called in any case.
 func (ws *Watches[H]) Watch(key string, h H) bool {
 	ws.mu.Lock()
 	w, fresh := ws.joinLocked(key, h)
