@@ -8,8 +8,6 @@ import (
 	"slices"
 	"time"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
@@ -194,19 +192,4 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 		_ = p.whole().markLost(p.Key, at)
 	}
 	return nil
-}
-
-// openHoldWatch opens a watch for a hold, one of few at a time.
-func (s *Session) openHoldWatch(ctx context.Context, from, to string, opts ...clientv3.OpOption) (*etcd.Watch, error) {
-	select {
-	case s.holdWatches.opening <- struct{}{}:
-		defer func() { <-s.holdWatches.opening }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	}
-	own, err := s.etcd.OpenWatch(ctx, s.lease.Ctx, from, to, opts...)
-	if err == nil {
-		s.attend()
-	}
-	return own, err
 }

@@ -286,6 +286,23 @@ func TestContended_WatchEnds(t *testing.T) {
 	require.True(t, ended.Load())
 }
 
+// The watches for waiters end with the first waiter, whichever name that waits for.
+func TestContended_WatchesEnd(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		h, err := NewMulti(s, Write("a"), Write("b")).Lock(t.Context())
+		require.NoError(t, err)
+		contended := h.Contended()
+		synctest.Wait()
+		require.Len(t, f.Watches(), 2)
+		_, err = NewMutex(s, "b").Enqueue(t.Context())
+		require.NoError(t, err)
+		synctest.Wait()
+		require.True(t, isClosed(contended))
+		require.Empty(t, f.Watches())
+		require.NoError(t, h.Err())
+	})
+}
+
 // A hold that was given back is not told of those who come while its key is on its way out.
 func TestContended_NotAfterTheHold(t *testing.T) {
 	onStage(t, func(st *stage) {

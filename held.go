@@ -173,9 +173,7 @@ func (h *Held) downgrade(ctx context.Context) error {
 	if first {
 		// From here on the hold is known by the shared entry: that is there from the start, and
 		// stays whatever becomes of the request.
-		if h.holdCtx != nil {
-			h.unwatchLocked()
-		}
+		h.unwatchLocked()
 		h.key, h.acquiring.secondKey, h.mode, h.fenced = h.acquiring.secondKey, h.key, readMode, true
 		if h.own != nil {
 			h.own.Downgrading()

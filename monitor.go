@@ -1,4 +1,5 @@
-// How a hold ends. That others have ended it, it hears from holdwatch.go or from the session's inspection.
+// What happens to a hold from outside: its end, of which it hears from its watch or from the session's inspection,
+// and that somebody waits for it.
 
 package etcdlock
 
@@ -7,6 +8,8 @@ import (
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/holdwatch"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -14,8 +17,7 @@ import (
 type holdContext struct {
 	ctx     context.Context // of the hold
 	cancel  context.CancelCauseFunc
-	watched bool       // the hold is to be looked after
-	watch   *holdWatch // that looks after the entry, or this part; nil if none does
+	watched bool // the hold is to be looked after
 
 	contended context.Context // ends when somebody waits for the hold; nil until asked for
 	contend   context.CancelFunc
@@ -133,4 +135,97 @@ func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (see
 		}
 	}
 	return seen, nil
+}
+
+// watchesOf are the watches of a session's holds.
+func watchesOf(s *Session) *holdwatch.Watches[*entry] {
+	return holdwatch.New(holdwatch.Config[*entry]{
+		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.attend,
+		Rev:     func(e *entry) int64 { return e.rev },
+		Deleted: func(e *entry, key string, at int64) { _ = e.whole().markLost(key, at) },
+		Verify: func(ctx context.Context, holds []*entry, at int64) error {
+			if len(holds) > verifyBatch { // a watch is open anew
+				return s.inspect(ctx)
+			}
+			return s.verify(ctx, inQueue(holds), at)
+		},
+		Ended: func(e *entry) {
+			w := e.whole()
+			w.mu.Lock()
+			w.endHoldLocked(lost)
+			w.unlockAndNotify()
+		},
+	})
+}
+
+// watchLocked has the hold looked after, each part of a Multi by itself. The caller holds e.mu.
+func (e *entry) watchLocked() {
+	for p := range e.all() {
+		if !e.s.holdWatches.Watch(p.key, p) {
+			e.endHoldLocked(lost)
+			return
+		}
+	}
+}
+
+// unwatchLocked is for a hold that has ended, or gets another key. The caller holds e.mu.
+func (e *entry) unwatchLocked() {
+	for p := range e.all() {
+		e.s.holdWatches.Unwatch(p.key)
+	}
+}
+
+// Contended is closed when somebody waits for what the hold excludes, and stays closed, also if that one is
+// gone again. So a holder that needs a lock again and again may keep it, at no request at all, and give it up
+// when it is wanted. Nobody is passed: the waiter is next in the queue.
+//
+// A reader does not contend with a read hold, a Try with none since it does not wait; a [Multi] is contended in
+// any of its names. Of a hold that has ended nothing is told: wait for Done too.
+//
+// The first use opens a watch on the queue, with a goroutine, and makes at most one read; for a Multi, for each
+// of its names. Waiters of the same session are seen without a request. The news takes about as long as that
+// of a loss, and where etcd is away until it is back.
+func (h *Held) Contended() <-chan struct{} {
+	h.mu.Lock()
+	defer h.unlockAndNotify()
+	c := h.holdContextLocked()
+	if c.contended == nil {
+		c.contended, c.contend = context.WithCancel(context.Background())
+		h.startContentionLocked()
+	}
+	return c.contended.Done()
+}
+
+// startContentionLocked looks for waiters behind the hold: those of the session in its list, those of others in
+// etcd. The goroutines, one for each part, are the session's; they end with the hold, or the first waiter.
+// The caller holds e.mu.
+func (e *entry) startContentionLocked() {
+	if e.state != held {
+		return
+	}
+	for p := range e.all() {
+		if p.own == nil {
+			p.makeListLocked()
+		}
+		p.own.WhenContended(e.holdCtx.contend)
+	}
+	c := e.holdCtx
+	for p := range e.all() {
+		e.s.lease.Go(func(context.Context) {
+			ctx, stop := etcd.Bind(c.ctx, c.contended)
+			defer stop()
+			if e.s.holdWatches.AwaitWaiter(ctx, p.name, p.rev, p.excludes) {
+				c.contend()
+			}
+		})
+	}
+}
+
+// excludes reports whether the entry, or part of one, excludes others of that kind: a writer excludes all, and
+// a reader writers. Downgrade makes a writer a reader.
+func (e *entry) excludes(kind keyspace.Kind) bool {
+	w := e.whole()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return kind != keyspace.Foreign && queue.Blocks(e.mode.kind(), kind)
 }

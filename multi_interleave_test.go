@@ -478,18 +478,23 @@ func TestMulti_NoWatchInASessionThatEnds(t *testing.T) {
 	})
 	// While the watch that it shares with others is split.
 	for range 10 { // the parts come in any order
-		holdScene(t, func(t *testing.T, _ *fakeEtcd, s *Session) {
+		holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+			refused := 0
+			f.Refuse = func(w *fakeetcd.Watch) bool {
+				if w.From == "dir/" {
+					if refused++; refused == 2 {
+						s.holdWatches.Go = func(func(context.Context)) bool { return false } // as if Close had begun
+					}
+				}
+				return w.From == "dir/"
+			}
 			watchedHolds(t, s, "dir", singleHoldWatches)
 			h, err := NewMulti(s, Write("dir/a"), Read("dir/b"), Write("dir/c")).Lock(t.Context())
 			require.NoError(t, err)
 			h.Context()
-			synctest.Wait()
-			s.holdWatches.start = func(func(context.Context)) bool { return false } // as if Close had begun
-			h.holdCtx.watch.split()
-			s.holdWatches.start = s.lease.Go
+			<-time.After(10 * time.Second)
 			require.True(t, isClosed(h.Done()))
 			require.ErrorIs(t, h.Err(), ErrLost)
-			synctest.Wait()
 		})
 	}
 }

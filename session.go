@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/lease"
 	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/settle"
@@ -47,7 +48,7 @@ type Session struct {
 	whom  whom.Waits // what a Lock says that ends with its ctx
 
 	attending   bool // see attend
-	holdWatches holdWatches
+	holdWatches *holdwatch.Watches[*entry]
 }
 
 // NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has
@@ -85,10 +86,9 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
 		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks,
-		only:        make(map[string]*entry),
-		lists:       make(map[string]*waitlist.List),
-		guardAfter:  100 * time.Millisecond,
-		holdWatches: holdWatches{nil, make(chan struct{}, openingHoldWatches), make(map[string]*holdDir)},
+		only:       make(map[string]*entry),
+		lists:      make(map[string]*waitlist.List),
+		guardAfter: 100 * time.Millisecond,
 	}
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
@@ -97,7 +97,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.whom.KV, s.whom.Go = client, s.lease.Go
-	s.holdWatches.start = s.lease.Go
+	s.holdWatches = watchesOf(s)
 	return s
 }
 

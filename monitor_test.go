@@ -13,9 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
-
-	"github.com/etcdlock/etcdlock/internal/fakeetcd"
 )
+
+// singleHoldWatches is how many holds of a directory have a watch each: see internal/holdwatch.
+const singleHoldWatches = 64
 
 // watchedHolds has the session hold so many locks of a directory, and watch each.
 func watchedHolds(t *testing.T, s *Session, dir string, n int) (holds []*Held) {
@@ -50,52 +51,6 @@ func requireLost(t *testing.T, h *Held) {
 	case <-time.After(500 * time.Millisecond):
 		require.Fail(t, "it is not told that it is lost", h.Key())
 	}
-}
-
-// The first holds of a directory have a watch each, the others one for all of them; each hears of its loss.
-func TestHoldWatch_ManyShareOne(t *testing.T) {
-	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
-		var opening, most atomic.Int64
-		f.Step = func(_ context.Context, what string) error {
-			if what == "Watch" {
-				if n := opening.Add(1); n > most.Load() {
-					most.Store(n)
-				}
-				<-time.After(time.Millisecond)
-				opening.Add(-1)
-			}
-			return nil
-		}
-		holds := watchedHolds(t, s, "dir", singleHoldWatches+100)
-		<-time.After(time.Second)
-		require.Len(t, f.Watches(), singleHoldWatches+1)
-		require.EqualValues(t, openingHoldWatches, most.Load(), "so that those of waits have their turn")
-		for _, i := range []int{0, singleHoldWatches - 1, singleHoldWatches, singleHoldWatches + 99} {
-			f.Remove(holds[i].Key())
-			requireLost(t, holds[i])
-		}
-		require.NoError(t, holds[1].Err())
-		require.NoError(t, holds[singleHoldWatches+1].Err())
-		for _, h := range holds {
-			_ = h.Unlock(t.Context())
-		}
-		synctest.Wait()
-		require.Empty(t, f.Watches(), "the last hold ends the watch")
-		require.Empty(t, s.holdWatches.dirs)
-	})
-}
-
-// Locks without a directory would share a watch with all of etcd.
-func TestHoldWatch_NoDirectory(t *testing.T) {
-	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
-		for i := range singleHoldWatches + 10 {
-			h, err := NewMutex(s, fmt.Sprint("name", i)).Lock(t.Context())
-			require.NoError(t, err)
-			h.Context()
-		}
-		synctest.Wait()
-		require.Len(t, f.Watches(), singleHoldWatches+10)
-	})
 }
 
 // An entry that was removed before its hold was looked after, and of which the shared watch has told.
@@ -139,54 +94,10 @@ func TestHoldWatch_Breaks(t *testing.T) {
 	})
 }
 
-// Where etcd does not let the session watch the whole directory, each hold has a watch.
-func TestHoldWatch_DirectoryRefused(t *testing.T) {
-	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
-		f.Refuse = func(w *fakeetcd.Watch) bool { return w.From == "dir/" }
-		holds := watchedHolds(t, s, "dir", singleHoldWatches+3)
-		<-time.After(10 * time.Second)
-		require.Len(t, f.Watches(), singleHoldWatches+3)
-		for _, h := range holds {
-			require.NoError(t, h.Err())
-		}
-		f.Remove(holds[singleHoldWatches].Key())
-		requireLost(t, holds[singleHoldWatches])
-	})
-}
-
-// A watch that etcd did not open now and then, since it was away, is not refused.
-func TestHoldWatch_NotOpenedAtTimes(t *testing.T) {
-	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
-		watchedHolds(t, s, "dir", singleHoldWatches+3)
-		synctest.Wait()
-		for range 4 {
-			var once atomic.Bool
-			f.Refuse = func(w *fakeetcd.Watch) bool { return w.From == "dir/" && once.CompareAndSwap(false, true) }
-			f.BreakWatches()
-			<-time.After(10 * time.Second)
-		}
-		require.Len(t, f.Watches(), singleHoldWatches+1)
-	})
-}
-
-// A hold that ends before its watch is opened leaves none.
-func TestHoldWatch_EndsAtOnce(t *testing.T) {
-	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
-		for range 10 {
-			h, err := NewMutex(s, "dir/x").Lock(t.Context())
-			require.NoError(t, err)
-			h.Context()
-			h.Release()
-		}
-		synctest.Wait()
-		require.Empty(t, f.Watches())
-	})
-}
-
 // A downgraded hold is looked after by its shared key, by the shared watch too.
 func TestHoldWatch_Downgrade(t *testing.T) {
 	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
-		watchedHolds(t, s, "dir", singleHoldWatches+1)
+		holds := watchedHolds(t, s, "dir", singleHoldWatches+1)
 		h, err := NewRWMutex(s, "dir/x").Lock(t.Context())
 		require.NoError(t, err)
 		h.Context()
@@ -195,6 +106,11 @@ func TestHoldWatch_Downgrade(t *testing.T) {
 		require.NoError(t, h.Err())
 		f.Remove(h.Key())
 		requireLost(t, h)
+		for _, h := range holds {
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		synctest.Wait()
+		require.Empty(t, f.Watches(), "neither of its keys is watched any more")
 	})
 }
 
