@@ -19,6 +19,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -188,7 +189,7 @@ const enqueueReadLimit = 16
 // the writes and so shows the queue without the entry. It is limited, and in key order: to sort by
 // create revision, etcd would load the whole queue, in the apply loop of every member. Even so etcd counts
 // all of the queue there, so an entry far behind others of its session leaves the read out: it would not
-// show all, and is asked for again when the entry comes near the front.
+// show all, and is asked for again when the entry comes near the front. Before all that it removes leavers.
 func (e *entry) enqueue(ctx context.Context) error {
 	e.reserveKeys()
 	for e.enlist(); ; e.rekey() {
@@ -196,14 +197,27 @@ func (e *entry) enqueue(ctx context.Context) error {
 		if own := e.listed(); own == nil || e.first != nil || !own.BehindMore(enqueueReadLimit) {
 			look = e.listOps(enqueueReadLimit)
 		}
+		leavers := e.s.takeSome(e.name)
+		var leave []clientv3.Op
+		for _, l := range leavers {
+			leave = append(leave, settle.Ops(l.allKeys(), l.rev, l.next...)...)
+		}
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			return t.If(e.keysAbsent()...).Then(slices.Concat(look, e.putOps())...)
+			return t.If(e.keysAbsent()...).Then(slices.Concat(leave, look, e.putOps())...)
 		})
+		if err != nil || !resp.Succeeded {
+			for _, l := range leavers {
+				e.s.lease.Go(func(ctx context.Context) { l.discard(ctx, l.next) })
+			}
+		}
 		if err != nil {
 			return err
 		}
-		if resp.Succeeded {
-			e.enter(resp.Header.Revision, resp.Responses[:len(look)]...)
+		if rev, replies := resp.Header.Revision, resp.Responses; resp.Succeeded {
+			for _, l := range leavers {
+				replies = l.left(rev, replies)
+			}
+			e.enter(rev, replies[:len(look)]...)
 			return nil
 		}
 		there, _, err := e.readKeys(ctx)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -512,4 +513,171 @@ func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {
 			})
 		}
 	}
+}
+
+// offer gives a hold back, as Release does, and leaves its removal to the next txn that writes an entry.
+func (st *stage) offer(h *Held) leaver {
+	st.Helper()
+	next, err := h.giveUp()
+	require.NoError(st, err)
+	l := leaver{&h.entry, next}
+	st.s.offer(l)
+	return l
+}
+
+// A lock that is taken again at once costs one commit for the release and the acquisition, if the release is not
+// on its way yet. Others see nothing but two entries that follow each other.
+func TestRelease_WithTheNextLock(t *testing.T) {
+	for name, ways := range map[string][2]func(*stage) func(context.Context) (*Held, error){
+		"mutex":               {func(st *stage) func(context.Context) (*Held, error) { return st.mutex().Lock }, func(st *stage) func(context.Context) (*Held, error) { return st.mutex().Lock }},
+		"writer, then reader": {func(st *stage) func(context.Context) (*Held, error) { return st.rw().Lock }, func(st *stage) func(context.Context) (*Held, error) { return st.rw().RLock }},
+		"reader, then writer": {func(st *stage) func(context.Context) (*Held, error) { return st.rw().RLock }, func(st *stage) func(context.Context) (*Held, error) { return st.rw().Lock }},
+		"multi, then one of it": {func(st *stage) func(context.Context) (*Held, error) {
+			return NewMulti(st.s, Write("a"), Read("b"), Write("c")).Lock
+		}, func(st *stage) func(context.Context) (*Held, error) { return st.mutex().Lock }},
+		"one, then a multi": {func(st *stage) func(context.Context) (*Held, error) { return st.mutex().Lock }, func(st *stage) func(context.Context) (*Held, error) {
+			return NewMulti(st.s, Write("a"), Read("b")).Lock
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				for range 3 {
+					h := st.lock(ways[0](st))
+					old := h.Token()
+					l := st.offer(h)
+					txns := 0
+					st.change(func() {
+						st.seen = func(what string) {
+							if what == "Txn" {
+								txns++
+							}
+						}
+					})
+					h = st.lock(ways[1](st))
+					require.Equal(st, 1, txns)
+					require.False(st, st.s.take(l), "nobody else has to remove it")
+					require.Greater(st, h.Token(), old)
+					require.NoError(st, h.Check(st.Context()))
+					for _, q := range append(st.f.entries("a/"), st.f.entries("b/")...) {
+						require.Equal(st, h.Token(), q.Rev, "all else is gone")
+					}
+					require.NoError(st, h.Unlock(st.Context()))
+				}
+				synctest.Wait()
+				require.False(st, st.s.keys.InUse())
+				require.Empty(st, st.s.lists)
+				require.Empty(st, st.s.leavers)
+			})
+		})
+	}
+}
+
+// Whatever becomes of the txn that was to remove an entry, the entry is removed, and who waits behind it gets in.
+func TestRelease_WithTheNextLockThatFails(t *testing.T) {
+	for name, play := range map[string]func(st *stage, lock func(context.Context) error){
+		"the reply is lost": func(st *stage, lock func(context.Context) error) {
+			st.change(func() { st.lose = true })
+			require.NoError(st, lock(st.Context()))
+		},
+		"ctx ends": func(st *stage, lock func(context.Context) error) {
+			goOn := st.holdBack()
+			defer goOn()
+			ctx, cancel := context.WithTimeout(st.Context(), time.Second)
+			defer cancel()
+			require.ErrorIs(st, lock(ctx), context.DeadlineExceeded)
+		},
+		"etcd refuses": func(st *stage, lock func(context.Context) error) {
+			once := sync.OnceValue(func() error { return rpctypes.ErrGRPCNoSpace })
+			refuse := true
+			step := st.f.Step
+			st.f.Step = func(ctx context.Context, what string) error {
+				st.mu.Lock()
+				now := refuse && what == "Txn"
+				refuse = refuse && what != "Txn"
+				st.mu.Unlock()
+				if now {
+					return once()
+				}
+				return step(ctx, what)
+			}
+			require.ErrorIs(st, lock(st.Context()), rpctypes.ErrNoSpace)
+		},
+		"another has the key": func(st *stage, lock func(context.Context) error) {
+			st.f.Write("a/5-1")
+			remove := time.AfterFunc(time.Second, func() { st.f.Remove("a/5-1") })
+			defer remove.Stop()
+			require.NoError(st, lock(st.Context()))
+		},
+		"another has removed it": func(st *stage, lock func(context.Context) error) {
+			st.f.Remove("a/5")
+			require.NoError(st, lock(st.Context()))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				remote := st.f.session(6)
+				defer remote.lease.NotFound()
+				defer remote.lease.End(ErrSessionClosed, "test")
+				h := st.lock(st.mutex().Lock)
+				require.Equal(st, "a/5", h.Key())
+				_ = h.IsOwner() // so that who is behind waits for etcd's word
+				st.offer(h)
+				play(st, func(ctx context.Context) error {
+					h, err := st.mutex().Lock(ctx)
+					if err == nil {
+						require.NoError(st, h.Check(st.Context()))
+						h.Release()
+					}
+					return err
+				})
+				<-time.After(30 * time.Second) // until what may be late is settled
+				require.Empty(st, st.f.entries("a/"))
+				require.Empty(st, st.s.leavers)
+				require.Empty(st, st.s.lists)
+				require.NoError(st, st.lock(NewMutex(remote, "a").Lock).Unlock(st.Context()))
+			})
+		})
+	}
+}
+
+// A waiter of another session that was there before gets the lock, and not the caller that comes back at once.
+func TestRelease_WithTheNextLockIsFair(t *testing.T) {
+	onStage(t, func(st *stage) {
+		remote := st.f.session(6)
+		defer remote.lease.NotFound()
+		defer remote.lease.End(ErrSessionClosed, "test")
+		h := st.lock(st.mutex().Lock)
+		other := st.ticket(NewMutex(remote, "a").Enqueue)
+		st.offer(h)
+		again := st.ticket(st.mutex().Enqueue)
+		ho := st.wait(other)
+		st.requireOut(again)
+		ho.Release()
+		st.wait(again).Release()
+	})
+}
+
+// A txn takes no more leavers than fit into it.
+func TestRelease_ManyWithTheNextLock(t *testing.T) {
+	onStage(t, func(st *stage) {
+		var leavers []leaver
+		for range 3 * maxLeaverOps {
+			leavers = append(leavers, st.offer(st.lock(st.rw().RLock)))
+			st.s.take(leavers[len(leavers)-1])
+		}
+		for _, l := range leavers {
+			st.s.offer(l)
+		}
+		next := st.ticket(st.mutex().Enqueue)
+		require.Len(st, st.s.leavers["a"], 2*maxLeaverOps)
+		for _, l := range leavers {
+			if st.s.take(l) {
+				l.discard(st.Context(), l.next)
+			}
+		}
+		st.wait(next).Release()
+		synctest.Wait()
+		require.Empty(st, st.f.entries("a/"))
+		require.False(st, st.s.keys.InUse())
+	})
 }

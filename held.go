@@ -245,7 +245,7 @@ func (h *Held) unlock(ctx context.Context) error {
 
 // Release is Unlock that does not wait for etcd: it starts the release, which goes on in the background
 // until etcd has confirmed it or the lease is gone, and returns at once. It is for `defer`, and for
-// speed: the caller saves a round trip. What it can't say is whether the hold was lost before; see
+// speed: the caller saves a round trip, and a commit where the session takes the lock again at once. What it can't say is whether the hold was lost before; see
 // Context, Err and Txn. On a hold that was given back or lost it does nothing.
 func (h *Held) Release() {
 	at := time.Now() // before it is handed over
@@ -254,7 +254,7 @@ func (h *Held) Release() {
 		return
 	}
 	letRun(next)
-	h.s.lease.Go(func(ctx context.Context) { h.discard(ctx, next) })
+	leaver{&h.entry, next}.removeSoon()
 	h.notifyOver(at, nil)
 }
 

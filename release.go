@@ -7,6 +7,8 @@ import (
 	"slices"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
@@ -68,6 +70,78 @@ func (e *entry) abandon(cause error) {
 		e.s.lease.Go(func(ctx context.Context) { e.discard(ctx, next) })
 	}
 	e.notifyAbandoned(at, cause)
+}
+
+// A leaver is an entry that was given back and is still to be removed. next are the entries behind it.
+type leaver struct {
+	*entry
+	next []queue.Entry
+}
+
+// maxLeaverOps bounds what a txn that writes an entry does for leavers. Etcd may allow less than 128 operations.
+const maxLeaverOps = 16
+
+// removeSoon removes the entry in the background, unless the next txn of the session that writes an entry of the
+// same name comes first: that removes it too. So a caller that takes the lock again at once needs one commit for
+// both. Nothing waits for such a txn.
+func (l leaver) removeSoon() {
+	l.s.offer(l)
+	l.s.lease.Go(func(ctx context.Context) {
+		if l.s.take(l) {
+			l.discard(ctx, l.next)
+		}
+	})
+}
+
+// offer leaves the removal to whoever takes it.
+func (s *Session) offer(l leaver) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.leavers[l.name] = append(s.leavers[l.name], l)
+}
+
+// take reports whether the removal is still to be had.
+func (s *Session) take(l leaver) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	i := slices.IndexFunc(s.leavers[l.name], func(o leaver) bool { return o.entry == l.entry })
+	if i >= 0 {
+		s.setLeaversLocked(l.name, slices.Delete(s.leavers[l.name], i, i+1))
+	}
+	return i >= 0
+}
+
+// takeSome takes as many removals of that name as fit into a txn.
+func (s *Session) takeSome(name string) (some []leaver) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all, ops := s.leavers[name], 0
+	for _, l := range all {
+		if ops += len(l.next) + len(l.allKeys()); ops > maxLeaverOps {
+			break
+		}
+		some = append(some, l)
+	}
+	s.setLeaversLocked(name, all[len(some):])
+	return some
+}
+
+func (s *Session) setLeaversLocked(name string, left []leaver) {
+	if len(left) == 0 {
+		delete(s.leavers, name)
+	} else {
+		s.leavers[name] = left
+	}
+}
+
+// left takes note of how a txn at revision at has replied to what it did for the leaver, and returns the other
+// replies.
+func (l leaver) left(at int64, replies []*pb.ResponseOp) []*pb.ResponseOp {
+	n := len(l.next) + len(l.allKeys())
+	r := settle.Result(at, replies[:n], len(l.next))
+	l.delist(&r, l.next)
+	l.settle()
+	return replies[n:]
 }
 
 // discard removes the entry and settles it. ctx ends with the lease, which removes the entry too.

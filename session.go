@@ -42,7 +42,8 @@ type Session struct {
 	// of the other names: see enlist.
 	only       map[string]*entry
 	lists      map[string]*waitlist.List
-	guardAfter time.Duration // see waitlist.Entry.Guard
+	leavers    map[string][]leaver // by name, see removeSoon
+	guardAfter time.Duration       // see waitlist.Entry.Guard
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds map[*entry]struct{}
 	whom  whom.Waits // what a Lock says that ends with its ctx
@@ -88,6 +89,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks,
 		only:       make(map[string]*entry),
 		lists:      make(map[string]*waitlist.List),
+		leavers:    make(map[string][]leaver),
 		guardAfter: 100 * time.Millisecond,
 	}
 	if c.observed() {
