@@ -3,6 +3,7 @@
 package wait
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -67,8 +68,8 @@ type Waits struct {
 // ErrGone says that an entry is not in the queue any more.
 var ErrGone = errors.New("entry gone")
 
-// Wait blocks until the entry has the lock, or ctx or Life ends, or somebody else removes the entry (ErrGone), or
-// etcd refuses, or its client is closed. After an error the entry is still to be given up.
+// Wait blocks until the entry has the lock, or ctx or Life ends (the error is its cause), or somebody else removes
+// the entry (ErrGone), or etcd refuses, or its client is closed. After an error the entry is still to be given up.
 //
 // Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps 4 KiB, not 8.
 func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
@@ -91,7 +92,7 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 			continue
 		case ctx.Err() != nil, errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
 			etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // whatever ends a watch, a read tells
-			return err
+			return cmp.Or(context.Cause(ctx), err)
 		}
 		// An outage of etcd keeps the place in the queue. The waiter then reads the present.
 		w.outage.Start(ctx, err)
@@ -161,7 +162,6 @@ func (w *waiter) await(ctx context.Context) error {
 		w.watch.Heard()
 		return w.handleEvent(&wr, ok)
 	case <-w.guard:
-		w.guard = nil
 		w.own.Guard()
 		return nil
 	}
@@ -176,7 +176,6 @@ func (w *waiter) awaitTurn(ctx context.Context) error {
 	case <-w.own.Wake():
 		return nil
 	case <-w.guard:
-		w.guard = nil
 		w.own.Guard()
 		return nil
 	}
@@ -192,11 +191,10 @@ func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
 		}
 		w.Lost(w.own.Heard(deletions), etcd.Latest(wr))
 	}
-	err := etcd.Broken(wr, ok)
-	if err != nil && w.own.Granted() {
+	if w.own.Granted() {
 		return nil // whatever becomes of the watch
 	}
-	return err
+	return etcd.Broken(wr, ok)
 }
 
 // pause waits before the next attempt, unless the lock is handed over meanwhile. ctx is looked at next.
