@@ -24,7 +24,7 @@ import (
 )
 
 // An entry is one acquisition: a key in the lock's queue, waiting or holding. This file puts it
-// there, waiter.go waits, and release.go takes it away.
+// there, internal/wait waits, and release.go takes it away.
 type entry struct {
 	s    *Session
 	name string

@@ -14,6 +14,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -78,7 +79,7 @@ func (h *Held) Check(ctx context.Context) error {
 		life, stop := h.untilOver()
 		at, err := h.exists(ctx, life, 0, keys...)
 		stop()
-		if errors.Is(err, errEntryGone) {
+		if errors.Is(err, wait.ErrGone) {
 			if err = h.markLost(keys[0], at); err == nil {
 				continue // downgraded meanwhile
 			}

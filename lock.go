@@ -3,12 +3,14 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/wait"
 )
 
 // A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts
@@ -109,15 +111,6 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 	return newTicket(h)
 }
 
-func tryEntry(ctx context.Context, h *Held) (*Held, error) {
-	err := h.tryEnqueue(ctx)
-	if err == nil {
-		h.notifyEnqueued()
-		err = h.grant(ctx)
-	}
-	return h.result(err)
-}
-
 // join puts the entry into the queue, to be waited for.
 func (h *Held) join(ctx context.Context) error {
 	err := h.enqueue(ctx)
@@ -134,19 +127,77 @@ func (h *Held) wait(ctx context.Context, explain bool) error {
 	if p == nil && !h.acquiring.behind {
 		return h.grant(ctx)
 	}
-	for p != nil {
-		if err := newWaiter(p, explain).wait(ctx); err != nil {
+	for ; p != nil; p = h.waitsFor() {
+		if explain {
+			h.s.whom.Enter(p.name, p.rev)
+		}
+		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own), explain)
+		if explain {
+			h.s.whom.Leave(p.name)
+		}
+		if err != nil {
 			return err
 		}
-		if p = h.waitsFor(); p != nil {
-			h.survey(ctx)
-			p = h.waitsFor()
-		}
+		h.s.waits.Survey(ctx, h.inLists()...)
 	}
 	if err := h.confirm(ctx); err != nil {
 		return err
 	}
 	return h.grant(ctx)
+}
+
+// waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that is gone it
+// says whether the lease has taken it.
+func (e *entry) waitError(ctx context.Context, err error, explain bool) error {
+	s := e.s
+	if errors.Is(err, wait.ErrGone) && ctx.Err() == nil {
+		bound, unbind := etcd.Bind(ctx, s.lease.Ctx)
+		s.lease.Confirm(bound)
+		unbind()
+		err, explain = ErrLost, false
+	}
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() == nil:
+		return cmp.Or(s.Err(), s.lease.Translate(err))
+	case explain && s.Err() == nil:
+		return s.whom.Explain(s.lease.WaitError(ctx), e.name, e.mode.kind(), e.rev)
+	}
+	return s.lease.WaitError(ctx)
+}
+
+// grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched
+// for.
+func (e *entry) grant(ctx context.Context) error {
+	for {
+		switch {
+		case ctx.Err() != nil:
+			return e.s.lease.WaitError(ctx)
+		case e.s.Err() != nil:
+			return e.s.Err()
+		}
+		if e.s.lease.Valid() {
+			break
+		}
+		// The wall clock was set forward, or a renewal is late: the place is kept until there is one.
+		if err := e.s.lease.Refresh(ctx); err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	lost := false // already
+	for p := range e.all() {
+		lost = lost || p.own != nil && !p.own.Granted()
+	}
+	if !lost && e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil && e.first == nil {
+		e.acquiring = nil
+	}
+	e.mu.Unlock()
+	if lost {
+		return e.waitError(ctx, wait.ErrGone, false)
+	}
+	return nil
 }
 
 // result is what becomes of an entry: the hold, or nothing if err is why there is none.

@@ -11,6 +11,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/wait"
 )
 
 // holdContext is what tells of a hold's end.
@@ -118,7 +119,7 @@ func (e *entry) markLostLocked(at int64) {
 	}
 }
 
-// exists returns errEntryGone unless the entry is in etcd under these keys, at revision at or, with 0, at
+// exists returns wait.ErrGone unless the entry is in etcd under these keys, at revision at or, with 0, at
 // present. seen is the revision at which that is so.
 func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
 	reads := make([]etcd.Read, 0, len(keys))
@@ -131,7 +132,7 @@ func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (see
 	}
 	for i, key := range keys {
 		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
-			return seen, errEntryGone
+			return seen, wait.ErrGone
 		}
 	}
 	return seen, nil

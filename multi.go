@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -176,30 +175,14 @@ func (e *entry) goneBeside() bool {
 	return false
 }
 
-// survey reads, in one request, what is before the parts that still wait: while the entry waited for another
-// part, much of that has probably gone. If it fails, the waiter of the next part asks.
-func (e *entry) survey(ctx context.Context) {
-	ctx, unbind := etcd.Bind(ctx, e.s.lease.Ctx)
-	defer unbind()
-	var parts []*entry
-	var steps []waitlist.Step
-	var reads []etcd.Read
+// inLists are the parts of a Multi in their lists. Any other entry has none.
+func (e *entry) inLists() (parts []*waitlist.Entry) {
 	for p := range e.all() {
-		if step, ok := p.own.Look(); ok {
-			parts, steps, reads = append(parts, p), append(steps, step), append(reads, readsOf(&step)...)
+		if p.first != nil {
+			parts = append(parts, p.own)
 		}
 	}
-	if len(reads) == 0 {
-		return
-	}
-	got, at, err := e.s.lease.Read(ctx, e.s.lease.Gone, 0, reads...)
-	for i, p := range parts {
-		if err != nil {
-			p.own.Fail()
-		} else {
-			got = p.saw(&steps[i], at, got)
-		}
-	}
+	return parts
 }
 
 // confirm reads whether all parts are there, after a wait: those that had the lock before the last one did
@@ -208,14 +191,8 @@ func (e *entry) confirm(ctx context.Context) error {
 	if e.first == nil {
 		return nil
 	}
-	ctx, unbind := etcd.Bind(ctx, e.s.lease.Ctx)
-	defer unbind()
-	for retry := (etcd.Backoff{}); ; _ = retry.Wait(ctx) {
-		_, err := e.exists(ctx, e.s.lease.Gone, 0, e.allKeys()...)
-		if final := newWaiter(e, false).ending(ctx, err); err == nil || final != nil {
-			return final
-		} // else it passes, or the session is about to end
-	}
+	_, err := e.exists(ctx, e.s.lease.Ctx, 0, e.allKeys()...)
+	return e.waitError(ctx, err, false)
 }
 
 // nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading

@@ -18,6 +18,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/lease"
 	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 	"github.com/etcdlock/etcdlock/internal/whom"
 )
@@ -40,12 +41,12 @@ type Session struct {
 	mu sync.Mutex
 	// only are the entries that are alone in the session with their name, and lists the waitlists
 	// of the other names: see enlist.
-	only       map[string]*entry
-	lists      map[string]*waitlist.List
-	leavers    map[string][]leaver // by name, see removeSoon
-	guardAfter time.Duration       // see waitlist.Entry.Guard
+	only    map[string]*entry
+	lists   map[string]*waitlist.List
+	leavers map[string][]leaver // by name, see removeSoon
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds map[*entry]struct{}
+	waits wait.Waits
 	whom  whom.Waits // what a Lock says that ends with its ctx
 
 	attending   bool // see attend
@@ -87,10 +88,9 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
 		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks,
-		only:       make(map[string]*entry),
-		lists:      make(map[string]*waitlist.List),
-		leavers:    make(map[string][]leaver),
-		guardAfter: 100 * time.Millisecond,
+		only:    make(map[string]*entry),
+		lists:   make(map[string]*waitlist.List),
+		leavers: make(map[string][]leaver),
 	}
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
@@ -98,6 +98,11 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
+	s.waits = wait.Waits{
+		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
+		Opened: s.attend, Lost: markAllLost,
+		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*entry).goneBeside() },
+	}
 	s.whom.KV, s.whom.Go = client, s.lease.Go
 	s.holdWatches = watchesOf(s)
 	return s

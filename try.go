@@ -17,6 +17,15 @@ import (
 // tryReadLimit is how many keys of a queue a Try lists that is refused.
 const tryReadLimit = 8
 
+func tryEntry(ctx context.Context, h *Held) (*Held, error) {
+	err := h.tryEnqueue(ctx)
+	if err == nil {
+		h.notifyEnqueued()
+		err = h.grant(ctx)
+	}
+	return h.result(err)
+}
+
 // tryEnqueue writes the entry only if nothing that blocks it is in the queue, and returns ErrLocked
 // otherwise: one request, and no entry on failure. Only if foreign keys are in the way does another
 // txn follow, which compares that nothing was written there since they were listed.

@@ -96,6 +96,9 @@ func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Entry {
 	return e
 }
 
+// Name is that of the lock.
+func (e *Entry) Name() string { return e.l.name }
+
 // Rekey gives the entry other keys, since those that it had are in use by others.
 func (e *Entry) Rekey(keys ...string) {
 	l := e.l
