@@ -13,8 +13,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/wait"
 )
 
-// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts
-// instead of a name.
+// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts instead
+// of a name.
 type lock struct {
 	from  source
 	name  string
@@ -38,9 +38,8 @@ func (l *lock) enqueue(ctx context.Context, op string, m mode) (*Ticket, error) 
 	return acquire(ctx, l, op, m, ErrWouldDeadlock, enqueueEntry)
 }
 
-// acquire takes the lock by the given way in a session of its source, and again in the next one if
-// the source says that only the session failed. Under a ctx of Do that holds the lock already, it
-// returns the error inside.
+// acquire takes the lock by the given way in a session of its source, and again in the next one if the source says
+// that only the session failed. Under a ctx of Do that holds the lock already, it returns the error inside.
 func acquire[T any](ctx context.Context, l *lock, op string, m mode, inside error, way func(context.Context, *Held) (T, error)) (got T, err error) {
 	for {
 		h, err := l.start(ctx, m, inside)
@@ -120,8 +119,8 @@ func (h *Held) join(ctx context.Context) error {
 	return err
 }
 
-// wait waits for what is before the entry, for one part after the other, and grants it. explain says that
-// the error of a wait that is given up is to say whom it has waited for.
+// wait waits for what is before the entry, for one part after the other, and grants it. explain says that the error
+// of a wait that is given up is to say whom it has waited for.
 func (h *Held) wait(ctx context.Context, explain bool) error {
 	p := h.waitsFor()
 	if p == nil && !h.acquiring.behind {
@@ -146,8 +145,8 @@ func (h *Held) wait(ctx context.Context, explain bool) error {
 	return h.grant(ctx)
 }
 
-// waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that is gone it
-// says whether the lease has taken it.
+// waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that is gone it says
+// whether the lease has taken it.
 func (e *entry) waitError(ctx context.Context, err error, explain bool) error {
 	s := e.s
 	if errors.Is(err, wait.ErrGone) && ctx.Err() == nil {
@@ -167,8 +166,7 @@ func (e *entry) waitError(ctx context.Context, err error, explain bool) error {
 	return s.lease.WaitError(ctx)
 }
 
-// grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched
-// for.
+// grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched for.
 func (e *entry) grant(ctx context.Context) error {
 	for {
 		switch {
@@ -210,8 +208,8 @@ func (h *Held) result(err error) (*Held, error) {
 	return h, nil
 }
 
-// doKey finds the hold of a name in the ctx that Do gives. It goes by the source of the session,
-// since a Client's hold is its caller's own whatever session the next acquisition would be in.
+// doKey finds the hold of a name in the ctx that Do gives. It goes by the source of the session, since a Client's
+// hold is its caller's own whatever session the next acquisition would be in.
 type doKey struct {
 	from source
 	name string
