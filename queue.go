@@ -3,6 +3,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"strconv"
@@ -18,30 +19,30 @@ import (
 // Entries of others that queue on the same name (etcd's concurrency.Mutex, `etcdctl lock`, v3lock) are entries too;
 // they tell no owner and no time.
 type Entry struct {
-	Name string // of the lock
-	Key  string // that it is known by
+	Name string `json:"name"` // of the lock
+	Key  string `json:"key"`  // that it is known by
 	// SharedKey is the second key of a write lock, which a downgrade leaves; it is empty for any other entry.
-	SharedKey string
+	SharedKey string `json:"sharedKey,omitempty"`
 	// Token is the create revision of its keys: its place in the queue, and what Held.Token returns. Name, key and
 	// token together are the entry: the same key with another token is a later acquisition.
-	Token int64
-	Holds bool // it has the lock; false: it waits
-	Read  bool // for reading, so beside other readers; false: for itself alone
+	Token int64 `json:"token"`
+	Holds bool  `json:"holds"` // it has the lock; false: it waits
+	Read  bool  `json:"read"`  // for reading, so beside other readers; false: for itself alone
 	// Owner and Queued are what the one who made the entry says: see WithOwner, and the time by the clock of its
 	// machine. Anybody may have written anything there: quote the owner where it is printed.
-	Owner  string
-	Queued time.Time
+	Owner  string    `json:"owner,omitempty"`
+	Queued time.Time `json:"queued,omitzero"`
 	// Names are, of an entry of a Multi, all names that it locks, with a line feed between them, as its owner says.
 	// In the queue of each is an entry of the same token; the acquisition has its locks when all of them hold. Of
 	// other entries it is empty.
-	Names string
+	Names string `json:"-"`
 	// Lease is what the entry hangs on: with it the entry goes. An entry with no lease (0), which this package does
 	// not make, stays until somebody deletes its key; see Break.
-	Lease clientv3.LeaseID
+	Lease clientv3.LeaseID `json:"-"`
 	// TTL is for how long the lease still lives if nobody renews it, in whole seconds, GrantedTTL how long it lives
 	// after a renewal. Both are zero if there is no lease, if it has expired meanwhile, and in what Watch yields.
-	TTL        time.Duration
-	GrantedTTL time.Duration
+	TTL        time.Duration `json:"-"`
+	GrantedTTL time.Duration `json:"-"`
 }
 
 // A Queue is the state of a lock at one revision of etcd: who has it and who waits for it.
@@ -71,27 +72,21 @@ func (q Queue) filter(holds bool) []Entry {
 	return out
 }
 
-// entryJSON is an Entry for people and scripts: the lease in hex, as etcd's own tools have it (and as a number it
-// would lose digits in most readers), the TTLs in seconds.
+// entryJSON is an Entry for people and scripts: the lease in hex, as etcd's own tools have it (and as a number it would
+// lose digits in most readers), the TTLs in seconds.
 type entryJSON struct {
-	Name       string    `json:"name"`
-	Key        string    `json:"key"`
-	SharedKey  string    `json:"sharedKey,omitempty"`
-	Token      int64     `json:"token"`
-	Holds      bool      `json:"holds"`
-	Read       bool      `json:"read"`
-	Owner      string    `json:"owner,omitempty"`
-	Queued     time.Time `json:"queued,omitzero"`
-	Names      []string  `json:"names,omitempty"`
-	Lease      string    `json:"lease,omitempty"`
-	TTL        int64     `json:"ttl"`
-	GrantedTTL int64     `json:"grantedTTL"`
+	plainEntry
+	Names      []string `json:"names,omitempty"`
+	Lease      string   `json:"lease,omitempty"`
+	TTL        int64    `json:"ttl"`
+	GrantedTTL int64    `json:"grantedTTL"`
 }
+
+type plainEntry Entry // has no methods
 
 // MarshalJSON writes the lease in hex, and the TTLs in seconds.
 func (e Entry) MarshalJSON() ([]byte, error) {
-	j := entryJSON{e.Name, e.Key, e.SharedKey, e.Token, e.Holds, e.Read, e.Owner, e.Queued, nil, "",
-		int64(e.TTL / time.Second), int64(e.GrantedTTL / time.Second)}
+	j := entryJSON{plainEntry: plainEntry(e), TTL: int64(e.TTL / time.Second), GrantedTTL: int64(e.GrantedTTL / time.Second)}
 	if e.Names != "" {
 		j.Names = strings.Split(e.Names, "\n")
 	}
@@ -107,14 +102,12 @@ func (e *Entry) UnmarshalJSON(b []byte) error {
 	if err := json.Unmarshal(b, &j); err != nil {
 		return err
 	}
-	var lease int64
-	if j.Lease != "" {
-		var err error
-		if lease, err = strconv.ParseInt(j.Lease, 16, 64); err != nil {
-			return errors.New("etcdlock: lease " + strconv.Quote(j.Lease) + " of an entry is not hex")
-		}
+	lease, err := strconv.ParseInt(cmp.Or(j.Lease, "0"), 16, 64)
+	if err != nil {
+		return errors.New("etcdlock: lease " + strconv.Quote(j.Lease) + " of an entry is not hex")
 	}
-	*e = Entry{j.Name, j.Key, j.SharedKey, j.Token, j.Holds, j.Read, j.Owner, j.Queued, strings.Join(j.Names, "\n"), clientv3.LeaseID(lease),
-		time.Duration(j.TTL) * time.Second, time.Duration(j.GrantedTTL) * time.Second}
+	*e = Entry(j.plainEntry)
+	e.Names, e.Lease = strings.Join(j.Names, "\n"), clientv3.LeaseID(lease)
+	e.TTL, e.GrantedTTL = time.Duration(j.TTL)*time.Second, time.Duration(j.GrantedTTL)*time.Second
 	return nil
 }
