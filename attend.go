@@ -1,9 +1,12 @@
-// What a session asks now and then for all of its waits and holds together.
+// What a session asks now and then for all of its waits and holds together, since correctness depends on no event: a
+// watch may be silent, and an entry may be removed where nobody watches. What it costs does not depend on how many
+// there are.
 
 package etcdlock
 
 import (
 	"context"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -12,10 +15,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
-
-// Correctness depends on no event: a watch may be silent, and an entry may be removed where nobody watches. So a
-// session asks now and then, for all of its waits and holds together. What that costs does not depend on how many
-// there are.
 
 // probeInterval is how often a session asks whether its watches live.
 const probeInterval = time.Second
@@ -52,22 +51,18 @@ func (s *Session) probe() {
 		}
 		if silent := s.etcd.Probe(s.lease.Ctx); silent && time.Since(asked) > s.lease.TTL/2 {
 			asked = time.Now()
-			s.eachList((*waitlist.List).Refresh)
+			for _, l := range s.allLists() {
+				l.Refresh()
+			}
 		}
 	}
 }
 
-// eachList calls f for each waitlist of the session.
-func (s *Session) eachList(f func(*waitlist.List)) {
+// allLists are the waitlists of the session, in any order.
+func (s *Session) allLists() []*waitlist.List {
 	s.mu.Lock()
-	var lists []*waitlist.List
-	for _, l := range s.lists {
-		lists = append(lists, l)
-	}
-	s.mu.Unlock()
-	for _, l := range lists {
-		f(l)
-	}
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.lists))
 }
 
 // startInspect has the session inspect its lease's keys for as long as it lives: each half TTL or so, jittered, so
@@ -77,7 +72,7 @@ func (s *Session) startInspect() {
 		s.lease.Go(func(ctx context.Context) {
 			defer s.startInspect()
 			if s.inspect(ctx) == nil {
-				s.inspectAwaited(ctx)
+				s.waits.Recheck(ctx, s.allLists())
 			}
 		})
 	})
@@ -103,38 +98,6 @@ func (s *Session) inspect(ctx context.Context) error {
 	return nil
 }
 
-// inspectBatches bounds how many requests one inspection makes to see whether watches have told all.
-const inspectBatches = 8
-
-// inspectAwaited reads whether what the waits are watching for is still there. It begins with any of the lists, so
-// that in time all of them have their turn.
-func (s *Session) inspectAwaited(ctx context.Context) {
-	type awaited struct {
-		l   *waitlist.List
-		key string
-	}
-	var all []awaited
-	s.eachList(func(l *waitlist.List) {
-		for _, key := range l.Awaited() {
-			all = append(all, awaited{l, key})
-		}
-	})
-	all = all[:min(len(all), inspectBatches*verifyBatch)]
-	for some := range slices.Chunk(all, verifyBatch) {
-		var reads []etcd.Read
-		for _, a := range some {
-			reads = append(reads, etcd.ReadKey(a.key))
-		}
-		got, at, err := s.lease.Read(ctx, s.lease.Gone, 0, reads...)
-		if err != nil {
-			return
-		}
-		for i, a := range some {
-			markAllLost(a.l.Saw(&waitlist.Listing{At: at, Low: 1, Asked: []string{a.key}, Keys: queue.Entries(got[i].Kvs)}), at)
-		}
-	}
-}
-
 // placed is an entry in the queue, as it was known at some moment.
 type placed struct {
 	*entry
@@ -143,17 +106,14 @@ type placed struct {
 
 // entries are those of the session that are in their queues.
 func (s *Session) entries() (all []placed) {
-	var some []*entry
 	s.mu.Lock()
-	for _, e := range s.only {
-		some = append(some, e)
-	}
+	some := slices.Collect(maps.Values(s.only))
 	s.mu.Unlock()
-	s.eachList(func(l *waitlist.List) {
+	for _, l := range s.allLists() {
 		for _, owner := range l.Owners() {
 			some = append(some, owner.(*entry))
 		}
-	})
+	}
 	return inQueue(some)
 }
 

@@ -1,4 +1,8 @@
-// How the entries of a session that want the same lock know of each other: by a waitlist in memory.
+// How the entries of a session that want the same lock know of each other: by a waitlist in memory, from when there are
+// two of them or one has to wait. An entry that is alone, the most frequent case, does without: of 10,000 locks the
+// lists would be most of the memory.
+//
+// Mutexes are taken in the order entry, session, list.
 
 package etcdlock
 
@@ -12,12 +16,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
-
-// The entries of a session that want the same lock know of each other by a waitlist, from when there are two of them
-// or one has to wait. An entry that is alone, the most frequent case, does without: of 10,000 locks the lists would
-// be most of the memory.
-//
-// Mutexes are taken in the order entry, session, list.
 
 // enlist makes the entry known in its session, before the txn that writes its keys is sent. The parts of a Multi have
 // a list from the start, so that each is told what becomes of it, and wake their waiter alike.
