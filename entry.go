@@ -185,7 +185,7 @@ const enqueueReadLimit = 16
 // shows the queue without the entry. It is limited, and in key order: to sort by create revision, etcd would load the
 // whole queue, in the apply loop of every member. Even so etcd counts all of the queue there, so an entry far behind
 // others of its session leaves the read out: it would not show all, and is asked for again when the entry comes near
-// the front. Before all that it removes leavers.
+// the front. Before all that it removes an entry that leaves.
 func (e *entry) enqueue(ctx context.Context) error {
 	e.reserveKeys()
 	for e.enlist(); ; e.rekey() {
@@ -193,27 +193,26 @@ func (e *entry) enqueue(ctx context.Context) error {
 		if own := e.listed(); own == nil || e.first != nil || !own.BehindMore(enqueueReadLimit) {
 			look = e.listOps(enqueueReadLimit)
 		}
-		leavers := e.s.takeSome(e.name)
 		var leave []clientv3.Op
-		for _, l := range leavers {
-			leave = append(leave, settle.Ops(l.allKeys(), l.rev, l.next...)...)
+		leaver, leaves := e.s.takeLeaver(e.name, nil)
+		if leaves {
+			leave = settle.Ops(leaver.allKeys(), leaver.rev, leaver.next...)
 		}
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
 			return t.If(e.keysAbsent()...).Then(slices.Concat(leave, look, e.putOps())...)
 		})
-		if err != nil || !resp.Succeeded {
-			for _, l := range leavers {
-				e.s.lease.Go(func(ctx context.Context) { l.discard(ctx, l.next) })
-			}
+		if leaves && (err != nil || !resp.Succeeded) {
+			e.s.lease.Go(func(ctx context.Context) { leaver.discard(ctx, leaver.next) })
 		}
 		if err != nil {
 			return err
 		}
-		if rev, replies := resp.Header.Revision, resp.Responses; resp.Succeeded {
-			for _, l := range leavers {
-				replies = l.left(rev, replies)
+		if resp.Succeeded {
+			rev, replies := resp.Header.Revision, resp.Responses
+			if leaves {
+				leaver.left(rev, replies[:len(leave)])
 			}
-			e.enter(rev, replies[:len(look)]...)
+			e.enter(rev, replies[len(leave):len(leave)+len(look)]...)
 			return nil
 		}
 		there, _, err := e.readKeys(ctx)

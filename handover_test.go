@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -504,7 +505,7 @@ func (st *stage) offer(h *Held) leaver {
 	next, err := h.giveUp()
 	require.NoError(st, err)
 	l := leaver{&h.entry, next}
-	st.s.offer(l)
+	require.True(st, l.offer())
 	return l
 }
 
@@ -538,7 +539,8 @@ func TestRelease_WithTheNextLock(t *testing.T) {
 					})
 					h = st.lock(ways[1](st))
 					require.Equal(st, 1, txns)
-					require.False(st, st.s.take(l), "nobody else has to remove it")
+					_, left := st.s.takeLeaver("a", l.entry)
+					require.False(st, left, "nobody else has to remove it")
 					require.Greater(st, h.Token(), old)
 					require.NoError(st, h.Check(st.Context()))
 					for _, q := range append(st.f.entries("a/"), st.f.entries("b/")...) {
@@ -640,27 +642,32 @@ func TestRelease_WithTheNextLockIsFair(t *testing.T) {
 	})
 }
 
-// A txn takes no more leavers than fit into it.
-func TestRelease_ManyWithTheNextLock(t *testing.T) {
+// One txn removes one of those that leave, and none that needs many operations; the others are removed as ever.
+func TestRelease_ManyBeforeTheNextLock(t *testing.T) {
 	onStage(t, func(st *stage) {
-		var leavers []leaver
-		for range 3 * maxLeaverOps {
-			leavers = append(leavers, st.offer(st.lock(st.rw().RLock)))
-			st.s.take(leavers[len(leavers)-1])
-		}
-		for _, l := range leavers {
-			st.s.offer(l)
-		}
-		next := st.ticket(st.mutex().Enqueue)
-		require.Len(st, st.s.leavers["a"], 2*maxLeaverOps)
-		for _, l := range leavers {
-			if st.s.take(l) {
-				l.discard(st.Context(), l.next)
+		for range 3 {
+			var parts []Part
+			for i := range maxLeaverOps + 1 {
+				parts = append(parts, Write(fmt.Sprintf("a%d", i)))
 			}
+			many := st.lock(NewMulti(st.s, parts...).Lock)
+			_, err := many.giveUp()
+			require.NoError(st, err)
+			require.False(st, leaver{&many.entry, nil}.offer())
+			leaver{&many.entry, nil}.removeSoon()
+			var readers []*Held
+			for range 5 {
+				readers = append(readers, st.lock(st.rw().RLock))
+			}
+			for _, h := range readers {
+				h.Release()
+			}
+			next := st.lock(st.mutex().Lock)
+			synctest.Wait()
+			require.Equal(st, []queue.Entry{{Key: next.Key(), Rev: next.Token()}}, st.f.entries("a"))
+			require.Empty(st, st.s.leavers)
+			require.NoError(st, next.Unlock(st.Context()))
 		}
-		st.wait(next).Release()
-		synctest.Wait()
-		require.Empty(st, st.f.entries("a/"))
 		require.False(st, st.s.keys.InUse())
 	})
 }

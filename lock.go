@@ -168,15 +168,12 @@ func (e *entry) waitError(ctx context.Context, err error, explain bool) error {
 
 // grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched for.
 func (e *entry) grant(ctx context.Context) error {
-	for {
+	for ctx.Err() != nil || !e.s.lease.Valid() {
 		switch {
 		case ctx.Err() != nil:
 			return e.s.lease.WaitError(ctx)
 		case e.s.Err() != nil:
 			return e.s.Err()
-		}
-		if e.s.lease.Valid() {
-			break
 		}
 		// The wall clock was set forward, or a renewal is late: the place is kept until there is one.
 		if err := e.s.lease.Refresh(ctx); err != nil {

@@ -78,70 +78,55 @@ type leaver struct {
 	next []queue.Entry
 }
 
-// maxLeaverOps bounds what a txn that writes an entry does for leavers. Etcd may allow less than 128 operations.
+// maxLeaverOps bounds what a txn that writes an entry does for a leaver. Etcd may allow less than 128 operations.
 const maxLeaverOps = 16
 
-// removeSoon removes the entry in the background, unless the next txn of the session that writes an entry of the same
-// name comes first: that removes it too. So a caller that takes the lock again at once needs one commit for both.
-// Nothing waits for such a txn.
+// removeSoon removes the entry in the background, unless the next txn of the session that writes an entry of the
+// same name comes first: that removes it too. So a caller that takes the lock again at once needs one commit for
+// both. Nothing waits for such a txn.
 func (l leaver) removeSoon() {
-	l.s.offer(l)
+	offered := l.offer()
 	l.s.lease.Go(func(ctx context.Context) {
-		if l.s.take(l) {
+		if _, ok := l.s.takeLeaver(l.name, l.entry); ok || !offered {
 			l.discard(ctx, l.next)
 		}
 	})
 }
 
-// offer leaves the removal to whoever takes it.
-func (s *Session) offer(l leaver) {
+// offer leaves the removal to whoever takes it first, if a txn can do it beside what else it does.
+func (l leaver) offer() bool {
+	s := l.s
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if len(l.next)+len(l.allKeys()) > maxLeaverOps {
+		return false
+	}
 	s.leavers[l.name] = append(s.leavers[l.name], l)
+	return true
 }
 
-// take reports whether the removal is still to be had.
-func (s *Session) take(l leaver) bool {
+// takeLeaver takes over the removal of that entry, or with nil of the first one of that name.
+func (s *Session) takeLeaver(name string, e *entry) (l leaver, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	i := slices.IndexFunc(s.leavers[l.name], func(o leaver) bool { return o.entry == l.entry })
-	if i >= 0 {
-		s.setLeaversLocked(l.name, slices.Delete(s.leavers[l.name], i, i+1))
+	all := s.leavers[name]
+	i := slices.IndexFunc(all, func(o leaver) bool { return e == nil || o.entry == e })
+	if i < 0 {
+		return l, false
 	}
-	return i >= 0
-}
-
-// takeSome takes as many removals of that name as fit into a txn.
-func (s *Session) takeSome(name string) (some []leaver) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all, ops := s.leavers[name], 0
-	for _, l := range all {
-		if ops += len(l.next) + len(l.allKeys()); ops > maxLeaverOps {
-			break
-		}
-		some = append(some, l)
-	}
-	s.setLeaversLocked(name, all[len(some):])
-	return some
-}
-
-func (s *Session) setLeaversLocked(name string, left []leaver) {
-	if len(left) == 0 {
+	l = all[i]
+	s.leavers[name] = slices.Delete(all, i, i+1)
+	if len(all) == 1 {
 		delete(s.leavers, name)
-	} else {
-		s.leavers[name] = left
 	}
+	return l, true
 }
 
-// left takes note of how a txn at revision at has replied to what it did for the leaver, and returns the other
-// replies.
-func (l leaver) left(at int64, replies []*pb.ResponseOp) []*pb.ResponseOp {
-	n := len(l.next) + len(l.allKeys())
-	r := settle.Result(at, replies[:n], len(l.next))
+// left takes note of what a txn at revision at has replied to what it did for the leaver.
+func (l leaver) left(at int64, replies []*pb.ResponseOp) {
+	r := settle.Result(at, replies, len(l.next))
 	l.delist(&r, l.next)
 	l.settle()
-	return replies[n:]
 }
 
 // discard removes the entry and settles it. ctx ends with the lease, which removes the entry too.
