@@ -13,15 +13,14 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// Correctness depends on no event: a watch may be silent, and an entry may be removed where nobody
-// watches. So a session asks now and then, for all of its waits and holds together. What that costs
-// does not depend on how many there are.
+// Correctness depends on no event: a watch may be silent, and an entry may be removed where nobody watches. So a
+// session asks now and then, for all of its waits and holds together. What that costs does not depend on how many
+// there are.
 
 // probeInterval is how often a session asks whether its watches live.
 const probeInterval = time.Second
 
-// attend looks after the session's watches for as long as there are any. It is called when one was
-// opened.
+// attend looks after the session's watches for as long as there are any. It is called when one was opened.
 func (s *Session) attend() {
 	s.mu.Lock()
 	begin := !s.attending
@@ -71,8 +70,8 @@ func (s *Session) eachList(f func(*waitlist.List)) {
 	}
 }
 
-// startInspect has the session inspect its lease's keys for as long as it lives: each half TTL or so,
-// jittered, so that the sessions of a service don't do so together.
+// startInspect has the session inspect its lease's keys for as long as it lives: each half TTL or so, jittered, so
+// that the sessions of a service don't do so together.
 func (s *Session) startInspect() {
 	time.AfterFunc(s.TTL()/8*3+rand.N(s.TTL()/4), func() {
 		s.lease.Go(func(ctx context.Context) {
@@ -87,8 +86,8 @@ func (s *Session) startInspect() {
 // verifyBatch is how many entries one request asks after: etcd allows 128 operations in a txn.
 const verifyBatch = 32
 
-// inspect compares the keys that hang on the session's lease with its entries. An entry without its key
-// was removed by somebody: its owner is told. A key without its entry is a late write, and is removed.
+// inspect compares the keys that hang on the session's lease with its entries. An entry without its key was removed
+// by somebody: its owner is told. A key without its entry is a late write, and is removed.
 func (s *Session) inspect(ctx context.Context) error {
 	entries := s.entries()
 	there, err := s.keys.Sweep(ctx)
@@ -107,8 +106,8 @@ func (s *Session) inspect(ctx context.Context) error {
 // inspectBatches bounds how many requests one inspection makes to see whether watches have told all.
 const inspectBatches = 8
 
-// inspectAwaited reads whether what the waits are watching for is still there. It begins with any of the
-// lists, so that in time all of them have their turn.
+// inspectAwaited reads whether what the waits are watching for is still there. It begins with any of the lists, so
+// that in time all of them have their turn.
 func (s *Session) inspectAwaited(ctx context.Context) {
 	type awaited struct {
 		l   *waitlist.List
@@ -171,8 +170,8 @@ func inQueue(some []*entry) (all []placed) {
 	return all
 }
 
-// verify reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of
-// those that are not.
+// verify reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that
+// are not.
 func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 	var reads []etcd.Read
 	for _, p := range some {

@@ -16,18 +16,17 @@ import (
 	"github.com/etcdlock/etcdlock/internal/outage"
 )
 
-// A Client makes the locks of one etcd, for as long as the process lives. It keeps one session
-// at a time: it grants one when the first lock needs it, and another one when a lock is to be
-// taken and the last session was lost. It is safe for concurrent use, and must not be copied.
+// A Client makes the locks of one etcd, for as long as the process lives. It keeps one session at a time: it grants
+// one when the first lock needs it, and another one when a lock is to be taken and the last session was lost. It is
+// safe for concurrent use, and must not be copied.
 //
-// What was held in a lost session is lost: its holders are told, by [Held.Context] and [Held.Err],
-// and a Client never takes a lock anew that somebody held. But a Lock that waits when the session
-// is lost goes on by itself: it enters the queue again in the next session, at the end, since etcd
-// removed its place. So do calls of Try and Enqueue that find the session gone. A [Ticket] does
-// not: its place was in that session, and Wait returns the loss.
+// What was held in a lost session is lost: its holders are told, by [Held.Context] and [Held.Err], and a Client never
+// takes a lock anew that somebody held. But a Lock that waits when the session is lost goes on by itself: it enters
+// the queue again in the next session, at the end, since etcd removed its place. So do calls of Try and Enqueue that
+// find the session gone. A [Ticket] does not: its place was in that session, and Wait returns the loss.
 //
-// While etcd is away, such calls wait until it is back or their ctx ends. They return
-// ErrSessionClosed after Close, and etcd's error if it refuses to grant a lease.
+// While etcd is away, such calls wait until it is back or their ctx ends. They return ErrSessionClosed after Close,
+// and etcd's error if it refuses to grant a lease.
 type Client struct {
 	etcd   *clientv3.Client
 	config config
@@ -35,14 +34,13 @@ type Client struct {
 
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
-	// granting is held by whoever grants a session, so that all who wait for one share it, and
-	// for good by Close.
+	// granting is held by whoever grants a session, so that all who wait for one share it, and for good by Close.
 	granting  chan struct{}
 	closeOnce sync.Once
 	closed    chan struct{} // closed when Close has done all; then closeErr is set
 	closeErr  error
-	// revoking counts the goroutines that revoke the leases of sessions that were lost, or of which
-	// it is not known whether they were granted, each for a TTL at the most.
+	// revoking counts the goroutines that revoke the leases of sessions that were lost, or of which it is not known
+	// whether they were granted, each for a TTL at the most.
 	revoking sync.WaitGroup
 
 	mu      sync.Mutex
@@ -50,9 +48,8 @@ type Client struct {
 	had     atomic.Bool // a session, once
 }
 
-// New makes a Client. It makes no request: the first lock grants the first session. A client or
-// an option that is not valid is an error of every call. So is WithLease, since a lease that was
-// granted elsewhere can't be granted anew.
+// New makes a Client. It makes no request: the first lock grants the first session. A client or an option that is not
+// valid is an error of every call. So is WithLease, since a lease that was granted elsewhere can't be granted anew.
 //
 // The etcd client must stay open for as long as the Client is used.
 func New(client *clientv3.Client, opts ...Option) *Client {
@@ -66,16 +63,15 @@ func New(client *clientv3.Client, opts ...Option) *Client {
 	return c
 }
 
-// Mutex is the mutex of that name. It makes no request. A name that is not valid is an error of
-// every call.
+// Mutex is the mutex of that name. It makes no request. A name that is not valid is an error of every call.
 func (c *Client) Mutex(name string) *Mutex { return &Mutex{newLock(c, name)} }
 
-// RWMutex is the read-write mutex of that name. It makes no request. A name that is not valid is
-// an error of every call.
+// RWMutex is the read-write mutex of that name. It makes no request. A name that is not valid is an error of every
+// call.
 func (c *Client) RWMutex(name string) *RWMutex { return &RWMutex{newLock(c, name)} }
 
-// Session is the current session, or a new one if there is none. It blocks only to grant one:
-// until etcd has answered, or ctx ends.
+// Session is the current session, or a new one if there is none. It blocks only to grant one: until etcd has
+// answered, or ctx ends.
 func (c *Client) Session(ctx context.Context) (*Session, error) {
 	s, err := c.session(ctx)
 	if err != nil {
@@ -84,10 +80,9 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
-// Ready is nil if the Client has a session that lives, and so can take locks. If it has none, it
-// grants one, which costs a request, and blocks until etcd has answered or ctx ends. It is for
-// readiness checks: give it a ctx that ends within the check's time. Its error says whether there ever
-// was a session, and why there is none now.
+// Ready is nil if the Client has a session that lives, and so can take locks. If it has none, it grants one, which
+// costs a request, and blocks until etcd has answered or ctx ends. It is for readiness checks: give it a ctx that
+// ends within the check's time. Its error says whether there ever was a session, and why there is none now.
 func (c *Client) Ready(ctx context.Context) error {
 	_, err := c.session(ctx)
 	if err == nil {
@@ -111,8 +106,8 @@ func (c *Client) usable() error {
 	return c.err
 }
 
-// session returns the current session, or grants one. The caller's ctx bounds only its own
-// attempt: others that wait try for themselves then.
+// session returns the current session, or grants one. The caller's ctx bounds only its own attempt: others that wait
+// try for themselves then.
 func (c *Client) session(ctx context.Context) (*Session, error) {
 	if err := c.usable(); err != nil {
 		return nil, err
@@ -161,8 +156,8 @@ func (c *Client) liveSession() *Session {
 	return s
 }
 
-// setCurrent makes s the current session. The lease of the one before is revoked in case that it
-// still lives: its entries are only in the way.
+// setCurrent makes s the current session. The lease of the one before is revoked in case that it still lives: its
+// entries are only in the way.
 func (c *Client) setCurrent(s *Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -176,11 +171,10 @@ func (c *Client) setCurrent(s *Session) {
 	}
 }
 
-// retryable reports whether an acquisition that failed in s with err, and left nothing, is to
-// begin anew in another session: only the session failed it, because it has expired, or because
-// its clock said so for a moment. An entry that is gone may have gone with the lease or not; if
-// asking after the lease had no answer in time, etcd is asked until there is one. The end of ctx, and Close,
-// are for session to see.
+// retryable reports whether an acquisition that failed in s with err, and left nothing, is to begin anew in another
+// session: only the session failed it, because it has expired, or because its clock said so for a moment. An entry
+// that is gone may have gone with the lease or not; if asking after the lease had no answer in time, etcd is asked
+// until there is one. The end of ctx, and Close, are for session to see.
 func (c *Client) retryable(ctx context.Context, s *Session, err error) bool {
 	removed := errors.Is(err, ErrLost)
 	switch {
@@ -196,11 +190,10 @@ func (c *Client) retryable(ctx context.Context, s *Session, err error) bool {
 // closeLimit bounds what Close takes, beside the TTL.
 const closeLimit = 5 * time.Second
 
-// Close ends the session at once and revokes its lease, which removes all its entries in one
-// commit. Calls that wait return ErrSessionClosed. It is an io.Closer: it blocks until etcd has
-// confirmed the revocation and all goroutines have ended, for 5 s or the TTL at the most,
-// whichever is less. Then it returns an error and goes on in the background, until the lease must
-// have expired by itself. Further calls wait for the same.
+// Close ends the session at once and revokes its lease, which removes all its entries in one commit. Calls that wait
+// return ErrSessionClosed. It is an io.Closer: it blocks until etcd has confirmed the revocation and all goroutines
+// have ended, for 5 s or the TTL at the most, whichever is less. Then it returns an error and goes on in the
+// background, until the lease must have expired by itself. Further calls wait for the same.
 func (c *Client) Close() error {
 	if c == nil || c.granting == nil {
 		return nil // nothing was ever granted

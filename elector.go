@@ -17,9 +17,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/inspect"
 )
 
-// An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that
-// name, and so the one that has waited longest. A term is one hold of it. It is safe for concurrent use,
-// and must not be copied.
+// An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so
+// the one that has waited longest. A term is one hold of it. It is safe for concurrent use, and must not be copied.
 type Elector struct {
 	client *Client
 	name   string
@@ -33,8 +32,8 @@ type Elector struct {
 	lost time.Time // when that lead was told that its term is lost, zero before
 }
 
-// Elector makes an Elector. It makes no request. A name or an option that is not valid is an error of
-// every call. Its terms are in the Client's sessions.
+// Elector makes an Elector. It makes no request. A name or an option that is not valid is an error of every call. Its
+// terms are in the Client's sessions.
 func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 	e := &Elector{client: c, name: name}
 	for _, o := range opts {
@@ -44,10 +43,10 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 	return e
 }
 
-// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has
-// returned. lead's ctx ends when ctx does, and when the term is lost, with its cause, ErrLost: before
-// anybody else can lead if the lease was not renewed, and within 500 ms if somebody removed the entry or
-// the lease. term is for lead to protect what it writes, by [Held.Token] or [Held.Txn].
+// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's
+// ctx ends when ctx does, and when the term is lost, with its cause, ErrLost: before anybody else can lead if the
+// lease was not renewed, and within 500 ms if somebody removed the entry or the lease. term is for lead to protect
+// what it writes, by [Held.Token] or [Held.Txn].
 //
 // What Run does next depends on whether the term lasted until lead returned:
 //
@@ -59,19 +58,17 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 //     are short (50 ms to 5 s, jittered).
 //   - lead panics: Run resigns, and the panic goes on.
 //
-// If ctx ends while this process does not lead, Run returns ctx's error. So, unless ctx ends, Run returns
-// for lead's own reasons only, or with etcd's error if etcd refuses for good, for example for rights. It
-// campaigns on while etcd is away, for as long as that takes, and when etcd has no space.
+// If ctx ends while this process does not lead, Run returns ctx's error. So, unless ctx ends, Run returns for lead's
+// own reasons only, or with etcd's error if etcd refuses for good, for example for rights. It campaigns on while etcd
+// is away, for as long as that takes, and when etcd has no space.
 //
-// Run never calls lead again before the last call has returned, in this process. A lead that ignores the
-// end of its ctx keeps Run from campaigning; if its term was lost, somebody else leads beside it.
-// WithOverrun and Check report that. If ctx ended and the term was not lost, the process leads until lead
-// returns.
+// Run never calls lead again before the last call has returned, in this process. A lead that ignores the end of its
+// ctx keeps Run from campaigning; if its term was lost, somebody else leads beside it. WithOverrun and Check report
+// that. If ctx ended and the term was not lost, the process leads until lead returns.
 //
-// To resign is to unlock, which lets the next one in line lead at once. Run blocks until etcd has
-// confirmed that, or that its place in the queue is gone, for a TTL at the most. So a process that ends
-// should wait for Run, and then close the Client. One Run of an Elector at a time: another one is an
-// error.
+// To resign is to unlock, which lets the next one in line lead at once. Run blocks until etcd has confirmed that, or
+// that its place in the queue is gone, for a TTL at the most. So a process that ends should wait for Run, and then
+// close the Client. One Run of an Elector at a time: another one is an error.
 //
 // A campaign costs what [Mutex.Lock] does.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
@@ -133,8 +130,8 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 	}
 }
 
-// campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the
-// queue is gone, or after a TTL.
+// campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is
+// gone, or after a TTL.
 func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 	var h *Held
 	term, err := acquire(ctx, l, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, it *Held) (*Held, error) {
@@ -149,8 +146,8 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 	return term, err
 }
 
-// serve runs lead for a term, and resigns. gone says whether the term lasted until lead returned: ErrLost,
-// or nil, or ErrNotHeld if lead resigned itself.
+// serve runs lead for a term, and resigns. gone says whether the term lasted until lead returned: ErrLost, or nil, or
+// ErrNotHeld if lead resigned itself.
 func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Context, *Held) error) (err, gone error) {
 	// The key lets lead unlock the term with the ctx that ends by that.
 	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, doOf{term}, true))
@@ -184,8 +181,8 @@ func (e *Elector) setTerm(term *Held) {
 	e.term, e.lost = term, time.Time{}
 }
 
-// supervise ends lead's ctx when the term ends, and reports a lead that goes on after that. It ends when
-// lead has returned.
+// supervise ends lead's ctx when the term ends, and reports a lead that goes on after that. It ends when lead has
+// returned.
 func (e *Elector) supervise(term *Held, cancel context.CancelCauseFunc, returned <-chan struct{}) {
 	select {
 	case <-term.Done():
@@ -211,8 +208,8 @@ func (e *Elector) supervise(term *Held, cancel context.CancelCauseFunc, returned
 	}
 }
 
-// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It
-// makes no request.
+// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no
+// request.
 func (e *Elector) IsLeader() bool {
 	e.mu.Lock()
 	term := e.term
@@ -220,9 +217,9 @@ func (e *Elector) IsLeader() bool {
 	return term != nil && term.Valid()
 }
 
-// Check returns an error if lead still runs although its term was lost more than grace ago, and so may act
-// beside another leader: for a health check that has such a process restarted. It makes no request, and is
-// nil in any other state, also if this process does not lead at all.
+// Check returns an error if lead still runs although its term was lost more than grace ago, and so may act beside
+// another leader: for a health check that has such a process restarted. It makes no request, and is nil in any other
+// state, also if this process does not lead at all.
 func (e *Elector) Check(grace time.Duration) error {
 	e.mu.Lock()
 	term, lost := e.term, e.lost
@@ -241,9 +238,9 @@ func (e *Elector) Check(grace time.Duration) error {
 	return wrap("check elector", e.name, fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
 }
 
-// Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner
-// says. It returns ErrElectionNoLeader if nobody leads. It has no TTLs; see [Client.Inspect]. It blocks
-// until etcd has answered, or ctx ends.
+// Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner says. It
+// returns ErrElectionNoLeader if nobody leads. It has no TTLs; see [Client.Inspect]. It blocks until etcd has
+// answered, or ctx ends.
 func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	leader, err := e.leader(ctx)
 	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
@@ -264,8 +261,8 @@ func (e *Elector) leader(ctx context.Context) (Entry, error) {
 	return leader, err
 }
 
-// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes,
-// lead nobody.
+// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead
+// nobody.
 func (q Queue) leader() Entry {
 	if len(q.Entries) == 0 || q.Entries[0].Read {
 		return Entry{}
@@ -273,9 +270,9 @@ func (q Queue) leader() Entry {
 	return q.Entries[0]
 }
 
-// Observe yields the leader as it is, then again each time another one leads, or another term begins, or
-// nobody leads any more, which is the zero Entry. It goes by [Client.Watch]; what that says of a slow loop,
-// of outages, of the error that comes last, and of the cost goes for it too.
+// Observe yields the leader as it is, then again each time another one leads, or another term begins, or nobody leads
+// any more, which is the zero Entry. It goes by [Client.Watch]; what that says of a slow loop, of outages, of the
+// error that comes last, and of the cost goes for it too.
 func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		if err := e.usable(); err != nil {

@@ -23,33 +23,32 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// An entry is one acquisition: a key in the lock's queue, waiting or holding. This file puts it
-// there, waiter.go waits, and release.go takes it away.
+// An entry is one acquisition: a key in the lock's queue, waiting or holding. This file puts it there, internal/wait
+// waits, and release.go takes it away.
 type entry struct {
 	s    *Session
 	name string
-	// first is the first part of a Multi's acquisition, itself included: its mu and state are those of
-	// all parts. It is nil in any other entry. See multi.go.
+	// first is the first part of a Multi's acquisition, itself included: its mu and state are those of all parts. It
+	// is nil in any other entry. See multi.go.
 	first *entry
 	// rev is the keys' CreateRevision: place in the queue and token.
 	//
-	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it compares both, so a
-	// late or repeated request of ours can't touch a newer entry under the same key.
+	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it compares both, so a late or repeated
+	// request of ours can't touch a newer entry under the same key.
 	rev int64
 
 	mu    sync.Mutex // once the entry is held it guards what follows
 	mode  mode
 	state state
-	// ambiguous: an attempt to write the keys may have been carried out, or may yet be, without
-	// our knowing.
+	// ambiguous: an attempt to write the keys may have been carried out, or may yet be, without our knowing.
 	ambiguous bool
-	// announced: the hooks were told of the grant. lossUnreported: the entry is lost and they were not
-	// told of that; see unlockAndNotify.
+	// announced: the hooks were told of the grant. lossUnreported: the entry is lost and they were not told of that;
+	// see unlockAndNotify.
 	announced, lossUnreported bool
 	// lostWithSession: it was lost because the session ended, by what was known then.
 	lostWithSession bool
-	// fenced: its holder may have sent a transaction that compares the key; downgraded: of a write
-	// lock only the shared key is left.
+	// fenced: its holder may have sent a transaction that compares the key; downgraded: of a write lock only the
+	// shared key is left.
 	fenced, downgraded bool
 	own                *waitlist.Entry // nil while it is the only one of its name: see enlist
 	// key is what the entry is known by.
@@ -60,12 +59,11 @@ type entry struct {
 
 // acquiring is what most holds do without: of 10,000 locks it would be half the memory.
 type acquiring struct {
-	// behind: a part of a Multi had something before it, so that in the end all parts are read: others
-	// may have been removed meanwhile.
+	// behind: a part of a Multi had something before it, so that in the end all parts are read: others may have been
+	// removed meanwhile.
 	behind bool
 	trace  *trace // for hooks, nil without
-	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade
-	// leaves.
+	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade leaves.
 	secondKey string
 	value     string   // of the keys; its nonce is in no other entry's value
 	parts     []*entry // of a Multi, which have this in common
@@ -98,8 +96,8 @@ const (
 	lost                   // removed by somebody else, or with its session
 )
 
-// transition changes the state. The caller holds e.mu. It returns false if the entry has come to
-// its end before: whoever ends it first says why.
+// transition changes the state. The caller holds e.mu. It returns false if the entry has come to its end before:
+// whoever ends it first says why.
 func (e *entry) transition(to state) bool {
 	switch {
 	case e.state >= released:
@@ -149,8 +147,7 @@ func (e *entry) allKeys() []string {
 	return keys
 }
 
-// keysAbsent are the compares, and putOps the operations, that write the entry's keys where there
-// are none.
+// keysAbsent are the compares, and putOps the operations, that write the entry's keys where there are none.
 func (e *entry) keysAbsent() (cmps []clientv3.Cmp) {
 	for _, key := range e.allKeys() {
 		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
@@ -165,8 +162,8 @@ func (e *entry) putOps() (ops []clientv3.Op) {
 	return ops
 }
 
-// commit sends the txn that writes the entry. It is safe to repeat, since a repetition finds the
-// keys of an earlier attempt.
+// commit sends the txn that writes the entry. It is safe to repeat, since a repetition finds the keys of an earlier
+// attempt.
 func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
 	resp, ambiguous, err := e.s.lease.Txn(ctx, e.s.lease.Ctx, build)
 	e.ambiguous = e.ambiguous || ambiguous
@@ -180,16 +177,15 @@ func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Tx
 	return resp, err
 }
 
-// enqueueReadLimit is how many keys the txn of enqueue reads: enough to show all of most queues.
-// Measured on etcd 3.7: sixteen keys cost the apply loop 5 us where they are there, a read
-// afterwards costs a round trip.
+// enqueueReadLimit is how many keys the txn of enqueue reads: enough to show all of most queues. Measured on etcd
+// 3.7: sixteen keys cost the apply loop 5 us where they are there, a read afterwards costs a round trip.
 const enqueueReadLimit = 16
 
-// enqueue puts the entry at the end of the queue: one request, one commit. The read stands before
-// the writes and so shows the queue without the entry. It is limited, and in key order: to sort by
-// create revision, etcd would load the whole queue, in the apply loop of every member. Even so etcd counts
-// all of the queue there, so an entry far behind others of its session leaves the read out: it would not
-// show all, and is asked for again when the entry comes near the front. Before all that it removes leavers.
+// enqueue puts the entry at the end of the queue: one request, one commit. The read stands before the writes and so
+// shows the queue without the entry. It is limited, and in key order: to sort by create revision, etcd would load the
+// whole queue, in the apply loop of every member. Even so etcd counts all of the queue there, so an entry far behind
+// others of its session leaves the read out: it would not show all, and is asked for again when the entry comes near
+// the front. Before all that it removes leavers.
 func (e *entry) enqueue(ctx context.Context) error {
 	e.reserveKeys()
 	for e.enlist(); ; e.rekey() {
@@ -254,8 +250,8 @@ func (e *entry) listing(rev int64, got *pb.RangeResponse) *waitlist.Listing {
 	return seen
 }
 
-// readKeys reads what there is under the entry's keys. It is seldom needed: an Else in the txn that
-// writes them would make each uncontended cycle 0.9 % longer.
+// readKeys reads what there is under the entry's keys. It is seldom needed: an Else in the txn that writes them would
+// make each uncontended cycle 0.9 % longer.
 func (e *entry) readKeys(ctx context.Context) (there []*mvccpb.KeyValue, at int64, err error) {
 	var reads []etcd.Read
 	for _, key := range e.allKeys() {
@@ -268,8 +264,8 @@ func (e *entry) readKeys(ctx context.Context) (there []*mvccpb.KeyValue, at int6
 	return there, at, err
 }
 
-// ownRev is the revision of kvs, the key of the entry as etcd has it, if it was written by an earlier
-// attempt of this very entry, else 0.
+// ownRev is the revision of kvs, the key of the entry as etcd has it, if it was written by an earlier attempt of this
+// very entry, else 0.
 func (e *entry) ownRev(kvs []*mvccpb.KeyValue) int64 {
 	if len(kvs) == 0 || string(kvs[0].Value) != e.acquiring.value {
 		return 0

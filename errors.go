@@ -12,38 +12,36 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// The errors that callers act on, to be found with [errors.Is]. What the package returns wraps
-// one of them, or ctx's error, or etcd's own, and says the operation and the name of the lock.
+// The errors that callers act on, to be found with [errors.Is]. What the package returns wraps one of them, or ctx's
+// error, or etcd's own, and says the operation and the name of the lock.
 var (
 	// ErrLocked: a Try found that somebody holds the lock or waits for it.
 	ErrLocked = errors.New("locked by another")
-	// ErrSessionExpired: the lease is gone, or can no longer be vouched for. Locks of New go on
-	// in another session; with NewSession, make a new one.
+	// ErrSessionExpired: the lease is gone, or can no longer be vouched for. Locks of New go on in another session;
+	// with NewSession, make a new one.
 	ErrSessionExpired = errors.New("session expired")
 	// ErrSessionClosed: Close or Orphan ended the session.
 	ErrSessionClosed = errors.New("session closed")
-	// ErrLost: the entry in the queue is gone although its owner did not give it back. Somebody
-	// else may be in the section already.
+	// ErrLost: the entry in the queue is gone although its owner did not give it back. Somebody else may be in the
+	// section already.
 	ErrLost = errors.New("lock lost")
-	// ErrOutcomeUnknown: no answer came to a transaction of [Held.Txn], which etcd may have carried out, or
-	// may yet. The other causes are with it, for example ErrLost.
+	// ErrOutcomeUnknown: no answer came to a transaction of [Held.Txn], which etcd may have carried out, or may yet.
+	// The other causes are with it, for example ErrLost.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 	// ErrNotHeld: the hold was given back before, or its ticket cancelled.
 	ErrNotHeld = errors.New("lock not held")
-	// ErrNotFound: no such entry is in the queue. It was given back or broken, or its session
-	// ended.
+	// ErrNotFound: no such entry is in the queue. It was given back or broken, or its session ended.
 	ErrNotFound = errors.New("entry not found")
 	// ErrWouldDeadlock: the acquisition would wait for a hold of its own caller.
 	ErrWouldDeadlock = errors.New("would deadlock: its own caller holds the lock")
 	// ErrElectionNoLeader: nobody leads.
 	ErrElectionNoLeader = errors.New("no leader")
-	// ErrInvalidName: a name is non-empty UTF-8 without control characters that does not end in
-	// "/". A Multi has 1 to 32 of them, each of them once.
+	// ErrInvalidName: a name is non-empty UTF-8 without control characters that does not end in "/". A Multi has 1 to
+	// 32 of them, each of them once.
 	ErrInvalidName = errors.New("invalid lock name")
 )
 
-// wrap adds the operation and the lock's name to err. It is applied once, at the exported
-// boundary.
+// wrap adds the operation and the lock's name to err. It is applied once, at the exported boundary.
 func wrap(op, name string, err error) error {
 	if err == nil {
 		return nil // before the prefix is made
@@ -71,8 +69,7 @@ func wrapNeeding(right, prefix, op, name string, err error) error {
 	return fmt.Errorf("etcdlock: %s %q: %w%s", op, name, err, hint)
 }
 
-// joinOutcome is the error of a Do whose hold has failed, and of its fn if that has: in one line, with one
-// prefix.
+// joinOutcome is the error of a Do whose hold has failed, and of its fn if that has: in one line, with one prefix.
 func joinOutcome(err, fn error) error {
 	if fn == nil {
 		return err
@@ -101,8 +98,7 @@ var (
 	errNilClient = errors.New("the client is nil: make one with clientv3.New")
 )
 
-// lossOf is the error of a hold that was lost. cause is what ended the session, or nil if the
-// session lives.
+// lossOf is the error of a hold that was lost. cause is what ended the session, or nil if the session lives.
 func lossOf(cause error) error {
 	switch {
 	case cause == nil:

@@ -28,8 +28,8 @@ func (s *Session) newTrace(ctx context.Context, m mode) *trace {
 	return &trace{ctx: ctx, read: m == readMode, asked: time.Now()}
 }
 
-// acquisition is what the hooks are told of an entry that nobody changes: its owner does not have it
-// yet, or not anymore.
+// acquisition is what the hooks are told of an entry that nobody changes: its owner does not have it yet, or not
+// anymore.
 func (e *entry) acquisition() Acquisition {
 	t := e.trace()
 	a := Acquisition{Session: e.s, Name: e.label(), Read: t.read, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
@@ -112,8 +112,8 @@ func (e *entry) notifyOver(at time.Time, err error) {
 	}
 }
 
-// unlockAndNotify unlocks e.mu, and tells of the loss that was found under it. All code that may find
-// a loss unlocks in this way. A loss that comes before the hooks were told of the grant is told after it.
+// unlockAndNotify unlocks e.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
+// in this way. A loss that comes before the hooks were told of the grant is told after it.
 func (e *entry) unlockAndNotify() {
 	unreported, cause := e.lossUnreported && e.announced, e.causeLocked()
 	e.lossUnreported = e.lossUnreported && !unreported
@@ -123,8 +123,7 @@ func (e *entry) unlockAndNotify() {
 	}
 }
 
-// trackHold has the hold notified when the session ends, if somebody observes that: its owner may not
-// look for long.
+// trackHold has the hold notified when the session ends, if somebody observes that: its owner may not look for long.
 func (e *entry) trackHold() {
 	s := e.s
 	if s.holds == nil {
@@ -189,8 +188,8 @@ func (s *Session) notifyRenewed(took time.Duration, err error) {
 	}
 }
 
-// notifyEnded tells that the session has ended, and of the losses that come with it. unrenewed is why the
-// last attempt to renew failed, nil if it did not.
+// notifyEnded tells that the session has ended, and of the losses that come with it. unrenewed is why the last
+// attempt to renew failed, nil if it did not.
 func (s *Session) notifyEnded(reason string, unrenewed error) {
 	cause := s.Err()
 	s.mu.Lock()

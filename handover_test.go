@@ -453,23 +453,6 @@ func isClosed(ch <-chan struct{}) bool {
 	}
 }
 
-// A waiter whose watch has just broken is in at once all the same, when its own session gives back.
-func TestHandOver_BesideAnOutage(t *testing.T) {
-	onStage(t, func(st *stage) {
-		st.f.Write("a/1")
-		first, second := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
-		st.f.Remove("a/1")
-		h := st.wait(first)
-		<-time.After(time.Second) // the second one watches the first
-		st.f.BreakWatches()
-		synctest.Wait()
-		start := time.Now()
-		h.Release()
-		st.wait(second).Release()
-		require.Zero(st, time.Since(start))
-	})
-}
-
 // What is asked about a hold ends with its session, and with the hold alone when that is known to be lost: also
 // on a member that hangs, and with a ctx that never ends.
 func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {

@@ -14,26 +14,26 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// A Held is a lock that is held: one acquisition, from its grant to its Unlock or its loss. It is safe
-// for concurrent use. It is not reused: the next acquisition gives another one.
+// A Held is a lock that is held: one acquisition, from its grant to its Unlock or its loss. It is safe for concurrent
+// use. It is not reused: the next acquisition gives another one.
 //
-// What no lock service can do is to stop a process that was paused from going on as if it held its
-// lock. So a hold has a Token, for stores that compare numbers, and Txn, for what is kept in etcd
-// itself.
+// What no lock service can do is to stop a process that was paused from going on as if it held its lock. So a hold
+// has a Token, for stores that compare numbers, and Txn, for what is kept in etcd itself.
 type Held struct{ entry }
 
-// Context ends when the hold does: at Unlock, at its loss and at the session's deadline, whichever
-// comes first. Its cause is what Err returns then. It has none of the values of the ctx that Lock was called
-// with: those, a span or a logger, are of the call, which a hold may outlive, and would be kept for as long.
-// The ctx that [Mutex.Do] gives has them.
+// Context ends when the hold does: at Unlock, at its loss and at the session's deadline, whichever comes first. Its
+// cause is what Err returns then. It has none of the values of the ctx that Lock was called with: those, a span or a
+// logger, are of the call, which a hold may outlive, and would be kept for as long. The ctx that [Mutex.Do] gives has
+// them.
 //
-// The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose
-// entry was removed by somebody else ends within an instant, and not only when it is used or the
-// session asks. It costs a watch and at most one read, for each name of a [Multi]; holds of many names in
-// one directory, "jobs" for "jobs/7", share a watch of that.
+// The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose entry was removed
+// by somebody else ends within an instant, and not only when it is used or the session asks. It costs a watch and at
+// most one read, for each name of a [Multi]; holds of many names in one directory, "jobs" for "jobs/7", share a watch
+// of that.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
@@ -48,8 +48,8 @@ func (h *Held) Context() context.Context {
 // Done is Context().Done().
 func (h *Held) Done() <-chan struct{} { return h.Context().Done() }
 
-// Err is nil while the lock is held, ErrNotHeld after Unlock, and ErrLost after a loss, with
-// ErrSessionExpired or ErrSessionClosed if that is why. It makes no request; see Check.
+// Err is nil while the lock is held, ErrNotHeld after Unlock, and ErrLost after a loss, with ErrSessionExpired or
+// ErrSessionClosed if that is why. It makes no request; see Check.
 func (h *Held) Err() error {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
@@ -57,18 +57,17 @@ func (h *Held) Err() error {
 	return h.causeLocked()
 }
 
-// Valid reports whether the lock can be vouched for at this moment, from what is known locally: it is
-// not unlocked, not lost, and the deadline has not passed, by the monotonic clock and by the wall
-// clock. After a process was paused it is right at once, when Done may still need a moment.
+// Valid reports whether the lock can be vouched for at this moment, from what is known locally: it is not unlocked,
+// not lost, and the deadline has not passed, by the monotonic clock and by the wall clock. After a process was paused
+// it is right at once, when Done may still need a moment.
 func (h *Held) Valid() bool { return h.Err() == nil && h.s.lease.Valid() }
 
-// Deadline is the session's: the time up to which the lock can be vouched for without hearing of etcd
-// again.
+// Deadline is the session's: the time up to which the lock can be vouched for without hearing of etcd again.
 func (h *Held) Deadline() time.Time { return h.s.Deadline() }
 
-// Check asks etcd, with one linearizable read, whether the entry is still there: nil if it was at some
-// moment during the call. It blocks until etcd has answered, or ctx or the hold ends. After an
-// error of ctx nothing is known, and the hold stays as it was.
+// Check asks etcd, with one linearizable read, whether the entry is still there: nil if it was at some moment during
+// the call. It blocks until etcd has answered, or ctx or the hold ends. After an error of ctx nothing is known, and
+// the hold stays as it was.
 func (h *Held) Check(ctx context.Context) error {
 	if err := h.Err(); err != nil {
 		return h.wrap("check", err)
@@ -78,7 +77,7 @@ func (h *Held) Check(ctx context.Context) error {
 		life, stop := h.untilOver()
 		at, err := h.exists(ctx, life, 0, keys...)
 		stop()
-		if errors.Is(err, errEntryGone) {
+		if errors.Is(err, wait.ErrGone) {
 			if err = h.markLost(keys[0], at); err == nil {
 				continue // downgraded meanwhile
 			}
@@ -87,8 +86,7 @@ func (h *Held) Check(ctx context.Context) error {
 	}
 }
 
-// preferLoss is the error of a request about the hold, err or nil. That the hold has ended meanwhile
-// comes first.
+// preferLoss is the error of a request about the hold, err or nil. That the hold has ended meanwhile comes first.
 func (h *Held) preferLoss(err error) error {
 	if err == nil {
 		return nil
@@ -96,21 +94,20 @@ func (h *Held) preferLoss(err error) error {
 	return cmp.Or(h.Err(), err)
 }
 
-// Token is the entry's create revision. It grows with every acquisition of the name, so a store that
-// refuses tokens lower than the highest it has seen can't be written by a former holder (a "fencing
-// token").
+// Token is the entry's create revision. It grows with every acquisition of the name, so a store that refuses tokens
+// lower than the highest it has seen can't be written by a former holder (a "fencing token").
 func (h *Held) Token() int64 { return h.rev }
 
-// Key is the entry's key in etcd; of a [Multi], that of the first name. A comparison that is built from it and
-// Token is unknown to the package, which may hand the lock over before etcd has removed the key: use IsOwner.
+// Key is the entry's key in etcd; of a [Multi], that of the first name. A comparison that is built from it and Token
+// is unknown to the package, which may hand the lock over before etcd has removed the key: use IsOwner.
 func (h *Held) Key() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.key
 }
 
-// Keys are the keys in etcd that the hold is known by: those of all names of a [Multi], in their order, and
-// otherwise Key alone. As with Key, a comparison that is built from them is unknown to the package.
+// Keys are the keys in etcd that the hold is known by: those of all names of a [Multi], in their order, and otherwise
+// Key alone. As with Key, a comparison that is built from them is unknown to the package.
 func (h *Held) Keys() []string {
 	if h.first != nil {
 		return h.allKeys()
@@ -121,13 +118,13 @@ func (h *Held) Keys() []string {
 // Session is the session that holds the lock.
 func (h *Held) Session() *Session { return h.s }
 
-// IsOwner is a comparison that is true in a transaction exactly while the lock is held; see Txn, which
-// adds it and tells its failure from others. Downgrade ends it: make another one then. It compares one key,
-// so of a [Multi] it says only whether the first name is held: Txn compares all.
+// IsOwner is a comparison that is true in a transaction exactly while the lock is held; see Txn, which adds it and
+// tells its failure from others. Downgrade ends it: make another one then. It compares one key, so of a [Multi] it
+// says only whether the first name is held: Txn compares all.
 //
-// A transaction that neither writes nor reads linearizably, one of comparisons alone among them, is
-// answered by etcd's members from what they have, which may be of the past. So give it an operation,
-// for example an OpGet, if it is to tell of the present. Those of Txn need none.
+// A transaction that neither writes nor reads linearizably, one of comparisons alone among them, is answered by
+// etcd's members from what they have, which may be of the past. So give it an operation, for example an OpGet, if it
+// is to tell of the present. Those of Txn need none.
 func (h *Held) IsOwner() clientv3.Cmp {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -142,12 +139,12 @@ func (h *Held) readOnly() bool {
 	return h.mode == readMode
 }
 
-// Downgrade turns a write hold into a read hold with nobody in between: readers that wait next in line
-// get in, writers wait on. The token stays; Key names the shared entry from now on. On a read hold it
-// does nothing. It costs one commit.
+// Downgrade turns a write hold into a read hold with nobody in between: readers that wait next in line get in,
+// writers wait on. The token stays; Key names the shared entry from now on. On a read hold it does nothing. It costs
+// one commit.
 //
-// It blocks until etcd has confirmed, or ctx or the hold ends. After an error of ctx the lock is
-// still held, for reading at least; call it again, or Unlock.
+// It blocks until etcd has confirmed, or ctx or the hold ends. After an error of ctx the lock is still held, for
+// reading at least; call it again, or Unlock.
 func (h *Held) Downgrade(ctx context.Context) error {
 	return h.wrap("downgrade", h.preferLoss(h.downgrade(ctx)))
 }
@@ -171,8 +168,8 @@ func (h *Held) downgrade(ctx context.Context) error {
 	}
 	first := h.mode == writeMode
 	if first {
-		// From here on the hold is known by the shared entry: that is there from the start, and
-		// stays whatever becomes of the request.
+		// From here on the hold is known by the shared entry: that is there from the start, and stays whatever
+		// becomes of the request.
 		h.unwatchLocked()
 		h.key, h.acquiring.secondKey, h.mode, h.fenced = h.acquiring.secondKey, h.key, readMode, true
 		if h.own != nil {
@@ -196,8 +193,8 @@ func (h *Held) downgrade(ctx context.Context) error {
 	case err != nil:
 		return h.s.lease.Translate(err)
 	case !there || first && !r.Ambiguous && !r.Removed[0]:
-		// Was the exclusive entry there up to now? If not, others may have been in. (Only the first
-		// request can tell: a repetition may find what that one has removed.)
+		// Was the exclusive entry there up to now? If not, others may have been in. (Only the first request can tell:
+		// a repetition may find what that one has removed.)
 		return h.markLost(key, r.At)
 	}
 	h.finishDowngrade(&r, next)
@@ -216,12 +213,12 @@ func (h *Held) finishDowngrade(r *settle.Removal, next []queue.Entry) {
 	markAllLost(gone, r.At)
 }
 
-// Unlock gives the lock back. It blocks until etcd has confirmed that, one request and one commit, or
-// ctx ends. Then it returns ctx's error and the release goes on in the background, until etcd has
-// confirmed it or the lease is gone. With a ctx that has ended it returns at once.
+// Unlock gives the lock back. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then
+// it returns ctx's error and the release goes on in the background, until etcd has confirmed it or the lease is gone.
+// With a ctx that has ended it returns at once.
 //
-// From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was
-// lost before, Unlock returns ErrLost: somebody else may have been in the section.
+// From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before,
+// Unlock returns ErrLost: somebody else may have been in the section.
 func (h *Held) Unlock(ctx context.Context) error {
 	return h.wrap("unlock", h.unlock(ctx))
 }
@@ -243,10 +240,10 @@ func (h *Held) unlock(ctx context.Context) error {
 	return err
 }
 
-// Release is Unlock that does not wait for etcd: it starts the release, which goes on in the background
-// until etcd has confirmed it or the lease is gone, and returns at once. It is for `defer`, and for
-// speed: the caller saves a round trip, and a commit where the session takes the lock again at once. What it can't say is whether the hold was lost before; see
-// Context, Err and Txn. On a hold that was given back or lost it does nothing.
+// Release is Unlock that does not wait for etcd: it starts the release, which goes on in the background until etcd
+// has confirmed it or the lease is gone, and returns at once. It is for `defer`, and for speed: the caller saves a
+// round trip, and a commit where the session takes the lock again at once. What it can't say is whether the hold was
+// lost before; see Context, Err and Txn. On a hold that was given back or lost it does nothing.
 func (h *Held) Release() {
 	at := time.Now() // before it is handed over
 	next, err := h.giveUp()
@@ -266,9 +263,9 @@ func letRun(next []queue.Entry) {
 	}
 }
 
-// giveUp ends the hold in this process, before anybody else can have the lock; then one of the same
-// session may have it. next are the entries that the request which removes the hold's is to look for.
-// It returns why it is not held if that is so.
+// giveUp ends the hold in this process, before anybody else can have the lock; then one of the same session may have
+// it. next are the entries that the request which removes the hold's is to look for. It returns why it is not held if
+// that is so.
 func (h *Held) giveUp() (next []queue.Entry, err error) {
 	h.mu.Lock()
 	defer h.unlockAndNotify()

@@ -7,33 +7,32 @@ import (
 	"time"
 )
 
-// Hooks are functions that a session calls when something happens to it or to an acquisition of its
-// locks: for metrics, traces and logs, in the manner of [net/http/httptrace]. Any may be nil. Package
-// promlock makes metrics with them, package otellock spans.
+// Hooks are functions that a session calls when something happens to it or to an acquisition of its locks: for
+// metrics, traces and logs, in the manner of [net/http/httptrace]. Any may be nil. Package promlock makes metrics
+// with them, package otellock spans.
 //
-// The calls about one acquisition come one after the other: Enqueued; then Granted or Abandoned; after
-// Granted, one of Released and Lost. Each comes once at most. A call of Lock, Try, Enqueue or Do that
-// ends without a lock is reported by Abandoned, with or without Enqueued before it. A call that could
-// not even begin, since the name is not valid, the session or its ctx had ended or it would wait for
-// its own caller, is reported by its error alone. A Do inside the hold of another Do is no acquisition.
-// A Lock of a [Client] that goes on in another session is another acquisition there.
+// The calls about one acquisition come one after the other: Enqueued; then Granted or Abandoned; after Granted, one
+// of Released and Lost. Each comes once at most. A call of Lock, Try, Enqueue or Do that ends without a lock is
+// reported by Abandoned, with or without Enqueued before it. A call that could not even begin, since the name is not
+// valid, the session or its ctx had ended or it would wait for its own caller, is reported by its error alone. A Do
+// inside the hold of another Do is no acquisition. A Lock of a [Client] that goes on in another session is another
+// acquisition there.
 //
-// Hooks are called in the goroutine in which the event happens, that of the call or one of the
-// session's, with no mutex of this package taken; the library waits for them. They are called
-// concurrently. They may use the session and its locks, but must not wait for a lock, or for Close,
-// which waits for them. A panic is the program's, as in any other function.
+// Hooks are called in the goroutine in which the event happens, that of the call or one of the session's, with no
+// mutex of this package taken; the library waits for them. They are called concurrently. They may use the session and
+// its locks, but must not wait for a lock, or for Close, which waits for them. A panic is the program's, as in any
+// other function.
 type Hooks struct {
 	// SessionUp: a lease was granted, or adopted. NewSession has yet to return.
 	SessionUp func(SessionUpInfo)
-	// Renewed: an attempt to renew the lease succeeded or failed, or has had no answer when the next
-	// one was made beside it. Then Err says so, and if it succeeds after all, that is told too.
+	// Renewed: an attempt to renew the lease succeeded or failed, or has had no answer when the next one was made
+	// beside it. Then Err says so, and if it succeeds after all, that is told too.
 	Renewed func(RenewedInfo)
-	// SessionEnded is the last call about a session, apart from Lost for what it held. Close has yet
-	// to return.
+	// SessionEnded is the last call about a session, apart from Lost for what it held. Close has yet to return.
 	SessionEnded func(SessionEndedInfo)
 
-	// The ctx of the following is that of the call that asked for the lock: Lock, Try, Enqueue or
-	// Do. It is there for its values, and may have ended.
+	// The ctx of the following is that of the call that asked for the lock: Lock, Try, Enqueue or Do. It is there for
+	// its values, and may have ended.
 
 	// Enqueued: the entry is in the lock's queue in etcd.
 	Enqueued func(ctx context.Context, info EnqueuedInfo)
@@ -41,13 +40,13 @@ type Hooks struct {
 	Granted func(ctx context.Context, info GrantedInfo)
 	// Abandoned: it ended without the lock. What is left of its entry is removed in the background.
 	Abandoned func(ctx context.Context, info AbandonedInfo)
-	// Released: Unlock or Release has given the lock back, or a Ticket its unclaimed grant. It is
-	// called when Unlock returns, also with an error of ctx.
+	// Released: Unlock or Release has given the lock back, or a Ticket its unclaimed grant. It is called when Unlock
+	// returns, also with an error of ctx.
 	Released func(ctx context.Context, info ReleasedInfo)
-	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session that ends reports at
-	// once all that it held, whether somebody looks or not. If somebody else removed the entry while
-	// the session lives, that is reported within an instant if Context, Done or Do is used, and
-	// otherwise when the hold is used next, at Unlock at the latest.
+	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session that ends reports at once all that
+	// it held, whether somebody looks or not. If somebody else removed the entry while the session lives, that is
+	// reported within an instant if Context, Done or Do is used, and otherwise when the hold is used next, at Unlock
+	// at the latest.
 	Lost func(ctx context.Context, info LostInfo)
 }
 
@@ -56,12 +55,11 @@ type Acquisition struct {
 	Session *Session
 	Name    string // of the lock; of a Multi, its names, with ", " between them
 	Read    bool   // it asked only to read, beside other readers; Downgrade does not change that
-	// Key and Token are the entry in the queue, as in Held (of a Multi, the first one); empty before
-	// Enqueued.
+	// Key and Token are the entry in the queue, as in Held (of a Multi, the first one); empty before Enqueued.
 	Key   string
 	Token int64
-	// Asked is when the call began, Enqueued when etcd's word came that the
-	// entry is in the queue, and Granted when it had the lock; zero before.
+	// Asked is when the call began, Enqueued when etcd's word came that the entry is in the queue, and Granted when
+	// it had the lock; zero before.
 	Asked, Enqueued, Granted time.Time
 }
 
@@ -74,8 +72,7 @@ type SessionUpInfo struct {
 type RenewedInfo struct {
 	Session   *Session
 	RoundTrip time.Duration // from before the request was sent to the reply, the failure or now
-	// Err is nil, or why this attempt failed; the session makes others until
-	// its deadline.
+	// Err is nil, or why this attempt failed; the session makes others until its deadline.
 	Err error
 }
 
@@ -100,9 +97,8 @@ type GrantedInfo struct {
 type AbandonedInfo struct {
 	Acquisition
 	Wait time.Duration // from Asked to its end
-	// Err is why, as the call returns it, or Ticket.Wait: ErrLocked of a Try,
-	// ctx's error, ErrNotHeld after Ticket.Cancel, ErrSessionExpired or
-	// ErrSessionClosed, ErrLost if somebody removed the entry, or etcd's refusal.
+	// Err is why, as the call returns it, or Ticket.Wait: ErrLocked of a Try, ctx's error, ErrNotHeld after
+	// Ticket.Cancel, ErrSessionExpired or ErrSessionClosed, ErrLost if somebody removed the entry, or etcd's refusal.
 	Err error
 }
 
@@ -110,8 +106,7 @@ type AbandonedInfo struct {
 type ReleasedInfo struct {
 	Acquisition
 	Held time.Duration // from Granted to the call of Unlock
-	// Err is nil, or why Unlock returned before etcd had confirmed: the release
-	// goes on in the background.
+	// Err is nil, or why Unlock returned before etcd had confirmed: the release goes on in the background.
 	Err error
 }
 
@@ -119,7 +114,6 @@ type ReleasedInfo struct {
 type LostInfo struct {
 	Acquisition
 	Held time.Duration // from Granted to when the loss was found, or Unlock was called
-	// Cause is ErrLost, and also ErrSessionExpired or ErrSessionClosed if that
-	// is why; see Held.Err.
+	// Cause is ErrLost, and also ErrSessionExpired or ErrSessionClosed if that is why; see Held.Err.
 	Cause error
 }

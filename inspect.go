@@ -20,12 +20,12 @@ import (
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
-// Inspect reads the queue of a lock, of any kind. The queue of a lock that nobody uses is empty. It needs
-// no session, and read rights on the prefix name + "/" only.
+// Inspect reads the queue of a lock, of any kind. The queue of a lock that nobody uses is empty. It needs no session,
+// and read rights on the prefix name + "/" only.
 //
-// It costs a linearizable read for each thousand keys, all at one revision, and then, since etcd reports
-// them apart from keys, a request for each lease in the queue, eight at a time: the TTLs are those of a
-// moment later. The first state of Watch costs one read and has no TTLs.
+// It costs a linearizable read for each thousand keys, all at one revision, and then, since etcd reports them apart
+// from keys, a request for each lease in the queue, eight at a time: the TTLs are those of a moment later. The first
+// state of Watch costs one read and has no TTLs.
 //
 // It blocks until etcd has answered, through leader changes and members that hang, or ctx ends.
 func (c *Client) Inspect(ctx context.Context, name string) (Queue, error) {
@@ -49,21 +49,19 @@ func (c *Client) inspect(ctx context.Context, name string) (Queue, error) {
 	return q, nil
 }
 
-// Watch yields the queue of a lock as it is, then again whenever an entry has come, gone or been
-// downgraded, each time the newest state there is. A loop that is slow misses states in between, and
-// costs no more memory than one queue. Every state is one that the lock had at its Revision, and is
-// newer than the one before (unless etcd itself was restored from a snapshot). The queue of a lock that
-// nobody uses is empty, and is yielded too.
+// Watch yields the queue of a lock as it is, then again whenever an entry has come, gone or been downgraded, each
+// time the newest state there is. A loop that is slow misses states in between, and costs no more memory than one
+// queue. Every state is one that the lock had at its Revision, and is newer than the one before (unless etcd itself
+// was restored from a snapshot). The queue of a lock that nobody uses is empty, and is yielded too.
 //
-// Leader changes, compaction, lost connections and members that hang delay the next state, by some ten
-// seconds at the most once a majority of etcd answers again; nothing is yielded for them. An error is
-// the last thing that is yielded: ctx's error when that has ended, or what makes it useless to go on, for
-// example a right that is missing, or that the etcd client was closed. So the loop ends with an error,
-// unless it is left.
+// Leader changes, compaction, lost connections and members that hang delay the next state, by some ten seconds at the
+// most once a majority of etcd answers again; nothing is yielded for them. An error is the last thing that is
+// yielded: ctx's error when that has ended, or what makes it useless to go on, for example a right that is missing,
+// or that the etcd client was closed. So the loop ends with an error, unless it is left.
 //
 // It needs no session, and read rights on the prefix name + "/" only. It costs a watch and a read (see
-// [Client.Inspect], but no TTLs are read), one small read each five seconds, and a goroutine that has
-// ended when the loop has.
+// [Client.Inspect], but no TTLs are read), one small read each five seconds, and a goroutine that has ended when the
+// loop has.
 func (c *Client) Watch(ctx context.Context, name string) iter.Seq2[Queue, error] {
 	return func(yield func(Queue, error) bool) {
 		if err := c.checkLook(name); err != nil {
@@ -81,17 +79,16 @@ func (c *Client) Watch(ctx context.Context, name string) iter.Seq2[Queue, error]
 // namesPage is how many keys ListNames reads at once.
 const namesPage = 10000
 
-// ListNames yields the names of all locks that have entries, holding or waiting, and whose names start
-// with prefix, "" for all: each once, and a nested name, such as "a/b", before the name that it is nested
-// in, "a". It goes by the keys alone: any key "<name>/<hex>" is an entry of that name, no matter who wrote
-// it.
+// ListNames yields the names of all locks that have entries, holding or waiting, and whose names start with prefix,
+// "" for all: each once, and a nested name, such as "a/b", before the name that it is nested in, "a". It goes by the
+// keys alone: any key "<name>/<hex>" is an entry of that name, no matter who wrote it.
 //
-// It costs a linearizable read of keys for each ten thousand keys that start with prefix, made when the
-// loop comes so far, and holds no more of them at a time. Those reads show different revisions: a name
-// whose entries come or go during the loop may be missed or not, all others are yielded.
+// It costs a linearizable read of keys for each ten thousand keys that start with prefix, made when the loop comes so
+// far, and holds no more of them at a time. Those reads show different revisions: a name whose entries come or go
+// during the loop may be missed or not, all others are yielded.
 //
-// It blocks while etcd does not answer, until ctx ends. An error is the last thing that is yielded;
-// without one, the loop has seen all.
+// It blocks while etcd does not answer, until ctx ends. An error is the last thing that is yielded; without one, the
+// loop has seen all.
 func (c *Client) ListNames(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
 		ok := true
@@ -149,21 +146,20 @@ func (q Queue) readTTLs(ctx context.Context, client *etcd.Client) error {
 	return nil
 }
 
-// Break removes an entry from its queue: that very acquisition, and no other of the same owner, lease or
-// key. It is for a lock that does not come back by itself: its holder hangs and renews its lease all the
-// same, or the entry has no lease. e is what Inspect or Watch showed; of it Name, Key, SharedKey and Token
-// count.
+// Break removes an entry from its queue: that very acquisition, and no other of the same owner, lease or key. It is
+// for a lock that does not come back by itself: its holder hangs and renews its lease all the same, or the entry has
+// no lease. e is what Inspect or Watch showed; of it Name, Key, SharedKey and Token count.
 //
-// Of a Multi it removes the entry of this name. That is the loss of all of them: the holder, when it hears of
-// it, removes the rest.
+// Of a Multi it removes the entry of this name. That is the loss of all of them: the holder, when it hears of it,
+// removes the rest.
 //
-// A waiter then gets ErrLost from Lock. A holder's Context ends with ErrLost within 500 ms, if it reaches
-// etcd and uses it; see [Held.Context]. The next entry is granted at once, so until then two may be in the
-// section: what matters must be protected by [Held.Token] or [Held.Txn].
+// A waiter then gets ErrLost from Lock. A holder's Context ends with ErrLost within 500 ms, if it reaches etcd and
+// uses it; see [Held.Context]. The next entry is granted at once, so until then two may be in the section: what
+// matters must be protected by [Held.Token] or [Held.Txn].
 //
-// It blocks until etcd has confirmed, one request and one commit, or ctx ends; then the entry may be gone
-// or not. ErrNotFound says that it was gone already: given back, broken or expired. If a reply was lost,
-// and the request repeated, nobody can tell who removed the entry, and Break returns nil.
+// It blocks until etcd has confirmed, one request and one commit, or ctx ends; then the entry may be gone or not.
+// ErrNotFound says that it was gone already: given back, broken or expired. If a reply was lost, and the request
+// repeated, nobody can tell who removed the entry, and Break returns nil.
 func (c *Client) Break(ctx context.Context, e Entry) error {
 	return wrap("break an entry of", e.Name, c.breakEntry(ctx, e))
 }

@@ -3,16 +3,18 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/wait"
 )
 
-// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts
-// instead of a name.
+// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts instead
+// of a name.
 type lock struct {
 	from  source
 	name  string
@@ -36,9 +38,8 @@ func (l *lock) enqueue(ctx context.Context, op string, m mode) (*Ticket, error) 
 	return acquire(ctx, l, op, m, ErrWouldDeadlock, enqueueEntry)
 }
 
-// acquire takes the lock by the given way in a session of its source, and again in the next one if
-// the source says that only the session failed. Under a ctx of Do that holds the lock already, it
-// returns the error inside.
+// acquire takes the lock by the given way in a session of its source, and again in the next one if the source says
+// that only the session failed. Under a ctx of Do that holds the lock already, it returns the error inside.
 func acquire[T any](ctx context.Context, l *lock, op string, m mode, inside error, way func(context.Context, *Held) (T, error)) (got T, err error) {
 	for {
 		h, err := l.start(ctx, m, inside)
@@ -109,15 +110,6 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 	return newTicket(h)
 }
 
-func tryEntry(ctx context.Context, h *Held) (*Held, error) {
-	err := h.tryEnqueue(ctx)
-	if err == nil {
-		h.notifyEnqueued()
-		err = h.grant(ctx)
-	}
-	return h.result(err)
-}
-
 // join puts the entry into the queue, to be waited for.
 func (h *Held) join(ctx context.Context) error {
 	err := h.enqueue(ctx)
@@ -127,26 +119,83 @@ func (h *Held) join(ctx context.Context) error {
 	return err
 }
 
-// wait waits for what is before the entry, for one part after the other, and grants it. explain says that
-// the error of a wait that is given up is to say whom it has waited for.
+// wait waits for what is before the entry, for one part after the other, and grants it. explain says that the error
+// of a wait that is given up is to say whom it has waited for.
 func (h *Held) wait(ctx context.Context, explain bool) error {
 	p := h.waitsFor()
 	if p == nil && !h.acquiring.behind {
 		return h.grant(ctx)
 	}
-	for p != nil {
-		if err := newWaiter(p, explain).wait(ctx); err != nil {
+	for ; p != nil; p = h.waitsFor() {
+		if explain {
+			h.s.whom.Enter(p.name, p.rev)
+		}
+		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own), explain)
+		if explain {
+			h.s.whom.Leave(p.name)
+		}
+		if err != nil {
 			return err
 		}
-		if p = h.waitsFor(); p != nil {
-			h.survey(ctx)
-			p = h.waitsFor()
-		}
+		h.s.waits.Survey(ctx, h.inLists()...)
 	}
 	if err := h.confirm(ctx); err != nil {
 		return err
 	}
 	return h.grant(ctx)
+}
+
+// waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that is gone it says
+// whether the lease has taken it.
+func (e *entry) waitError(ctx context.Context, err error, explain bool) error {
+	s := e.s
+	if errors.Is(err, wait.ErrGone) && ctx.Err() == nil {
+		bound, unbind := etcd.Bind(ctx, s.lease.Ctx)
+		s.lease.Confirm(bound)
+		unbind()
+		err, explain = ErrLost, false
+	}
+	switch {
+	case err == nil:
+		return nil
+	case ctx.Err() == nil:
+		return cmp.Or(s.Err(), s.lease.Translate(err))
+	case explain && s.Err() == nil:
+		return s.whom.Explain(s.lease.WaitError(ctx), e.name, e.mode.kind(), e.rev)
+	}
+	return s.lease.WaitError(ctx)
+}
+
+// grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched for.
+func (e *entry) grant(ctx context.Context) error {
+	for {
+		switch {
+		case ctx.Err() != nil:
+			return e.s.lease.WaitError(ctx)
+		case e.s.Err() != nil:
+			return e.s.Err()
+		}
+		if e.s.lease.Valid() {
+			break
+		}
+		// The wall clock was set forward, or a renewal is late: the place is kept until there is one.
+		if err := e.s.lease.Refresh(ctx); err != nil {
+			return err
+		}
+	}
+	e.mu.Lock()
+	lost := false // already
+	for p := range e.all() {
+		lost = lost || p.own != nil && !p.own.Granted()
+	}
+	if !lost && e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil && e.first == nil {
+		e.acquiring = nil
+	}
+	e.mu.Unlock()
+	if lost {
+		return e.waitError(ctx, wait.ErrGone, false)
+	}
+	return nil
 }
 
 // result is what becomes of an entry: the hold, or nothing if err is why there is none.
@@ -159,8 +208,8 @@ func (h *Held) result(err error) (*Held, error) {
 	return h, nil
 }
 
-// doKey finds the hold of a name in the ctx that Do gives. It goes by the source of the session,
-// since a Client's hold is its caller's own whatever session the next acquisition would be in.
+// doKey finds the hold of a name in the ctx that Do gives. It goes by the source of the session, since a Client's
+// hold is its caller's own whatever session the next acquisition would be in.
 type doKey struct {
 	from source
 	name string

@@ -11,6 +11,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/wait"
 )
 
 // holdContext is what tells of a hold's end.
@@ -36,8 +37,8 @@ func (e *entry) holdContextLocked() *holdContext {
 	return e.holdCtx
 }
 
-// untilOver is a ctx that ends with the hold, for requests about it: a member may hang, and the caller's ctx
-// never end.
+// untilOver is a ctx that ends with the hold, for requests about it: a member may hang, and the caller's ctx never
+// end.
 func (e *entry) untilOver() (life context.Context, stop func()) {
 	e.mu.Lock()
 	c := e.holdContextLocked()
@@ -45,8 +46,7 @@ func (e *entry) untilOver() (life context.Context, stop func()) {
 	return etcd.Bind(c.ctx, e.s.lease.Ctx)
 }
 
-// endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with
-// the hold.
+// endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with the hold.
 func (e *entry) endHoldLocked(to state) {
 	if e.transition(to) {
 		e.finishHoldLocked()
@@ -83,8 +83,8 @@ func (e *entry) checkSessionLocked() {
 	}
 }
 
-// markLost ends the hold since its entry was not in etcd under key at revision at, and returns the
-// hold's error: nil if Downgrade has given the entry another key meanwhile.
+// markLost ends the hold since its entry was not in etcd under key at revision at, and returns the hold's error: nil
+// if Downgrade has given the entry another key meanwhile.
 func (e *entry) markLost(key string, at int64) error {
 	e.mu.Lock()
 	defer e.unlockAndNotify()
@@ -94,9 +94,9 @@ func (e *entry) markLost(key string, at int64) error {
 	return e.causeLocked()
 }
 
-// markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the
-// lease, within confirmTimeout: the cause is to say whether it was the lease that took the entry. What
-// is left of the entry is removed. The caller holds e.mu.
+// markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the lease, within
+// confirmTimeout: the cause is to say whether it was the lease that took the entry. What is left of the entry is
+// removed. The caller holds e.mu.
 func (e *entry) markLostLocked(at int64) {
 	if e.state != held || !e.transition(lost) {
 		return
@@ -118,8 +118,8 @@ func (e *entry) markLostLocked(at int64) {
 	}
 }
 
-// exists returns errEntryGone unless the entry is in etcd under these keys, at revision at or, with 0, at
-// present. seen is the revision at which that is so.
+// exists returns wait.ErrGone unless the entry is in etcd under these keys, at revision at or, with 0, at present.
+// seen is the revision at which that is so.
 func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
 	reads := make([]etcd.Read, 0, len(keys))
 	for _, key := range keys {
@@ -131,7 +131,7 @@ func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (see
 	}
 	for i, key := range keys {
 		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
-			return seen, errEntryGone
+			return seen, wait.ErrGone
 		}
 	}
 	return seen, nil
@@ -175,16 +175,16 @@ func (e *entry) unwatchLocked() {
 	}
 }
 
-// Contended is closed when somebody waits for what the hold excludes, and stays closed, also if that one is
-// gone again. So a holder that needs a lock again and again may keep it, at no request at all, and give it up
-// when it is wanted. Nobody is passed: the waiter is next in the queue.
+// Contended is closed when somebody waits for what the hold excludes, and stays closed, also if that one is gone
+// again. So a holder that needs a lock again and again may keep it, at no request at all, and give it up when it is
+// wanted. Nobody is passed: the waiter is next in the queue.
 //
-// A reader does not contend with a read hold, a Try with none since it does not wait; a [Multi] is contended in
-// any of its names. Of a hold that has ended nothing is told: wait for Done too.
+// A reader does not contend with a read hold, a Try with none since it does not wait; a [Multi] is contended in any
+// of its names. Of a hold that has ended nothing is told: wait for Done too.
 //
-// The first use opens a watch on the queue, with a goroutine, and makes at most one read; for a Multi, for each
-// of its names. Waiters of the same session are seen without a request. The news takes about as long as that
-// of a loss, and where etcd is away until it is back.
+// The first use opens a watch on the queue, with a goroutine, and makes at most one read; for a Multi, for each of
+// its names. Waiters of the same session are seen without a request. The news takes about as long as that of a loss,
+// and where etcd is away until it is back.
 func (h *Held) Contended() <-chan struct{} {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
@@ -196,9 +196,9 @@ func (h *Held) Contended() <-chan struct{} {
 	return c.contended.Done()
 }
 
-// startContentionLocked looks for waiters behind the hold: those of the session in its list, those of others in
-// etcd. The goroutines, one for each part, are the session's; they end with the hold, or the first waiter.
-// The caller holds e.mu.
+// startContentionLocked looks for waiters behind the hold: those of the session in its list, those of others in etcd.
+// The goroutines, one for each part, are the session's; they end with the hold, or the first waiter. The caller holds
+// e.mu.
 func (e *entry) startContentionLocked() {
 	if e.state != held {
 		return
@@ -221,8 +221,8 @@ func (e *entry) startContentionLocked() {
 	}
 }
 
-// excludes reports whether the entry, or part of one, excludes others of that kind: a writer excludes all, and
-// a reader writers. Downgrade makes a writer a reader.
+// excludes reports whether the entry, or part of one, excludes others of that kind: a writer excludes all, and a
+// reader writers. Downgrade makes a writer a reader.
 func (e *entry) excludes(kind keyspace.Kind) bool {
 	w := e.whole()
 	w.mu.Lock()

@@ -9,19 +9,18 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// A Multi is several locks that are taken together: all of them or none. Its names may be those of other
-// locks, of Multis too, and each of them excludes what a [Mutex] or [RWMutex] of that name does. It takes its
-// places in all queues at one revision. So two Multis stand in the same order wherever they meet, and nobody
-// waits in a circle, whatever names overlap and in whatever order they are given. It is as fair as a Mutex in
-// each of the queues: while it waits for one name it keeps its place, and so the lock, in the others.
+// A Multi is several locks that are taken together: all of them or none. Its names may be those of other locks, of
+// Multis too, and each of them excludes what a [Mutex] or [RWMutex] of that name does. It takes its places in all
+// queues at one revision. So two Multis stand in the same order wherever they meet, and nobody waits in a circle,
+// whatever names overlap and in whatever order they are given. It is as fair as a Mutex in each of the queues: while
+// it waits for one name it keeps its place, and so the lock, in the others.
 //
-// Its hold is one acquisition, with one Token and a key for each name: see [Held.Keys]. The loss of one of the
-// keys is the loss of the hold, and what is left of it is removed at once. A Multi has no state, may be copied
-// and is safe for concurrent use.
+// Its hold is one acquisition, with one Token and a key for each name: see [Held.Keys]. The loss of one of the keys
+// is the loss of the hold, and what is left of it is removed at once. A Multi has no state, may be copied and is safe
+// for concurrent use.
 type Multi struct{ l lock }
 
 // A Part is a name that a [Multi] locks; [Write] and [Read] make it.
@@ -36,13 +35,13 @@ func Write(name string) Part { return Part{name, mutexMode} }
 // Read is a part that excludes writers, as [RWMutex.RLock] does.
 func Read(name string) Part { return Part{name, readMode} }
 
-// maxParts is how many names a Multi may have: with a read and a write for each, and as much again to spare,
-// its requests keep within the 128 operations that etcd allows in a transaction by default.
+// maxParts is how many names a Multi may have: with a read and a write for each, and as much again to spare, its
+// requests keep within the 128 operations that etcd allows in a transaction by default.
 const maxParts = 32
 
-// NewMulti makes a Multi that ends with its session; [Client.Multi] makes one that does not. It makes no
-// request. It is for 1 to 32 names. No name, more, one that is given twice or one that is not valid is an
-// error of every call (ErrInvalidName), and so is a nil session.
+// NewMulti makes a Multi that ends with its session; [Client.Multi] makes one that does not. It makes no request. It
+// is for 1 to 32 names. No name, more, one that is given twice or one that is not valid is an error of every call
+// (ErrInvalidName), and so is a nil session.
 func NewMulti(s *Session, parts ...Part) *Multi { return &Multi{newMultiLock(s, parts)} }
 
 // Multi locks all of these names together: see [NewMulti]. It makes no request.
@@ -72,9 +71,9 @@ func checkParts(parts []Part) error {
 
 // Lock takes all the locks, and waits for them. What blocks it and what ends it is as for [Mutex.Lock].
 //
-// If nobody is before it, it costs one request, which is one commit, for any number of names. A Lock that
-// waits has the cost of Mutex.Lock for each name that it waits for, one after the other, and one read more for
-// all of them at last.
+// If nobody is before it, it costs one request, which is one commit, for any number of names. A Lock that waits has
+// the cost of Mutex.Lock for each name that it waits for, one after the other, and one read more for all of them at
+// last.
 func (m *Multi) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
 
 // TryLock takes all the locks if nobody holds or waits for what any of them excludes, and otherwise returns
@@ -88,21 +87,21 @@ func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) {
 	return m.l.enqueue(ctx, "enqueue for", mutexMode)
 }
 
-// Do takes all the locks, runs fn and gives them back, as [Mutex.Do] does. Under the ctx that fn got, Do of
-// the same session (or Client) and the same names runs its fn at once, inside the hold. Any other lock that
-// shares a name with it, or a Multi that shares one with the Do of another lock, returns ErrWouldDeadlock
-// there, and from TryLock ErrLocked.
+// Do takes all the locks, runs fn and gives them back, as [Mutex.Do] does. Under the ctx that fn got, Do of the same
+// session (or Client) and the same names runs its fn at once, inside the hold. Any other lock that shares a name with
+// it, or a Multi that shares one with the Do of another lock, returns ErrWouldDeadlock there, and from TryLock
+// ErrLocked.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "do under", mutexMode, fn)
 }
 
-// The acquisition of a Multi is an entry for each part. All of them are written by one txn, and removed by
-// one. The first one stands for all: its owner has it, its mutex guards all, and its state is theirs. Each has
-// its place in the list of its own queue, and is granted there by itself.
+// The acquisition of a Multi is an entry for each part. All of them are written by one txn, and removed by one. The
+// first one stands for all: its owner has it, its mutex guards all, and its state is theirs. Each has its place in
+// the list of its own queue, and is granted there by itself.
 //
-// Nobody waits in a circle: a part waits for lower revisions only, and all parts have the same one. Where the
-// list hands a part over before the former holder's key is gone, that holder has left: its removal waits for
-// nobody. So among all that wait, that of the lowest revision waits only for holders.
+// Nobody waits in a circle: a part waits for lower revisions only, and all parts have the same one. Where the list
+// hands a part over before the former holder's key is gone, that holder has left: its removal waits for nobody. So
+// among all that wait, that of the lowest revision waits only for holders.
 
 // newParts makes the entries of an acquisition, and returns the first one.
 func newParts(s *Session, parts []Part, trace *trace) *Held {
@@ -176,50 +175,28 @@ func (e *entry) goneBeside() bool {
 	return false
 }
 
-// survey reads, in one request, what is before the parts that still wait: while the entry waited for another
-// part, much of that has probably gone. If it fails, the waiter of the next part asks.
-func (e *entry) survey(ctx context.Context) {
-	ctx, unbind := etcd.Bind(ctx, e.s.lease.Ctx)
-	defer unbind()
-	var parts []*entry
-	var steps []waitlist.Step
-	var reads []etcd.Read
+// inLists are the parts of a Multi in their lists. Any other entry has none.
+func (e *entry) inLists() (parts []*waitlist.Entry) {
 	for p := range e.all() {
-		if step, ok := p.own.Look(); ok {
-			parts, steps, reads = append(parts, p), append(steps, step), append(reads, readsOf(&step)...)
+		if p.first != nil {
+			parts = append(parts, p.own)
 		}
 	}
-	if len(reads) == 0 {
-		return
-	}
-	got, at, err := e.s.lease.Read(ctx, e.s.lease.Gone, 0, reads...)
-	for i, p := range parts {
-		if err != nil {
-			p.own.Fail()
-		} else {
-			got = p.saw(&steps[i], at, got)
-		}
-	}
+	return parts
 }
 
-// confirm reads whether all parts are there, after a wait: those that had the lock before the last one did
-// may have been removed by others. Without this there may be no revision at which the entry had them all.
+// confirm reads whether all parts are there, after a wait: those that had the lock before the last one did may have
+// been removed by others. Without this there may be no revision at which the entry had them all.
 func (e *entry) confirm(ctx context.Context) error {
 	if e.first == nil {
 		return nil
 	}
-	ctx, unbind := etcd.Bind(ctx, e.s.lease.Ctx)
-	defer unbind()
-	for retry := (etcd.Backoff{}); ; _ = retry.Wait(ctx) {
-		_, err := e.exists(ctx, e.s.lease.Gone, 0, e.allKeys()...)
-		if final := newWaiter(e, false).ending(ctx, err); err == nil || final != nil {
-			return final
-		} // else it passes, or the session is about to end
-	}
+	_, err := e.exists(ctx, e.s.lease.Ctx, 0, e.allKeys()...)
+	return e.waitError(ctx, err, false)
 }
 
-// nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading
-// what l would write.
+// nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading what l
+// would write.
 func (h *Held) nests(l *lock, m mode) bool {
 	if l.parts == nil {
 		return h.first == nil && (m == readMode || !h.readOnly())

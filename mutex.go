@@ -4,55 +4,52 @@ package etcdlock
 
 import "context"
 
-// A Mutex is a mutual exclusion lock among all sessions that use its name on one etcd. It is like
-// [sync.Mutex] among goroutines, but: it queues in the order in which etcd got the requests, and
-// nobody passes anybody; every acquisition is a value of its own, a [Held], and only that can be
-// unlocked; it may be lost, and its holder is told; waiting ends with ctx. A Mutex has no state: it
-// may be copied, and two of one session exclude each other like any other two. It is safe for
-// concurrent use.
+// A Mutex is a mutual exclusion lock among all sessions that use its name on one etcd. It is like [sync.Mutex] among
+// goroutines, but: it queues in the order in which etcd got the requests, and nobody passes anybody; every
+// acquisition is a value of its own, a [Held], and only that can be unlocked; it may be lost, and its holder is told;
+// waiting ends with ctx. A Mutex has no state: it may be copied, and two of one session exclude each other like any
+// other two. It is safe for concurrent use.
 //
-// It excludes the [RWMutex] of the same name, and also etcd's own concurrency.Mutex, `etcdctl lock`
-// and v3lock, which write the same keys.
+// It excludes the [RWMutex] of the same name, and also etcd's own concurrency.Mutex, `etcdctl lock` and v3lock, which
+// write the same keys.
 type Mutex struct{ l lock }
 
-// NewMutex makes a Mutex that ends with its session; [Client.Mutex] makes one that does not. It
-// makes no request. A name that is not valid, or a nil session, is an error of every call.
+// NewMutex makes a Mutex that ends with its session; [Client.Mutex] makes one that does not. It makes no request. A
+// name that is not valid, or a nil session, is an error of every call.
 func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} }
 
-// Lock takes the lock and waits for it. It blocks while an earlier entry is in the queue, and until
-// etcd has answered, through leader changes and lost replies. It ends early when ctx ends, within
-// milliseconds whether etcd answers or not, when the session ends, or when somebody removes its
-// entry (ErrLost). After an error the caller holds nothing and owes nothing: its entry is removed in
-// the background.
+// Lock takes the lock and waits for it. It blocks while an earlier entry is in the queue, and until etcd has
+// answered, through leader changes and lost replies. It ends early when ctx ends, within milliseconds whether etcd
+// answers or not, when the session ends, or when somebody removes its entry (ErrLost). After an error the caller
+// holds nothing and owes nothing: its entry is removed in the background.
 //
-// If nobody is before it, Lock costs one request, which is one commit. A Lock that waits costs one
-// watch and at most one read more behind one or two others; deeper in the queue two watches, and two
-// reads or, behind more than 16 keys, three. Of those that wait in one session only the first two ask
-// etcd. If the holder before is of the same session too, Lock returns when that calls Unlock, and
-// needs no word of etcd (see "Hand-over inside a process").
+// If nobody is before it, Lock costs one request, which is one commit. A Lock that waits costs one watch and at most
+// one read more behind one or two others; deeper in the queue two watches, and two reads or, behind more than 16
+// keys, three. Of those that wait in one session only the first two ask etcd. If the holder before is of the same
+// session too, Lock returns when that calls Unlock, and needs no word of etcd (see "Hand-over inside a process").
 func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
 
-// TryLock takes the lock if nobody holds it or waits for it, and otherwise returns ErrLocked. It
-// never waits for others, costs one request, and writes nothing when it fails. It blocks until etcd
-// has answered or ctx or the session ends; nothing of it stays in the queue then.
+// TryLock takes the lock if nobody holds it or waits for it, and otherwise returns ErrLocked. It never waits for
+// others, costs one request, and writes nothing when it fails. It blocks until etcd has answered or ctx or the
+// session ends; nothing of it stays in the queue then.
 func (m *Mutex) TryLock(ctx context.Context) (*Held, error) {
 	return m.l.try(ctx, "try to lock", mutexMode)
 }
 
-// Enqueue takes a place in the queue, to wait for later or to select on. ctx bounds the call only;
-// the place stays until Cancel or the session's end. It costs what Lock does.
+// Enqueue takes a place in the queue, to wait for later or to select on. ctx bounds the call only; the place stays
+// until Cancel or the session's end. It costs what Lock does.
 func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
 	return m.l.enqueue(ctx, "enqueue for", mutexMode)
 }
 
-// Do takes the lock, runs fn and gives the lock back, also when fn panics. fn's ctx ends when the
-// hold does, with its cause. Do returns fn's error, joined with ErrLost if the hold was lost before
-// fn was done: somebody else may have been in the section.
+// Do takes the lock, runs fn and gives the lock back, also when fn panics. fn's ctx ends when the hold does, with its
+// cause. Do returns fn's error, joined with ErrLost if the hold was lost before fn was done: somebody else may have
+// been in the section.
 //
-// It is the one way to take a lock that one has already. Under the ctx that fn got, Do on the same
-// session (or Client) and name runs its fn at once, inside the hold; Lock and Enqueue return
-// ErrWouldDeadlock there, TryLock ErrLocked. Once the hold is lost such a Do returns ErrLost without
-// calling fn, even if a Client has another session by then.
+// It is the one way to take a lock that one has already. Under the ctx that fn got, Do on the same session (or
+// Client) and name runs its fn at once, inside the hold; Lock and Enqueue return ErrWouldDeadlock there, TryLock
+// ErrLocked. Once the hold is lost such a Do returns ErrLost without calling fn, even if a Client has another session
+// by then.
 func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "do under", mutexMode, fn)
 }

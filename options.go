@@ -64,29 +64,29 @@ type option func(*config)
 
 func (f option) apply(c *config) { f(c) }
 
-// WithTTL sets how long locks outlive a process that dies, and how long etcd may be away before
-// they are lost. It is rounded up to whole seconds; etcd may grant more (see [Session.TTL]) and
-// never less. The default is 10 s, the minimum 1 s.
+// WithTTL sets how long locks outlive a process that dies, and how long etcd may be away before they are lost. It is
+// rounded up to whole seconds; etcd may grant more (see [Session.TTL]) and never less. The default is 10 s, the
+// minimum 1 s.
 func WithTTL(ttl time.Duration) Option { return option(func(c *config) { c.ttl = ttl }) }
 
-// WithOwner sets what the session's entries say of their owner to people who look at the queue.
-// The default names host and process.
+// WithOwner sets what the session's entries say of their owner to people who look at the queue. The default names
+// host and process.
 func WithOwner(owner string) Option { return option(func(c *config) { c.owner = owner }) }
 
-// WithLease adopts a lease that was granted elsewhere, instead of granting one. WithTTL has no
-// effect then. The session keeps the lease alive, and Close revokes it. Entries that others made
-// with the lease are not this session's. It is for NewSession only.
+// WithLease adopts a lease that was granted elsewhere, instead of granting one. WithTTL has no effect then. The
+// session keeps the lease alive, and Close revokes it. Entries that others made with the lease are not this
+// session's. It is for NewSession only.
 func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.lease = id }) }
 
-// WithLogger sets where sessions log; the default is nowhere. In good times a session logs one
-// line, when it is up. It logs one line when it is lost, and one for each lock that is lost with
-// it. When etcd is away, also from the start, it logs one line, with the cause and what to check,
-// and one when it is back. What Close and Orphan end is not logged.
+// WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up.
+// It logs one line when it is lost, and one for each lock that is lost with it. When etcd is away, also from the
+// start, it logs one line, with the cause and what to check, and one when it is back. What Close and Orphan end is
+// not logged.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.log = l }) }
 
-// WithHooks sets functions to be called when something happens to a session or to its locks. If
-// it is given more than once, all are called, in the order given. They must not be changed
-// afterwards. A session without hooks pays nothing for them.
+// WithHooks sets functions to be called when something happens to a session or to its locks. If it is given more than
+// once, all are called, in the order given. They must not be changed afterwards. A session without hooks pays nothing
+// for them.
 func WithHooks(hooks ...*Hooks) Option {
 	return option(func(c *config) { c.hooks = append(c.hooks, hooks...) })
 }
@@ -104,10 +104,9 @@ type electorOption func(*electorConfig)
 
 func (f electorOption) applyElector(c *electorConfig) { f(c) }
 
-// WithOverrun has report called when lead has not returned within grace of the loss of its term:
-// it may go on as if it led, while somebody else leads. report is called once for such a term, on
-// a goroutine of its own, which Run waits for. It may well end the process. See also
-// [Elector.Check].
+// WithOverrun has report called when lead has not returned within grace of the loss of its term: it may go on as if
+// it led, while somebody else leads. report is called once for such a term, on a goroutine of its own, which Run
+// waits for. It may well end the process. See also [Elector.Check].
 func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
 	return electorOption(func(c *electorConfig) {
 		c.grace, c.overrun = grace, report

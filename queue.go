@@ -12,54 +12,46 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// An Entry is one acquisition in a lock's queue, holding or waiting, as
-// somebody who looks at the queue sees it. It is a value, of the moment that
-// its Queue names; who holds the lock itself has a [Held] or a [Ticket].
+// An Entry is one acquisition in a lock's queue, holding or waiting, as somebody who looks at the queue sees it. It
+// is a value, of the moment that its Queue names; who holds the lock itself has a [Held] or a [Ticket].
 //
-// Entries of others that queue on the same name (etcd's concurrency.Mutex,
-// `etcdctl lock`, v3lock) are entries too; they tell no owner and no time.
+// Entries of others that queue on the same name (etcd's concurrency.Mutex, `etcdctl lock`, v3lock) are entries too;
+// they tell no owner and no time.
 type Entry struct {
 	Name string // of the lock
 	Key  string // that it is known by
-	// SharedKey is the second key of a write lock, which a downgrade leaves;
-	// it is empty for any other entry.
+	// SharedKey is the second key of a write lock, which a downgrade leaves; it is empty for any other entry.
 	SharedKey string
-	// Token is the create revision of its keys: its place in the queue, and
-	// what Held.Token returns. Name, key and token together are the entry: the
-	// same key with another token is a later acquisition.
+	// Token is the create revision of its keys: its place in the queue, and what Held.Token returns. Name, key and
+	// token together are the entry: the same key with another token is a later acquisition.
 	Token int64
 	Holds bool // it has the lock; false: it waits
 	Read  bool // for reading, so beside other readers; false: for itself alone
-	// Owner and Queued are what the one who made the entry says: see WithOwner,
-	// and the time by the clock of its machine. Anybody may have written anything
-	// there: quote the owner where it is printed.
+	// Owner and Queued are what the one who made the entry says: see WithOwner, and the time by the clock of its
+	// machine. Anybody may have written anything there: quote the owner where it is printed.
 	Owner  string
 	Queued time.Time
-	// Names are, of an entry of a Multi, all names that it locks, with a line feed between them, as its owner
-	// says. In the queue of each is an entry of the same token; the acquisition has its locks when all of
-	// them hold. Of other entries it is empty.
+	// Names are, of an entry of a Multi, all names that it locks, with a line feed between them, as its owner says.
+	// In the queue of each is an entry of the same token; the acquisition has its locks when all of them hold. Of
+	// other entries it is empty.
 	Names string
-	// Lease is what the entry hangs on: with it the entry goes. An entry with no
-	// lease (0), which this package does not make, stays until somebody
-	// deletes its key; see Break.
+	// Lease is what the entry hangs on: with it the entry goes. An entry with no lease (0), which this package does
+	// not make, stays until somebody deletes its key; see Break.
 	Lease clientv3.LeaseID
-	// TTL is for how long the lease still lives if nobody renews it, in whole
-	// seconds, GrantedTTL how long it lives after a renewal. Both are zero if
-	// there is no lease, if it has expired meanwhile, and in what Watch yields.
+	// TTL is for how long the lease still lives if nobody renews it, in whole seconds, GrantedTTL how long it lives
+	// after a renewal. Both are zero if there is no lease, if it has expired meanwhile, and in what Watch yields.
 	TTL        time.Duration
 	GrantedTTL time.Duration
 }
 
-// A Queue is the state of a lock at one revision of etcd: who has it and who
-// waits for it.
+// A Queue is the state of a lock at one revision of etcd: who has it and who waits for it.
 type Queue struct {
 	Name     string `json:"name"`
 	Revision int64  `json:"revision"`
 	// Entries are in the order of the queue, oldest first: by their tokens.
 	Entries []Entry `json:"entries"`
-	// Foreign are the keys below the name that are no entries, in key order:
-	// those of locks nested in it, such as "a/b" in "a", and stray ones. This
-	// package passes them over; a concurrency.Mutex of that name waits for them.
+	// Foreign are the keys below the name that are no entries, in key order: those of locks nested in it, such as
+	// "a/b" in "a", and stray ones. This package passes them over; a concurrency.Mutex of that name waits for them.
 	Foreign []string `json:"foreign,omitempty"`
 }
 
@@ -79,9 +71,8 @@ func (q Queue) filter(holds bool) []Entry {
 	return out
 }
 
-// entryJSON is an Entry for people and scripts: the lease in hex, as etcd's own
-// tools have it (and as a number it would lose digits in most readers), the TTLs
-// in seconds.
+// entryJSON is an Entry for people and scripts: the lease in hex, as etcd's own tools have it (and as a number it
+// would lose digits in most readers), the TTLs in seconds.
 type entryJSON struct {
 	Name       string    `json:"name"`
 	Key        string    `json:"key"`

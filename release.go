@@ -14,12 +14,12 @@ import (
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
-// maxLooked is how many entries a request that removes one looks for. With the 32 keys of a Multi that makes
-// about half of the 128 operations that etcd allows in a txn.
+// maxLooked is how many entries a request that removes one looks for. With the 32 keys of a Multi that makes about
+// half of the 128 operations that etcd allows in a txn.
 const maxLooked = 32
 
-// remove removes the entry from the queue: see settle.Remove. found says whether the key that the entry is
-// known by was there, or may have been; of a Multi, all keys. next are the entries of the session behind it.
+// remove removes the entry from the queue: see settle.Remove. found says whether the key that the entry is known by
+// was there, or may have been; of a Multi, all keys. next are the entries of the session behind it.
 func (e *entry) remove(ctx, life context.Context, next []queue.Entry) (found bool, err error) {
 	r, err := settle.Remove(ctx, e.s.etcd, etcd.Policy{Life: life, Hedge: true}, e.allKeys(), e.rev, next...)
 	if err != nil {
@@ -50,8 +50,8 @@ func (h *Held) release(ctx context.Context, next []queue.Entry) error {
 	return err
 }
 
-// abandon gives up an entry that its owner did not get: whatever of it is in the queue, or comes
-// there late, is removed in the background.
+// abandon gives up an entry that its owner did not get: whatever of it is in the queue, or comes there late, is
+// removed in the background.
 func (e *entry) abandon(cause error) {
 	at := time.Now() // before it is handed over
 	e.mu.Lock()
@@ -81,9 +81,9 @@ type leaver struct {
 // maxLeaverOps bounds what a txn that writes an entry does for leavers. Etcd may allow less than 128 operations.
 const maxLeaverOps = 16
 
-// removeSoon removes the entry in the background, unless the next txn of the session that writes an entry of the
-// same name comes first: that removes it too. So a caller that takes the lock again at once needs one commit for
-// both. Nothing waits for such a txn.
+// removeSoon removes the entry in the background, unless the next txn of the session that writes an entry of the same
+// name comes first: that removes it too. So a caller that takes the lock again at once needs one commit for both.
+// Nothing waits for such a txn.
 func (l leaver) removeSoon() {
 	l.s.offer(l)
 	l.s.lease.Go(func(ctx context.Context) {

@@ -29,7 +29,7 @@ func unhedged(t *testing.T, c *clientv3.Client) *Session {
 	t.Helper()
 	s := newTestSession(t, c)
 	s.etcd.NeverHedge()
-	s.guardAfter = hang
+	s.waits.GuardAfter = hang
 	return s
 }
 

@@ -18,18 +18,17 @@ import (
 	"github.com/etcdlock/etcdlock/internal/lease"
 	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 	"github.com/etcdlock/etcdlock/internal/whom"
 )
 
-// A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its
-// entries stay in their queues. When it ends, by Close, by the death of its process or by a time
-// without etcd that is as long as its TTL, etcd removes them all at once. A session that ended
-// stays ended; [New] makes locks that go on in the next session. It serves any number of locks
-// and is safe for concurrent use.
+// A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its entries stay in their
+// queues. When it ends, by Close, by the death of its process or by a time without etcd that is as long as its TTL,
+// etcd removes them all at once. A session that ended stays ended; [New] makes locks that go on in the next session.
+// It serves any number of locks and is safe for concurrent use.
 //
-// A session ends on its own clock before etcd can have given its locks to somebody else: see
-// Deadline.
+// A session ends on its own clock before etcd can have given its locks to somebody else: see Deadline.
 type Session struct {
 	lease *lease.Lease
 	etcd  *etcd.Client
@@ -38,23 +37,23 @@ type Session struct {
 	hooks []*Hooks
 
 	mu sync.Mutex
-	// only are the entries that are alone in the session with their name, and lists the waitlists
-	// of the other names: see enlist.
-	only       map[string]*entry
-	lists      map[string]*waitlist.List
-	leavers    map[string][]leaver // by name, see removeSoon
-	guardAfter time.Duration       // see waitlist.Entry.Guard
+	// only are the entries that are alone in the session with their name, and lists the waitlists of the other names:
+	// see enlist.
+	only    map[string]*entry
+	lists   map[string]*waitlist.List
+	leavers map[string][]leaver // by name, see removeSoon
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds map[*entry]struct{}
+	waits wait.Waits
 	whom  whom.Waits // what a Lock says that ends with its ctx
 
 	attending   bool // see attend
 	holdWatches *holdwatch.Watches[*entry]
 }
 
-// NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has
-// answered or ctx ends; ctx bounds nothing else. After an error no lease is left behind: if it is
-// not known whether one was granted, it is revoked in the background, if the process lives so long.
+// NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has answered or ctx ends; ctx
+// bounds nothing else. After an error no lease is left behind: if it is not known whether one was granted, it is
+// revoked in the background, if the process lives so long.
 //
 // The client must stay open for as long as the session is used; closing it ends the session.
 func NewSession(ctx context.Context, client *clientv3.Client, opts ...Option) (*Session, error) {
@@ -87,10 +86,9 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
 		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks,
-		only:       make(map[string]*entry),
-		lists:      make(map[string]*waitlist.List),
-		leavers:    make(map[string][]leaver),
-		guardAfter: 100 * time.Millisecond,
+		only:    make(map[string]*entry),
+		lists:   make(map[string]*waitlist.List),
+		leavers: make(map[string][]leaver),
 	}
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
@@ -98,6 +96,11 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
+	s.waits = wait.Waits{
+		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
+		Opened: s.attend, Lost: markAllLost,
+		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*entry).goneBeside() },
+	}
 	s.whom.KV, s.whom.Go = client, s.lease.Go
 	s.holdWatches = watchesOf(s)
 	return s
@@ -121,15 +124,14 @@ func (s *Session) Done() <-chan struct{} { return s.lease.Ctx.Done() }
 // Err is nil while the session lives, then ErrSessionExpired or ErrSessionClosed.
 func (s *Session) Err() error { return s.lease.Err() }
 
-// Deadline is the time up to which the session's locks can be vouched for without hearing of etcd
-// again: the last renewal that etcd confirmed, counted from before it was sent, plus the TTL,
-// less a margin of a tenth (50 ms to 1 s) for clocks that drift and timers that are late. Each
-// renewal moves it on; at the deadline the session ends.
+// Deadline is the time up to which the session's locks can be vouched for without hearing of etcd again: the last
+// renewal that etcd confirmed, counted from before it was sent, plus the TTL, less a margin of a tenth (50 ms to 1 s)
+// for clocks that drift and timers that are late. Each renewal moves it on; at the deadline the session ends.
 func (s *Session) Deadline() time.Time { return s.lease.Deadline() }
 
-// Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It
-// repeats the request until ctx or the session ends. After nil, Deadline is nearly a TTL away.
-// An error of ctx leaves the session as it was.
+// Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It repeats the request
+// until ctx or the session ends. After nil, Deadline is nearly a TTL away. An error of ctx leaves the session as it
+// was.
 func (s *Session) Refresh(ctx context.Context) error {
 	if err := s.lease.Refresh(ctx); err != nil {
 		return fmt.Errorf("etcdlock: refresh session: %w", err)
@@ -137,16 +139,15 @@ func (s *Session) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Orphan ends the session and leaves its lease, with all entries, until the TTL has passed. It is
-// for a process that hands its locks to a successor, which adopts the lease with WithLease. It
-// makes no request. Close after it still revokes.
+// Orphan ends the session and leaves its lease, with all entries, until the TTL has passed. It is for a process that
+// hands its locks to a successor, which adopts the lease with WithLease. It makes no request. Close after it still
+// revokes.
 func (s *Session) Orphan() { s.lease.End(ErrSessionClosed, "orphaned") }
 
-// Close ends the session at once and revokes its lease, which removes all its entries in one
-// commit. It is an io.Closer: it blocks until etcd has confirmed the revocation and the session's
-// goroutines have ended, for 5 s or the TTL at the most, whichever is less. Then it returns an
-// error and goes on in the background, until the lease must have expired by itself. Further calls
-// wait for the same.
+// Close ends the session at once and revokes its lease, which removes all its entries in one commit. It is an
+// io.Closer: it blocks until etcd has confirmed the revocation and the session's goroutines have ended, for 5 s or
+// the TTL at the most, whichever is less. Then it returns an error and goes on in the background, until the lease
+// must have expired by itself. Further calls wait for the same.
 func (s *Session) Close() error {
 	limit := time.NewTimer(min(closeLimit, s.TTL()))
 	defer limit.Stop()
@@ -166,13 +167,12 @@ func (s *Session) closeError() error {
 	return nil
 }
 
-// A source is what a lock takes its sessions from: a *Session, for locks that end with it, or a
-// *Client, for locks that can be had for as long as the process lives.
+// A source is what a lock takes its sessions from: a *Session, for locks that end with it, or a *Client, for locks
+// that can be had for as long as the process lives.
 type source interface {
 	// session is the one to begin an acquisition in.
 	session(ctx context.Context) (*Session, error)
-	// retryable reports whether an acquisition that failed in s with err, and left nothing, is
-	// to begin anew.
+	// retryable reports whether an acquisition that failed in s with err, and left nothing, is to begin anew.
 	retryable(ctx context.Context, s *Session, err error) bool
 }
 

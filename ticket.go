@@ -15,11 +15,11 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// A Ticket is a place in a lock's queue. It is granted or fails by itself, in the background; its owner
-// waits for that when it suits, or not at all. It is safe for concurrent use.
+// A Ticket is a place in a lock's queue. It is granted or fails by itself, in the background; its owner waits for
+// that when it suits, or not at all. It is safe for concurrent use.
 //
-// A grant that nobody claims with Wait keeps the lock: every Ticket needs its Wait and the hold's
-// Unlock, or Cancel, or the session's end.
+// A grant that nobody claims with Wait keeps the lock: every Ticket needs its Wait and the hold's Unlock, or Cancel,
+// or the session's end.
 type Ticket struct {
 	h      *Held
 	done   chan struct{} // closed when granted or failed
@@ -34,8 +34,8 @@ type Ticket struct {
 // errCancelled is what Wait and Ahead return after Cancel.
 var errCancelled = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
 
-// newTicket starts to wait for an entry that is in the queue. The goroutine is
-// the session's; it ends with the grant, Cancel or the session.
+// newTicket starts to wait for an entry that is in the queue. The goroutine is the session's; it ends with the grant,
+// Cancel or the session.
 func newTicket(h *Held) (*Ticket, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Ticket{h: h, done: make(chan struct{}), cancel: cancel}
@@ -62,15 +62,13 @@ func newTicket(h *Held) (*Ticket, error) {
 	return t, nil
 }
 
-// Done is closed when the lock is granted, or the place is lost. Wait tells
-// which, without blocking from then on.
+// Done is closed when the lock is granted, or the place is lost. Wait tells which, without blocking from then on.
 func (t *Ticket) Done() <-chan struct{} { return t.done }
 
-// Wait blocks until the lock is granted and returns the hold, the same one on
-// every call. If ctx ends first, it returns ctx's error and the place stays. It
-// fails for good if the session ends or the entry is removed by somebody else
-// before the hold is claimed (ErrSessionExpired, ErrSessionClosed, ErrLost),
-// and after Cancel (ErrNotHeld). It makes no requests of its own.
+// Wait blocks until the lock is granted and returns the hold, the same one on every call. If ctx ends first, it
+// returns ctx's error and the place stays. It fails for good if the session ends or the entry is removed by somebody
+// else before the hold is claimed (ErrSessionExpired, ErrSessionClosed, ErrLost), and after Cancel (ErrNotHeld). It
+// makes no requests of its own.
 func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 	select {
 	case <-t.done:
@@ -97,10 +95,9 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 	return t.h, nil
 }
 
-// Ahead counts the acquisitions that have to leave the queue before this one is
-// granted, with one linearizable read: a write lock counts once, readers before
-// a reader don't count, nor does one twice that is before a Multi with several names. It is 0 once granted. If the place
-// was lost or cancelled before that, it is Wait's error.
+// Ahead counts the acquisitions that have to leave the queue before this one is granted, with one linearizable read:
+// a write lock counts once, readers before a reader don't count, nor does one twice that is before a Multi with
+// several names. It is 0 once granted. If the place was lost or cancelled before that, it is Wait's error.
 func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	h := t.h
 	select {
@@ -130,9 +127,8 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	return len(ahead), nil
 }
 
-// Cancel gives the place back, or the grant that nobody has claimed. It blocks
-// until etcd has confirmed that or the lease is gone, or ctx ends; then it
-// returns ctx's error and the removal goes on in the background. After Wait has
+// Cancel gives the place back, or the grant that nobody has claimed. It blocks until etcd has confirmed that or the
+// lease is gone, or ctx ends; then it returns ctx's error and the removal goes on in the background. After Wait has
 // returned the hold, Cancel does nothing, so it may be deferred.
 func (t *Ticket) Cancel(ctx context.Context) error {
 	t.mu.Lock()

@@ -17,9 +17,18 @@ import (
 // tryReadLimit is how many keys of a queue a Try lists that is refused.
 const tryReadLimit = 8
 
-// tryEnqueue writes the entry only if nothing that blocks it is in the queue, and returns ErrLocked
-// otherwise: one request, and no entry on failure. Only if foreign keys are in the way does another
-// txn follow, which compares that nothing was written there since they were listed.
+func tryEntry(ctx context.Context, h *Held) (*Held, error) {
+	err := h.tryEnqueue(ctx)
+	if err == nil {
+		h.notifyEnqueued()
+		err = h.grant(ctx)
+	}
+	return h.result(err)
+}
+
+// tryEnqueue writes the entry only if nothing that blocks it is in the queue, and returns ErrLocked otherwise: one
+// request, and no entry on failure. Only if foreign keys are in the way does another txn follow, which compares that
+// nothing was written there since they were listed.
 func (e *entry) tryEnqueue(ctx context.Context) error {
 	var free []clientv3.Cmp // of each part
 	for p := range e.all() {
@@ -69,8 +78,8 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 	}
 }
 
-// freeSince compares that nothing came to the queue since revision at, where these keys, some of all, did
-// not block the entry. It returns ErrLocked if they did.
+// freeSince compares that nothing came to the queue since revision at, where these keys, some of all, did not block
+// the entry. It returns ErrLocked if they did.
 func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) (clientv3.Cmp, error) {
 	from, to := keyspace.Blocking(e.name, e.mode.kind())
 	blocked := func(got *pb.RangeResponse) bool {

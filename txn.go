@@ -12,16 +12,15 @@ import (
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
-// Txn is a transaction that does nothing unless the lock is held when etcd carries it out. Build it and
-// Commit it like the client's own, and read its response likewise. Commit returns ErrLost when the hold
-// was gone, apart from a response that says that the caller's own comparison failed, and ErrNotHeld
-// after Unlock.
+// Txn is a transaction that does nothing unless the lock is held when etcd carries it out. Build it and Commit it
+// like the client's own, and read its response likewise. Commit returns ErrLost when the hold was gone, apart from a
+// response that says that the caller's own comparison failed, and ErrNotHeld after Unlock.
 //
-// It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold
-// ends. What leaves it open, a lost reply or a ctx or hold that ends before the answer, is not repeated,
-// since the caller's operations need not be safe to repeat: such an error is [ErrOutcomeUnknown], besides
-// ErrLost or ctx's error. After every other error nothing was carried out, but for one case: clientv3 by
-// itself repeats a transaction that etcd, or a proxy, has answered with Canceled or DeadlineExceeded.
+// It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold ends. What
+// leaves it open, a lost reply or a ctx or hold that ends before the answer, is not repeated, since the caller's
+// operations need not be safe to repeat: such an error is [ErrOutcomeUnknown], besides ErrLost or ctx's error. After
+// every other error nothing was carried out, but for one case: clientv3 by itself repeats a transaction that etcd, or
+// a proxy, has answered with Canceled or DeadlineExceeded.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.mu.Lock()
 	defer h.mu.Unlock()

@@ -13,14 +13,14 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// The entries of a session that want the same lock know of each other by a waitlist, from when
-// there are two of them or one has to wait. An entry that is alone, the most frequent case, does
-// without: of 10,000 locks the lists would be most of the memory.
+// The entries of a session that want the same lock know of each other by a waitlist, from when there are two of them
+// or one has to wait. An entry that is alone, the most frequent case, does without: of 10,000 locks the lists would
+// be most of the memory.
 //
 // Mutexes are taken in the order entry, session, list.
 
-// enlist makes the entry known in its session, before the txn that writes its keys is sent. The parts of
-// a Multi have a list from the start, so that each is told what becomes of it, and wake their waiter alike.
+// enlist makes the entry known in its session, before the txn that writes its keys is sent. The parts of a Multi have
+// a list from the start, so that each is told what becomes of it, and wake their waiter alike.
 func (e *entry) enlist() {
 	for p := range e.all() {
 		p.enlistPart()
@@ -91,8 +91,8 @@ func (e *entry) makeListLocked() {
 	}
 }
 
-// enter takes note that the entry is in the queue, at revision rev. replies say, for each part, what its
-// txn showed before it wrote the entry; there are none if nobody knows.
+// enter takes note that the entry is in the queue, at revision rev. replies say, for each part, what its txn showed
+// before it wrote the entry; there are none if nobody knows.
 func (e *entry) enter(rev int64, replies ...*pb.ResponseOp) {
 	e.mu.Lock()
 	var gone []*waitlist.Entry
@@ -127,8 +127,8 @@ func (e *entry) listed() *waitlist.Entry {
 	return e.own
 }
 
-// awaitLeft waits for the removal of entries of the same session that are over: nobody else has the
-// lock, and Try is not to stumble over them.
+// awaitLeft waits for the removal of entries of the same session that are over: nobody else has the lock, and Try is
+// not to stumble over them.
 func (e *entry) awaitLeft(ctx context.Context) error {
 	ctx, cancel := etcd.Bind(ctx, e.s.lease.Ctx)
 	defer cancel()
@@ -145,18 +145,17 @@ func (e *entry) awaitLeft(ctx context.Context) error {
 	return nil
 }
 
-// fencedLocked reports whether those behind the entry have to wait until etcd has removed it: what
-// its holder has made of it may still be carried out, or nobody knows how much of it is in etcd.
-// The caller holds e.mu.
+// fencedLocked reports whether those behind the entry have to wait until etcd has removed it: what its holder has
+// made of it may still be carried out, or nobody knows how much of it is in etcd. The caller holds e.mu.
 func (e *entry) fencedLocked() bool {
 	return e.fenced || e.ambiguous
 }
 
-// leaveLocked says that the entry is to be removed, which may hand the lock over. next are the entries
-// that the request is to look for. The caller holds e.mu.
+// leaveLocked says that the entry is to be removed, which may hand the lock over. next are the entries that the
+// request is to look for. The caller holds e.mu.
 //
-// A Multi that did not get all of its locks hands none of them over. Those that it had may have been
-// lost, with its lease for example, and that may be why it is given up.
+// A Multi that did not get all of its locks hands none of them over. Those that it had may have been lost, with its
+// lease for example, and that may be why it is given up.
 func (e *entry) leaveLocked() (next []queue.Entry) {
 	fence := e.state == released && e.fencedLocked() || e.state == abandoned && e.first != nil
 	for p := range e.all() {
@@ -170,8 +169,8 @@ func (e *entry) leaveLocked() (next []queue.Entry) {
 	return next[:min(len(next), maxLooked)]
 }
 
-// delist takes note that nothing of the entry is in etcd: see waitlist.Entry.Removed. Where an earlier
-// attempt may have removed it, nobody can tell whether that was the session's request.
+// delist takes note that nothing of the entry is in etcd: see waitlist.Entry.Removed. Where an earlier attempt may
+// have removed it, nobody can tell whether that was the session's request.
 func (e *entry) delist(r *settle.Removal, next []queue.Entry) {
 	e.mu.Lock()
 	var gone []*waitlist.Entry
@@ -187,8 +186,8 @@ func (e *entry) delist(r *settle.Removal, next []queue.Entry) {
 	markAllLost(gone, r.At)
 }
 
-// delistLocked forgets what the session keeps for the entry's name, if nobody needs it any more. The
-// caller holds e.mu.
+// delistLocked forgets what the session keeps for the entry's name, if nobody needs it any more. The caller holds
+// e.mu.
 func (e *entry) delistLocked() {
 	s := e.s
 	s.mu.Lock()

@@ -138,27 +138,6 @@ func TestWaitlist_WatchesBreak(t *testing.T) {
 	}
 }
 
-// A watch that can't be opened is tried again.
-func TestWaitlist_WatchNotOpened(t *testing.T) {
-	onStage(t, func(st *stage) {
-		st.f.Write("a/1")
-		fails := true
-		st.f.Step = func(_ context.Context, what string) error {
-			if what == "Watch" && fails {
-				fails = false
-				return errLostReply
-			}
-			return nil
-		}
-		tk := st.ticket(st.mutex().Enqueue)
-		require.Zero(st, len(st.f.Watches()))
-		<-time.After(etcd.RetryMax)
-		require.Equal(st, 1, len(st.f.Watches()))
-		st.f.Remove("a/1")
-		st.wait(tk).Release()
-	})
-}
-
 // A waiter whose turn has not come is told that its entry was removed when the session next inspects
 // its keys; so is a hold that nobody watches.
 func TestWaitlist_EntryRemoved(t *testing.T) {

@@ -24,7 +24,7 @@ func (e *Entry) confirmLocked() Step {
 		if p.own != e && p.kind == keyspace.Exclusive || len(s.Keys) == confirmMax {
 			break
 		}
-		s.Keys, s.At = append(s.Keys, p.Key), max(s.At, p.Rev, p.own.since)
+		s.Keys, s.At = append(s.Keys, p.Key), max(s.At, p.Rev, p.own.minSeen)
 		if p.kind == keyspace.Exclusive {
 			break
 		}

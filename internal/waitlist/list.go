@@ -54,18 +54,29 @@ type Entry struct {
 	keys  []string // the first one stands for the entry
 	kind  keyspace.Kind
 	state state
-	rev   int64 // 0 while it is not known
-	// since: it is granted only when it was seen in the queue at this revision or later. It is that
-	// at which a key before it, or another entry of the list, was found to be gone.
-	since  int64
-	gone   int64 // what was under its keys up to this revision is gone
-	from   int64 // between this revision and rev all is known
-	read   int64 // the revision of the last reading that was made for it
-	short  bool  // a reading upward did not reach it
-	all    bool  // a reading of few keys downward did not suffice
-	fresh  bool  // it is to be read at the present
-	guard  bool  // see Guard
-	ending bool  // see Stop
+	// What is known of the way to its grant:
+	//
+	//	fact        says                                           set by                          needed for
+	//	rev         where it is in the queue, 0 while unknown      Enqueued, Held                  I1
+	//	minSeen     it is granted only when it was seen in the     what finds that a key below or  I1: it was there when
+	//	            queue at this revision or later                another of the list is gone     that had gone
+	//	goneUpTo    what was under its keys up to this revision    Heard, a reading, before rev    I1: a late reply does
+	//	            is gone                                        is known                        not bring it back
+	//	knownFrom   between this revision and rev all is known:    Enqueued, Saw                   I1: every lower key
+	//	            when the list's marks reach it, all below is
+	//	mustRead    etcd is to be asked at the present: a watch    Fail, Refresh, Look; cleared    an event that nobody
+	//	            may have missed something                      by a reading of the present     has told of
+	//	readAt      the revision of the last reading for it, of a  Saw                             a reading behind the
+	//	            range                                                                          watch; one to read ahead
+	//	notReached  a reading upward did not come so far: it       Saw                             the limit upward
+	//	            reads downward
+	//	noLimit     a reading of few keys downward did not         Saw                             the limit downward
+	//	            suffice
+	rev, minSeen, goneUpTo, knownFrom, readAt int64
+	mustRead, notReached, noLimit             bool
+
+	guard  bool // see Guard
+	ending bool // see Stop
 	watch  *Watch
 	wake   chan struct{}
 	// contended is called when another entry of the list waits for it: see WhenContended.
@@ -96,13 +107,16 @@ func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Entry {
 	return e
 }
 
+// Name is that of the lock.
+func (e *Entry) Name() string { return e.l.name }
+
 // Rekey gives the entry other keys, since those that it had are in use by others.
 func (e *Entry) Rekey(keys ...string) {
 	l := e.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e.disownLocked()
-	e.keys, e.gone = keys, 0
+	e.keys, e.goneUpTo = keys, 0
 	for _, key := range keys {
 		l.keys[key] = e
 	}
@@ -125,19 +139,19 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	e.enterLocked(rev, waiting)
-	if rev <= e.gone {
+	if rev <= e.goneUpTo {
 		e.state = missing
 	}
 	late := true // nobody may know at which revision what was below has gone
 	if seen != nil {
 		if seen.Low <= seen.High {
-			e.from = seen.Low
+			e.knownFrom = seen.Low
 		}
 		lost = l.applyLocked(seen)
 		late = seen.Low > seen.High || slices.ContainsFunc(seen.Keys, l.forgotLocked)
 	}
 	if late && rev < l.latest {
-		e.since = l.latest
+		e.minSeen = l.latest
 	}
 	if e.state == waiting && seen.Clear(l.name, e.kind) {
 		// Nothing was below, whatever the list has yet to hear about its entries that are leaving.
@@ -157,7 +171,7 @@ func (e *Entry) Held(rev int64) {
 }
 
 func (e *Entry) enterLocked(rev int64, s state) {
-	e.rev, e.from, e.state = rev, rev, s
+	e.rev, e.knownFrom, e.state = rev, rev, s
 	for _, key := range e.keys {
 		i := e.l.placeLocked(queue.Entry{Key: key, Rev: rev})
 		e.l.places[i].own, e.l.places[i].seen = e, max(e.l.places[i].seen, rev)
@@ -210,7 +224,7 @@ func (l *List) grantLocked() {
 		p := l.places[i]
 		e := p.own
 		passes := !any || e != nil && e.kind == keyspace.Shared
-		if e != nil && e.state == waiting && p.Key == e.keys[0] && l.completeLocked(e) && l.seenLocked(e) >= e.since && passes {
+		if e != nil && e.state == waiting && p.Key == e.keys[0] && l.completeLocked(e) && l.seenLocked(e) >= e.minSeen && passes {
 			e.state = held
 			e.clearBelowLocked()
 			i, _ = l.findLocked(p.Entry)

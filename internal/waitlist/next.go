@@ -106,7 +106,7 @@ func (e *Entry) Next() Step {
 	front := l.frontLocked()
 	complete := l.completeLocked(e)
 	others := slices.Concat(l.belowLocked(e, keyspace.Exclusive, false), l.belowLocked(e, keyspace.Shared, false))
-	clear := complete && len(others) == 0 && l.seenLocked(e) >= e.since && !e.fresh
+	clear := complete && len(others) == 0 && l.seenLocked(e) >= e.minSeen && !e.mustRead
 	switch {
 	case e.watch != nil && (e != front[0] && e != front[1] || l.wide != nil && !l.spare && e.watch != l.wide):
 		return Step{Do: Drop}
@@ -115,13 +115,13 @@ func (e *Entry) Next() Step {
 		return Step{Do: Adopt, Keep: l.wide}
 	case e == front[0] && clear:
 		return e.guardLocked()
-	case e == front[0] && complete && len(others) == 0 && !e.fresh:
+	case e == front[0] && complete && len(others) == 0 && !e.mustRead:
 		return e.confirmLocked()
 	case e == front[0]:
 		return e.askLocked()
 	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p place) bool { return p.Rev > front[0].rev || !queue.Blocks(p.kind, front[0].kind) })):
 		return e.askLocked() // what the first one does not ask
-	case e == front[2] && e.read == 0:
+	case e == front[2] && e.readAt == 0:
 		return e.readLocked()
 	}
 	return Step{}
@@ -153,7 +153,7 @@ func (e *Entry) askLocked() Step {
 	}
 	asked := func(p place) bool { return l.keys[p.Key] == nil || l.keys[p.Key].rev > 0 }
 	switch {
-	case len(targets) == 0 || e.fresh:
+	case len(targets) == 0 || e.mustRead:
 		return e.readLocked()
 	case !unsure && !slices.ContainsFunc(targets, asked):
 		return Step{} // for the replies of entries of the list, which they probably are
@@ -169,7 +169,7 @@ func (e *Entry) askLocked() Step {
 	switch late := slices.ContainsFunc(targets, func(p place) bool { return p.seen < w.At }); {
 	case deep && late:
 		return Step{Do: Read, At: max(w.At, w.upTo, e.rev), Keys: []string{targets[0].Key}}
-	case !deep && (late || l.seenLocked(e) < w.At || unsure && e.read < w.At):
+	case !deep && (late || l.seenLocked(e) < w.At || unsure && e.readAt < w.At):
 		return e.readLocked()
 	}
 	return Step{}
@@ -197,17 +197,17 @@ func (e *Entry) rangeLocked(targets []place, deep, unsure bool) (from, to string
 func (e *Entry) readLocked() Step {
 	l := e.l
 	// It shows all of the list that are known, so that one reading serves them all.
-	s := Step{Do: Read, At: max(e.rev, e.since, l.places[len(l.places)-1].Rev)}
+	s := Step{Do: Read, At: max(e.rev, e.minSeen, l.places[len(l.places)-1].Rev)}
 	if w := e.watchLocked(); w != nil {
 		s.At = max(s.At, w.At, w.upTo)
 	}
-	if e.fresh {
+	if e.mustRead {
 		s.At = 0
 	}
 	switch {
-	case len(l.keys) > len(e.keys) && !e.short && l.reader != nil:
+	case len(l.keys) > len(e.keys) && !e.notReached && l.reader != nil:
 		return Step{} // until that has been read
-	case len(l.keys) > len(e.keys) && !e.short:
+	case len(l.keys) > len(e.keys) && !e.notReached:
 		l.reader = e
 		s.From, s.To = keyspace.All(l.name)
 		s.Upward, s.Limit, s.Min = true, upLimit, min(l.marks[0]+1, l.marks[1]+1, e.rev)
@@ -215,7 +215,7 @@ func (e *Entry) readLocked() Step {
 			s.Min = min(s.Min, l.places[i].Rev)
 		}
 		return s
-	case !e.all:
+	case !e.noLimit:
 		s.Limit = downLimit
 	}
 	s.Max = e.rev
@@ -240,16 +240,16 @@ func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
 	defer l.mu.Unlock()
 	e.readOverLocked()
 	lost = l.applyLocked(seen)
-	e.fresh = e.fresh && s.At > 0
+	e.mustRead = e.mustRead && s.At > 0
 	if s.From != "" {
-		e.read = seen.At
+		e.readAt = seen.At
 		if seen.Low <= e.rev && e.rev <= seen.High {
-			e.from = min(e.from, seen.Low)
+			e.knownFrom = min(e.knownFrom, seen.Low)
 		}
 		if s.Upward {
-			e.short = e.short || seen.High < e.rev
+			e.notReached = e.notReached || seen.High < e.rev
 		} else if l.completeLocked(e) || len(l.belowLocked(e, keyspace.Exclusive, false)) == 0 {
-			e.all = e.all || seen.Low > 1 // it would not suffice the next time either
+			e.noLimit = e.noLimit || seen.Low > 1 // it would not suffice the next time either
 		}
 	}
 	l.grantLocked()

@@ -31,7 +31,7 @@ func (e *Entry) Look() (s Step, ok bool) {
 	if l.completeLocked(e) && len(l.belowLocked(e, keyspace.Exclusive, false))+len(l.belowLocked(e, keyspace.Shared, false)) == 0 {
 		return Step{}, false
 	}
-	e.fresh = true
+	e.mustRead = true
 	s = e.readLocked()
 	return s, s.Do == Read // else another one of the list reads
 }

@@ -101,8 +101,8 @@ func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
 		}
 		// What was there before, and is not in it, nobody may have known.
 		for _, p := range l.places {
-			if e := p.own; e != nil && e.from-1 > l.marks[i] && queue.Blocks(kind, e.kind) {
-				e.since = max(e.since, seen.At)
+			if e := p.own; e != nil && e.knownFrom-1 > l.marks[i] && queue.Blocks(kind, e.kind) {
+				e.minSeen = max(e.minSeen, seen.At)
 			}
 		}
 		l.marks[i], l.latest = seen.High, max(l.latest, seen.At)
@@ -128,7 +128,7 @@ func (l *List) goneLocked(lost []*Entry, q queue.Entry, at int64) []*Entry {
 	case e == nil:
 		l.places = slices.Delete(l.places, i, i+1)
 		if e := l.keys[q.Key]; e != nil { // it was probably this one's, whose reply is on its way
-			e.gone = max(e.gone, q.Rev)
+			e.goneUpTo = max(e.goneUpTo, q.Rev)
 		}
 		for j := range l.places[:i] {
 			if o := &l.places[j]; o.own == nil && p.kind == keyspace.Exclusive && !l.trackedLocked(o) {
@@ -158,7 +158,7 @@ func (l *List) suspectLocked(q queue.Entry, at int64) {
 	for i := range l.places {
 		e := l.places[i].own
 		if e != nil && e.rev > q.Rev && (q.Key == "" || queue.Blocks(keyspace.KindOf(l.name, q.Key), e.kind)) {
-			e.since = max(e.since, at)
+			e.minSeen = max(e.minSeen, at)
 		}
 	}
 }
@@ -175,7 +175,7 @@ func (e *Entry) clearBelowLocked() {
 
 // completeLocked reports whether all that may block e is known.
 func (l *List) completeLocked(e *Entry) bool {
-	return l.marks[0] >= e.from-1 && (e.kind == keyspace.Shared || l.marks[1] >= e.from-1)
+	return l.marks[0] >= e.knownFrom-1 && (e.kind == keyspace.Shared || l.marks[1] >= e.knownFrom-1)
 }
 
 // belowLocked are the keys below e that it has to wait for, and that it asks etcd about: those of
@@ -183,7 +183,7 @@ func (l *List) completeLocked(e *Entry) bool {
 func (l *List) belowLocked(e *Entry, kind keyspace.Kind, own bool) (below []place) {
 	complete := l.completeLocked(e)
 	for _, p := range l.places {
-		if p.Rev < e.rev && p.kind == kind && queue.Blocks(kind, e.kind) && (complete || p.Rev >= e.from) && (own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0] || !own && p.own == nil) {
+		if p.Rev < e.rev && p.kind == kind && queue.Blocks(kind, e.kind) && (complete || p.Rev >= e.knownFrom) && (own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0] || !own && p.own == nil) {
 			below = append(below, p)
 		}
 	}

@@ -118,7 +118,7 @@ func (l *List) Refresh() {
 	front := l.frontLocked()
 	for _, e := range front[:2] {
 		if e != nil {
-			e.fresh = true
+			e.mustRead = true
 			e.tell()
 		}
 	}
@@ -128,7 +128,7 @@ func (l *List) Refresh() {
 func (e *Entry) Fail() {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
-	e.fresh = true
+	e.mustRead = true
 	e.readOverLocked()
 	e.l.grantLocked()
 }
@@ -141,7 +141,7 @@ func (e *Entry) Heard(deletions []Deletion) (lost []*Entry) {
 	defer l.mu.Unlock()
 	for _, d := range deletions {
 		if o := l.keys[d.Key]; o != nil && o.rev == 0 {
-			o.gone = max(o.gone, d.Rev)
+			o.goneUpTo = max(o.goneUpTo, d.Rev)
 			l.latest = max(l.latest, d.Rev)
 		}
 		for i := len(l.places) - 1; i >= 0; i-- {

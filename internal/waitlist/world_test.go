@@ -461,7 +461,7 @@ func (l *List) dump() (s string) {
 	for _, p := range l.places {
 		s += fmt.Sprintf("%v seen %d unsure %v", p.Entry, p.seen, p.unsure)
 		if e := p.own; e != nil {
-			s += fmt.Sprintf(" own %v state %d seen %d since %d from %d read %d short %v all %v fresh %v guard %v ending %v watch %+v", e.keys, e.state, l.seenLocked(e), e.since, e.from, e.read, e.short, e.all, e.fresh, e.guard, e.ending, e.watch)
+			s += fmt.Sprintf(" own %v state %d seen %d minSeen %d knownFrom %d readAt %d notReached %v noLimit %v mustRead %v guard %v ending %v watch %+v", e.keys, e.state, l.seenLocked(e), e.minSeen, e.knownFrom, e.readAt, e.notReached, e.noLimit, e.mustRead, e.guard, e.ending, e.watch)
 		}
 		s += "\n"
 	}

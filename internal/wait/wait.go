@@ -1,0 +1,298 @@
+// Package wait has entries of waitlists wait for their locks: it makes the requests and opens the watches that a
+// list asks for, until the entry has its lock or the wait ends. It knows nothing of sessions, leases and holds.
+package wait
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/outage"
+	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
+)
+
+// A waiter waits, from the txn that put its entry into the queue, until the entry has the lock. It does what the
+// waitlist of the entry says:
+//
+//  1. As long as two entries of the list wait before it, it asks etcd nothing: it has to wait for them anyway, and
+//     can't be near the front before they are. (While the lock goes from one entry of the list to the next, one of
+//     those behind the two reads ahead.)
+//  2. The front-most two read what blocks them, unless that is known already. Near the front that is all that is
+//     left below, otherwise the last entry but two.
+//  3. They watch that from now, and verify that it was there when the watch began.
+//  4. When the blockers are gone, and nothing can be left below, the entry has the lock. If an entry of the list was
+//     before it, it has the lock as soon as that is given back.
+//
+// Near the front it watches its own entry too, in the same watch. A waiter that is deeper learns that its entry was
+// removed when somebody tells the list, or when it comes near.
+//
+// Invariant (I1): an entry has the lock only after a revision at which it was in the queue and nothing that blocks
+// it was below, but for entries of its list that were given back, or given up before they had the lock, and whose
+// fence is not in use. The list keeps it.
+//
+// Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read at an older revision
+// does not show the entry itself, and a member that lags may miss the event that the watch has missed; so reads are
+// pinned, or linearizable.
+type waiter struct {
+	*Waits
+	own    *waitlist.Entry
+	watch  *etcd.Watch
+	retry  etcd.Backoff  // after an error that passes
+	outage outage.Outage // for the log
+	unbind func()        // the ctx of the wait from Life
+	// guard is when to watch those of the list that the entry waits for.
+	guard <-chan time.Time
+}
+
+// Waits are those of a client of etcd. The fields are set before the first wait.
+type Waits struct {
+	Client *etcd.Client
+	// Life ends the waits, and the watches: a list may keep one for longer than the wait that has opened it.
+	Life    context.Context
+	Outages *outage.Source
+	// GuardAfter is how long an entry waits for others of its list until it watches them: see waitlist.Entry.Guard.
+	GuardAfter time.Duration
+	Opened     func() // is called when a watch was opened
+	// Gone reports whether an entry is gone that is taken together with this one.
+	Gone func(own *waitlist.Entry) bool
+	// Lost is told of entries that had the lock and were not in etcd at revision at.
+	Lost func(entries []*waitlist.Entry, at int64)
+}
+
+// ErrGone says that an entry is not in the queue any more.
+var ErrGone = errors.New("entry gone")
+
+// Wait blocks until the entry has the lock, or ctx or Life ends (the error is its cause), or somebody else removes
+// the entry (ErrGone), or etcd refuses, or its client is closed. After an error the entry is still to be given up.
+//
+// Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps 4 KiB, not 8.
+func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
+	w := &waiter{Waits: ws, own: own}
+	ctx = w.start(ctx)
+	defer w.stop()
+	for {
+		granted, err := w.advance(ctx)
+		switch {
+		case err != nil:
+		case granted:
+			return nil
+		case w.watch != nil:
+			err = w.await(ctx)
+		default:
+			err = w.awaitTurn(ctx)
+		}
+		switch {
+		case err == nil:
+			continue
+		case ctx.Err() != nil, errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
+			etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // whatever ends a watch, a read tells
+			return cmp.Or(context.Cause(ctx), err)
+		}
+		// An outage of etcd keeps the place in the queue. The waiter then reads the present.
+		w.outage.Start(ctx, err)
+		w.unwatch(true)
+		w.own.Fail()
+		w.pause(ctx)
+	}
+}
+
+func (w *waiter) start(ctx context.Context) context.Context {
+	w.outage = w.Outages.Outage(w.own.Name())
+	ctx, w.unbind = etcd.Bind(ctx, w.Life)
+	return ctx
+}
+
+func (w *waiter) stop() {
+	w.outage.Stop(false)
+	closeAll(w.own.Stop())
+	w.unbind()
+}
+
+// advance does what the list says until the entry has the lock or has to wait.
+func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
+	for err == nil {
+		if w.Gone(w.own) {
+			return false, ErrGone
+		}
+		step := w.own.Next()
+		switch step.Do {
+		case waitlist.Grant:
+			return true, nil
+		case waitlist.Gone:
+			return false, ErrGone
+		case waitlist.Read:
+			err = w.read(ctx, &step)
+		case waitlist.Open:
+			err = w.open(ctx, &step)
+		case waitlist.Drop:
+			w.unwatch(false)
+		case waitlist.Adopt:
+			if w.watch != nil {
+				w.watch.Close()
+			}
+			w.watch = step.Keep.Owner.(*etcd.Watch)
+		case waitlist.Wait:
+			w.outage.Stop(true)
+			switch {
+			case !step.Guard:
+				w.guard = nil
+			case w.guard == nil:
+				w.guard = time.After(w.GuardAfter)
+			}
+			return false, nil
+		}
+	}
+	return false, err
+}
+
+// await blocks until something has happened, and takes note of it.
+func (w *waiter) await(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-w.own.Wake():
+		return nil
+	case wr, ok := <-w.watch.C:
+		w.watch.Heard()
+		return w.handleEvent(&wr, ok)
+	case <-w.guard:
+		w.own.Guard()
+		return nil
+	}
+}
+
+// awaitTurn blocks until the list has something to do for the entry. It is not a case of await, which has
+// an event on its stack: most waiters of a long queue block here.
+func (w *waiter) awaitTurn(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-w.own.Wake():
+		return nil
+	case <-w.guard:
+		w.own.Guard()
+		return nil
+	}
+}
+
+// handleEvent takes note of what the watch tells: keys were deleted; or the watch ended (no leader,
+// compacted, closed) and may have missed that.
+func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
+	if len(wr.Events) > 0 {
+		deletions := make([]waitlist.Deletion, 0, len(wr.Events))
+		for _, ev := range wr.Events {
+			deletions = append(deletions, waitlist.Deletion{Key: string(ev.Kv.Key), Rev: ev.Kv.ModRevision})
+		}
+		w.Lost(w.own.Heard(deletions), etcd.Latest(wr))
+	}
+	if w.own.Granted() {
+		return nil // whatever becomes of the watch
+	}
+	return etcd.Broken(wr, ok)
+}
+
+// pause waits before the next attempt, unless the lock is handed over meanwhile. ctx is looked at next.
+func (w *waiter) pause(ctx context.Context) {
+	over := time.After(w.retry.Next())
+	for !w.own.Granted() {
+		select {
+		case <-ctx.Done():
+			return
+		case <-over:
+			return
+		case <-w.own.Wake():
+		}
+	}
+}
+
+// open opens a watch in place of the one that there is.
+func (w *waiter) open(ctx context.Context, step *waitlist.Step) (err error) {
+	w.unwatch(false)
+	w.watch, err = w.Client.OpenWatch(ctx, w.Life, step.From, step.To, clientv3.WithFilterPut())
+	if err != nil {
+		return err
+	}
+	w.Opened()
+	w.retry.Reset()
+	w.own.Opened(&waitlist.Watch{From: step.From, To: step.To, At: w.watch.At, Owner: w.watch})
+	return nil
+}
+
+func (w *waiter) unwatch(broken bool) {
+	closeAll(w.own.Close(broken))
+	w.watch = nil
+}
+
+func closeAll(watches []*waitlist.Watch) {
+	for _, c := range watches {
+		c.Owner.(*etcd.Watch).Close()
+	}
+}
+
+func (w *waiter) read(ctx context.Context, step *waitlist.Step) error {
+	got, at, err := w.Client.ReadAt(ctx, w.Life, step.At, readsOf(step)...)
+	if err == nil {
+		w.saw(w.own, step, at, got)
+	}
+	return err
+}
+
+// Survey reads, in one request, what is before those of the parts that still wait: while the acquisition waited
+// for another part, much of that has probably gone. If it fails, the wait for the next part asks.
+func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Entry) {
+	var asking []*waitlist.Entry
+	var steps []waitlist.Step
+	var reads []etcd.Read
+	for _, p := range parts {
+		if step, ok := p.Look(); ok {
+			asking, steps, reads = append(asking, p), append(steps, step), append(reads, readsOf(&step)...)
+		}
+	}
+	if len(reads) == 0 {
+		return
+	}
+	got, at, err := ws.Client.ReadAt(ctx, ws.Life, 0, reads...)
+	for i, p := range asking {
+		if err != nil {
+			p.Fail()
+		} else {
+			got = ws.saw(p, &steps[i], at, got)
+		}
+	}
+}
+
+func readsOf(step *waitlist.Step) (reads []etcd.Read) {
+	if step.From != "" {
+		opts := []clientv3.OpOption{clientv3.WithLimit(step.Limit)}
+		if step.Upward {
+			opts = append(opts, clientv3.WithMinCreateRev(step.Min), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+		} else {
+			opts = append(opts, clientv3.WithMaxCreateRev(step.Max), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+		}
+		reads = append(reads, etcd.ReadRange(step.From, step.To, opts...))
+	}
+	for _, key := range step.Keys {
+		reads = append(reads, etcd.ReadKey(key))
+	}
+	return reads
+}
+
+// saw takes note of what was read for a step of the entry, at revision at. got begins with it; saw returns the rest.
+func (ws *Waits) saw(own *waitlist.Entry, step *waitlist.Step, at int64, got []*pb.RangeResponse) []*pb.RangeResponse {
+	var ranged, keys []queue.Entry
+	more, size := false, int64(0)
+	if step.From != "" {
+		ranged, more, size, got = queue.Entries(got[0].Kvs), got[0].More, got[0].Count, got[1:]
+	}
+	for _, g := range got[:len(step.Keys)] {
+		keys = append(keys, queue.Entries(g.Kvs)...)
+	}
+	ws.Lost(own.Saw(step, step.Listing(at, ranged, more, size, keys)), at)
+	return got[len(step.Keys):]
+}

@@ -1,0 +1,491 @@
+package wait
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/outage"
+	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
+)
+
+// scene is a list in front of a fake of etcd, in a bubble. The list has no session: its entries are put into
+// the queue, and taken out, by the test.
+type scene struct {
+	*testing.T
+	*Waits
+	f      *fakeetcd.Server
+	l      *waitlist.List
+	lost   []*waitlist.Entry
+	opened int
+
+	mu    sync.Mutex // guards what follows
+	steps []string   // the requests and watches that were asked for
+	fail  error      // of the next one
+
+	end   context.CancelCauseFunc
+	close context.CancelFunc // of the client
+}
+
+var errEnded = errors.New("ended")
+
+func play(t *testing.T, do func(*scene)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &scene{T: t, f: fakeetcd.New(), l: waitlist.New("a")}
+		ctx, stop := context.WithCancel(context.Background())
+		client := clientv3.NewCtxClient(ctx)
+		client.KV, client.Watcher, s.close = clientv3.NewKVFromKVClient(s.f, client), s.f, stop
+		s.Waits = &Waits{
+			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
+			Gone: func(*waitlist.Entry) bool { return false },
+			Lost: func(lost []*waitlist.Entry, _ int64) { s.lost = append(s.lost, lost...) },
+		}
+		s.Life, s.end = context.WithCancelCause(context.Background())
+		s.Outages = &outage.Source{All: &outage.Outages{}, Client: s.Client, Life: s.Life, Log: slog.New(slog.DiscardHandler)}
+		s.f.Step = func(_ context.Context, what string) error {
+			if what[len(what)-1] == '.' {
+				return nil
+			}
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.steps = append(s.steps, what)
+			err := s.fail
+			s.fail = nil
+			return err
+		}
+		do(s)
+		s.end(errEnded)
+		synctest.Wait()
+		require.Empty(t, s.f.Watches())
+	})
+}
+
+// enqueue puts an entry into the queue. Its txn shows what is before.
+func (s *scene) enqueue(key string) *waitlist.Entry {
+	e := s.l.Register(nil, keyspace.KindOf("a", key), key)
+	before := queue.Entries(s.f.Keys("a/"))
+	rev := s.f.Write(key)
+	e.Enqueued(rev, &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: true, Keys: before, Size: int64(len(before))})
+	return e
+}
+
+// wait has an entry wait until all sleep.
+func (s *scene) wait(e *waitlist.Entry) (ended <-chan error) {
+	ch := make(chan error, 1)
+	go func() { ch <- s.Wait(s.Context(), e) }()
+	synctest.Wait()
+	return ch
+}
+
+// grants requires that a wait ends with a grant, now.
+func (s *scene) grants(ended <-chan error) {
+	s.Helper()
+	synctest.Wait()
+	require.Len(s, ended, 1)
+	require.NoError(s, <-ended)
+}
+
+// leaves gives an entry back, and removes its key.
+func (s *scene) leaves(e *waitlist.Entry, key string) {
+	e.Leave(false)
+	s.f.Remove(key)
+	e.Removed(s.f.Write("x"), true, nil, nil)
+}
+
+func TestWait_Grant(t *testing.T) {
+	play(t, func(s *scene) {
+		bound := &counted{Context: s.Life}
+		s.Life = bound
+		s.f.Write("a/1")
+		ended := s.wait(s.enqueue("a/5"))
+		require.Empty(s, ended)
+		require.Equal(s, []string{"Watch"}, s.asked(), "nothing was written since, so nothing is read")
+		require.Equal(s, 1, s.opened)
+		require.Positive(s, bound.n.Load())
+		s.f.Remove("a/1")
+		s.grants(ended)
+		require.Equal(s, []string{"Watch"}, s.asked())
+		require.Zero(s, bound.n.Load(), "nothing hangs on Life any more")
+	})
+}
+
+// counted is a ctx that counts what waits for its end.
+type counted struct {
+	context.Context
+	n atomic.Int32
+}
+
+// Value hides the ctx inside, so that package context asks AfterFunc.
+func (c *counted) Value(any) any { return nil }
+
+func (c *counted) AfterFunc(f func()) func() bool {
+	c.n.Add(1)
+	stop := context.AfterFunc(c.Context, f)
+	return func() bool { c.n.Add(-1); return stop() }
+}
+
+// When a wait is given up, the next entry of the list has the watch on all of the queue, and asks when that breaks.
+func TestWait_NextAsks(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		ctx, cancel := context.WithCancel(s.Context())
+		first := s.enqueue("a/5")
+		go func() { _ = s.Wait(ctx, first) }()
+		synctest.Wait()
+		ended := s.wait(s.enqueue("a/5-1"))
+		breakAll := func() {
+			s.f.BreakWatches()
+			<-time.After(2 * etcd.RetryMin)
+			synctest.Wait()
+			require.Len(s, s.f.Watches(), 1)
+		}
+		breakAll()
+		breakAll()
+		watches := len(s.asked())
+		cancel()
+		require.Len(s, s.asked(), watches)
+		breakAll()
+		first.Leave(false) // and is removed late
+		s.f.Remove("a/1")
+		s.grants(ended)
+	})
+}
+
+// A waiter drops its own watch when there is one on all of the queue, also if it is the one that has to listen
+// to that now.
+func TestWait_OneWatch(t *testing.T) {
+	for _, adopts := range []bool{false, true} {
+		play(t, func(s *scene) {
+			goOn := make(chan struct{})
+			step := s.f.Step
+			s.f.Step = func(ctx context.Context, what string) error {
+				if what == "pinned Range" && ctx.Value(first{}) != nil {
+					<-goOn
+				}
+				return step(ctx, what)
+			}
+			s.f.Write("a/1")
+			e := s.enqueue("a/5")
+			s.f.Write("x") // so that the waiter reads behind its watch
+			go func() { _ = s.Wait(context.WithValue(s.Context(), first{}, true), e) }()
+			synctest.Wait()
+			s.f.Write("a/7")
+			ctx, cancel := context.WithCancel(s.Context())
+			second := s.enqueue("a/5-1")
+			go func() { _ = s.Wait(ctx, second) }()
+			synctest.Wait()
+			require.Len(s, s.f.Watches(), 2)
+			if adopts {
+				cancel()
+				synctest.Wait()
+			}
+			close(goOn)
+			synctest.Wait()
+			require.Len(s, s.f.Watches(), 1)
+			cancel()
+		})
+	}
+}
+
+// first is a key of the ctx of one waiter.
+type first struct{}
+
+// What a watch tells is taken for a sign that its stream lives.
+func TestWait_Heard(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		_ = s.wait(s.enqueue("a/5"))
+		for range 5 {
+			require.False(s, s.Client.Probe(s.Context()))
+			<-time.After(2 * etcd.AttemptMin)
+		}
+	})
+}
+
+// A ctx that ends ends the pause after an error too.
+func TestWait_CtxEndsInAPause(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		s.f.Refuse = func(*fakeetcd.Watch) bool { return true }
+		ctx, cancel := context.WithCancel(s.Context())
+		ended := make(chan error, 1)
+		e := s.enqueue("a/5")
+		go func() { ended <- s.Wait(ctx, e) }()
+		<-time.After(time.Minute)
+		for n := len(s.asked()); len(s.asked()) == n; { // until it begins a pause
+			<-time.After(time.Millisecond)
+		}
+		start := time.Now()
+		cancel()
+		require.ErrorIs(s, <-ended, context.Canceled)
+		require.Zero(s, time.Since(start))
+	})
+}
+
+// What ends a wait for good.
+func TestWait_Ends(t *testing.T) {
+	why := errors.New("why")
+	for name, c := range map[string]struct {
+		end  func(s *scene, cancel func())
+		want error
+	}{
+		"ctx":             {func(_ *scene, cancel func()) { cancel() }, context.Canceled},
+		"life":            {func(s *scene, _ func()) { s.end(why) }, why},
+		"refused":         {func(s *scene, _ func()) { s.fail = rpctypes.ErrGRPCPermissionDenied; s.f.BreakWatches() }, rpctypes.ErrPermissionDenied},
+		"client closed":   {func(s *scene, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
+		"entry removed":   {func(s *scene, _ func()) { s.f.Remove("a/5") }, ErrGone},
+		"another is gone": {func(s *scene, _ func()) { s.Gone = func(*waitlist.Entry) bool { return true }; s.l.Refresh() }, ErrGone},
+	} {
+		t.Run(name, func(t *testing.T) {
+			play(t, func(s *scene) {
+				s.f.Write("a/1")
+				ctx, cancel := context.WithCancel(s.Context())
+				e := s.enqueue("a/5")
+				ended := make(chan error, 1)
+				go func() { ended <- s.Wait(ctx, e) }()
+				synctest.Wait()
+				start := time.Now()
+				c.end(s, cancel)
+				require.ErrorIs(s, <-ended, c.want)
+				require.LessOrEqual(s, time.Since(start), 2*etcd.RetryMin)
+				synctest.Wait()
+				require.Empty(s, s.f.Watches())
+			})
+		})
+	}
+}
+
+// Two of many ask; the others begin to when it is their turn.
+func TestWait_Turn(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		var all []*waitlist.Entry
+		var ended []<-chan error
+		for i := range 5 {
+			all = append(all, s.enqueue(fmt.Sprint("a/5-", i+1)))
+			ended = append(ended, s.wait(all[i]))
+		}
+		require.Len(s, s.f.Watches(), 1)
+		s.f.Remove("a/1")
+		for i, e := range all {
+			s.grants(ended[i])
+			s.leaves(e, fmt.Sprint("a/5-", i+1))
+		}
+		require.Equal(s, 1, len(s.asked())-len(s.reads()))
+	})
+}
+
+// asked are the requests and watches up to now, when all sleep.
+func (s *scene) asked() []string {
+	synctest.Wait()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.steps)
+}
+
+// reads are those that were no watch.
+func (s *scene) reads() []string {
+	return slices.DeleteFunc(s.asked(), func(step string) bool { return step == "Watch" })
+}
+
+// A watch that ends may not have told all: what it was to tell of is read.
+func TestWait_WatchEnds(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		ended := s.wait(s.enqueue("a/5"))
+		s.f.BreakWatches()
+		s.f.Remove("a/1")
+		<-time.After(2 * etcd.RetryMin)
+		s.grants(ended)
+		require.Equal(s, []string{"Range"}, s.reads())
+	})
+}
+
+// What fails is tried again, in the same place, and reads the present then. The log tells of it, and of its end.
+func TestWait_ErrorPasses(t *testing.T) {
+	for _, first := range []error{rpctypes.ErrGRPCNoLeader, rpctypes.ErrGRPCPermissionDenied} { // of a watch: a read tells
+		for _, patient := range []bool{true, false} {
+			play(t, func(s *scene) {
+				var log harness.Log
+				s.Outages.Log = log.Logger()
+				s.f.Write("a/1")
+				s.fail = first
+				ctx, cancel := context.WithCancel(s.Context())
+				defer cancel()
+				e := s.enqueue("a/5")
+				ended := make(chan error, 1)
+				go func() { ended <- s.Wait(ctx, e) }()
+				synctest.Wait()
+				require.Empty(s, ended)
+				if !patient {
+					cancel()
+					require.ErrorIs(s, <-ended, context.Canceled)
+					log.Require(t, harness.LogOutage, harness.LogNobody)
+					return
+				}
+				<-time.After(2 * etcd.RetryMin)
+				require.Equal(s, []string{"Watch", "Range", "Watch"}, s.asked())
+				log.Require(t, harness.LogOutage, harness.LogOver)
+				s.f.Remove("a/1")
+				s.grants(ended)
+			})
+		}
+	}
+}
+
+// After a watch that was opened, the pauses begin anew.
+func TestWait_PausesBeginAnew(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		ended := s.wait(s.enqueue("a/5"))
+		for range 10 {
+			require.Len(s, s.f.Watches(), 1)
+			s.f.BreakWatches()
+			<-time.After(2 * etcd.RetryMin)
+		}
+		s.f.Remove("a/1")
+		s.grants(ended)
+	})
+}
+
+// behind is a waiter that watches, since it has waited for a while for a holder of its own list.
+func (s *scene) behind() (holder, e *waitlist.Entry, ended <-chan error) {
+	holder, e = s.enqueue("a/5"), s.enqueue("a/5-1")
+	ended = s.wait(e)
+	require.Empty(s, s.asked())
+	<-time.After(s.GuardAfter)
+	synctest.Wait()
+	require.Equal(s, []string{"Watch"}, s.asked())
+	return holder, e, ended
+}
+
+// A holder of the list that somebody removes is told of that by those behind it, also if it was removed before
+// they watched.
+func TestWait_Guard(t *testing.T) {
+	play(t, func(s *scene) {
+		holder, _, ended := s.behind()
+		s.f.Remove("a/5")
+		synctest.Wait()
+		require.Equal(s, []*waitlist.Entry{holder}, s.lost)
+		require.Empty(s, ended)
+		holder.Removed(s.f.Write("x"), false, nil, nil)
+		s.grants(ended)
+	})
+	play(t, func(s *scene) {
+		holder := s.enqueue("a/5")
+		_ = s.wait(s.enqueue("a/5-1"))
+		<-time.After(s.GuardAfter / 2)
+		s.f.Remove("a/5")
+		s.l.Register(nil, keyspace.Exclusive, "a/5-2") // which wakes the waiter: it does not begin anew
+		<-time.After(s.GuardAfter / 2)
+		synctest.Wait()
+		require.Equal(s, []string{"Watch", "pinned Range"}, s.asked())
+		require.Equal(s, []*waitlist.Entry{holder}, s.lost)
+	})
+}
+
+// One that has watched others does so too, with a watch in place of its first.
+func TestWait_GuardBehindOthers(t *testing.T) {
+	play(t, func(s *scene) {
+		reader := s.enqueue("a/r5")
+		s.f.Write("a/r1")
+		_ = s.wait(s.enqueue("a/5-1"))
+		s.f.Remove("a/r1")
+		synctest.Wait()
+		require.Equal(s, []string{"Watch"}, s.asked())
+		<-time.After(s.GuardAfter)
+		synctest.Wait()
+		require.Len(s, s.f.Watches(), 1)
+		s.f.Remove("a/r5")
+		synctest.Wait()
+		require.Equal(s, []*waitlist.Entry{reader}, s.lost)
+	})
+}
+
+// An entry that is handed the lock during the pause after an error has it at once.
+func TestWait_HandOverInAPause(t *testing.T) {
+	play(t, func(s *scene) {
+		holder, _, ended := s.behind()
+		s.f.BreakWatches()
+		synctest.Wait()
+		require.Empty(s, s.f.Watches())
+		holder.Leave(false)
+		s.grants(ended)
+	})
+}
+
+// A watch that breaks as the lock is handed over is no outage any more.
+func TestWait_HandOverAsTheWatchBreaks(t *testing.T) {
+	play(t, func(s *scene) {
+		var log harness.Log
+		s.Outages.Log = log.Logger()
+		ch := make(chan clientv3.WatchResponse, 2)
+		s.Client.UseWatcher(scripted{s.f, ch})
+		ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: 3}, Created: true}
+		holder := s.enqueue("a/5")
+		ended := s.wait(s.enqueue("a/5-1"))
+		<-time.After(s.GuardAfter)
+		synctest.Wait()
+		s.Lost = func([]*waitlist.Entry, int64) { holder.Leave(false) } // between the event and the look at the watch
+		ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Canceled: true, Events: []*clientv3.Event{{Kv: &mvccpb.KeyValue{Key: []byte("a/6"), ModRevision: 4}}}}
+		s.grants(ended)
+		require.Empty(s, log.Lines())
+	})
+}
+
+// scripted is a Watcher whose watch is what the test sends.
+type scripted struct {
+	*fakeetcd.Server
+	ch chan clientv3.WatchResponse
+}
+
+func (s scripted) Watch(context.Context, string, ...clientv3.OpOption) clientv3.WatchChan {
+	return s.ch
+}
+
+// One reading shows what is before all parts that still wait.
+func TestWait_Survey(t *testing.T) {
+	play(t, func(s *scene) {
+		b := waitlist.New("b")
+		s.f.Write("a/1")
+		at := s.f.Write("b/1")
+		part := func(l *waitlist.List, key, before string) *waitlist.Entry {
+			e := l.Register(nil, keyspace.Exclusive, key)
+			rev := s.f.Write(key)
+			e.Enqueued(rev, &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: true, Keys: []queue.Entry{{Key: before, Rev: at}}, Size: 1})
+			return e
+		}
+		parts := []*waitlist.Entry{s.enqueue("a/5"), part(b, "b/5", "b/1")}
+		b.Register(nil, keyspace.Exclusive, "b/5-1") // which reads only after the part has
+		s.fail = rpctypes.ErrGRPCPermissionDenied
+		s.Survey(s.Context(), parts...)
+		require.Equal(s, []string{"Range"}, s.asked())
+		s.f.Remove("a/1", "b/1")
+		s.Survey(s.Context(), parts...)
+		require.Equal(s, []string{"Range", "Range"}, s.asked())
+		for _, p := range parts {
+			require.True(s, p.Granted())
+		}
+		s.Survey(s.Context(), parts...)
+		require.Len(s, s.asked(), 2, "nothing is left to ask")
+	})
+}
