@@ -203,13 +203,16 @@ func TestRemovedUnseen(t *testing.T) {
 	for _, n := range []int{1, maxSingles + 2} { // a watch for one, a shared one
 		play(t, func(s *scene) {
 			gone := sync.OnceFunc(func() { s.f.Remove(fmt.Sprintf("dir/%d/1c", n-1)) })
+			all := make(chan struct{}) // closed when all holds are there
 			s.f.Step = func(_ context.Context, what string) error {
-				if what == "Watch" && len(s.f.Keys("dir/")) == n {
+				if what == "Watch" {
+					<-all
 					gone()
 				}
 				return nil
 			}
 			holds := s.holds("dir/", n)
+			close(all)
 			last := holds[n-1]
 			s.requireTold(last)
 			s.unwatch(last)
