@@ -3,7 +3,6 @@
 package wait
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -90,9 +89,11 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 		switch {
 		case err == nil:
 			continue
-		case ctx.Err() != nil, errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
+		case ctx.Err() != nil:
+			return context.Cause(ctx)
+		case errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
 			etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // whatever ends a watch, a read tells
-			return cmp.Or(context.Cause(ctx), err)
+			return err
 		}
 		// An outage of etcd keeps the place in the queue. The waiter then reads the present.
 		w.outage.Start(ctx, err)
