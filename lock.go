@@ -149,21 +149,19 @@ func (h *Held) wait(ctx context.Context, explain bool) error {
 // whether the lease has taken it.
 func (e *entry) waitError(ctx context.Context, err error, explain bool) error {
 	s := e.s
-	if errors.Is(err, wait.ErrGone) && ctx.Err() == nil {
+	switch {
+	case errors.Is(err, wait.ErrGone):
 		bound, unbind := etcd.Bind(ctx, s.lease.Ctx)
 		s.lease.Confirm(bound)
 		unbind()
-		err, explain = ErrLost, false
+		if ctx.Err() != nil {
+			return s.lease.WaitError(ctx)
+		}
+		return cmp.Or(s.Err(), ErrLost)
+	case explain && err != nil && errors.Is(err, ctx.Err()) && s.Err() == nil:
+		return s.whom.Explain(err, e.name, e.mode.kind(), e.rev)
 	}
-	switch {
-	case err == nil:
-		return nil
-	case ctx.Err() == nil:
-		return cmp.Or(s.Err(), s.lease.Translate(err))
-	case explain && s.Err() == nil:
-		return s.whom.Explain(s.lease.WaitError(ctx), e.name, e.mode.kind(), e.rev)
-	}
-	return s.lease.WaitError(ctx)
+	return s.lease.Translate(err)
 }
 
 // grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched for.

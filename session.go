@@ -98,7 +98,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
-		Opened: s.attend, Lost: markAllLost,
+		Opened: s.attend, Lost: markAllLost, Ended: s.lease.WaitError,
 		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*entry).goneBeside() },
 	}
 	s.whom.KV, s.whom.Go = client, s.lease.Go

@@ -59,7 +59,8 @@ type Waits struct {
 	GuardAfter time.Duration
 	Opened     func() // is called when a watch was opened
 	// Gone reports whether an entry is gone that is taken together with this one.
-	Gone func(own *waitlist.Entry) bool
+	Gone  func(own *waitlist.Entry) bool
+	Ended func(ctx context.Context) error // is the error of a wait whose ctx has ended
 	// Lost is told of entries that had the lock and were not in etcd at revision at.
 	Lost func(entries []*waitlist.Entry, at int64)
 }
@@ -67,7 +68,7 @@ type Waits struct {
 // ErrGone says that an entry is not in the queue any more.
 var ErrGone = errors.New("entry gone")
 
-// Wait blocks until the entry has the lock, or ctx or Life ends (the error is its cause), or somebody else removes
+// Wait blocks until the entry has the lock, or ctx or Life ends (the error is that of Ended), or somebody else removes
 // the entry (ErrGone), or etcd refuses, or its client is closed. After an error the entry is still to be given up.
 //
 // Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps 4 KiB, not 8.
@@ -90,7 +91,7 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 		case err == nil:
 			continue
 		case ctx.Err() != nil:
-			return context.Cause(ctx)
+			return w.Ended(ctx) // which may tell of the outage that this wait has part in
 		case errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
 			etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // whatever ends a watch, a read tells
 			return err
