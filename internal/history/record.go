@@ -65,6 +65,7 @@ type Verdict struct {
 	Excused time.Duration
 	Steps   int // that were followed through the model
 
+	steps  []Step
 	broken []Broken
 	faults []Fault
 	log    *Log
@@ -78,7 +79,7 @@ func (r *Record) Judge(l *Log) *Verdict {
 	v.Problems = append(v.Problems, r.problems...)
 	wrong, broken := l.CheckGrants(r.claims)
 	v.Problems = append(v.Problems, wrong...)
-	v.Steps = len(r.steps)
+	v.Steps, v.steps = len(r.steps), r.steps
 	v.Problems = append(v.Problems, l.CheckTrace(r.steps, r.claims)...)
 	late, excused := l.CheckValid(r.samples)
 	v.Problems, v.Excused = append(v.Problems, late...), excused
@@ -90,8 +91,8 @@ func (r *Record) Judge(l *Log) *Verdict {
 }
 
 // Save writes into dir, which it makes, what is needed to look into a failure: a
-// page for each set and each stretch of a queue that is not linearizable, and in text the problems, the faults
-// and etcd's history of the locks.
+// page for each set and each stretch of a queue that is not linearizable, and in text the problems, the faults,
+// etcd's history of the locks and the steps of the acquisitions.
 func (v *Verdict) Save(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -110,6 +111,10 @@ func (v *Verdict) Save(dir string) error {
 	}
 	text.WriteString("\nEntries, by the revisions of their creation and deletion\n")
 	text.WriteString(v.log.String())
+	text.WriteString("\nSteps of acquisitions and sessions\n")
+	for _, s := range v.steps {
+		fmt.Fprintln(&text, s)
+	}
 	errs = append(errs, os.WriteFile(filepath.Join(dir, "history.txt"), []byte(text.String()), 0o644))
 	return errors.Join(errs...)
 }

@@ -111,6 +111,26 @@ func TestCheckTrace(t *testing.T) {
 			s.all(tb, 1, GaveBack)
 			s.remove(xb)
 		}, "it has not had the lock"},
+		{"one that others have removed is passed before its owner gives it up", func(s *story) {
+			ta, tb := s.enqueue(1, xa, xra), s.enqueue(1, xb)
+			s.log.WillRemove(Entry{Key: xa, Created: ta})
+			s.remove(xa)
+			s.all(tb, 1, Granted)
+			s.write(1, xb, tb)
+			s.all(ta, 1, Abandoned)
+			s.remove(xra)
+			s.all(tb, 1, GaveBack)
+			s.remove(xb)
+		}, ""},
+		{"one that others have removed is passed, and has the lock later", func(s *story) {
+			ta, tb := s.enqueue(1, xa, xra), s.enqueue(1, xb)
+			s.log.WillRemove(Entry{Key: xa, Created: ta})
+			s.remove(xa)
+			s.all(tb, 1, Granted, GaveBack)
+			s.remove(xb)
+			s.all(ta, 1, Granted, GaveBack)
+			s.remove(xra)
+		}, "at no revision was it in the queue"},
 		{"one that another session has abandoned is passed", func(s *story) {
 			ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
 			s.all(ta, 1, Abandoned)
