@@ -127,11 +127,16 @@ func (w *worker) turn() bool {
 	if err != nil {
 		return false
 	}
-	w.sample(h)
-	if w.rng.IntN(2) == 0 {
-		_ = h.Done() // from now on it is watched
+	for w.use(h, k); w.rng.IntN(2) == 0; w.use(h, k) {
+		h.Release() // its removal goes with the next Lock, for the most part
+		w.counted("Release")
+		if h.Valid() {
+			w.problem("%s is valid after Release", h.Key())
+		}
+		if h, err = w.lock(k); err != nil {
+			return true
+		}
 	}
-	w.section(h, k)
 	if w.rng.IntN(500) == 0 {
 		w.leave(w.s, time.Duration(w.rng.IntN(2000))*time.Millisecond)
 		return true
@@ -144,6 +149,15 @@ func (w *worker) turn() bool {
 		w.problem("%s is valid after Unlock: %v", h.Key(), err)
 	}
 	return true
+}
+
+// use acts under a hold.
+func (w *worker) use(h *etcdlock.Held, k kind) {
+	w.sample(h)
+	if w.rng.IntN(2) == 0 {
+		_ = h.Done() // from now on it is watched
+	}
+	w.section(h, k)
 }
 
 // leave leaves a hold to its session, and that closes after a while.
