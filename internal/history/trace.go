@@ -81,7 +81,7 @@ func (a *acquisition) wants() (exclusive bool) { return a.exclusive(a.entries[0]
 // robbed reports whether others have removed an entry of it while it waited, or may have. Its session may know that
 // before its owner gives up what is left of it; it is not granted any more.
 func (a *acquisition) robbed() bool {
-	return a.state == enqueued && a.coming[0] == Abandoned && (a.removed || slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Foreign }))
+	return a.state == enqueued && slices.Contains(a.coming, Abandoned) && (a.removed || slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Foreign }))
 }
 
 // hit reports whether others may have removed its entries by then, or its session had ended.
