@@ -11,6 +11,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/etcdlock/etcdlock/internal/layout"
 )
 
 func read(t *testing.T, file string) string {
@@ -57,15 +59,14 @@ func TestDocument_Metrics(t *testing.T) {
 
 // Each line that the package logs is explained, and none that there is not.
 func TestDocument_LogLines(t *testing.T) {
-	files, err := filepath.Glob("../../*.go")
+	packages, err := layout.Library("../..")
 	require.NoError(t, err)
 	var want, got []string
-	for _, f := range files {
-		if strings.HasSuffix(f, "_test.go") {
-			continue
-		}
-		for _, m := range regexp.MustCompile(`\blog(?:ger)?\.(?:Debug|Info|Warn|Error)\("([^"]+)"`).FindAllStringSubmatch(read(t, f), -1) {
-			want = append(want, m[1])
+	for _, p := range packages {
+		for _, f := range p.Files() {
+			for _, m := range regexp.MustCompile(`\b[lL]og(?:ger)?\.(?:Debug|Info|Warn|Error)\("([^"]+)"`).FindAllStringSubmatch(read(t, f), -1) {
+				want = append(want, m[1])
+			}
 		}
 	}
 	for _, m := range regexp.MustCompile("(?m)^\\| `([^`]+)` \\|").FindAllStringSubmatch(section(t, "## Log lines"), -1) {

@@ -78,9 +78,9 @@ func (a *acquisition) lease() int64 { return a.entries[0].Lease }
 // wants reports whether it asked for the lock alone.
 func (a *acquisition) wants() (exclusive bool) { return a.exclusive(a.entries[0].Created) }
 
-// robbed reports whether others have removed an entry of it while it waited, or may have. Its session may know that
+// lostPlace reports whether others have removed an entry of it while it waited, or may have. Its session may know that
 // before its owner gives up what is left of it; it is not granted any more.
-func (a *acquisition) robbed() bool {
+func (a *acquisition) lostPlace() bool {
 	return a.state == enqueued && slices.Contains(a.coming, Abandoned) && (a.removed || slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Foreign }))
 }
 
@@ -144,7 +144,7 @@ func (t *trace) needs(s Step, a *acquisition) (rev int64, in bool) {
 		if token >= s.Token {
 			break
 		}
-		if b.lease() == a.lease() && (b.state == released && !b.fence || b.state == abandoned || b.robbed()) {
+		if b.lease() == a.lease() && (b.state == released && !b.fence || b.state == abandoned || b.lostPlace()) {
 			handed = true // the hand-over inside a session waits for nothing
 			continue
 		}
