@@ -78,9 +78,6 @@ func (s *Session) startInspect() {
 	})
 }
 
-// verifyBatch is how many entries one request asks after: etcd allows 128 operations in a txn.
-const verifyBatch = 32
-
 // inspect compares the keys that hang on the session's lease with its entries. An entry without its key was removed
 // by somebody: its owner is told. A key without its entry is a late write, and is removed.
 func (s *Session) inspect(ctx context.Context) error {
@@ -90,7 +87,7 @@ func (s *Session) inspect(ctx context.Context) error {
 		return err
 	}
 	entries = slices.DeleteFunc(entries, func(p placed) bool { _, ok := there[p.Key]; return ok })
-	for some := range slices.Chunk(entries, verifyBatch) {
+	for some := range slices.Chunk(entries, etcd.Batch) {
 		if err := s.verify(ctx, some, 0); err != nil {
 			return err
 		}

@@ -144,7 +144,7 @@ func watchesOf(s *Session) *holdwatch.Watches[*entry] {
 		Rev:     func(e *entry) int64 { return e.rev },
 		Deleted: func(e *entry, key string, at int64) { _ = e.whole().markLost(key, at) },
 		Verify: func(ctx context.Context, holds []*entry, at int64) error {
-			if len(holds) > verifyBatch { // a watch is open anew
+			if len(holds) > etcd.Batch { // a watch is open anew
 				return s.inspect(ctx)
 			}
 			return s.verify(ctx, inQueue(holds), at)

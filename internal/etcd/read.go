@@ -10,6 +10,9 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
+// Batch is how many keys one request reads or removes where there are many: etcd allows 128 operations in a txn.
+const Batch = 32
+
 // A Read is a key, or a range of keys, to get.
 type Read struct {
 	key  string

@@ -23,7 +23,6 @@ const (
 	settleFirst = 25 * time.Millisecond
 	settleMax   = 4 * time.Second
 	settleFor   = 20 * time.Second // three times as long as etcd lets a request live
-	settleBatch = 32               // keys in a txn, of which etcd allows 128
 )
 
 // unsettled are the keys of an entry that nobody uses any more and that may yet be written: all at once,
@@ -65,7 +64,7 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 	k.unsettled = nil
 	k.mu.Unlock()
 	var left []unsettled
-	for some := range slices.Chunk(all, settleBatch) {
+	for some := range slices.Chunk(all, etcd.Batch) {
 		began := time.Now()
 		err := k.removeLateWrites(ctx, some)
 		for _, u := range some {
@@ -108,7 +107,7 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
 			ops = append(ops, deleteOps(u.keys, kvs[0].CreateRevision)...)
 		}
 	}
-	for some := range slices.Chunk(ops, 2*settleBatch) { // each entry has two keys at most, but a Multi's
+	for some := range slices.Chunk(ops, 2*etcd.Batch) { // each entry has two keys at most, but a Multi's
 		_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 			return k.etcd.Txn(ctx).Then(some...).Commit()
 		})

@@ -132,7 +132,7 @@ func TestSettle_ManyInOneRequest(t *testing.T) {
 			}
 			return nil
 		}
-		for i := range 10 * settleBatch {
+		for i := range 10 * etcd.Batch {
 			keys, value := w.take(fmt.Sprintf("a/%d", i))
 			w.put(value, keys...)
 			w.Settle(value, keys...)

@@ -11,10 +11,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-const (
-	recheckBatch    = 32 // keys in a request; etcd allows 128 operations in a txn
-	recheckRequests = 8
-)
+// recheckRequests bounds how many requests one recheck makes.
+const recheckRequests = 8
 
 // Recheck reads whether what the entries of these lists are watching for is still there, as far as that fits into a
 // few requests: give it the lists in any order, so that in time all of them have their turn.
@@ -29,8 +27,8 @@ func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) {
 			all = append(all, awaited{l, key})
 		}
 	}
-	all = all[:min(len(all), recheckRequests*recheckBatch)]
-	for some := range slices.Chunk(all, recheckBatch) {
+	all = all[:min(len(all), recheckRequests*etcd.Batch)]
+	for some := range slices.Chunk(all, etcd.Batch) {
 		var reads []etcd.Read
 		for _, a := range some {
 			reads = append(reads, etcd.ReadKey(a.key))
