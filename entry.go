@@ -165,7 +165,7 @@ func (e *entry) putOps() (ops []clientv3.Op) {
 // commit sends the txn that writes the entry. It is safe to repeat, since a repetition finds the keys of an earlier
 // attempt.
 func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
-	resp, ambiguous, err := e.s.lease.Txn(ctx, e.s.lease.Ctx, build)
+	resp, ambiguous, err := e.s.lease.Txn(ctx, build)
 	e.ambiguous = e.ambiguous || ambiguous
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		e.s.lease.NotFound()

@@ -13,10 +13,10 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// Txn sends a transaction until etcd has answered, or ctx or life ends. It must be safe to repeat, and to run beside
+// Txn sends a transaction until etcd has answered, or ctx or l.Ctx ends. It must be safe to repeat, and to run beside
 // itself.
-func (l *Lease) Txn(ctx, life context.Context, build func(clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, ambiguous bool, err error) {
-	resp, ambiguous, err = etcd.Do(ctx, l.Client, etcd.Policy{Life: life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+func (l *Lease) Txn(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, ambiguous bool, err error) {
+	resp, ambiguous, err = etcd.Do(ctx, l.Client, etcd.Policy{Life: l.Ctx, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return build(l.Client.Txn(ctx)).Commit()
 	})
 	return resp, ambiguous, l.Translate(err)
