@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -31,6 +32,7 @@ type stage struct {
 	// lose makes the next reply of such a request get lost.
 	lose bool
 	seen func(what string) // is told of each step
+	ends []*Session        // with the play
 }
 
 // change changes what is held back.
@@ -68,10 +70,22 @@ func onStage(t *testing.T, play func(*stage)) {
 			}
 			return nil
 		}
-		defer st.s.lease.NotFound()
-		defer st.s.lease.End(ErrSessionClosed, "test")
+		st.ends = []*Session{st.s}
+		defer func() {
+			for _, s := range st.ends {
+				s.lease.End(ErrSessionClosed, "test")
+				s.lease.NotFound()
+			}
+		}()
 		play(st)
 	})
+}
+
+// remote is another session.
+func (st *stage) remote() *Session {
+	s := st.f.session(6)
+	st.ends = append(st.ends, s)
+	return s
 }
 
 func (st *stage) holdBack() (goOn func()) {
@@ -125,9 +139,7 @@ func TestHandOver_AtOnce(t *testing.T) {
 	onStage(t, func(st *stage) {
 		h := st.lock(st.mutex().Lock)
 		first, second := st.ticket(st.mutex().Enqueue), st.ticket(st.mutex().Enqueue)
-		remote := st.f.session(6)
-		defer remote.lease.NotFound()
-		defer remote.lease.End(ErrSessionClosed, "test")
+		remote := st.remote()
 		other := st.ticket(NewMutex(remote, "a").Enqueue)
 		third := st.ticket(st.mutex().Enqueue)
 		goOn := st.holdBack()
@@ -572,16 +584,11 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 			require.ErrorIs(st, lock(ctx), context.DeadlineExceeded)
 		},
 		"etcd refuses": func(st *stage, lock func(context.Context) error) {
-			once := sync.OnceValue(func() error { return rpctypes.ErrGRPCNoSpace })
-			refuse := true
+			var refused atomic.Bool
 			step := st.f.Step
 			st.f.Step = func(ctx context.Context, what string) error {
-				st.mu.Lock()
-				now := refuse && what == "Txn"
-				refuse = refuse && what != "Txn"
-				st.mu.Unlock()
-				if now {
-					return once()
+				if what == "Txn" && !refused.Swap(true) {
+					return rpctypes.ErrGRPCNoSpace
 				}
 				return step(ctx, what)
 			}
@@ -600,9 +607,7 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			onStage(t, func(st *stage) {
-				remote := st.f.session(6)
-				defer remote.lease.NotFound()
-				defer remote.lease.End(ErrSessionClosed, "test")
+				remote := st.remote()
 				h := st.lock(st.mutex().Lock)
 				require.Equal(st, "a/5", h.Key())
 				_ = h.IsOwner() // so that who is behind waits for etcd's word
@@ -628,9 +633,7 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 // A waiter of another session that was there before gets the lock, and not the caller that comes back at once.
 func TestRelease_WithTheNextLockIsFair(t *testing.T) {
 	onStage(t, func(st *stage) {
-		remote := st.f.session(6)
-		defer remote.lease.NotFound()
-		defer remote.lease.End(ErrSessionClosed, "test")
+		remote := st.remote()
 		h := st.lock(st.mutex().Lock)
 		other := st.ticket(NewMutex(remote, "a").Enqueue)
 		st.offer(h)

@@ -343,9 +343,7 @@ func playMulti(t *testing.T, name, kind string, others []string, mishap string, 
 // that others of the session are gone too. The one behind it looks at etcd first.
 func TestMulti_GivenUpHandsNothingOver(t *testing.T) {
 	onStage(t, func(st *stage) {
-		remote := st.f.session(6)
-		defer remote.lease.NotFound()
-		defer remote.lease.End(ErrSessionClosed, "test")
+		remote := st.remote()
 		st.lock(NewMutex(remote, "b").Lock)
 		multi := st.ticket(NewMulti(st.s, Write("a"), Write("b")).Enqueue)
 		hooks := &recorder{}
