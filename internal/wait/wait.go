@@ -17,26 +17,25 @@ import (
 )
 
 // A waiter waits, from the txn that put its entry into the queue, until the entry has the lock. It does what the
-// waitlist of the entry says:
+// waitlist of the entry says, which decides all of this (waitlist.Entry.Next):
 //
-//  1. As long as two entries of the list wait before it, it asks etcd nothing: it has to wait for them anyway, and
-//     can't be near the front before they are. (While the lock goes from one entry of the list to the next, one of
-//     those behind the two reads ahead.)
-//  2. The front-most two read what blocks them, unless that is known already. Near the front that is all that is
-//     left below, otherwise the last entry but two.
-//  3. They watch that from now, and verify that it was there when the watch began.
-//  4. When the blockers are gone, and nothing can be left below, the entry has the lock. If an entry of the list was
-//     before it, it has the lock as soon as that is given back.
+//  1. If two entries of the list wait before it, it asks etcd nothing, since it has to wait for them anyway. There is
+//     one exception: while entries of the list hand the lock to each other, the third one reads in advance.
+//  2. The first two read what blocks them, unless the list knows that. If at most waitlist.Lookahead writers are
+//     before it, the entry waits for all of them; otherwise for the one whose removal leaves so many.
+//  3. They open a watch on these blockers from now, and verify that the blockers were there when the watch began.
+//  4. When the blockers are gone, and nothing else is below, the entry has the lock. If an entry of the same list
+//     has the lock before it, it has the lock as soon as that one gives it back.
 //
-// Near the front it watches its own entry too, in the same watch. A waiter that is deeper learns that its entry was
-// removed when somebody tells the list, or when it comes near.
+// A waiter with few before it watches its own entry too, in the same watch. One with more before it learns that its
+// entry was removed when somebody tells the list, or when fewer are before it.
 //
 // Invariant (I1): an entry has the lock only after a revision at which it was in the queue and nothing that blocks
-// it was below, but for entries of its list that were given back, or given up before they had the lock, and whose
-// fence is not in use. The list keeps it.
+// it was below. Entries of its own list do not count that were given back with no fence in use (see doc.go), or were
+// given up before they had the lock. The list keeps this invariant.
 //
 // Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read at an older revision
-// does not show the entry itself, and a member that lags may miss the event that the watch has missed; so reads are
+// does not show the entry. A member that lags may show a blocker whose deletion came before the watch. So reads are
 // pinned, or linearizable.
 type waiter struct {
 	*Waits
@@ -44,8 +43,8 @@ type waiter struct {
 	watch  *etcd.Watch
 	retry  etcd.Backoff  // after an error that passes
 	outage outage.Outage // for the log
-	unbind func()        // the ctx of the wait from Life
-	// guard is when to watch those of the list that the entry waits for.
+	unbind func()        // ends the ctx of the wait
+	// guard fires when the entry has waited for holders of its own list for GuardAfter.
 	guard <-chan time.Time
 }
 
@@ -91,9 +90,9 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 		case err == nil:
 			continue
 		case ctx.Err() != nil:
-			return w.Ended(ctx) // which may tell of the outage that this wait has part in
+			return w.Ended(ctx) // before stop: the error says why etcd is away, as this wait's outage knows
 		case errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
-			etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // whatever ends a watch, a read tells
+			etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // if a watch is refused, the next read is too
 			return err
 		}
 		// An outage of etcd keeps the place in the queue. The waiter then reads the present.
@@ -169,8 +168,8 @@ func (w *waiter) await(ctx context.Context) error {
 	}
 }
 
-// awaitTurn blocks until the list has something to do for the entry. It is not a case of await, which has
-// an event on its stack: most waiters of a long queue block here.
+// awaitTurn is await without a watch. Most waiters of a long queue block here, so it is a function of its own: the
+// frame of await has room for an event.
 func (w *waiter) awaitTurn(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
@@ -183,8 +182,8 @@ func (w *waiter) awaitTurn(ctx context.Context) error {
 	}
 }
 
-// handleEvent takes note of what the watch tells: keys were deleted; or the watch ended (no leader,
-// compacted, closed) and may have missed that.
+// handleEvent takes note of what the watch tells: keys were deleted, the only events that open asks for; or the watch
+// ended (no leader, compacted, closed) and may have missed some.
 func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
 	if len(wr.Events) > 0 {
 		deletions := make([]waitlist.Deletion, 0, len(wr.Events))
@@ -208,7 +207,7 @@ func (w *waiter) pause(ctx context.Context) {
 			return
 		case <-over:
 			return
-		case <-w.own.Wake():
+		case <-w.own.Wake(): // advance looks at the rest again
 		}
 	}
 }
@@ -245,8 +244,8 @@ func (w *waiter) read(ctx context.Context, step *waitlist.Step) error {
 	return err
 }
 
-// Survey reads, in one request, what is before those of the parts that still wait: while the acquisition waited
-// for another part, much of that has probably gone. If it fails, the wait for the next part asks.
+// Survey is for an acquisition of several locks, whose entries are parts. It reads, in one request, what blocks those
+// that still wait: while they waited for another part, much of that has probably gone. If it fails, their waits ask.
 func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Entry) {
 	var asking []*waitlist.Entry
 	var steps []waitlist.Step
