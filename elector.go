@@ -15,6 +15,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/inspect"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 // An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so
@@ -141,7 +142,7 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 	if err != nil && ctx.Err() != nil && h != nil && h.rev != 0 {
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.s.TTL())
 		defer cancel()
-		_, _ = h.remove(bound, h.s.lease.Gone, nil) // again, beside the one in the background: to wait for it
+		_, _ = settle.Remove(bound, h.s.etcd, etcd.Policy{Life: h.s.lease.Gone, Hedge: true}, h.allKeys(), h.rev) // again, beside the one in the background: to wait for it
 	}
 	return term, err
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -185,7 +184,7 @@ const enqueueReadLimit = 16
 // shows the queue without the entry. It is limited, and in key order: to sort by create revision, etcd would load the
 // whole queue, in the apply loop of every member. Even so etcd counts all of the queue there, so an entry far behind
 // others of its session leaves the read out: it would not show all, and is asked for again when the entry comes near
-// the front. Before all that it removes an entry that leaves.
+// the front. Before all that it removes what leaves the queue.
 func (e *entry) enqueue(ctx context.Context) error {
 	e.reserveKeys()
 	for e.enlist(); ; e.rekey() {
@@ -193,28 +192,22 @@ func (e *entry) enqueue(ctx context.Context) error {
 		if own := e.listed(); own == nil || e.first != nil || !own.BehindMore(enqueueReadLimit) {
 			look = e.listOps(enqueueReadLimit)
 		}
-		var leave []clientv3.Op
-		leaver, leaves := e.s.takeLeaver(e.name, nil)
-		if leaves {
-			leave = settle.Ops(leaver.allKeys(), leaver.rev, leaver.next...)
-		}
+		leaving := e.s.removals.Take(e.name)
+		leave := leaving.Ops()
 		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
 			return t.If(e.keysAbsent()...).Then(slices.Concat(leave, look, e.putOps())...)
 		})
-		if leaves && (err != nil || !resp.Succeeded) {
-			e.s.lease.Go(func(ctx context.Context) { leaver.discard(ctx, leaver.next) })
-		}
 		if err != nil {
+			e.s.removals.Return(e.name, leaving, e.ambiguous)
 			return err
 		}
 		if resp.Succeeded {
 			rev, replies := resp.Header.Revision, resp.Responses
-			if leaves {
-				leaver.left(rev, replies[:len(leave)])
-			}
+			leaving.Done(rev, replies[:len(leave)], e.ambiguous)
 			e.enter(rev, replies[len(leave):len(leave)+len(look)]...)
 			return nil
 		}
+		e.s.removals.Return(e.name, leaving, e.ambiguous)
 		there, _, err := e.readKeys(ctx)
 		if err != nil {
 			e.ambiguous = true // the client may have repeated the txn by itself

@@ -16,6 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 // Who gets in while the request of the holder before is on its way to etcd, or its reply on the way
@@ -512,12 +513,10 @@ func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {
 }
 
 // offer gives a hold back, as Release does, and leaves its removal to the next txn that writes an entry.
-func (st *stage) offer(h *Held) leaver {
+func (st *stage) offer(h *Held) *settle.Leaving {
 	st.Helper()
-	next, err := h.giveUp()
+	l, err := h.giveUp()
 	require.NoError(st, err)
-	l := leaver{&h.entry, next}
-	require.True(st, l.offer())
 	return l
 }
 
@@ -551,8 +550,9 @@ func TestRelease_WithTheNextLock(t *testing.T) {
 					})
 					h = st.lock(ways[1](st))
 					require.Equal(st, 1, txns)
-					_, left := st.s.takeLeaver("a", l.entry)
-					require.False(st, left, "nobody else has to remove it")
+					require.True(st, isClosed(st.s.removals.RemoveLater("a", l)))
+					synctest.Wait()
+					require.Equal(st, 1, txns, "nobody else has to remove it")
 					require.Greater(st, h.Token(), old)
 					require.NoError(st, h.Check(st.Context()))
 					for _, q := range append(st.f.entries("a/"), st.f.entries("b/")...) {
@@ -563,7 +563,7 @@ func TestRelease_WithTheNextLock(t *testing.T) {
 				synctest.Wait()
 				require.False(st, st.s.keys.InUse())
 				require.Empty(st, st.s.lists)
-				require.Empty(st, st.s.leavers)
+				require.False(st, st.s.removals.Any())
 			})
 		})
 	}
@@ -622,7 +622,7 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 				})
 				<-time.After(30 * time.Second) // until what may be late is settled
 				require.Empty(st, st.f.entries("a/"))
-				require.Empty(st, st.s.leavers)
+				require.False(st, st.s.removals.Any())
 				require.Empty(st, st.s.lists)
 				require.NoError(st, st.lock(NewMutex(remote, "a").Lock).Unlock(st.Context()))
 			})
@@ -645,21 +645,18 @@ func TestRelease_WithTheNextLockIsFair(t *testing.T) {
 	})
 }
 
-// One txn removes one of those that leave, and none that needs many operations; the others are removed as ever.
+// One txn removes all that leave, as far as there is room; the others are removed as ever.
 func TestRelease_ManyBeforeTheNextLock(t *testing.T) {
 	onStage(t, func(st *stage) {
 		for range 3 {
 			var parts []Part
-			for i := range maxLeaverOps + 1 {
-				parts = append(parts, Write(fmt.Sprintf("a%d", i)))
+			for i := range maxParts - 1 {
+				parts = append(parts, Write(fmt.Sprintf("b%d", i)))
 			}
-			many := st.lock(NewMulti(st.s, parts...).Lock)
-			_, err := many.giveUp()
-			require.NoError(st, err)
-			require.False(st, leaver{&many.entry, nil}.offer())
-			leaver{&many.entry, nil}.removeSoon()
+			many := st.lock(NewMulti(st.s, append(parts, Write("a"))...).Lock)
+			many.Release()
 			var readers []*Held
-			for range 5 {
+			for range 40 {
 				readers = append(readers, st.lock(st.rw().RLock))
 			}
 			for _, h := range readers {
@@ -667,10 +664,131 @@ func TestRelease_ManyBeforeTheNextLock(t *testing.T) {
 			}
 			next := st.lock(st.mutex().Lock)
 			synctest.Wait()
-			require.Equal(st, []queue.Entry{{Key: next.Key(), Rev: next.Token()}}, st.f.entries("a"))
-			require.Empty(st, st.s.leavers)
+			require.Equal(st, []queue.Entry{{Key: next.Key(), Rev: next.Token()}}, append(st.f.entries("a"), st.f.entries("b")...))
+			require.False(st, st.s.removals.Any())
 			require.NoError(st, next.Unlock(st.Context()))
 		}
 		require.False(st, st.s.keys.InUse())
+	})
+}
+
+// The lock goes through a session in memory: what its holders leave behind goes with the removal of the last one, by
+// which others get in. One whose successor has the lock waits for the reply to the removal before.
+func TestRelease_OfManyTogether(t *testing.T) {
+	for name, give := range map[string]func(*stage, *Held){
+		"Release": func(_ *stage, h *Held) { h.Release() },
+		"Unlock":  func(st *stage, h *Held) { go func() { assert.NoError(st, h.Unlock(st.Context())) }() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				h := st.lock(st.mutex().Lock)
+				var waiters []*Ticket
+				for range 6 {
+					waiters = append(waiters, st.ticket(st.mutex().Enqueue))
+				}
+				other := st.ticket(NewMutex(st.remote(), "a").Enqueue)
+				txns := 0
+				st.change(func() {
+					st.seen = func(what string) {
+						if what == "Txn" {
+							txns++
+						}
+					}
+				})
+				goOn := st.holdBack()
+				for _, tk := range waiters[:3] {
+					give(st, h)
+					h = st.wait(tk)
+				}
+				require.Equal(st, 1, txns)
+				goOn()
+				require.Equal(st, 2, txns, "what has waited for the reply goes together")
+				goOn = st.holdBack()
+				for _, tk := range waiters[3:] {
+					give(st, h)
+					h = st.wait(tk)
+				}
+				require.Equal(st, 3, txns)
+				give(st, h)
+				st.requireOut(other)
+				require.Equal(st, 4, txns, "this one lets others in")
+				goOn()
+				require.NoError(st, st.wait(other).Unlock(st.Context()))
+				require.Equal(st, 5, txns)
+				require.Empty(st, st.f.entries("a/"))
+				require.False(st, st.s.removals.Any())
+			})
+		})
+	}
+}
+
+// A reader of the session that gets in lets others' readers in too: the removal of the writer before it does not wait.
+func TestRelease_LetsOthersReadersIn(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.rw().Lock)
+		writer, reader := st.ticket(st.rw().Enqueue), st.ticket(st.rw().REnqueue)
+		other := st.ticket(NewRWMutex(st.remote(), "a").REnqueue)
+		before := make(chan struct{})
+		st.change(func() { st.before = before })
+		h.Release()
+		hw := st.wait(writer)
+		st.change(func() { st.before = nil }) // the first removal stays on its way
+		hw.Release()
+		hr := st.wait(reader)
+		require.Len(st, st.f.entries("a/5"), 1, "nothing of the writer is left")
+		st.requireOut(other)
+		close(before)
+		st.wait(other).Release()
+		hr.Release()
+	})
+}
+
+// So does that of a Multi, which has other names that others wait for.
+func TestRelease_OfAMultiLetsOthersIn(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		multi := st.ticket(NewMulti(st.s, Write("a"), Write("b")).Enqueue)
+		next := st.ticket(st.mutex().Enqueue)
+		other := st.ticket(NewMutex(st.remote(), "b").Enqueue)
+		before := make(chan struct{})
+		st.change(func() { st.before = before })
+		h.Release()
+		hm := st.wait(multi)
+		st.change(func() { st.before = nil }) // the first removal stays on its way
+		hm.Release()
+		st.wait(other).Release()
+		st.wait(next).Release()
+		close(before)
+	})
+}
+
+// What many give up that wait no longer is removed by few requests.
+func TestRelease_OfManyThatGiveUp(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(NewMutex(st.remote(), "a").Lock)
+		ctx, cancel := context.WithCancel(st.Context())
+		var over sync.WaitGroup
+		for range 100 {
+			over.Go(func() {
+				_, err := st.mutex().Lock(ctx)
+				assert.ErrorIs(st, err, context.Canceled)
+			})
+		}
+		synctest.Wait()
+		txns := 0
+		st.change(func() {
+			st.seen = func(what string) {
+				if what == "Txn" {
+					txns++
+				}
+			}
+		})
+		goOn := st.holdBack()
+		cancel()
+		over.Wait()
+		goOn()
+		require.Len(st, st.f.entries("a/"), 1)
+		require.LessOrEqual(st, txns, 8)
+		require.NoError(st, h.Unlock(st.Context()))
 	})
 }

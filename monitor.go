@@ -106,12 +106,12 @@ func (e *entry) markLostLocked(at int64) {
 			p.own.Lost(at)
 		}
 	}
-	ok := e.s.lease.Go(func(ctx context.Context) {
+	ok := e.s.lease.Go(func(context.Context) {
 		e.s.lease.Confirm(e.s.lease.Ctx)
 		e.mu.Lock()
 		e.finishHoldLocked()
 		e.unlockAndNotify()
-		e.discard(ctx, nil)
+		e.discard(nil)
 	})
 	if !ok {
 		e.finishHoldLocked()

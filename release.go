@@ -4,12 +4,8 @@ package etcdlock
 
 import (
 	"context"
-	"slices"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-
-	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
@@ -18,35 +14,25 @@ import (
 // half of the 128 operations that etcd allows in a txn.
 const maxLooked = 32
 
-// remove removes the entry from the queue: see settle.Remove. found says whether the key that the entry is known by
-// was there, or may have been; of a Multi, all keys. next are the entries of the session behind it.
-func (e *entry) remove(ctx, life context.Context, next []queue.Entry) (found bool, err error) {
-	r, err := settle.Remove(ctx, e.s.etcd, etcd.Policy{Life: life, Hedge: true}, e.allKeys(), e.rev, next...)
-	if err != nil {
-		return r.Ambiguous, e.s.lease.Translate(err)
-	}
-	e.delist(&r, next)
-	found = r.Removed[0]
-	if e.first != nil {
-		found = !slices.Contains(r.Removed, false)
-	}
-	return r.Ambiguous || found, nil
+// leaving has the entry wait for its removal. next are the entries of the session behind it. now says that somebody
+// of another session may have the lock then.
+func (e *entry) leaving(next []queue.Entry, now bool) *settle.Leaving {
+	return e.s.removals.Add(e.name, &settle.Leaving{Keys: e.allKeys(), Rev: e.rev, Next: next, Now: now, Removed: func(r settle.Removal) {
+		e.delist(&r)
+		e.settle()
+	}})
 }
 
 // release removes the entry of a hold that was given back in this process.
-func (h *Held) release(ctx context.Context, next []queue.Entry) error {
-	found, err := h.remove(ctx, h.s.lease.Ctx, next)
-	switch {
-	case err != nil:
-		h.s.lease.Go(func(ctx context.Context) { h.discard(ctx, next) })
-		if cause := h.s.Err(); cause != nil && ctx.Err() == nil {
-			err = lossOf(cause)
-		}
-		return err
-	case !found:
-		err = ErrLost
+func (h *Held) release(ctx context.Context, l *settle.Leaving) error {
+	r, err := h.s.removals.Remove(ctx, h.name, l)
+	err = h.s.lease.Translate(err)
+	switch cause := h.s.Err(); {
+	case err == nil && !r.Found(h.first != nil):
+		return ErrLost
+	case err != nil && cause != nil && ctx.Err() == nil:
+		return lossOf(cause)
 	}
-	h.settle()
 	return err
 }
 
@@ -67,80 +53,20 @@ func (e *entry) abandon(cause error) {
 	case e.rev == 0 && !e.ambiguous:
 		e.s.keys.Free(e.allKeys()...) // never written
 	default:
-		e.s.lease.Go(func(ctx context.Context) { e.discard(ctx, next) })
+		e.discard(next)
 	}
 	e.notifyAbandoned(at, cause)
 }
 
-// A leaver is an entry that was given back and is still to be removed. next are the entries behind it.
-type leaver struct {
-	*entry
-	next []queue.Entry
-}
-
-// maxLeaverOps bounds what a txn that writes an entry does for a leaver. Etcd may allow less than 128 operations.
-const maxLeaverOps = 16
-
-// removeSoon removes the entry in the background, unless the next txn of the session that writes an entry of the
-// same name comes first: that removes it too. So a caller that takes the lock again at once needs one commit for
-// both. Nothing waits for such a txn.
-func (l leaver) removeSoon() {
-	offered := l.offer()
-	l.s.lease.Go(func(ctx context.Context) {
-		if _, ok := l.s.takeLeaver(l.name, l.entry); ok || !offered {
-			l.discard(ctx, l.next)
-		}
-	})
-}
-
-// offer leaves the removal to whoever takes it first, if a txn can do it beside what else it does.
-func (l leaver) offer() bool {
-	s := l.s
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if len(l.next)+len(l.allKeys()) > maxLeaverOps {
-		return false
-	}
-	s.leavers[l.name] = append(s.leavers[l.name], l)
-	return true
-}
-
-// takeLeaver takes over the removal of that entry, or with nil of the first one of that name.
-func (s *Session) takeLeaver(name string, e *entry) (l leaver, ok bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	all := s.leavers[name]
-	i := slices.IndexFunc(all, func(o leaver) bool { return e == nil || o.entry == e })
-	if i < 0 {
-		return l, false
-	}
-	l = all[i]
-	s.leavers[name] = slices.Delete(all, i, i+1)
-	if len(all) == 1 {
-		delete(s.leavers, name)
-	}
-	return l, true
-}
-
-// left takes note of what a txn at revision at has replied to what it did for the leaver.
-func (l leaver) left(at int64, replies []*pb.ResponseOp) {
-	r := settle.Result(at, replies, len(l.next))
-	l.delist(&r, l.next)
-	l.settle()
-}
-
-// discard removes the entry and settles it. ctx ends with the lease, which removes the entry too.
-func (e *entry) discard(ctx context.Context, next []queue.Entry) {
-	for e.rev != 0 {
-		_, err := e.remove(ctx, e.s.lease.Gone, next)
-		if err == nil {
-			break
-		}
-		if etcd.Sleep(ctx, etcd.RetryMax) != nil { // a refusal, which may pass
-			return
-		}
+// discard removes the entry in the background, and settles it. done is closed then.
+func (e *entry) discard(next []queue.Entry) (done <-chan struct{}) {
+	if e.rev != 0 {
+		return e.s.removals.RemoveLater(e.name, e.leaving(next, false))
 	}
 	e.settle()
+	settled := make(chan struct{})
+	close(settled)
+	return settled
 }
 
 // settle frees the entry's keys, once nothing of it is left or to come.

@@ -30,18 +30,18 @@ import (
 //
 // A session ends on its own clock before etcd can have given its locks to somebody else: see Deadline.
 type Session struct {
-	lease *lease.Lease
-	etcd  *etcd.Client
-	keys  *settle.Keys
-	log   *slog.Logger
-	hooks []*Hooks
+	lease    *lease.Lease
+	etcd     *etcd.Client
+	keys     *settle.Keys
+	removals *settle.Removals
+	log      *slog.Logger
+	hooks    []*Hooks
 
 	mu sync.Mutex
 	// only are the entries that are alone in the session with their name, and lists the waitlists of the other names:
 	// see enlist.
-	only    map[string]*entry
-	lists   map[string]*waitlist.List
-	leavers map[string][]leaver // by name, see removeSoon
+	only  map[string]*entry
+	lists map[string]*waitlist.List
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds map[*entry]struct{}
 	waits wait.Waits
@@ -86,9 +86,8 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
 		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks,
-		only:    make(map[string]*entry),
-		lists:   make(map[string]*waitlist.List),
-		leavers: make(map[string][]leaver),
+		only:  make(map[string]*entry),
+		lists: make(map[string]*waitlist.List),
 	}
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
@@ -96,6 +95,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
+	s.removals = settle.NewRemovals(s.lease.Ctx, s.etcd, s.lease.Go, s.lease.WaitError)
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
 		Opened: s.attend, Lost: markAllLost, Ended: s.lease.WaitError,

@@ -172,6 +172,9 @@ func (t *Ticket) giveBack(ctx context.Context) {
 		h.notifyOver(at, nil)
 	}
 	if ok {
-		h.discard(ctx, next)
+		select {
+		case <-h.discard(next):
+		case <-ctx.Done():
+		}
 	}
 }

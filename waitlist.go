@@ -169,13 +169,13 @@ func (e *entry) leaveLocked() (next []queue.Entry) {
 
 // delist takes note that nothing of the entry is in etcd: see waitlist.Entry.Removed. Where an earlier attempt may
 // have removed it, nobody can tell whether that was the session's request.
-func (e *entry) delist(r *settle.Removal, next []queue.Entry) {
+func (e *entry) delist(r *settle.Removal) {
 	e.mu.Lock()
 	var gone []*waitlist.Entry
 	i := 0
 	for p := range e.all() {
 		if p.own != nil {
-			gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, next, r.There)...)
+			gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
 		}
 		p.delistLocked()
 		i++

@@ -4,6 +4,7 @@ package settle
 
 import (
 	"context"
+	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -17,7 +18,13 @@ type Removal struct {
 	At        int64         // the revision at which it was carried out
 	Removed   []bool        // for each key, whether it was there
 	Ambiguous bool          // an earlier attempt may have removed what was not there
-	There     []queue.Entry // of those that it looked for
+	Sought    []queue.Entry // those that it looked for
+	There     []queue.Entry // of those
+}
+
+// Found reports whether the entry's first key was there, or all of its keys, or may have been.
+func (r *Removal) Found(all bool) bool {
+	return r.Ambiguous || r.Removed[0] && (!all || !slices.Contains(r.Removed, false))
 }
 
 // CreatedAt compares that key is that of an entry with this revision.
@@ -37,7 +44,7 @@ func deleteOps(keys []string, rev int64) (ops []clientv3.Op) {
 // p.Life ends. It looks for the entries next too. After an error only Ambiguous is known.
 func Remove(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []string, rev int64, next ...queue.Entry) (Removal, error) {
 	if len(keys) > 1 {
-		ops := Ops(keys, rev, next...)
+		ops := removeOps(keys, rev, next...)
 		r, _, err := remove(ctx, c, p, len(next), func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
 		return r, err
 	}
@@ -50,13 +57,13 @@ func Remove(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []string, r
 	return r, err
 }
 
-// Ops are what Remove asks of etcd, for a txn that does more than that. Result has the replies to them.
-func Ops(keys []string, rev int64, next ...queue.Entry) []clientv3.Op {
+// removeOps are what Remove asks of etcd, for a txn that does more than that. result has the replies to them.
+func removeOps(keys []string, rev int64, next ...queue.Entry) []clientv3.Op {
 	return append(find(next), deleteOps(keys, rev)...)
 }
 
-// Result is what a txn, carried out at revision at, has answered to Ops with that many next.
-func Result(at int64, replies []*pb.ResponseOp, next int) Removal {
+// result is what a txn, carried out at revision at, has answered to removeOps with that many next.
+func result(at int64, replies []*pb.ResponseOp, next int) Removal {
 	r := Removal{At: at}
 	for i, reply := range replies {
 		switch deleted := reply.GetResponseTxn(); {
@@ -72,7 +79,7 @@ func Result(at int64, replies []*pb.ResponseOp, next int) Removal {
 // RemoveBeside is Remove of one key of an entry that has another key too, provided that kept, the other
 // one, is there.
 func RemoveBeside(ctx context.Context, c *etcd.Client, p etcd.Policy, kept, key string, rev int64, next ...queue.Entry) (r Removal, there bool, err error) {
-	ops := Ops([]string{key}, rev, next...)
+	ops := removeOps([]string{key}, rev, next...)
 	return remove(ctx, c, p, len(next), func(t clientv3.Txn) clientv3.Txn { return t.If(CreatedAt(kept, rev)).Then(ops...) })
 }
 
@@ -93,7 +100,7 @@ func remove(ctx context.Context, c *etcd.Client, p etcd.Policy, next int, build 
 	if err != nil {
 		return Removal{Ambiguous: ambiguous}, false, err
 	}
-	r = Result(resp.Header.Revision, resp.Responses, next)
+	r = result(resp.Header.Revision, resp.Responses, next)
 	r.Ambiguous = ambiguous
 	return r, resp.Succeeded, nil
 }

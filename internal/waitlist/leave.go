@@ -29,6 +29,16 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	return next
 }
 
+// Covered reports whether an exclusive entry of the list has the lock: everybody else waits for that one,
+// whatever becomes of e.
+func (e *Entry) Covered() bool {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	return slices.ContainsFunc(e.l.places, func(p place) bool {
+		return p.own != nil && p.own.state == held && p.own.kind == keyspace.Exclusive
+	})
+}
+
 // Lost says that the entry, which was held, was not in etcd at revision at. Nothing is handed
 // over: the lease may be gone, so those behind are looked for first.
 func (e *Entry) Lost(at int64) {

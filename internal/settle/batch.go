@@ -1,0 +1,83 @@
+// What one request removes.
+
+package settle
+
+import (
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// A Leaving is an entry that is to be removed.
+type Leaving struct {
+	Keys []string
+	Rev  int64
+	Next []queue.Entry // those that the request is to look for
+	// Now: somebody of another session may have the lock as soon as the entry is removed.
+	Now bool
+	// Removed is called once, when etcd has confirmed the removal. It may be nil.
+	Removed func(Removal)
+
+	ambiguous bool          // an earlier request may have removed it
+	done      chan struct{} // closed behind Removed
+	refused   chan error    // why it takes longer
+	removal   Removal       // when done
+}
+
+// A Batch is removed by one request.
+type Batch []*Leaving
+
+func (n *removals) takeMore(b Batch) Batch {
+	ops := 0
+	for _, l := range b {
+		ops += l.ops()
+	}
+	n.waiting = slices.DeleteFunc(n.waiting, func(l *Leaving) bool {
+		fits := ops+l.ops() <= maxRemoveOps
+		if fits {
+			ops += l.ops()
+			b = append(b, l)
+		}
+		return fits
+	})
+	leaves := func(q queue.Entry) bool {
+		return slices.ContainsFunc(b, func(l *Leaving) bool { return l.Rev == q.Rev && slices.Contains(l.Keys, q.Key) })
+	}
+	for _, l := range b { // who leaves itself need not be looked for
+		l.Next = slices.DeleteFunc(slices.Clone(l.Next), leaves)
+	}
+	return b
+}
+
+func (l *Leaving) ops() int { return len(l.Keys) + len(l.Next) }
+
+// Ops are the operations that remove the entries of the batch.
+func (b Batch) Ops() (ops []clientv3.Op) {
+	for _, l := range b {
+		ops = append(ops, removeOps(l.Keys, l.Rev, l.Next...)...)
+	}
+	return ops
+}
+
+// Done takes note of what a txn, carried out at revision at, has replied to Ops.
+func (b Batch) Done(at int64, replies []*pb.ResponseOp, ambiguous bool) {
+	for _, l := range b {
+		removal := result(at, replies[:l.ops()], len(l.Next))
+		removal.Ambiguous = ambiguous
+		replies = replies[l.ops():]
+		l.finish(removal)
+	}
+}
+
+func (l *Leaving) finish(removal Removal) {
+	removal.Ambiguous = removal.Ambiguous || l.ambiguous
+	removal.Sought = l.Next
+	l.removal = removal
+	if l.Removed != nil {
+		l.Removed(removal)
+	}
+	close(l.done)
+}

@@ -1,0 +1,242 @@
+// Which removals go in one request: those of one session from one queue.
+
+package settle
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// Removals removes entries of one session from their queues, each until etcd has confirmed it or the lease
+// is gone. What is wanted of one name at the same time goes in one request:
+//
+//   - An entry is removed at once if somebody may get the lock by that (Now), or if no other request that
+//     removes entries of the name is on its way.
+//   - Else the removal waits for the reply to that request, one commit. While the lock goes from one entry of
+//     the session to the next in memory, nobody else gets it any sooner by a removal in between.
+//   - Each request takes all along that waits, and so does the txn that writes the next entry of the name: see
+//     Take.
+//
+// It is safe for concurrent use.
+type Removals struct {
+	etcd       *etcd.Client
+	life       context.Context // of Remove
+	background func(f func(ctx context.Context)) bool
+	ended      func(ctx context.Context) error // is the error of a wait whose ctx has ended
+
+	mu    sync.Mutex
+	names map[string]*removals
+}
+
+// removals are those of one name. There is none of a name of which nothing is to be removed.
+type removals struct {
+	waiting []*Leaving // by revision: the lower ones are in the way of more
+	sent    int        // requests that are on their way
+}
+
+// maxRemoveOps bounds what one request does for several entries. Etcd allows 128 operations by default; a
+// request that it refuses is sent for each entry alone.
+const maxRemoveOps = 32
+
+// NewRemovals makes the Removals of a session. life ends what waits in Remove. background runs a function in
+// the background until the lease is gone, or returns false. ended is the error of a wait whose ctx has ended.
+func NewRemovals(life context.Context, client *etcd.Client, background func(f func(ctx context.Context)) bool, ended func(ctx context.Context) error) *Removals {
+	return &Removals{etcd: client, life: life, background: background, ended: ended, names: make(map[string]*removals)}
+}
+
+// Add has an entry of the name wait for its removal. Remove or RemoveLater follows; others may take the entry
+// along before that.
+func (r *Removals) Add(name string, l *Leaving) *Leaving {
+	l.done, l.refused = make(chan struct{}), make(chan error, 1)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.addLocked(name, l)
+	return l
+}
+
+func (r *Removals) addLocked(name string, l *Leaving) {
+	n := r.names[name]
+	if n == nil {
+		n = &removals{}
+		r.names[name] = n
+	}
+	i, _ := slices.BinarySearchFunc(n.waiting, l.Rev, func(o *Leaving, rev int64) int { return cmp.Compare(o.Rev, rev) })
+	n.waiting = slices.Insert(n.waiting, i, l)
+}
+
+// Remove removes an entry that was added, and returns what etcd has answered. It blocks until etcd has confirmed
+// the removal or refused, or ctx, life or the client ends. After an error the removal goes on in the background.
+func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal, error) {
+	switch b := r.takeFor(name, l); len(b) {
+	case 0:
+	case 1: // by itself, with ctx: an Unlock takes less time
+		removal, err := Remove(ctx, r.etcd, etcd.Policy{Life: r.life, Hedge: true}, l.Keys, l.Rev, l.Next...)
+		if err == nil {
+			l.finish(removal)
+		} else {
+			r.Return(name, b, removal.Ambiguous)
+		}
+		r.replied(name)
+		return l.removal, err
+	default:
+		r.background(func(ctx context.Context) { r.send(ctx, name, b) })
+	}
+	select {
+	case <-l.done:
+		return l.removal, nil
+	case err := <-l.refused:
+		return Removal{}, err
+	case <-ctx.Done():
+		return Removal{}, r.ended(ctx)
+	case <-r.life.Done():
+		return Removal{}, context.Cause(r.life)
+	case <-r.etcd.Ctx().Done():
+		return Removal{}, etcd.ErrClientClosed
+	}
+}
+
+// RemoveLater removes an entry that was added in the background. done is closed when etcd has confirmed that.
+func (r *Removals) RemoveLater(name string, l *Leaving) (done <-chan struct{}) {
+	r.background(func(ctx context.Context) { r.send(ctx, name, r.takeFor(name, l)) })
+	return l.done
+}
+
+// replied takes note that a request of the name has come to its end, and has those sent that waited for it.
+func (r *Removals) replied(name string) {
+	if b := r.next(name); len(b) > 0 {
+		r.background(func(ctx context.Context) { r.send(ctx, name, b) })
+	}
+}
+
+// send removes a batch, and after it what waits then.
+func (r *Removals) send(ctx context.Context, name string, b Batch) {
+	for ; len(b) > 0; b = r.next(name) {
+		r.remove(ctx, b)
+	}
+}
+
+// next is what is to be sent when a request of the name has come to its end.
+func (r *Removals) next(name string) (b Batch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := r.names[name]
+	n.sent--
+	if len(n.waiting) > 0 {
+		b = n.take(n.waiting[0])
+	}
+	r.forget(name)
+	return b
+}
+
+// takeFor is what to send for l, an entry that waits: nothing if somebody has taken it along, or if there is
+// a reply to wait for.
+func (r *Removals) takeFor(name string, l *Leaving) Batch {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	n := r.names[name]
+	now := func(l *Leaving) bool { return l.Now }
+	if n == nil || !slices.Contains(n.waiting, l) || n.sent > 0 && !slices.ContainsFunc(n.waiting, now) {
+		return nil
+	}
+	return n.take(l)
+}
+
+// take takes l for a request, and what else there is room for.
+func (n *removals) take(l *Leaving) Batch {
+	n.sent++
+	n.waiting = slices.DeleteFunc(n.waiting, func(o *Leaving) bool { return o == l })
+	return n.takeMore(Batch{l})
+}
+
+// Take takes what waits of the name for a txn that does more, as far as there is room. The caller sends Ops of
+// it, and then calls Done, or Return with what was not removed.
+func (r *Removals) Take(name string) (b Batch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if n := r.names[name]; n != nil {
+		b = n.takeMore(nil)
+		r.forget(name)
+	}
+	return b
+}
+
+// forget forgets the name if nothing of it is left.
+func (r *Removals) forget(name string) {
+	if n := r.names[name]; n.sent == 0 && len(n.waiting) == 0 {
+		delete(r.names, name)
+	}
+}
+
+// Return has a batch removed in the background. ambiguous says that it may have been.
+func (r *Removals) Return(name string, b Batch, ambiguous bool) {
+	for _, l := range b {
+		r.mu.Lock()
+		l.ambiguous = l.ambiguous || ambiguous
+		r.addLocked(name, l)
+		r.mu.Unlock()
+		r.RemoveLater(name, l)
+	}
+}
+
+// remove removes a batch until etcd has confirmed it or ctx ends.
+func (r *Removals) remove(ctx context.Context, b Batch) {
+	for {
+		ambiguous, err := r.request(ctx, b)
+		if err == nil {
+			return
+		}
+		if r.etcd.Ctx().Err() != nil {
+			err = etcd.ErrClientClosed
+		}
+		for _, l := range b {
+			l.ambiguous = l.ambiguous || ambiguous
+			select {
+			case l.refused <- err:
+			default: // it was told of another one
+			}
+		}
+		if len(b) > 1 && etcd.Refused(err) { // of one of them, or because they are many
+			for i := range b {
+				r.remove(ctx, b[i:i+1])
+			}
+			return
+		}
+		if etcd.Sleep(ctx, etcd.RetryMax) != nil { // a refusal, which may pass
+			return
+		}
+	}
+}
+
+// request sends one request for the batch.
+func (r *Removals) request(ctx context.Context, b Batch) (ambiguous bool, err error) {
+	if len(b) == 1 {
+		l := b[0]
+		removal, err := Remove(ctx, r.etcd, etcd.Policy{Hedge: true}, l.Keys, l.Rev, l.Next...)
+		if err != nil {
+			return removal.Ambiguous, err
+		}
+		l.finish(removal)
+		return false, nil
+	}
+	ops := b.Ops()
+	resp, ambiguous, err := etcd.Do(ctx, r.etcd, etcd.Policy{Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return r.etcd.Txn(ctx).Then(ops...).Commit()
+	})
+	if err == nil {
+		b.Done(resp.Header.Revision, resp.Responses, ambiguous)
+	}
+	return ambiguous, err
+}
+
+// Any reports whether anything is to be removed. It is for tests.
+func (r *Removals) Any() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.names) > 0
+}
