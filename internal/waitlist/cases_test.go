@@ -181,3 +181,49 @@ func TestReadsForAll(t *testing.T) {
 		require.Equal(t, want, e.Next().Do, i)
 	}
 }
+
+// A reading shows what is there at a revision that is not before anything that a watch of the list has told of. One from
+// before would say nothing new, and be asked for again and again.
+func TestReadsWhatTheWatchesHaveTold(t *testing.T) {
+	others := func(revs ...int64) (qs []queue.Entry) {
+		for i, rev := range revs {
+			qs = append(qs, queue.Entry{Key: fmt.Sprintf("a/%x", 7+i), Rev: rev})
+		}
+		return qs
+	}
+	two := func(l *List) (first, second *Entry) {
+		first, second = l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
+		return first, second
+	}
+	open := func(e *Entry, at int64) {
+		s := e.Next()
+		require.Equal(t, Open, s.Do)
+		e.Opened(&Watch{From: s.From, To: s.To, At: at})
+	}
+	t.Run("deep", func(t *testing.T) {
+		l := New("a")
+		first, second := two(l)
+		first.Enqueued(5, listing(4, others(2)...))
+		all := append(others(2, 10, 11, 12), queue.Entry{Key: "a/5-1", Rev: 5})
+		second.Enqueued(20, listing(19, all...))
+		l.size = 1000
+		open(first, 25)
+		open(second, 30)
+		first.Heard([]Deletion{{"a/6", 40}})
+		s := second.Next()
+		require.Equal(t, Step{Do: Read, At: 40, Keys: []string{"a/8"}}, s)
+	})
+	t.Run("guard", func(t *testing.T) {
+		l, h := holder(t)
+		first, second := two(l)
+		first.Enqueued(6, listing(5, held5))
+		second.Enqueued(20, listing(19, append(others(10), held5, queue.Entry{Key: "a/5-1", Rev: 6})...))
+		l.size = 1000
+		first.Guard()
+		open(first, 25)
+		open(second, 30)
+		second.Heard([]Deletion{{"a/6", 40}})
+		s := first.Next()
+		require.Equal(t, Step{Do: Read, At: 40, Keys: []string{"a/5-1", h.keys[0]}}, s)
+	})
+}

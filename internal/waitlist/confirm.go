@@ -58,7 +58,7 @@ func (e *Entry) guardLocked() Step {
 	case !w.contains(from, to):
 		return Step{Do: Open, From: from, To: to}
 	case late:
-		return Step{Do: Read, At: max(w.At, w.upTo, e.rev), Keys: keys}
+		return Step{Do: Read, At: max(e.l.heardLocked(), e.rev), Keys: keys}
 	}
 	return Step{}
 }

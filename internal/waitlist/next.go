@@ -168,7 +168,7 @@ func (e *Entry) askLocked() Step {
 	}
 	switch late := slices.ContainsFunc(targets, func(p place) bool { return p.seen < w.At }); {
 	case deep && late:
-		return Step{Do: Read, At: max(w.At, w.upTo, e.rev), Keys: []string{targets[0].Key}}
+		return Step{Do: Read, At: max(l.heardLocked(), e.rev), Keys: []string{targets[0].Key}}
 	case !deep && (late || l.seenLocked(e) < w.At || unsure && e.readAt < w.At):
 		return e.readLocked()
 	}
@@ -197,10 +197,7 @@ func (e *Entry) rangeLocked(targets []place, deep, unsure bool) (from, to string
 func (e *Entry) readLocked() Step {
 	l := e.l
 	// It shows all of the list that are known, so that one reading serves them all.
-	s := Step{Do: Read, At: max(e.rev, e.minSeen, l.places[len(l.places)-1].Rev)}
-	if w := e.watchLocked(); w != nil {
-		s.At = max(s.At, w.At, w.upTo)
-	}
+	s := Step{Do: Read, At: max(e.rev, e.minSeen, l.places[len(l.places)-1].Rev, l.heardLocked())}
 	if e.mustRead {
 		s.At = 0
 	}

@@ -73,6 +73,9 @@ func (w *world) otherComes() {
 		kind = keyspace.Shared
 	}
 	key := fmt.Sprintf("%s%x", base, 3+w.choose(5)) // 5 is the session's own lease, which is adopted
+	if n := w.choose(4); n > 0 {
+		key = fmt.Sprintf("%s-%d", key, n) // several of one session follow each other
+	}
 	if _, there := w.state()[key]; there {
 		return
 	}

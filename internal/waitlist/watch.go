@@ -166,6 +166,15 @@ func (w *Watch) at() int64 {
 // been deleted.
 func (w *Watch) tells(key string, seen int64) bool { return w.covers(key) && seen >= w.At }
 
+// heardLocked is the revision up to which the watches have told. What a reading before that shows may have gone, as
+// one of them has told already.
+func (l *List) heardLocked() (at int64) {
+	for _, w := range l.watches {
+		at = max(at, w.upTo)
+	}
+	return at
+}
+
 // watchLocked is the watch that the entry relies on.
 func (e *Entry) watchLocked() *Watch {
 	if e.l.wide != nil {

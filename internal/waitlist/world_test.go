@@ -3,6 +3,7 @@ package waitlist
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -45,6 +46,8 @@ type actor struct {
 	hurt   bool // somebody else removed its entry
 	asleep bool // Next said Wait: until Wake, or an event
 	guards bool // or, for this, a timer
+	asked  Step // the last reading that etcd has answered
+	again  int  // so often in a row
 }
 
 type openWatch struct {
@@ -376,6 +379,12 @@ func (w *world) read(a *actor, s Step) {
 			a.e.Close(true)
 			a.e.Fail()
 			return
+		}
+		if a.again++; s.At == 0 || !reflect.DeepEqual(s, a.asked) {
+			a.asked, a.again = s, 0
+		}
+		if a.again > 3 {
+			w.fail("%s asks again and again what etcd has answered: %+v", a.name, s)
 		}
 		seen := s.Listing(at, ranged, more, int64(len(entries(state, "a/", "a0"))), asked)
 		w.logf("%s sees %+v", a.name, seen)
