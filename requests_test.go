@@ -138,13 +138,13 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 			writers := i >= 3
 			t.Run(fmt.Sprintf("%s behind %d, write locks %t", kind, below, writers), func(t *testing.T) {
 				name := lockName(t)
-				other := newTestSession(t, cluster.Client(t))
-				enqueue := NewMutex(other, name).Enqueue
-				if writers {
-					enqueue = NewRWMutex(other, name).Enqueue
-				}
+				others := []*Session{newTestSession(t, cluster.Client(t)), newTestSession(t, cluster.Client(t))}
 				var tickets []*Ticket
-				for range below {
+				for i := range below {
+					enqueue := NewMutex(others[i%2], name).Enqueue // no two of one session follow each other
+					if writers {
+						enqueue = NewRWMutex(others[i%2], name).Enqueue
+					}
 					tk, err := enqueue(testCtx(t))
 					require.NoError(t, err)
 					tickets = append(tickets, tk)
@@ -175,6 +175,34 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Entries of one session that follow each other count as one: its session may remove them together, so a waiter
+// behind them watches all of them at once.
+func TestRequests_BehindARun(t *testing.T) {
+	name := lockName(t)
+	other := newTestSession(t, cluster.Client(t))
+	var tickets []*Ticket
+	for range waitlist.Lookahead + 5 {
+		tk, err := NewMutex(other, name).Enqueue(testCtx(t))
+		require.NoError(t, err)
+		tickets = append(tickets, tk)
+	}
+	c, w := wiredClient(t, cluster)
+	s := unhedged(t, c)
+	defer writeBetween(t, w)()
+	w.Reset()
+	granted := inBackground(t, NewMutex(s, name).Lock)
+	w.WaitFor(t, 1, 1)
+	for _, tk := range tickets {
+		h, err := tk.Wait(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, h.Unlock(testCtx(t)))
+	}
+	h := <-granted
+	require.NotNil(t, h)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	w.Require(t, map[string]int{"Txn": 2, "Range": 1}, 1)
 }
 
 // Of the waiters of a session the first one watches what is before it, and looks behind the watch. The

@@ -21,8 +21,8 @@ import (
 //
 //  1. If two entries of the list wait before it, it asks etcd nothing, since it has to wait for them anyway. There is
 //     one exception: while entries of the list hand the lock to each other, the third one reads in advance.
-//  2. The first two read what blocks them, unless the list knows that. If at most waitlist.Lookahead writers are
-//     before it, the entry waits for all of them; otherwise for the one whose removal leaves so many.
+//  2. The first two read what blocks them, unless the list knows that. If writers of at most waitlist.Lookahead
+//     sessions are before it, the entry waits for all of them; otherwise for the one whose removal leaves so many.
 //  3. They open a watch on these blockers from now, and verify that the blockers were there when the watch began.
 //  4. When the blockers are gone, and nothing else is below, the entry has the lock. If an entry of the same list
 //     has the lock before it, it has the lock as soon as that one gives it back.

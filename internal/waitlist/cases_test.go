@@ -182,6 +182,84 @@ func TestReadsForAll(t *testing.T) {
 	}
 }
 
+// run is a list whose entries wait one behind the other, behind a key of others at revision 2, in a long queue.
+func run(t *testing.T, n int) (l *List, es []*Entry, there []queue.Entry) {
+	l, there = New("a"), []queue.Entry{{Key: "a/7", Rev: 2}}
+	for i := range n {
+		e := l.Register(nil, keyspace.Exclusive, fmt.Sprintf("a/5-%x", i+1))
+		rev := int64(5 + i)
+		seen := listing(rev-1, there...)
+		seen.Size = 1000
+		e.Enqueued(rev, seen)
+		es, there = append(es, e), append(there, queue.Entry{Key: e.keys[0], Rev: rev})
+	}
+	require.Equal(t, Open, es[0].Next().Do)
+	return l, es, there
+}
+
+// The first one of a run looks for those behind it, at the revision from which its watch tells of all of them. So the lock
+// goes through the run without a reading, although others have left meanwhile.
+func TestRunIsSeenBefore(t *testing.T) {
+	l, es, there := run(t, 4)
+	behind := l.Register(nil, keyspace.Exclusive, "a/5-5") // not behind this one
+	behind.Enqueued(12, listing(11, append(there, queue.Entry{Key: "a/8", Rev: 11})...))
+	l.size = 1000
+	s := es[0].Next()
+	es[0].Opened(&Watch{From: s.From, To: s.To, At: 20})
+	s = es[0].Next()
+	require.Equal(t, Read, s.Do)
+	require.Equal(t, []string{"a/5-2", "a/5-3", "a/5-4"}, askBehind(&s, es[0]))
+	es[0].Saw(&s, s.Listing(20, there[:2], false, 1000, there[2:]))
+	require.Equal(t, Step{}, es[0].Next())
+	es[0].Heard([]Deletion{{"a/7", 30}})
+	for _, e := range es {
+		require.Equal(t, Grant, e.Next().Do)
+		e.Stop()
+		e.Leave(false)
+	}
+}
+
+// askBehind has the step read downward, as it does where the list knows that upward would take too long.
+func askBehind(s *Step, e *Entry) []string {
+	if s.Upward {
+		e.notReached = true
+		e.l.reader = nil
+		*s = e.Next()
+	}
+	return s.Keys
+}
+
+// If they were not, one reading finds all of them.
+func TestRunIsConfirmedTogether(t *testing.T) {
+	l, es, there := run(t, 4)
+	l.Saw(&Listing{At: 30, Asked: []string{"a/7"}, Low: 1, High: 0}) // the other one has gone
+	s := es[0].Next()
+	require.Equal(t, Step{Do: Read, At: 30, Keys: []string{"a/5-1", "a/5-2", "a/5-3", "a/5-4"}}, s)
+	es[0].Saw(&s, s.Listing(30, nil, false, 0, there[1:]))
+	for _, e := range es {
+		require.Equal(t, Grant, e.Next().Do)
+		e.Leave(false)
+	}
+}
+
+// While the lock goes through the list, the third one reads what nobody knows yet, and not again what is known.
+func TestReadsAheadFromTheMark(t *testing.T) {
+	l, h := holder(t)
+	l.Saw(&Listing{At: 9, Low: 1, High: 9, Shared: true, Keys: []queue.Entry{held5, {Key: "a/7", Rev: 8}}})
+	var es []*Entry
+	for i := range 3 {
+		e := l.Register(nil, keyspace.Exclusive, fmt.Sprintf("a/5-%x", i+1))
+		e.Enqueued(int64(20+i), nil)
+		es = append(es, e)
+	}
+	l.marks = [2]int64{20, 20} // as if the first two were complete
+	require.Equal(t, Grant, h.Next().Do)
+	s := es[2].Next()
+	require.Equal(t, Read, s.Do)
+	require.True(t, s.Upward)
+	require.EqualValues(t, 21, s.Min)
+}
+
 // A reading shows what is there at a revision that is not before anything that a watch of the list has told of. One from
 // before would say nothing new, and be asked for again and again.
 func TestReadsWhatTheWatchesHaveTold(t *testing.T) {

@@ -13,23 +13,27 @@ import (
 const confirmMax = 64
 
 // confirmLocked reads whether the entry is in the queue still, in which nothing of others is before it,
-// together with those that are granted with it.
+// together with those that follow it.
 func (e *Entry) confirmLocked() Step {
-	l := e.l
 	s := Step{Do: Read}
-	for _, p := range l.places {
-		if p.Rev < e.rev || p.own != nil && (p.own.state != waiting || p.Key != p.own.keys[0]) || p.own == nil && p.kind == keyspace.Shared {
-			continue
-		}
-		if p.own != e && p.kind == keyspace.Exclusive || len(s.Keys) == confirmMax {
-			break
-		}
+	for _, p := range e.runLocked(confirmMax) {
 		s.Keys, s.At = append(s.Keys, p.Key), max(s.At, p.Rev, p.own.minSeen)
-		if p.kind == keyspace.Exclusive {
-			break
-		}
 	}
 	return s
+}
+
+// runLocked are the entry and those of the list that wait behind it with no exclusive one of others in between:
+// the lock goes from one to the next in memory. So many at most.
+func (e *Entry) runLocked(limit int) (run []place) {
+	for _, p := range e.l.places {
+		switch {
+		case len(run) == limit || p.own == nil && p.Rev > e.rev && p.kind == keyspace.Exclusive:
+			return run
+		case p.own != nil && p.Rev >= e.rev && p.own.state == waiting && p.Key == p.own.keys[0]:
+			run = append(run, p)
+		}
+	}
+	return run
 }
 
 // Guard says that the entry has waited for holders of its own list for a while, so that it is to

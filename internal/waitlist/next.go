@@ -39,6 +39,7 @@ type Step struct {
 	Upward   bool
 	Min, Max int64
 	Limit    int64
+	shared   bool // the shared keys are among From..To
 }
 
 // Listing is what was read for the step, at revision at: of From..To range, more if there is more
@@ -49,7 +50,7 @@ func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, ke
 		seen.High = 0
 		return seen
 	}
-	seen.Shared = len(s.Keys) == 0
+	seen.Shared = s.shared
 	if s.Upward {
 		seen.Low = s.Min
 	} else {
@@ -70,7 +71,8 @@ func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, ke
 	return seen
 }
 
-// Lookahead is how many exclusive entries are before a waiter when it prepares for its grant. It is right to
+// Lookahead is how many exclusive entries are before a waiter when it prepares for its grant. Those of one session
+// that follow each other count as one, since its session may remove them together. It is right to
 // wait for any lower entry. Near the front a waiter waits for all that is left, together, so that it needs no
 // read between the leaving of the last of them and its own grant. Deeper it waits for the entry whose leaving
 // brings it near the front. With one instead of two it would have no more time to prepare than one hold takes.
@@ -104,6 +106,9 @@ func (e *Entry) Next() Step {
 		return Step{Do: Gone}
 	}
 	front := l.frontLocked()
+	if e.watch == nil && !slices.Contains(front[:], e) {
+		return Step{} // those in front ask
+	}
 	complete := l.completeLocked(e)
 	others := slices.Concat(l.belowLocked(e, keyspace.Exclusive, false), l.belowLocked(e, keyspace.Shared, false))
 	clear := complete && len(others) == 0 && l.seenLocked(e) >= e.minSeen && !e.mustRead
@@ -119,7 +124,7 @@ func (e *Entry) Next() Step {
 		return e.confirmLocked()
 	case e == front[0]:
 		return e.askLocked()
-	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p place) bool { return p.Rev > front[0].rev || !queue.Blocks(p.kind, front[0].kind) })):
+	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p *place) bool { return p.Rev > front[0].rev || !queue.Blocks(p.kind, front[0].kind) })):
 		return e.askLocked() // what the first one does not ask
 	case e == front[2] && e.readAt == 0:
 		return e.readLocked()
@@ -137,21 +142,22 @@ func (e *Entry) askLocked() Step {
 	l := e.l
 	complete := l.completeLocked(e)
 	unsure := !complete
-	sure := func(below []place) []place {
-		return slices.DeleteFunc(below, func(p place) bool { unsure = unsure || p.unsure; return p.unsure })
+	sure := func(below []*place) []*place {
+		return slices.DeleteFunc(below, func(p *place) bool { unsure = unsure || p.unsure; return p.unsure })
 	}
 	writers, readers := sure(l.belowLocked(e, keyspace.Exclusive, false)), sure(l.belowLocked(e, keyspace.Shared, false))
 	wide := complete && l.manyLocked()
 	targets, deep := writers, false
 	switch n := len(writers); {
-	case !wide && n > Lookahead:
-		targets, deep = writers[n-Lookahead-1:n-Lookahead], true
+	case !wide && l.lastRuns(writers) > 0:
+		n = l.lastRuns(writers)
+		targets, deep = writers[n-1:n], true
 	case n > 0 && !wide && (!complete || len(readers) > 2*Lookahead):
 		// The readers can't be gone before the last writer is.
 	case complete:
 		targets = append(writers, readers...)
 	}
-	asked := func(p place) bool { return l.keys[p.Key] == nil || l.keys[p.Key].rev > 0 }
+	asked := func(p *place) bool { return l.keys[p.Key] == nil || l.keys[p.Key].rev > 0 }
 	switch {
 	case len(targets) == 0 || e.mustRead:
 		return e.readLocked()
@@ -166,7 +172,7 @@ func (e *Entry) askLocked() Step {
 		}
 		return Step{Do: Open, From: from, To: to}
 	}
-	switch late := slices.ContainsFunc(targets, func(p place) bool { return p.seen < w.At }); {
+	switch late := slices.ContainsFunc(targets, func(p *place) bool { return p.seen < w.At }); {
 	case deep && late:
 		return Step{Do: Read, At: max(l.heardLocked(), e.rev), Keys: []string{targets[0].Key}}
 	case !deep && (late || l.seenLocked(e) < w.At || unsure && e.readAt < w.At):
@@ -175,10 +181,26 @@ func (e *Entry) askLocked() Step {
 	return Step{}
 }
 
+// lastRuns is where the last Lookahead runs of the writers begin, which are in the order of the queue. A run is of
+// one session.
+func (l *List) lastRuns(writers []*place) int {
+	lease := func(i int) string { return keyspace.LeaseOf(l.name, writers[i].Key) }
+	runs := 0
+	for i := len(writers) - 1; i >= 0; i-- {
+		if i == len(writers)-1 || lease(i) != lease(i+1) {
+			runs++
+		}
+		if runs > Lookahead {
+			return i + 1
+		}
+	}
+	return 0
+}
+
 // rangeLocked is the range to watch for the targets to leave, and near the front for the entry
 // itself and those of the list behind it. A reader's covers all shared keys. So does that of an entry
 // which has not read the queue yet: a write lock has a shared key.
-func (e *Entry) rangeLocked(targets []place, deep, unsure bool) (from, to string) {
+func (e *Entry) rangeLocked(targets []*place, deep, unsure bool) (from, to string) {
 	from, to = targets[0].Key, targets[0].Key+"\x00"
 	if deep {
 		return from, to
@@ -207,9 +229,10 @@ func (e *Entry) readLocked() Step {
 	case len(l.keys) > len(e.keys) && !e.notReached:
 		l.reader = e
 		s.From, s.To = keyspace.All(l.name)
-		s.Upward, s.Limit, s.Min = true, upLimit, min(l.marks[0]+1, l.marks[1]+1, e.rev)
-		if i := slices.IndexFunc(l.places, func(p place) bool { return p.own == nil }); i >= 0 {
-			s.Min = min(s.Min, l.places[i].Rev)
+		s.shared, s.Upward, s.Limit, s.Min = true, true, upLimit, min(l.marks[0]+1, l.marks[1]+1, e.rev)
+		others := slices.IndexFunc(l.places, func(p place) bool { return p.own == nil })
+		if others >= 0 && e != l.frontLocked()[2] { // which only wants what nobody knows yet
+			s.Min = min(s.Min, l.places[others].Rev)
 		}
 		return s
 	case !e.noLimit:
@@ -217,8 +240,13 @@ func (e *Entry) readLocked() Step {
 	}
 	s.Max = e.rev
 	s.From, s.To = keyspace.Blocking(l.name, e.kind)
-	if e.kind == keyspace.Shared {
-		s.Keys = e.keys[:1:1] // which lies outside of that range
+	s.shared = e.kind == keyspace.Exclusive
+	// What lies outside of that range: they get the lock from this one, and have to have been there when that
+	// got it.
+	for _, p := range e.runLocked(nextMax) {
+		if p.own != e || !s.shared {
+			s.Keys = append(s.Keys, p.Key)
+		}
 	}
 	return s
 }

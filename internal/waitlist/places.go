@@ -180,10 +180,14 @@ func (l *List) completeLocked(e *Entry) bool {
 
 // belowLocked are the keys below e that it has to wait for, and that it asks etcd about: those of
 // others, or, if own, those of holders of the list.
-func (l *List) belowLocked(e *Entry, kind keyspace.Kind, own bool) (below []place) {
+func (l *List) belowLocked(e *Entry, kind keyspace.Kind, own bool) (below []*place) {
 	complete := l.completeLocked(e)
-	for _, p := range l.places {
-		if p.Rev < e.rev && p.kind == kind && queue.Blocks(kind, e.kind) && (complete || p.Rev >= e.knownFrom) && (own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0] || !own && p.own == nil) {
+	for i := range l.places {
+		switch p := &l.places[i]; {
+		case p.Rev >= e.rev:
+			return below
+		case p.kind != kind || !queue.Blocks(kind, e.kind) || !complete && p.Rev < e.knownFrom:
+		case own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0], !own && p.own == nil:
 			below = append(below, p)
 		}
 	}
