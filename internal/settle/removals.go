@@ -76,14 +76,14 @@ func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal
 	switch b := r.takeFor(name, l); len(b) {
 	case 0:
 	case 1: // by itself, with ctx: an Unlock takes less time
+		defer r.replied(name)
 		removal, err := Remove(ctx, r.etcd, etcd.Policy{Life: r.life, Hedge: true}, l.Keys, l.Rev, l.Next...)
-		if err == nil {
-			l.finish(removal)
-		} else {
+		if err != nil {
 			r.Return(name, b, removal.Ambiguous)
+			return Removal{}, err
 		}
-		r.replied(name)
-		return l.removal, err
+		l.finish(removal)
+		return l.removal, nil
 	default:
 		r.background(func(ctx context.Context) { r.send(ctx, name, b) })
 	}

@@ -237,7 +237,7 @@ func TestRemovals_Refused(t *testing.T) {
 		for _, q := range qs {
 			ls = append(ls, r.leave(q, true))
 		}
-		r.answers = []error{rpctypes.ErrGRPCTooManyOps, nil, rpctypes.ErrGRPCPermissionDenied}
+		r.answers = []error{rpctypes.ErrGRPCTooManyOps, rpctypes.ErrGRPCPermissionDenied}
 		_, err := r.Remove(t.Context(), "a", ls[0])
 		require.ErrorIs(t, err, rpctypes.ErrTooManyOps)
 		<-ls[2].done
