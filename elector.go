@@ -142,7 +142,8 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 	if err != nil && ctx.Err() != nil && h != nil && h.rev != 0 {
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.s.TTL())
 		defer cancel()
-		_, _ = settle.Remove(bound, h.s.etcd, etcd.Policy{Life: h.s.lease.Gone, Hedge: true}, h.allKeys(), h.rev) // again, beside the one in the background: to wait for it
+		// Beside the removal that goes on in the background, to wait for it.
+		_, _ = settle.Remove(bound, h.s.etcd, etcd.Policy{Life: h.s.lease.Gone, Hedge: true}, h.allKeys(), h.rev)
 	}
 	return term, err
 }

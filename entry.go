@@ -194,9 +194,15 @@ func (e *entry) enqueue(ctx context.Context) error {
 		}
 		leaving := e.s.removals.Take(e.name)
 		leave := leaving.Ops()
-		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
+		txn := func(t clientv3.Txn) clientv3.Txn {
 			return t.If(e.keysAbsent()...).Then(slices.Concat(leave, look, e.putOps())...)
-		})
+		}
+		resp, err := e.commit(ctx, txn)
+		if len(leaving) > 0 && errors.Is(err, rpctypes.ErrTooManyOps) { // it may allow so many as the entry itself needs
+			e.s.removals.Return(e.name, leaving, e.ambiguous)
+			leaving, leave = nil, nil
+			resp, err = e.commit(ctx, txn)
+		}
 		if err != nil {
 			e.s.removals.Return(e.name, leaving, e.ambiguous)
 			return err

@@ -594,6 +594,17 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 			}
 			require.ErrorIs(st, lock(st.Context()), rpctypes.ErrNoSpace)
 		},
+		"etcd allows less in one txn": func(st *stage, lock func(context.Context) error) {
+			var refused atomic.Bool
+			step := st.f.Step
+			st.f.Step = func(ctx context.Context, what string) error {
+				if what == "Txn" && !refused.Swap(true) {
+					return rpctypes.ErrGRPCTooManyOps
+				}
+				return step(ctx, what)
+			}
+			require.NoError(st, lock(st.Context()))
+		},
 		"another has the key": func(st *stage, lock func(context.Context) error) {
 			st.f.Write("a/5-1")
 			remove := time.AfterFunc(time.Second, func() { st.f.Remove("a/5-1") })

@@ -22,9 +22,16 @@ type Leaving struct {
 	Removed func(Removal)
 
 	ambiguous bool          // an earlier request may have removed it
-	done      chan struct{} // closed behind Removed
+	done      chan struct{} // closed behind Removed; see share
 	refused   chan error    // why it takes longer
 	removal   Removal       // when done
+}
+
+// share is called before another goroutine than Remove's own may have the entry removed. Most entries do without.
+func (l *Leaving) share() {
+	if l.done == nil {
+		l.done, l.refused = make(chan struct{}), make(chan error, 1)
+	}
 }
 
 // A Batch is removed by one request.
@@ -39,6 +46,7 @@ func (n *removals) takeMore(b Batch) Batch {
 		fits := ops+l.ops() <= maxRemoveOps
 		if fits {
 			ops += l.ops()
+			l.share()
 			b = append(b, l)
 		}
 		return fits
@@ -47,7 +55,9 @@ func (n *removals) takeMore(b Batch) Batch {
 		return slices.ContainsFunc(b, func(l *Leaving) bool { return l.Rev == q.Rev && slices.Contains(l.Keys, q.Key) })
 	}
 	for _, l := range b { // who leaves itself need not be looked for
-		l.Next = slices.DeleteFunc(slices.Clone(l.Next), leaves)
+		if slices.ContainsFunc(l.Next, leaves) {
+			l.Next = slices.DeleteFunc(slices.Clone(l.Next), leaves)
+		}
 	}
 	return b
 }
@@ -79,5 +89,7 @@ func (l *Leaving) finish(removal Removal) {
 	if l.Removed != nil {
 		l.Removed(removal)
 	}
-	close(l.done)
+	if l.done != nil {
+		close(l.done)
+	}
 }

@@ -53,7 +53,6 @@ func NewRemovals(life context.Context, client *etcd.Client, background func(f fu
 // Add has an entry of the name wait for its removal. Remove or RemoveLater follows; others may take the entry
 // along before that.
 func (r *Removals) Add(name string, l *Leaving) *Leaving {
-	l.done, l.refused = make(chan struct{}), make(chan error, 1)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.addLocked(name, l)
@@ -103,6 +102,9 @@ func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal
 
 // RemoveLater removes an entry that was added in the background. done is closed when etcd has confirmed that.
 func (r *Removals) RemoveLater(name string, l *Leaving) (done <-chan struct{}) {
+	r.mu.Lock()
+	l.share()
+	r.mu.Unlock()
 	r.background(func(ctx context.Context) { r.send(ctx, name, r.takeFor(name, l)) })
 	return l.done
 }
@@ -117,7 +119,7 @@ func (r *Removals) replied(name string) {
 // send removes a batch, and after it what waits then.
 func (r *Removals) send(ctx context.Context, name string, b Batch) {
 	for ; len(b) > 0; b = r.next(name) {
-		r.remove(ctx, b)
+		r.remove(ctx, name, b)
 	}
 }
 
@@ -128,6 +130,7 @@ func (r *Removals) next(name string) (b Batch) {
 	n := r.names[name]
 	n.sent--
 	if len(n.waiting) > 0 {
+		n.waiting[0].share()
 		b = n.take(n.waiting[0])
 	}
 	r.forget(name)
@@ -141,10 +144,18 @@ func (r *Removals) takeFor(name string, l *Leaving) Batch {
 	defer r.mu.Unlock()
 	n := r.names[name]
 	now := func(l *Leaving) bool { return l.Now }
-	if n == nil || !slices.Contains(n.waiting, l) || n.sent > 0 && !slices.ContainsFunc(n.waiting, now) {
+	if n == nil || !slices.Contains(n.waiting, l) {
 		return nil
 	}
-	return n.take(l)
+	if n.sent > 0 && !slices.ContainsFunc(n.waiting, now) {
+		l.share()
+		return nil
+	}
+	b := n.take(l)
+	if len(b) > 1 {
+		l.share()
+	}
+	return b
 }
 
 // take takes l for a request, and what else there is room for.
@@ -184,33 +195,34 @@ func (r *Removals) Return(name string, b Batch, ambiguous bool) {
 	}
 }
 
-// remove removes a batch until etcd has confirmed it or ctx ends.
-func (r *Removals) remove(ctx context.Context, b Batch) {
-	for {
-		ambiguous, err := r.request(ctx, b)
-		if err == nil {
-			return
-		}
-		if r.etcd.Ctx().Err() != nil {
-			err = etcd.ErrClientClosed
-		}
-		for _, l := range b {
-			l.ambiguous = l.ambiguous || ambiguous
-			select {
-			case l.refused <- err:
-			default: // it was told of another one
-			}
-		}
-		if len(b) > 1 && etcd.Refused(err) { // of one of them, or because they are many
-			for i := range b {
-				r.remove(ctx, b[i:i+1])
-			}
-			return
-		}
-		if etcd.Sleep(ctx, etcd.RetryMax) != nil { // a refusal, which may pass
-			return
+// remove removes a batch. What etcd refuses is tried again after a pause, for which nobody else waits: the refusal may
+// pass.
+func (r *Removals) remove(ctx context.Context, name string, b Batch) {
+	ambiguous, err := r.request(ctx, b)
+	if err == nil {
+		return
+	}
+	if r.etcd.Ctx().Err() != nil {
+		err = etcd.ErrClientClosed
+	}
+	for _, l := range b {
+		l.ambiguous = l.ambiguous || ambiguous
+		select {
+		case l.refused <- err:
+		default: // it was told of another one
 		}
 	}
+	if len(b) > 1 && etcd.Refused(err) { // of one of them, or because they are many
+		for i := range b {
+			r.remove(ctx, name, b[i:i+1])
+		}
+		return
+	}
+	r.background(func(ctx context.Context) {
+		if etcd.Sleep(ctx, etcd.RetryMax) == nil {
+			r.Return(name, b, false)
+		}
+	})
 }
 
 // request sends one request for the batch.

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -240,7 +241,7 @@ func TestRemovals_Refused(t *testing.T) {
 		r.answers = []error{rpctypes.ErrGRPCTooManyOps, rpctypes.ErrGRPCPermissionDenied}
 		_, err := r.Remove(t.Context(), "a", ls[0])
 		require.ErrorIs(t, err, rpctypes.ErrTooManyOps)
-		<-ls[2].done
+		<-ls[0].done
 		r.requireTxns(5)
 		require.Empty(t, r.there("a/"))
 
@@ -250,6 +251,18 @@ func TestRemovals_Refused(t *testing.T) {
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 		<-l.done
 		require.Empty(t, r.there("a/"))
+	})
+	onRow(t, func(t *testing.T, r *row) { // another one does not wait for the next attempt
+		l := r.leave(r.enter("a/5"), false)
+		r.answers = []error{rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied}
+		_, err := r.Remove(t.Context(), "a", l)
+		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+		synctest.Wait()
+		began := time.Now()
+		_, err = r.Remove(t.Context(), "a", r.leave(r.enter("a/5-1"), false))
+		require.NoError(t, err)
+		require.Zero(t, time.Since(began))
+		<-l.done
 	})
 }
 
