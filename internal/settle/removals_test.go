@@ -194,6 +194,22 @@ func TestRemovals_AtTheSameMoment(t *testing.T) {
 	})
 }
 
+// Whoever has an entry removed that another goroutine gave back, that one is told of it.
+func TestRemovals_ByAnother(t *testing.T) {
+	onRow(t, func(t *testing.T, r *row) {
+		goOn := r.holdBack()
+		first := r.RemoveLater("a", r.leave(r.enter("a/5"), false))
+		synctest.Wait()
+		l := r.leave(r.enter("a/5-1"), false)
+		goOn() // the reply to the first has it sent
+		<-first
+		removal, err := r.Remove(t.Context(), "a", l)
+		require.NoError(t, err)
+		require.Equal(t, []bool{true}, removal.Removed)
+		r.requireTxns(2)
+	})
+}
+
 // One request has only so many operations; the lowest entries come first, and those of other names apart.
 func TestRemovals_Many(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
