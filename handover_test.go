@@ -99,6 +99,19 @@ func (st *stage) holdBack() (goOn func()) {
 	}
 }
 
+// countTxns counts the requests that write, from now on.
+func (st *stage) countTxns() *int {
+	n := new(int)
+	st.change(func() {
+		st.seen = func(what string) {
+			if what == "Txn" {
+				*n++
+			}
+		}
+	})
+	return n
+}
+
 func (st *stage) ticket(enqueue func(context.Context) (*Ticket, error)) *Ticket {
 	st.Helper()
 	tk, err := enqueue(st.Context())
@@ -540,19 +553,12 @@ func TestRelease_WithTheNextLock(t *testing.T) {
 					h := st.lock(ways[0](st))
 					old := h.Token()
 					l := st.offer(h)
-					txns := 0
-					st.change(func() {
-						st.seen = func(what string) {
-							if what == "Txn" {
-								txns++
-							}
-						}
-					})
+					txns := st.countTxns()
 					h = st.lock(ways[1](st))
-					require.Equal(st, 1, txns)
+					require.Equal(st, 1, *txns)
 					require.True(st, isClosed(st.s.removals.RemoveLater("a", l)))
 					synctest.Wait()
-					require.Equal(st, 1, txns, "nobody else has to remove it")
+					require.Equal(st, 1, *txns, "nobody else has to remove it")
 					require.Greater(st, h.Token(), old)
 					require.NoError(st, h.Check(st.Context()))
 					for _, q := range append(st.f.entries("a/"), st.f.entries("b/")...) {
@@ -698,34 +704,27 @@ func TestRelease_OfManyTogether(t *testing.T) {
 					waiters = append(waiters, st.ticket(st.mutex().Enqueue))
 				}
 				other := st.ticket(NewMutex(st.remote(), "a").Enqueue)
-				txns := 0
-				st.change(func() {
-					st.seen = func(what string) {
-						if what == "Txn" {
-							txns++
-						}
-					}
-				})
+				txns := st.countTxns()
 				goOn := st.holdBack()
 				for _, tk := range waiters[:3] {
 					give(st, h)
 					h = st.wait(tk)
 				}
-				require.Equal(st, 1, txns)
+				require.Equal(st, 1, *txns)
 				goOn()
-				require.Equal(st, 2, txns, "what has waited for the reply goes together")
+				require.Equal(st, 2, *txns, "what has waited for the reply goes together")
 				goOn = st.holdBack()
 				for _, tk := range waiters[3:] {
 					give(st, h)
 					h = st.wait(tk)
 				}
-				require.Equal(st, 3, txns)
+				require.Equal(st, 3, *txns)
 				give(st, h)
 				st.requireOut(other)
-				require.Equal(st, 4, txns, "this one lets others in")
+				require.Equal(st, 4, *txns, "this one lets others in")
 				goOn()
 				require.NoError(st, st.wait(other).Unlock(st.Context()))
-				require.Equal(st, 5, txns)
+				require.Equal(st, 5, *txns)
 				require.Empty(st, st.f.entries("a/"))
 				require.False(st, st.s.removals.Any())
 			})
@@ -786,20 +785,13 @@ func TestRelease_OfManyThatGiveUp(t *testing.T) {
 			})
 		}
 		synctest.Wait()
-		txns := 0
-		st.change(func() {
-			st.seen = func(what string) {
-				if what == "Txn" {
-					txns++
-				}
-			}
-		})
+		txns := st.countTxns()
 		goOn := st.holdBack()
 		cancel()
 		over.Wait()
 		goOn()
 		require.Len(st, st.f.entries("a/"), 1)
-		require.LessOrEqual(st, txns, 8)
+		require.LessOrEqual(st, *txns, 8)
 		require.NoError(st, h.Unlock(st.Context()))
 	})
 }

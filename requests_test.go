@@ -129,6 +129,16 @@ func TestRequests_MutexBehindMutex(t *testing.T) {
 	w.Require(t, map[string]int{"Txn": 2, "Range": 1}, 1)
 }
 
+func enqueueMany(t *testing.T, n int, how func(i int) func(context.Context) (*Ticket, error)) (tickets []*Ticket) {
+	t.Helper()
+	for i := range n {
+		tk, err := how(i)(testCtx(t))
+		require.NoError(t, err)
+		tickets = append(tickets, tk)
+	}
+	return tickets
+}
+
 // Near the front, a watch on all that is left below, and one read that sees it all
 // there. Deeper in the queue first a watch on the last but two. No read is
 // needed when the last one leaves.
@@ -139,16 +149,12 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 			t.Run(fmt.Sprintf("%s behind %d, write locks %t", kind, below, writers), func(t *testing.T) {
 				name := lockName(t)
 				others := []*Session{newTestSession(t, cluster.Client(t)), newTestSession(t, cluster.Client(t))}
-				var tickets []*Ticket
-				for i := range below {
-					enqueue := NewMutex(others[i%2], name).Enqueue // no two of one session follow each other
+				tickets := enqueueMany(t, below, func(i int) func(context.Context) (*Ticket, error) {
 					if writers {
-						enqueue = NewRWMutex(others[i%2], name).Enqueue
+						return NewRWMutex(others[i%2], name).Enqueue // no two of one session follow each other
 					}
-					tk, err := enqueue(testCtx(t))
-					require.NoError(t, err)
-					tickets = append(tickets, tk)
-				}
+					return NewMutex(others[i%2], name).Enqueue
+				})
 				c, w := wiredClient(t, cluster)
 				s := unhedged(t, c)
 				defer writeBetween(t, w)()
@@ -182,12 +188,9 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 func TestRequests_BehindARun(t *testing.T) {
 	name := lockName(t)
 	other := newTestSession(t, cluster.Client(t))
-	var tickets []*Ticket
-	for range waitlist.Lookahead + 5 {
-		tk, err := NewMutex(other, name).Enqueue(testCtx(t))
-		require.NoError(t, err)
-		tickets = append(tickets, tk)
-	}
+	tickets := enqueueMany(t, waitlist.Lookahead+5, func(int) func(context.Context) (*Ticket, error) {
+		return NewMutex(other, name).Enqueue
+	})
 	c, w := wiredClient(t, cluster)
 	s := unhedged(t, c)
 	defer writeBetween(t, w)()
