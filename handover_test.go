@@ -99,6 +99,18 @@ func (st *stage) holdBack() (goOn func()) {
 	}
 }
 
+// refuse answers the next request that writes with an error.
+func (st *stage) refuse(err error) {
+	var refused atomic.Bool
+	step := st.f.Step
+	st.f.Step = func(ctx context.Context, what string) error {
+		if what == "Txn" && !refused.Swap(true) {
+			return err
+		}
+		return step(ctx, what)
+	}
+}
+
 // countTxns counts the requests that write, from now on.
 func (st *stage) countTxns() *int {
 	n := new(int)
@@ -590,25 +602,11 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 			require.ErrorIs(st, lock(ctx), context.DeadlineExceeded)
 		},
 		"etcd refuses": func(st *stage, lock func(context.Context) error) {
-			var refused atomic.Bool
-			step := st.f.Step
-			st.f.Step = func(ctx context.Context, what string) error {
-				if what == "Txn" && !refused.Swap(true) {
-					return rpctypes.ErrGRPCNoSpace
-				}
-				return step(ctx, what)
-			}
+			st.refuse(rpctypes.ErrGRPCNoSpace)
 			require.ErrorIs(st, lock(st.Context()), rpctypes.ErrNoSpace)
 		},
 		"etcd allows less in one txn": func(st *stage, lock func(context.Context) error) {
-			var refused atomic.Bool
-			step := st.f.Step
-			st.f.Step = func(ctx context.Context, what string) error {
-				if what == "Txn" && !refused.Swap(true) {
-					return rpctypes.ErrGRPCTooManyOps
-				}
-				return step(ctx, what)
-			}
+			st.refuse(rpctypes.ErrGRPCTooManyOps)
 			require.NoError(st, lock(st.Context()))
 		},
 		"another has the key": func(st *stage, lock func(context.Context) error) {
