@@ -8,6 +8,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -43,7 +44,7 @@ func (n *removals) takeMore(b Batch) Batch {
 		ops += l.ops()
 	}
 	n.waiting = slices.DeleteFunc(n.waiting, func(l *Leaving) bool {
-		fits := ops+l.ops() <= maxRemoveOps
+		fits := ops+l.ops() <= etcd.Batch
 		if fits {
 			ops += l.ops()
 			l.share()

@@ -20,8 +20,8 @@ import (
 //     removes entries of the name is on its way.
 //   - Else the removal waits for the reply to that request, one commit. While the lock goes from one entry of
 //     the session to the next in memory, nobody else gets it any sooner by a removal in between.
-//   - Each request takes all along that waits, and so does the txn that writes the next entry of the name: see
-//     Take.
+//   - Each request takes along what waits, up to etcd.Batch operations, and so does the txn that writes the next
+//     entry of the name: see Take. What etcd refuses together, it may allow less, is removed one by one.
 //
 // It is safe for concurrent use.
 type Removals struct {
@@ -39,10 +39,6 @@ type removals struct {
 	waiting []*Leaving // by revision: the lower ones are in the way of more
 	sent    int        // requests that are on their way
 }
-
-// maxRemoveOps bounds what one request does for several entries. Etcd allows 128 operations by default; a
-// request that it refuses is sent for each entry alone.
-const maxRemoveOps = 32
 
 // NewRemovals makes the Removals of a session. life ends what waits in Remove. background runs a function in
 // the background until the lease is gone, or returns false. ended is the error of a wait whose ctx has ended.
@@ -76,12 +72,10 @@ func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal
 	case 0:
 	case 1: // by itself, with ctx: an Unlock takes less time
 		defer r.replied(name)
-		removal, err := Remove(ctx, r.etcd, etcd.Policy{Life: r.life, Hedge: true}, l.Keys, l.Rev, l.Next...)
-		if err != nil {
-			r.Return(name, b, removal.Ambiguous)
+		if ambiguous, err := r.request(ctx, r.life, b); err != nil {
+			r.Return(name, b, ambiguous)
 			return Removal{}, err
 		}
-		l.finish(removal)
 		return l.removal, nil
 	default:
 		r.background(func(ctx context.Context) { r.send(ctx, name, b) })
@@ -198,7 +192,7 @@ func (r *Removals) Return(name string, b Batch, ambiguous bool) {
 // remove removes a batch. What etcd refuses is tried again after a pause, for which nobody else waits: the refusal may
 // pass.
 func (r *Removals) remove(ctx context.Context, name string, b Batch) {
-	ambiguous, err := r.request(ctx, b)
+	ambiguous, err := r.request(ctx, nil, b)
 	if err == nil {
 		return
 	}
@@ -225,11 +219,12 @@ func (r *Removals) remove(ctx context.Context, name string, b Batch) {
 	})
 }
 
-// request sends one request for the batch.
-func (r *Removals) request(ctx context.Context, b Batch) (ambiguous bool, err error) {
+// request sends one request for the batch. ctx and life, if there is one, end it.
+func (r *Removals) request(ctx, life context.Context, b Batch) (ambiguous bool, err error) {
+	p := etcd.Policy{Life: life, Hedge: true}
 	if len(b) == 1 {
 		l := b[0]
-		removal, err := Remove(ctx, r.etcd, etcd.Policy{Hedge: true}, l.Keys, l.Rev, l.Next...)
+		removal, err := Remove(ctx, r.etcd, p, l.Keys, l.Rev, l.Next...)
 		if err != nil {
 			return removal.Ambiguous, err
 		}
@@ -237,7 +232,7 @@ func (r *Removals) request(ctx context.Context, b Batch) (ambiguous bool, err er
 		return false, nil
 	}
 	ops := b.Ops()
-	resp, ambiguous, err := etcd.Do(ctx, r.etcd, etcd.Policy{Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+	resp, ambiguous, err := etcd.Do(ctx, r.etcd, p, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return r.etcd.Txn(ctx).Then(ops...).Commit()
 	})
 	if err == nil {

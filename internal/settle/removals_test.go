@@ -213,7 +213,7 @@ func TestRemovals_ByAnother(t *testing.T) {
 // One request has only so many operations; the lowest entries come first, and those of other names apart.
 func TestRemovals_Many(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
-		qs := r.enterMany(3*maxRemoveOps + 1)
+		qs := r.enterMany(3*etcd.Batch + 1)
 		goOn := r.holdBack()
 		r.RemoveLater("a", r.leave(qs[0], true))
 		synctest.Wait()
@@ -230,7 +230,7 @@ func TestRemovals_Many(t *testing.T) {
 
 		// An entry of more keys than that goes alone.
 		var keys []string
-		for i := range maxRemoveOps + 1 {
+		for i := range etcd.Batch + 1 {
 			keys = append(keys, fmt.Sprintf("a%d/5", i))
 		}
 		rev := r.put("", keys...)
