@@ -213,9 +213,9 @@ func (t *trace) remove(m move, a *acquisition, because any) {
 	case !a.told: // a late write
 	case !a.had && slices.Contains(a.coming, Abandoned): // which is told when the removal has begun
 	case a.state == held && downgraded:
-	case t.hit(a, m.entry.GoneSeen):
-	case t.part:
+	case t.part: // not only where its session had ended when an observer heard of it: others may have been granted before
 		a.removed = true
+	case t.hit(a, m.entry.GoneSeen):
 	default:
 		t.refuse(m, "it is %s, and nobody has begun to remove it (%s)", a.state, because)
 	}

@@ -262,6 +262,36 @@ func TestCheckTrace(t *testing.T) {
 	}
 }
 
+// Of a part of a run, somebody may have removed an entry at any time. It counts from when etcd did that, though an
+// observer may hear of it later than the session of the entry, which ends by it, and than the next holder.
+func TestCheckPart_TheObserverIsLast(t *testing.T) {
+	s := newStory()
+	ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
+	s.all(ta, 1, Granted)
+	s.all(tb, 2, Granted)
+	s.step(Ended, "", 0, 1)
+	s.all(ta, 1, Lost)
+	s.remove(xa)
+	s.all(tb, 2, GaveBack)
+	s.remove(xb)
+	_, problems := s.log.CheckPart(s.steps)
+	require.Empty(t, problems)
+	require.Contains(t, fmt.Sprint(s.log.CheckTrace(s.steps, nil)), "has the lock", "in a whole run it would be known that somebody removes it")
+}
+
+// Nor are two holders allowed in a part of a run while the entry of the first is there.
+func TestCheckPart_TwoAtATime(t *testing.T) {
+	s := newStory()
+	ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
+	s.all(ta, 1, Granted)
+	s.all(tb, 2, Granted, GaveBack)
+	s.remove(xb)
+	s.all(ta, 1, GaveBack)
+	s.remove(xa)
+	_, problems := s.log.CheckPart(s.steps)
+	require.Contains(t, fmt.Sprint(problems), "at no revision was it in the queue")
+}
+
 // TestCheckTraceNeedsEverything: a trace from which a step or a change in etcd is taken out, or in
 // which two that depend on each other are swapped, is refused.
 func TestCheckTraceNeedsEverything(t *testing.T) {
