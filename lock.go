@@ -128,7 +128,7 @@ func (h *Held) wait(ctx context.Context, explain bool) error {
 	}
 	for ; p != nil; p = h.waitsFor() {
 		if explain {
-			h.s.whom.Enter(p.name, p.rev)
+			h.s.whom.Enter(ctx, p.name, p.rev)
 		}
 		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own), explain)
 		if explain {

@@ -1,6 +1,6 @@
 // Package whom knows, for the waits of a session, whom they wait for: so that a wait that is given up can say
-// so. One read serves all the waits for a name. It is made once one of them has lasted for a while, so short
-// waits cost none, and long ones no more.
+// so. One read serves all the waits for a name. It is made once one of them has lasted for a while or is about to
+// end, so most waits cost none, and long ones no more.
 package whom
 
 import (
@@ -17,8 +17,10 @@ import (
 )
 
 const (
-	// After is how long a wait has to last.
-	After = 100 * time.Millisecond
+	// The read is made when a wait has lasted for after, or before earlier than its ctx ends; but not sooner than soon.
+	after  = 2 * time.Second
+	before = 500 * time.Millisecond
+	soon   = 100 * time.Millisecond
 	// limit is how many keys are read: those in front.
 	limit = 64
 	// readFor bounds the read. It is not repeated: what it is for matters less than what etcd has to do.
@@ -41,15 +43,20 @@ type Waits struct {
 type waits struct {
 	count  int
 	last   int64       // the highest revision of their entries
-	timer  *time.Timer // of the read; nil if none is to come
+	due    time.Time   // of the next read; zero if no wait has begun since the last read did
+	timer  *time.Timer // of the read, and while it is made; nil if none is to come
 	cancel func()      // of the read, nil before
 	front  *queue.Snapshot
 	more   bool // there is more behind front
 	at     time.Time
 }
 
-// Enter notes that the entry of that revision waits for name.
-func (w *Waits) Enter(name string, rev int64) {
+// Enter notes that the entry of that revision waits for name until ctx ends.
+func (w *Waits) Enter(ctx context.Context, name string, rev int64) {
+	wait := after
+	if end, ok := ctx.Deadline(); ok {
+		wait = max(soon, min(after, time.Until(end)-before))
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q := w.names[name]
@@ -62,13 +69,19 @@ func (w *Waits) Enter(name string, rev int64) {
 	}
 	q.count++
 	q.last = max(q.last, rev)
-	w.readLater(name, q)
+	if due := time.Now().Add(wait); q.due.IsZero() || due.Before(q.due) {
+		q.due = due
+		w.readLaterLocked(name, q)
+	}
 }
 
-// readLater has the front of the queue read soon. The caller holds w.mu.
-func (w *Waits) readLater(name string, q *waits) {
-	if q.timer == nil {
-		q.timer = time.AfterFunc(After, func() { w.Go(func(ctx context.Context) { w.read(ctx, name, q) }) })
+// readLaterLocked has the front of the queue read when that is due, or again after the read that is being made.
+func (w *Waits) readLaterLocked(name string, q *waits) {
+	switch {
+	case q.timer == nil:
+		q.timer = time.AfterFunc(time.Until(q.due), func() { w.Go(func(ctx context.Context) { w.read(ctx, name, q) }) })
+	case q.timer.Stop():
+		q.timer.Reset(time.Until(q.due))
 	}
 }
 
@@ -94,8 +107,7 @@ func (w *Waits) read(ctx context.Context, name string, q *waits) {
 	ctx, cancel := context.WithTimeout(ctx, readFor)
 	defer cancel()
 	w.mu.Lock()
-	asked := q.last
-	q.cancel = cancel
+	q.due, q.cancel = time.Time{}, cancel
 	waited := q.count > 0
 	w.mu.Unlock()
 	if !waited {
@@ -114,8 +126,12 @@ func (w *Waits) read(ctx context.Context, name string, q *waits) {
 			q.front.Put(kv)
 		}
 	}
-	if q.count > 0 && q.last > asked && (err != nil || q.last > q.front.Rev) {
-		w.readLater(name, q)
+	switch {
+	case q.count == 0 || q.due.IsZero():
+	case err != nil || q.last > q.front.Rev:
+		w.readLaterLocked(name, q)
+	default:
+		q.due = time.Time{} // it has shown those that came meanwhile
 	}
 }
 

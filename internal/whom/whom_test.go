@@ -25,6 +25,7 @@ type queueOf struct {
 	kvs         []*mvccpb.KeyValue
 	err         error
 	hangs       bool
+	gate        chan struct{} // of each read, if not nil
 	reads       int
 	mu          sync.Mutex // for the race detector
 }
@@ -39,6 +40,9 @@ func (f *queueOf) Get(ctx context.Context, key string, opts ...clientv3.OpOption
 	if f.hangs {
 		<-ctx.Done()
 		return nil, ctx.Err()
+	}
+	if f.gate != nil {
+		<-f.gate
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -81,8 +85,8 @@ func TestWaits_Reads(t *testing.T) {
 		w := newWaits(f)
 		f.put("1", "holder")
 		for range 10 { // short ones
-			w.Enter("a", f.put("2", ""))
-			sleep(After - 1)
+			w.Enter(t.Context(), "a", f.put("2", ""))
+			sleep(after - 1)
 			w.Leave("a")
 		}
 		sleep(time.Hour)
@@ -91,16 +95,16 @@ func TestWaits_Reads(t *testing.T) {
 		var revs []int64
 		for range 1000 {
 			revs = append(revs, f.put("2", ""))
-			w.Enter("a", revs[len(revs)-1])
+			w.Enter(t.Context(), "a", revs[len(revs)-1])
 		}
-		sleep(After - 1)
+		sleep(after - 1)
 		require.Zero(t, f.count())
 		sleep(time.Hour)
 		require.Equal(t, 1, f.count(), "one for all, and none at rest")
-		w.Enter("a", f.put("3", ""))
+		w.Enter(t.Context(), "a", f.put("3", ""))
 		sleep(time.Hour)
 		require.Equal(t, 2, f.count(), "one for who came later")
-		w.Enter("b", f.put("4", ""))
+		w.Enter(t.Context(), "b", f.put("4", ""))
 		sleep(time.Hour)
 		require.Equal(t, 3, f.count(), "another name")
 		for range 1001 {
@@ -112,12 +116,93 @@ func TestWaits_Reads(t *testing.T) {
 	})
 }
 
+// A wait whose ctx ends soon has the read made before that, whenever others came.
+func TestWaits_ReadsBeforeTheDeadline(t *testing.T) {
+	for timeout, due := range map[time.Duration]time.Duration{
+		soon:                      soon,
+		soon + before:             soon,
+		time.Second:               time.Second - before,
+		before + after - soon + 1: after - soon + 1,
+		after + before:            after,
+		after + before + 1:        after,
+		time.Hour:                 after,
+	} {
+		for _, others := range []bool{false, true} { // which have no deadline
+			synctest.Test(t, func(t *testing.T) {
+				f := &queueOf{}
+				w := newWaits(f)
+				ctx, cancel := context.WithTimeout(t.Context(), timeout)
+				defer cancel()
+				if others {
+					w.Enter(t.Context(), "a", f.put("1", ""))
+				}
+				w.Enter(ctx, "a", f.put("2", ""))
+				if others {
+					w.Enter(t.Context(), "a", f.put("3", ""))
+				}
+				sleep(due - 1)
+				require.Zero(t, f.count(), timeout)
+				sleep(1)
+				require.Equal(t, 1, f.count(), timeout)
+				sleep(time.Hour)
+				require.Equal(t, 1, f.count(), "it was for all of them")
+			})
+		}
+	}
+}
+
+// A wait that begins while the queue is being read has it read again, in its own time, if that has not shown it.
+func TestWaits_EnterWhileRead(t *testing.T) {
+	for what, tc := range map[string]struct {
+		lags  int64
+		err   error
+		again int
+	}{"shown": {}, "not shown": {lags: 1, again: 1}, "failed": {err: errors.New("no leader"), again: 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			f := &queueOf{gate: make(chan struct{}), err: tc.err}
+			w := newWaits(f)
+			w.Enter(t.Context(), "a", f.put("1", ""))
+			sleep(after)
+			require.Equal(t, 1, f.count())
+			w.Enter(t.Context(), "a", f.put("2", "")+tc.lags)
+			sleep(after / 4)
+			close(f.gate)
+			sleep(3*after/4 - 1)
+			require.Equal(t, 1, f.count(), what)
+			sleep(time.Hour)
+			require.Equal(t, 1+tc.again, f.count(), what)
+			w.Enter(t.Context(), "a", f.put("3", ""))
+			sleep(time.Hour)
+			require.Equal(t, 2+tc.again, f.count(), "%s: the next one has its own", what)
+		})
+	}
+}
+
+// A wait that has begun and ended during a read starts nothing.
+func TestWaits_EnterAndLeaveWhileRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &queueOf{gate: make(chan struct{})}
+		w := newWaits(f)
+		begun := 0
+		start := w.Go
+		w.Go = func(run func(context.Context)) bool { begun++; return start(run) }
+		w.Enter(t.Context(), "a", f.put("1", ""))
+		sleep(after)
+		w.Enter(t.Context(), "a", f.put("2", "")+1)
+		w.Leave("a")
+		w.Leave("a")
+		close(f.gate)
+		sleep(time.Hour)
+		require.Equal(t, 1, begun)
+	})
+}
+
 // A member that lags, or an error, is not asked again and again.
 func TestWaits_NoPolling(t *testing.T) {
 	for what, f := range map[string]*queueOf{"lags": {}, "error": {err: errors.New("no leader")}, "hangs": {hangs: true}} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWaits(f)
-			w.Enter("a", 10)
+			w.Enter(t.Context(), "a", 10)
 			sleep(time.Hour)
 			require.Equal(t, 1, f.count(), what)
 			require.Empty(t, w.ahead("a", keyspace.Exclusive, 10))
@@ -135,8 +220,8 @@ func TestWaits_LeaveEndsTheRead(t *testing.T) {
 			go func() { defer close(ended); run(context.Background()) }()
 			return true
 		}}
-		w.Enter("a", 1)
-		sleep(After)
+		w.Enter(t.Context(), "a", 1)
+		sleep(after)
 		require.Equal(t, 1, f.count())
 		began := time.Now()
 		w.Leave("a")
@@ -155,15 +240,15 @@ func TestWaits_Text(t *testing.T) {
 		f.put("r3", "")
 		own := f.put("4", "")
 		reader := f.put("r5", "")
-		after := f.put("6", "")
-		w.Enter("a", reader)
-		sleep(After)
+		later := f.put("6", "")
+		w.Enter(t.Context(), "a", reader)
+		sleep(after)
 		say := func(kind keyspace.Kind, rev int64) string { return w.ahead("a", kind, rev) }
 		require.Equal(t, "3 ahead, held by web1 report[4242] (token 812)", say(keyspace.Exclusive, own))
 		require.Equal(t, "3 ahead, held by web1 report[4242] (token 812)", say(keyspace.Shared, reader), "two writers and itself are before it")
-		require.Equal(t, "5 ahead, held by web1 report[4242] (token 812)", say(keyspace.Exclusive, after))
+		require.Equal(t, "5 ahead, held by web1 report[4242] (token 812)", say(keyspace.Exclusive, later))
 		require.Empty(t, say(keyspace.Exclusive, 812), "nobody is")
-		require.Empty(t, say(keyspace.Exclusive, after+1), "it came later")
+		require.Empty(t, say(keyspace.Exclusive, later+1), "it came later")
 		err := w.Explain(context.Canceled, "a", keyspace.Exclusive, own)
 		require.ErrorIs(t, err, context.Canceled)
 		require.EqualError(t, err, "3 ahead, held by web1 report[4242] (token 812): context canceled")
@@ -178,8 +263,8 @@ func TestWaits_Text(t *testing.T) {
 		for i := range limit {
 			own = f.put(fmt.Sprint("9-", i+1), "")
 		}
-		w.Enter("a", own)
-		sleep(After)
+		w.Enter(t.Context(), "a", own)
+		sleep(after)
 		require.Equal(t, fmt.Sprintf("at least %d ahead, held by a/r7 (token %d) and 1 more", limit, f.kvs[0].CreateRevision), say(keyspace.Exclusive, own))
 		w.Leave("a")
 	})
@@ -191,7 +276,7 @@ func TestWaits_LeaveBeforeTheRead(t *testing.T) {
 		f := &queueOf{}
 		began := make(chan func(context.Context), 1)
 		w := &Waits{KV: f, Go: func(run func(context.Context)) bool { began <- run; return true }}
-		w.Enter("a", 1)
+		w.Enter(t.Context(), "a", 1)
 		run := <-began
 		w.Leave("a")
 		run(context.Background())
