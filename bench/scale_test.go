@@ -28,6 +28,17 @@ func TestScale(t *testing.T) {
 	}
 }
 
+// A waiter of a session with many takes less than 6 KiB beyond the 2 KiB of its caller's goroutine. Go doubles a stack,
+// so a few words more on the way to where it waits are 4 KiB more.
+func TestScale_WaiterMemory(t *testing.T) {
+	path, err := server.BuildEtcd(t.TempDir())
+	require.NoError(t, err)
+	b := &bench{etcd: path, settle: time.Second, window: 100 * time.Millisecond}
+	v, err := b.inOwnProcess(t.Context(), "waiters", 1000, report.TTL)
+	require.NoError(t, err)
+	require.Less(t, v["heap_bytes"]+v["stack_bytes"]-2<<10, 6.0*(1<<10), "%v", v)
+}
+
 // What fails in the other process is in the results, with its reason.
 func TestScale_Failure(t *testing.T) {
 	path, err := server.BuildEtcd(t.TempDir())

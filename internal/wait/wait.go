@@ -7,12 +7,10 @@ import (
 	"errors"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/outage"
-	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -72,8 +70,7 @@ var ErrGone = errors.New("entry gone")
 //
 // Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps 4 KiB, not 8.
 func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
-	w := &waiter{Waits: ws, own: own}
-	ctx = w.start(ctx)
+	w, ctx := ws.start(ctx, own)
 	defer w.stop()
 	for {
 		granted, err := w.advance(ctx)
@@ -86,27 +83,35 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 		default:
 			err = w.awaitTurn(ctx)
 		}
-		switch {
-		case err == nil:
-			continue
-		case ctx.Err() != nil:
-			return w.Ended(ctx) // before stop: the error says why etcd is away, as this wait's outage knows
-		case errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
-			etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // if a watch is refused, the next read is too
-			return err
+		if err != nil {
+			if err = w.handleErr(ctx, err); err != nil {
+				return err
+			}
 		}
-		// An outage of etcd keeps the place in the queue. The waiter then reads the present.
-		w.outage.Start(ctx, err)
-		w.unwatch(true)
-		w.own.Fail()
-		w.pause(ctx)
 	}
 }
 
-func (w *waiter) start(ctx context.Context) context.Context {
-	w.outage = w.Outages.Outage(w.own.Name())
-	ctx, w.unbind = etcd.Bind(ctx, w.Life)
-	return ctx
+// handleErr returns the error of the wait if err ends it. If not, it pauses before the next attempt.
+func (w *waiter) handleErr(ctx context.Context, err error) error {
+	switch {
+	case ctx.Err() != nil:
+		return w.Ended(ctx) // before stop: the error says why etcd is away, as this wait's outage knows
+	case errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
+		etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // if a watch is refused, the next read is too
+		return err
+	}
+	// An outage of etcd keeps the place in the queue. The waiter then reads the present.
+	w.outage.Start(ctx, err)
+	w.unwatch(true)
+	w.own.Fail()
+	w.pause(ctx)
+	return nil
+}
+
+// start begins a wait, whose ctx ends with Life too. It is a function of its own so that the waiter is not on the stack.
+func (ws *Waits) start(ctx context.Context, own *waitlist.Entry) (*waiter, context.Context) {
+	ctx, unbind := etcd.Bind(ctx, ws.Life)
+	return &waiter{Waits: ws, own: own, outage: ws.Outages.Outage(own.Name()), unbind: unbind}, ctx
 }
 
 func (w *waiter) stop() {
@@ -234,66 +239,4 @@ func closeAll(watches []*waitlist.Watch) {
 	for _, c := range watches {
 		c.Owner.(*etcd.Watch).Close()
 	}
-}
-
-func (w *waiter) read(ctx context.Context, step *waitlist.Step) error {
-	got, at, err := w.Client.ReadAt(ctx, w.Life, step.At, readsOf(step)...)
-	if err == nil {
-		w.saw(w.own, step, at, got)
-	}
-	return err
-}
-
-// Survey is for an acquisition of several locks, whose entries are parts. It reads, in one request, what blocks those
-// that still wait: while they waited for another part, much of that has probably gone. If it fails, their waits ask.
-func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Entry) {
-	var asking []*waitlist.Entry
-	var steps []waitlist.Step
-	var reads []etcd.Read
-	for _, p := range parts {
-		if step, ok := p.Look(); ok {
-			asking, steps, reads = append(asking, p), append(steps, step), append(reads, readsOf(&step)...)
-		}
-	}
-	if len(reads) == 0 {
-		return
-	}
-	got, at, err := ws.Client.ReadAt(ctx, ws.Life, 0, reads...)
-	for i, p := range asking {
-		if err != nil {
-			p.Fail()
-		} else {
-			got = ws.saw(p, &steps[i], at, got)
-		}
-	}
-}
-
-func readsOf(step *waitlist.Step) (reads []etcd.Read) {
-	if step.From != "" {
-		opts := []clientv3.OpOption{clientv3.WithLimit(step.Limit)}
-		if step.Upward {
-			opts = append(opts, clientv3.WithMinCreateRev(step.Min), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
-		} else {
-			opts = append(opts, clientv3.WithMaxCreateRev(step.Max), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
-		}
-		reads = append(reads, etcd.ReadRange(step.From, step.To, opts...))
-	}
-	for _, key := range step.Keys {
-		reads = append(reads, etcd.ReadKey(key))
-	}
-	return reads
-}
-
-// saw takes note of what was read for a step of the entry, at revision at. got begins with it; saw returns the rest.
-func (ws *Waits) saw(own *waitlist.Entry, step *waitlist.Step, at int64, got []*pb.RangeResponse) []*pb.RangeResponse {
-	var ranged, keys []queue.Entry
-	more, size := false, int64(0)
-	if step.From != "" {
-		ranged, more, size, got = queue.Entries(got[0].Kvs), got[0].More, got[0].Count, got[1:]
-	}
-	for _, g := range got[:len(step.Keys)] {
-		keys = append(keys, queue.Entries(g.Kvs)...)
-	}
-	ws.Lost(own.Saw(step, step.Listing(at, ranged, more, size, keys)), at)
-	return got[len(step.Keys):]
 }
