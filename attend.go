@@ -65,22 +65,22 @@ func (s *Session) allLists() []*waitlist.List {
 	return slices.Collect(maps.Values(s.lists))
 }
 
-// startInspect has the session inspect its lease's keys for as long as it lives: each half TTL or so, jittered, so
-// that the sessions of a service don't do so together.
-func (s *Session) startInspect() {
+// startChecks has the session check its entries for as long as it lives: each half TTL or so, jittered, so that the
+// sessions of a service don't do so together.
+func (s *Session) startChecks() {
 	time.AfterFunc(s.TTL()/8*3+rand.N(s.TTL()/4), func() {
 		s.lease.Go(func(ctx context.Context) {
-			defer s.startInspect()
-			if s.inspect(ctx) == nil {
+			defer s.startChecks()
+			if s.checkEntries(ctx) == nil {
 				s.waits.Recheck(ctx, s.allLists())
 			}
 		})
 	})
 }
 
-// inspect compares the keys that hang on the session's lease with its entries. An entry without its key was removed
+// checkEntries compares the keys that hang on the session's lease with its entries. An entry without its key was removed
 // by somebody: its owner is told. A key without its entry is a late write, and is removed.
-func (s *Session) inspect(ctx context.Context) error {
+func (s *Session) checkEntries(ctx context.Context) error {
 	entries := s.entries()
 	there, err := s.keys.Sweep(ctx)
 	if err != nil {

@@ -149,11 +149,11 @@ func newFakeEtcd() *fakeEtcd { return &fakeEtcd{fakeetcd.New()} }
 // session is a session on the fake, without the goroutine that renews.
 func (f *fakeEtcd) session(id clientv3.LeaseID) *Session {
 	s := f.bareSession(id)
-	s.startInspect()
+	s.startChecks()
 	return s
 }
 
-// bareSession is a session that does not inspect its keys either.
+// bareSession is a session that does not check its entries either.
 func (f *fakeEtcd) bareSession(id clientv3.LeaseID) *Session {
 	var s *Session
 	client := f.Client(func(ctx context.Context) (int64, error) { return s.lease.KeepAlive(ctx) })

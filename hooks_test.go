@@ -635,7 +635,7 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 		r := &recorder{}
 		slow := &Hooks{Granted: func(_ context.Context, info GrantedInfo) {
 			f.Remove(info.Key)
-			_ = s.inspect(t.Context()) // finds that the key is gone
+			_ = s.checkEntries(t.Context()) // finds that the key is gone
 			synctest.Wait()
 		}}
 		s.hooks = []*Hooks{slow, r.hooks()}

@@ -1,4 +1,4 @@
-// What happens to a hold from outside: its end, of which it hears from its watch or from the session's inspection,
+// What happens to a hold from outside: its end, of which it hears from its watch or from the session's checks,
 // and that somebody waits for it.
 
 package etcdlock
@@ -145,7 +145,7 @@ func watchesOf(s *Session) *holdwatch.Watches[*entry] {
 		Deleted: func(e *entry, key string, at int64) { _ = e.whole().markLost(key, at) },
 		Verify: func(ctx context.Context, holds []*entry, at int64) error {
 			if len(holds) > etcd.Batch { // a watch is open anew
-				return s.inspect(ctx)
+				return s.checkEntries(ctx)
 			}
 			return s.verify(ctx, inQueue(holds), at)
 		},

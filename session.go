@@ -77,7 +77,7 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 		return s, err
 	}
 	s.notifyUp()
-	s.startInspect()
+	s.startChecks()
 	s.lease.Run()
 	return s, nil
 }
