@@ -78,8 +78,8 @@ func (s *Session) startChecks() {
 	})
 }
 
-// checkEntries compares the keys that hang on the session's lease with its entries. An entry without its key was removed
-// by somebody: its owner is told. A key without its entry is a late write, and is removed.
+// checkEntries compares the keys that hang on the session's lease with its entries. An entry without its key was
+// removed by somebody: its owner is told. A key without its entry is a late write, and is removed.
 func (s *Session) checkEntries(ctx context.Context) error {
 	entries := s.entries()
 	there, err := s.keys.Sweep(ctx)

@@ -83,10 +83,11 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 		default:
 			err = w.awaitTurn(ctx)
 		}
-		if err != nil {
-			if err = w.handleErr(ctx, err); err != nil {
-				return err
-			}
+		if err == nil {
+			continue
+		}
+		if err = w.handleErr(ctx, err); err != nil {
+			return err
 		}
 	}
 }
@@ -108,7 +109,8 @@ func (w *waiter) handleErr(ctx context.Context, err error) error {
 	return nil
 }
 
-// start begins a wait, whose ctx ends with Life too. It is a function of its own so that the waiter is not on the stack.
+// start begins a wait, whose ctx ends with Life too. It is a function of its own so that the waiter is not on the
+// stack.
 func (ws *Waits) start(ctx context.Context, own *waitlist.Entry) (*waiter, context.Context) {
 	ctx, unbind := etcd.Bind(ctx, ws.Life)
 	return &waiter{Waits: ws, own: own, outage: ws.Outages.Outage(own.Name()), unbind: unbind}, ctx
