@@ -21,6 +21,9 @@ import (
 
 var etcd *server.Etcd
 
+// builtEtcd is the path of an etcd, which is built for the first test that asks for it.
+var builtEtcd func() (path string, err error)
+
 func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == "scale" { // run by inOwnProcess
 		if err := scale(os.Args[2:]); err != nil {
@@ -29,12 +32,18 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(0)
 	}
-	var err error
+	dir, err := os.MkdirTemp("", "bench")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	builtEtcd = sync.OnceValues(func() (string, error) { return server.BuildEtcd(dir) })
 	if etcd, err = server.Embedded(); err != nil {
 		fmt.Fprintln(os.Stderr, "start etcd:", err)
 		os.Exit(1)
 	}
 	code := m.Run()
+	_ = os.RemoveAll(dir)
 	if err := etcd.Close(); err != nil {
 		fmt.Fprintln(os.Stderr, "stop etcd:", err)
 		os.Exit(1)

@@ -95,6 +95,13 @@ func (rep Report) goals() []Goal {
 	return g
 }
 
+// A waiter of a session with many takes at most WaiterBytes of heap and stack beyond the GoroutineBytes that Go gives
+// the goroutine of its caller.
+const (
+	WaiterBytes    = 6 << 10
+	GoroutineBytes = 2 << 10
+)
+
 // goalsAtRest are the limits of the largest numbers at rest.
 func (rep Report) goalsAtRest(g *goals) {
 	for _, k := range Kinds[1:] {
@@ -109,6 +116,6 @@ func (rep Report) goalsAtRest(g *goals) {
 	if heap.ok() && stacks.ok() {
 		both.values = []float64{heap.median() + stacks.median()}
 	}
-	g.atMost("a waiter's heap and stacks, beyond 2 KiB of its caller's goroutine", 6144, both.plus(-2048), size)
+	g.atMost("a waiter's heap and stacks, beyond 2 KiB of its caller's goroutine", WaiterBytes, both.plus(-GoroutineBytes), size)
 	g.atMost("heap of a lock that is held", 200, rep.get(atRest("held", 10_000, "heap_bytes")), size)
 }
