@@ -334,3 +334,28 @@ func TestWriteHold_LossRemovesTheRest(t *testing.T) {
 	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 0 }, hang, tick)
 	require.NoError(t, s.Err())
 }
+
+// The client is closed, and the goroutine that renews the session's lease has not seen that yet. A hold is asked about
+// first by what starts to watch it, which can't be done any more. It says that the session has ended, not that
+// somebody has removed the entry.
+func TestHeld_ClientClosed(t *testing.T) {
+	t.Parallel()
+	for what, ask := range map[string]func(h *Held) error{
+		"Done":    func(h *Held) error { <-h.Done(); return context.Cause(h.Context()) },
+		"Err":     (*Held).Err,
+		"Session": func(h *Held) error { return errors.Join(ErrLost, h.Session().Err()) },
+	} {
+		client, err := cluster.NewClient()
+		require.NoError(t, err)
+		s := makeSession(client, config{ttl: time.Minute, log: discard})
+		require.NoError(t, s.lease.Grant(testCtx(t), time.Minute)) // nothing runs yet
+		h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
+		require.NoError(t, err)
+		require.NoError(t, client.Close())
+		err = ask(h)
+		require.ErrorIs(t, err, ErrLost, what)
+		require.ErrorIs(t, err, ErrSessionExpired, what)
+		require.ErrorIs(t, s.Err(), ErrSessionExpired, what)
+		require.False(t, h.Valid(), what)
+	}
+}

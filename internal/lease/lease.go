@@ -87,11 +87,16 @@ func (l *Lease) String() string { return strconv.FormatInt(int64(l.ID), 16) }
 
 // Err is nil while the lease is used and can be vouched for, then the cause of Ctx.
 func (l *Lease) Err() error {
-	if l.Ctx.Err() == nil {
-		if d := l.Deadline(); d.IsZero() || time.Now().Before(d) {
-			return nil
-		}
-		// The timer is late: the process may just have been woken.
+	if l.Ctx.Err() != nil {
+		return context.Cause(l.Ctx)
+	}
+	d := l.Deadline()
+	switch {
+	case l.Client.Ctx().Err() != nil: // Run may not have seen it yet, but Go starts nothing anymore
+		l.End(l.Expired, "client closed")
+	case d.IsZero() || time.Now().Before(d):
+		return nil
+	default: // the timer is late: the process may just have been woken
 		l.End(l.Expired, "deadline passed")
 	}
 	return context.Cause(l.Ctx)
