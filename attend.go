@@ -16,8 +16,9 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// probeInterval is how often a session asks whether its watches live.
-const probeInterval = time.Second
+// probeInterval is how often a session probes its watches, jittered, so that one of several sessions of a client asks
+// for all. It asks once a second: after an answer the next Probe asks nothing.
+const probeInterval = time.Second / 2
 
 // attend looks after the session's watches for as long as there are any. It is called when one was opened.
 func (s *Session) attend() {
@@ -38,13 +39,9 @@ func (s *Session) endAttend() {
 
 func (s *Session) probe() {
 	defer s.endAttend()
-	tick := time.NewTicker(probeInterval)
-	defer tick.Stop()
 	for asked := time.Now(); ; {
-		select {
-		case <-s.lease.Ctx.Done():
+		if etcd.Sleep(s.lease.Ctx, probeInterval/8*7+rand.N(probeInterval/4)) != nil {
 			return
-		case <-tick.C:
 		}
 		if !s.etcd.Watches() {
 			return // or another one begins

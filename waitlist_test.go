@@ -241,6 +241,48 @@ func (d deaf) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) 
 
 func (d deaf) RequestProgress(context.Context) error { return nil }
 
+// Sessions of one client share a stream of watches, and etcd's word that it lives goes to the watches of all. So it is
+// asked about twice a second at most, however many sessions wait. A session by itself asks once a second.
+func TestWaitlist_OneSessionProbesForAll(t *testing.T) {
+	for sessions, atMost := range map[int]int64{1: 1, 50: 2} {
+		synctest.Test(t, func(t *testing.T) {
+			const seconds = 100
+			f := newFakeEtcd()
+			f.Write("a/1")
+			var asked atomic.Int64
+			ctx, cancel := context.WithCancel(t.Context())
+			var all []*Session
+			for i := range sessions {
+				s := f.bareSession(clientv3.LeaseID(i + 5))
+				s.etcd.UseWatcher(counted{f, &asked})
+				tk, err := NewMutex(s, "a").Enqueue(ctx)
+				require.NoError(t, err)
+				go func() { _, _ = tk.Wait(ctx) }()
+				all = append(all, s)
+			}
+			<-time.After(seconds * time.Second)
+			require.Less(t, asked.Load(), atMost*seconds+seconds/2+int64(sessions), "%d sessions", sessions)
+			require.Greater(t, asked.Load(), int64(seconds/2), "%d sessions", sessions)
+			cancel()
+			for _, s := range all {
+				s.lease.End(ErrSessionClosed, "test")
+				s.lease.NotFound()
+			}
+		})
+	}
+}
+
+// counted counts how often the watches are asked whether they live.
+type counted struct {
+	*fakeEtcd
+	asked *atomic.Int64
+}
+
+func (c counted) RequestProgress(ctx context.Context) error {
+	c.asked.Add(1)
+	return c.fakeEtcd.RequestProgress(ctx)
+}
+
 // A wall clock that is set forward by more than a TTL is no reason to lose a place while the session
 // lives: the entry is granted when a renewal has confirmed that.
 func TestFault_I7_WallClockSetForward(t *testing.T) {

@@ -27,8 +27,8 @@ type Watcher struct {
 	own      bool // made by the Client, which has to close it
 	watches  int  // that are open, or being opened
 	replaced bool
-	// heard is set when one of the watches had something. probed is when Probe last asked whether
-	// the stream lives, zero if nobody is to answer.
+	// heard is set when one of the watches had something. probed is when Probe asked whether the
+	// stream lives, if nothing was heard since, and else zero.
 	heard  atomic.Bool
 	probed time.Time
 	// probing: the stream is being asked. If its last watch was closed meanwhile, the client would
@@ -119,20 +119,25 @@ func (c *Client) UseWatcher(w clientv3.Watcher) {
 	c.watcher = newWatcher(c.Client, w)
 }
 
-// Probe asks the stream of the watches, if there are any, whether it lives. If nothing was heard of
-// it since the last Probe that is AttemptMin ago or more, it is on a member that hangs, or that is
-// cut off: the watches end, and the next ones get another stream. silent says that this is so and
-// that no other stream can be had; the watches go on then, and may be silent.
+// Probe asks the stream of the watches, if there are any, whether it lives, unless something was
+// heard of it since the last Probe. If nothing was heard for AttemptMin since it was asked, it is on
+// a member that hangs, or that is cut off: the watches end, and the next ones get another stream.
+// silent says that this is so and that no other stream can be had; the watches go on then, and may
+// be silent.
+//
+// Clients of one clientv3.Client share its stream, and etcd's answer goes to all of their watches. So
+// one of them asks, and the others have heard of it.
 //
 // A watch that can't be opened is no such sign: it may stand in line behind others.
 func (c *Client) Probe(ctx context.Context) (silent bool) {
 	c.mu.Lock()
 	w := c.watcher
 	heard := w.heard.Swap(false)
+	ask := w.watches > 0 && !heard
 	switch {
-	case w.watches == 0:
+	case !ask:
 		w.probed = time.Time{}
-	case heard || w.probed.IsZero():
+	case w.probed.IsZero():
 		w.probed = time.Now()
 	case time.Since(w.probed) >= AttemptMin+c.pace.late():
 		silent = true
@@ -143,8 +148,7 @@ func (c *Client) Probe(ctx context.Context) (silent bool) {
 		w.end()
 		return false
 	}
-	w.probing = w.watches > 0
-	ask := w.probing
+	w.probing = ask
 	c.mu.Unlock()
 	if ask {
 		ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), AttemptMin)
