@@ -55,8 +55,7 @@ func newTicket(h *Held) (*Ticket, error) {
 	})
 	if !ok {
 		cancel()
-		h.s.lease.End(ErrSessionExpired, "client closed") // unless it has ended: it is one of the two
-		h.abandon(h.s.Err())
+		h.abandon(h.s.Err()) // that it has ended, or that its client is closed
 		return nil, h.s.Err()
 	}
 	return t, nil
