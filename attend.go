@@ -140,7 +140,7 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 			continue
 		}
 		if own := p.listed(); own != nil {
-			markAllLost(own.Missing(at), at)
+			markAllLost(own.Missing(p.Key, at), at)
 		}
 		_ = p.whole().markLost(p.Key, at)
 	}

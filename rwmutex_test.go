@@ -94,3 +94,21 @@ func TestRWMutex_CounterUnderRace(t *testing.T) {
 	require.Equal(t, 40, value)
 	require.Empty(t, entries(t, c, name))
 }
+
+// A check of the session's entries that began before Downgrade finds no exclusive key afterwards. That is no loss: the
+// hold is known by its shared key since.
+func TestRWMutex_DowngradedBesideACheck(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.rw().Lock)
+		tk := st.ticket(st.rw().REnqueue)
+		before := st.s.entries()
+		require.NoError(st, h.Downgrade(st.Context()))
+		require.NoError(st, st.s.verify(st.Context(), before, 0))
+		require.NoError(st, h.Err())
+		require.NoError(st, st.s.verify(st.Context(), st.s.entries(), 0))
+		require.NoError(st, h.Err())
+		reader := st.wait(tk)
+		require.NoError(st, h.Unlock(st.Context()))
+		require.NoError(st, reader.Unlock(st.Context()))
+	})
+}

@@ -49,13 +49,14 @@ func (e *Entry) Lost(at int64) {
 	e.l.grantLocked()
 }
 
-// Missing says that the entry, which has not left, was not in etcd at revision at.
-func (e *Entry) Missing(at int64) (lost []*Entry) {
+// Missing says that the entry, which has not left, was not in etcd under key at revision at. If it is known by another
+// key by now, since it was downgraded, that is as it should be.
+func (e *Entry) Missing(key string, at int64) (lost []*Entry) {
 	l := e.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if e.rev > 0 {
-		lost = l.goneLocked(nil, queue.Entry{Key: e.keys[0], Rev: e.rev}, at)
+	if e.rev > 0 && e.keys[0] == key {
+		lost = l.goneLocked(nil, queue.Entry{Key: key, Rev: e.rev}, at)
 	}
 	l.grantLocked()
 	return lost
