@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
@@ -494,5 +495,41 @@ func TestMulti_NoWatchInASessionThatEnds(t *testing.T) {
 			require.True(t, isClosed(h.Done()))
 			require.ErrorIs(t, h.Err(), ErrLost)
 		})
+	}
+}
+
+// A Multi waits for its parts one after the other. A reader of the session that is behind a part which it has not come
+// to yet gets its lock as soon as that is free, and not when the Multi has got the parts before.
+func TestMulti_NobodyWaitsForAPartBeforeItsTurn(t *testing.T) {
+	for name, behind := range map[string]func(*RWMutex, context.Context) (*Held, error){"Lock": (*RWMutex).Lock, "RLock": (*RWMutex).RLock} {
+		for _, multis := range []int{1, 3} {
+			holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+				f.Write("a/1")
+				f.Write("b/1")
+				var waiting sync.WaitGroup
+				for range multis {
+					waiting.Go(func() {
+						h, err := NewMulti(s, Write("a"), Read("b")).Lock(t.Context())
+						assert.NoError(t, err)
+						h.Release()
+					})
+					synctest.Wait()
+				}
+				got := make(chan struct{})
+				waiting.Go(func() {
+					h, err := behind(NewRWMutex(s, "b"), t.Context())
+					assert.NoError(t, err)
+					close(got)
+					h.Release()
+				})
+				synctest.Wait()
+				f.Remove("b/1")
+				<-time.After(time.Second)
+				early := isClosed(got)
+				f.Remove("a/1")
+				waiting.Wait()
+				require.Equal(t, name == "RLock", early, "%s behind %d", name, multis)
+			})
+		}
 	}
 }

@@ -112,6 +112,7 @@ func (w *waiter) handleErr(ctx context.Context, err error) error {
 // start begins a wait, whose ctx ends with Life too. It is a function of its own so that the waiter is not on the
 // stack.
 func (ws *Waits) start(ctx context.Context, own *waitlist.Entry) (*waiter, context.Context) {
+	own.Begin()
 	ctx, unbind := etcd.Bind(ctx, ws.Life)
 	return &waiter{Waits: ws, own: own, outage: ws.Outages.Outage(own.Name()), unbind: unbind}, ctx
 }

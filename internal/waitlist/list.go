@@ -75,10 +75,10 @@ type Entry struct {
 	rev, minSeen, goneUpTo, knownFrom, readAt int64
 	mustRead, notReached, noLimit             bool
 
-	guard  bool // see Guard
-	ending bool // see Stop
-	watch  *Watch
-	wake   chan struct{}
+	guard bool // see Guard
+	idle  bool // nobody asks Next: see WakeWith and Stop
+	watch *Watch
+	wake  chan struct{}
 	// contended is called when another entry of the list waits for it: see WhenContended.
 	contended func()
 }
@@ -241,19 +241,22 @@ func (l *List) grantLocked() {
 		if e != nil && (l.changed || e != l.front[i]) {
 			e.tell()
 		}
+		if was := l.front[i]; was != nil && was.watch != nil && !slices.Contains(front[:], was) {
+			was.tell() // of another one that has come before it: it is to drop its watch
+		}
 	}
 	l.front, l.changed = front, false
 }
 
-// frontLocked are the two front-most waiting entries and, while the lock goes from one entry of the list
-// to the next, the one that reads ahead: a hand-over takes less time than a reading, so it is to be known
-// before its turn what is below it.
+// frontLocked are the two front-most entries that wait, and for which somebody asks Next; and, while the
+// lock goes from one entry of the list to the next, the one that reads ahead: a hand-over takes less time
+// than a reading, so it is to be known before its turn what is below it.
 func (l *List) frontLocked() (front [3]*Entry) {
 	n := 0
 	running := len(l.places) > 0 && l.places[0].own != nil && l.places[0].own.state != waiting
 	for _, p := range l.places {
 		e := p.own
-		if e == nil || e.state != waiting || e.ending || p.Key != e.keys[0] {
+		if e == nil || e.state != waiting || e.idle || p.Key != e.keys[0] {
 			continue
 		}
 		switch {

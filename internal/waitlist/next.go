@@ -280,20 +280,3 @@ func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
 	l.grantLocked()
 	return lost
 }
-
-// manyShare: a session whose entries are at least a quarter of a queue watches all of it. That bounds
-// to how many clients etcd tells each release: a watch of one waiter is told of hardly
-// any but the one that it waits for.
-const manyShare = 4
-
-// manyLocked reports whether several of the list wait, and are a good part of the queue.
-func (l *List) manyLocked() bool {
-	return l.frontLocked()[1] != nil && int64(len(l.keys))*manyShare >= l.size
-}
-
-// allLocked is the range of all entries.
-func (l *List) allLocked() (from, to string) {
-	from, _ = keyspace.Exclusives(l.name)
-	_, to = keyspace.Shareds(l.name)
-	return from, to
-}

@@ -2,14 +2,29 @@
 
 package waitlist
 
-import "github.com/etcdlock/etcdlock/internal/keyspace"
+import (
+	"slices"
 
-// WakeWith has the entry wake who waits for another one, before anything can have happened to it. Next
-// is asked of all entries that wake together.
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+)
+
+// WakeWith has the entry wake who waits for another one, before anything can have happened to it. Their
+// waiter comes to one after the other, and asks Next of that one only: from Begin to Stop. Until then the
+// entry is not in front, and those behind it ask for themselves. It may be granted all the same.
 func (e *Entry) WakeWith(o *Entry) {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
-	e.wake = o.wake
+	e.wake, e.idle = o.wake, true
+}
+
+// Begin says that somebody asks Next from now on.
+func (e *Entry) Begin() {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	if e.idle {
+		e.idle = false
+		e.l.grantLocked()
+	}
 }
 
 // Gone reports whether the entry's key is known not to be in etcd, also if it had the lock.
@@ -19,13 +34,16 @@ func (e *Entry) Gone() bool {
 	return e.state == missing || e.state == leaving
 }
 
-// Look is a reading of the present that tells an entry in front what is before it, if there is anything that
-// it waits for; then Saw. It is for one that has not been asked for a while.
+// Look is a reading of the present that tells an entry what is before it, if there is anything that it waits
+// for; then Saw. It is for one that nobody has asked for a while, and that would be in front else.
 func (e *Entry) Look() (s Step, ok bool) {
 	l := e.l
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if e.state != waiting || l.frontLocked()[0] != e {
+	first := slices.IndexFunc(l.places, func(p place) bool {
+		return p.own != nil && p.own.state == waiting && (p.own == e || !p.own.idle)
+	})
+	if first < 0 || l.places[first].own != e {
 		return Step{}, false
 	}
 	if l.completeLocked(e) && len(l.belowLocked(e, keyspace.Exclusive, false))+len(l.belowLocked(e, keyspace.Shared, false)) == 0 {

@@ -160,6 +160,8 @@ func (w *world) advance(a *actor) bool {
 		return true
 	case a.over || a.held:
 		return a.watch != nil && w.deliver(a)
+	case a.part && a.rev > 0:
+		return w.attend(a)
 	}
 	select {
 	case <-a.e.Wake():
@@ -205,13 +207,20 @@ func (w *world) rest() bool {
 			return false
 		}
 	}
+	for _, a := range w.own {
+		if a.part && !a.over {
+			a.part = false
+			a.e.Begin()
+			return false
+		}
+	}
 	return true
 }
 
-// checkNobodyForgotten: at rest, whoever can have the lock has it.
+// checkNobodyForgotten: at rest, whoever can have the lock has it, unless nobody asks for it.
 func (w *world) checkNobodyForgotten() {
 	for _, a := range w.own {
-		if a.held || a.over || w.state()[a.keys[0]] != a.rev {
+		if a.held || a.over || a.part || w.state()[a.keys[0]] != a.rev {
 			continue
 		}
 		if len(inWay(w.state(), a.rev, a.kind)) == 0 {

@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -54,7 +55,7 @@ func (e *Entry) Close(broken bool) []*Watch {
 func (e *Entry) Stop() []*Watch {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
-	e.ending = true
+	e.idle = true
 	e.readOverLocked()
 	return e.closeLocked(false)
 }
@@ -198,4 +199,21 @@ func (l *List) seenLocked(e *Entry) int64 {
 
 func (l *List) trackedLocked(p *place) bool {
 	return slices.ContainsFunc(l.watches, func(w *Watch) bool { return w.tells(p.Key, p.seen) })
+}
+
+// manyShare: a session whose entries are at least a quarter of a queue watches all of it. That bounds
+// to how many clients etcd tells each release: a watch of one waiter is told of hardly
+// any but the one that it waits for.
+const manyShare = 4
+
+// manyLocked reports whether several of the list wait, and are a good part of the queue.
+func (l *List) manyLocked() bool {
+	return l.frontLocked()[1] != nil && int64(len(l.keys))*manyShare >= l.size
+}
+
+// allLocked is the range of all entries.
+func (l *List) allLocked() (from, to string) {
+	from, _ = keyspace.Exclusives(l.name)
+	_, to = keyspace.Shareds(l.name)
+	return from, to
 }

@@ -44,6 +44,7 @@ type actor struct {
 	lost   bool
 	gone   bool
 	hurt   bool // somebody else removed its entry
+	part   bool // of an acquisition that waits for another one, and has not come to this
 	asleep bool // Next said Wait: until Wake, or an event
 	guards bool // or, for this, a timer
 	asked  Step // the last reading that etcd has answered
@@ -156,8 +157,12 @@ func (w *world) begin() {
 	}
 	w.takeKeys(a, write)
 	a.e = w.l.Register(a, a.kind, a.keys...)
+	if w.choose(4) == 0 {
+		a.part = true
+		a.e.WakeWith(a.e)
+	}
 	w.own = append(w.own, a)
-	w.logf("%s registers %v", a.name, a.keys)
+	w.logf("%s registers %v, a part %t", a.name, a.keys, a.part)
 	a.next = func() { w.enqueue(a, write) }
 }
 
@@ -278,6 +283,40 @@ func (w *world) stop(a *actor) {
 		w.logf("%s stops, a watch is closed", a.name)
 	}
 	a.watch = nil
+}
+
+// attend has the owner of a part come to it, or not yet. It may be granted before that, or found to be gone.
+func (w *world) attend(a *actor) bool {
+	switch {
+	case a.e.Gone():
+		if !a.hurt {
+			w.fail("%s: gone for no reason", a.name)
+		}
+		a.gone = true
+		w.end(a, false)
+	case a.e.Granted():
+		a.part, a.held = false, true
+		w.checkGrant(a)
+	case w.mercy && w.state()[a.keys[0]] != a.rev: // the session checks its entries now and then
+		w.logf("%s is found to be missing", a.name)
+		w.lose(a.e.Missing(a.keys[0], w.now()))
+	case w.mercy:
+		return false
+	case w.choose(4) == 0:
+		a.part = false
+		a.e.Begin()
+		w.logf("%s is waited for", a.name)
+	case w.choose(4) == 0:
+		s, ok := a.e.Look()
+		if ok {
+			w.logf("%s looks: %+v", a.name, s)
+			w.read(a, s)
+		}
+		return ok
+	default:
+		return false
+	}
+	return true
 }
 
 // step has a waiting entry do what Next says.
@@ -470,7 +509,7 @@ func (l *List) dump() (s string) {
 	for _, p := range l.places {
 		s += fmt.Sprintf("%v seen %d unsure %v", p.Entry, p.seen, p.unsure)
 		if e := p.own; e != nil {
-			s += fmt.Sprintf(" own %v state %d seen %d minSeen %d knownFrom %d readAt %d notReached %v noLimit %v mustRead %v guard %v ending %v watch %+v", e.keys, e.state, l.seenLocked(e), e.minSeen, e.knownFrom, e.readAt, e.notReached, e.noLimit, e.mustRead, e.guard, e.ending, e.watch)
+			s += fmt.Sprintf(" own %v state %d seen %d minSeen %d knownFrom %d readAt %d notReached %v noLimit %v mustRead %v guard %v idle %v watch %+v", e.keys, e.state, l.seenLocked(e), e.minSeen, e.knownFrom, e.readAt, e.notReached, e.noLimit, e.mustRead, e.guard, e.idle, e.watch)
 		}
 		s += "\n"
 	}
