@@ -220,6 +220,11 @@ func (e *Entry) readLocked() Step {
 	l := e.l
 	// It shows all of the list that are known, so that one reading serves them all.
 	s := Step{Do: Read, At: max(e.rev, e.minSeen, l.places[len(l.places)-1].Rev, l.heardLocked())}
+	for _, p := range l.places {
+		if p.unsure { // a reading of a time before it was seen would not tell whether it has gone since
+			s.At = max(s.At, p.seen)
+		}
+	}
 	if e.mustRead {
 		s.At = 0
 	}

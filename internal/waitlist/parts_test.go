@@ -93,3 +93,19 @@ func TestPart_Look(t *testing.T) {
 	_, ok = before.Look()
 	require.True(t, ok)
 }
+
+// What was seen after another one had left behind it is read at that revision or later: an older reading would not tell
+// anything, and be asked for again.
+func TestUnsureSeenLater(t *testing.T) {
+	l := New("a")
+	reader, writer := queue.Entry{Key: "a/r4", Rev: 2}, queue.Entry{Key: "a/7", Rev: 4}
+	e := l.Register(nil, keyspace.Exclusive, "a/5")
+	e.Enqueued(8, listing(7, reader, writer))
+	l.Saw(&Listing{At: 32, High: 0, Low: 1, Asked: []string{reader.Key}, Keys: []queue.Entry{reader}})
+	l.Saw(&Listing{At: 30, High: 0, Low: 1, Asked: []string{writer.Key}})
+	s := e.Next()
+	require.Equal(t, Read, s.Do)
+	require.Equal(t, int64(32), s.At)
+	e.Saw(&s, s.Listing(32, []queue.Entry{reader, {Key: "a/5", Rev: 8}}, false, 2, nil))
+	require.Equal(t, Open, e.Next().Do)
+}
