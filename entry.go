@@ -52,11 +52,12 @@ type entry struct {
 	own                *waitlist.Entry // nil while it is the only one of its name: see enlist
 	// key is what the entry is known by.
 	key       string
-	acquiring *acquiring   // nil if held without
+	acquiring *acquiring   // nil of a hold that does without
 	holdCtx   *holdContext // nil until asked for
 }
 
-// acquiring is what most holds do without: of 10,000 locks it would be half the memory.
+// acquiring is what an entry needs until it is held, and then only if it is a write lock, a Multi or ambiguous, or has
+// hooks: see grant. Most holds do without; of 10,000 locks it would be half the memory.
 type acquiring struct {
 	// behind: a part of a Multi had something before it, so that in the end all parts are read: others may have been
 	// removed meanwhile.

@@ -39,10 +39,10 @@ func (l *lock) enqueue(ctx context.Context, op string, m mode) (*Ticket, error) 
 }
 
 // acquire takes the lock by the given way in a session of its source, and again in the next one if the source says
-// that only the session failed. Under a ctx of Do that holds the lock already, it returns the error inside.
-func acquire[T any](ctx context.Context, l *lock, op string, m mode, inside error, way func(context.Context, *Held) (T, error)) (got T, err error) {
+// that only the session failed. Under a ctx of Do that holds the lock already, it returns errNested.
+func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested error, way func(context.Context, *Held) (T, error)) (got T, err error) {
 	for {
-		h, err := l.start(ctx, m, inside)
+		h, err := l.start(ctx, m, errNested)
 		if err == nil {
 			got, err = way(ctx, h)
 		}
@@ -56,9 +56,9 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, inside erro
 }
 
 // start makes an entry, unless there is a reason not to begin an acquisition.
-func (l *lock) start(ctx context.Context, m mode, inside error) (*Held, error) {
+func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error) {
 	if l.heldBy(ctx) != nil {
-		return nil, inside
+		return nil, errNested
 	}
 	s, err := l.session(ctx)
 	if err != nil {

@@ -46,13 +46,14 @@ func (e *entry) untilOver() (life context.Context, stop func()) {
 	return etcd.Bind(c.ctx, e.s.lease.Ctx)
 }
 
-// endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify. ctx ends with the hold.
+// endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify.
 func (e *entry) endHoldLocked(to state) {
 	if e.transition(to) {
 		e.finishHoldLocked()
 	}
 }
 
+// finishHoldLocked does what follows the end of a hold: its Context ends, and its watch. The caller holds e.mu.
 func (e *entry) finishHoldLocked() {
 	e.lostWithSession = e.state == lost && e.s.Err() != nil
 	if e.holdCtx != nil {

@@ -1,4 +1,6 @@
-// How entries are taken out of the queue.
+// How entries are taken out of the queue. Unlock is giveUp, which ends the hold in this process, hands the lock over and
+// puts the entry on the list of those to be removed, and then release, which waits for etcd. abandon is the same for an
+// entry that was never granted. Behind both, settle frees the keys.
 
 package etcdlock
 
@@ -10,11 +12,11 @@ import (
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
-// maxLooked is how many entries a request that removes one looks for. With the 32 keys of a Multi that makes about
-// half of the 128 operations that etcd allows in a txn.
+// maxLooked is how many entries a request that removes one looks for, behind all parts of a Multi together. With the 32
+// keys of a Multi that makes about half of the 128 operations that etcd allows in a txn.
 const maxLooked = 32
 
-// leaving has the entry wait for its removal. next are the entries of the session behind it. now says that somebody
+// leaving puts the entry on the session's list of those to be removed. next are the entries of the session behind it. now says that somebody
 // of another session may have the lock then.
 func (e *entry) leaving(next []queue.Entry, now bool) *settle.Leaving {
 	return e.s.removals.Add(e.name, &settle.Leaving{Keys: e.allKeys(), Rev: e.rev, Next: next, Now: now, Removed: func(r settle.Removal) {
@@ -58,7 +60,8 @@ func (e *entry) abandon(cause error) {
 	e.notifyAbandoned(at, cause)
 }
 
-// discard removes the entry in the background, and settles it. done is closed then.
+// discard removes the entry in the background, and settles it. done is closed when etcd has confirmed that; of an entry
+// that was never known to be in the queue at once, since the session goes on looking for it for a while.
 func (e *entry) discard(next []queue.Entry) (done <-chan struct{}) {
 	if e.rev != 0 {
 		return e.s.removals.RemoveLater(e.name, e.leaving(next, false))

@@ -37,8 +37,8 @@ type Lease struct {
 	// Ctx ends with the use of the lease: at its deadline at the latest, or with the cause given to End.
 	Ctx    context.Context
 	cancel context.CancelCauseFunc
-	// Gone ends when the lease is known to be gone, a TTL after Ctx at the latest. Until then it is worth while to
-	// remove what hangs on it.
+	// Gone ends when there is no use any more in removing what hangs on the lease: it is known to be gone, Close has
+	// done what it can, or a TTL has passed since the end of Ctx.
 	Gone context.Context
 	gone context.CancelFunc
 

@@ -24,14 +24,14 @@ type Leaving struct {
 
 	ambiguous bool          // an earlier request may have removed it
 	done      chan struct{} // closed behind Removed; see share
-	refused   chan error    // why it takes longer
+	failed    chan error    // the first error of a request for it, which goes on
 	removal   Removal       // when done
 }
 
 // share is called before another goroutine than Remove's own may have the entry removed. Most entries do without.
 func (l *Leaving) share() {
 	if l.done == nil {
-		l.done, l.refused = make(chan struct{}), make(chan error, 1)
+		l.done, l.failed = make(chan struct{}), make(chan error, 1)
 	}
 }
 

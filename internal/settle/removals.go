@@ -83,7 +83,7 @@ func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal
 	select {
 	case <-l.done:
 		return l.removal, nil
-	case err := <-l.refused:
+	case err := <-l.failed:
 		return Removal{}, err
 	case <-ctx.Done():
 		return Removal{}, r.ended(ctx)
@@ -202,7 +202,7 @@ func (r *Removals) remove(ctx context.Context, name string, b Batch) {
 	for _, l := range b {
 		l.ambiguous = l.ambiguous || ambiguous
 		select {
-		case l.refused <- err:
+		case l.failed <- err:
 		default: // it was told of another one
 		}
 	}

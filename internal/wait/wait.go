@@ -56,8 +56,8 @@ type Waits struct {
 	GuardAfter time.Duration
 	Opened     func() // is called when a watch was opened
 	// Gone reports whether an entry is gone that is taken together with this one.
-	Gone  func(own *waitlist.Entry) bool
-	Ended func(ctx context.Context) error // is the error of a wait whose ctx has ended
+	Gone     func(own *waitlist.Entry) bool
+	EndError func(ctx context.Context) error // the error of a wait whose ctx has ended
 	// Lost is told of entries that had the lock and were not in etcd at revision at.
 	Lost func(entries []*waitlist.Entry, at int64)
 }
@@ -65,7 +65,7 @@ type Waits struct {
 // ErrGone says that an entry is not in the queue any more.
 var ErrGone = errors.New("entry gone")
 
-// Wait blocks until the entry has the lock, or ctx or Life ends (the error is that of Ended), or somebody else removes
+// Wait blocks until the entry has the lock, or ctx or Life ends (the error is EndError), or somebody else removes
 // the entry (ErrGone), or etcd refuses, or its client is closed. After an error the entry is still to be given up.
 //
 // Keep the blocking path under 1,248 bytes of stack, callers included: a goroutine then keeps 4 KiB, not 8.
@@ -96,7 +96,7 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 func (w *waiter) handleErr(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:
-		return w.Ended(ctx) // before stop: the error says why etcd is away, as this wait's outage knows
+		return w.EndError(ctx) // before stop: the error says why etcd is away, as this wait's outage knows
 	case errors.Is(err, ErrGone), errors.Is(err, etcd.ErrClientClosed),
 		etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // if a watch is refused, the next read is too
 		return err

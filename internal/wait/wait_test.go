@@ -56,7 +56,7 @@ func play(t *testing.T, do func(*scene)) {
 		client.KV, client.Watcher, s.close = clientv3.NewKVFromKVClient(s.f, client), s.f, stop
 		s.Waits = &Waits{
 			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
-			Gone: func(*waitlist.Entry) bool { return false }, Ended: context.Cause,
+			Gone: func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
 			Lost: func(lost []*waitlist.Entry, _ int64) { s.lost = append(s.lost, lost...) },
 		}
 		s.Life, s.end = context.WithCancelCause(context.Background())
@@ -337,7 +337,7 @@ func TestWait_ErrorPasses(t *testing.T) {
 				synctest.Wait()
 				require.Empty(s, ended)
 				if !patient {
-					s.Ended = func(context.Context) error { return s.Outages.All.Why() }
+					s.EndError = func(context.Context) error { return s.Outages.All.Why() }
 					cancel()
 					require.ErrorIs(s, <-ended, etcd.ErrWatch, "why it has waited in vain")
 					log.Require(t, harness.LogOutage, harness.LogNobody)

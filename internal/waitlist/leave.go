@@ -129,7 +129,7 @@ func (e *Entry) Downgraded(at int64, next, there []queue.Entry) (lost []*Entry) 
 	return l.checkNextLocked(at, next, there)
 }
 
-// nextMax is how many entries a request that removes one looks for.
+// nextMax is how many entries behind it, of its name, a request that removes an entry looks for.
 const nextMax = 16
 
 // nextLocked are the entries behind that wait for it, as far as they are granted together.

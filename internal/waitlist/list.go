@@ -62,8 +62,9 @@ type Entry struct {
 	//	            queue at this revision or later                another of the list is gone     that had gone
 	//	goneUpTo    what was under its keys up to this revision    Heard, a reading, before rev    I1: a late reply does
 	//	            is gone                                        is known                        not bring it back
-	//	knownFrom   between this revision and rev all is known:    Enqueued, Saw                   I1: every lower key
-	//	            when the list's marks reach it, all below is
+	//	knownFrom   places has every key that was created from     Enqueued, Saw                   I1: every lower key
+	//	            here to rev; with marks that reach it, places
+	//	            has every key below the entry
 	//	mustRead    etcd is to be asked at the present: a watch    Fail, Refresh, Look; cleared    an event that nobody
 	//	            may have missed something                      by a reading of the present     has told of
 	//	readAt      the revision of the last reading for it, of a  Saw                             a reading behind the
@@ -90,8 +91,8 @@ const (
 	waiting              // in the queue
 	held                 // it has the lock
 	left                 // given back or withdrawn: over, wherever its key is
-	leaving              // likewise, or lost, but in the way until etcd has removed it
-	missing              // its key is not in etcd, and its owner is to be told
+	leaving              // likewise, or lost when it was held, but in the way until etcd has removed it
+	missing              // its key was lost while it waited, and its owner is to be told
 )
 
 // New makes the list of a session's entries in the queue of a name.
