@@ -5,6 +5,8 @@ package etcd
 import (
 	"context"
 	"reflect"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -18,15 +20,19 @@ import (
 // goes for etcd's own Watcher only: one that the user has put in its place (see
 // clientv3/namespace) can't be made anew.
 //
-// A Watcher that was replaced is closed after its last watch: its stream may outlive that, or it
-// may go on trying to get one until the client is closed.
+// The watches of a Watcher that was replaced stay: one that can't be opened says little of those that are
+// open. So it is probed like the new one. It is closed after its last watch: its stream may outlive that,
+// or it may go on trying to get one until the client is closed.
 
 // A Watcher is a clientv3.Watcher that a Client uses for its watches.
 type Watcher struct {
 	clientv3.Watcher
-	own      bool // made by the Client, which has to close it
-	watches  int  // that are open, or being opened
-	replaced bool
+	own       bool // made by the Client, which has to close it
+	renewable bool // it is etcd's own, as NewWatcher makes them
+	watches   int  // that are open, or being opened
+	replaced  bool
+	// former are those before it that still have watches. Only the Watcher for new watches has any.
+	former []*Watcher
 	// heard is set when one of the watches had something. probed is when Probe asked whether the
 	// stream lives, if nothing was heard since, and else zero.
 	heard  atomic.Bool
@@ -40,17 +46,12 @@ type Watcher struct {
 }
 
 func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
-	w := &Watcher{Watcher: of}
+	w := &Watcher{Watcher: of, renewable: reflect.TypeOf(of) == reflect.TypeOf(clientv3.NewWatcher(client))}
 	w.life, w.end = context.WithCancel(context.Background())
 	return w
 }
 
-// renewable reports whether w is etcd's own Watcher, as NewWatcher makes them.
-func renewable(client *clientv3.Client, w clientv3.Watcher) bool {
-	return reflect.TypeOf(w) == reflect.TypeOf(clientv3.NewWatcher(client))
-}
-
-func (w *Watcher) unused() bool { return w.own && w.replaced && w.watches == 0 }
+func (w *Watcher) idle() bool { return w.watches == 0 }
 
 // EnterWatcher is called to open a watch: it returns the Watcher to do so with.
 func (c *Client) EnterWatcher() *Watcher {
@@ -65,14 +66,12 @@ func (c *Client) EnterWatcher() *Watcher {
 func (c *Client) LeaveWatcher(w *Watcher, failed bool) {
 	c.mu.Lock()
 	w.watches--
-	unused := w.unused()
-	if failed && w == c.watcher && renewable(c.Client, w.Watcher) {
+	if failed && w == c.watcher && w.renewable {
 		c.suspect.Store(true)
 	}
+	c.watcher.former = slices.DeleteFunc(c.watcher.former, (*Watcher).idle)
 	c.mu.Unlock()
-	if unused {
-		_ = w.Close()
-	}
+	c.closeUnused(w)
 }
 
 // etcdAnswers replaces the Watcher if a watch could not be opened: that was not etcd's fault.
@@ -85,30 +84,50 @@ func (c *Client) etcdAnswers() {
 // ReplaceWatcher gives the next watches a new stream, where that is possible.
 func (c *Client) ReplaceWatcher() {
 	c.mu.Lock()
-	can := renewable(c.Client, c.watcher.Watcher)
+	old := c.watcher
+	c.renewLocked()
 	c.mu.Unlock()
-	if can {
-		w := newWatcher(c.Client, clientv3.NewWatcher(c.Client))
-		w.own = true
-		c.swapWatcher(w)
+	c.closeUnused(old)
+}
+
+// renewLocked reports whether the next watches got a new stream. The caller holds c.mu.
+func (c *Client) renewLocked() bool {
+	if !c.watcher.renewable {
+		return false
 	}
+	w := newWatcher(c.Client, clientv3.NewWatcher(c.Client))
+	w.own = true
+	c.swapLocked(w)
+	return true
+}
+
+// swapLocked has the next watches use w. The caller holds c.mu.
+func (c *Client) swapLocked(w *Watcher) {
+	old := c.watcher
+	old.replaced = true
+	w.former = slices.DeleteFunc(append(old.former, old), (*Watcher).idle)
+	old.former = nil
+	c.watcher = w
+	c.suspect.Store(false) // that was old
 }
 
 // CloseWatcher closes what the client has made for its watches, once the last of them is
 // closed. No watch is opened after it.
-func (c *Client) CloseWatcher() { c.swapWatcher(nil) }
-
-func (c *Client) swapWatcher(w *Watcher) {
+func (c *Client) CloseWatcher() {
 	c.mu.Lock()
-	old := c.watcher
-	old.replaced = true
-	unused := old.unused()
-	if w != nil {
-		c.watcher = w
-	}
+	w := c.watcher
+	w.replaced = true
+	c.mu.Unlock()
+	c.closeUnused(w)
+}
+
+// closeUnused closes w if no watch uses it, nor will.
+func (c *Client) closeUnused(w *Watcher) {
+	c.mu.Lock()
+	unused := w.own && w.replaced && w.idle()
 	c.mu.Unlock()
 	if unused {
-		_ = old.Close()
+		_ = w.Close()
 	}
 }
 
@@ -119,51 +138,66 @@ func (c *Client) UseWatcher(w clientv3.Watcher) {
 	c.watcher = newWatcher(c.Client, w)
 }
 
-// Probe asks the stream of the watches, if there are any, whether it lives, unless something was
-// heard of it since the last Probe. If nothing was heard for AttemptMin since it was asked, it is on
-// a member that hangs, or that is cut off: the watches end, and the next ones get another stream.
-// silent says that this is so and that no other stream can be had; the watches go on then, and may
-// be silent.
+// Probe asks each stream that has watches whether it lives, unless something was heard of it since
+// the last Probe. If nothing was heard for AttemptMin since it was asked, it is on a member that hangs,
+// or that is cut off: its watches end, and the next ones get another stream. silent says that this is
+// so and that no other stream can be had; the watches go on then, and may be silent.
 //
 // Clients of one clientv3.Client share its stream, and etcd's answer goes to all of their watches. So
 // one of them asks, and the others have heard of it.
 //
 // A watch that can't be opened is no such sign: it may stand in line behind others.
 func (c *Client) Probe(ctx context.Context) (silent bool) {
+	var asked sync.WaitGroup
 	c.mu.Lock()
-	w := c.watcher
+	for _, w := range append(slices.Clone(c.watcher.former), c.watcher) {
+		ask, unheard := w.unheardLocked()
+		switch {
+		case !ask:
+			continue
+		case unheard < AttemptMin+c.pace.late():
+		case w != c.watcher, c.renewLocked():
+			w.end()
+			continue
+		default:
+			silent = true
+		}
+		w.probing = true
+		asked.Go(func() { c.ask(ctx, w) }) // each by itself: one that hangs may take its time
+	}
+	c.mu.Unlock()
+	asked.Wait()
+	return silent
+}
+
+// unheardLocked reports whether to ask w whether it lives, and for how long nothing was heard of it since it was first
+// asked that. One that has ended is not asked: for that the client would open another stream, and keep it. The caller
+// holds the Client's mu.
+func (w *Watcher) unheardLocked() (ask bool, unheard time.Duration) {
 	heard := w.heard.Swap(false)
-	ask := w.watches > 0 && !heard
 	switch {
-	case !ask:
+	case heard, w.idle(), w.life.Err() != nil:
 		w.probed = time.Time{}
+		return false, 0
 	case w.probed.IsZero():
 		w.probed = time.Now()
-	case time.Since(w.probed) >= AttemptMin+c.pace.late():
-		silent = true
 	}
-	if silent && renewable(c.Client, w.Watcher) {
-		c.mu.Unlock()
-		c.ReplaceWatcher()
-		w.end()
-		return false
-	}
-	w.probing = ask
+	return true, time.Since(w.probed)
+}
+
+// ask asks w whether it lives. Watches that were to be closed meanwhile are closed then.
+func (c *Client) ask(ctx context.Context, w *Watcher) {
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), AttemptMin)
+	_ = w.RequestProgress(ctx) // if it fails, there is silence
+	cancel()
+	c.mu.Lock()
+	w.probing = false
+	closing := w.closing
+	w.closing = nil
 	c.mu.Unlock()
-	if ask {
-		ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), AttemptMin)
-		_ = w.RequestProgress(ctx) // if it fails, there is silence
-		cancel()
-		c.mu.Lock()
-		w.probing = false
-		closing := w.closing
-		w.closing = nil
-		c.mu.Unlock()
-		for _, f := range closing {
-			f()
-		}
+	for _, f := range closing {
+		f()
 	}
-	return silent
 }
 
 // closeWatch closes a watch of w by cancel.
@@ -190,5 +224,5 @@ func (c *Client) OwnWatcher() bool {
 func (c *Client) Watches() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.watcher.watches > 0
+	return !c.watcher.idle() || len(c.watcher.former) > 0
 }

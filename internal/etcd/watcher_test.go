@@ -1,12 +1,16 @@
 package etcd
 
 import (
+	"context"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/fakeetcd"
 )
 
 // closing is a Watcher that says when it is closed.
@@ -29,6 +33,15 @@ func isClosed(ch <-chan struct{}) bool {
 	}
 }
 
+// use gives the next watches w.
+func (c *Client) use(w *Watcher) {
+	c.mu.Lock()
+	old := c.watcher
+	c.swapLocked(w)
+	c.mu.Unlock()
+	c.closeUnused(old)
+}
+
 // A client's own watcher that is replaced is closed, and not before the last of
 // its watches is.
 func TestWatcherReplaced(t *testing.T) {
@@ -40,7 +53,7 @@ func TestWatcherReplaced(t *testing.T) {
 	use := func(w clientv3.Watcher) {
 		own := newWatcher(c, w)
 		own.own = true
-		s.swapWatcher(own)
+		s.use(own)
 	}
 	use(first)
 	w, err := s.OpenWatch(t.Context(), t.Context(), name, "")
@@ -87,4 +100,146 @@ func TestWatcherFailed(t *testing.T) {
 	s.LeaveWatcher(first, true)
 	s.etcdAnswers()
 	require.Same(t, second, s.EnterWatcher())
+}
+
+// A member opens watches on a stream of its own.
+type member struct {
+	*fakeetcd.Server
+	asked int  // how often it was asked whether it lives
+	hangs bool // it says nothing more
+}
+
+func (m *member) RequestProgress(ctx context.Context) error {
+	m.asked++
+	if m.hangs {
+		return nil
+	}
+	return m.Server.RequestProgress(ctx)
+}
+
+// A probed is a Client in a bubble, each of whose Watchers is on a member of its own.
+type probed struct {
+	*testing.T
+	*Client
+	life context.Context // of the watches
+	end  context.CancelFunc
+}
+
+// watch gives the next watches another Watcher and opens a watch by it. The watch is closed when it ends.
+func (c probed) watch(hangs bool) (m *member, w *Watcher, ended <-chan struct{}) {
+	m = &member{Server: fakeetcd.New(), hangs: hangs}
+	w = newWatcher(c.Client.Client, m)
+	c.use(w)
+	watch, err := c.OpenWatch(c.life, c.life, "a", "")
+	require.NoError(c, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for range watch.C {
+			watch.Heard()
+		}
+		watch.Close()
+	}()
+	return m, w, done
+}
+
+// probe probes as a session does that has watches.
+func (c probed) probe(d time.Duration) {
+	for start := time.Now(); time.Since(start) < d && c.Watches(); <-time.After(AttemptMin / 2) {
+		require.False(c, c.Probe(c.life))
+		synctest.Wait()
+	}
+}
+
+func playProbed(t *testing.T, act func(c probed)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		c := probed{T: t, Client: NewClient(fakeetcd.New().Client(nil))}
+		c.life, c.end = context.WithCancel(context.Background())
+		defer c.end()
+		act(c)
+		c.end()
+		synctest.Wait()
+		require.False(t, c.Watches())
+	})
+}
+
+// A watch on a member that hangs ends soon, also if the next watches have got another Watcher before the member was
+// found to be silent.
+func TestProbe_ReplacedWatcher(t *testing.T) {
+	playProbed(t, func(c probed) {
+		_, _, first := c.watch(true)
+		require.False(t, c.Probe(c.life))
+		_, _, second := c.watch(false)
+		c.probe(3 * AttemptMin)
+		require.True(t, isClosed(first), "the watch stays silent")
+		require.False(t, isClosed(second))
+	})
+}
+
+// If there is no watch but one whose Watcher was replaced, that is probed all the same.
+func TestProbe_OnlyReplaced(t *testing.T) {
+	playProbed(t, func(c probed) {
+		_, _, ended := c.watch(true)
+		c.use(newWatcher(c.Client.Client, fakeetcd.New()))
+		require.True(t, c.Watches())
+		c.probe(3 * AttemptMin)
+		require.True(t, isClosed(ended), "the watch stays silent")
+	})
+}
+
+// A Watcher that lives keeps its watches when it is replaced, and is asked once a second like any other. A member that
+// hangs is not asked any more once its watches are to end: the client would open another stream for that.
+func TestProbe_EachWatcher(t *testing.T) {
+	playProbed(t, func(c probed) {
+		const seconds = 20
+		var members [3]*member
+		var ended [3]<-chan struct{}
+		for i := range members {
+			members[i], _, ended[i] = c.watch(false)
+		}
+		c.probe(seconds * time.Second)
+		for i, m := range members {
+			require.False(t, isClosed(ended[i]))
+			require.InDelta(t, seconds, m.asked, 1)
+		}
+		members[1].hangs = true
+		c.probe(3 * AttemptMin)
+		for i := range members {
+			require.Equal(t, i == 1, isClosed(ended[i]))
+		}
+	})
+}
+
+// A watch of a Watcher that has ended may take its time to be closed. Nobody is asked for it: the client would open
+// another stream for that, and keep it.
+func TestProbe_EndedWatcher(t *testing.T) {
+	playProbed(t, func(c probed) {
+		m, w, _ := c.watch(true)
+		c.use(newWatcher(c.Client.Client, fakeetcd.New()))
+		require.Same(t, w, c.watcher.former[0])
+		w.watches++ // that is closed late
+		c.probe(3 * AttemptMin)
+		asked := m.asked
+		c.probe(3 * AttemptMin)
+		require.Equal(t, asked, m.asked)
+		c.LeaveWatcher(w, false)
+		require.Empty(t, c.watcher.former)
+	})
+}
+
+// A Watcher that is silent, and by which a watch could not be opened either, is replaced once: the new one may have
+// watches already.
+func TestProbe_SilentAndSuspect(t *testing.T) {
+	playProbed(t, func(c probed) {
+		_, w, ended := c.watch(true)
+		w.renewable = true
+		c.LeaveWatcher(c.EnterWatcher(), true)
+		c.probe(3 * AttemptMin)
+		require.True(t, isClosed(ended))
+		next := c.watcher
+		require.NotSame(t, w, next)
+		c.etcdAnswers()
+		require.Same(t, next, c.watcher)
+	})
 }
