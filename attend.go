@@ -26,25 +26,25 @@ func (s *Session) attend() {
 	begin := !s.attending
 	s.attending = true
 	s.mu.Unlock()
-	if begin && !s.lease.Go(func(context.Context) { s.probe() }) {
-		s.endAttend()
+	if begin {
+		s.lease.Go(func(context.Context) { s.probe() }) // or the session is gone
 	}
 }
 
-func (s *Session) endAttend() {
+// endAttend ends that, and returns true, if there are no watches. It looks with the mutex held: attend is called after
+// a watch was opened, so it either comes before and the watch is seen, or it comes after and begins anew.
+func (s *Session) endAttend() bool {
 	s.mu.Lock()
-	s.attending = false
-	s.mu.Unlock()
+	defer s.mu.Unlock()
+	s.attending = s.etcd.Watches()
+	return !s.attending
 }
 
+// probe probes the watches until there are none, or the session ends.
 func (s *Session) probe() {
-	defer s.endAttend()
 	for asked := time.Now(); ; {
-		if etcd.Sleep(s.lease.Ctx, probeInterval/8*7+rand.N(probeInterval/4)) != nil {
+		if etcd.Sleep(s.lease.Ctx, probeInterval/8*7+rand.N(probeInterval/4)) != nil || s.endAttend() {
 			return
-		}
-		if !s.etcd.Watches() {
-			return // or another one begins
 		}
 		if silent := s.etcd.Probe(s.lease.Ctx); silent && time.Since(asked) > s.lease.TTL/2 {
 			asked = time.Now()

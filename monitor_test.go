@@ -158,3 +158,29 @@ func TestHoldWatch_OnTheWire(t *testing.T) {
 	require.Len(t, shared, 1)
 	require.Equal(t, clientv3.GetPrefixRangeEnd(dir+"/"), string(shared[0].RangeEnd))
 }
+
+// A watch that is opened when the session has just seen that it has none is probed like any other.
+func TestAttend_WatchAtTheEnd(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		var asked atomic.Int64
+		s.etcd.UseWatcher(counted{f, &asked})
+		s.attending = true // it was: the goroutine has yet to take note of that
+		h, err := NewMutex(s, "a").Lock(t.Context())
+		require.NoError(t, err)
+		_ = h.Done()
+		synctest.Wait()
+		require.True(t, s.etcd.Watches())
+		require.False(t, s.endAttend())
+		require.Zero(t, asked.Load())
+		ended := make(chan struct{})
+		go func() { // the goroutine goes on
+			s.probe()
+			close(ended)
+		}()
+		<-time.After(10 * time.Second)
+		require.InDelta(t, 10, asked.Load(), 1)
+		h.Release()
+		<-ended
+		require.False(t, s.attending)
+	})
+}
