@@ -51,6 +51,7 @@ func (s *Session) probe() {
 			for _, l := range s.allLists() {
 				l.Refresh()
 			}
+			s.holdWatches.Refresh()
 		}
 	}
 }

@@ -184,3 +184,21 @@ func TestAttend_WatchAtTheEnd(t *testing.T) {
 		require.False(t, s.attending)
 	})
 }
+
+// A user's Watcher that goes silent can't be had anew: the session asks now and then whether somebody waits for what
+// it holds.
+func TestAttend_ContendedBySilentWatcher(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		s.etcd.UseWatcher(deaf{f})
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		h, err := NewMutex(s, "a").Lock(ctx)
+		require.NoError(t, err)
+		contended := h.Contended()
+		<-time.After(time.Second)
+		require.False(t, isClosed(contended))
+		f.Write("a/1")
+		<-time.After(s.lease.TTL)
+		require.True(t, isClosed(contended))
+	})
+}

@@ -20,6 +20,7 @@ import (
 
 const maxSingles = 64 // holds of a directory that have a watch each
 const maxOpening = 4  // watches that a session opens at a time
+const maxReading = 4  // reads at a time, of those that Refresh asks for
 
 // A Config is what Watches are made with; H is what stands for a hold. But for Rev, its funcs are called without a
 // mutex.
@@ -41,10 +42,11 @@ type Config[H comparable] struct {
 // Watches are those of a session's holds. They are safe for concurrent use.
 type Watches[H comparable] struct {
 	Config[H]
-	opening chan struct{}
+	opening, reading chan struct{} // turns
 
-	mu   sync.Mutex
-	dirs map[string]*dir[H]
+	mu      sync.Mutex
+	dirs    map[string]*dir[H]
+	refresh chan struct{} // closed by Refresh
 }
 
 // A dir is a directory of names.
@@ -56,7 +58,10 @@ type dir[H comparable] struct {
 
 // New makes the Watches of a session.
 func New[H comparable](c Config[H]) *Watches[H] {
-	return &Watches[H]{Config: c, opening: make(chan struct{}, maxOpening), dirs: make(map[string]*dir[H])}
+	return &Watches[H]{
+		Config: c, opening: make(chan struct{}, maxOpening), reading: make(chan struct{}, maxReading),
+		dirs: make(map[string]*dir[H]), refresh: make(chan struct{}),
+	}
 }
 
 // Watch has the hold watched whose entry has this key. It returns false if it is too late for that, since the session
@@ -121,15 +126,40 @@ func (ws *Watches[H]) Unwatch(key string) {
 
 // open opens a watch, one of few at a time.
 func (ws *Watches[H]) open(ctx context.Context, from, to string, opts ...clientv3.OpOption) (*etcd.Watch, error) {
-	select {
-	case ws.opening <- struct{}{}:
-		defer func() { <-ws.opening }()
-	case <-ctx.Done():
-		return nil, ctx.Err()
+	done, err := turn(ctx, ws.opening)
+	if err != nil {
+		return nil, err
 	}
+	defer done()
 	w, err := ws.Etcd.OpenWatch(ctx, ws.Ctx, from, to, opts...)
 	if err == nil {
 		ws.Opened()
 	}
 	return w, err
+}
+
+// turn waits for one of the turns, which done gives back.
+func turn(ctx context.Context, turns chan struct{}) (done func(), err error) {
+	select {
+	case turns <- struct{}{}:
+		return func() { <-turns }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+}
+
+// Refresh has each AwaitWaiter read anew whether there is a waiter, since its watch may be silent. It does not wait for
+// that. It is not for the holds themselves: the session reads now and then whether their entries are there.
+func (ws *Watches[H]) Refresh() {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	close(ws.refresh)
+	ws.refresh = make(chan struct{})
+}
+
+// refreshed is closed by the next Refresh.
+func (ws *Watches[H]) refreshed() <-chan struct{} {
+	ws.mu.Lock()
+	defer ws.mu.Unlock()
+	return ws.refresh
 }

@@ -430,3 +430,41 @@ func TestAwaitWaiter(t *testing.T) {
 		require.False(s, <-last)
 	})
 }
+
+// Refresh finds a waiter of which a silent watch does not tell. However many look for one, few read at a time.
+func TestRefresh(t *testing.T) {
+	play(t, func(s *scene) {
+		const n = 50
+		found := make(chan bool, n)
+		for i := range n {
+			name := fmt.Sprint("a", i)
+			go func() { found <- s.AwaitWaiter(s.Ctx, name, 1, func(keyspace.Kind) bool { return true }) }()
+		}
+		s.requireWatches(n)
+		reading, reads, most := 0, 0, 0
+		s.f.Step = func(_ context.Context, what string) error {
+			if what == "Range" {
+				s.note(func() { reads++; reading++; most = max(most, reading) })
+				<-time.After(time.Millisecond)
+				s.note(func() { reading-- })
+			}
+			return nil
+		}
+		for range 2 {
+			s.Refresh()
+			<-time.After(time.Second)
+		}
+		require.Equal(t, 2*n, reads)
+		require.Equal(t, maxReading, most)
+		for i := range n {
+			s.f.Write(fmt.Sprint("a", i, "/1c")) // of which the fake does not tell
+		}
+		synctest.Wait()
+		require.Empty(t, found)
+		s.Refresh()
+		for range n {
+			require.True(t, <-found)
+		}
+		s.requireWatches(0)
+	})
+}

@@ -201,9 +201,15 @@ func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, ex
 	}
 	defer w.Close()
 	waits := func(kv *mvccpb.KeyValue) bool { return excludes(keyspace.KindOf(name, string(kv.Key))) }
-	// At the present: the member that watches may lag, and show waiters that have gone.
-	got, seen, err := ws.Etcd.ReadAt(ctx, ws.Ctx, 0, etcd.ReadRange(from, to, clientv3.WithMinCreateRev(rev+1)))
-	if err != nil || slices.ContainsFunc(got[0].Kvs, waits) {
+	var seen int64
+	look := func() (found bool, err error) {
+		// At the present: the member that watches may lag, and show waiters that have gone.
+		got, at, err := ws.Etcd.ReadAt(ctx, ws.Ctx, 0, etcd.ReadRange(from, to, clientv3.WithMinCreateRev(rev+1)))
+		seen = at
+		return err == nil && slices.ContainsFunc(got[0].Kvs, waits), err
+	}
+	refresh := ws.refreshed()
+	if found, err := look(); found || err != nil {
 		return err
 	}
 	out.Stop(true)
@@ -211,6 +217,16 @@ func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, ex
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
+		case <-refresh:
+			refresh = ws.refreshed()
+			done, err := turn(ctx, ws.reading)
+			if err != nil {
+				return err
+			}
+			found, err := look()
+			if done(); found || err != nil {
+				return err
+			}
 		case wr, ok := <-w.C:
 			w.Heard()
 			for _, ev := range wr.Events {
