@@ -30,7 +30,7 @@ type Watcher struct {
 	own       bool // made by the Client, which has to close it
 	renewable bool // it is etcd's own, as NewWatcher makes them
 	watches   int  // that are open, or being opened
-	replaced  bool
+	replaced  bool // no watch is opened by it anymore; of the newest one: CloseWatcher was called
 	// former are those before it that still have watches. Only the Watcher for new watches has any.
 	former []*Watcher
 	// heard is set when one of the watches had something. probed is when Probe asked whether the
@@ -90,9 +90,10 @@ func (c *Client) ReplaceWatcher() {
 	c.closeUnused(old)
 }
 
-// renewLocked reports whether the next watches got a new stream. The caller holds c.mu.
+// renewLocked reports whether the next watches got a new stream. After CloseWatcher there are none: nobody would close
+// their Watcher. The caller holds c.mu.
 func (c *Client) renewLocked() bool {
-	if !c.watcher.renewable {
+	if !c.watcher.renewable || c.watcher.replaced {
 		return false
 	}
 	w := newWatcher(c.Client, clientv3.NewWatcher(c.Client))

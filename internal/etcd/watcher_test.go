@@ -102,6 +102,25 @@ func TestWatcherFailed(t *testing.T) {
 	require.Same(t, second, s.EnterWatcher())
 }
 
+// A client that is closed makes no Watcher, which nobody would close: not for a watch that could not be opened, nor
+// for one that is silent.
+func TestWatcherNotAfterClose(t *testing.T) {
+	playProbed(t, func(c probed) {
+		_, w, ended := c.watch(true)
+		w.renewable = true
+		c.LeaveWatcher(c.EnterWatcher(), true)
+		c.CloseWatcher()
+		c.etcdAnswers()
+		require.Same(t, w, c.watcher)
+		c.LeaveWatcher(c.EnterWatcher(), true)
+		c.etcdAnswers()
+		require.Same(t, w, c.watcher)
+		c.ReplaceWatcher()
+		require.Same(t, w, c.watcher)
+		require.False(t, isClosed(ended))
+	})
+}
+
 // A member opens watches on a stream of its own.
 type member struct {
 	*fakeetcd.Server
