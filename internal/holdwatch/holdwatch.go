@@ -20,7 +20,7 @@ import (
 
 const maxSingles = 64 // holds of a directory that have a watch each
 const maxOpening = 4  // watches that a session opens at a time
-const maxReading = 4  // reads at a time, of those that Refresh asks for
+const maxReading = 4  // reads for waiters at a time
 
 // A Config is what Watches are made with; H is what stands for a hold. But for Rev, its funcs are called without a
 // mutex.

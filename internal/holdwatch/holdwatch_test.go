@@ -468,3 +468,17 @@ func TestRefresh(t *testing.T) {
 		s.requireWatches(0)
 	})
 }
+
+// A waiter is found where no watch can be had: each time that one was not opened, etcd is asked.
+func TestAwaitWaiter_NoWatch(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Refuse = func(*fakeetcd.Watch) bool { return true }
+		found := make(chan bool, 1)
+		go func() { found <- s.AwaitWaiter(s.Ctx, "a", 1, func(keyspace.Kind) bool { return true }) }()
+		<-time.After(time.Minute)
+		require.Empty(t, found)
+		s.f.Write("a/1c")
+		<-time.After(2 * etcd.RetryMax)
+		require.Len(t, found, 1)
+	})
+}

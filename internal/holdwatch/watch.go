@@ -189,28 +189,35 @@ func (ws *Watches[H]) AwaitWaiter(ctx context.Context, name string, rev int64, e
 }
 
 // findWaiter blocks until there is such an entry, or the watch ends. The watch comes first and the read after it,
-// so that nobody is missed in between.
+// so that nobody is missed in between. It reads where no watch can be had too.
 func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, excludes func(keyspace.Kind) bool, out *outage.Outage) error {
 	from, to := keyspace.Exclusives(name)
 	if excludes(keyspace.Shared) {
 		_, to = keyspace.Shareds(name)
 	}
-	w, err := ws.open(ctx, from, to, clientv3.WithFilterDelete())
-	if err != nil {
-		return err
+	w, notOpened := ws.open(ctx, from, to, clientv3.WithFilterDelete())
+	if notOpened == nil {
+		defer w.Close()
 	}
-	defer w.Close()
 	waits := func(kv *mvccpb.KeyValue) bool { return excludes(keyspace.KindOf(name, string(kv.Key))) }
 	var seen int64
 	look := func() (found bool, err error) {
+		done, err := turn(ctx, ws.reading)
+		if err != nil {
+			return false, err
+		}
+		defer done()
 		// At the present: the member that watches may lag, and show waiters that have gone.
 		got, at, err := ws.Etcd.ReadAt(ctx, ws.Ctx, 0, etcd.ReadRange(from, to, clientv3.WithMinCreateRev(rev+1)))
 		seen = at
 		return err == nil && slices.ContainsFunc(got[0].Kvs, waits), err
 	}
 	refresh := ws.refreshed()
-	if found, err := look(); found || err != nil {
+	switch found, err := look(); {
+	case found || err != nil:
 		return err
+	case notOpened != nil:
+		return notOpened
 	}
 	out.Stop(true)
 	for {
@@ -219,12 +226,7 @@ func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, ex
 			return ctx.Err()
 		case <-refresh:
 			refresh = ws.refreshed()
-			done, err := turn(ctx, ws.reading)
-			if err != nil {
-				return err
-			}
-			found, err := look()
-			if done(); found || err != nil {
+			if found, err := look(); found || err != nil {
 				return err
 			}
 		case wr, ok := <-w.C:
