@@ -31,7 +31,7 @@ type Watcher struct {
 	renewable bool // it is etcd's own, as NewWatcher makes them
 	watches   int  // that are open, or being opened
 	replaced  bool // no watch is opened by it anymore; of the newest one: CloseWatcher was called
-	// former are those before it that still have watches. Only the Watcher for new watches has any.
+	// former are, of the Watcher for new watches, those before it that still have watches.
 	former []*Watcher
 	// heard is set when one of the watches had something. probed is when Probe asked whether the
 	// stream lives, if nothing was heard since, and else zero.
@@ -107,7 +107,6 @@ func (c *Client) swapLocked(w *Watcher) {
 	old := c.watcher
 	old.replaced = true
 	w.former = slices.DeleteFunc(append(old.former, old), (*Watcher).idle)
-	old.former = nil
 	c.watcher = w
 	c.suspect.Store(false) // that was old
 }

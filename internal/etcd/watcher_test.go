@@ -125,13 +125,14 @@ func TestWatcherNotAfterClose(t *testing.T) {
 type member struct {
 	*fakeetcd.Server
 	asked int  // how often it was asked whether it lives
-	hangs bool // it says nothing more
+	hangs bool // it says nothing more, and takes nothing
 }
 
 func (m *member) RequestProgress(ctx context.Context) error {
 	m.asked++
 	if m.hangs {
-		return nil
+		<-ctx.Done()
+		return ctx.Err()
 	}
 	return m.Server.RequestProgress(ctx)
 }
@@ -230,6 +231,19 @@ func TestProbe_EachWatcher(t *testing.T) {
 	})
 }
 
+// Members that hang together are found together.
+func TestProbe_SeveralHang(t *testing.T) {
+	playProbed(t, func(c probed) {
+		_, _, first := c.watch(true)
+		_, _, second := c.watch(true)
+		_, _, third := c.watch(false)
+		c.probe(2 * AttemptMin)
+		require.True(t, isClosed(first))
+		require.True(t, isClosed(second))
+		require.False(t, isClosed(third))
+	})
+}
+
 // A watch of a Watcher that has ended may take its time to be closed. Nobody is asked for it: the client would open
 // another stream for that, and keep it.
 func TestProbe_EndedWatcher(t *testing.T) {
@@ -239,6 +253,7 @@ func TestProbe_EndedWatcher(t *testing.T) {
 		require.Same(t, w, c.watcher.former[0])
 		w.watches++ // that is closed late
 		c.probe(3 * AttemptMin)
+		w.heard.Store(true) // of what came before it ended
 		asked := m.asked
 		c.probe(3 * AttemptMin)
 		require.Equal(t, asked, m.asked)
