@@ -28,7 +28,8 @@ type Hooks struct {
 	// Renewed: an attempt to renew the lease succeeded or failed, or has had no answer when the next one was made
 	// beside it. Then Err says so, and if it succeeds after all, that is told too.
 	Renewed func(RenewedInfo)
-	// SessionEnded is the last call about a session, apart from Lost for what it held. Close has yet to return.
+	// SessionEnded is the last call about a session, apart from Lost for what it held, and from a Renewed that is
+	// under way. Close has yet to return.
 	SessionEnded func(SessionEndedInfo)
 
 	// The ctx of the following is that of the call that asked for the lock: Lock, Try, Enqueue or Do. It is there for

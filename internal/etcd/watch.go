@@ -34,6 +34,7 @@ func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...c
 		c.LeaveWatcher(by, ctx.Err() == nil)
 		return nil, err
 	}
+	by.heard.Store(true) // etcd's notice that the watch is there
 	cancel := w.Close
 	closeOnce := sync.OnceFunc(func() { c.closeWatch(by, cancel) })
 	stop := context.AfterFunc(life, closeOnce)

@@ -197,6 +197,22 @@ func TestProbe_ReplacedWatcher(t *testing.T) {
 	})
 }
 
+// That a watch was opened is a sign that its stream lives: watches that are closed soon may hear nothing else.
+func TestProbe_Opened(t *testing.T) {
+	playProbed(t, func(c probed) {
+		m, _, ended := c.watch(true)
+		for range 10 {
+			require.False(t, c.Probe(c.life))
+			<-time.After(2 * AttemptMin)
+			w, err := c.OpenWatch(c.life, c.life, "a", "")
+			require.NoError(t, err)
+			w.Close()
+		}
+		require.Zero(t, m.asked)
+		require.False(t, isClosed(ended))
+	})
+}
+
 // If there is no watch but one whose Watcher was replaced, that is probed all the same.
 func TestProbe_OnlyReplaced(t *testing.T) {
 	playProbed(t, func(c probed) {
@@ -237,7 +253,7 @@ func TestProbe_SeveralHang(t *testing.T) {
 		_, _, first := c.watch(true)
 		_, _, second := c.watch(true)
 		_, _, third := c.watch(false)
-		c.probe(2 * AttemptMin)
+		c.probe(5 * AttemptMin / 2) // one after the other would take longer
 		require.True(t, isClosed(first))
 		require.True(t, isClosed(second))
 		require.False(t, isClosed(third))
