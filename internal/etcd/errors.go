@@ -56,6 +56,10 @@ func RequestError(ctx context.Context, err error) error {
 		}
 		return fmt.Errorf("%w: %s", errNoConnection, desc)
 	}
+	// Of a connection on which it could not write its first bytes gRPC says what the operating system says.
+	if _, desc, found := strings.Cut(text, "code = Unavailable desc = write tcp "); found {
+		return fmt.Errorf("%w: write tcp %s", errNoConnection, desc)
+	}
 	if strings.HasSuffix(text, "while waiting for connections to become ready") {
 		return fmt.Errorf("%w: the endpoints do not answer", ErrNotSent)
 	}

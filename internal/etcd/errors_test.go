@@ -17,6 +17,7 @@ func TestRequestError(t *testing.T) {
 		`last connection error: connection error: desc = "transport: Error while dialing: dial tcp 127.0.0.1:1: connect: connection refused"`: true,
 		`context deadline exceeded while waiting for connections to become ready`:                                                             true,
 		`connection error: desc = "transport: failed to write client preface: broken pipe"`:                                                   true,
+		`write tcp 127.0.0.1:40764->127.0.0.1:2379: write: connection reset by peer`:                                                          false,
 		`connection error: desc = "transport is closing"`:                                                                                     false,
 		`connection error: desc = "error reading from server: EOF"`:                                                                           false,
 		`connection error: desc = "keepalive ping failed to receive ACK within timeout"`:                                                      false,
