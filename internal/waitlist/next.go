@@ -116,6 +116,7 @@ func (e *Entry) Next() Step {
 	case e.watch != nil && (e != front[0] && e != front[1] || l.wide != nil && !l.spare && e.watch != l.wide):
 		return Step{Do: Drop}
 	case e == front[0] && l.spare:
+		e.closeLocked(false) // whoever adopts closes the one that it has
 		l.spare, e.watch = false, l.wide
 		return Step{Do: Adopt, Keep: l.wide}
 	case e == front[0] && clear:

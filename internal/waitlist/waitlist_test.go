@@ -37,8 +37,8 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 			w.fail("%s at %d is forgotten in %v", a.name, a.rev, w.state())
 		}
 	}
-	if !w.l.Empty() || w.l.wide != nil {
-		w.fail("the list keeps %v, %v", w.l.keys, w.l.wide)
+	if !w.l.Empty() || w.l.wide != nil || len(w.l.watches) > 0 {
+		w.fail("the list keeps %v, %v", w.l.keys, w.l.watches)
 	}
 }
 
