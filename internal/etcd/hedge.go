@@ -66,9 +66,13 @@ func race[T any](ctx context.Context, cancel func(), more int, late, limit time.
 type pace struct{ atomic.Int64 }
 
 func (p *pace) took(d time.Duration) {
-	mean := p.Load()
-	p.Store(mean + (int64(d)-mean)/4)
+	if mean := p.Load(); mean != never {
+		p.Store(mean + (int64(d)-mean)/4)
+	}
 }
+
+// never is the pace of a client that sends nothing again, however fast etcd answers.
+const never = 1 << 60
 
 // late is when to send a request again. It is later where etcd is far away.
 func (p *pace) late() time.Duration { return max(hedgeMin, 4*time.Duration(p.Load())) }
@@ -90,4 +94,4 @@ func (c *Client) Late() time.Duration { return c.pace.late() }
 
 // NeverHedge makes the client send no request beside a slow one, for tests that count requests on a
 // machine that may stall.
-func (c *Client) NeverHedge() { c.pace.Store(1 << 60) }
+func (c *Client) NeverHedge() { c.pace.Store(never) }

@@ -171,3 +171,13 @@ func TestDo_NotHedgedWithoutAConnection(t *testing.T) {
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Equal(t, 1, calls)
 }
+
+// A test that counts requests may make many.
+func TestNeverHedge(t *testing.T) {
+	c := NewClient(clientv3.NewCtxClient(t.Context()))
+	c.NeverHedge()
+	for range 1000 {
+		c.pace.took(time.Millisecond)
+	}
+	require.Greater(t, c.Late(), time.Hour)
+}
