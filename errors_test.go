@@ -90,7 +90,7 @@ func TestHeld_ContextHasNoValues(t *testing.T) {
 func TestErrors_Outage(t *testing.T) {
 	t.Parallel()
 	other := newTestSession(t, cluster.Client(t), WithOwner("web1"))
-	const refused = `etcd does not answer: no connection to etcd: .*(reset|EOF|refused|closed).*: `
+	const refused = "etcd does not answer: " + harness.Broken + ".*: "
 	for what, test := range map[string]struct {
 		session, waits bool          // before the outage
 		silent         bool          // no connection breaks

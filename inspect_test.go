@@ -429,11 +429,12 @@ func TestBreakWaiter(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// A later acquisition with the same key is another entry.
+// A later acquisition with the same key is another entry. (A key of which a request may still be on its way is not used
+// again.)
 func TestBreakIsOfOneAcquisition(t *testing.T) {
 	t.Parallel()
 	c, name := cluster.Client(t), lockName(t)
-	m := NewRWMutex(newTestSession(t, c), name)
+	m := NewRWMutex(unhedged(t, c), name)
 	h, err := m.Lock(testCtx(t))
 	require.NoError(t, err)
 	first := entryOf(t, c, name, h.Token())

@@ -9,6 +9,10 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
+// Broken is what an error says, as a regular expression, if there is no connection or it broke. How it broke depends on
+// what was being done with it.
+const Broken = "no connection to etcd: .*(refused|reset|broken pipe|EOF|closed)"
+
 // Away cuts the proxy's client off, until it has found that it can't connect.
 func Away(t testing.TB, p *etcdtest.Proxy, c *clientv3.Client) (back func()) {
 	t.Helper()
