@@ -2,6 +2,7 @@ package waitlist
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -75,8 +76,76 @@ func TestToldBeforeKnown(t *testing.T) {
 	h.Leave(false)
 	require.Equal(t, Grant, e.Next().Do)
 	l.Saw(&Listing{At: 13, Low: 1, High: 13, Shared: true, Keys: []queue.Entry{held5, {Key: "a/3", Rev: 9}, {Key: "a/5-1", Rev: 8}, {Key: "a/5-2", Rev: 12}}})
-	s = next.Next()
-	require.NotEqual(t, Wait, s.Do, "a/3 is not there to wait for")
+	require.Equal(t, Step{Guard: true}, next.Next(), "a/3 is not there to wait for")
+	e.Leave(false)
+	require.Equal(t, Grant, next.Next().Do)
+}
+
+// Whoever was behind such a key has to have been there when it had gone.
+func TestThereWhenTheToldHadGone(t *testing.T) {
+	l, h := holder(t)
+	e, next := l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
+	e.Enqueued(8, listing(7, held5))
+	next.Enqueued(12, nil)
+	e.Opened(&Watch{From: "a/3", To: "a/4", At: 12})
+	e.Heard([]Deletion{{"a/3", 14}})
+	l.Saw(listing(13, held5, queue.Entry{Key: "a/5-1", Rev: 8}, queue.Entry{Key: "a/3", Rev: 9}, queue.Entry{Key: "a/5-2", Rev: 12}))
+	h.Leave(false)
+	require.Equal(t, Grant, e.Next().Do)
+	e.Leave(false)
+	s := next.Next()
+	require.Equal(t, Step{Do: Read, At: 14, Keys: []string{"a/5-2"}}, s)
+	next.Saw(&s, s.Listing(14, nil, false, 0, nil))
+	require.Equal(t, Gone, next.Next().Do)
+}
+
+// A reading is behind what a watch tells meanwhile, and so may be the next one, and the next. Still one reading is
+// enough: what it shows, and the watch has not told of, is there.
+func TestToldDuringAReading(t *testing.T) {
+	keys := func(from, n int) (qs []queue.Entry) {
+		for rev := from; rev < from+n; rev++ {
+			qs = append(qs, queue.Entry{Key: fmt.Sprintf("a/6-%x", rev), Rev: int64(rev)})
+		}
+		return qs
+	}
+	for _, during := range []int{1, maxTold + 1} {
+		l := New("a")
+		first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
+		before, between := keys(1, maxTold+2), keys(201, 3)
+		first.Enqueued(200, listing(199, before...))
+		second.Enqueued(300, nil)
+		first.Opened(&Watch{From: "a/0", To: "a/s", At: 300})
+		all := slices.Concat(before, []queue.Entry{{Key: "a/5", Rev: 200}}, between, []queue.Entry{{Key: "a/5-1", Rev: 300}})
+		s := second.Next()
+		require.Equal(t, Read, s.Do)
+		for i := range during {
+			first.Heard([]Deletion{{before[i].Key, int64(301 + i)}})
+		}
+		second.Saw(&s, s.Listing(300, all, false, 200, nil))
+		if during > maxTold { // it does not remember so many
+			s = second.Next()
+			require.Equal(t, Read, s.Do)
+			second.Saw(&s, s.Listing(s.At, all[during:], false, 200, nil))
+		}
+		at := int64(301 + during)
+		for _, q := range before[during:] {
+			require.Equal(t, Step{}, first.Next())
+			require.Equal(t, Step{}, second.Next())
+			first.Heard([]Deletion{{q.Key, at}})
+			at++
+		}
+		require.Equal(t, Grant, first.Next().Do)
+		first.Stop()
+		first.Leave(false)
+		s = second.Next()
+		require.Equal(t, Adopt, s.Do)
+		for _, q := range between {
+			require.Equal(t, Step{}, second.Next())
+			second.Heard([]Deletion{{q.Key, at}})
+			at++
+		}
+		require.Equal(t, Grant, second.Next().Do)
+	}
 }
 
 // A key of an entry whose reply is on its way is nobody's until the reply tells whose.

@@ -37,12 +37,16 @@ type List struct {
 	// removed are the revisions of entries that have left, by key. A reading or a reply that is
 	// late still shows them.
 	removed map[string]int64
-	watches []*Watch
-	wide    *Watch // the one on all of the queue, for all of the list: it stays between turns
-	spare   bool   // nobody listens to it
-	front   [3]*Entry
-	changed bool   // the front may have something to do
-	reader  *Entry // it reads upward, for all: one of them at a time
+	// told are the revisions of the last deletions that the watches have told of, by key: a reading of before may
+	// still show the keys. Those up to toldFrom may be missing.
+	told     map[string]int64
+	toldFrom int64
+	watches  []*Watch
+	wide     *Watch // the one on all of the queue, for all of the list: it stays between turns
+	spare    bool   // nobody listens to it
+	front    [3]*Entry
+	changed  bool   // the front may have something to do
+	reader   *Entry // it reads upward, for all: one of them at a time
 }
 
 // An Entry is one acquisition of the session's in the queue.
@@ -97,7 +101,7 @@ const (
 
 // New makes the list of a session's entries in the queue of a name.
 func New(name string) *List {
-	return &List{name: name, keys: make(map[string]*Entry), removed: make(map[string]int64)}
+	return &List{name: name, keys: make(map[string]*Entry), removed: make(map[string]int64), told: make(map[string]int64)}
 }
 
 // Register adds an entry that is about to be written under these keys. The first one is what it

@@ -88,9 +88,12 @@ func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
 		if kind == keyspace.Foreign || !known && (q.Rev <= l.markLocked(kind) || q.Rev <= l.removed[q.Key]) {
 			continue // all there are up to the mark were known, so it is gone by now
 		}
+		if at := l.told[q.Key]; !known && q.Rev < at {
+			l.suspectLocked(q, at)
+			continue
+		}
 		p := &l.places[l.placeLocked(q)]
-		told := func(w *Watch) bool { return w.covers(q.Key) && w.upTo > seen.At }
-		if p.seen <= seen.At && (p.seen > 0 || !slices.ContainsFunc(l.watches, told)) {
+		if p.seen <= seen.At && (p.seen > 0 || seen.At >= l.toldFrom) {
 			p.seen, p.unsure = seen.At, false // else it may have been told already that it left
 		}
 	}

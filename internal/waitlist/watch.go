@@ -151,9 +151,23 @@ func (e *Entry) Heard(deletions []Deletion) (lost []*Entry) {
 			}
 		}
 		e.watch.upTo = max(e.watch.upTo, d.Rev)
+		l.rememberLocked(d)
 	}
 	l.grantLocked()
 	return lost
+}
+
+// maxTold is how many deletions are remembered: those that are told of during a reading are few.
+const maxTold = 64
+
+func (l *List) rememberLocked(d Deletion) {
+	if len(l.told) == maxTold {
+		for _, rev := range l.told {
+			l.toldFrom = max(l.toldFrom, rev)
+		}
+		clear(l.told)
+	}
+	l.told[d.Key] = max(l.told[d.Key], d.Rev)
 }
 
 func (w *Watch) at() int64 {
