@@ -329,6 +329,31 @@ func TestReadsAheadFromTheMark(t *testing.T) {
 	require.EqualValues(t, 21, s.Min)
 }
 
+// An entry lists nothing if it is known to be behind more than it would list: of the list, or of others of which a
+// watch would tell if they left. Others that may have left long ago do not count.
+func TestBehindMore(t *testing.T) {
+	l, h := holder(t)
+	e, next := l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
+	there := []queue.Entry{held5, {Key: "a/6", Rev: 6}, {Key: "a/7", Rev: 7}, {Key: "a/r8", Rev: 8}}
+	e.Enqueued(12, listing(11, there...))
+	behind := func(e *Entry) (n int) {
+		for e.BehindMore(n) {
+			n++
+		}
+		return n
+	}
+	require.Equal(t, 2, behind(next), "the two of the list")
+	e.Opened(&Watch{From: "a/6", To: "a/z", At: 20})
+	require.Equal(t, 2, behind(next), "the watch would not tell of what left before")
+	l.Saw(listing(20, append(there, queue.Entry{Key: "a/5-1", Rev: 12})...))
+	require.Equal(t, 5, behind(next))
+	require.Equal(t, 4, behind(l.Register(nil, keyspace.Shared, "a/r5")), "no reader blocks a reader")
+	e.Heard([]Deletion{{"a/7", 22}})
+	require.Equal(t, 4, behind(next))
+	h.Leave(false)
+	require.Equal(t, 3, behind(next))
+}
+
 // A reading shows what is there at a revision that is not before anything that a watch of the list has told of. One from
 // before would say nothing new, and be asked for again and again.
 func TestReadsWhatTheWatchesHaveTold(t *testing.T) {

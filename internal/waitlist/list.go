@@ -183,13 +183,16 @@ func (e *Entry) enterLocked(rev int64, s state) {
 	}
 }
 
-// BehindMore reports whether more than n keys of the list, of entries that have not left, are in the entry's
-// way: so many are in the queue that a listing of n would not show them all.
+// BehindMore reports whether more than n keys are known to be in the entry's way, those of the list that have not
+// left and those of others of which a watch would have told if they had: so many are in the queue that a listing
+// of n would not show them all.
 func (e *Entry) BehindMore(n int) bool {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
 	for i := range e.l.places {
-		if p := &e.l.places[i]; p.own != nil && p.own.state != left && queue.Blocks(p.kind, e.kind) {
+		p := &e.l.places[i]
+		there := p.own != nil && p.own.state != left || p.own == nil && e.l.trackedLocked(p)
+		if there && queue.Blocks(p.kind, e.kind) {
 			if n--; n < 0 {
 				return true
 			}
