@@ -215,10 +215,10 @@ func (l *List) trackedLocked(p *place) bool {
 	return slices.ContainsFunc(l.watches, func(w *Watch) bool { return w.tells(p.Key, p.seen) })
 }
 
-// manyShare: a session whose entries are at least a quarter of a queue watches all of it. That bounds
+// manyShare: a session whose entries are at least an eighth of a queue watches all of it. That bounds
 // to how many clients etcd tells each release: a watch of one waiter is told of hardly
 // any but the one that it waits for.
-const manyShare = 4
+const manyShare = 8
 
 // manyLocked reports whether several of the list wait, and are a good part of the queue.
 func (l *List) manyLocked() bool {
