@@ -34,10 +34,17 @@ func (e *Entry) askLocked() Step {
 	l := e.l
 	complete := l.completeLocked(e)
 	unsure := !complete
-	sure := func(below []*place) []*place {
-		return slices.DeleteFunc(below, func(p *place) bool { unsure = unsure || p.unsure; return p.unsure })
+	var writers, readers []*place
+	for p := range l.belowLocked(e, false) {
+		switch {
+		case p.unsure:
+			unsure = true
+		case p.kind == keyspace.Exclusive:
+			writers = append(writers, p)
+		default:
+			readers = append(readers, p)
+		}
 	}
-	writers, readers := sure(l.belowLocked(e, keyspace.Exclusive, false)), sure(l.belowLocked(e, keyspace.Shared, false))
 	wide := complete && l.manyLocked()
 	targets, deep := writers, false
 	switch n := len(writers); {
@@ -128,7 +135,7 @@ func (e *Entry) readLocked() Step {
 		s.From, s.To = keyspace.All(l.name)
 		s.shared, s.Upward, s.Limit, s.Min = true, true, upLimit, min(l.marks[0]+1, l.marks[1]+1, e.rev)
 		others := slices.IndexFunc(l.places, func(p place) bool { return p.own == nil })
-		if others >= 0 && e != l.frontLocked()[2] { // which only wants what nobody knows yet
+		if others >= 0 {
 			s.Min = min(s.Min, l.places[others].Rev)
 		}
 		return s
@@ -170,7 +177,7 @@ func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
 		}
 		if s.Upward {
 			e.notReached = e.notReached || seen.High < e.rev
-		} else if l.completeLocked(e) || len(l.belowLocked(e, keyspace.Exclusive, false)) == 0 {
+		} else if l.completeLocked(e) || !slices.ContainsFunc(slices.Collect(l.belowLocked(e, false)), isExclusive) {
 			e.noLimit = e.noLimit || seen.Low > 1 // it would not suffice the next time either
 		}
 	}

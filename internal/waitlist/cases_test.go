@@ -311,22 +311,33 @@ func TestRunIsConfirmedTogether(t *testing.T) {
 	}
 }
 
-// While the lock goes through the list, the third one reads what nobody knows yet, and not again what is known.
+// While the lock goes through the list, the third one reads what nobody knows yet, and not again what is known. If a
+// key of others is before it, that can wait.
 func TestReadsAheadFromTheMark(t *testing.T) {
-	l, h := holder(t)
-	l.Saw(&Listing{At: 9, Low: 1, High: 9, Shared: true, Keys: []queue.Entry{held5, {Key: "a/7", Rev: 8}}})
-	var es []*Entry
-	for i := range 3 {
-		e := l.Register(nil, keyspace.Exclusive, fmt.Sprintf("a/5-%x", i+1))
-		e.Enqueued(int64(20+i), nil)
-		es = append(es, e)
+	for _, others := range []int64{0, 8, 30} {
+		l, h := holder(t)
+		seen := &Listing{At: 9, Low: 1, High: 9, Shared: true, Keys: []queue.Entry{held5}}
+		if others > 0 {
+			seen.Keys = append(seen.Keys, queue.Entry{Key: "a/7", Rev: others})
+		}
+		l.Saw(seen)
+		var es []*Entry
+		for i := range 3 {
+			e := l.Register(nil, keyspace.Exclusive, fmt.Sprintf("a/5-%x", i+1))
+			e.Enqueued(int64(20+i), nil)
+			es = append(es, e)
+		}
+		l.marks = [2]int64{20, 20} // as if the first two were complete
+		require.Equal(t, Grant, h.Next().Do)
+		s := es[2].Next()
+		if others == 8 {
+			require.Equal(t, Step{}, s)
+			continue
+		}
+		require.Equal(t, Read, s.Do)
+		require.True(t, s.Upward)
+		require.EqualValues(t, 21, s.Min)
 	}
-	l.marks = [2]int64{20, 20} // as if the first two were complete
-	require.Equal(t, Grant, h.Next().Do)
-	s := es[2].Next()
-	require.Equal(t, Read, s.Do)
-	require.True(t, s.Upward)
-	require.EqualValues(t, 21, s.Min)
 }
 
 // An entry lists nothing if it is known to be behind more than it would list: of the list, or of others of which a
@@ -352,6 +363,65 @@ func TestBehindMore(t *testing.T) {
 	require.Equal(t, 4, behind(next))
 	h.Leave(false)
 	require.Equal(t, 3, behind(next))
+}
+
+// While the watch on all of the queue tells of all that the two in front wait for, they do nothing, and events that
+// leave it so wake nobody.
+func TestRestsBehindTheWideWatch(t *testing.T) {
+	others := []queue.Entry{{Key: "a/6", Rev: 2}, {Key: "a/7", Rev: 3}, {Key: "a/8", Rev: 4}}
+	all := append(others, queue.Entry{Key: "a/5-1", Rev: 5}, queue.Entry{Key: "a/5-2", Rev: 6})
+	watched := func(t *testing.T) (l *List, first, second *Entry) {
+		l = New("a")
+		first, second = l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
+		first.Enqueued(5, listing(4, others...))
+		second.Enqueued(6, listing(5, all[:4]...))
+		s := first.Next()
+		require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
+		first.Opened(&Watch{From: s.From, To: s.To, At: 20})
+		return l, first, second
+	}
+	t.Run("rests", func(t *testing.T) {
+		l, first, second := watched(t)
+		l.Saw(listing(20, all...))
+		for _, e := range []*Entry{first, second} {
+			require.Equal(t, Step{}, e.Next())
+			<-e.Wake()
+		}
+		first.Heard([]Deletion{{"a/7", 21}})
+		require.Empty(t, first.Wake())
+		require.Empty(t, second.Wake())
+		l.Refresh()
+		require.Len(t, first.Wake(), 1)
+		require.Equal(t, Read, first.Next().Do, "what the watch may have missed")
+	})
+	t.Run("not if nobody has seen it behind the watch", func(t *testing.T) {
+		l, first, _ := watched(t)
+		l.Saw(&Listing{At: 20, Low: 1, Asked: []string{"a/6", "a/7", "a/8"}, Keys: others})
+		require.Equal(t, Read, first.Next().Do)
+	})
+	t.Run("not if others may be in the way that nobody knows", func(t *testing.T) {
+		l, first, second := watched(t)
+		second.Leave(false)
+		l.Saw(listing(20, all...))
+		third := l.Register(nil, keyspace.Exclusive, "a/5-3")
+		l.marks = [2]int64{4, 4} // as if nobody knew the rest
+		third.Enqueued(22, &Listing{At: 21, Low: 10, High: 21, Shared: true, Keys: []queue.Entry{{Key: "a/9", Rev: 15}}})
+		require.Equal(t, Step{}, first.Next())
+		require.Equal(t, Read, third.Next().Do)
+	})
+}
+
+// The second asks if it waits for others for which the first, a reader, does not.
+func TestSecondAsksMore(t *testing.T) {
+	for readers, want := range []Action{Wait, Open} {
+		l := New("a")
+		first, second := l.Register(nil, keyspace.Shared, "a/r5"), l.Register(nil, keyspace.Exclusive, "a/5")
+		there := []queue.Entry{{Key: "a/6", Rev: 2}, {Key: "a/r7", Rev: 3}}[:1+readers]
+		first.Enqueued(5, &Listing{At: 4, Low: 1, High: 4, Keys: there[:1]})
+		second.Enqueued(6, listing(5, append(there, queue.Entry{Key: "a/r5", Rev: 5})...))
+		require.Equal(t, Open, first.Next().Do)
+		require.Equal(t, want, second.Next().Do)
+	}
 }
 
 // A reading shows what is there at a revision that is not before anything that a watch of the list has told of. One from

@@ -47,7 +47,7 @@ func (e *Entry) Guard() {
 // guardLocked is what to do for holders of the list to leave.
 func (e *Entry) guardLocked() Step {
 	l := e.l
-	holders := slices.Concat(l.belowLocked(e, keyspace.Exclusive, true), l.belowLocked(e, keyspace.Shared, true))
+	holders := slices.Collect(l.belowLocked(e, true))
 	if len(holders) == 0 || !e.guard {
 		return Step{Guard: len(holders) > 0}
 	}

@@ -246,7 +246,7 @@ func (l *List) grantLocked() {
 	l.contendLocked()
 	front := l.frontLocked()
 	for i, e := range front {
-		if e != nil && (l.changed || e != l.front[i]) {
+		if e != nil && (l.changed || e != l.front[i]) && !l.restsLocked(e) {
 			e.tell()
 		}
 		if was := l.front[i]; was != nil && was.watch != nil && !slices.Contains(front[:], was) {
@@ -258,12 +258,13 @@ func (l *List) grantLocked() {
 
 // frontLocked are the two front-most entries that wait, and for which somebody asks Next; and, while the
 // lock goes from one entry of the list to the next, the one that reads ahead: a hand-over takes less time
-// than a reading, so it is to be known before its turn what is below it.
+// than a reading, so it is to be known before its turn what is below it. Behind a key of others there is time.
 func (l *List) frontLocked() (front [3]*Entry) {
 	n := 0
 	running := len(l.places) > 0 && l.places[0].own != nil && l.places[0].own.state != waiting
 	for _, p := range l.places {
 		e := p.own
+		running = running && e != nil
 		if e == nil || e.state != waiting || e.idle || p.Key != e.keys[0] {
 			continue
 		}

@@ -5,7 +5,6 @@ package waitlist
 import (
 	"slices"
 
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -94,8 +93,7 @@ func (e *Entry) Next() Step {
 		return Step{} // those in front ask
 	}
 	complete := l.completeLocked(e)
-	others := slices.Concat(l.belowLocked(e, keyspace.Exclusive, false), l.belowLocked(e, keyspace.Shared, false))
-	clear := complete && len(others) == 0 && l.seenLocked(e) >= e.minSeen && !e.mustRead
+	clear := complete && !e.mustRead && !l.behindOthersLocked(e)
 	switch {
 	case e.watch != nil && (e != front[0] && e != front[1] || l.wide != nil && !l.spare && e.watch != l.wide):
 		return Step{Do: Drop}
@@ -103,16 +101,41 @@ func (e *Entry) Next() Step {
 		e.closeLocked(false) // whoever adopts closes the one that it has
 		l.spare, e.watch = false, l.wide
 		return Step{Do: Adopt, Keep: l.wide}
-	case e == front[0] && clear:
+	case l.restsLocked(e):
+		return Step{}
+	case e == front[0] && clear && l.seenLocked(e) >= e.minSeen:
 		return e.guardLocked()
-	case e == front[0] && complete && len(others) == 0 && !e.mustRead:
+	case e == front[0] && clear:
 		return e.confirmLocked()
-	case e == front[0]:
+	case e == front[0], e == front[1] && (!complete || l.asksMoreLocked(e, front[0])):
 		return e.askLocked()
-	case e == front[1] && (!complete || slices.ContainsFunc(others, func(p *place) bool { return p.Rev > front[0].rev || !queue.Blocks(p.kind, front[0].kind) })):
-		return e.askLocked() // what the first one does not ask
 	case e == front[2] && e.readAt == 0:
 		return e.readLocked()
 	}
 	return Step{}
+}
+
+// restsLocked reports whether the watch on all of the queue tells e of all that it waits for: until then it has
+// nothing to do.
+func (l *List) restsLocked(e *Entry) (rests bool) {
+	w := l.wide
+	if w == nil || l.spare || e.mustRead || !l.completeLocked(e) || l.seenLocked(e) < w.At {
+		return false
+	}
+	for p := range l.belowLocked(e, false) {
+		if rests = p.seen >= w.At; !rests {
+			break
+		}
+	}
+	return rests
+}
+
+// asksMoreLocked reports whether e waits for any of others for which first, which asks too, does not.
+func (l *List) asksMoreLocked(e, first *Entry) bool {
+	for p := range l.belowLocked(e, false) {
+		if p.Rev > first.rev || !queue.Blocks(p.kind, first.kind) {
+			return true
+		}
+	}
+	return false
 }

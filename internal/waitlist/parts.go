@@ -2,11 +2,7 @@
 
 package waitlist
 
-import (
-	"slices"
-
-	"github.com/etcdlock/etcdlock/internal/keyspace"
-)
+import "slices"
 
 // WakeWith has the entry wake who waits for another one, before anything can have happened to it. Their
 // waiter comes to one after the other, and asks Next of that one only: from Begin to Stop. Until then the
@@ -46,7 +42,7 @@ func (e *Entry) Look() (s Step, ok bool) {
 	if first < 0 || l.places[first].own != e {
 		return Step{}, false
 	}
-	if l.completeLocked(e) && len(l.belowLocked(e, keyspace.Exclusive, false))+len(l.belowLocked(e, keyspace.Shared, false)) == 0 {
+	if l.completeLocked(e) && !l.behindOthersLocked(e) {
 		return Step{}, false
 	}
 	e.mustRead = true

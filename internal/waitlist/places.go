@@ -4,6 +4,7 @@ package waitlist
 
 import (
 	"cmp"
+	"iter"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
@@ -39,6 +40,8 @@ type place struct {
 	// unsure: one behind it has left, so it probably has too.
 	unsure bool
 }
+
+func isExclusive(p *place) bool { return p.kind == keyspace.Exclusive }
 
 // inWay reports whether those above that it blocks have to wait for it.
 func (p *place) inWay() bool {
@@ -183,16 +186,27 @@ func (l *List) completeLocked(e *Entry) bool {
 
 // belowLocked are the keys below e that it has to wait for, and that it asks etcd about: those of
 // others, or, if own, those of holders of the list.
-func (l *List) belowLocked(e *Entry, kind keyspace.Kind, own bool) (below []*place) {
-	complete := l.completeLocked(e)
-	for i := range l.places {
-		switch p := &l.places[i]; {
-		case p.Rev >= e.rev:
-			return below
-		case p.kind != kind || !queue.Blocks(kind, e.kind) || !complete && p.Rev < e.knownFrom:
-		case own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0], !own && p.own == nil:
-			below = append(below, p)
+func (l *List) belowLocked(e *Entry, own bool) iter.Seq[*place] {
+	return func(yield func(*place) bool) {
+		complete := l.completeLocked(e)
+		for i := range l.places {
+			switch p := &l.places[i]; {
+			case p.Rev >= e.rev:
+				return
+			case !queue.Blocks(p.kind, e.kind) || !complete && p.Rev < e.knownFrom:
+			case own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0], !own && p.own == nil:
+				if !yield(p) {
+					return
+				}
+			}
 		}
 	}
-	return below
+}
+
+// behindOthersLocked reports whether e has to wait for any of others that is known.
+func (l *List) behindOthersLocked(e *Entry) bool {
+	for range l.belowLocked(e, false) {
+		return true
+	}
+	return false
 }
