@@ -36,15 +36,16 @@ func (e *Entry) runLocked(limit int) (run []place) {
 	return run
 }
 
-// Guard says that the entry has waited for holders of its own list for a while, so that it is to
-// watch them and itself: somebody may remove one of them.
+// Guard says that the entry has waited for holders of its own list, or idle entries of it, for a while, so that
+// it is to watch them and itself: somebody may remove one of them.
 func (e *Entry) Guard() {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
 	e.guard = true
 }
 
-// guardLocked is what to do for holders of the list to leave.
+// guardLocked is what to do for holders of the list to leave, or idle entries of it. The first ones are watched and read
+// together, and the next ones only when all of those have left: until then they keep the entry no longer.
 func (e *Entry) guardLocked() Step {
 	l := e.l
 	holders := slices.Collect(l.belowLocked(e, true))
@@ -52,17 +53,17 @@ func (e *Entry) guardLocked() Step {
 		return Step{Guard: len(holders) > 0}
 	}
 	holders = holders[:min(len(holders), nextMax)]
-	w := e.watchLocked()
-	late := l.seenLocked(e) < w.at()
-	keys := []string{e.keys[0]}
+	w, own, first := e.watchLocked(), e.keys[0], holders[0]
+	if w.tells(own, l.seenLocked(e)) && w.tells(first.Key, first.seen) {
+		return Step{}
+	}
+	keys := []string{own}
 	for _, p := range holders {
-		keys, late = append(keys, p.Key), late || p.seen < w.at()
+		keys = append(keys, p.Key)
 	}
-	switch from, to := slices.Min(keys), slices.Max(keys)+"\x00"; {
-	case !w.contains(from, to):
+	from, to := slices.Min(keys), slices.Max(keys)+"\x00"
+	if !w.contains(from, to) {
 		return Step{Do: Open, From: from, To: to}
-	case late:
-		return Step{Do: Read, At: max(e.l.heardLocked(), e.rev), Keys: keys}
 	}
-	return Step{}
+	return Step{Do: Read, At: max(l.heardLocked(), e.rev), Keys: keys}
 }

@@ -1,6 +1,8 @@
 package waitlist
 
 import (
+	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -77,6 +79,86 @@ func TestPart_GrantedBeforeItBegins(t *testing.T) {
 	}
 	require.True(t, part.Granted())
 	require.True(t, told(part))
+}
+
+// A part that nobody waits for yet may be removed by somebody. The one behind it asks for it, as for a holder: nobody else
+// does.
+func TestPart_RemovedBeforeItBegins(t *testing.T) {
+	l := New("a")
+	part, e := enqueued(l, "a/5", 5, true), enqueued(l, "a/5-1", 6, false)
+	l.Saw(&Listing{At: 9, Low: 1, Asked: []string{"a/7"}})
+	s := e.Next()
+	require.Equal(t, Step{Do: Read, At: 9, Keys: []string{"a/5-1"}}, s)
+	e.Saw(&s, s.Listing(9, nil, false, 0, []queue.Entry{{Key: "a/5-1", Rev: 6}}))
+	require.Equal(t, Step{Guard: true}, e.Next())
+	e.Guard()
+	s = e.Next()
+	require.Equal(t, Step{Do: Open, From: "a/5", To: "a/5-1\x00"}, s)
+	e.Opened(&Watch{From: s.From, To: s.To, At: 10})
+	s = e.Next()
+	require.Equal(t, Read, s.Do)
+	require.Equal(t, []string{"a/5-1", "a/5"}, s.Keys)
+	e.Saw(&s, s.Listing(10, nil, false, 0, []queue.Entry{{Key: "a/5-1", Rev: 6}}))
+	require.True(t, part.Gone())
+	require.Equal(t, Grant, e.Next().Do)
+}
+
+// Behind many of them an entry asks again only when all that it has asked about have left.
+func TestPart_ManyBeforeTheyBegin(t *testing.T) {
+	l := New("a")
+	var parts []*Entry
+	for i := range 3 * nextMax {
+		parts = append(parts, enqueued(l, fmt.Sprintf("a/5-%x", i+1), int64(5+i), true))
+	}
+	e := enqueued(l, "a/5", 100, false)
+	at := int64(109)
+	l.Saw(&Listing{At: at, Low: 1, Asked: []string{"a/7"}})
+	e.Guard()
+	var asked []Action
+	for _, part := range parts {
+		for s := e.Next(); s.Do != Wait; s = e.Next() {
+			asked = append(asked, s.Do)
+			if at++; s.Do == Open {
+				e.Opened(&Watch{From: s.From, To: s.To, At: at})
+				continue
+			}
+			var there []queue.Entry
+			for _, p := range l.places {
+				if slices.Contains(s.Keys, p.Key) {
+					there = append(there, p.Entry)
+				}
+			}
+			e.Saw(&s, s.Listing(max(at, s.At), nil, false, 0, there))
+		}
+		require.True(t, part.Granted())
+		part.Leave(false)
+	}
+	require.Equal(t, []Action{Read, Open, Read, Read, Read}, asked)
+	require.Equal(t, Grant, e.Next().Do)
+}
+
+// What waits for a holder has a watch on both, and both are seen behind that.
+func TestGuard(t *testing.T) {
+	for _, keys := range [][2]string{{"a/5", "a/5-1"}, {"a/5-1", "a/5"}} {
+		held, waits := queue.Entry{Key: keys[0], Rev: 5}, queue.Entry{Key: keys[1], Rev: 6}
+		for _, other := range []string{"a/7", held.Key, waits.Key} {
+			l := New("a")
+			h, e := l.Register(nil, keyspace.Exclusive, held.Key), l.Register(nil, keyspace.Exclusive, waits.Key)
+			h.Enqueued(5, listing(4))
+			e.Enqueued(6, listing(5, held))
+			e.Opened(&Watch{From: other, To: other + "\x00", At: 8})
+			l.Saw(listing(9, held, waits))
+			e.Guard()
+			s := e.Next()
+			require.Equal(t, Step{Do: Open, From: "a/5", To: "a/5-1\x00"}, s)
+			e.Opened(&Watch{From: s.From, To: s.To, At: 10})
+			l.Saw(&Listing{At: 11, Low: 1, Asked: []string{held.Key}, Keys: []queue.Entry{held}})
+			s = e.Next()
+			require.Equal(t, Read, s.Do)
+			e.Saw(&s, s.Listing(11, nil, false, 0, []queue.Entry{held}))
+			require.Equal(t, Gone, e.Next().Do)
+		}
+	}
 }
 
 // A part is read for beside others if nobody asks for it: nobody waits for it, nor for one before it.

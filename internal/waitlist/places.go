@@ -43,6 +43,12 @@ type place struct {
 
 func isExclusive(p *place) bool { return p.kind == keyspace.Exclusive }
 
+// unasked reports whether it stands for an entry of the list for which nobody asks Next: a holder, or an idle one.
+func (p *place) unasked() bool {
+	e := p.own
+	return e != nil && p.Key == e.keys[0] && (e.state == held || e.state == waiting && e.idle)
+}
+
 // inWay reports whether those above that it blocks have to wait for it.
 func (p *place) inWay() bool {
 	return p.own == nil || p.own.state != left && p.own.state != missing
@@ -185,7 +191,7 @@ func (l *List) completeLocked(e *Entry) bool {
 }
 
 // belowLocked are the keys below e that it has to wait for, and that it asks etcd about: those of
-// others, or, if own, those of holders of the list.
+// others, or, if own, those of the list's own for which nobody else asks: of holders, and of idle entries.
 func (l *List) belowLocked(e *Entry, own bool) iter.Seq[*place] {
 	return func(yield func(*place) bool) {
 		complete := l.completeLocked(e)
@@ -194,7 +200,7 @@ func (l *List) belowLocked(e *Entry, own bool) iter.Seq[*place] {
 			case p.Rev >= e.rev:
 				return
 			case !queue.Blocks(p.kind, e.kind) || !complete && p.Rev < e.knownFrom:
-			case own && p.own != nil && p.own.state == held && p.Key == p.own.keys[0], !own && p.own == nil:
+			case own && p.unasked(), !own && p.own == nil:
 				if !yield(p) {
 					return
 				}

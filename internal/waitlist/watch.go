@@ -170,13 +170,6 @@ func (l *List) rememberLocked(d Deletion) {
 	l.told[d.Key] = max(l.told[d.Key], d.Rev)
 }
 
-func (w *Watch) at() int64 {
-	if w == nil {
-		return 0
-	}
-	return w.At
-}
-
 // tells reports whether the watch would have told if a key that was there at revision seen had
 // been deleted.
 func (w *Watch) tells(key string, seen int64) bool { return w.covers(key) && seen >= w.At }
