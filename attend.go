@@ -42,12 +42,12 @@ func (s *Session) endAttend() bool {
 
 // probe probes the watches until there are none, or the session ends.
 func (s *Session) probe() {
-	for asked := time.Now(); ; {
+	for refreshed := time.Now(); ; {
 		if etcd.Sleep(s.lease.Ctx, probeInterval/8*7+rand.N(probeInterval/4)) != nil || s.endAttend() {
 			return
 		}
-		if silent := s.etcd.Probe(s.lease.Ctx); silent && time.Since(asked) > s.lease.TTL/2 {
-			asked = time.Now()
+		if silent := s.etcd.Probe(s.lease.Ctx); silent && time.Since(refreshed) > s.lease.TTL/2 {
+			refreshed = time.Now()
 			for _, l := range s.allLists() {
 				l.Refresh()
 			}

@@ -16,8 +16,8 @@ import (
 // keys of a Multi that makes about half of the 128 operations that etcd allows in a txn.
 const maxLooked = 32
 
-// leaving puts the entry on the session's list of those to be removed. next are the entries of the session behind it. now says that somebody
-// of another session may have the lock then.
+// leaving puts the entry on the session's list of those to be removed. next are the entries of the session behind it.
+// now says that somebody of another session may have the lock then.
 func (e *entry) leaving(next []queue.Entry, now bool) *settle.Leaving {
 	return e.s.removals.Add(e.name, &settle.Leaving{Keys: e.allKeys(), Rev: e.rev, Next: next, Now: now, Removed: func(r settle.Removal) {
 		e.delist(&r)
