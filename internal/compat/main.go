@@ -30,9 +30,10 @@ import (
 	"runtime"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 )
 
 const (
@@ -87,33 +88,29 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 			return err
 		}
 	}
-	var results []result
-	var failed error
-	for _, b := range builds {
-		// Run both sizes at once, because the tests wait most of the time.
-		both, errs := make([]result, len(sizes)), make([]error, len(sizes))
-		var wg sync.WaitGroup
-		for i, members := range sizes {
-			wg.Go(func() {
-				both[i], errs[i] = try(ctx, suites, b, filepath.Join(dir, fmt.Sprint(b.name, "-", members)), members)
-			})
-		}
-		wg.Wait()
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
-		for i, r := range both {
-			if errs[i] != nil {
-				failed = errors.Join(failed, fmt.Errorf("%s, members: %d: %w", b.name, sizes[i], errs[i]))
-				fmt.Printf("%s, members: %d: FAILED\n", b.name, sizes[i])
-				continue
+	results, errs := make([]result, len(builds)*len(sizes)), make([]error, len(builds)*len(sizes))
+	var running errgroup.Group
+	running.SetLimit(atOnce)
+	for i := range results {
+		b, members := builds[i/len(sizes)], sizes[i%len(sizes)]
+		running.Go(func() error {
+			r, err := try(ctx, suites, b, filepath.Join(dir, fmt.Sprint(b.name, "-", members)), members)
+			if err != nil {
+				errs[i] = fmt.Errorf("%s, members: %d: %w", b.name, members, err)
+				fmt.Printf("%s, members: %d: FAILED\n", b.name, members)
+				return nil // the others go on
 			}
+			results[i] = r
 			fmt.Printf("etcd %s, members: %d: %d tests passed in %v\n", r.version, r.members, r.passed, r.took.Round(time.Second))
-		}
-		results = append(results, both...)
+			return nil
+		})
 	}
-	if failed != nil || file == "" {
-		return failed
+	_ = running.Wait() // see errs
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := errors.Join(errs...); err != nil || file == "" {
+		return err
 	}
 	text, err := document(ctx, servers, results)
 	if err != nil {
@@ -121,6 +118,9 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 	}
 	return os.WriteFile(file, []byte(text), 0o644)
 }
+
+// atOnce is how many runs of the tests there are at the same time: they wait more than they compute.
+const atOnce = 3
 
 // sizes are the numbers of members of the clusters that each build is tested in.
 var sizes = []int{1, 3}
