@@ -82,6 +82,14 @@ func onStage(t *testing.T, play func(*stage)) {
 	})
 }
 
+// requireForgotten requires that the session forgets its lists and watches when they are not used for a while.
+func (st *stage) requireForgotten() {
+	<-time.After(time.Second / 2)
+	synctest.Wait()
+	require.Empty(st, st.s.lists)
+	require.Empty(st, st.f.Watches())
+}
+
 // remote is another session.
 func (st *stage) remote() *Session {
 	s := st.f.session(6)
@@ -187,9 +195,8 @@ func TestHandOver_AtOnce(t *testing.T) {
 		st.requireOut(third)
 		ho.Release()
 		st.wait(third).Release()
-		synctest.Wait()
+		st.requireForgotten()
 		require.Empty(st, st.f.entries("a/"))
-		require.Empty(st, st.s.lists)
 		require.Empty(st, st.s.only)
 	})
 }

@@ -189,12 +189,19 @@ func (e *entry) delist(r *settle.Removal) {
 func (e *entry) delistLocked() {
 	s := e.s
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if s.only[e.name] == e {
 		delete(s.only, e.name)
 	}
-	if l := s.lists[e.name]; l != nil && l.Empty() {
-		delete(s.lists, e.name)
+	s.mu.Unlock()
+	s.forgetList(e.name)
+}
+
+// forgetList forgets the list of a name, if nobody needs it any more.
+func (s *Session) forgetList(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.lists[name]; l != nil && l.Empty() {
+		delete(s.lists, name)
 	}
 }
 

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -45,9 +46,7 @@ func inCrowd(t *testing.T, others, waiters int, play func(*crowd)) {
 			c.tickets = append(c.tickets, st.ticket(st.mutex().Enqueue))
 		}
 		play(c)
-		synctest.Wait()
-		require.Empty(st, st.s.lists)
-		require.Zero(st, len(st.f.Watches()))
+		st.requireForgotten()
 	})
 }
 
@@ -92,6 +91,41 @@ func TestWaitlist_TwoAsk(t *testing.T) {
 			})
 		}
 	}
+}
+
+// Sessions of which each takes the lock when the others had it write and remove their entries, and ask nothing: the
+// watch of each stays from turn to turn, until it was not used for a while.
+func TestWaitlist_TurnByTurn(t *testing.T) {
+	onStage(t, func(st *stage) {
+		var asked []string
+		st.seen = func(what string) {
+			if !strings.HasSuffix(what, ".") { // which is the reply
+				asked = append(asked, what)
+			}
+		}
+		turn := func() []string {
+			asked = nil
+			st.f.Write("a/1")
+			st.f.Write("a/2")
+			tk := st.ticket(st.mutex().Enqueue)
+			st.f.Remove("a/1")
+			st.requireOut(tk)
+			st.f.Remove("a/2")
+			require.NoError(st, st.wait(tk).Unlock(st.Context()))
+			return asked
+		}
+		first := []string{"Txn", "Watch", "Txn"}
+		require.Equal(st, first, turn())
+		for range 20 {
+			<-time.After(90 * time.Millisecond)
+			require.Len(st, st.f.Watches(), 1)
+			require.Equal(st, []string{"Txn", "Txn"}, turn())
+		}
+		st.requireForgotten()
+		require.Equal(st, first, turn())
+		require.NoError(st, st.lock(st.mutex().Lock).Unlock(st.Context())) // its listing shows that it is alone
+		st.requireForgotten()
+	})
 }
 
 // Whoever gives up, in whatever way, has the next one go on.

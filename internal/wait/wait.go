@@ -21,7 +21,8 @@ import (
 //     one exception: while entries of the list hand the lock to each other, the third one reads in advance.
 //  2. The first two read what blocks them, unless the list knows that. If writers of at most waitlist.Lookahead
 //     sessions are before it, the entry waits for all of them; otherwise for the one whose removal leaves so many.
-//  3. They open a watch on these blockers from now, and verify that the blockers were there when the watch began.
+//  3. They open a watch on these blockers from now, and verify that the blockers were there when the watch began. In a
+//     short queue the watch is on all of it, and stays for the entries to come: these need neither.
 //  4. When the blockers are gone, and nothing else is below, the entry has the lock. If an entry of the same list
 //     has the lock before it, it has the lock as soon as that one gives it back.
 //
@@ -55,6 +56,8 @@ type Waits struct {
 	// GuardAfter is how long an entry waits for others of its list until it watches them: see waitlist.Entry.Guard.
 	GuardAfter time.Duration
 	Opened     func() // is called when a watch was opened
+	// Expired is called when the list of a name keeps no watch any more, to which nobody listened.
+	Expired func(name string)
 	// Gone reports whether an entry is gone that is taken together with this one.
 	Gone     func(own *waitlist.Entry) bool
 	EndError func(ctx context.Context) error // the error of a wait whose ctx has ended
@@ -119,8 +122,30 @@ func (ws *Waits) start(ctx context.Context, own *waitlist.Entry) (*waiter, conte
 
 func (w *waiter) stop() {
 	w.outage.Stop(false)
-	closeAll(w.own.Stop())
+	closing, expires := w.own.Stop()
+	closeWatch(closing)
+	if expires {
+		w.expire(w.own)
+	}
 	w.unbind()
+}
+
+// keepFor is how long, up to twice, a list keeps a watch to which nobody listens. A session that takes a lock again
+// and again then needs no watch and no reading for that. It is longer than most holds of such a lock, and short to
+// a person.
+const keepFor = 100 * time.Millisecond
+
+// expire has the list of the entry close the watch that it keeps, after a while in which nobody used it.
+func (ws *Waits) expire(own *waitlist.Entry) {
+	time.AfterFunc(keepFor, func() {
+		closing, again := own.Expire()
+		closeWatch(closing)
+		if again {
+			ws.expire(own)
+		} else {
+			ws.Expired(own.Name())
+		}
+	})
 }
 
 // advance does what the list says until the entry has the lock or has to wait.
@@ -234,12 +259,12 @@ func (w *waiter) open(ctx context.Context, step *waitlist.Step) (err error) {
 }
 
 func (w *waiter) unwatch(broken bool) {
-	closeAll(w.own.Close(broken))
+	closeWatch(w.own.Close(broken))
 	w.watch = nil
 }
 
-func closeAll(watches []*waitlist.Watch) {
-	for _, c := range watches {
-		c.Owner.(*etcd.Watch).Close()
+func closeWatch(w *waitlist.Watch) {
+	if w != nil {
+		w.Owner.(*etcd.Watch).Close()
 	}
 }

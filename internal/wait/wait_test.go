@@ -32,10 +32,11 @@ import (
 type scene struct {
 	*testing.T
 	*Waits
-	f      *fakeetcd.Server
-	l      *waitlist.List
-	lost   []*waitlist.Entry
-	opened int
+	f       *fakeetcd.Server
+	l       *waitlist.List
+	lost    []*waitlist.Entry
+	opened  int
+	expired atomic.Int32
 
 	mu    sync.Mutex // guards what follows
 	steps []string   // the requests and watches that were asked for
@@ -56,7 +57,8 @@ func play(t *testing.T, do func(*scene)) {
 		client.KV, client.Watcher, s.close = clientv3.NewKVFromKVClient(s.f, client), s.f, stop
 		s.Waits = &Waits{
 			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
-			Gone: func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
+			Expired: func(string) { s.expired.Add(1) },
+			Gone:    func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
 			Lost: func(lost []*waitlist.Entry, _ int64) { s.lost = append(s.lost, lost...) },
 		}
 		s.Life, s.end = context.WithCancelCause(context.Background())
@@ -111,6 +113,12 @@ func (s *scene) leaves(e *waitlist.Entry, key string) {
 	e.Removed(s.f.Write("x"), true, nil, nil)
 }
 
+// idle has time pass until no watch is kept to which nobody listens.
+func (s *scene) idle() {
+	<-time.After(2 * keepFor)
+	synctest.Wait()
+}
+
 func TestWait_Grant(t *testing.T) {
 	play(t, func(s *scene) {
 		bound := &counted{Context: s.Life}
@@ -124,6 +132,11 @@ func TestWait_Grant(t *testing.T) {
 		s.f.Remove("a/1")
 		s.grants(ended)
 		require.Equal(s, []string{"Watch"}, s.asked())
+		require.Len(s, s.f.Watches(), 1, "it is kept for a while")
+		require.Zero(s, s.expired.Load())
+		s.idle()
+		require.Empty(s, s.f.Watches())
+		require.EqualValues(s, 1, s.expired.Load())
 		require.Zero(s, bound.n.Load(), "nothing hangs on Life any more")
 	})
 }
@@ -183,7 +196,9 @@ func TestWait_OneWatch(t *testing.T) {
 				}
 				return step(ctx, what)
 			}
-			s.f.Write("a/1")
+			for i := range waitlist.ManyShare + 1 {
+				s.f.Write(fmt.Sprintf("a/%x", 0x10+i))
+			}
 			e := s.enqueue("a/5")
 			s.f.Write("x") // so that the waiter reads behind its watch
 			go func() { _ = s.Wait(context.WithValue(s.Context(), first{}, true), e) }()
@@ -267,7 +282,7 @@ func TestWait_Ends(t *testing.T) {
 				c.end(s, cancel)
 				require.ErrorIs(s, <-ended, c.want)
 				require.LessOrEqual(s, time.Since(start), 2*etcd.RetryMin)
-				synctest.Wait()
+				s.idle()
 				require.Empty(s, s.f.Watches())
 			})
 		})

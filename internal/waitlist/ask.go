@@ -20,7 +20,8 @@ const (
 	// downLimit is how many keys a reading downward shows at first: a writer's own two, the two
 	// each of the writers that are near, and of one more, and one to know that these are all.
 	downLimit = 2 + 2*(Lookahead+1) + 1
-	// upLimit is how many a reading upward does, for all of the list that are among them.
+	// upLimit is how many a reading upward does, for all of the list that are among them; and one downward
+	// behind a watch on all of the queue, which few enter.
 	upLimit = 64
 )
 
@@ -139,6 +140,8 @@ func (e *Entry) readLocked() Step {
 			s.Min = min(s.Min, l.places[others].Rev)
 		}
 		return s
+	case !e.noLimit && l.wide != nil: // it waits for all of them
+		s.Limit = upLimit
 	case !e.noLimit:
 		s.Limit = downLimit
 	}

@@ -121,11 +121,11 @@ func TestToldDuringAReading(t *testing.T) {
 		for i := range during {
 			first.Heard([]Deletion{{before[i].Key, int64(301 + i)}})
 		}
-		second.Saw(&s, s.Listing(300, all, false, 200, nil))
+		second.Saw(&s, s.Listing(300, all, false, 20, nil))
 		if during > maxTold { // it does not remember so many
 			s = second.Next()
 			require.Equal(t, Read, s.Do)
-			second.Saw(&s, s.Listing(s.At, all[during:], false, 200, nil))
+			second.Saw(&s, s.Listing(s.At, all[during:], false, 20, nil))
 		}
 		at := int64(301 + during)
 		for _, q := range before[during:] {
@@ -183,7 +183,7 @@ func TestLeftSince(t *testing.T) {
 	require.Equal(t, Grant, e.Next().Do)
 }
 
-// The watch on all of the queue stays between turns, and is closed with the last waiter.
+// The watch on all of the queue stays between turns.
 func TestWideWatchStays(t *testing.T) {
 	l := New("a")
 	other := queue.Entry{Key: "a/7", Rev: 2}
@@ -199,11 +199,86 @@ func TestWideWatchStays(t *testing.T) {
 	require.Equal(t, Step{}, first.Next())
 	first.Heard([]Deletion{{"a/7", 8}})
 	require.Equal(t, Grant, first.Next().Do)
-	require.Empty(t, first.Stop())
+	closing, expires := first.Stop()
+	require.Nil(t, closing)
+	require.True(t, expires)
 	s = second.Next()
 	require.Equal(t, Adopt, s.Do)
 	require.Same(t, w, s.Keep)
-	require.Equal(t, []*Watch{w}, second.Stop())
+}
+
+// It is kept for the entries to come: one that enters the queue needs no reading then.
+func TestWideWatchIsKept(t *testing.T) {
+	l := New("a")
+	w := &Watch{From: "a/0", To: "a/s", At: 6}
+	turn := func(rev int64) (expires bool) {
+		e := l.Register(nil, keyspace.Exclusive, "a/5")
+		other := queue.Entry{Key: "a/7", Rev: rev - 2}
+		e.Enqueued(rev, listing(rev-1, other))
+		s := e.Next()
+		if rev == 5 {
+			require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
+			e.Opened(w)
+			s = e.Next()
+			e.Saw(&s, s.Listing(6, []queue.Entry{other, {Key: "a/5", Rev: rev}}, false, 2, nil))
+		} else {
+			require.Equal(t, Step{Do: Adopt, Keep: w}, s)
+		}
+		require.Equal(t, Step{}, e.Next())
+		e.Heard([]Deletion{{"a/5", rev - 1}, {"a/7", rev + 2}})
+		require.Equal(t, Grant, e.Next().Do)
+		closing, expires := e.Stop()
+		require.Nil(t, closing)
+		e.Leave(false)
+		e.Removed(rev+4, true, nil, nil)
+		require.False(t, l.Empty())
+		return expires
+	}
+	require.True(t, turn(5))
+	e := &Entry{l: l}
+	for i := range int64(2) { // who calls Expire goes on as long as somebody uses it
+		require.False(t, turn(15+10*i))
+		closing, again := e.Expire()
+		require.Nil(t, closing)
+		require.True(t, again)
+	}
+	closing, again := e.Expire()
+	require.Same(t, w, closing)
+	require.False(t, again)
+	require.True(t, l.Empty())
+	require.Empty(t, l.watches)
+}
+
+// It is not kept, nor opened for one that waits, if that would have too many clients hear of each release, and
+// nobody closes it while it is in use.
+func TestWideWatchOfFew(t *testing.T) {
+	others := func(n int) (qs []queue.Entry) {
+		for i := range n {
+			qs = append(qs, queue.Entry{Key: fmt.Sprintf("a/6-%x", i+1), Rev: int64(i + 1)})
+		}
+		return qs
+	}
+	for n, wide := range map[int]bool{ManyShare: true, ManyShare + 1: false} {
+		l := New("a")
+		e := l.Register(nil, keyspace.Exclusive, "a/5")
+		e.Enqueued(50, listing(49, others(n)...))
+		require.Equal(t, wide, e.Next().To == "a/s", n)
+	}
+	for n, kept := range map[int]bool{2 * ManyShare: true, 2*ManyShare + 1: false} {
+		l := New("a")
+		e := l.Register(nil, keyspace.Exclusive, "a/5")
+		e.Enqueued(50, listing(49, others(1)...))
+		w := &Watch{From: "a/0", To: "a/s", At: 60}
+		e.Opened(w)
+		_, again := e.Expire()
+		require.False(t, again)
+		s := Step{}
+		e.Saw(&s, &Listing{At: 60, Low: 1, High: 60, Shared: true, Keys: []queue.Entry{{Key: "a/5", Rev: 50}}, Size: int64(n)})
+		require.Equal(t, Grant, e.Next().Do)
+		closing, expires := e.Stop()
+		require.Equal(t, kept, expires, n)
+		require.Equal(t, kept, closing == nil, n)
+	}
 }
 
 // A downgrade lets nobody in whom its request has not looked for, before somebody has.

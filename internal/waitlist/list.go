@@ -44,6 +44,8 @@ type List struct {
 	watches  []*Watch
 	wide     *Watch // the one on all of the queue, for all of the list: it stays between turns
 	spare    bool   // nobody listens to it
+	used     bool   // somebody has since Expire was last called
+	expires  bool   // Expire is to be called
 	front    [3]*Entry
 	changed  bool   // the front may have something to do
 	reader   *Entry // it reads upward, for all: one of them at a time
@@ -217,11 +219,11 @@ func (e *Entry) BehindLeft() bool {
 	return over
 }
 
-// Empty reports whether the list has no entry, so that it can be dropped.
+// Empty reports whether the list has no entry and keeps no watch, so that it can be dropped.
 func (l *List) Empty() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.keys) == 0
+	return len(l.keys) == 0 && !l.expires
 }
 
 // grantLocked grants what is entitled, the front-most first, and wakes those who have something

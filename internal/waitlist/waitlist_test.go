@@ -37,6 +37,11 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 			w.fail("%s at %d is forgotten in %v", a.name, a.rev, w.state())
 		}
 	}
+	for range 2 {
+		if w.kept != nil {
+			w.expire()
+		}
+	}
 	if !w.l.Empty() || w.l.wide != nil || len(w.l.watches) > 0 {
 		w.fail("the list keeps %v, %v", w.l.keys, w.l.watches)
 	}
@@ -62,8 +67,19 @@ func (w *world) happen() {
 				w.downgrade(a)
 			}
 		}
+	case n == 8 && w.kept != nil:
+		w.expire()
 	case len(w.own) > 0:
 		w.advance(w.own[w.choose(len(w.own))])
+	}
+}
+
+// expire has the list close the watch that it keeps, if nobody has used it.
+func (w *world) expire() {
+	closing, again := w.kept.e.Expire()
+	w.logf("%s expires, a watch is closed %t, again %t", w.kept.name, closing != nil, again)
+	if !again {
+		w.kept = nil
 	}
 }
 

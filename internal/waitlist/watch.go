@@ -44,47 +44,67 @@ func (e *Entry) Opened(w *Watch) {
 }
 
 // Close says that the entry does not listen to its watch any more, since it is broken or not what
-// Next says. It returns what is to be closed: not a watch that is kept for an entry that adopts it.
-func (e *Entry) Close(broken bool) []*Watch {
+// Next says. It returns the watch if it is to be closed, and not kept for an entry that adopts it.
+func (e *Entry) Close(broken bool) (closing *Watch) {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
 	return e.closeLocked(broken)
 }
 
-// Stop is Close for an entry that nobody waits for any more.
-func (e *Entry) Stop() []*Watch {
-	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+// Stop is Close for an entry that nobody waits for any more. expires says that a watch is kept: Expire is to be called
+// after a while.
+func (e *Entry) Stop() (closing *Watch, expires bool) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	e.idle = true
 	e.readOverLocked()
-	return e.closeLocked(false)
+	closing = e.closeLocked(false)
+	expires = l.spare && !l.expires
+	l.expires = l.expires || expires
+	return closing, expires
 }
 
-func (e *Entry) closeLocked(broken bool) (closing []*Watch) {
+// Expire returns the watch that is kept, to be closed, if nobody has listened to it since Expire was last called. again
+// says to call it once more, after the same time.
+func (e *Entry) Expire() (closing *Watch, again bool) {
+	l := e.l
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	again = l.spare && l.used
+	if l.spare && !again {
+		closing = l.wide
+		l.closedLocked(closing)
+	}
+	l.used, l.expires = false, again
+	return closing, again
+}
+
+func (e *Entry) closeLocked(broken bool) (closing *Watch) {
 	l, w := e.l, e.watch
 	e.watch = nil
 	switch {
 	case w == nil:
-	case w != l.wide:
-		closing = append(closing, w)
-	case broken:
-		closing, l.wide, l.changed = append(closing, w), nil, true
+	case w == l.wide && !broken && l.shareLocked(2*ManyShare):
+		l.spare, l.used, l.changed = true, true, true
 	default:
-		l.spare, l.changed = true, true
-	}
-	if l.spare && l.frontLocked()[0] == nil {
-		closing, l.wide, l.spare = append(closing, l.wide), nil, false
-	}
-	for _, w := range closing {
-		l.watches = slices.DeleteFunc(l.watches, func(o *Watch) bool { return o == w })
-		for i := range l.places { // what it would have told of
-			if p := &l.places[i]; w.tells(p.Key, p.seen) {
-				p.seen = max(p.seen, w.upTo)
-			}
-		}
+		closing = w
+		l.closedLocked(w)
 	}
 	l.grantLocked()
 	return closing
+}
+
+func (l *List) closedLocked(w *Watch) {
+	l.watches = slices.DeleteFunc(l.watches, func(o *Watch) bool { return o == w })
+	if w == l.wide {
+		l.wide, l.spare, l.changed = nil, false, true
+	}
+	for i := range l.places { // what it would have told of
+		if p := &l.places[i]; w.tells(p.Key, p.seen) {
+			p.seen = max(p.seen, w.upTo)
+		}
+	}
 }
 
 // Awaited are keys that the watches of the list are to tell of.
@@ -208,15 +228,19 @@ func (l *List) trackedLocked(p *place) bool {
 	return slices.ContainsFunc(l.watches, func(w *Watch) bool { return w.tells(p.Key, p.seen) })
 }
 
-// manyShare: a session whose entries are at least an eighth of a queue watches all of it. That bounds
-// to how many clients etcd tells each release: a watch of one waiter is told of hardly
-// any but the one that it waits for.
-const manyShare = 8
+// ManyShare: a session whose entries are at least an eighth of a queue watches all of it, and keeps that watch for its
+// next entries. Then what an entry's txn shows suffices, and the entry needs neither a watch nor a reading of its own. The
+// share bounds to how many clients etcd tells each release: a narrow watch is told of hardly any but the one that its
+// entry waits for.
+const ManyShare = 8
 
-// manyLocked reports whether several of the list wait, and are a good part of the queue.
+// manyLocked reports whether the list is known to have a good part of the queue, or has several that wait.
 func (l *List) manyLocked() bool {
-	return l.frontLocked()[1] != nil && int64(len(l.keys))*manyShare >= l.size
+	return (l.size > 0 || l.frontLocked()[1] != nil) && l.shareLocked(ManyShare)
 }
+
+// shareLocked reports whether one in so many of the queue's keys, or more, is the list's.
+func (l *List) shareLocked(n int64) bool { return int64(len(l.keys))*n >= l.size }
 
 // allLocked is the range of all entries.
 func (l *List) allLocked() (from, to string) {

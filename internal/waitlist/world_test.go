@@ -22,6 +22,7 @@ type world struct {
 	own    []*actor
 	others []place
 	used   map[string]bool // keys of the session that are not free
+	kept   *actor          // that is to call Expire
 	limit  int             // of every listing
 	mercy  bool            // nothing bad happens any more
 	log    []string
@@ -279,10 +280,11 @@ func (w *world) releaseNext(a *actor, next []queue.Entry) {
 }
 
 func (w *world) stop(a *actor) {
-	for range a.e.Stop() {
-		w.logf("%s stops, a watch is closed", a.name)
+	closing, expires := a.e.Stop()
+	w.logf("%s stops, a watch is closed %t, one is kept %t", a.name, closing != nil, expires)
+	if a.watch = nil; expires {
+		w.kept = a
 	}
-	a.watch = nil
 }
 
 // attend has the owner of a part come to it, or not yet. It may be granted before that, or found to be gone.
@@ -351,14 +353,10 @@ func (w *world) step(a *actor) {
 		}
 		a.watch = s.Keep.Owner.(*openWatch)
 	case Drop:
-		for range a.e.Close(false) {
-			w.logf("%s drops its watch", a.name)
-		}
+		w.logf("%s drops its watch, it is closed %t", a.name, a.e.Close(false) != nil)
 		a.watch = nil
 	case Open:
-		for range a.e.Close(false) {
-			w.logf("%s closes its watch", a.name)
-		}
+		w.logf("%s opens another watch, one is closed %t", a.name, a.e.Close(false) != nil)
 		a.watch = nil
 		if w.choose(8) == 0 && !w.mercy {
 			a.next = func() { a.next = nil; a.e.Fail() }
