@@ -249,6 +249,50 @@ func TestWideWatchIsKept(t *testing.T) {
 	require.Empty(t, l.watches)
 }
 
+// It is given up if it tells of much else, since locks are busy whose names are nested in this one; not if that is little
+// beside what it tells of this one.
+func TestWideWatchIsNoisy(t *testing.T) {
+	nested := func(n int) (ds []Deletion) {
+		for i := range n {
+			ds = append(ds, Deletion{"a/b/1", int64(100 + i)})
+		}
+		return ds
+	}
+	for _, between := range []bool{false, true} {
+		l := New("a")
+		other := queue.Entry{Key: "a/7", Rev: 2}
+		e := l.Register(nil, keyspace.Exclusive, "a/5")
+		e.Enqueued(5, listing(4, other))
+		e.Opened(&Watch{From: "a/0", To: "a/s", At: 4})
+		e.Heard(nested(maxForeign))
+		if between {
+			e.Heard([]Deletion{{"a/8", 200}})
+		}
+		require.Equal(t, Step{}, e.Next())
+		e.Heard(nested(1))
+		if between {
+			require.Equal(t, Step{}, e.Next())
+			continue
+		}
+		require.Equal(t, Drop, e.Next().Do)
+		require.NotNil(t, e.Close(false))
+		s := e.Next()
+		require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, s)
+		e.Opened(&Watch{From: s.From, To: s.To, At: 300})
+		s = e.Next()
+		e.Saw(&s, s.Listing(300, []queue.Entry{other, {Key: "a/5", Rev: 5}}, false, 2, nil))
+		e.Heard([]Deletion{{"a/7", 301}})
+		require.Equal(t, Grant, e.Next().Do)
+		closing, expires := e.Stop()
+		require.NotNil(t, closing)
+		require.False(t, expires)
+		e.Leave(false)
+		e = l.Register(nil, keyspace.Exclusive, "a/5-1")
+		e.Enqueued(401, listing(400, queue.Entry{Key: "a/7", Rev: 399}))
+		require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, e.Next(), "it is not tried again soon")
+	}
+}
+
 // It is not kept, nor opened for one that waits, if that would have too many clients hear of each release, and
 // nobody closes it while it is in use.
 func TestWideWatchOfFew(t *testing.T) {

@@ -44,6 +44,7 @@ type List struct {
 	watches  []*Watch
 	wide     *Watch // the one on all of the queue, for all of the list: it stays between turns
 	spare    bool   // nobody listens to it
+	foreign  int    // see weighLocked
 	used     bool   // somebody has since Expire was last called
 	expires  bool   // Expire is to be called
 	front    [3]*Entry

@@ -95,7 +95,7 @@ func (e *Entry) Next() Step {
 	complete := l.completeLocked(e)
 	clear := complete && !e.mustRead && !l.behindOthersLocked(e)
 	switch {
-	case e.watch != nil && (e != front[0] && e != front[1] || l.wide != nil && !l.spare && e.watch != l.wide):
+	case e.watch != nil && (e != front[0] && e != front[1] || l.wide != nil && !l.spare && e.watch != l.wide || e.watch == l.wide && l.noisyLocked()):
 		return Step{Do: Drop}
 	case e == front[0] && l.spare:
 		e.closeLocked(false) // whoever adopts closes the one that it has

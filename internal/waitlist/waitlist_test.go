@@ -92,6 +92,13 @@ func (w *world) otherComes() {
 	if n := w.choose(4); n > 0 {
 		key = fmt.Sprintf("%s-%d", key, n) // several of one session follow each other
 	}
+	if w.choose(8) == 0 { // keys of a lock whose name is nested in this one
+		for range 1 + w.choose(2)*maxForeign {
+			w.write(func(s map[string]int64, rev int64) { s["a/b/1"] = rev })
+			w.remove("a/b/1")
+		}
+		return
+	}
 	if _, there := w.state()[key]; there {
 		return
 	}

@@ -85,7 +85,7 @@ func (e *Entry) closeLocked(broken bool) (closing *Watch) {
 	e.watch = nil
 	switch {
 	case w == nil:
-	case w == l.wide && !broken && l.shareLocked(2*ManyShare):
+	case w == l.wide && !broken && l.shareLocked(2*ManyShare) && !l.noisyLocked():
 		l.spare, l.used, l.changed = true, true, true
 	default:
 		closing = w
@@ -172,6 +172,7 @@ func (e *Entry) Heard(deletions []Deletion) (lost []*Entry) {
 		}
 		e.watch.upTo = max(e.watch.upTo, d.Rev)
 		l.rememberLocked(d)
+		l.weighLocked(d.Key)
 	}
 	l.grantLocked()
 	return lost
@@ -189,6 +190,25 @@ func (l *List) rememberLocked(d Deletion) {
 	}
 	l.told[d.Key] = max(l.told[d.Key], d.Rev)
 }
+
+// maxForeign is how many more foreign keys than entries the watch on all of the queue may tell of. Locks whose names are
+// nested in this one may be busy while nothing happens to this one.
+const maxForeign = 64
+
+// weighLocked takes note of whether a deletion was of an entry of the queue.
+func (l *List) weighLocked(key string) {
+	switch {
+	case keyspace.KindOf(l.name, key) != keyspace.Foreign:
+		l.foreign = max(0, l.foreign-1)
+	case l.foreign < maxForeign:
+		l.foreign++
+	default:
+		l.foreign = 2 * maxForeign // so that it is not tried again soon
+	}
+}
+
+// noisyLocked reports whether a watch on all of the queue tells of too much else.
+func (l *List) noisyLocked() bool { return l.foreign > maxForeign }
 
 // tells reports whether the watch would have told if a key that was there at revision seen had
 // been deleted.
@@ -236,7 +256,7 @@ const ManyShare = 8
 
 // manyLocked reports whether the list is known to have a good part of the queue, or has several that wait.
 func (l *List) manyLocked() bool {
-	return (l.size > 0 || l.frontLocked()[1] != nil) && l.shareLocked(ManyShare)
+	return (l.size > 0 || l.frontLocked()[1] != nil) && l.shareLocked(ManyShare) && !l.noisyLocked()
 }
 
 // shareLocked reports whether one in so many of the queue's keys, or more, is the list's.
