@@ -248,10 +248,10 @@ func (l *List) trackedLocked(p *place) bool {
 	return slices.ContainsFunc(l.watches, func(w *Watch) bool { return w.tells(p.Key, p.seen) })
 }
 
-// ManyShare: a session whose entries are at least an eighth of a queue watches all of it, and keeps that watch for its
-// next entries. Then what an entry's txn shows suffices, and the entry needs neither a watch nor a reading of its own. The
-// share bounds to how many clients etcd tells each release: a narrow watch is told of hardly any but the one that its
-// entry waits for.
+// ManyShare is how many times its own keys a queue has, at most, of which a session watches all, and keeps that watch
+// for its next entries. Then what an entry's txn shows suffices, and the entry needs neither a watch nor a reading of
+// its own. It bounds to how many clients etcd tells each release: a narrow watch is told of hardly any but the one
+// that its entry waits for.
 const ManyShare = 8
 
 // manyLocked reports whether the list is known to have a good part of the queue, or has several that wait.
