@@ -131,8 +131,7 @@ func (w *waiter) stop() {
 }
 
 // keepFor is how long, up to twice, a list keeps a watch to which nobody listens. A session that takes a lock again
-// and again then needs no watch and no reading for that. It is longer than most holds of such a lock, and short to
-// a person.
+// and again then needs no watch and no reading for that.
 const keepFor = 100 * time.Millisecond
 
 // expire has the list of the entry close the watch that it keeps, after a while in which nobody used it.

@@ -44,9 +44,9 @@ type List struct {
 	watches  []*Watch
 	wide     *Watch // the one on all of the queue, for all of the list: it stays between turns
 	spare    bool   // nobody listens to it
-	foreign  int    // see weighLocked
 	used     bool   // somebody has since Expire was last called
 	expires  bool   // Expire is to be called
+	foreign  int    // see weighLocked
 	front    [3]*Entry
 	changed  bool   // the front may have something to do
 	reader   *Entry // it reads upward, for all: one of them at a time
