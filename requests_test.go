@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -309,7 +310,7 @@ func TestRequests_FewOfMany(t *testing.T) {
 				mine = append(mine, enqueue(NewMutex(s, name), 1)...)
 				between = append(between, enqueue(other, enqueueReadLimit)...)
 			}
-			w.WaitFor(t, 0, 2)
+			w.WaitFor(t, 0, 1) // of which both in front have a use
 			pass := func(tickets []*Ticket) {
 				for _, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
@@ -556,5 +557,42 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 		require.EqualError(t, err, fmt.Sprintf("etcdlock: %s %q: 3 ahead, held by web1 report[4242] (token %d): context canceled: the caller has gone", op, name, h.Token()))
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, why)
+	}
+}
+
+// Of sessions that take a lock in turn, few are told of each release: up to about eight watch all of the queue, and of more
+// each only what is next to it.
+func TestRequests_EventsOfATurn(t *testing.T) {
+	const turns = 20
+	for sessions, atMost := range map[int]int64{4: 4, 16: 6} {
+		t.Run(fmt.Sprint(sessions), func(t *testing.T) {
+			name := lockName(t)
+			var events atomic.Int64
+			var locks []*Mutex
+			for range sessions {
+				c, w := wiredClient(t, cluster)
+				w.OnRecv(func(_ string, msg any) (bool, error) {
+					if wr, ok := msg.(*pb.WatchResponse); ok {
+						events.Add(int64(len(wr.Events)))
+					}
+					return true, nil
+				})
+				locks = append(locks, NewMutex(unhedged(t, c), name))
+			}
+			var wg sync.WaitGroup
+			for _, m := range locks {
+				wg.Go(func() {
+					for range turns {
+						h, err := m.Lock(testCtx(t))
+						if !assert.NoError(t, err) || !assert.NoError(t, h.Unlock(testCtx(t))) {
+							return
+						}
+					}
+				})
+			}
+			wg.Wait()
+			require.LessOrEqual(t, events.Load(), atMost*turns*int64(sessions))
+			t.Logf("%.1f events a turn", float64(events.Load())/float64(turns*sessions))
+		})
 	}
 }

@@ -98,7 +98,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.removals = settle.NewRemovals(s.lease.Ctx, s.etcd, s.lease.Go, s.lease.WaitError)
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
-		Opened: s.attend, Expired: s.forgetList, Lost: markAllLost, EndError: s.lease.WaitError,
+		Go: s.lease.Go, Opened: s.attend, Lost: markAllLost, EndError: s.lease.WaitError,
 		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*entry).goneBeside() },
 	}
 	s.whom.KV, s.whom.Go = client, s.lease.Go

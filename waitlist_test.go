@@ -128,6 +128,46 @@ func TestWaitlist_TurnByTurn(t *testing.T) {
 	})
 }
 
+// In a queue of more keys each turn costs a watch and a reading, as long as the one before in the queue is the same. The
+// other watch stays between the turns.
+func TestWaitlist_TurnByTurnOfMany(t *testing.T) {
+	onStage(t, func(st *stage) {
+		const others = 2*waitlist.ManyShare - 1
+		key := func(i int) string { return fmt.Sprintf("a/6%x", i) }
+		var asked []string
+		st.seen = func(what string) {
+			if !strings.HasSuffix(what, ".") { // which is the reply
+				asked = append(asked, what)
+			}
+		}
+		turn := func() []string {
+			asked = nil
+			for i := range others {
+				st.f.Write(key(i))
+			}
+			tk := st.ticket(st.mutex().Enqueue)
+			for i := range others {
+				synctest.Wait()
+				require.LessOrEqual(st, len(st.f.Watches()), 2)
+				st.f.Remove(key(i))
+				st.f.Write("x") // time goes on
+			}
+			require.NoError(st, st.wait(tk).Unlock(st.Context()))
+			return asked
+		}
+		first := []string{"Txn", "Watch", "Watch", "pinned Range", "Txn"}
+		require.Equal(st, first, turn())
+		for range 20 {
+			<-time.After(90 * time.Millisecond)
+			require.Len(st, st.f.Watches(), 1)
+			require.Equal(st, []string{"Txn", "Watch", "pinned Range", "Txn"}, turn())
+		}
+		st.requireForgotten()
+		require.Equal(st, first, turn())
+		st.requireForgotten()
+	})
+}
+
 // Whoever gives up, in whatever way, has the next one go on.
 func TestWaitlist_SomeGiveUp(t *testing.T) {
 	for _, gone := range [][]int{{0}, {1}, {2}, {0, 1}, {1, 0}, {1, 3}, {0, 1, 2, 3}, {4}, {0, 1, 2, 3, 4}} {

@@ -18,7 +18,10 @@ type Watch struct {
 	C     clientv3.WatchChan
 	At    int64
 	Close context.CancelFunc
-	by    *Watcher
+	// Closed is closed by Close, and when the watch's life has ended. C is then too, unless a Watcher of the user's
+	// forgets to.
+	Closed <-chan struct{}
+	by     *Watcher
 }
 
 // Heard says that C had something, whatever it was: see Probe.
@@ -70,7 +73,7 @@ func Open(ctx, life context.Context, watcher clientv3.Watcher, key, end string, 
 		cancel()
 		return nil, err
 	}
-	return &Watch{C: ch, At: created.Header.Revision, Close: cancel}, nil
+	return &Watch{C: ch, At: created.Header.Revision, Close: cancel, Closed: wctx.Done()}, nil
 }
 
 // Broken is the error of a watch that ended with wr, nil if it goes on. It is always ErrWatch:

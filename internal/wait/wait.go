@@ -22,7 +22,8 @@ import (
 //  2. The first two read what blocks them, unless the list knows that. If writers of at most waitlist.Lookahead
 //     sessions are before it, the entry waits for all of them; otherwise for the one whose removal leaves so many.
 //  3. They open a watch on these blockers from now, and verify that the blockers were there when the watch began. In a
-//     short queue the watch is on all of it, and stays for the entries to come: these need neither.
+//     short queue the watch is on all of it. That one stays for the entries to come, and so does one on a single key.
+//     An entry that finds the watch that it needs opens and verifies nothing.
 //  4. When the blockers are gone, and nothing else is below, the entry has the lock. If an entry of the same list
 //     has the lock before it, it has the lock as soon as that one gives it back.
 //
@@ -39,7 +40,6 @@ import (
 type waiter struct {
 	*Waits
 	own    *waitlist.Entry
-	watch  *etcd.Watch
 	retry  etcd.Backoff  // after an error that passes
 	outage outage.Outage // for the log
 	unbind func()        // ends the ctx of the wait
@@ -55,9 +55,9 @@ type Waits struct {
 	Outages *outage.Source
 	// GuardAfter is how long an entry waits for others of its list until it watches them: see waitlist.Entry.Guard.
 	GuardAfter time.Duration
-	Opened     func() // is called when a watch was opened
-	// Expired is called when the list of a name keeps no watch any more, to which nobody listened.
-	Expired func(name string)
+	// Go runs f in the background, or returns false if Life is about to end.
+	Go     func(f func(ctx context.Context)) bool
+	Opened func() // is called when a watch was opened
 	// Gone reports whether an entry is gone that is taken together with this one.
 	Gone     func(own *waitlist.Entry) bool
 	EndError func(ctx context.Context) error // the error of a wait whose ctx has ended
@@ -81,10 +81,8 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 		case err != nil:
 		case granted:
 			return nil
-		case w.watch != nil:
-			err = w.await(ctx)
 		default:
-			err = w.awaitTurn(ctx)
+			err = w.await(ctx)
 		}
 		if err == nil {
 			continue
@@ -106,7 +104,6 @@ func (w *waiter) handleErr(ctx context.Context, err error) error {
 	}
 	// An outage of etcd keeps the place in the queue. The waiter then reads the present.
 	w.outage.Start(ctx, err)
-	w.unwatch(true)
 	w.own.Fail()
 	w.pause(ctx)
 	return nil
@@ -122,29 +119,8 @@ func (ws *Waits) start(ctx context.Context, own *waitlist.Entry) (*waiter, conte
 
 func (w *waiter) stop() {
 	w.outage.Stop(false)
-	closing, expires := w.own.Stop()
-	closeWatch(closing)
-	if expires {
-		w.expire(w.own)
-	}
+	w.own.Stop()
 	w.unbind()
-}
-
-// keepFor is how long, up to twice, a list keeps a watch to which nobody listens. A session that takes a lock again
-// and again then needs no watch and no reading for that.
-const keepFor = 100 * time.Millisecond
-
-// expire has the list of the entry close the watch that it keeps, after a while in which nobody used it.
-func (ws *Waits) expire(own *waitlist.Entry) {
-	time.AfterFunc(keepFor, func() {
-		closing, again := own.Expire()
-		closeWatch(closing)
-		if again {
-			ws.expire(own)
-		} else {
-			ws.Expired(own.Name())
-		}
-	})
 }
 
 // advance does what the list says until the entry has the lock or has to wait.
@@ -163,13 +139,8 @@ func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 			err = w.read(ctx, &step)
 		case waitlist.Open:
 			err = w.open(ctx, &step)
-		case waitlist.Drop:
-			w.unwatch(false)
-		case waitlist.Adopt:
-			if w.watch != nil {
-				w.watch.Close()
-			}
-			w.watch = step.Keep.Owner.(*etcd.Watch)
+		case waitlist.Pause:
+			err = step.Err
 		case waitlist.Wait:
 			w.outage.Stop(true)
 			switch {
@@ -184,50 +155,17 @@ func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 	return false, err
 }
 
-// await blocks until something has happened, and takes note of it.
+// await blocks until Next may say something else. Most waiters of a long queue block here.
 func (w *waiter) await(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-w.own.Wake():
 		return nil
-	case wr, ok := <-w.watch.C:
-		w.watch.Heard()
-		return w.handleEvent(&wr, ok)
 	case <-w.guard:
 		w.own.Guard()
 		return nil
 	}
-}
-
-// awaitTurn is await without a watch. Most waiters of a long queue block here, so it is a function of its own: the
-// frame of await has room for an event.
-func (w *waiter) awaitTurn(ctx context.Context) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-w.own.Wake():
-		return nil
-	case <-w.guard:
-		w.own.Guard()
-		return nil
-	}
-}
-
-// handleEvent takes note of what the watch tells: keys were deleted, the only events that open asks for; or the watch
-// ended (no leader, compacted, closed) and may have missed some.
-func (w *waiter) handleEvent(wr *clientv3.WatchResponse, ok bool) error {
-	if len(wr.Events) > 0 {
-		deletions := make([]waitlist.Deletion, 0, len(wr.Events))
-		for _, ev := range wr.Events {
-			deletions = append(deletions, waitlist.Deletion{Key: string(ev.Kv.Key), Rev: ev.Kv.ModRevision})
-		}
-		w.Lost(w.own.Heard(deletions), etcd.Latest(wr))
-	}
-	if w.own.Granted() {
-		return nil // whatever becomes of the watch
-	}
-	return etcd.Broken(wr, ok)
 }
 
 // pause waits before the next attempt, unless the lock is handed over meanwhile. ctx is looked at next.
@@ -244,26 +182,42 @@ func (w *waiter) pause(ctx context.Context) {
 	}
 }
 
-// open opens a watch in place of the one that there is.
-func (w *waiter) open(ctx context.Context, step *waitlist.Step) (err error) {
-	w.unwatch(false)
-	w.watch, err = w.Client.OpenWatch(ctx, w.Life, step.From, step.To, clientv3.WithFilterPut())
+// open opens a watch, for this entry and for those to come.
+func (w *waiter) open(ctx context.Context, step *waitlist.Step) error {
+	on, err := w.Client.OpenWatch(ctx, w.Life, step.From, step.To, clientv3.WithFilterPut())
 	if err != nil {
 		return err
 	}
 	w.Opened()
 	w.retry.Reset()
-	w.own.Opened(&waitlist.Watch{From: step.From, To: step.To, At: w.watch.At, Owner: w.watch})
+	watch := &waitlist.Watch{From: step.From, To: step.To, At: on.At, Close: on.Close}
+	w.own.Opened(watch)
+	w.Go(func(context.Context) { w.follow(on, watch) }) // or Life is about to end, and the watch with it
 	return nil
 }
 
-func (w *waiter) unwatch(broken bool) {
-	closeWatch(w.own.Close(broken))
-	w.watch = nil
-}
-
-func closeWatch(w *waitlist.Watch) {
-	if w != nil {
-		w.Owner.(*etcd.Watch).Close()
+// follow tells the list what a watch tells: keys were deleted, the only events that open asks for; or the watch ended
+// (no leader, compacted, closed) and may have missed some. It ends with the watch, which its list closes, or Life.
+func (ws *Waits) follow(on *etcd.Watch, watch *waitlist.Watch) {
+	defer on.Close()
+	for {
+		var wr clientv3.WatchResponse
+		var ok bool
+		select {
+		case wr, ok = <-on.C:
+		case <-on.Closed:
+		}
+		on.Heard()
+		if len(wr.Events) > 0 {
+			deletions := make([]waitlist.Deletion, 0, len(wr.Events))
+			for _, ev := range wr.Events {
+				deletions = append(deletions, waitlist.Deletion{Key: string(ev.Kv.Key), Rev: ev.Kv.ModRevision})
+			}
+			ws.Lost(watch.Heard(deletions), etcd.Latest(&wr))
+		}
+		if err := etcd.Broken(&wr, ok); err != nil {
+			watch.Broke(err)
+			return
+		}
 	}
 }

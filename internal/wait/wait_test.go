@@ -51,14 +51,15 @@ var errEnded = errors.New("ended")
 func play(t *testing.T, do func(*scene)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		s := &scene{T: t, f: fakeetcd.New(), l: waitlist.New("a")}
+		s := &scene{T: t, f: fakeetcd.New()}
+		s.l = waitlist.New("a", func(string) { s.expired.Add(1) })
 		ctx, stop := context.WithCancel(context.Background())
 		client := clientv3.NewCtxClient(ctx)
 		client.KV, client.Watcher, s.close = clientv3.NewKVFromKVClient(s.f, client), s.f, stop
 		s.Waits = &Waits{
 			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
-			Expired: func(string) { s.expired.Add(1) },
-			Gone:    func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
+			Go:   func(f func(context.Context)) bool { go f(nil); return true },
+			Gone: func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
 			Lost: func(lost []*waitlist.Entry, _ int64) { s.lost = append(s.lost, lost...) },
 		}
 		s.Life, s.end = context.WithCancelCause(context.Background())
@@ -115,7 +116,7 @@ func (s *scene) leaves(e *waitlist.Entry, key string) {
 
 // idle has time pass until no watch is kept to which nobody listens.
 func (s *scene) idle() {
-	<-time.After(2 * keepFor)
+	<-time.After(200 * time.Millisecond)
 	synctest.Wait()
 }
 
@@ -180,11 +181,13 @@ func TestWait_NextAsks(t *testing.T) {
 		first.Leave(false) // and is removed late
 		s.f.Remove("a/1")
 		s.grants(ended)
+		s.idle()
+		require.False(s, s.Client.Watches())
 	})
 }
 
-// A waiter drops its own watch when there is one on all of the queue, also if it is the one that has to listen
-// to that now.
+// The watch of a waiter is closed when another one has opened one on all of the queue, which stays for it, also if that
+// other one gives up.
 func TestWait_OneWatch(t *testing.T) {
 	for _, adopts := range []bool{false, true} {
 		play(t, func(s *scene) {
@@ -208,7 +211,7 @@ func TestWait_OneWatch(t *testing.T) {
 			second := s.enqueue("a/5-1")
 			go func() { _ = s.Wait(ctx, second) }()
 			synctest.Wait()
-			require.Len(s, s.f.Watches(), 2)
+			require.Len(s, s.f.Watches(), 1)
 			if adopts {
 				cancel()
 				synctest.Wait()
@@ -481,7 +484,7 @@ func (s scripted) Watch(context.Context, string, ...clientv3.OpOption) clientv3.
 // One reading shows what is before all parts that still wait.
 func TestWait_Survey(t *testing.T) {
 	play(t, func(s *scene) {
-		b := waitlist.New("b")
+		b := waitlist.New("b", func(string) {})
 		s.f.Write("a/1")
 		at := s.f.Write("b/1")
 		part := func(l *waitlist.List, key, before string) *waitlist.Entry {

@@ -64,9 +64,9 @@ func (e *Entry) askLocked() Step {
 	case !unsure && !slices.ContainsFunc(targets, asked):
 		return Step{} // for the replies of entries of the list, which they probably are
 	}
-	w := e.watchLocked()
 	from, to := e.rangeLocked(targets, deep, unsure)
-	if !w.contains(from, to) {
+	w := e.coveringLocked(from, to)
+	if w == nil {
 		if wide {
 			from, to = l.allLocked()
 		}
@@ -169,7 +169,7 @@ func (e *Entry) readOverLocked() {
 func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	e.readOverLocked()
 	lost = l.applyLocked(seen)
 	e.mustRead = e.mustRead && s.At > 0

@@ -1,9 +1,11 @@
 package waitlist
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -13,13 +15,24 @@ import (
 
 // What random worlds find too seldom.
 
+// newList is a list whose timers go off when the test calls expire.
+func newList() *List {
+	l := New("a", func(string) {})
+	l.after = func(time.Duration, func()) {}
+	return l
+}
+
+func newWatch(from, to string, at int64) *Watch {
+	return &Watch{From: from, To: to, At: at, Close: func() {}}
+}
+
 func listing(at int64, keys ...queue.Entry) *Listing {
 	return &Listing{At: at, Low: 1, High: at, Shared: true, Keys: keys, Size: int64(len(keys))}
 }
 
 // holder is a list with an entry that has the lock, at revision 5.
 func holder(t *testing.T) (l *List, h *Entry) {
-	l = New("a")
+	l = newList()
 	h = l.Register(nil, keyspace.Exclusive, "a/5")
 	h.Enqueued(5, listing(4))
 	require.Equal(t, Grant, h.Next().Do)
@@ -68,11 +81,11 @@ func TestToldBeforeKnown(t *testing.T) {
 	next.Enqueued(12, nil)
 	s := e.Next()
 	require.Equal(t, Open, s.Do)
-	e.Opened(&Watch{From: s.From, To: s.To, At: 12})
+	e.Opened(newWatch(s.From, s.To, 12))
 	s = e.Next()
 	e.Saw(&s, s.Listing(12, []queue.Entry{held5, {Key: "a/7", Rev: 6}, {Key: "a/5-1", Rev: 8}}, true, 5, nil))
 	require.Equal(t, Wait, e.Next().Do)
-	e.Heard([]Deletion{{"a/3", 14}, {"a/7", 15}})
+	e.watch.Heard([]Deletion{{"a/3", 14}, {"a/7", 15}})
 	h.Leave(false)
 	require.Equal(t, Grant, e.Next().Do)
 	l.Saw(&Listing{At: 13, Low: 1, High: 13, Shared: true, Keys: []queue.Entry{held5, {Key: "a/3", Rev: 9}, {Key: "a/5-1", Rev: 8}, {Key: "a/5-2", Rev: 12}}})
@@ -87,8 +100,8 @@ func TestThereWhenTheToldHadGone(t *testing.T) {
 	e, next := l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
 	e.Enqueued(8, listing(7, held5))
 	next.Enqueued(12, nil)
-	e.Opened(&Watch{From: "a/3", To: "a/4", At: 12})
-	e.Heard([]Deletion{{"a/3", 14}})
+	e.Opened(newWatch("a/3", "a/4", 12))
+	e.watch.Heard([]Deletion{{"a/3", 14}})
 	l.Saw(listing(13, held5, queue.Entry{Key: "a/5-1", Rev: 8}, queue.Entry{Key: "a/3", Rev: 9}, queue.Entry{Key: "a/5-2", Rev: 12}))
 	h.Leave(false)
 	require.Equal(t, Grant, e.Next().Do)
@@ -109,17 +122,17 @@ func TestToldDuringAReading(t *testing.T) {
 		return qs
 	}
 	for _, during := range []int{1, maxTold + 1} {
-		l := New("a")
+		l := newList()
 		first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
 		before, between := keys(1, maxTold+2), keys(201, 3)
 		first.Enqueued(200, listing(199, before...))
 		second.Enqueued(300, nil)
-		first.Opened(&Watch{From: "a/0", To: "a/s", At: 300})
+		first.Opened(newWatch("a/0", "a/s", 300))
 		all := slices.Concat(before, []queue.Entry{{Key: "a/5", Rev: 200}}, between, []queue.Entry{{Key: "a/5-1", Rev: 300}})
 		s := second.Next()
 		require.Equal(t, Read, s.Do)
 		for i := range during {
-			first.Heard([]Deletion{{before[i].Key, int64(301 + i)}})
+			first.watch.Heard([]Deletion{{before[i].Key, int64(301 + i)}})
 		}
 		second.Saw(&s, s.Listing(300, all, false, 20, nil))
 		if during > maxTold { // it does not remember so many
@@ -131,17 +144,15 @@ func TestToldDuringAReading(t *testing.T) {
 		for _, q := range before[during:] {
 			require.Equal(t, Step{}, first.Next())
 			require.Equal(t, Step{}, second.Next())
-			first.Heard([]Deletion{{q.Key, at}})
+			first.watch.Heard([]Deletion{{q.Key, at}})
 			at++
 		}
 		require.Equal(t, Grant, first.Next().Do)
 		first.Stop()
 		first.Leave(false)
-		s = second.Next()
-		require.Equal(t, Adopt, s.Do)
 		for _, q := range between {
 			require.Equal(t, Step{}, second.Next())
-			second.Heard([]Deletion{{q.Key, at}})
+			second.watch.Heard([]Deletion{{q.Key, at}})
 			at++
 		}
 		require.Equal(t, Grant, second.Next().Do)
@@ -183,70 +194,160 @@ func TestLeftSince(t *testing.T) {
 	require.Equal(t, Grant, e.Next().Do)
 }
 
-// The watch on all of the queue stays between turns.
-func TestWideWatchStays(t *testing.T) {
-	l := New("a")
-	other := queue.Entry{Key: "a/7", Rev: 2}
-	first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
-	first.Enqueued(5, listing(4, other))
-	second.Enqueued(6, listing(5, other, held5))
-	s := first.Next()
-	require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
-	w := &Watch{From: s.From, To: s.To, At: 6}
-	first.Opened(w)
-	s = first.Next()
-	first.Saw(&s, s.Listing(6, []queue.Entry{other, held5, {Key: "a/5-1", Rev: 6}}, false, 3, nil))
-	require.Equal(t, Step{}, first.Next())
-	first.Heard([]Deletion{{"a/7", 8}})
-	require.Equal(t, Grant, first.Next().Do)
-	closing, expires := first.Stop()
-	require.Nil(t, closing)
-	require.True(t, expires)
-	s = second.Next()
-	require.Equal(t, Adopt, s.Do)
-	require.Same(t, w, s.Keep)
-}
-
-// It is kept for the entries to come: one that enters the queue needs no reading then.
+// The watch on all of the queue is that of all that wait, and of those to come: one that enters the queue needs no
+// reading then.
 func TestWideWatchIsKept(t *testing.T) {
-	l := New("a")
-	w := &Watch{From: "a/0", To: "a/s", At: 6}
-	turn := func(rev int64) (expires bool) {
+	l := newList()
+	w, closed := newWatch("a/0", "a/s", 6), 0
+	w.Close = func() { closed++ }
+	turn := func(rev int64) {
 		e := l.Register(nil, keyspace.Exclusive, "a/5")
 		other := queue.Entry{Key: "a/7", Rev: rev - 2}
 		e.Enqueued(rev, listing(rev-1, other))
-		s := e.Next()
-		if rev == 5 {
+		if s := e.Next(); rev == 5 {
 			require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
 			e.Opened(w)
 			s = e.Next()
 			e.Saw(&s, s.Listing(6, []queue.Entry{other, {Key: "a/5", Rev: rev}}, false, 2, nil))
-		} else {
-			require.Equal(t, Step{Do: Adopt, Keep: w}, s)
 		}
 		require.Equal(t, Step{}, e.Next())
-		e.Heard([]Deletion{{"a/5", rev - 1}, {"a/7", rev + 2}})
+		second := l.Register(nil, keyspace.Exclusive, "a/5-1")
+		second.Enqueued(rev+1, listing(rev, other, queue.Entry{Key: "a/5", Rev: rev}))
+		l.expire() // two rely on it
+		l.expire()
+		w.Heard([]Deletion{{"a/5", rev - 1}, {"a/7", rev + 2}})
 		require.Equal(t, Grant, e.Next().Do)
-		closing, expires := e.Stop()
-		require.Nil(t, closing)
+		e.Stop()
+		l.expire() // one does
+		l.expire()
 		e.Leave(false)
 		e.Removed(rev+4, true, nil, nil)
+		require.Equal(t, Grant, second.Next().Do)
+		second.Stop()
+		second.Leave(false)
+		second.Removed(rev+5, true, nil, nil)
+		require.True(t, l.expires)
 		require.False(t, l.Empty())
-		return expires
+		l.expire() // nobody does, but somebody did
 	}
-	require.True(t, turn(5))
-	e := &Entry{l: l}
-	for i := range int64(2) { // who calls Expire goes on as long as somebody uses it
-		require.False(t, turn(15+10*i))
-		closing, again := e.Expire()
-		require.Nil(t, closing)
-		require.True(t, again)
+	for rev := range int64(3) {
+		turn(5 + 10*rev)
 	}
-	closing, again := e.Expire()
-	require.Same(t, w, closing)
-	require.False(t, again)
+	require.Zero(t, closed)
+	l.expire()
+	require.Equal(t, 1, closed)
 	require.True(t, l.Empty())
-	require.Empty(t, l.watches)
+	require.Empty(t, l.open)
+	w.Broke(errors.New("closed")) // which is no news
+	require.Equal(t, 1, closed)
+}
+
+// So is the watch on the one before in a long queue, since that one comes again under the same key. The watch near the
+// front is not.
+func TestSingleWatchIsKept(t *testing.T) {
+	l := newList()
+	at := int64(0)
+	var opened []*Watch
+	turn := func() (opens int) {
+		e := l.Register(nil, keyspace.Exclusive, "a/5")
+		first := at + 1
+		var others []queue.Entry
+		for i := range int64(2*ManyShare - 1) {
+			others = append(others, queue.Entry{Key: fmt.Sprintf("a/6%x", i), Rev: first + i})
+		}
+		at += 2 * ManyShare
+		mine := queue.Entry{Key: "a/5", Rev: at}
+		e.Enqueued(at, listing(at-1, others...))
+		for s := e.Next(); s.Do != Grant; s = e.Next() {
+			switch s.Do {
+			case Open:
+				opens++
+				opened = append(opened, newWatch(s.From, s.To, at))
+				e.Opened(opened[len(opened)-1])
+				require.LessOrEqual(t, len(l.open), 2)
+			case Read:
+				e.Saw(&s, s.Listing(at, append([]queue.Entry{mine}, others...), false, int64(len(others)+1), nil))
+			default:
+				at++
+				for _, w := range l.open {
+					if w.covers(others[0].Key) {
+						w.Heard([]Deletion{{others[0].Key, at}})
+					}
+				}
+				others = others[1:]
+			}
+		}
+		e.Stop()
+		require.Len(t, l.open, 1)
+		require.Equal(t, "a/6c", l.open[0].From)
+		e.Leave(false)
+		e.Removed(at+1, true, nil, nil)
+		at++
+		return opens
+	}
+	require.Equal(t, 2, turn())
+	require.Equal(t, 1, turn())
+	require.Equal(t, 1, turn())
+	l.expire()
+	l.expire()
+	require.Empty(t, l.open)
+	require.Equal(t, 2, turn())
+}
+
+// Two entries share a watch, if that covers what both wait for. It stays for the second when the first has the lock.
+func TestNarrowWatchIsShared(t *testing.T) {
+	l := newList()
+	others := []queue.Entry{{Key: "a/7", Rev: 2}, {Key: "a/6", Rev: 6}}
+	first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
+	size := func(seen *Listing) *Listing { seen.Size = 100; return seen }
+	first.Enqueued(5, size(listing(4, others[0])))
+	second.Enqueued(8, size(listing(7, others[0], held5, others[1])))
+	s := first.Next()
+	require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, s)
+	w := newWatch(s.From, s.To, 8)
+	first.Opened(w)
+	for _, e := range []*Entry{first, second} {
+		for s = e.Next(); s.Do == Read; s = e.Next() {
+			e.Saw(&s, s.Listing(8, []queue.Entry{others[0], held5, others[1], {Key: "a/5-1", Rev: 8}}, false, 100, nil))
+		}
+		require.Equal(t, Step{}, s)
+	}
+	w.Heard([]Deletion{{"a/7", 9}})
+	require.Equal(t, Grant, first.Next().Do)
+	first.Stop()
+	require.Equal(t, []*Watch{w}, l.open)
+	require.Equal(t, Step{}, second.Next())
+	w.Heard([]Deletion{{"a/6", 10}})
+	first.Leave(false)
+	require.Equal(t, Grant, second.Next().Do)
+	require.Empty(t, l.open)
+}
+
+// A watch that breaks has those that rely on it ask anew, and nobody else.
+func TestWatchBreaks(t *testing.T) {
+	l := newList()
+	other := queue.Entry{Key: "a/7", Rev: 2}
+	first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
+	first.Enqueued(5, listing(4, other))
+	second.Enqueued(6, listing(5, other, held5))
+	w := newWatch("a/0", "a/s", 6)
+	w.Close = func() { t.Error("who has broken it closes it") }
+	first.Opened(w)
+	broken := errors.New("broken")
+	w.Broke(broken)
+	require.Empty(t, l.open)
+	require.Equal(t, Step{Do: Pause, Err: broken}, first.Next())
+	require.Equal(t, Read, first.Next().Do)
+	require.Equal(t, Step{}, second.Next(), "that reading serves both")
+	// Nobody relies on one that is kept.
+	w = newWatch("a/7", "a/7\x00", 6)
+	first.Opened(w)
+	first.Stop()
+	first.Begin()
+	require.Equal(t, []*Watch{w}, l.open)
+	w.Broke(broken)
+	require.Empty(t, l.open)
+	require.Equal(t, Read, first.Next().Do)
 }
 
 // It is given up if it tells of much else, since locks are busy whose names are nested in this one; not if that is little
@@ -259,33 +360,32 @@ func TestWideWatchIsNoisy(t *testing.T) {
 		return ds
 	}
 	for _, between := range []bool{false, true} {
-		l := New("a")
+		l := newList()
 		other := queue.Entry{Key: "a/7", Rev: 2}
 		e := l.Register(nil, keyspace.Exclusive, "a/5")
 		e.Enqueued(5, listing(4, other))
-		e.Opened(&Watch{From: "a/0", To: "a/s", At: 4})
-		e.Heard(nested(maxForeign))
+		e.Opened(newWatch("a/0", "a/s", 4))
+		e.watch.Heard(nested(maxForeign))
 		if between {
-			e.Heard([]Deletion{{"a/8", 200}})
+			e.watch.Heard([]Deletion{{"a/8", 200}})
 		}
 		require.Equal(t, Step{}, e.Next())
-		e.Heard(nested(1))
+		e.watch.Heard(nested(1))
 		if between {
 			require.Equal(t, Step{}, e.Next())
 			continue
 		}
-		require.Equal(t, Drop, e.Next().Do)
-		require.NotNil(t, e.Close(false))
+		require.Empty(t, l.open)
 		s := e.Next()
 		require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, s)
-		e.Opened(&Watch{From: s.From, To: s.To, At: 300})
+		e.Opened(newWatch(s.From, s.To, 300))
 		s = e.Next()
 		e.Saw(&s, s.Listing(300, []queue.Entry{other, {Key: "a/5", Rev: 5}}, false, 2, nil))
-		e.Heard([]Deletion{{"a/7", 301}})
+		e.watch.Heard([]Deletion{{"a/7", 301}})
 		require.Equal(t, Grant, e.Next().Do)
-		closing, expires := e.Stop()
-		require.NotNil(t, closing)
-		require.False(t, expires)
+		e.Stop()
+		require.Empty(t, l.open)
+		require.False(t, l.expires)
 		e.Leave(false)
 		e = l.Register(nil, keyspace.Exclusive, "a/5-1")
 		e.Enqueued(401, listing(400, queue.Entry{Key: "a/7", Rev: 399}))
@@ -303,31 +403,34 @@ func TestWideWatchOfFew(t *testing.T) {
 		return qs
 	}
 	for n, wide := range map[int]bool{ManyShare: true, ManyShare + 1: false} {
-		l := New("a")
+		l := newList()
 		e := l.Register(nil, keyspace.Exclusive, "a/5")
 		e.Enqueued(50, listing(49, others(n)...))
 		require.Equal(t, wide, e.Next().To == "a/s", n)
 	}
-	for n, kept := range map[int]bool{2 * ManyShare: true, 2*ManyShare + 1: false} {
-		l := New("a")
+	for n, kept := range map[int]bool{ManyShare: true, ManyShare + 1: false} {
+		l := newList()
 		e := l.Register(nil, keyspace.Exclusive, "a/5")
 		e.Enqueued(50, listing(49, others(1)...))
-		w := &Watch{From: "a/0", To: "a/s", At: 60}
+		w := newWatch("a/0", "a/s", 60)
 		e.Opened(w)
-		_, again := e.Expire()
-		require.False(t, again)
+		l.expire()
+		l.expire()
 		s := Step{}
-		e.Saw(&s, &Listing{At: 60, Low: 1, High: 60, Shared: true, Keys: []queue.Entry{{Key: "a/5", Rev: 50}}, Size: int64(n)})
+		e.Saw(&s, &Listing{At: 60, Low: 1, High: 60, Shared: true, Keys: append(others(1), queue.Entry{Key: "a/5", Rev: 50}), Size: int64(n)})
+		require.Equal(t, Wait, e.Next().Do)
+		require.Len(t, l.open, 1, n)
+		w.Heard([]Deletion{{others(1)[0].Key, 61}})
 		require.Equal(t, Grant, e.Next().Do)
-		closing, expires := e.Stop()
-		require.Equal(t, kept, expires, n)
-		require.Equal(t, kept, closing == nil, n)
+		e.Stop()
+		require.Equal(t, kept, l.expires, n)
+		require.Equal(t, kept, len(l.open) == 1, n)
 	}
 }
 
 // A downgrade lets nobody in whom its request has not looked for, before somebody has.
 func TestDowngradeLooks(t *testing.T) {
-	l := New("a")
+	l := newList()
 	h := l.Register(nil, keyspace.Exclusive, "a/5", "a/r5")
 	h.Enqueued(5, listing(4))
 	h.Downgrading()
@@ -372,7 +475,7 @@ func TestReadsForAll(t *testing.T) {
 
 // run is a list whose entries wait one behind the other, behind a key of others at revision 2, in a long queue.
 func run(t *testing.T, n int) (l *List, es []*Entry, there []queue.Entry) {
-	l, there = New("a"), []queue.Entry{{Key: "a/7", Rev: 2}}
+	l, there = newList(), []queue.Entry{{Key: "a/7", Rev: 2}}
 	for i := range n {
 		e := l.Register(nil, keyspace.Exclusive, fmt.Sprintf("a/5-%x", i+1))
 		rev := int64(5 + i)
@@ -393,13 +496,13 @@ func TestRunIsSeenBefore(t *testing.T) {
 	behind.Enqueued(12, listing(11, append(there, queue.Entry{Key: "a/8", Rev: 11})...))
 	l.size = 1000
 	s := es[0].Next()
-	es[0].Opened(&Watch{From: s.From, To: s.To, At: 20})
+	es[0].Opened(newWatch(s.From, s.To, 20))
 	s = es[0].Next()
 	require.Equal(t, Read, s.Do)
 	require.Equal(t, []string{"a/5-2", "a/5-3", "a/5-4"}, askBehind(&s, es[0]))
 	es[0].Saw(&s, s.Listing(20, there[:2], false, 1000, there[2:]))
 	require.Equal(t, Step{}, es[0].Next())
-	es[0].Heard([]Deletion{{"a/7", 30}})
+	es[0].watch.Heard([]Deletion{{"a/7", 30}})
 	for _, e := range es {
 		require.Equal(t, Grant, e.Next().Do)
 		e.Stop()
@@ -473,12 +576,12 @@ func TestBehindMore(t *testing.T) {
 		return n
 	}
 	require.Equal(t, 2, behind(next), "the two of the list")
-	e.Opened(&Watch{From: "a/6", To: "a/z", At: 20})
+	e.Opened(newWatch("a/6", "a/z", 20))
 	require.Equal(t, 2, behind(next), "the watch would not tell of what left before")
 	l.Saw(listing(20, append(there, queue.Entry{Key: "a/5-1", Rev: 12})...))
 	require.Equal(t, 5, behind(next))
 	require.Equal(t, 4, behind(l.Register(nil, keyspace.Shared, "a/r5")), "no reader blocks a reader")
-	e.Heard([]Deletion{{"a/7", 22}})
+	e.watch.Heard([]Deletion{{"a/7", 22}})
 	require.Equal(t, 4, behind(next))
 	h.Leave(false)
 	require.Equal(t, 3, behind(next))
@@ -490,13 +593,13 @@ func TestRestsBehindTheWideWatch(t *testing.T) {
 	others := []queue.Entry{{Key: "a/6", Rev: 2}, {Key: "a/7", Rev: 3}, {Key: "a/8", Rev: 4}}
 	all := append(others, queue.Entry{Key: "a/5-1", Rev: 5}, queue.Entry{Key: "a/5-2", Rev: 6})
 	watched := func(t *testing.T) (l *List, first, second *Entry) {
-		l = New("a")
+		l = newList()
 		first, second = l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
 		first.Enqueued(5, listing(4, others...))
 		second.Enqueued(6, listing(5, all[:4]...))
 		s := first.Next()
 		require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
-		first.Opened(&Watch{From: s.From, To: s.To, At: 20})
+		first.Opened(newWatch(s.From, s.To, 20))
 		return l, first, second
 	}
 	t.Run("rests", func(t *testing.T) {
@@ -506,7 +609,7 @@ func TestRestsBehindTheWideWatch(t *testing.T) {
 			require.Equal(t, Step{}, e.Next())
 			<-e.Wake()
 		}
-		first.Heard([]Deletion{{"a/7", 21}})
+		first.watch.Heard([]Deletion{{"a/7", 21}})
 		require.Empty(t, first.Wake())
 		require.Empty(t, second.Wake())
 		l.Refresh()
@@ -533,7 +636,7 @@ func TestRestsBehindTheWideWatch(t *testing.T) {
 // The second asks if it waits for others for which the first, a reader, does not.
 func TestSecondAsksMore(t *testing.T) {
 	for readers, want := range []Action{Wait, Open} {
-		l := New("a")
+		l := newList()
 		first, second := l.Register(nil, keyspace.Shared, "a/r5"), l.Register(nil, keyspace.Exclusive, "a/5")
 		there := []queue.Entry{{Key: "a/6", Rev: 2}, {Key: "a/r7", Rev: 3}}[:1+readers]
 		first.Enqueued(5, &Listing{At: 4, Low: 1, High: 4, Keys: there[:1]})
@@ -559,10 +662,10 @@ func TestReadsWhatTheWatchesHaveTold(t *testing.T) {
 	open := func(e *Entry, at int64) {
 		s := e.Next()
 		require.Equal(t, Open, s.Do)
-		e.Opened(&Watch{From: s.From, To: s.To, At: at})
+		e.Opened(newWatch(s.From, s.To, at))
 	}
 	t.Run("deep", func(t *testing.T) {
-		l := New("a")
+		l := newList()
 		first, second := two(l)
 		first.Enqueued(5, listing(4, others(2)...))
 		all := append(others(2, 10, 11, 12), queue.Entry{Key: "a/5-1", Rev: 5})
@@ -570,7 +673,7 @@ func TestReadsWhatTheWatchesHaveTold(t *testing.T) {
 		l.size = 1000
 		open(first, 25)
 		open(second, 30)
-		first.Heard([]Deletion{{"a/6", 40}})
+		first.watch.Heard([]Deletion{{"a/6", 40}})
 		s := second.Next()
 		require.Equal(t, Step{Do: Read, At: 40, Keys: []string{"a/8"}}, s)
 	})
@@ -583,7 +686,7 @@ func TestReadsWhatTheWatchesHaveTold(t *testing.T) {
 		first.Guard()
 		open(first, 25)
 		open(second, 30)
-		second.Heard([]Deletion{{"a/6", 40}})
+		second.watch.Heard([]Deletion{{"a/6", 40}})
 		s := first.Next()
 		require.Equal(t, Step{Do: Read, At: 40, Keys: []string{"a/5-1", h.keys[0]}}, s)
 	})

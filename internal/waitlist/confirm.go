@@ -40,7 +40,7 @@ func (e *Entry) runLocked(limit int) (run []place) {
 // it is to watch them and itself: somebody may remove one of them.
 func (e *Entry) Guard() {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	e.guard = true
 }
 
@@ -53,8 +53,8 @@ func (e *Entry) guardLocked() Step {
 		return Step{Guard: len(holders) > 0}
 	}
 	holders = holders[:min(len(holders), nextMax)]
-	w, own, first := e.watchLocked(), e.keys[0], holders[0]
-	if w.tells(own, l.seenLocked(e)) && w.tells(first.Key, first.seen) {
+	own, first := e.keys[0], holders[0]
+	if w := e.watch; w != nil && w.tells(own, l.seenLocked(e)) && w.tells(first.Key, first.seen) {
 		return Step{}
 	}
 	keys := []string{own}
@@ -62,7 +62,7 @@ func (e *Entry) guardLocked() Step {
 		keys = append(keys, p.Key)
 	}
 	from, to := slices.Min(keys), slices.Max(keys)+"\x00"
-	if !w.contains(from, to) {
+	if e.coveringLocked(from, to) == nil {
 		return Step{Do: Open, From: from, To: to}
 	}
 	return Step{Do: Read, At: max(l.heardLocked(), e.rev), Keys: keys}

@@ -9,7 +9,7 @@ import "github.com/etcdlock/etcdlock/internal/queue"
 // or the like.
 func (e *Entry) WhenContended(signal func()) {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	e.contended = signal
 	e.l.contendLocked()
 }

@@ -15,7 +15,7 @@ import (
 func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	switch next = e.nextLocked(); {
 	case e.rev == 0: // nobody knows whether it was written; if it was, it is as of others
 		e.disownLocked()
@@ -33,7 +33,7 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 // whatever becomes of e.
 func (e *Entry) Covered() bool {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	return slices.ContainsFunc(e.l.places, func(p place) bool {
 		return p.own != nil && p.own.state == held && p.own.kind == keyspace.Exclusive
 	})
@@ -43,7 +43,7 @@ func (e *Entry) Covered() bool {
 // over: the lease may be gone, so those behind are looked for first.
 func (e *Entry) Lost(at int64) {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	e.state = leaving
 	e.l.suspectLocked(queue.Entry{}, at)
 	e.l.grantLocked()
@@ -54,7 +54,7 @@ func (e *Entry) Lost(at int64) {
 func (e *Entry) Missing(key string, at int64) (lost []*Entry) {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if e.rev > 0 && e.keys[0] == key {
 		lost = l.goneLocked(nil, queue.Entry{Key: key, Rev: e.rev}, at)
 	}
@@ -65,7 +65,7 @@ func (e *Entry) Missing(key string, at int64) (lost []*Entry) {
 // Owners are those of the entries in the queue.
 func (l *List) Owners() (owners []any) {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	for _, p := range l.places {
 		if p.own != nil && p.Key == p.own.keys[0] {
 			owners = append(owners, p.own.Owner)
@@ -80,7 +80,7 @@ func (l *List) Owners() (owners []any) {
 func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost []*Entry) {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	if l.keys[e.keys[0]] != e {
 		return nil // the request was sent twice
 	}
@@ -105,14 +105,14 @@ func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost [
 // Downgrading says that the entry is known by its shared key from now on.
 func (e *Entry) Downgrading() {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	e.keys = []string{e.keys[1], e.keys[0]}
 }
 
 // Behind are the entries that the request which removes the exclusive key is to look for.
 func (e *Entry) Behind() (next []queue.Entry) {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	return e.nextLocked()
 }
 
@@ -121,7 +121,7 @@ func (e *Entry) Behind() (next []queue.Entry) {
 func (e *Entry) Downgraded(at int64, next, there []queue.Entry) (lost []*Entry) {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	e.kind = keyspace.Shared
 	q := queue.Entry{Key: e.keys[1], Rev: e.rev}
 	l.places = slices.DeleteFunc(l.places, func(p place) bool { return p.Entry == q })

@@ -14,6 +14,7 @@ package waitlist
 import (
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -22,9 +23,11 @@ import (
 // A List is the entries of one session in one queue. It is safe for concurrent use, and calls
 // nobody while its mutex is held, but see WhenContended.
 type List struct {
-	name string
+	name   string
+	forget func(name string)           // see New
+	after  func(time.Duration, func()) // runs a function later
 
-	mu sync.Mutex
+	mu sync.Mutex // released by unlock
 	// places are the keys of the queue that are known, those of the list and those of others, by
 	// revision. All there are up to the marks are among them: nothing is ever added below.
 	places []place
@@ -41,15 +44,10 @@ type List struct {
 	// still show the keys. Those up to toldFrom may be missing.
 	told     map[string]int64
 	toldFrom int64
-	watches  []*Watch
-	wide     *Watch // the one on all of the queue, for all of the list: it stays between turns
-	spare    bool   // nobody listens to it
-	used     bool   // somebody has since Expire was last called
-	expires  bool   // Expire is to be called
-	foreign  int    // see weighLocked
-	front    [3]*Entry
-	changed  bool   // the front may have something to do
-	reader   *Entry // it reads upward, for all: one of them at a time
+	watches
+	front   [3]*Entry
+	changed bool   // the front may have something to do
+	reader  *Entry // it reads upward, for all: one of them at a time
 }
 
 // An Entry is one acquisition of the session's in the queue.
@@ -83,9 +81,10 @@ type Entry struct {
 	rev, minSeen, goneUpTo, knownFrom, readAt int64
 	mustRead, notReached, noLimit             bool
 
-	guard bool // see Guard
-	idle  bool // nobody asks Next: see WakeWith and Stop
-	watch *Watch
+	guard bool   // see Guard
+	idle  bool   // nobody asks Next: see WakeWith and Stop
+	watch *Watch // that it relies on
+	broke error  // what ended that, until the entry has been told
 	wake  chan struct{}
 	// contended is called when another entry of the list waits for it: see WhenContended.
 	contended func()
@@ -102,9 +101,23 @@ const (
 	missing              // its key was lost while it waited, and its owner is to be told
 )
 
-// New makes the list of a session's entries in the queue of a name.
-func New(name string) *List {
-	return &List{name: name, keys: make(map[string]*Entry), removed: make(map[string]int64), told: make(map[string]int64)}
+// New makes the list of a session's entries in the queue of a name. forget is called, some time after the last entry
+// has left, when the list may have become Empty since it keeps no watch any more.
+func New(name string, forget func(name string)) *List {
+	return &List{
+		name: name, forget: forget, after: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
+		keys: make(map[string]*Entry), removed: make(map[string]int64), told: make(map[string]int64),
+	}
+}
+
+// unlock releases the mutex, and then closes the watches that nobody needs any more.
+func (l *List) unlock() {
+	closing := l.closing
+	l.closing = nil
+	l.mu.Unlock()
+	for _, w := range closing {
+		w.Close()
+	}
 }
 
 // Register adds an entry that is about to be written under these keys. The first one is what it
@@ -122,7 +135,7 @@ func (e *Entry) Name() string { return e.l.name }
 func (e *Entry) Rekey(keys ...string) {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	e.disownLocked()
 	e.keys, e.goneUpTo = keys, 0
 	for _, key := range keys {
@@ -145,7 +158,7 @@ func (e *Entry) disownLocked() {
 func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	e.enterLocked(rev, waiting)
 	if rev <= e.goneUpTo {
 		e.state = missing
@@ -173,7 +186,7 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 // Held says that the entry has the lock, at revision rev, without having waited.
 func (e *Entry) Held(rev int64) {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	e.enterLocked(rev, held)
 	e.clearBelowLocked()
 }
@@ -191,7 +204,7 @@ func (e *Entry) enterLocked(rev int64, s state) {
 // of n would not show them all.
 func (e *Entry) BehindMore(n int) bool {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	for i := range e.l.places {
 		p := &e.l.places[i]
 		there := p.own != nil && p.own.state != left || p.own == nil && e.l.trackedLocked(p)
@@ -208,7 +221,7 @@ func (e *Entry) BehindMore(n int) bool {
 // when that changes.
 func (e *Entry) BehindLeft() bool {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	over := false
 	for _, p := range e.l.places {
 		if p.own != nil {
@@ -223,74 +236,6 @@ func (e *Entry) BehindLeft() bool {
 // Empty reports whether the list has no entry and keeps no watch, so that it can be dropped.
 func (l *List) Empty() bool {
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	return len(l.keys) == 0 && !l.expires
-}
-
-// grantLocked grants what is entitled, the front-most first, and wakes those who have something
-// to do then: those who come to the front, and, after a change, those who are there.
-func (l *List) grantLocked() {
-	var any, exclusive bool // is in the way
-	for i := 0; i < len(l.places) && !exclusive; i++ {
-		p := l.places[i]
-		e := p.own
-		passes := !any || e != nil && e.kind == keyspace.Shared
-		if e != nil && e.state == waiting && p.Key == e.keys[0] && l.completeLocked(e) && l.seenLocked(e) >= e.minSeen && passes {
-			e.state = held
-			e.clearBelowLocked()
-			i, _ = l.findLocked(p.Entry)
-			e.tell()
-			l.changed = true
-		}
-		if p.inWay() {
-			any, exclusive = true, p.kind == keyspace.Exclusive
-		}
-	}
-	l.contendLocked()
-	front := l.frontLocked()
-	for i, e := range front {
-		if e != nil && (l.changed || e != l.front[i]) && !l.restsLocked(e) {
-			e.tell()
-		}
-		if was := l.front[i]; was != nil && was.watch != nil && !slices.Contains(front[:], was) {
-			was.tell() // of another one that has come before it: it is to drop its watch
-		}
-	}
-	l.front, l.changed = front, false
-}
-
-// frontLocked are the two front-most entries that wait, and for which somebody asks Next; and, while the
-// lock goes from one entry of the list to the next, the one that reads ahead: a hand-over takes less time
-// than a reading, so it is to be known before its turn what is below it. Behind a key of others there is time.
-func (l *List) frontLocked() (front [3]*Entry) {
-	n := 0
-	running := len(l.places) > 0 && l.places[0].own != nil && l.places[0].own.state != waiting
-	for _, p := range l.places {
-		e := p.own
-		running = running && e != nil
-		if e == nil || e.state != waiting || e.idle || p.Key != e.keys[0] {
-			continue
-		}
-		switch {
-		case n < 2:
-			front[n] = e
-		case !running || n == upLimit/2:
-			return front
-		case !l.completeLocked(e):
-			front[2] = e
-			return front
-		}
-		n++
-	}
-	return front
-}
-
-// Wake has a value when Next may say something else than it did.
-func (e *Entry) Wake() <-chan struct{} { return e.wake }
-
-func (e *Entry) tell() {
-	select {
-	case e.wake <- struct{}{}:
-	default: // it was told, and has not looked yet
-	}
 }

@@ -17,9 +17,8 @@ const (
 	Grant               // it has the lock
 	Gone                // its key is not in etcd any more
 	Read                // From..To, or Keys, and then Saw
-	Open                // a watch on From..To, and then Opened; it closes the one that it has
-	Drop                // its watch, of which it has no use
-	Adopt               // the watch that was kept, and close the one that it has; see Close
+	Open                // a watch on From..To, and then Opened
+	Pause               // since its watch has ended with Err, and call Fail
 )
 
 // A Step is an action and what it needs.
@@ -28,7 +27,7 @@ type Step struct {
 	// Guard: it waits for entries of its own list only. Where that lasts, it calls Guard.
 	Guard bool
 
-	Keep *Watch // to adopt
+	Err error
 
 	From, To string // to watch, or to read; only Keys if From is empty
 	At       int64  // the revision to read at, 0 for the present
@@ -73,7 +72,7 @@ func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, ke
 // Granted reports whether the entry has the lock.
 func (e *Entry) Granted() bool {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	return e.state == held
 }
 
@@ -81,26 +80,24 @@ func (e *Entry) Granted() bool {
 func (e *Entry) Next() Step {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	switch e.state {
 	case held:
 		return Step{Do: Grant}
 	case missing, leaving: // before its owner knew that it had the lock
 		return Step{Do: Gone}
 	}
+	if err := e.broke; err != nil {
+		e.broke = nil
+		return Step{Do: Pause, Err: err}
+	}
 	front := l.frontLocked()
-	if e.watch == nil && !slices.Contains(front[:], e) {
-		return Step{} // those in front ask
+	if !slices.Contains(front[:2], e) {
+		e.relyLocked(nil)
 	}
 	complete := l.completeLocked(e)
 	clear := complete && !e.mustRead && !l.behindOthersLocked(e)
 	switch {
-	case e.watch != nil && (e != front[0] && e != front[1] || l.wide != nil && !l.spare && e.watch != l.wide || e.watch == l.wide && l.noisyLocked()):
-		return Step{Do: Drop}
-	case e == front[0] && l.spare:
-		e.closeLocked(false) // whoever adopts closes the one that it has
-		l.spare, e.watch = false, l.wide
-		return Step{Do: Adopt, Keep: l.wide}
 	case l.restsLocked(e):
 		return Step{}
 	case e == front[0] && clear && l.seenLocked(e) >= e.minSeen:
@@ -112,14 +109,14 @@ func (e *Entry) Next() Step {
 	case e == front[2] && e.readAt == 0:
 		return e.readLocked()
 	}
-	return Step{}
+	return Step{} // those in front ask
 }
 
 // restsLocked reports whether the watch on all of the queue tells e of all that it waits for: until then it has
 // nothing to do.
 func (l *List) restsLocked(e *Entry) (rests bool) {
 	w := l.wide
-	if w == nil || l.spare || e.mustRead || !l.completeLocked(e) || l.seenLocked(e) < w.At {
+	if w == nil || e.mustRead || !l.completeLocked(e) || l.seenLocked(e) < w.At {
 		return false
 	}
 	for p := range l.belowLocked(e, false) {

@@ -9,14 +9,14 @@ import "slices"
 // entry is not in front, and those behind it ask for themselves. It may be granted all the same.
 func (e *Entry) WakeWith(o *Entry) {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	e.wake, e.idle = o.wake, true
 }
 
 // Begin says that somebody asks Next from now on.
 func (e *Entry) Begin() {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	if e.idle {
 		e.idle = false
 		e.l.grantLocked()
@@ -26,7 +26,7 @@ func (e *Entry) Begin() {
 // Gone reports whether the entry's key is known not to be in etcd, also if it had the lock.
 func (e *Entry) Gone() bool {
 	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
+	defer e.l.unlock()
 	return e.state == missing || e.state == leaving
 }
 
@@ -35,7 +35,7 @@ func (e *Entry) Gone() bool {
 func (e *Entry) Look() (s Step, ok bool) {
 	l := e.l
 	l.mu.Lock()
-	defer l.mu.Unlock()
+	defer l.unlock()
 	first := slices.IndexFunc(l.places, func(p place) bool {
 		return p.own != nil && p.own.state == waiting && (p.own == e || !p.own.idle)
 	})

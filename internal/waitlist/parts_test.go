@@ -42,37 +42,41 @@ func told(e *Entry) bool {
 }
 
 // A part that nobody waits for yet asks nothing, so those behind it ask. When its turn comes it is in front, and the one
-// that is not any more drops its watch.
+// that is not any more has no use for its watch.
 func TestPart_Begins(t *testing.T) {
-	l := New("a")
+	l := newList()
 	part := enqueued(l, "a/r5", 5, true)
 	first, second := enqueued(l, "a/r5-1", 6, false), enqueued(l, "a/r5-2", 7, false)
 	require.Equal(t, Wait, part.Next().Do)
 	require.Equal(t, Open, first.Next().Do)
 	for _, e := range []*Entry{first, second} {
-		e.Opened(&Watch{From: "a/5", To: "a/8", At: 8})
+		e.Opened(newWatch("a/5", "a/8", 8))
 		told(e)
 	}
 	part.Begin()
 	require.True(t, told(part))
 	require.Equal(t, Open, part.Next().Do)
-	require.True(t, told(second))
-	require.Equal(t, Drop, second.Next().Do)
-	require.NotEqual(t, Drop, first.Next().Do)
+	require.Nil(t, second.watch)
+	require.NotNil(t, first.watch)
+	require.Len(t, l.open, 1)
+	second.Opened(newWatch("a/5", "a/7", 8)) // as it was about to
+	require.Equal(t, Step{}, second.Next())
+	require.Nil(t, second.watch)
+	require.Len(t, l.open, 1)
 }
 
 // A part that nobody waits for yet has its lock as soon as the list knows that.
 func TestPart_GrantedBeforeItBegins(t *testing.T) {
-	l := New("a")
+	l := newList()
 	part, e := enqueued(l, "a/r5", 5, true), enqueued(l, "a/r5-1", 6, false)
 	s := e.Next()
 	require.Equal(t, Open, s.Do)
-	e.Opened(&Watch{From: s.From, To: s.To, At: 8})
+	e.Opened(newWatch(s.From, s.To, 8))
 	s = e.Next()
 	require.Equal(t, Read, s.Do)
 	e.Saw(&s, &Listing{At: 8, Low: 1, High: 8, Keys: append(others, queue.Entry{Key: "a/r5", Rev: 5}, queue.Entry{Key: "a/r5-1", Rev: 6})})
 	told(part)
-	e.Heard([]Deletion{{"a/7", 9}})
+	e.watch.Heard([]Deletion{{"a/7", 9}})
 	require.True(t, e.Granted())
 	if s, ok := part.Look(); ok {
 		part.Saw(&s, s.Listing(9, nil, false, 2, []queue.Entry{{Key: "a/r5", Rev: 5}}))
@@ -84,7 +88,7 @@ func TestPart_GrantedBeforeItBegins(t *testing.T) {
 // A part that nobody waits for yet may be removed by somebody. The one behind it asks for it, as for a holder: nobody else
 // does.
 func TestPart_RemovedBeforeItBegins(t *testing.T) {
-	l := New("a")
+	l := newList()
 	part, e := enqueued(l, "a/5", 5, true), enqueued(l, "a/5-1", 6, false)
 	l.Saw(&Listing{At: 9, Low: 1, Asked: []string{"a/7"}})
 	s := e.Next()
@@ -94,7 +98,7 @@ func TestPart_RemovedBeforeItBegins(t *testing.T) {
 	e.Guard()
 	s = e.Next()
 	require.Equal(t, Step{Do: Open, From: "a/5", To: "a/5-1\x00"}, s)
-	e.Opened(&Watch{From: s.From, To: s.To, At: 10})
+	e.Opened(newWatch(s.From, s.To, 10))
 	s = e.Next()
 	require.Equal(t, Read, s.Do)
 	require.Equal(t, []string{"a/5-1", "a/5"}, s.Keys)
@@ -105,7 +109,7 @@ func TestPart_RemovedBeforeItBegins(t *testing.T) {
 
 // Behind many of them an entry asks again only when all that it has asked about have left.
 func TestPart_ManyBeforeTheyBegin(t *testing.T) {
-	l := New("a")
+	l := newList()
 	var parts []*Entry
 	for i := range 3 * nextMax {
 		parts = append(parts, enqueued(l, fmt.Sprintf("a/5-%x", i+1), int64(5+i), true))
@@ -119,7 +123,7 @@ func TestPart_ManyBeforeTheyBegin(t *testing.T) {
 		for s := e.Next(); s.Do != Wait; s = e.Next() {
 			asked = append(asked, s.Do)
 			if at++; s.Do == Open {
-				e.Opened(&Watch{From: s.From, To: s.To, At: at})
+				e.Opened(newWatch(s.From, s.To, at))
 				continue
 			}
 			var there []queue.Entry
@@ -142,16 +146,16 @@ func TestGuard(t *testing.T) {
 	for _, keys := range [][2]string{{"a/5", "a/5-1"}, {"a/5-1", "a/5"}} {
 		held, waits := queue.Entry{Key: keys[0], Rev: 5}, queue.Entry{Key: keys[1], Rev: 6}
 		for _, other := range []string{"a/7", held.Key, waits.Key} {
-			l := New("a")
+			l := newList()
 			h, e := l.Register(nil, keyspace.Exclusive, held.Key), l.Register(nil, keyspace.Exclusive, waits.Key)
 			h.Enqueued(5, listing(4))
 			e.Enqueued(6, listing(5, held))
-			e.Opened(&Watch{From: other, To: other + "\x00", At: 8})
+			e.Opened(newWatch(other, other+"\x00", 8))
 			l.Saw(listing(9, held, waits))
 			e.Guard()
 			s := e.Next()
 			require.Equal(t, Step{Do: Open, From: "a/5", To: "a/5-1\x00"}, s)
-			e.Opened(&Watch{From: s.From, To: s.To, At: 10})
+			e.Opened(newWatch(s.From, s.To, 10))
 			l.Saw(&Listing{At: 11, Low: 1, Asked: []string{held.Key}, Keys: []queue.Entry{held}})
 			s = e.Next()
 			require.Equal(t, Read, s.Do)
@@ -163,7 +167,7 @@ func TestGuard(t *testing.T) {
 
 // A part is read for beside others if nobody asks for it: nobody waits for it, nor for one before it.
 func TestPart_Look(t *testing.T) {
-	l := New("a")
+	l := newList()
 	before, part := enqueued(l, "a/5", 5, true), enqueued(l, "a/5-1", 6, true)
 	_, ok := part.Look()
 	require.True(t, ok)
@@ -178,7 +182,7 @@ func TestPart_Look(t *testing.T) {
 // What was seen after another one had left behind it is read at that revision or later: an older reading would not tell
 // anything, and be asked for again.
 func TestUnsureSeenLater(t *testing.T) {
-	l := New("a")
+	l := newList()
 	reader, writer := queue.Entry{Key: "a/r4", Rev: 2}, queue.Entry{Key: "a/7", Rev: 4}
 	e := l.Register(nil, keyspace.Exclusive, "a/5")
 	e.Enqueued(8, listing(7, reader, writer))

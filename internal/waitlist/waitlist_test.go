@@ -38,12 +38,10 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 		}
 	}
 	for range 2 {
-		if w.kept != nil {
-			w.expire()
-		}
+		w.expire()
 	}
-	if !w.l.Empty() || w.l.wide != nil || len(w.l.watches) > 0 {
-		w.fail("the list keeps %v, %v", w.l.keys, w.l.watches)
+	if !w.l.Empty() || w.l.wide != nil || len(w.l.open) > 0 || len(w.watches) > 0 {
+		w.fail("the list keeps %v, %v, %v", w.l.keys, w.l.open, w.watches)
 	}
 }
 
@@ -67,19 +65,21 @@ func (w *world) happen() {
 				w.downgrade(a)
 			}
 		}
-	case n == 8 && w.kept != nil:
+	case n == 8 && w.choose(4) == 0:
 		w.expire()
+	case n >= 17 && len(w.watches) > 0:
+		w.deliver(w.watches[w.choose(len(w.watches))])
 	case len(w.own) > 0:
 		w.advance(w.own[w.choose(len(w.own))])
 	}
 }
 
-// expire has the list close the watch that it keeps, if nobody has used it.
+// expire has the list's timer go off.
 func (w *world) expire() {
-	closing, again := w.kept.e.Expire()
-	w.logf("%s expires, a watch is closed %t, again %t", w.kept.name, closing != nil, again)
-	if !again {
-		w.kept = nil
+	if w.expires {
+		w.logf("the timer goes off")
+		w.expires = false
+		w.l.expire()
 	}
 }
 
@@ -182,7 +182,7 @@ func (w *world) advance(a *actor) bool {
 		a.next()
 		return true
 	case a.over || a.held:
-		return a.watch != nil && w.deliver(a)
+		return false
 	case a.part && a.rev > 0:
 		return w.attend(a)
 	}
@@ -192,7 +192,7 @@ func (w *world) advance(a *actor) bool {
 	default:
 	}
 	if a.asleep && !w.guards(a) {
-		return w.deliver(a)
+		return false
 	}
 	n := len(w.log)
 	w.step(a)
@@ -206,18 +206,15 @@ func (w *world) rest() bool {
 	for _, a := range w.own {
 		moved = w.advance(a) || moved
 	}
+	for _, ow := range slices.Clone(w.watches) {
+		moved = w.deliver(ow) || moved
+	}
 	w.checkExclusion()
 	if moved || w.failed {
 		return false
 	}
-	watches := 0
-	for _, a := range w.own {
-		if a.watch != nil {
-			watches++
-		}
-	}
-	if watches > 2 {
-		w.fail("%d watches", watches)
+	if len(w.watches) > 2 || len(w.watches) != len(w.l.open) {
+		w.fail("watches: %v, and the list knows %v", w.watches, w.l.open)
 	}
 	w.checkNobodyForgotten()
 	if len(w.others) > 0 {

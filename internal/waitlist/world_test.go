@@ -1,11 +1,13 @@
 package waitlist
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -14,19 +16,20 @@ import (
 // world is etcd with one lock's queue, a session with its list, and others, all of whose
 // requests and events are carried out and delivered in any order that choose says.
 type world struct {
-	t      *testing.T
-	choose func(n int) int // one of 0..n-1
-	l      *List
-	states []map[string]int64 // by revision: the keys there, and when they were created
-	dels   []Deletion
-	own    []*actor
-	others []place
-	used   map[string]bool // keys of the session that are not free
-	kept   *actor          // that is to call Expire
-	limit  int             // of every listing
-	mercy  bool            // nothing bad happens any more
-	log    []string
-	failed bool
+	t       *testing.T
+	choose  func(n int) int // one of 0..n-1
+	l       *List
+	states  []map[string]int64 // by revision: the keys there, and when they were created
+	dels    []Deletion
+	own     []*actor
+	others  []place
+	used    map[string]bool // keys of the session that are not free
+	watches []*openWatch
+	expires bool // the list's timer runs
+	limit   int  // of every listing
+	mercy   bool // nothing bad happens any more
+	log     []string
+	failed  bool
 }
 
 // actor is an acquisition of the session.
@@ -38,7 +41,6 @@ type actor struct {
 	rev    int64 // as etcd says, when that is known
 	put    bool
 	next   func() // what goes on: a request, or its reply
-	watch  *openWatch
 	held   bool
 	over   bool // given back or withdrawn
 	fence  bool
@@ -53,12 +55,15 @@ type actor struct {
 }
 
 type openWatch struct {
-	Watch
-	told int64
+	*Watch
+	told   int64
+	broken bool // there is no more that it tells
 }
 
 func newWorld(t *testing.T, choose func(n int) int) *world {
-	return &world{t: t, choose: choose, l: New("a"), states: []map[string]int64{{}, {}}, used: map[string]bool{}, limit: 2 + choose(4)}
+	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, limit: 2 + choose(4)}
+	w.l.after = func(time.Duration, func()) { w.expires = true }
+	return w
 }
 
 func (w *world) now() int64              { return int64(len(w.states) - 1) }
@@ -231,7 +236,7 @@ func (w *world) end(a *actor, lost bool) {
 		return
 	}
 	a.over, a.lost = true, lost
-	if a.watch != nil || !a.held {
+	if !a.held {
 		w.stop(a)
 	}
 	var next []queue.Entry
@@ -280,11 +285,8 @@ func (w *world) releaseNext(a *actor, next []queue.Entry) {
 }
 
 func (w *world) stop(a *actor) {
-	closing, expires := a.e.Stop()
-	w.logf("%s stops, a watch is closed %t, one is kept %t", a.name, closing != nil, expires)
-	if a.watch = nil; expires {
-		w.kept = a
-	}
+	a.e.Stop()
+	w.logf("%s stops", a.name)
 }
 
 // attend has the owner of a part come to it, or not yet. It may be granted before that, or found to be gone.
@@ -334,9 +336,7 @@ func (w *world) step(a *actor) {
 			a.e.Guard()
 			w.logf("%s guards", a.name)
 			a.asleep = false
-			return
 		}
-		w.deliver(a)
 	case Grant:
 		a.held = true
 		w.checkGrant(a)
@@ -347,17 +347,9 @@ func (w *world) step(a *actor) {
 		}
 		a.gone = true
 		w.end(a, false)
-	case Adopt:
-		if a.watch != nil {
-			w.logf("%s closes its own", a.name)
-		}
-		a.watch = s.Keep.Owner.(*openWatch)
-	case Drop:
-		w.logf("%s drops its watch, it is closed %t", a.name, a.e.Close(false) != nil)
-		a.watch = nil
+	case Pause:
+		a.e.Fail()
 	case Open:
-		w.logf("%s opens another watch, one is closed %t", a.name, a.e.Close(false) != nil)
-		a.watch = nil
 		if w.choose(8) == 0 && !w.mercy {
 			a.next = func() { a.next = nil; a.e.Fail() }
 			return
@@ -366,10 +358,10 @@ func (w *world) step(a *actor) {
 			at := max(1, w.now()-int64(w.choose(3)))
 			a.next = func() {
 				a.next = nil
-				ow := &openWatch{Watch: Watch{From: s.From, To: s.To, At: at}, told: at}
-				ow.Owner = ow
-				a.watch = ow
-				a.e.Opened(&ow.Watch)
+				ow := &openWatch{Watch: newWatch(s.From, s.To, at), told: at}
+				ow.Close = func() { w.close(ow) }
+				w.watches = append(w.watches, ow)
+				a.e.Opened(ow.Watch)
 				w.logf("%s watches %s..%s from %d", a.name, s.From, s.To, at)
 			}
 		}
@@ -412,8 +404,6 @@ func (w *world) read(a *actor, s Step) {
 	a.next = func() {
 		a.next = nil
 		if fails {
-			a.watch = nil
-			a.e.Close(true)
 			a.e.Fail()
 			return
 		}
@@ -429,11 +419,18 @@ func (w *world) read(a *actor, s Step) {
 	}
 }
 
-// deliver tells a of the next deletions that its watch has for it.
-func (w *world) deliver(a *actor) bool {
-	ow := a.watch
-	if ow == nil {
-		return false
+func (w *world) close(ow *openWatch) {
+	w.logf("the watch %s..%s is closed", ow.From, ow.To)
+	w.watches = slices.DeleteFunc(w.watches, func(o *openWatch) bool { return o == ow })
+}
+
+// deliver has a watch tell of the next deletions that it has, or that it has ended.
+func (w *world) deliver(ow *openWatch) bool {
+	if w.choose(20) == 0 && !w.mercy {
+		w.close(ow)
+		w.logf("it has broken")
+		ow.Broke(errors.New("broken"))
+		return true
 	}
 	var told []Deletion
 	for _, d := range w.dels { // all of a revision together
@@ -451,9 +448,8 @@ func (w *world) deliver(a *actor) bool {
 		return false
 	}
 	ow.told = told[len(told)-1].Rev
-	w.logf("%s hears %v", a.name, told)
-	a.asleep = false
-	w.lose(a.e.Heard(told))
+	w.logf("the watch %s..%s tells of %v", ow.From, ow.To, told)
+	w.lose(ow.Heard(told))
 	return true
 }
 
@@ -503,7 +499,7 @@ func (w *world) checkExclusion() {
 
 // dump is all of a list, for who looks for what went wrong.
 func (l *List) dump() (s string) {
-	s = fmt.Sprintf("marks %v latest %d size %d spare %v wide %+v\n", l.marks, l.latest, l.size, l.spare, l.wide)
+	s = fmt.Sprintf("marks %v latest %d size %d wide %+v\n", l.marks, l.latest, l.size, l.wide)
 	for _, p := range l.places {
 		s += fmt.Sprintf("%v seen %d unsure %v", p.Entry, p.seen, p.unsure)
 		if e := p.own; e != nil {
