@@ -190,10 +190,11 @@ func (e *entry) enqueue(ctx context.Context) error {
 	e.reserveKeys()
 	for e.enlist(); ; e.rekey() {
 		var look []clientv3.Op
-		if own := e.listed(); own == nil || e.first != nil || !own.BehindMore(enqueueReadLimit) {
+		own := e.listed()
+		if own == nil || e.first != nil || !own.BehindMore(enqueueReadLimit) {
 			look = e.listOps(enqueueReadLimit)
 		}
-		leaving := e.s.removals.Take(e.name)
+		leaving := e.s.removals.Take(e.name, own != nil)
 		leave := leaving.Ops()
 		txn := func(t clientv3.Txn) clientv3.Txn {
 			return t.If(e.keysAbsent()...).Then(slices.Concat(leave, look, e.putOps())...)
@@ -203,6 +204,9 @@ func (e *entry) enqueue(ctx context.Context) error {
 			e.s.removals.Return(e.name, leaving, e.ambiguous)
 			leaving, leave = nil, nil
 			resp, err = e.commit(ctx, txn)
+		}
+		if own != nil {
+			e.s.removals.Replied(e.name)
 		}
 		if err != nil {
 			e.s.removals.Return(e.name, leaving, e.ambiguous)

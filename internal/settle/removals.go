@@ -16,8 +16,8 @@ import (
 // Removals removes entries of one session from their queues, each until etcd has confirmed it or the lease
 // is gone. What is wanted of one name at the same time goes in one request:
 //
-//   - An entry is removed at once if somebody may get the lock by that (Now), or if no other request that
-//     removes entries of the name is on its way.
+//   - An entry is removed at once if somebody may get the lock by that (Now), or if no other request of the name
+//     that writes is on its way.
 //   - Else the removal waits for the reply to that request, one commit. While the lock goes from one entry of
 //     the session to the next in memory, nobody else gets it any sooner by a removal in between.
 //   - Each request takes along what waits, up to etcd.Batch operations, and so does the txn that writes the next
@@ -71,7 +71,7 @@ func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal
 	switch b := r.takeFor(name, l); len(b) {
 	case 0:
 	case 1: // by itself, with ctx: an Unlock takes less time
-		defer r.replied(name)
+		defer r.Replied(name)
 		if ambiguous, err := r.request(ctx, r.life, b); err != nil {
 			r.Return(name, b, ambiguous)
 			return Removal{}, err
@@ -103,8 +103,8 @@ func (r *Removals) RemoveLater(name string, l *Leaving) (done <-chan struct{}) {
 	return l.done
 }
 
-// replied takes note that a request of the name has come to its end, and has those sent that waited for it.
-func (r *Removals) replied(name string) {
+// Replied takes note that a request of the name has come to its end, and has those sent that waited for it.
+func (r *Removals) Replied(name string) {
 	if b := r.next(name); len(b) > 0 {
 		r.background(func(ctx context.Context) { r.send(ctx, name, b) })
 	}
@@ -117,13 +117,13 @@ func (r *Removals) send(ctx context.Context, name string, b Batch) {
 	}
 }
 
-// next is what is to be sent when a request of the name has come to its end.
+// next is what is to be sent when a request of the name has come to its end: nothing while another one is on its way.
 func (r *Removals) next(name string) (b Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := r.names[name]
 	n.sent--
-	if len(n.waiting) > 0 {
+	if len(n.waiting) > 0 && n.sent == 0 {
 		n.waiting[0].share()
 		b = n.take(n.waiting[0])
 	}
@@ -160,14 +160,24 @@ func (n *removals) take(l *Leaving) Batch {
 }
 
 // Take takes what waits of the name for a txn that does more, as far as there is room. The caller sends Ops of
-// it, and then calls Done, or Return with what was not removed.
-func (r *Removals) Take(name string) (b Batch) {
+// it, and then calls Done, or Return with what was not removed. If delays, others are removed only when it has called
+// Replied too.
+func (r *Removals) Take(name string, delays bool) (b Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if n := r.names[name]; n != nil {
-		b = n.takeMore(nil)
-		r.forget(name)
+	n := r.names[name]
+	if n == nil && delays {
+		n = &removals{}
+		r.names[name] = n
 	}
+	if n == nil {
+		return nil
+	}
+	if delays {
+		n.sent++
+	}
+	b = n.takeMore(nil)
+	r.forget(name)
 	return b
 }
 

@@ -171,6 +171,45 @@ func TestRemovals_Together(t *testing.T) {
 	}
 }
 
+// A removal by which nobody gets in also waits for the reply to a txn that does more, or goes with the next one.
+func TestRemovals_BesideAnEnqueue(t *testing.T) {
+	onRow(t, func(t *testing.T, r *row) {
+		qs := r.enterMany(6)
+		for range 2 {
+			require.Empty(t, r.Take("a", true))
+		}
+		r.RemoveLater("a", r.leave(qs[0], false))
+		r.Replied("a")
+		synctest.Wait()
+		r.requireTxns(0) // one is on its way still
+		r.RemoveLater("a", r.leave(qs[1], false))
+		taken := r.Take("a", true)
+		require.Len(t, taken, 2)
+		r.RemoveLater("a", r.leave(qs[2], false))
+		r.Return("a", taken, false)
+		synctest.Wait()
+		r.requireTxns(0)
+		r.Replied("a")
+		r.Replied("a")
+		synctest.Wait()
+		r.requireTxns(1)
+		require.Len(t, r.there("a/"), 3)
+
+		require.Empty(t, r.Take("a", true))
+		r.RemoveLater("a", r.leave(qs[3], true))
+		synctest.Wait()
+		r.requireTxns(1)
+		r.Replied("a")
+		require.False(t, r.Any())
+
+		require.Empty(t, r.Take("a", false))
+		require.False(t, r.Any())
+		r.RemoveLater("a", r.leave(qs[4], false))
+		synctest.Wait()
+		r.requireTxns(1)
+	})
+}
+
 // Removals that are wanted at the same moment go together, whoever comes first, and look for nobody who leaves too.
 func TestRemovals_AtTheSameMoment(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
@@ -236,7 +275,7 @@ func TestRemovals_Many(t *testing.T) {
 		rev := r.put("", keys...)
 		other := r.leave(r.enter("a/6"), false)
 		l := r.Add("a", &Leaving{Keys: keys, Rev: rev, Now: true})
-		require.Equal(t, Batch{other}, r.Take("a"), "nor does it travel")
+		require.Equal(t, Batch{other}, r.Take("a", false), "nor does it travel")
 		r.Return("a", Batch{other}, false)
 		_, err := r.Remove(t.Context(), "a", l)
 		require.NoError(t, err)
@@ -344,10 +383,10 @@ func TestRemovals_WaitEnds(t *testing.T) {
 // What leaves travels with a txn that does more, which says what became of it.
 func TestRemovals_Take(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
-		require.Empty(t, r.Take("a"))
+		require.Empty(t, r.Take("a", false))
 		qs := r.enterMany(3)
 		a, b := r.leave(qs[0], true, qs[2]), r.leave(qs[1], true)
-		taken := r.Take("a")
+		taken := r.Take("a", false)
 		require.Equal(t, Batch{a, b}, taken)
 		r.RemoveLater("a", a)
 		synctest.Wait()
@@ -361,7 +400,7 @@ func TestRemovals_Take(t *testing.T) {
 		<-b.done
 
 		c := r.leave(qs[2], true)
-		taken = r.Take("a")
+		taken = r.Take("a", false)
 		r.world.Server.Remove("a/5-3") // by the txn, whose reply is lost
 		r.Return("a", taken, true)
 		<-c.done
