@@ -207,7 +207,9 @@ func (ws *Waits) follow(on *etcd.Watch, watch *waitlist.Watch) {
 		case wr, ok = <-on.C:
 		case <-on.Closed:
 		}
-		on.Heard()
+		if ok {
+			on.Heard()
+		}
 		if len(wr.Events) > 0 {
 			deletions := make([]waitlist.Deletion, 0, len(wr.Events))
 			for _, ev := range wr.Events {

@@ -508,3 +508,28 @@ func TestWait_Survey(t *testing.T) {
 		require.Len(s, s.asked(), 2, "nothing is left to ask")
 	})
 }
+
+// That a watch is closed is no sign that its stream lives.
+func TestWait_ClosingIsNoSign(t *testing.T) {
+	play(t, func(s *scene) {
+		s.Client.UseWatcher(silent{s.f})
+		s.f.Write("a/1")
+		ctx, cancel := context.WithCancel(s.Context())
+		_ = s.wait(s.enqueue("a/5"))
+		b := waitlist.New("b", func(string) {})
+		e := b.Register(nil, keyspace.Exclusive, "b/5")
+		e.Enqueued(s.f.Write("b/5"), nil)
+		go func() { _ = s.Wait(ctx, e) }()
+		synctest.Wait()
+		require.False(s, s.Client.Probe(s.Context()), "the watches were opened")
+		require.False(s, s.Client.Probe(s.Context()), "it is asked")
+		cancel()
+		<-time.After(2 * etcd.AttemptMin)
+		require.True(s, s.Client.Probe(s.Context()))
+	})
+}
+
+// silent does not answer whether it lives.
+type silent struct{ *fakeetcd.Server }
+
+func (silent) RequestProgress(context.Context) error { return nil }
