@@ -514,6 +514,7 @@ func TestWait_ClosingIsNoSign(t *testing.T) {
 	play(t, func(s *scene) {
 		s.Client.UseWatcher(silent{s.f})
 		s.f.Write("a/1")
+		s.f.Write("b/1")
 		ctx, cancel := context.WithCancel(s.Context())
 		_ = s.wait(s.enqueue("a/5"))
 		b := waitlist.New("b", func(string) {})
