@@ -85,11 +85,16 @@ func (l *List) forgotLocked(q queue.Entry) bool {
 // shows.
 func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
 	l.changed = true
-	for _, p := range slices.Clone(l.places) {
+	var gone []queue.Entry
+	for i := range l.places {
+		p := &l.places[i]
 		inRange := seen.Low <= p.Rev && p.Rev <= seen.High && (seen.Shared || p.kind == keyspace.Exclusive)
 		if p.Rev <= seen.At && (inRange || slices.Contains(seen.Asked, p.Key)) && !slices.Contains(seen.Keys, p.Entry) {
-			lost = l.goneLocked(lost, p.Entry, seen.At)
+			gone = append(gone, p.Entry)
 		}
+	}
+	for _, q := range gone {
+		lost = l.goneLocked(lost, q, seen.At)
 	}
 	for _, q := range seen.Keys {
 		kind := keyspace.KindOf(l.name, q.Key)
