@@ -56,8 +56,7 @@ type actor struct {
 
 type openWatch struct {
 	*Watch
-	told   int64
-	broken bool // there is no more that it tells
+	told int64
 }
 
 func newWorld(t *testing.T, choose func(n int) int) *world {
