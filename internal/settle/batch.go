@@ -23,6 +23,7 @@ type Leaving struct {
 	Removed func(Removal)
 
 	ambiguous bool          // an earlier request may have removed it
+	returned  bool          // an earlier request has failed: it waits for no other any more
 	done      chan struct{} // closed behind Removed; see share
 	failed    chan error    // the first error of a request for it, which goes on
 	removal   Removal       // when done

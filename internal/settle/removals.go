@@ -141,7 +141,7 @@ func (r *Removals) takeFor(name string, l *Leaving) Batch {
 	if n == nil || !slices.Contains(n.waiting, l) {
 		return nil
 	}
-	if n.sent > 0 && !slices.ContainsFunc(n.waiting, now) {
+	if n.sent > 0 && !l.returned && !slices.ContainsFunc(n.waiting, now) {
 		l.share()
 		return nil
 	}
@@ -192,7 +192,7 @@ func (r *Removals) forget(name string) {
 func (r *Removals) Return(name string, b Batch, ambiguous bool) {
 	for _, l := range b {
 		r.mu.Lock()
-		l.ambiguous = l.ambiguous || ambiguous
+		l.ambiguous, l.returned = l.ambiguous || ambiguous, true
 		r.addLocked(name, l)
 		r.mu.Unlock()
 		r.RemoveLater(name, l)
