@@ -93,18 +93,24 @@ func TestWaitlist_TwoAsk(t *testing.T) {
 	}
 }
 
+// asked are the requests that are sent from now on, without their replies.
+func (st *stage) asked() *[]string {
+	asked := new([]string)
+	st.seen = func(what string) {
+		if !strings.HasSuffix(what, ".") { // which is the reply
+			*asked = append(*asked, what)
+		}
+	}
+	return asked
+}
+
 // Sessions of which each takes the lock when the others had it write and remove their entries, and ask nothing: the
 // watch of each stays from turn to turn, until it was not used for a while.
 func TestWaitlist_TurnByTurn(t *testing.T) {
 	onStage(t, func(st *stage) {
-		var asked []string
-		st.seen = func(what string) {
-			if !strings.HasSuffix(what, ".") { // which is the reply
-				asked = append(asked, what)
-			}
-		}
+		asked := st.asked()
 		turn := func() []string {
-			asked = nil
+			*asked = nil
 			st.f.Write("a/1")
 			st.f.Write("a/2")
 			tk := st.ticket(st.mutex().Enqueue)
@@ -112,7 +118,7 @@ func TestWaitlist_TurnByTurn(t *testing.T) {
 			st.requireOut(tk)
 			st.f.Remove("a/2")
 			require.NoError(st, st.wait(tk).Unlock(st.Context()))
-			return asked
+			return *asked
 		}
 		first := []string{"Txn", "Watch", "Txn"}
 		require.Equal(st, first, turn())
@@ -134,14 +140,9 @@ func TestWaitlist_TurnByTurnOfMany(t *testing.T) {
 	onStage(t, func(st *stage) {
 		const others = 2*waitlist.ManyShare - 1
 		key := func(i int) string { return fmt.Sprintf("a/6%x", i) }
-		var asked []string
-		st.seen = func(what string) {
-			if !strings.HasSuffix(what, ".") { // which is the reply
-				asked = append(asked, what)
-			}
-		}
+		asked := st.asked()
 		turn := func() []string {
-			asked = nil
+			*asked = nil
 			for i := range others {
 				st.f.Write(key(i))
 			}
@@ -153,7 +154,7 @@ func TestWaitlist_TurnByTurnOfMany(t *testing.T) {
 				st.f.Write("x") // time goes on
 			}
 			require.NoError(st, st.wait(tk).Unlock(st.Context()))
-			return asked
+			return *asked
 		}
 		first := []string{"Txn", "Watch", "Watch", "pinned Range", "Txn"}
 		require.Equal(st, first, turn())
