@@ -424,7 +424,7 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 				calls, created := w.Counts()
 				watches := sessions
 				reads := calls["Range"]
-				if atOnce { // one for the first, and one on the whole queue when there are many
+				if atOnce { // one for the first, and one on all of the queue when there are many
 					watches = len(created)
 					require.LessOrEqual(t, watches, 2*sessions)
 				}

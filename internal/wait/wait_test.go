@@ -186,47 +186,6 @@ func TestWait_NextAsks(t *testing.T) {
 	})
 }
 
-// The watch of a waiter is closed when another one has opened one on all of the queue, which stays for it, also if that
-// other one gives up.
-func TestWait_OneWatch(t *testing.T) {
-	for _, adopts := range []bool{false, true} {
-		play(t, func(s *scene) {
-			goOn := make(chan struct{})
-			step := s.f.Step
-			s.f.Step = func(ctx context.Context, what string) error {
-				if what == "pinned Range" && ctx.Value(first{}) != nil {
-					<-goOn
-				}
-				return step(ctx, what)
-			}
-			for i := range waitlist.ManyShare + 1 {
-				s.f.Write(fmt.Sprintf("a/%x", 0x10+i))
-			}
-			e := s.enqueue("a/5")
-			s.f.Write("x") // so that the waiter reads behind its watch
-			go func() { _ = s.Wait(context.WithValue(s.Context(), first{}, true), e) }()
-			synctest.Wait()
-			s.f.Write("a/7")
-			ctx, cancel := context.WithCancel(s.Context())
-			second := s.enqueue("a/5-1")
-			go func() { _ = s.Wait(ctx, second) }()
-			synctest.Wait()
-			require.Len(s, s.f.Watches(), 1)
-			if adopts {
-				cancel()
-				synctest.Wait()
-			}
-			close(goOn)
-			synctest.Wait()
-			require.Len(s, s.f.Watches(), 1)
-			cancel()
-		})
-	}
-}
-
-// first is a key of the ctx of one waiter.
-type first struct{}
-
 // What a watch tells is taken for a sign that its stream lives.
 func TestWait_Heard(t *testing.T) {
 	play(t, func(s *scene) {

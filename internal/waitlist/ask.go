@@ -20,8 +20,8 @@ const (
 	// downLimit is how many keys a reading downward shows at first: a writer's own two, the two
 	// each of the writers that are near, and of one more, and one to know that these are all.
 	downLimit = 2 + 2*(Lookahead+1) + 1
-	// upLimit is how many a reading upward does, for all of the list that are among them; and one downward
-	// behind a watch on all of the queue, which few enter.
+	// upLimit is how many a reading upward does, for all of the list that are among them; and one downward behind a
+	// watch on all of the queue, which few enter.
 	upLimit = 64
 )
 
@@ -34,7 +34,7 @@ const (
 func (e *Entry) askLocked() Step {
 	l := e.l
 	complete := l.completeLocked(e)
-	unsure := !complete
+	unsure, many := !complete, l.manyLocked()
 	var writers, readers []*place
 	for p := range l.belowLocked(e, false) {
 		switch {
@@ -46,15 +46,10 @@ func (e *Entry) askLocked() Step {
 			readers = append(readers, p)
 		}
 	}
-	wide := complete && l.manyLocked()
 	targets, deep := writers, false
-	switch n := len(writers); {
-	case !wide && l.lastRuns(writers) > 0:
-		n = l.lastRuns(writers)
+	if n := l.lastRuns(writers); n > 0 && !many {
 		targets, deep = writers[n-1:n], true
-	case n > 0 && !wide && (!complete || len(readers) > 2*Lookahead):
-		// The readers can't be gone before the last writer is.
-	case complete:
+	} else if complete {
 		targets = append(writers, readers...)
 	}
 	asked := func(p *place) bool { return l.keys[p.Key] == nil || l.keys[p.Key].rev > 0 }
@@ -67,7 +62,7 @@ func (e *Entry) askLocked() Step {
 	from, to := e.rangeLocked(targets, deep, unsure)
 	w := e.coveringLocked(from, to)
 	if w == nil {
-		if wide {
+		if many {
 			from, to = l.allLocked()
 		}
 		return Step{Do: Open, From: from, To: to}
@@ -140,7 +135,7 @@ func (e *Entry) readLocked() Step {
 			s.Min = min(s.Min, l.places[others].Rev)
 		}
 		return s
-	case !e.noLimit && l.wide != nil: // it waits for all of them
+	case !e.noLimit && l.manyLocked(): // it waits for all of them
 		s.Limit = upLimit
 	case !e.noLimit:
 		s.Limit = downLimit

@@ -194,8 +194,7 @@ func TestLeftSince(t *testing.T) {
 	require.Equal(t, Grant, e.Next().Do)
 }
 
-// The watch on all of the queue is that of all that wait, and of those to come: one that enters the queue needs no
-// reading then.
+// The watch on all of the queue stays for the entries to come: one that enters the queue needs no reading then.
 func TestWideWatchIsKept(t *testing.T) {
 	l := newList()
 	w, closed := newWatch("a/0", "a/s", 6), 0
@@ -213,13 +212,11 @@ func TestWideWatchIsKept(t *testing.T) {
 		require.Equal(t, Step{}, e.Next())
 		second := l.Register(nil, keyspace.Exclusive, "a/5-1")
 		second.Enqueued(rev+1, listing(rev, other, queue.Entry{Key: "a/5", Rev: rev}))
-		l.expire() // two rely on it
+		l.expire() // one relies on it
 		l.expire()
 		w.Heard([]Deletion{{"a/5", rev - 1}, {"a/7", rev + 2}})
 		require.Equal(t, Grant, e.Next().Do)
 		e.Stop()
-		l.expire() // one does
-		l.expire()
 		e.Leave(false)
 		e.Removed(rev+4, true, nil, nil)
 		require.Equal(t, Grant, second.Next().Do)
@@ -323,6 +320,31 @@ func TestNarrowWatchIsShared(t *testing.T) {
 	require.Empty(t, l.open)
 }
 
+// At most two are open, those that nobody relies on included, and two on all of the queue only while both are used.
+func TestTwoWatches(t *testing.T) {
+	l := newList()
+	there := []queue.Entry{{Key: "a/7", Rev: 4}}
+	var es []*Entry
+	for i, key := range []string{"a/5", "a/5-1", "a/5-2"} {
+		e := l.Register(nil, keyspace.Exclusive, key)
+		e.Enqueued(int64(5+i), listing(int64(4+i), there...))
+		es, there = append(es, e), append(there, queue.Entry{Key: key, Rev: int64(5 + i)})
+	}
+	wide := func() *Watch { return newWatch("a/0", "a/s", 8) }
+	single, narrow, third := newWatch("a/7", "a/7\x00", 8), newWatch("a/5", "a/7\x00", 8), wide()
+	es[0].Opened(single)
+	es[0].Opened(narrow)
+	require.Equal(t, []*Watch{single, narrow}, l.open)
+	es[2].Opened(wide())
+	es[1].Opened(third)
+	require.Len(t, l.open, 3, "all are in use")
+	es[2].Next() // others ask for it
+	require.Equal(t, []*Watch{narrow, third}, l.open)
+	es[0].Opened(wide())
+	es[0].Stop()
+	require.Equal(t, []*Watch{third}, l.open)
+}
+
 // A watch that breaks has those that rely on it ask anew, and nobody else.
 func TestWatchBreaks(t *testing.T) {
 	l := newList()
@@ -350,46 +372,24 @@ func TestWatchBreaks(t *testing.T) {
 	require.Equal(t, Read, first.Next().Do)
 }
 
-// It is given up if it tells of much else, since locks are busy whose names are nested in this one; not if that is little
-// beside what it tells of this one.
-func TestWideWatchIsNoisy(t *testing.T) {
-	nested := func(n int) (ds []Deletion) {
-		for i := range n {
-			ds = append(ds, Deletion{"a/b/1", int64(100 + i)})
-		}
-		return ds
-	}
-	for _, between := range []bool{false, true} {
+// A session watches no more than it waits for if keys of other names lie among those of the queue, since their locks may
+// be busy.
+func TestNamesAreNested(t *testing.T) {
+	nested := queue.Entry{Key: "a/b/1", Rev: 1}
+	other := queue.Entry{Key: "a/7", Rev: 2}
+	for _, told := range []bool{false, true} { // by a watch, or by a listing
 		l := newList()
-		other := queue.Entry{Key: "a/7", Rev: 2}
 		e := l.Register(nil, keyspace.Exclusive, "a/5")
-		e.Enqueued(5, listing(4, other))
-		e.Opened(newWatch("a/0", "a/s", 4))
-		e.watch.Heard(nested(maxForeign))
-		if between {
-			e.watch.Heard([]Deletion{{"a/8", 200}})
+		if told {
+			e.Enqueued(5, listing(4, other))
+			require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, e.Next())
+			e.Opened(newWatch("a/0", "a/s", 4))
+			e.watch.Heard([]Deletion{{nested.Key, 6}})
+			require.Empty(t, l.open)
+		} else {
+			e.Enqueued(5, listing(4, nested, other))
 		}
-		require.Equal(t, Step{}, e.Next())
-		e.watch.Heard(nested(1))
-		if between {
-			require.Equal(t, Step{}, e.Next())
-			continue
-		}
-		require.Empty(t, l.open)
-		s := e.Next()
-		require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, s)
-		e.Opened(newWatch(s.From, s.To, 300))
-		s = e.Next()
-		e.Saw(&s, s.Listing(300, []queue.Entry{other, {Key: "a/5", Rev: 5}}, false, 2, nil))
-		e.watch.Heard([]Deletion{{"a/7", 301}})
-		require.Equal(t, Grant, e.Next().Do)
-		e.Stop()
-		require.Empty(t, l.open)
-		require.False(t, l.expires)
-		e.Leave(false)
-		e = l.Register(nil, keyspace.Exclusive, "a/5-1")
-		e.Enqueued(401, listing(400, queue.Entry{Key: "a/7", Rev: 399}))
-		require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, e.Next(), "it is not tried again soon")
+		require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, e.Next())
 	}
 }
 
@@ -618,7 +618,9 @@ func TestRestsBehindTheWideWatch(t *testing.T) {
 	})
 	t.Run("not if nobody has seen it behind the watch", func(t *testing.T) {
 		l, first, _ := watched(t)
+		<-first.Wake()
 		l.Saw(&Listing{At: 20, Low: 1, Asked: []string{"a/6", "a/7", "a/8"}, Keys: others})
+		require.Len(t, first.Wake(), 1)
 		require.Equal(t, Read, first.Next().Do)
 	})
 	t.Run("not if others may be in the way that nobody knows", func(t *testing.T) {
@@ -629,6 +631,7 @@ func TestRestsBehindTheWideWatch(t *testing.T) {
 		l.marks = [2]int64{4, 4} // as if nobody knew the rest
 		third.Enqueued(22, &Listing{At: 21, Low: 10, High: 21, Shared: true, Keys: []queue.Entry{{Key: "a/9", Rev: 15}}})
 		require.Equal(t, Step{}, first.Next())
+		require.Len(t, third.Wake(), 1)
 		require.Equal(t, Read, third.Next().Do)
 	})
 }

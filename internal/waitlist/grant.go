@@ -29,11 +29,6 @@ func (l *List) grantLocked() {
 	}
 	l.contendLocked()
 	front := l.frontLocked()
-	for _, e := range front[:2] {
-		if e != nil && l.wide != nil {
-			e.relyLocked(l.wide)
-		}
-	}
 	for i, e := range front {
 		if e != nil && (l.changed || e != l.front[i]) && !l.restsLocked(e) {
 			e.tell()

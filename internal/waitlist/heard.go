@@ -75,10 +75,12 @@ func (w *Watch) Heard(deletions []Deletion) (lost []*Entry) {
 		}
 		w.upTo = max(w.upTo, d.Rev)
 		l.rememberLocked(d)
-		l.weighLocked(d.Key)
+		if keyspace.KindOf(l.name, d.Key) == keyspace.Foreign {
+			l.nested = true
+		}
 	}
-	if l.wide != nil && l.noisyLocked() {
-		l.closeLocked(l.wide)
+	if wide := l.wideLocked(); wide != nil && l.nested {
+		l.closeLocked(wide)
 	}
 	l.grantLocked()
 	return lost
@@ -96,25 +98,6 @@ func (l *List) rememberLocked(d Deletion) {
 	}
 	l.told[d.Key] = max(l.told[d.Key], d.Rev)
 }
-
-// maxForeign is how many more foreign keys than entries the watch on all of the queue may tell of. Locks whose names are
-// nested in this one may be busy while nothing happens to this one.
-const maxForeign = 64
-
-// weighLocked takes note of whether a deletion was of an entry of the queue.
-func (l *List) weighLocked(key string) {
-	switch {
-	case keyspace.KindOf(l.name, key) != keyspace.Foreign:
-		l.foreign = max(0, l.foreign-1)
-	case l.foreign < maxForeign:
-		l.foreign++
-	default:
-		l.foreign = 2 * maxForeign // so that it is not tried again soon
-	}
-}
-
-// noisyLocked reports whether a watch on all of the queue tells of too much else.
-func (l *List) noisyLocked() bool { return l.foreign > maxForeign }
 
 // tells reports whether the watch would have told if a key that was there at revision seen had
 // been deleted.

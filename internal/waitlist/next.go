@@ -98,8 +98,6 @@ func (e *Entry) Next() Step {
 	complete := l.completeLocked(e)
 	clear := complete && !e.mustRead && !l.behindOthersLocked(e)
 	switch {
-	case l.restsLocked(e):
-		return Step{}
 	case e == front[0] && clear && l.seenLocked(e) >= e.minSeen:
 		return e.guardLocked()
 	case e == front[0] && clear:
@@ -112,15 +110,13 @@ func (e *Entry) Next() Step {
 	return Step{} // those in front ask
 }
 
-// restsLocked reports whether the watch on all of the queue tells e of all that it waits for: until then it has
-// nothing to do.
+// restsLocked reports whether the watches tell of all that e waits for: until then it has nothing to do.
 func (l *List) restsLocked(e *Entry) (rests bool) {
-	w := l.wide
-	if w == nil || e.mustRead || !l.completeLocked(e) || l.seenLocked(e) < w.At {
+	if i, _ := l.findLocked(queue.Entry{Key: e.keys[0], Rev: e.rev}); !l.completeLocked(e) || !l.trackedLocked(&l.places[i]) {
 		return false
 	}
 	for p := range l.belowLocked(e, false) {
-		if rests = p.seen >= w.At; !rests {
+		if rests = l.trackedLocked(p); !rests {
 			break
 		}
 	}

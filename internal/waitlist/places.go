@@ -99,7 +99,7 @@ func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
 	for _, q := range seen.Keys {
 		kind := keyspace.KindOf(l.name, q.Key)
 		_, known := l.findLocked(q)
-		if kind == keyspace.Foreign || !known && (q.Rev <= l.markLocked(kind) || q.Rev <= l.removed[q.Key]) {
+		if l.nested = l.nested || kind == keyspace.Foreign; kind == keyspace.Foreign || !known && (q.Rev <= l.markLocked(kind) || q.Rev <= l.removed[q.Key]) {
 			continue // all there are up to the mark were known, so it is gone by now
 		}
 		if at := l.told[q.Key]; !known && q.Rev < at {

@@ -22,14 +22,12 @@ type Watch struct {
 	used  bool  // one has since expire was last called
 }
 
-// watches are those of a list. At most two are open: one on all of the queue, or one near the front of it, and one on
-// a single key. The first and the last of these stay for a while when no entry relies on them: a session that takes
-// the lock again and again finds the one before it in the queue under the same key.
+// watches are those of a list. At most two are open, since only two entries ask. One may stay for a while when no entry
+// relies on it: see keepsLocked.
 type watches struct {
 	open    []*Watch
-	wide    *Watch   // the one on all of the queue, on which all in front rely
-	foreign int      // see weighLocked
 	expires bool     // expire is to be called
+	nested  bool     // keys of other names lie among those of the queue: see manyLocked
 	closing []*Watch // to be closed when the mutex is released
 }
 
@@ -56,9 +54,6 @@ func (e *Entry) Opened(w *Watch) {
 	defer l.unlock()
 	w.l, w.upTo = l, w.At
 	l.open = append(l.open, w)
-	if from, to := l.allLocked(); l.wide == nil && w.contains(from, to) {
-		l.wide = w
-	}
 	e.relyLocked(w)
 	for _, o := range slices.Clone(l.open) {
 		if o.users == 0 && len(l.open) > 2 {
@@ -84,12 +79,43 @@ func (e *Entry) relyLocked(w *Watch) {
 	if was.users--; was.users > 0 {
 		return
 	}
-	if was == l.wide && l.manyShareLocked() || was.single() && l.wide == nil {
+	if len(l.open) <= 2 && l.keepsLocked(was) {
 		was.used = true
 		l.expireLaterLocked()
 	} else {
 		l.closeLocked(was)
 	}
+}
+
+// ManyShare is how many times its own keys a queue has, at most, of which a session watches all. Then what an entry's txn
+// shows suffices, and the next entry needs neither a watch nor a reading of its own. It bounds to how many clients
+// etcd tells each release: a narrow watch is told of hardly any but the one that its entry waits for.
+const ManyShare = 8
+
+// manyLocked reports whether the list is known to have a good part of the queue. It is not said to where names are nested
+// in this one: their locks may be busy, and a watch on all would tell of them.
+func (l *List) manyLocked() bool { return l.size > 0 && !l.nested && l.manyShareLocked() }
+
+// manyShareLocked reports whether one in ManyShare of the queue's keys, or more, is the list's.
+func (l *List) manyShareLocked() bool { return int64(len(l.keys))*ManyShare >= l.size }
+
+// keepsLocked reports whether a watch stays for a while when no entry relies on it. The one on all of the queue does, and
+// one on a single key: a session that takes the lock again and again finds the one before it in the queue under the
+// same key.
+func (l *List) keepsLocked(w *Watch) bool {
+	if wide := l.wideLocked(); wide != nil {
+		return wide == w && l.manyShareLocked()
+	}
+	return w.single()
+}
+
+// wideLocked is the watch on all of the queue, nil if there is none.
+func (l *List) wideLocked() *Watch {
+	from, to := l.allLocked()
+	if i := slices.IndexFunc(l.open, func(w *Watch) bool { return w.contains(from, to) }); i >= 0 {
+		return l.open[i]
+	}
+	return nil
 }
 
 // coveringLocked is the watch on a range, if there is one, on which the entry relies from now on.
@@ -112,9 +138,7 @@ func (l *List) closeLocked(w *Watch) {
 // asks anew; of the others the list knows since when nothing is told of what they wait for.
 func (l *List) forgetLocked(w *Watch, err error) {
 	l.open = slices.DeleteFunc(l.open, func(o *Watch) bool { return o == w })
-	if l.changed = true; w == l.wide {
-		l.wide = nil
-	}
+	l.changed = true
 	for i := range l.places {
 		p := &l.places[i]
 		if w.tells(p.Key, p.seen) { // else it would have told
@@ -173,20 +197,6 @@ func (e *Entry) Stop() {
 	e.relyLocked(nil)
 	e.l.grantLocked()
 }
-
-// ManyShare is how many times its own keys a queue has, at most, of which a session watches all, and keeps that watch
-// for its next entries. Then what an entry's txn shows suffices, and the entry needs neither a watch nor a reading of
-// its own. It bounds to how many clients etcd tells each release: a narrow watch is told of hardly any but the one
-// that its entry waits for.
-const ManyShare = 8
-
-// manyLocked reports whether the list is known to have a good part of the queue, or has several that wait.
-func (l *List) manyLocked() bool {
-	return (l.size > 0 || l.frontLocked()[1] != nil) && l.manyShareLocked() && !l.noisyLocked()
-}
-
-// manyShareLocked reports whether one in ManyShare of the queue's keys, or more, is the list's.
-func (l *List) manyShareLocked() bool { return int64(len(l.keys))*ManyShare >= l.size }
 
 // allLocked is the range of all entries.
 func (l *List) allLocked() (from, to string) {
