@@ -190,11 +190,13 @@ func (r *Removals) forget(name string) {
 
 // Return has a batch removed in the background. ambiguous says that it may have been.
 func (r *Removals) Return(name string, b Batch, ambiguous bool) {
+	r.mu.Lock()
 	for _, l := range b {
-		r.mu.Lock()
 		l.ambiguous, l.returned = l.ambiguous || ambiguous, true
 		r.addLocked(name, l)
-		r.mu.Unlock()
+	}
+	r.mu.Unlock()
+	for _, l := range b {
 		r.RemoveLater(name, l)
 	}
 }
