@@ -361,6 +361,21 @@ func TestWatchBreaks(t *testing.T) {
 	require.Equal(t, Step{Do: Pause, Err: broken}, first.Next())
 	require.Equal(t, Read, first.Next().Do)
 	require.Equal(t, Step{}, second.Next(), "that reading serves both")
+	// Also if another one covers the same.
+	l.Saw(listing(6, other, held5, queue.Entry{Key: "a/5-1", Rev: 6}))
+	second.Opened(newWatch("a/0", "a/s", 6))
+	w = newWatch("a/5", "a/7\x00", 6)
+	first.Opened(w)
+	for range len(first.Wake()) {
+		<-first.Wake()
+	}
+	w.Broke(broken)
+	require.Len(t, first.Wake(), 1)
+	require.Equal(t, Step{Do: Pause, Err: broken}, first.Next())
+	second.Stop()
+	l.expire()
+	l.expire()
+	second.Begin()
 	// Nobody relies on one that is kept.
 	w = newWatch("a/7", "a/7\x00", 6)
 	first.Opened(w)
