@@ -60,7 +60,7 @@ func (e *Entry) askLocked() Step {
 		return Step{} // for the replies of entries of the list, which they probably are
 	}
 	from, to := e.rangeLocked(targets, deep, unsure)
-	w := e.coveringLocked(from, to)
+	w := e.relyOnLocked(from, to)
 	if w == nil {
 		if many {
 			from, to = l.allLocked()

@@ -62,7 +62,7 @@ func (e *Entry) guardLocked() Step {
 		keys = append(keys, p.Key)
 	}
 	from, to := slices.Min(keys), slices.Max(keys)+"\x00"
-	if e.coveringLocked(from, to) == nil {
+	if e.relyOnLocked(from, to) == nil {
 		return Step{Do: Open, From: from, To: to}
 	}
 	return Step{Do: Read, At: max(l.heardLocked(), e.rev), Keys: keys}

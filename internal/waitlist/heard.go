@@ -79,8 +79,10 @@ func (w *Watch) Heard(deletions []Deletion) (lost []*Entry) {
 			l.nested = true
 		}
 	}
-	if wide := l.wideLocked(); wide != nil && l.nested {
-		l.closeLocked(wide)
+	if l.nested {
+		if wide := l.wideLocked(); wide != nil {
+			l.closeLocked(wide)
+		}
 	}
 	l.grantLocked()
 	return lost
@@ -115,10 +117,10 @@ func (l *List) heardLocked() (at int64) {
 // seenLocked is the last revision at which the entry is known to have been in the queue, also
 // because a watch that would have told of its end did not.
 func (l *List) seenLocked(e *Entry) int64 {
-	i, _ := l.findLocked(queue.Entry{Key: e.keys[0], Rev: e.rev})
-	seen := l.places[i].seen
+	p := e.ownPlaceLocked()
+	seen := p.seen
 	for _, w := range l.open {
-		if w.tells(e.keys[0], l.places[i].seen) {
+		if w.tells(p.Key, p.seen) {
 			seen = max(seen, w.upTo)
 		}
 	}

@@ -112,7 +112,7 @@ func (e *Entry) Next() Step {
 
 // restsLocked reports whether the watches tell of all that e waits for: until then it has nothing to do.
 func (l *List) restsLocked(e *Entry) (rests bool) {
-	if i, _ := l.findLocked(queue.Entry{Key: e.keys[0], Rev: e.rev}); e.mustRead || !l.completeLocked(e) || !l.trackedLocked(&l.places[i]) {
+	if e.mustRead || !l.completeLocked(e) || !l.trackedLocked(e.ownPlaceLocked()) {
 		return false
 	}
 	for p := range l.belowLocked(e, false) {

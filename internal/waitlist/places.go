@@ -69,6 +69,12 @@ func (l *List) placeLocked(q queue.Entry) int {
 	return i
 }
 
+// ownPlaceLocked is where the entry, whose revision is known, stands under its first key.
+func (e *Entry) ownPlaceLocked() *place {
+	i, _ := e.l.findLocked(queue.Entry{Key: e.keys[0], Rev: e.rev})
+	return &e.l.places[i]
+}
+
 func (l *List) markLocked(kind keyspace.Kind) int64 { return l.marks[kind-keyspace.Exclusive] }
 
 // forgotLocked reports whether q, an entry that was seen, is known to be gone, and not only since
@@ -98,8 +104,12 @@ func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
 	}
 	for _, q := range seen.Keys {
 		kind := keyspace.KindOf(l.name, q.Key)
+		if kind == keyspace.Foreign {
+			l.nested = true
+			continue
+		}
 		_, known := l.findLocked(q)
-		if l.nested = l.nested || kind == keyspace.Foreign; kind == keyspace.Foreign || !known && (q.Rev <= l.markLocked(kind) || q.Rev <= l.removed[q.Key]) {
+		if !known && (q.Rev <= l.markLocked(kind) || q.Rev <= l.removed[q.Key]) {
 			continue // all there are up to the mark were known, so it is gone by now
 		}
 		if at := l.told[q.Key]; !known && q.Rev < at {

@@ -110,22 +110,23 @@ func (l *List) keepsLocked(w *Watch) bool {
 }
 
 // wideLocked is the watch on all of the queue, nil if there is none.
-func (l *List) wideLocked() *Watch {
-	from, to := l.allLocked()
+func (l *List) wideLocked() *Watch { return l.coveringLocked(l.allLocked()) }
+
+// coveringLocked is a watch that covers the range, nil if there is none.
+func (l *List) coveringLocked(from, to string) *Watch {
 	if i := slices.IndexFunc(l.open, func(w *Watch) bool { return w.contains(from, to) }); i >= 0 {
 		return l.open[i]
 	}
 	return nil
 }
 
-// coveringLocked is the watch on a range, if there is one, on which the entry relies from now on.
-func (e *Entry) coveringLocked(from, to string) *Watch {
-	i := slices.IndexFunc(e.l.open, func(w *Watch) bool { return w.contains(from, to) })
-	if i < 0 {
-		return nil
+// relyOnLocked is a watch that covers the range, on which the entry relies from now on, nil if there is none.
+func (e *Entry) relyOnLocked(from, to string) *Watch {
+	w := e.l.coveringLocked(from, to)
+	if w != nil {
+		e.relyLocked(w)
 	}
-	e.relyLocked(e.l.open[i])
-	return e.watch
+	return w
 }
 
 // closeLocked closes a watch, and forgets it.

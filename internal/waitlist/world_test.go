@@ -498,7 +498,7 @@ func (w *world) checkExclusion() {
 
 // dump is all of a list, for who looks for what went wrong.
 func (l *List) dump() (s string) {
-	s = fmt.Sprintf("marks %v latest %d size %d\n", l.marks, l.latest, l.size)
+	s = fmt.Sprintf("marks %v latest %d size %d nested %v\n", l.marks, l.latest, l.size, l.nested)
 	for _, p := range l.places {
 		s += fmt.Sprintf("%v seen %d unsure %v", p.Entry, p.seen, p.unsure)
 		if e := p.own; e != nil {
