@@ -21,6 +21,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/sample"
 )
 
 // multiNames are what the Multi of the scenes locks: the last one to read.
@@ -173,6 +174,8 @@ func TestMulti_Interleavings(t *testing.T) {
 	for queueName, others := range multiQueues {
 		t.Run(queueName, func(t *testing.T) {
 			t.Parallel()
+			var scenes sample.Scenes
+			defer scenes.Log(t)
 			for _, kind := range []string{"Lock", "Ticket", "Try"} {
 				for mishap := range multiMishaps {
 					if harness.Race && rand.N(3) > 0 {
@@ -188,7 +191,7 @@ func TestMulti_Interleavings(t *testing.T) {
 								switch {
 								case len(others) < 2 && lag > 0:
 									continue
-								case (leaveAt != at || lag > 0) && rand.N(40) > 0:
+								case (leaveAt != at || lag > 0) && rand.N(40) > 0, !scenes.Plays(4):
 									continue // all of them take minutes
 								}
 								ok := true

@@ -13,6 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/sample"
 )
 
 // Control tests of rows F: the loss of the lease.
@@ -40,6 +41,7 @@ func late(t *testing.T, n int, how cutting) (count int, worst time.Duration) {
 }
 
 func TestControl_F1_DeadlineCountedFromReply(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	n, worst := late(t, 24, cutting{delay: latency})
 	require.Positive(t, n)
@@ -47,6 +49,7 @@ func TestControl_F1_DeadlineCountedFromReply(t *testing.T) {
 }
 
 func TestControl_F1_RepliesDelayed(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	n, worst := late(t, 24, cutting{delay: 500 * time.Millisecond})
 	require.Positive(t, n)
@@ -54,6 +57,7 @@ func TestControl_F1_RepliesDelayed(t *testing.T) {
 }
 
 func TestControl_F2_FirstKeepAliveStuck(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	n, worst := late(t, 8, cutting{stuck: true})
 	require.Equal(t, 8, n)
@@ -61,6 +65,7 @@ func TestControl_F2_FirstKeepAliveStuck(t *testing.T) {
 }
 
 func TestControl_F3_RevokedByAnother(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, renewed := etcdtest.NewTap(), make(chan struct{}, 100)
 	tap.OnKeepAliveResponse(func(context.Context, *pb.LeaseKeepAliveResponse) error {
@@ -78,6 +83,7 @@ func TestControl_F3_RevokedByAnother(t *testing.T) {
 }
 
 func TestControl_F5_KeyDeleted(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	c, name := cluster.Client(t), harness.LockName(t)
 	s := incumbent(t, c)
@@ -101,6 +107,7 @@ func notTold(t *testing.T, s *concurrency.Session) {
 }
 
 func TestControl_F10_GrantedTTLIgnored(t *testing.T) {
+	sample.OnlyInFull(t)
 	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.TickMs, c.ElectionMs = 100, 1000 }))
 	c := own.Client(t)
 	s, err := concurrency.NewSession(c, concurrency.WithTTL(1))

@@ -13,6 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/sample"
 )
 
 // The control tests repeat the steps of the tests named TestFault_ with etcd's own packages
@@ -50,6 +51,7 @@ func lockedFor(t *testing.T, name string) {
 }
 
 func TestControl_A1_LostAcquireReply(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t, tap)
@@ -63,6 +65,7 @@ func TestControl_A1_LostAcquireReply(t *testing.T) {
 }
 
 func TestControl_A2_StaleUnlock(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t, tap)
@@ -79,6 +82,7 @@ func TestControl_A2_StaleUnlock(t *testing.T) {
 }
 
 func TestControl_A3_TryLockLeavesItsEntry(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t, tap)
@@ -95,6 +99,7 @@ func TestControl_A3_TryLockLeavesItsEntry(t *testing.T) {
 }
 
 func TestControl_A4_ResignForgets(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	c, name := cluster.Client(t), harness.LockName(t)
 	e := concurrency.NewElection(incumbent(t, c), name)
@@ -108,6 +113,7 @@ func TestControl_A4_ResignForgets(t *testing.T) {
 }
 
 func TestControl_A5_UnlockFailsOnce(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t, tap)
@@ -122,6 +128,7 @@ func TestControl_A5_UnlockFailsOnce(t *testing.T) {
 }
 
 func TestControl_B1_CtxOnPartition(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, proxy, name := etcdtest.NewTap(), cluster.Proxy(t), harness.LockName(t)
 	holder := concurrency.NewMutex(incumbent(t, cluster.Client(t)), name)
@@ -139,6 +146,7 @@ func TestControl_B1_CtxOnPartition(t *testing.T) {
 }
 
 func TestControl_B3_CreationCtx(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	own := etcdtest.Start(t)
 	c := own.Client(t)
@@ -157,6 +165,7 @@ func TestControl_B3_CreationCtx(t *testing.T) {
 }
 
 func TestControl_B6_OwnLeaseGone(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	holder := concurrency.NewMutex(incumbent(t, cluster.Client(t)), name)
@@ -174,6 +183,7 @@ func TestControl_B6_OwnLeaseGone(t *testing.T) {
 }
 
 func TestControl_D1_OneSessionTwoHolders(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	c, name := cluster.Client(t), harness.LockName(t)
 	s := incumbent(t, c)
@@ -186,6 +196,7 @@ func TestControl_D1_OneSessionTwoHolders(t *testing.T) {
 }
 
 func TestControl_D2_TryLockBesideAWaiter(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	holder := concurrency.NewMutex(incumbent(t, cluster.Client(t)), name)
@@ -205,6 +216,7 @@ func TestControl_D2_TryLockBesideAWaiter(t *testing.T) {
 }
 
 func TestControl_D4_NestedNames(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	c, name := cluster.Client(t), harness.LockName(t)
 	require.NoError(t, concurrency.NewMutex(incumbent(t, c), name+"/b").Lock(harness.Ctx(t)))
@@ -213,6 +225,7 @@ func TestControl_D4_NestedNames(t *testing.T) {
 }
 
 func TestControl_E1_TwoWriters(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	c, name := cluster.Client(t), harness.LockName(t)
 	first := recipe.NewRWMutex(incumbent(t, c), name)
@@ -236,6 +249,7 @@ func TestControl_E1_TwoWriters(t *testing.T) {
 }
 
 func TestControl_E2_PhantomLeader(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c := cluster.Client(t)
@@ -253,6 +267,7 @@ func TestControl_E2_PhantomLeader(t *testing.T) {
 }
 
 func TestControl_A7_StrayKeys(t *testing.T) {
+	sample.OnlyInFull(t)
 	c := cluster.Client(t)
 	name := harness.LockName(t)
 	_, err := c.Put(harness.Ctx(t), name+"/config", "")
@@ -262,6 +277,7 @@ func TestControl_A7_StrayKeys(t *testing.T) {
 }
 
 func TestControl_B5_LockerPanics(t *testing.T) {
+	sample.OnlyInFull(t)
 	c := cluster.Client(t)
 	s := incumbent(t, c)
 	_, err := c.Revoke(harness.Ctx(t), s.Lease())
@@ -271,6 +287,7 @@ func TestControl_B5_LockerPanics(t *testing.T) {
 }
 
 func TestControl_D6_GuardBeforeLock(t *testing.T) {
+	sample.OnlyInFull(t)
 	c := cluster.Client(t)
 	m := concurrency.NewMutex(incumbent(t, c), harness.LockName(t))
 	_, err := c.Txn(harness.Ctx(t)).If(m.IsOwner()).Then(clientv3.OpPut("guarded", "")).Commit()

@@ -13,11 +13,13 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/sample"
 )
 
 // Control tests of rows C: watches and compaction.
 
 func TestControl_C1_IsolatedMember(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
 	leader, err := own.Leader(harness.Ctx(t))
@@ -56,6 +58,7 @@ func compactPast(t *testing.T, c *clientv3.Client) {
 }
 
 func TestControl_C2_CompactionThenReconnect(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	own := etcdtest.Start(t)
 	tap, proxy := etcdtest.NewTap(), own.Proxy(t)
@@ -72,6 +75,7 @@ func TestControl_C2_CompactionThenReconnect(t *testing.T) {
 
 // This is also row C3: the compaction happens between the read and the watch.
 func TestControl_C4_CompactionMakesReadersSpin(t *testing.T) {
+	sample.OnlyInFull(t)
 	t.Parallel()
 	own := etcdtest.Start(t)
 	c, tap := own.Client(t), etcdtest.NewTap()

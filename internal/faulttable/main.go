@@ -100,6 +100,7 @@ var note = regexp.MustCompile(`: (?:seen|shown): (.*)\n$`)
 // test runs go and returns the results of the tests, in the order of their names.
 func test(args []string) ([]*result, error) {
 	cmd := exec.Command("go", args...)
+	cmd.Env = append(os.Environ(), "ETCDLOCK_FULL=1") // the controls too
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err != nil {

@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/sample"
 )
 
 const (
@@ -43,10 +45,10 @@ func LockName(t testing.TB) string {
 // Elapse waits for a duration that is itself part of what a test shows, such as twice a TTL.
 func Elapse(d time.Duration) { <-time.NewTimer(d).C }
 
-// Runs is how often a test that depends on chance is tried: ETCDLOCK_RUNS times, by default 50.
+// Runs is how often a test that depends on chance is tried: ETCDLOCK_RUNS times, by default 50 in full.
 func Runs(t testing.TB) int {
 	t.Helper()
-	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_RUNS"), "50"))
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_RUNS"), strconv.Itoa(sample.Rounds(t, 5, 50))))
 	require.NoError(t, err, "ETCDLOCK_RUNS")
 	require.Positive(t, n, "ETCDLOCK_RUNS must be positive")
 	return n

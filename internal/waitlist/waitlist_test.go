@@ -9,6 +9,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/sample"
 )
 
 // play has so many things happen, and then everybody leave in turn.
@@ -248,7 +249,7 @@ func (w *world) checkNobodyForgotten() {
 }
 
 // seeds is how many worlds are played.
-var seeds = flag.Uint64("seeds", 5000, "how many random worlds are played")
+var seeds = flag.Uint64("seeds", map[bool]uint64{false: 500, true: 5000}[sample.Full()], "how many random worlds are played")
 var first = flag.Uint64("first", 0, "")
 
 func TestModel_I1(t *testing.T) {
