@@ -17,8 +17,8 @@ import (
 var (
 	// ErrLocked: a Try found that somebody holds the lock or waits for it.
 	ErrLocked = errors.New("locked by another")
-	// ErrSessionExpired: the lease is gone, or can no longer be vouched for. Locks of New go on in another session;
-	// with NewSession, make a new one.
+	// ErrSessionExpired: the lease is gone, or can no longer be vouched for, or etcd was restored to an earlier state.
+	// Locks of New go on in another session; with NewSession, make a new one.
 	ErrSessionExpired = errors.New("session expired")
 	// ErrSessionClosed: Close or Orphan ended the session.
 	ErrSessionClosed = errors.New("session closed")
@@ -105,6 +105,8 @@ func lossOf(cause error) error {
 		return ErrLost
 	case errors.Is(cause, ErrSessionClosed):
 		return errLostClosed
+	case cause == ErrSessionExpired:
+		return errLostExpired
 	}
-	return errLostExpired
+	return fmt.Errorf("%w: %w", ErrLost, cause) // it says why the session ended
 }

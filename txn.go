@@ -74,7 +74,9 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 				held = append(held, settle.CreatedAt(key, h.rev))
 			}
 			// Not under an attempt's time limit, which would only leave its outcome open.
-			resp, err = h.s.etcd.Txn(ctx).If(held...).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise)).Commit()
+			resp, err = h.s.etcd.Txn(ctx, func(txn clientv3.Txn) clientv3.Txn {
+				return txn.If(held...).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise))
+			})
 			switch {
 			case err == nil && !resp.Succeeded:
 				if last = h.markLost(keys[0], resp.Header.Revision); last == nil {

@@ -3,6 +3,7 @@
 package etcd
 
 import (
+	"context"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,7 +18,13 @@ type Client struct {
 	*clientv3.Client
 	// Deadline, if set, is until when the user needs an answer. It is set before the first request.
 	Deadline func() time.Time
+	// Restored, if set, is told, perhaps more than once, that etcd has lost what it has shown before: see shown. No
+	// reply that proves it reaches the user earlier. Background runs what is asked then, or returns false. Both are set
+	// before the first request.
+	Restored   func(err error)
+	Background func(f func(ctx context.Context)) bool
 
+	shown   shown
 	pace    pace
 	waker   waker
 	suspect atomic.Bool // a watch could not be opened with watcher

@@ -12,7 +12,11 @@ import (
 // GrantOnce asks once for a lease with this ID. Unlike the client's own Grant it does not repeat the request
 // until ctx ends, and says why there is no connection.
 func (c *Client) GrantOnce(ctx context.Context, id clientv3.LeaseID, seconds int64) (granted int64, err error) {
+	before := c.shown.revision.Load()
 	resp, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(id)})
+	if err == nil {
+		c.proves(resp.GetHeader(), before)
+	}
 	return resp.GetTTL(), RequestError(ctx, err)
 }
 
@@ -25,9 +29,13 @@ func (c *Client) RenewOnce(ctx context.Context, id clientv3.LeaseID) (ttl int64,
 	if err != nil {
 		return 0, RequestError(ctx, err)
 	}
+	before := c.shown.revision.Load()
 	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)}); err != nil {
 		return 0, RequestError(ctx, err)
 	}
 	resp, err := stream.Recv()
+	if err == nil {
+		c.hints(resp.GetHeader(), before)
+	}
 	return resp.GetTTL(), RequestError(ctx, err)
 }

@@ -67,7 +67,13 @@ func (c *Client) read(ctx context.Context, reads []Read, how ...clientv3.OpOptio
 	for i, r := range reads {
 		ops[i] = clientv3.OpGet(r.key, opts(r)...)
 	}
-	resp, err := c.Txn(ctx).Then(ops...).Commit()
+	var resp *clientv3.TxnResponse
+	var err error
+	if len(how) > 0 {
+		resp, err = c.txnPinned(ctx, ops)
+	} else {
+		resp, err = c.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
+	}
 	if err != nil {
 		return reply{}, err
 	}

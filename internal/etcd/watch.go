@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -22,26 +23,31 @@ type Watch struct {
 	// forgets to.
 	Closed <-chan struct{}
 	by     *Watcher
+	shows  func(rev int64)
 }
 
 // Heard says that C had something, whatever it was: see Probe.
-func (w *Watch) Heard() { w.by.heard.Store(true) }
+func (w *Watch) Heard(wr *clientv3.WatchResponse) {
+	w.by.heard.Store(true)
+	w.shows(Latest(wr))
+}
 
 // OpenWatch watches key, or the range from key to end if that is not empty, with the client's
 // Watcher, until the watch is closed or life ends. It notes how that goes for the Watcher: see
 // etcdAnswers.
 func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...clientv3.OpOption) (*Watch, error) {
-	by := c.EnterWatcher()
+	by, before := c.EnterWatcher(), c.shown.revision.Load()
 	w, err := Open(ctx, by.life, by, key, end, opts...)
 	if err != nil {
 		c.LeaveWatcher(by, ctx.Err() == nil)
 		return nil, err
 	}
 	by.heard.Store(true) // etcd's notice that the watch is there
+	c.hints(&pb.ResponseHeader{Revision: w.At}, before)
 	cancel := w.Close
 	closeOnce := sync.OnceFunc(func() { c.closeWatch(by, cancel) })
 	stop := context.AfterFunc(life, closeOnce)
-	w.by, w.Close = by, func() { stop(); closeOnce() }
+	w.by, w.shows, w.Close = by, c.shows, func() { stop(); closeOnce() }
 	return w, nil
 }
 

@@ -156,7 +156,7 @@ func (c probed) watch(hangs bool) (m *member, w *Watcher, ended <-chan struct{})
 	go func() {
 		defer close(done)
 		for range watch.C {
-			watch.Heard()
+			watch.Heard(&clientv3.WatchResponse{})
 		}
 		watch.Close()
 	}()

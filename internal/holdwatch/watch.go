@@ -83,7 +83,7 @@ func (w *watch[H]) watch(out *outage.Outage) error {
 			return w.ctx.Err()
 		case <-w.wake:
 		case wr, ok := <-own.C:
-			own.Heard()
+			own.Heard(&wr)
 			w.heard(&wr)
 			if err := etcd.Broken(&wr, ok); err != nil {
 				return err
@@ -230,7 +230,7 @@ func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, ex
 				return err
 			}
 		case wr, ok := <-w.C:
-			w.Heard()
+			w.Heard(&wr)
 			for _, ev := range wr.Events {
 				if ev.Kv.CreateRevision > seen && waits(ev.Kv) {
 					return nil

@@ -4,6 +4,7 @@ package lease
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"strconv"
 	"sync"
@@ -78,7 +79,8 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 	l.Gone, l.gone = context.WithCancel(context.Background())
 	l.Outages = outage.Source{All: all, Client: client, Life: l.Ctx, Log: log, Lease: l.String()}
 	l.KeepAlive = func(ctx context.Context) (int64, error) { return client.RenewOnce(ctx, l.ID) }
-	client.Deadline = l.Deadline
+	client.Deadline, client.Background = l.Deadline, l.Go
+	client.Restored = func(err error) { l.End(fmt.Errorf("%w: %w", l.Expired, err), err.Error()) }
 	return l
 }
 

@@ -17,7 +17,7 @@ import (
 // itself.
 func (l *Lease) Txn(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, ambiguous bool, err error) {
 	resp, ambiguous, err = etcd.Do(ctx, l.Client, etcd.Policy{Life: l.Ctx, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return build(l.Client.Txn(ctx)).Commit()
+		return l.Client.Txn(ctx, build)
 	})
 	return resp, ambiguous, l.Translate(err)
 }

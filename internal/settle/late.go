@@ -109,7 +109,7 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
 	}
 	for some := range slices.Chunk(ops, 2*etcd.Batch) { // each entry has two keys at most, but a Multi's
 		_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-			return k.etcd.Txn(ctx).Then(some...).Commit()
+			return k.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(some...) })
 		})
 		if err != nil {
 			return err

@@ -245,7 +245,7 @@ func (r *Removals) request(ctx, life context.Context, b Batch) (ambiguous bool, 
 	}
 	ops := b.Ops()
 	resp, ambiguous, err := etcd.Do(ctx, r.etcd, p, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return r.etcd.Txn(ctx).Then(ops...).Commit()
+		return r.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
 	})
 	if err == nil {
 		b.Done(resp.Header.Revision, resp.Responses, ambiguous)

@@ -400,7 +400,7 @@ func TestRemovals_Take(t *testing.T) {
 		r.RemoveLater("a", a)
 		synctest.Wait()
 		r.requireTxns(0)
-		resp, err := r.world.etcd.Txn(t.Context()).Then(taken.Ops()...).Commit()
+		resp, err := r.world.etcd.Client.Txn(t.Context()).Then(taken.Ops()...).Commit()
 		require.NoError(t, err)
 		taken.Done(resp.Header.Revision, resp.Responses, false)
 		require.Equal(t, Removal{At: resp.Header.Revision, Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.removal)

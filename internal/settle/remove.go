@@ -95,7 +95,7 @@ func find(next []queue.Entry) []clientv3.Op {
 // remove sends a txn that begins by looking for so many entries, and succeeds as that does.
 func remove(ctx context.Context, c *etcd.Client, p etcd.Policy, next int, build func(t clientv3.Txn) clientv3.Txn) (r Removal, succeeded bool, err error) {
 	resp, ambiguous, err := etcd.Do(ctx, c, p, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return build(c.Txn(ctx)).Commit()
+		return c.Txn(ctx, build)
 	})
 	if err != nil {
 		return Removal{Ambiguous: ambiguous}, false, err

@@ -208,7 +208,7 @@ func (ws *Waits) follow(on *etcd.Watch, watch *waitlist.Watch) {
 		case <-on.Closed:
 		}
 		if ok {
-			on.Heard()
+			on.Heard(&wr)
 		}
 		if len(wr.Events) > 0 {
 			deletions := make([]waitlist.Deletion, 0, len(wr.Events))

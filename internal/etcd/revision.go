@@ -1,0 +1,148 @@
+// Whether etcd has gone back to an earlier state, since a snapshot was restored.
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// ErrRestored says that etcd has lost what it has shown before.
+var ErrRestored = errors.New("a snapshot was restored")
+
+// shown is what etcd has shown to a Client. A revision that any reply shows was committed, so it stays, unless
+// somebody restores a snapshot. Two signs prove that:
+//
+//   - A reply shows another cluster ID. A restore keeps the ID only if the members have the URLs and the token of
+//     the first start.
+//   - The reply to a linearizable request shows a lower revision than one that was shown before the request was
+//     sent; or not a higher one, if the request wrote. Linearizable are transactions that write, those that read
+//     linearizably, such reads, and grants of leases.
+//
+// A serializable read, a watch, a renewal, and a lease's time to live show the revision of the member that answers,
+// which may lag. So a lower revision there is a hint only, and the Client asks.
+//
+// The Raft term is no sign, although it starts anew too: a member that was sent a snapshot by its leader shows its
+// old term until the next entry (etcd 3.7). So a restored etcd that has the same cluster ID, and that was written to
+// beyond all that was shown before it is asked again, is not told from the one before.
+type shown struct {
+	cluster  atomic.Uint64
+	revision atomic.Int64 // the highest
+	asking   atomic.Bool
+}
+
+// Get reads a key or a range.
+func (c *Client) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	before := c.shown.revision.Load()
+	op := clientv3.OpGet(key, opts...)
+	resp, err := c.Do(ctx, op)
+	switch {
+	case err != nil:
+		return nil, err
+	case op.IsSerializable():
+		c.hints(resp.Get().Header, before)
+	default:
+		c.proves(resp.Get().Header, before)
+	}
+	return resp.Get(), nil
+}
+
+// Txn sends a transaction that writes, or reads linearizably. One that only compares does neither.
+func (c *Client) Txn(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
+	before := c.shown.revision.Load()
+	resp, err := build(c.Client.Txn(ctx)).Commit()
+	if err == nil {
+		if slices.ContainsFunc(resp.Responses, func(r *pb.ResponseOp) bool { return r.GetResponsePut() != nil }) {
+			before++
+		}
+		c.proves(resp.Header, before)
+	}
+	return resp, err
+}
+
+// txnPinned sends reads that are serializable.
+func (c *Client) txnPinned(ctx context.Context, reads []clientv3.Op) (*clientv3.TxnResponse, error) {
+	before := c.shown.revision.Load()
+	resp, err := c.Client.Txn(ctx).Then(reads...).Commit()
+	if err == nil {
+		c.hints(resp.Header, before)
+	}
+	return resp, err
+}
+
+// TimeToLive asks after a lease.
+func (c *Client) TimeToLive(ctx context.Context, id clientv3.LeaseID, opts ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
+	before := c.shown.revision.Load()
+	resp, err := c.Client.TimeToLive(ctx, id, opts...)
+	if err == nil {
+		c.hints(resp.ResponseHeader, before)
+	}
+	return resp, err
+}
+
+// proves takes note of the reply to a linearizable request. before is the least revision that it has to show.
+func (c *Client) proves(h *pb.ResponseHeader, before int64) {
+	c.sameCluster(h)
+	if rev := h.GetRevision(); rev < before {
+		c.restored(fmt.Errorf("etcd's revision went back from %d to %d: %w", c.shown.revision.Load(), rev, ErrRestored))
+	}
+	c.shows(h.GetRevision())
+}
+
+// hints takes note of the reply of a member that may lag. before is what was shown before it was asked.
+func (c *Client) hints(h *pb.ResponseHeader, before int64) {
+	c.sameCluster(h)
+	c.shows(h.GetRevision())
+	if h.GetRevision() < before {
+		c.askRevision()
+	}
+}
+
+// askRevision asks etcd for its revision, in the background. The txn does nothing, so it needs no rights, and is
+// linearizable, since etcd takes one in another one for a write.
+func (c *Client) askRevision() {
+	if c.Background == nil || !c.shown.asking.CompareAndSwap(false, true) {
+		return
+	}
+	ok := c.Background(func(ctx context.Context) {
+		defer c.shown.asking.Store(false)
+		_, _, _ = Do(ctx, c, Policy{Once: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+			return c.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(clientv3.OpTxn(nil, nil, nil)) })
+		}) // after an error the next hint has it asked again
+	})
+	if !ok {
+		c.shown.asking.Store(false)
+	}
+}
+
+// shows takes note of a revision that was committed.
+func (c *Client) shows(rev int64) {
+	for {
+		was := c.shown.revision.Load()
+		if rev <= was || c.shown.revision.CompareAndSwap(was, rev) {
+			return
+		}
+	}
+}
+
+func (c *Client) sameCluster(h *pb.ResponseHeader) {
+	id := h.GetClusterId() // 0 of a proxy
+	if id == 0 || c.shown.cluster.CompareAndSwap(0, id) {
+		return
+	}
+	if was := c.shown.cluster.Load(); was != id {
+		c.restored(fmt.Errorf("etcd's cluster ID changed from %x to %x: another etcd answers, or %w", was, id, ErrRestored))
+	}
+}
+
+func (c *Client) restored(err error) {
+	if c.Restored != nil {
+		c.Restored(err)
+	}
+}
