@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,6 +38,13 @@ func runMain(m *testing.M) int {
 	for _, s := range []os.Signal{syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT} {
 		if signal.Ignored(s) { // as in the background of a script; the commands would inherit that
 			signal.Notify(make(chan os.Signal, 1), s)
+		}
+	}
+	if buildFlags == nil { // most of the tests wait for processes, and not for a processor
+		flag.Parse()
+		if err := flag.Set("test.parallel", strconv.Itoa(max(8, runtime.GOMAXPROCS(0)))); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			return 1
 		}
 	}
 	dir, err := os.MkdirTemp("", "etcdlock-command-")
