@@ -166,6 +166,9 @@ func (e *entry) putOps() (ops []clientv3.Op) {
 // attempt.
 func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
 	resp, ambiguous, err := e.s.lease.Txn(ctx, build)
+	if etcd.ReplyTooLarge(err) { // that to a repetition is short: it finds what the first one has written
+		resp, _, err = e.s.lease.Txn(ctx, build)
+	}
 	e.ambiguous = e.ambiguous || ambiguous
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		e.s.lease.NotFound()
@@ -200,7 +203,8 @@ func (e *entry) enqueue(ctx context.Context) error {
 			return t.If(e.keysAbsent()...).Then(slices.Concat(leave, look, e.putOps())...)
 		}
 		resp, err := e.commit(ctx, txn)
-		if len(leaving) > 0 && errors.Is(err, rpctypes.ErrTooManyOps) { // it may allow so many as the entry itself needs
+		// What the entry itself needs may be allowed.
+		if len(leaving) > 0 && (errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err)) {
 			e.s.removals.Return(e.name, leaving, e.ambiguous)
 			leaving, leave = nil, nil
 			resp, err = e.commit(ctx, txn)

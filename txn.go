@@ -82,8 +82,8 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 				if last = h.markLost(keys[0], resp.Header.Revision); last == nil {
 					continue // it was downgraded meanwhile, and nothing was carried out
 				}
-			case err != nil && !etcd.Refused(err) && !etcd.NotProposed(err):
-				last = fmt.Errorf("%w: %w", ErrOutcomeUnknown, h.preferLoss(err))
+			case err != nil && !etcd.NotCarriedOut(err):
+				last = fmt.Errorf("%w: %w", ErrOutcomeUnknown, h.preferLoss(etcd.Explain(err)))
 				return nil, nil
 			}
 			return resp, err

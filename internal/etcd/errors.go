@@ -51,14 +51,15 @@ func RequestError(ctx context.Context, err error) error {
 			desc = why
 		}
 		// So begins what gRPC says of a connection that it could not make.
-		if strings.HasPrefix(desc, "transport: ") || strings.HasPrefix(desc, "error reading server preface") {
+		if strings.HasPrefix(desc, "transport: ") || strings.HasPrefix(desc, "error reading server preface") || strings.HasPrefix(desc, "initial http2 frame") {
 			return fmt.Errorf("%w: %s", ErrNotSent, desc)
 		}
 		return fmt.Errorf("%w: %s", errNoConnection, desc)
 	}
-	// Of a connection on which it could not write its first bytes gRPC says what the operating system says.
+	// Of a connection on which it could not write its first bytes gRPC says what the operating system says. (Of one
+	// that had come into use its reader tells, as above.)
 	if _, desc, found := strings.Cut(text, "code = Unavailable desc = write tcp "); found {
-		return fmt.Errorf("%w: write tcp %s", errNoConnection, desc)
+		return fmt.Errorf("%w: write tcp %s", ErrNotSent, desc)
 	}
 	if strings.HasSuffix(text, "while waiting for connections to become ready") {
 		return fmt.Errorf("%w: the endpoints do not answer", ErrNotSent)
@@ -71,16 +72,18 @@ func IsCtxError(err error) bool {
 	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded)
 }
 
-// answered reports whether err is etcd's last word.
-func answered(err error) bool { return err == nil || Refused(err) }
+// answered reports whether err is etcd's last word, and tells whether the request was carried out.
+func answered(err error) bool { return err == nil || Refused(err) && !ReplyTooLarge(err) }
 
-// Refused reports whether etcd has answered that it did not and will not carry out the request.
+// Refused reports whether a repetition of the request would have the same error: etcd, or what stands between
+// it and the client, has answered that it did not and will not carry out the request, or the client can't send
+// it or can't read the reply (see ReplyTooLarge: then the request may have been carried out).
 // Any other error (no leader, a member that goes away, "raft proposal dropped", a lost reply)
-// leaves open whether it was carried out, and passes: the request is to be repeated.
+// leaves open whether the request was carried out, and passes: the request is repeated.
 func Refused(err error) bool {
 	var e rpctypes.EtcdError
 	if !errors.As(err, &e) {
-		return false
+		return refusal(err) != ""
 	}
 	switch {
 	case errors.Is(e, rpctypes.ErrNoSpace):
@@ -96,9 +99,11 @@ func Refused(err error) bool {
 	return false
 }
 
-// NotProposed reports whether etcd says that it has not even proposed the request, so that it
-// has certainly not carried it out.
-func NotProposed(err error) bool {
+// NotCarriedOut reports whether it is certain that etcd has not carried out the request and never will.
+func NotCarriedOut(err error) bool { return Refused(err) && !ReplyTooLarge(err) || notProposed(err) }
+
+// notProposed reports whether etcd says that it has not even proposed the request.
+func notProposed(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) ||
 		strings.Contains(err.Error(), "raft proposal dropped") // which has no type of its own
 }

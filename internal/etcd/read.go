@@ -3,10 +3,14 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -17,36 +21,116 @@ const Batch = 32
 type Read struct {
 	key  string
 	opts []clientv3.OpOption
+	// order is that of a range by create revision, SortNone for key order.
+	order clientv3.SortOrder
 }
 
 // ReadValue reads a key and its value.
 func ReadValue(key string) Read { return Read{key: key} }
 
 // ReadKey reads whether there is a key.
-func ReadKey(key string) Read { return Read{key, []clientv3.OpOption{clientv3.WithKeysOnly()}} }
+func ReadKey(key string) Read {
+	return Read{key: key, opts: []clientv3.OpOption{clientv3.WithKeysOnly()}}
+}
 
 // ReadRange reads the keys, without values, from from to before to.
 func ReadRange(from, to string, opts ...clientv3.OpOption) Read {
-	return Read{from, append(opts, clientv3.WithRange(to), clientv3.WithKeysOnly())}
+	return Read{key: from, opts: append(opts, clientv3.WithRange(to), clientv3.WithKeysOnly())}
+}
+
+// ReadByAge is ReadRange in the order of the keys' create revisions.
+func ReadByAge(order clientv3.SortOrder, from, to string, opts ...clientv3.OpOption) Read {
+	r := ReadRange(from, to, append(opts, clientv3.WithSort(clientv3.SortByCreateRevision, order))...)
+	r.order = order
+	return r
 }
 
 // ReadAt reads the state at revision rev, which is the same on every member, so any of them can
 // answer. If the member that is asked has not come so far, has compacted rev away or does not
 // answer, a linearizable read of the present follows. With rev 0 it is that from the start. at
-// is the revision that all of got shows. It is one request, however many reads.
+// is the revision that all of got shows. It is one request, however many reads, unless the reply is
+// too large for the client: then it is some more.
 func (c *Client) ReadAt(ctx, life context.Context, rev int64, reads ...Read) (got []*pb.RangeResponse, at int64, err error) {
 	if rev > 0 {
-		r, _, err := Do(ctx, c, Policy{Life: life, Hedge: true, Once: true}, func(ctx context.Context) (reply, error) {
-			return c.read(ctx, reads, clientv3.WithRev(rev), clientv3.WithSerializable())
-		})
+		got, _, err = c.readOrSplit(ctx, Policy{Life: life, Hedge: true, Once: true}, reads, clientv3.WithRev(rev), clientv3.WithSerializable())
 		if err == nil {
-			return r.got, rev, nil
+			return got, rev, nil
 		}
 	}
-	r, _, err := Do(ctx, c, Policy{Life: life, Hedge: true}, func(ctx context.Context) (reply, error) {
-		return c.read(ctx, reads)
+	for {
+		got, at, err = c.readOrSplit(ctx, Policy{Life: life, Hedge: true}, reads)
+		if !errors.Is(err, rpctypes.ErrCompacted) { // the revision of the first piece, before the last one
+			return got, at, err
+		}
+	}
+}
+
+// readOrSplit makes the reads by one request, or in pieces if the reply is too large.
+func (c *Client) readOrSplit(ctx context.Context, p Policy, reads []Read, how ...clientv3.OpOption) ([]*pb.RangeResponse, int64, error) {
+	r, _, err := Do(ctx, c, p, func(ctx context.Context) (reply, error) { return c.read(ctx, reads, how...) })
+	switch {
+	case !ReplyTooLarge(err):
+		return r.got, r.at, err
+	case len(reads) == 1:
+		return c.readPages(ctx, p, reads[0], how...)
+	}
+	some, at, err := c.readOrSplit(ctx, p, reads[:len(reads)/2], how...)
+	if err != nil {
+		return nil, 0, err
+	}
+	if len(how) == 0 {
+		how = []clientv3.OpOption{clientv3.WithRev(at)}
+	}
+	rest, _, err := c.readOrSplit(ctx, p, reads[len(reads)/2:], how...)
+	return append(some, rest...), at, err
+}
+
+// maxPage is how many keys readPages reads at once, at first.
+const maxPage = 256
+
+// readPages makes one read, of a range, in pages: the whole range in key order, as that is the order that goes on
+// from any key. What etcd would have sorted and cut off it sorts and cuts off itself.
+func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...clientv3.OpOption) (got []*pb.RangeResponse, at int64, err error) {
+	op := clientv3.OpGet(of.key, of.opts...)
+	all, from, limit := &pb.RangeResponse{}, of.key, op.Limit()
+	page := int64(maxPage)
+	if of.order == clientv3.SortNone && limit > 0 {
+		page = min(page, max(1, limit/2))
+	}
+	for {
+		one := Read{key: from, opts: append(slices.Clone(of.opts), clientv3.WithSort(clientv3.SortByKey, clientv3.SortNone), clientv3.WithLimit(page))}
+		r, _, err := Do(ctx, c, p, func(ctx context.Context) (reply, error) { return c.read(ctx, []Read{one}, how...) })
+		if ReplyTooLarge(err) && page > 1 && len(op.RangeBytes()) > 0 {
+			page /= 2
+			continue
+		}
+		if err != nil {
+			return nil, 0, err
+		}
+		if at == 0 {
+			at, all.Header, all.Count = r.at, r.got[0].Header, r.got[0].Count
+			how = append(slices.Clone(how), clientv3.WithRev(at))
+		}
+		all.Kvs = append(all.Kvs, r.got[0].Kvs...)
+		enough := of.order == clientv3.SortNone && limit > 0 && int64(len(all.Kvs)) >= limit
+		if all.More = r.got[0].More; !all.More || enough {
+			break
+		}
+		from = string(r.got[0].Kvs[len(r.got[0].Kvs)-1].Key) + "\x00"
+	}
+	slices.SortStableFunc(all.Kvs, func(a, b *mvccpb.KeyValue) int {
+		switch of.order {
+		case clientv3.SortAscend:
+			return cmp.Compare(a.CreateRevision, b.CreateRevision)
+		case clientv3.SortDescend:
+			return cmp.Compare(b.CreateRevision, a.CreateRevision)
+		}
+		return 0
 	})
-	return r.got, r.at, err
+	if limit > 0 && int64(len(all.Kvs)) > limit {
+		all.Kvs, all.More = all.Kvs[:limit], true
+	}
+	return []*pb.RangeResponse{all}, at, nil
 }
 
 type reply struct {

@@ -73,7 +73,7 @@ func TestRefused(t *testing.T) {
 	} {
 		require.Equal(t, want, Refused(err), err)
 	}
-	require.True(t, NotProposed(rpctypes.ErrNoLeader))
-	require.True(t, NotProposed(errors.New("raft proposal dropped")))
-	require.False(t, NotProposed(errors.New("transport is closing")))
+	require.True(t, notProposed(rpctypes.ErrNoLeader))
+	require.True(t, notProposed(errors.New("raft proposal dropped")))
+	require.False(t, notProposed(errors.New("transport is closing")))
 }

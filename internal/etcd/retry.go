@@ -85,7 +85,7 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		case ctx.Err() != nil:
 			return v, ambiguous, c.CtxError(ctx, last)
 		case p.Once, Refused(err):
-			return v, ambiguous, err
+			return v, ambiguous, Explain(err)
 		}
 		stall.Set(true)
 		between, cancel := Bind(ctx, life)

@@ -13,7 +13,7 @@ import (
 )
 
 // Names calls yield with the name of each lock that has entries and whose name starts with prefix, until yield
-// returns false. It reads page keys at once.
+// returns false. It reads page keys at once, or fewer if the reply is too large for the client.
 func Names(ctx context.Context, client *etcd.Client, prefix string, page int64, yield func(string) bool) error {
 	var scan keyspace.Scan
 	withPrefix := func(name string) bool { return !strings.HasPrefix(name, prefix) || yield(name) }
@@ -25,6 +25,10 @@ func Names(ctx context.Context, client *etcd.Client, prefix string, page int64, 
 		resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.GetResponse, error) {
 			return client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(page))
 		})
+		if etcd.ReplyTooLarge(err) && page > 1 {
+			page /= 2
+			continue
+		}
 		if err != nil {
 			return err
 		}

@@ -16,7 +16,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// Page is how many keys are read at once.
+// Page is how many keys are read at once, or fewer if the reply is too large for the client.
 const Page = 1000
 
 // Read reads the queue of a lock as it is at present, linearizably, in pages of one revision.
@@ -33,10 +33,14 @@ func Read(ctx context.Context, client *etcd.Client, name string) (*queue.Snapsho
 
 func readPages(ctx context.Context, client *etcd.Client, s *queue.Snapshot) error {
 	from, to := keyspace.All(s.Name)
-	for {
+	for page := int64(Page); ; {
 		resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.GetResponse, error) {
-			return client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(Page), clientv3.WithRev(s.Rev))
+			return client.Get(ctx, from, clientv3.WithRange(to), clientv3.WithLimit(page), clientv3.WithRev(s.Rev))
 		})
+		if etcd.ReplyTooLarge(err) && page > 1 {
+			page /= 2
+			continue
+		}
 		if err != nil {
 			return err
 		}

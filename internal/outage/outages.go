@@ -70,6 +70,9 @@ func whatToCheck(err error) string {
 	for _, c := range []struct{ words, check string }{
 		{"first record does not look like a tls handshake|server preface", "the endpoints, and whether they want https"},
 		{"x509|certificate|tls", "the client's TLS config: CA, certificate, key and server name"},
+		{"unexpected http status|unimplemented", "the endpoints, and that the proxies between pass gRPC on to etcd"},
+		{"larger than max", "clientv3.Config: MaxCallSendMsgSize and MaxCallRecvMsgSize"},
+		{"permissiondenied|unauthenticated", "the rules and the credentials of the proxy or mesh between"},
 		{"refused|no such host|no route|timeout|do not answer|network is unreachable", "the endpoints, and that etcd is up there"},
 		{"no leader", "that a majority of etcd's members is up, and they reach each other"},
 	} {

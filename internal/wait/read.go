@@ -47,13 +47,11 @@ func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Entry) {
 
 func readsOf(step *waitlist.Step) (reads []etcd.Read) {
 	if step.From != "" {
-		opts := []clientv3.OpOption{clientv3.WithLimit(step.Limit)}
+		order, within := clientv3.SortDescend, clientv3.WithMaxCreateRev(step.Max)
 		if step.Upward {
-			opts = append(opts, clientv3.WithMinCreateRev(step.Min), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
-		} else {
-			opts = append(opts, clientv3.WithMaxCreateRev(step.Max), clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortDescend))
+			order, within = clientv3.SortAscend, clientv3.WithMinCreateRev(step.Min)
 		}
-		reads = append(reads, etcd.ReadRange(step.From, step.To, opts...))
+		reads = append(reads, etcd.ReadByAge(order, step.From, step.To, clientv3.WithLimit(step.Limit), within))
 	}
 	for _, key := range step.Keys {
 		reads = append(reads, etcd.ReadKey(key))
