@@ -89,6 +89,14 @@ func (f *Server) Do(ops ...*pb.RequestOp) int64 {
 	return f.applyLocked(ops, nil)
 }
 
+// Restore brings back the state at revision rev, as a restored snapshot does. Watches stay: those of etcd's client do,
+// which opens them anew at the revision that they had come to.
+func (f *Server) Restore(rev int64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rev = rev
+}
+
 // Keys returns the keys that start with prefix, in their order.
 func (f *Server) Keys(prefix string) []*mvccpb.KeyValue {
 	f.mu.Lock()

@@ -45,6 +45,8 @@ type waiter struct {
 	unbind func()        // ends the ctx of the wait
 	// guard fires when the entry has waited for holders of its own list for GuardAfter.
 	guard <-chan time.Time
+	asked int       // how often it has asked etcd without a pause, or a second in between
+	last  time.Time // when it did
 }
 
 // Waits are those of a client of etcd. The fields are set before the first wait.
@@ -106,6 +108,7 @@ func (w *waiter) handleErr(ctx context.Context, err error) error {
 	w.outage.Start(ctx, err)
 	w.own.Fail()
 	w.pause(ctx)
+	w.asked = 0
 	return nil
 }
 
@@ -135,10 +138,8 @@ func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 			return true, nil
 		case waitlist.Gone:
 			return false, ErrGone
-		case waitlist.Read:
-			err = w.read(ctx, &step)
-		case waitlist.Open:
-			err = w.open(ctx, &step)
+		case waitlist.Read, waitlist.Open:
+			err = w.ask(ctx, &step)
 		case waitlist.Pause:
 			err = step.Err
 		case waitlist.Wait:
@@ -153,6 +154,28 @@ func (w *waiter) advance(ctx context.Context) (granted bool, err error) {
 		}
 	}
 	return false, err
+}
+
+// maxAsked is how often a waiter asks etcd without a pause. One that needs more than a few answers has a list that
+// etcd's answers do not satisfy, as after a restore that nobody has noticed yet.
+const maxAsked = 32
+
+// ask asks etcd what the list wants, unless it takes a pause first: then the list may want something else.
+func (w *waiter) ask(ctx context.Context, step *waitlist.Step) error {
+	if now := time.Now(); now.Sub(w.last) > 2*etcd.RetryMax { // more than any pause
+		w.asked = 0
+	}
+	if w.asked == maxAsked {
+		w.pause(ctx)
+		w.asked--
+		return nil
+	}
+	w.asked++
+	defer func() { w.last = time.Now() }()
+	if step.Do == waitlist.Open {
+		return w.open(ctx, step)
+	}
+	return w.read(ctx, step)
 }
 
 // await blocks until Next may say something else. Most waiters of a long queue block here.

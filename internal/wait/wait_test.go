@@ -335,13 +335,64 @@ func TestWait_PausesBeginAnew(t *testing.T) {
 	play(t, func(s *scene) {
 		s.f.Write("a/1")
 		ended := s.wait(s.enqueue("a/5"))
-		for range 10 {
+		for range maxAsked {
 			require.Len(s, s.f.Watches(), 1)
 			s.f.BreakWatches()
 			<-time.After(2 * etcd.RetryMin)
 		}
 		s.f.Remove("a/1")
 		s.grants(ended)
+	})
+}
+
+// A waiter that asks now and then asks at once.
+func TestWait_AsksNowAndThen(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		ended := s.wait(s.enqueue("a/5"))
+		for range 2 * maxAsked {
+			before := len(s.asked())
+			s.l.Refresh()
+			require.Greater(s, len(s.asked()), before)
+			<-time.After(2 * time.Second)
+		}
+		s.f.Remove("a/1")
+		s.grants(ended)
+	})
+}
+
+// Whatever a list believes, its entries do not ask without a pause. Here it waits for revisions that were lost when a
+// snapshot was restored, and there is no session that ends.
+func TestWait_NeverWithoutAPause(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		first := s.enqueue("a/5")
+		ended := s.wait(first)
+		restored := s.f.Write("x")
+		s.f.Remove("a/1")
+		s.grants(ended)
+		for range 1000 {
+			s.f.Write("x")
+		}
+		s.l.Saw(&waitlist.Listing{At: s.f.Write("x"), Low: 1, High: restored, Shared: true, Keys: queue.Entries(s.f.Keys("a/"))})
+		s.f.Restore(restored)
+		e := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
+		e.Enqueued(s.f.Write("a/5-1"), nil)
+		s.leaves(first, "a/5")
+
+		before, step := len(s.asked()), s.f.Step
+		s.f.Step = func(ctx context.Context, what string) error {
+			if s.mu.Lock(); len(s.steps) > before+10_000 {
+				s.end(errEnded) // else it would not stop
+			}
+			s.mu.Unlock()
+			return step(ctx, what)
+		}
+		ended = s.wait(e)
+		<-time.After(10 * time.Second)
+		require.Empty(s, ended, "what the list waits for never comes")
+		require.Less(s, len(s.asked())-before, 200)
+		require.Greater(s, len(s.asked())-before, maxAsked, "it goes on asking")
 	})
 }
 
