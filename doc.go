@@ -60,6 +60,9 @@
 // session's key for its own: give it another lease. Other keys below <name>/ (of a lock <name>/x) are passed
 // over here, but not by the others: a concurrency.Mutex on "a" waits also for the keys of "a/b".
 //
+// Keep names apart from data: any key <name>/<hex> is an entry by its form, so data at orders/4711 blocks the
+// lock "orders". The log and the error of a wait say so, as does Data of an [Entry]; Break would delete it.
+//
 // A client needs read and write rights on the prefix <name>/. A client wrapped by clientv3/namespace works.
 // [Client.Inspect], [Client.Watch], [Client.ListNames] and [Client.Break] look into queues from outside; they
 // need no session, and see the entries of etcd's own locks too.

@@ -41,6 +41,21 @@ var (
 	ErrInvalidName = errors.New("invalid lock name")
 )
 
+// A WaitError is in the error of a Lock or a Do that has waited until its ctx ended, to be found with [errors.As]: whom it
+// waited for, as a read after a second of waiting, or before ctx's deadline, has shown. It is missing if nothing was read.
+type WaitError struct {
+	Ahead  int    // how many acquisitions were ahead, at least
+	Holder string // who has the lock, as its WithOwner says, or its key: anybody may have written anything there
+	Token  int64  // of that holder; see [Held.Token]
+	text   string
+	err    error
+}
+
+func (e *WaitError) Error() string { return e.text + ": " + e.err.Error() }
+
+// Unwrap returns ctx's error.
+func (e *WaitError) Unwrap() error { return e.err }
+
 // wrap adds the operation and the lock's name to err. It is applied once, at the exported boundary.
 func wrap(op, name string, err error) error {
 	if err == nil {

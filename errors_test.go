@@ -11,7 +11,6 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/harness"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
 // However Do's are nested, and whatever they return, a loss is told in one line, with one prefix. What fn
@@ -121,7 +120,7 @@ func TestErrors_Outage(t *testing.T) {
 				h := mustLock(t, other, name)
 				lock()
 				require.Eventually(t, func() bool {
-					return strings.Contains(locks.liveSession().whom.Explain(ErrLost, name, keyspace.Exclusive, h.rev+1).Error(), "ahead")
+					return saysWhom(locks.liveSession(), name, h.rev+1)
 				}, hang, tick)
 			}
 			switch {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
 	"os"
 	"time"
 
@@ -40,7 +41,7 @@ func Example() {
 	defer stop()
 	ctx := context.Background()
 
-	locks := etcdlock.New(client)
+	locks := etcdlock.New(client, etcdlock.WithLogger(slog.Default()))
 	defer locks.Close()
 	m := locks.Mutex("jobs/report")
 	err := m.Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {

@@ -118,8 +118,12 @@ func newQueue(s *queue.Snapshot) Queue {
 	q := Queue{Name: s.Name, Revision: s.Rev, Entries: make([]Entry, 0, len(s.Keys)), Foreign: slices.Sorted(maps.Keys(s.Foreign))}
 	for _, a := range s.Acquisitions() {
 		e := Entry{Name: s.Name, Key: a.Key, SharedKey: a.SharedKey, Token: a.Rev, Holds: a.Holds, Read: a.Read, Lease: clientv3.LeaseID(a.Lease)}
-		owner, queued, names := settle.ParseValue(a.Value, maxParts)
-		e.Owner, e.Queued, e.Names = owner, queued, strings.Join(names, "\n")
+		if e.Data = a.LooksLikeData(); e.Data {
+			e.Value = a.Value
+		} else {
+			owner, queued, names := settle.ParseValue(a.Value, maxParts)
+			e.Owner, e.Queued, e.Names = owner, queued, strings.Join(names, "\n")
+		}
 		q.Entries = append(q.Entries, e)
 	}
 	return q
@@ -148,7 +152,7 @@ func (q Queue) readTTLs(ctx context.Context, client *etcd.Client) error {
 
 // Break removes an entry from its queue: that very acquisition, and no other of the same owner, lease or key. It is
 // for a lock that does not come back by itself: its holder hangs and renews its lease all the same, or the entry has
-// no lease. e is what Inspect or Watch showed; of it Name, Key, SharedKey and Token count.
+// no lease. An entry with Data is most likely no lock but what somebody has stored: Break destroys it. e is what Inspect or Watch showed; of it Name, Key, SharedKey and Token count.
 //
 // Of a Multi it removes the entry of this name. That is the loss of all of them: the holder, when it hears of it,
 // removes the rest.

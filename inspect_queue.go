@@ -36,6 +36,11 @@ type Entry struct {
 	// In the queue of each is an entry of the same token; the acquisition has its locks when all of them hold. Of
 	// other entries it is empty.
 	Names string `json:"-"`
+	// Data says that the entry has no lease and that this package did not write its value: it looks like data that
+	// somebody keeps under the name of a lock. It blocks all the same. Break destroys it. Value is what its key holds;
+	// of other entries it is empty.
+	Data  bool   `json:"data,omitempty"`
+	Value string `json:"value,omitempty"`
 	// Lease is what the entry hangs on: with it the entry goes. An entry with no lease (0), which this package does
 	// not make, stays until somebody deletes its key; see Break.
 	Lease clientv3.LeaseID `json:"-"`

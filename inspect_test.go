@@ -100,7 +100,7 @@ func TestInspectQueue(t *testing.T) {
 		require.Empty(t, q.Entries[i+1].SharedKey)
 		require.Equal(t, i < 2, q.Entries[i+1].Read)
 	}
-	require.Equal(t, Entry{Name: name, Key: name + "/abc-1", Token: orphan.Header.Revision}, q.Entries[4])
+	require.Equal(t, Entry{Name: name, Key: name + "/abc-1", Token: orphan.Header.Revision, Data: true, Value: "a value of another program"}, q.Entries[4])
 
 	// After a downgrade the entry has only its shared key, and the readers are granted.
 	sharedKey := q.Entries[0].SharedKey

@@ -97,7 +97,7 @@ func (l *lock) session(ctx context.Context) (*Session, error) {
 func lockEntry(ctx context.Context, h *Held) (*Held, error) {
 	err := h.join(ctx)
 	if err == nil {
-		err = h.wait(ctx, true)
+		err = h.wait(ctx)
 	}
 	return h.result(err)
 }
@@ -119,21 +119,16 @@ func (h *Held) join(ctx context.Context) error {
 	return err
 }
 
-// wait waits for what is before the entry, for one part after the other, and grants it. explain says that the error
-// of a wait that is given up is to say whom it has waited for.
-func (h *Held) wait(ctx context.Context, explain bool) error {
+// wait waits for what is before the entry, for one part after the other, and grants it.
+func (h *Held) wait(ctx context.Context) error {
 	p := h.waitsFor()
 	if p == nil && !h.acquiring.behind {
 		return h.grant(ctx)
 	}
 	for ; p != nil; p = h.waitsFor() {
-		if explain {
-			h.s.whom.Enter(ctx, p.name, p.rev)
-		}
-		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own), explain)
-		if explain {
-			h.s.whom.Leave(p.name)
-		}
+		h.s.whom.Enter(ctx, p.name, p.rev)
+		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own))
+		h.s.whom.Leave(p.name)
 		if err != nil {
 			return err
 		}
@@ -146,8 +141,8 @@ func (h *Held) wait(ctx context.Context, explain bool) error {
 }
 
 // waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that is gone it says
-// whether the lease has taken it.
-func (e *entry) waitError(ctx context.Context, err error, explain bool) error {
+// whether the lease has taken it, and of a wait that was given up whom it has waited for.
+func (e *entry) waitError(ctx context.Context, err error) error {
 	s := e.s
 	switch {
 	case errors.Is(err, wait.ErrGone):
@@ -158,8 +153,11 @@ func (e *entry) waitError(ctx context.Context, err error, explain bool) error {
 			return s.lease.WaitError(ctx)
 		}
 		return cmp.Or(s.Err(), ErrLost)
-	case explain && err != nil && errors.Is(err, ctx.Err()) && s.Err() == nil:
-		return s.whom.Explain(err, e.name, e.mode.kind(), e.rev)
+	case err != nil && errors.Is(err, ctx.Err()) && s.Err() == nil:
+		if ahead, ok := s.whom.Ahead(e.name, e.mode.kind(), e.rev); ok {
+			return &WaitError{ahead.Count, ahead.Holder, ahead.Token, ahead.Text, err}
+		}
+		return err
 	}
 	return s.lease.Translate(err)
 }
@@ -188,7 +186,7 @@ func (e *entry) grant(ctx context.Context) error {
 	}
 	e.mu.Unlock()
 	if lost {
-		return e.waitError(ctx, wait.ErrGone, false)
+		return e.waitError(ctx, wait.ErrGone)
 	}
 	return nil
 }

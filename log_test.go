@@ -226,3 +226,43 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	defer held[0].s.mu.Unlock()
 	require.Empty(t, held[0].s.holds, "a session that was lost must keep none")
 }
+
+// Data that somebody keeps under the name of a lock blocks it, and the wait says what it is: the log after a second,
+// and the error of the wait. So does the error of a Try. Whoever looks at the queue sees the value.
+func TestLog_DataUnderAName(t *testing.T) {
+	t.Parallel()
+	c := cluster.Client(t)
+	var log harness.Log
+	locks := newTestClient(t, c, WithLogger(log.Logger()))
+	name := lockName(t)
+	key := name + "/4711"
+	const order = `{"owner":"ann","total":12}`
+	put, err := c.Put(testCtx(t), key, order)
+	require.NoError(t, err)
+
+	_, err = locks.Mutex(name).TryLock(testCtx(t))
+	require.ErrorIs(t, err, ErrLocked)
+	require.EqualError(t, err, fmt.Sprintf("etcdlock: try to lock %q: locked by another: %s has no lease, so it may be data; keep data and lock names apart", name, key))
+
+	ctx, cancel := context.WithCancel(testCtx(t))
+	defer cancel()
+	tk, err := locks.Mutex(name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	left := async(func() error { _, err := locks.Mutex(name).Lock(ctx); return err })
+	log.Require(t, harness.LogUp, "WARN a lock waits for a key that has no lease: it looks like data; keep data and lock names apart")
+	require.Contains(t, log.Lines()[1], "lock="+name+" key="+key)
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 3 }, hang, tick)
+	q, err := locks.Inspect(testCtx(t), name)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return saysWhom(locks.liveSession(), name, q.Entries[2].Token) }, hang, tick)
+	cancel()
+	require.EqualError(t, result(t, left), fmt.Sprintf("etcdlock: lock %q: 2 ahead, held by %s (token %d); %s has no lease: it looks like data; keep data and lock names apart: context canceled",
+		name, key, put.Header.Revision, key))
+
+	require.Equal(t, Entry{Name: name, Key: key, Token: put.Header.Revision, Holds: true, Data: true, Value: order}, q.Entries[0])
+	require.False(t, q.Entries[1].Data)
+	require.Empty(t, q.Entries[1].Value)
+	require.NoError(t, tk.Cancel(testCtx(t)))
+	_, err = c.Delete(testCtx(t), key)
+	require.NoError(t, err)
+}

@@ -92,7 +92,7 @@ func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) {
 // it, or a Multi that shares one with the Do of another lock, returns ErrWouldDeadlock there, and from TryLock
 // ErrLocked.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do under", mutexMode, fn)
+	return m.l.do(ctx, "do", mutexMode, fn)
 }
 
 // The acquisition of a Multi is an entry for each part. All of them are written by one txn, and removed by one. The
@@ -192,7 +192,7 @@ func (e *entry) confirm(ctx context.Context) error {
 		return nil
 	}
 	_, err := e.exists(ctx, e.s.lease.Ctx, 0, e.allKeys()...)
-	return e.waitError(ctx, err, false)
+	return e.waitError(ctx, err)
 }
 
 // nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading what l

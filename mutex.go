@@ -51,5 +51,5 @@ func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
 // ErrLocked. Once the hold is lost such a Do returns ErrLost without calling fn, even if a Client has another session
 // by then.
 func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do under", mutexMode, fn)
+	return m.l.do(ctx, "do", mutexMode, fn)
 }

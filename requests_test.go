@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -533,7 +532,7 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 	for op, lock := range map[string]func(ctx context.Context, name string) error{
 		"lock":  func(ctx context.Context, name string) error { _, err := locks.Mutex(name).Lock(ctx); return err },
 		"rlock": func(ctx context.Context, name string) error { _, err := locks.RWMutex(name).RLock(ctx); return err },
-		"do under": func(ctx context.Context, name string) error {
+		"do": func(ctx context.Context, name string) error {
 			return locks.Mutex(name).Do(ctx, func(context.Context, *Held) error { return nil })
 		},
 	} {
@@ -548,7 +547,7 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 		left := async(func() error { return lock(ctx, name) })
 		known := func() bool {
 			s := locks.liveSession()
-			return s != nil && strings.Contains(s.whom.Explain(ErrLost, name, keyspace.Exclusive, h.rev+3).Error(), "ahead")
+			return s != nil && saysWhom(s, name, h.rev+3)
 		}
 		require.Eventually(t, known, hang, tick)
 		why := errors.New("the caller has gone")
@@ -557,7 +556,16 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 		require.EqualError(t, err, fmt.Sprintf("etcdlock: %s %q: 3 ahead, held by web1 report[4242] (token %d): context canceled: the caller has gone", op, name, h.Token()))
 		require.ErrorIs(t, err, context.Canceled)
 		require.ErrorIs(t, err, why)
+		var wait *WaitError
+		require.ErrorAs(t, err, &wait)
+		require.Equal(t, WaitError{3, "web1 report[4242]", h.Token(), wait.text, wait.err}, *wait)
 	}
+}
+
+// saysWhom reports whether the session knows whom the entry of that revision waits for.
+func saysWhom(s *Session, name string, rev int64) bool {
+	_, ok := s.whom.Ahead(name, keyspace.Exclusive, rev)
+	return ok
 }
 
 // Of sessions that take a lock in turn, few are told of each release: up to about eight watch all of the queue, and of more

@@ -34,7 +34,7 @@ func (m *RWMutex) Enqueue(ctx context.Context) (*Ticket, error) {
 // Do runs fn under the write lock, as [Mutex.Do] does. Under the ctx of RDo it returns ErrWouldDeadlock: it would
 // wait for its own read lock.
 func (m *RWMutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do under", writeMode, fn)
+	return m.l.do(ctx, "do", writeMode, fn)
 }
 
 // RLock takes the lock for reading and waits until no writer that came before is left. What blocks it, what ends it
@@ -56,5 +56,5 @@ func (m *RWMutex) REnqueue(ctx context.Context) (*Ticket, error) {
 // RDo runs fn under the read lock, as [Mutex.Do] does. Under the ctx of Do or RDo it runs fn at once, inside that
 // hold.
 func (m *RWMutex) RDo(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do under", readMode, fn)
+	return m.l.do(ctx, "rdo", readMode, fn)
 }

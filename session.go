@@ -101,7 +101,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		Go: s.lease.Go, Opened: s.attend, Lost: markAllLost, EndError: s.lease.WaitError,
 		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*entry).goneBeside() },
 	}
-	s.whom.KV, s.whom.Go = client, s.lease.Go
+	s.whom.KV, s.whom.Go, s.whom.Log = client, s.lease.Go, c.log
 	s.holdWatches = watchesOf(s)
 	return s
 }

@@ -42,7 +42,7 @@ func newTicket(h *Held) (*Ticket, error) {
 	ok := h.s.lease.Go(func(context.Context) {
 		defer cancel()
 		defer close(t.done)
-		t.err = h.wait(ctx, false)
+		t.err = h.wait(ctx)
 		switch {
 		case t.err == nil:
 			h.notifyGranted()

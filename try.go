@@ -4,6 +4,7 @@ package etcdlock
 
 import (
 	"context"
+	"fmt"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -93,6 +94,11 @@ func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) 
 		at, got = now, all[0]
 	}
 	if blocked(got) {
+		for _, kv := range got.Kvs {
+			if kv.Lease == 0 && keyspace.KindOf(e.name, string(kv.Key)) != keyspace.Foreign {
+				return clientv3.Cmp{}, fmt.Errorf("%w: %s has no lease, so it may be data; keep data and lock names apart", ErrLocked, kv.Key)
+			}
+		}
 		return clientv3.Cmp{}, ErrLocked
 	}
 	return clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1), nil

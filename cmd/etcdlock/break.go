@@ -18,8 +18,14 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 )
 
+// A breaker is what the flags of `etcdlock break` say.
+type breaker struct {
+	yes  bool
+	data string // the key that may be data
+}
+
 func breakCommand(etcd *connect.Config) *cobra.Command {
-	var yes bool
+	b := &breaker{}
 	cmd := &cobra.Command{
 		Use:   "break NAME KEY@TOKEN",
 		Short: "Take a lock away from its holder, or a waiter out of the queue",
@@ -29,9 +35,15 @@ copy it from the column ENTRY of etcdlock show.
 The next waiter gets the lock at once. A holder that can reach etcd hears of it within half a
 second, and etcdlock run then ends its command. So for a moment two may work at the same time.
 They may do so for long if the holder hangs or can't reach etcd, or if it is etcdctl lock or uses
-etcd's concurrency package, which don't watch their entries. End such a holder first.`,
+etcd's concurrency package, which don't watch their entries. End such a holder first.
+
+An entry that has no lease and was not written by this package looks like data that somebody keeps
+under the name of a lock. To break it is to delete it. So this command shows its value, and wants its
+key typed in full, or in --delete-data; --yes is not enough.`,
+
 		Example: `  etcdlock show jobs/report
-  etcdlock break jobs/report jobs/report/694d8b2c1f03a51e@1201`,
+  etcdlock break jobs/report jobs/report/694d8b2c1f03a51e@1201
+  etcdlock break orders orders/4711@9576 --delete-data orders/4711`,
 		Args: wants(lockName, "KEY@TOKEN"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, token, err := parseRef(args[1])
@@ -43,10 +55,11 @@ etcd's concurrency package, which don't watch their entries. End such a holder f
 				return err
 			}
 			defer func() { _ = client.Close() }() // the process ends anyway
-			return breakLock(cmd.Context(), client, args[0], key, token, yes)
+			return breakLock(cmd.Context(), client, args[0], key, token, b)
 		},
 	}
-	cmd.Flags().BoolVarP(&yes, "yes", "y", false, "don't ask")
+	cmd.Flags().BoolVarP(&b.yes, "yes", "y", false, "don't ask")
+	cmd.Flags().StringVar(&b.data, "delete-data", "", "delete this key, also if it looks like data")
 	return cmd
 }
 
@@ -62,7 +75,7 @@ func parseRef(s string) (key string, token int64, err error) {
 	return s[:i], token, nil
 }
 
-func breakLock(ctx context.Context, client *clientv3.Client, name, key string, token int64, yes bool) error {
+func breakLock(ctx context.Context, client *clientv3.Client, name, key string, token int64, b *breaker) error {
 	q, err := etcdlock.New(client).Inspect(ctx, name)
 	if err != nil {
 		return err
@@ -70,6 +83,12 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 	for i, e := range q.Entries {
 		if e.Token != token || e.Key != key {
 			continue
+		}
+		if e.Data {
+			if err := b.confirmData(ctx, e); err != nil {
+				return err
+			}
+			return b.remove(ctx, client, e)
 		}
 		what := "holds the lock"
 		if !e.Holds {
@@ -81,20 +100,42 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 				"which don't watch their entries. End it first."
 		}
 		switch {
-		case !yes:
-			if err := confirm(ctx, fmt.Sprintf("%s: %s Take it out of the queue?", plain(name), what)); err != nil {
+		case !b.yes:
+			if err := confirm(ctx, fmt.Sprintf("%s: %s Take it out of the queue?", shown(name), what)); err != nil {
 				return err
 			}
 		case deaf(e):
-			say(plain(name), "%s", what)
+			say(shown(name), "%s", what)
 		}
-		if err := etcdlock.New(client).Break(ctx, e); err != nil {
-			return err
-		}
-		_, err := fmt.Printf("%s: %s is out of the queue\n", plain(name), ref(e))
-		return written(err)
+		return b.remove(ctx, client, e)
 	}
-	return fmt.Errorf("%s: %s@%d is not in the queue (any more): it was released, it expired, or somebody broke it", plain(name), plain(key), token)
+	return fmt.Errorf("%s: %s@%d is not in the queue (any more): it was released, it expired, or somebody broke it", shown(name), shown(key), token)
+}
+
+func (b *breaker) remove(ctx context.Context, client *clientv3.Client, e etcdlock.Entry) error {
+	if err := etcdlock.New(client).Break(ctx, e); err != nil {
+		return err
+	}
+	_, err := fmt.Printf("%s: %s is out of the queue\n", shown(e.Name), shown(ref(e)))
+	return written(err)
+}
+
+// confirmData returns an error unless somebody has named the key in full, by the flag or at the terminal.
+func (b *breaker) confirmData(ctx context.Context, e etcdlock.Entry) error {
+	what := fmt.Sprintf("%s: %s. Its value is %s.", shown(e.Name), looksLikeData(e), value(e))
+	switch {
+	case b.data == e.Key:
+		return nil
+	case b.data != "":
+		return fmt.Errorf("%s --delete-data names another key: %s", what, shown(b.data))
+	case !term.IsTerminal(int(os.Stdin.Fd())):
+		return fmt.Errorf("%s To break it is to delete it; add --delete-data %s for that", what, quote(e.Key))
+	}
+	answer, err := answer(ctx, what+" To delete it for good, type its key: ")
+	if err == nil && answer != e.Key && answer != quote(e.Key) {
+		err = errNothingDone
+	}
+	return err
 }
 
 // deaf reports whether an entry belongs to a holder that does not learn of its loss.
@@ -108,21 +149,32 @@ func confirm(ctx context.Context, question string) error {
 	if !term.IsTerminal(int(os.Stdin.Fd())) {
 		return errors.New("standard input is not a terminal, so nobody can be asked: add --yes to break the lock without a question")
 	}
-	fmt.Fprintf(os.Stderr, "%s [y/N] ", question)
+	answer, err := answer(ctx, question+" [y/N] ")
+	if err != nil {
+		return err
+	}
+	switch strings.ToLower(answer) {
+	case "y", "yes":
+		return nil
+	}
+	return errNothingDone
+}
+
+var errNothingDone = errors.New("nothing was done")
+
+// answer asks a question at the terminal.
+func answer(ctx context.Context, question string) (string, error) {
+	fmt.Fprint(os.Stderr, question)
 	answers := make(chan string, 1)
 	go func() { // ends with the answer, or with the process
-		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input counts as no
+		line, _ := bufio.NewReader(os.Stdin).ReadString('\n') // the end of the input is an empty answer
 		answers <- line
 	}()
 	select {
 	case a := <-answers:
-		switch strings.ToLower(strings.TrimSpace(a)) {
-		case "y", "yes":
-			return nil
-		}
-		return errors.New("nothing was done")
+		return strings.TrimSpace(a), nil
 	case <-ctx.Done():
 		fmt.Fprintln(os.Stderr)
-		return context.Cause(ctx)
+		return "", context.Cause(ctx)
 	}
 }

@@ -107,7 +107,7 @@ func TestBreak_Deaf(t *testing.T) {
 	// A key without a lease most likely has no process behind it.
 	got, err := client.Put(bounded(t), "x/abc", "")
 	require.NoError(t, err)
-	status, _, says = ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("x/abc@%d", got.Header.Revision))
+	status, _, says = ask(t, cluster, "break", "--yes", "x", fmt.Sprintf("x/abc@%d", got.Header.Revision), "--delete-data=x/abc")
 	require.Zero(t, status)
 	require.Empty(t, says)
 

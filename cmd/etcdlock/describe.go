@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 	"unicode"
+	"unicode/utf8"
 
 	"github.com/etcdlock/etcdlock"
 )
@@ -20,6 +21,49 @@ func plain(s string) string {
 		}
 		return unicode.ReplacementChar
 	}, s)
+}
+
+// shown writes a name or a key: as it is, or, if a terminal would not just print it, as a word that a shell reads back.
+// A name may have characters that nobody sees, such as a no-break space, and it must be possible to copy it.
+func shown(s string) string {
+	if plain(s) == s && !strings.HasPrefix(s, "$'") {
+		return s
+	}
+	return escaped(s)
+}
+
+// escaped writes s in the form $'...', which bash, zsh, ksh and busybox read.
+func escaped(s string) string {
+	var b strings.Builder
+	b.WriteString("$'")
+	for len(s) > 0 {
+		r, n := utf8.DecodeRuneInString(s)
+		switch {
+		case r == '\'' || r == '\\':
+			b.WriteString("\\" + s[:n])
+		case unicode.IsPrint(r) && (r != utf8.RuneError || n > 1):
+			b.WriteString(s[:n])
+		default:
+			for i := range n {
+				fmt.Fprintf(&b, "\\%03o", s[i])
+			}
+		}
+		s = s[n:]
+	}
+	return b.String() + "'"
+}
+
+// quote writes s as one word of a shell.
+func quote(s string) string {
+	switch {
+	case plain(s) != s:
+		return escaped(s)
+	case s != "" && !strings.ContainsFunc(s, func(r rune) bool {
+		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/@._-:+,=%", r)
+	}):
+		return s
+	}
+	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 // age writes a duration for people, in at most two units and whole seconds.
@@ -49,12 +93,28 @@ func count(n int, thing string) string {
 // owner says who made an entry. Etcd's own clients don't write that.
 func owner(e etcdlock.Entry) string {
 	switch {
+	case e.Data:
+		return "what looks like data: " + value(e)
 	case e.Owner != "":
 		return plain(e.Owner)
 	case e.Lease != 0:
 		return "unknown (lease " + strconv.FormatInt(int64(e.Lease), 16) + ")"
 	}
 	return "unknown"
+}
+
+// value is what the key of an entry holds that looks like data.
+func value(e etcdlock.Entry) string {
+	const some = 60
+	if v := []rune(e.Value); len(v) > some {
+		return fmt.Sprintf("%q... (%d bytes)", string(v[:some]), len(e.Value))
+	}
+	return strconv.Quote(e.Value)
+}
+
+// looksLikeData says of such an entry what is wrong.
+func looksLikeData(e etcdlock.Entry) string {
+	return shown(e.Key) + " has no lease: it looks like data; keep data and lock names apart"
 }
 
 // party is the owner of an entry, and of a Multi's the other names that it locks too.
@@ -68,7 +128,7 @@ func party(e etcdlock.Entry) string {
 	if n := len(others); n > some {
 		others, more = others[:some], fmt.Sprintf(" and %d more", n-some)
 	}
-	return owner(e) + " (with " + plain(strings.Join(others, ", ")) + more + ")"
+	return owner(e) + " (with " + shown(strings.Join(others, ", ")) + more + ")"
 }
 
 // others are the names that a Multi locks besides that of the entry.
@@ -88,4 +148,4 @@ func describe(e etcdlock.Entry, now time.Time) string {
 }
 
 // ref names an entry as `etcdlock break` takes it.
-func ref(e etcdlock.Entry) string { return plain(e.Key) + "@" + strconv.FormatInt(e.Token, 10) }
+func ref(e etcdlock.Entry) string { return e.Key + "@" + strconv.FormatInt(e.Token, 10) }

@@ -113,7 +113,7 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 			Findings  []finding `json:"findings"`
 		}{name, q.Revision, needs, append([]finding{}, d.findings...)})
 	} else {
-		title := screen.Line{screen.Bold(plain(name)), screen.Plain(": unknown, because etcd does not answer")}
+		title := screen.Line{screen.Bold(shown(name)), screen.Plain(": unknown, because etcd does not answer")}
 		if unread == nil {
 			title = heading(q, now)
 		}
@@ -134,7 +134,7 @@ func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, erro
 
 // heading says in a line who has the lock.
 func heading(q etcdlock.Queue, now time.Time) screen.Line {
-	title := screen.Line{screen.Bold(plain(q.Name)), screen.Plain(": " + standing(q))}
+	title := screen.Line{screen.Bold(shown(q.Name)), screen.Plain(": " + standing(q))}
 	if len(q.Entries) > 0 {
 		title = append(title, screen.Plain("; first is "+describe(q.Entries[0], now)))
 	}

@@ -25,25 +25,18 @@ func (d *doctor) queue(ctx context.Context, q etcdlock.Queue, now time.Time) err
 
 func (d *doctor) noLease(q etcdlock.Queue) {
 	for i, e := range q.Entries {
-		if e.Lease == 0 {
-			d.attention(breakHint(e), "%s (%s) has no lease: it stays until somebody removes it, even when its owner has ended", ref(e), state(q, i))
+		switch {
+		case e.Data:
+			d.attention(fmt.Sprintf("give the lock or the data another name; only if nobody needs the key: etcdlock break %s %s, which deletes it", quote(e.Name), quote(ref(e))),
+				"%s (%s, value %s)", looksLikeData(e), state(q, i), value(e))
+		case !hasLease(e):
+			d.attention(breakHint(e), "%s (%s) has no lease: it stays until somebody removes it, even when its owner has ended", shown(ref(e)), state(q, i))
 		}
 	}
 }
 
 func breakHint(e etcdlock.Entry) string {
 	return fmt.Sprintf("if its owner does not run: etcdlock break %s %s", quote(e.Name), quote(ref(e)))
-}
-
-// quote writes s as one word of a shell.
-func quote(s string) string {
-	s = plain(s)
-	if s != "" && !strings.ContainsFunc(s, func(r rune) bool {
-		return !strings.ContainsRune("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/@._-:+,=%", r)
-	}) {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
 func (d *doctor) tooOld(q etcdlock.Queue, now time.Time) {
@@ -139,9 +132,9 @@ func (d *doctor) multis(ctx context.Context, q etcdlock.Queue) error {
 			i := slices.IndexFunc(other.Entries, func(o etcdlock.Entry) bool { return o.Token == e.Token })
 			switch {
 			case i < 0:
-				d.note("%s has no entry in %s any more: it gives all of them back, or does not know yet that it has lost them", party(e), plain(name))
+				d.note("%s has no entry in %s any more: it gives all of them back, or does not know yet that it has lost them", party(e), shown(name))
 			case !other.Entries[i].Holds:
-				d.note("%s is first here, and does not work yet: it waits for %s, which %s holds", party(e), plain(name), owner(other.Entries[0]))
+				d.note("%s is first here, and does not work yet: it waits for %s, which %s holds", party(e), shown(name), owner(other.Entries[0]))
 			}
 		}
 	}
@@ -153,12 +146,12 @@ func (d *doctor) foreign(q etcdlock.Queue) {
 	if n := len(q.Foreign); n > 0 {
 		var keys []string
 		for _, k := range q.Foreign[:min(n, some)] {
-			keys = append(keys, plain(k))
+			keys = append(keys, shown(k))
 		}
 		if n > some {
 			keys = append(keys, fmt.Sprintf("and %d more", n-some))
 		}
 		d.note("below %s/ are keys that are not entries, and this lock ignores them: %s. Etcd's own clients (etcdctl lock, concurrency.Mutex) would wait for them, so don't nest the names that these use",
-			plain(q.Name), strings.Join(keys, ", "))
+			shown(q.Name), strings.Join(keys, ", "))
 	}
 }

@@ -65,7 +65,7 @@ func TestElect_CommandEnds(t *testing.T) {
 	waiters(t, client, "svc", 2)
 	require.NoError(t, waiting.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 143, waiting.wait(t), "while it campaigns")
-	require.Regexp(t, `^(etcdlock: svc: waiting: held by .*\n)?etcdlock: ended by signal: terminated\n$`, waiting.stderr.String())
+	require.Regexp(t, `^(etcdlock: svc: waiting: 1 ahead, held by .*\n)?etcdlock: ended by signal: terminated\n$`, waiting.stderr.String())
 	waiters(t, client, "svc", 1)
 	require.NoError(t, leader.cmd.Process.Signal(syscall.SIGTERM))
 	leader.wait(t)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/spf13/cobra"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/term"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
@@ -19,8 +20,8 @@ import (
 
 // A lister is `etcdlock ls`.
 type lister struct {
-	output     format
-	quiet, all bool
+	output           format
+	quiet, zero, all bool
 }
 
 func listCommand(etcd *connect.Config) *cobra.Command {
@@ -38,7 +39,7 @@ It reads all keys that start with PREFIX, and the queue of each lock. Give a PRE
 holds much else, or where the user's role covers only a part of the keys.`,
 		Example: `  etcdlock ls jobs/
   etcdlock ls -o json jobs/ | jq -r 'select((.entries | length) > 10) | .name'
-  etcdlock ls -q | xargs -n1 etcdlock doctor`,
+  etcdlock ls -0 | xargs -0 -n1 etcdlock doctor`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return misused(cmd, "%q is one argument too many", args[1])
@@ -46,8 +47,8 @@ holds much else, or where the user's role covers only a part of the keys.`,
 			return nil
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if l.quiet && l.output == asJSON {
-				return errors.New("-q and -o json exclude each other: choose one")
+			if l.quiet = l.quiet || l.zero; l.quiet && l.output == asJSON {
+				return errors.New("-q or -0 and -o json exclude each other: choose one")
 			}
 			client, err := open(cmd, etcd)
 			if err != nil {
@@ -67,6 +68,7 @@ holds much else, or where the user's role covers only a part of the keys.`,
 	}
 	l.output.addFlag(cmd)
 	cmd.Flags().BoolVarP(&l.quiet, "quiet", "q", false, "names only, one on each line")
+	cmd.Flags().BoolVarP(&l.zero, "null", "0", false, "names only, with a NUL after each, for xargs -0")
 	cmd.Flags().BoolVarP(&l.all, "all", "a", false, "also names whose keys have no lease")
 	return cmd
 }
@@ -109,8 +111,14 @@ func (l *lister) print(queues []etcdlock.Queue, prefix string) error {
 	for _, q := range queues {
 		first, err := q.Entries[0], error(nil)
 		switch {
+		case l.zero:
+			_, err = fmt.Print(q.Name + "\x00")
+			err = written(err)
+		case l.quiet && !term.IsTerminal(int(os.Stdout.Fd())):
+			_, err = fmt.Println(q.Name) // a program reads it
+			err = written(err)
 		case l.quiet:
-			_, err = fmt.Println(plain(q.Name))
+			_, err = fmt.Println(shown(q.Name))
 			err = written(err)
 		case l.output == asJSON:
 			err = printJSON(complete(q))
@@ -125,7 +133,7 @@ func (l *lister) print(queues []etcdlock.Queue, prefix string) error {
 		if n := len(q.Holders()); n > 1 {
 			who += fmt.Sprintf(" and %d more", n-1)
 		}
-		rows = append(rows, []string{plain(q.Name), who, queued(first, now), strconv.Itoa(len(q.Waiters()))})
+		rows = append(rows, []string{shown(q.Name), who, queued(first, now), strconv.Itoa(len(q.Waiters()))})
 	}
 	switch {
 	case l.quiet, l.output == asJSON:

@@ -50,7 +50,7 @@ other +cyd +\d+s +0$`, out)
 	status, out, says = ask(t, cluster, "ls", "-q", "-o", "json")
 	require.Equal(t, 1, status)
 	require.Empty(t, out)
-	require.Equal(t, "etcdlock: -q and -o json exclude each other: choose one\n", says)
+	require.Equal(t, "etcdlock: -q or -0 and -o json exclude each other: choose one\n", says)
 }
 
 // A lock is left out if its last entry goes between the two reads.
@@ -97,11 +97,11 @@ func TestList_NoLease(t *testing.T) {
 		args      []string
 		out, says string
 	}{
-		{[]string{"ls"}, `^NAME +HELD BY +QUEUED +WAITING\njobs/stuck +unknown \(no lease\) +\? +1$`, left},
+		{[]string{"ls"}, `^NAME +HELD BY +QUEUED +WAITING\njobs/stuck +what looks like data: "" \(no lease\) +\? +1$`, left},
 		{[]string{"ls", "-q"}, `^jobs/stuck$`, left},
 		{[]string{"ls", "-o", "json"}, `^\{"name":"jobs/stuck",.*\}$`, left},
 		{[]string{"ls", "-q", "--all"}, "^jobs/stuck\nregistry/nodes\nregistry/pods$", ""},
-		{[]string{"ls", "registry", "--all"}, `\nregistry/nodes +unknown \(no lease\) +\? +0\nregistry/pods +unknown \(no lease\) +\? +1$`, ""},
+		{[]string{"ls", "registry", "--all"}, `\nregistry/nodes +what looks like data: "" \(no lease\) +\? +0\nregistry/pods +what looks like data: "" \(no lease\) +\? +1$`, ""},
 		{[]string{"ls", "registry"}, "^$", "nobody holds or waits for a lock whose name starts with \"registry\"\n" + left},
 		{[]string{"ls", "registry/pods"}, "^$", "nobody holds or waits for a lock whose name starts with \"registry/pods\"\n" +
 			"left out 1 name without a lease on any key, most likely not locks; --all lists them\n"},

@@ -90,7 +90,9 @@ func completeNames(etcd *connect.Config) cobra.CompletionFunc {
 			if err != nil || len(found) == 1000 {
 				break
 			}
-			found = append(found, plain(name))
+			if shown(name) == name {
+				found = append(found, name)
+			}
 		}
 		return found, cobra.ShellCompDirectiveNoFileComp
 	}

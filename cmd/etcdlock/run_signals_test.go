@@ -50,7 +50,7 @@ func TestRun_SignalWhileWaiting(t *testing.T) {
 		require.NoError(t, r.cmd.Process.Signal(syscall.SIGUSR1), "nobody to pass it on to")
 		require.NoError(t, r.cmd.Process.Signal(sig))
 		require.Equal(t, status, r.wait(t))
-		require.Regexp(t, `^(etcdlock: x: waiting: held by .*\n)?etcdlock: ended by signal: [a-z]+\n$`, r.stderr.String())
+		require.Regexp(t, `^(etcdlock: x: waiting: 1 ahead, held by .*\n)?etcdlock: ended by signal: [a-z]+\n$`, r.stderr.String())
 		require.Empty(t, r.output())
 		waiters(t, client, "x", 1)
 	}

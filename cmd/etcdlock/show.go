@@ -55,15 +55,26 @@ for each change, or with -o json a line.`,
 	return cmd
 }
 
+// dataIn has a line for each entry that looks like data.
+func dataIn(q etcdlock.Queue) string {
+	lines := ""
+	for _, e := range q.Entries {
+		if e.Data {
+			lines += looksLikeData(e) + "\n"
+		}
+	}
+	return lines
+}
+
 // showQueue writes a queue for people.
 func showQueue(q etcdlock.Queue, now time.Time) string {
-	title := fmt.Sprintf("%s: %s\n", plain(q.Name), standing(q))
+	title := fmt.Sprintf("%s: %s\n", shown(q.Name), standing(q))
 	if len(q.Entries) == 0 {
 		return title
 	}
 	rows := [][]string{{"STATE", "KIND", "QUEUED", "HELD", "LEASE", "OWNER", "ENTRY"}}
 	for i, e := range q.Entries {
-		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, time.Time{}, now), lease(e), party(e), ref(e)})
+		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, time.Time{}, now), lease(e), party(e), quote(ref(e))})
 	}
-	return title + "\n" + table(rows)
+	return title + "\n" + table(rows) + dataIn(q)
 }

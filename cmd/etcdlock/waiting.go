@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -196,16 +197,21 @@ func holder(ctx context.Context, client *clientv3.Client, name, self string) (st
 	return heldBy(q, self), nil
 }
 
+// heldBy says who holds a lock, and how many are ahead of self, or wait if self is not in the queue.
 func heldBy(q etcdlock.Queue, self string) string {
 	who := "held by " + describe(q.Entries[0], time.Now())
 	if n := len(q.Holders()); n > 1 {
 		who += fmt.Sprintf(" and %d more", n-1)
 	}
-	others := slices.DeleteFunc(q.Waiters(), func(e etcdlock.Entry) bool { return e.Owner == self })
-	if n := len(others); n > 0 {
-		who += fmt.Sprintf(", %d waiting", n)
+	own := slices.IndexFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Owner == self })
+	switch waiting := len(q.Waiters()); {
+	case own >= 0:
+		ahead := slices.DeleteFunc(slices.Clone(q.Entries[:own]), func(e etcdlock.Entry) bool { return e.Read && q.Entries[own].Read })
+		who = fmt.Sprintf("%d ahead, %s", len(ahead), who)
+	case waiting > 0:
+		who += fmt.Sprintf(", %d waiting", waiting)
 	}
-	return who
+	return who + strings.TrimSuffix(strings.ReplaceAll("\n"+dataIn(q), "\n", "; "), "; ")
 }
 
 // advise adds to a refusal of etcd how to find out what to do.

@@ -30,9 +30,9 @@ func TestWaiting_ForWhom(t *testing.T) {
 	ann := enqueued(t, client, "ann", "x")
 	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
 	first := merged(t, env, "run", "x", "--ttl=3s", "--", "sh", "-c", "echo in; read line")
-	first.until(t, `^etcdlock: x: waiting: held by ann \(queued \d+s ago\)$`)
+	first.until(t, `^etcdlock: x: waiting: 1 ahead, held by ann \(queued \d+s ago\)$`)
 	second := merged(t, env, "elect", "x", "--", "echo", "in")
-	second.until(t, `^etcdlock: x: waiting: held by ann \(queued \d+s ago\), 1 waiting$`)
+	second.until(t, `^etcdlock: x: waiting: 2 ahead, held by ann \(queued \d+s ago\)$`)
 	bob := enqueued(t, client, "bob", "x") // a change of the queue is not announced
 	require.NoError(t, bob.Close())
 	require.Zero(t, leases.Load(), "requests for each of the waiters, by each of them")
@@ -66,7 +66,7 @@ func TestWaiting_EtcdAway(t *testing.T) {
 			proxy := cluster.Proxy(t)
 			ann := enqueued(t, client, "ann", subcommand)
 			r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, subcommand, subcommand, "--ttl=3s", "--dial-timeout=4s", "--", "echo", "in")
-			r.until(t, `waiting: held by ann `)
+			r.until(t, `waiting: 1 ahead, held by ann `)
 			proxy.Blackhole(etcdtest.ToServer)
 			proxy.Refuse()
 			r.until(t, `^etcdlock: `+subcommand+`: waiting for etcd: no etcd answers at `+proxy.Endpoints()[0]+` within 4s \(.+\)$`)
@@ -166,7 +166,7 @@ func TestWaiting_Ended(t *testing.T) {
 	enqueued(t, client, "ann", "x", etcdlock.WithTTL(60e9))
 	for _, sig := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
 		r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--", "true")
-		r.until(t, `waiting: held by ann `)
+		r.until(t, `waiting: 1 ahead, held by ann `)
 		require.NoError(t, r.cmd.Process.Signal(sig))
 		r.wait(t)
 		require.Regexp(t, `ended by signal: [a-z]+$`, r.output())

@@ -178,10 +178,10 @@ func (b *board) note(now time.Time, events ...string) {
 
 func (b *board) lines(now time.Time) []screen.Line {
 	if !b.shown {
-		return []screen.Line{{screen.Bold(plain(b.name)), screen.Dim(": etcd has not answered yet")}}
+		return []screen.Line{{screen.Bold(shown(b.name)), screen.Dim(": etcd has not answered yet")}}
 	}
 	q := b.queue
-	title := screen.Line{screen.Bold(plain(q.Name)), screen.Plain(": " + standing(q))}
+	title := screen.Line{screen.Bold(shown(q.Name)), screen.Plain(": " + standing(q))}
 	if !b.silent.IsZero() {
 		title = append(title, screen.Red("; perhaps not any more, because etcd has not answered since "+b.silent.Format("15:04:05")))
 	}
@@ -192,7 +192,7 @@ func (b *board) lines(now time.Time) []screen.Line {
 		if m, ok := b.moves[e.Token]; ok && now.Sub(m.at) < moveShown {
 			moved = m.what
 		}
-		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, b.granted[e.Token], now), party(e), moved, ref(e)})
+		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, b.granted[e.Token], now), party(e), moved, quote(ref(e))})
 	}
 	if len(q.Entries) > 0 {
 		for i, l := range strings.Split(strings.TrimSuffix(table(rows), "\n"), "\n") {
@@ -205,6 +205,9 @@ func (b *board) lines(now time.Time) []screen.Line {
 				lines = append(lines, screen.Text(l))
 			}
 		}
+	}
+	for l := range strings.Lines(dataIn(q)) {
+		lines = append(lines, screen.Line{screen.Red(strings.TrimSuffix(l, "\n"))})
 	}
 	if len(b.events) > 0 {
 		lines = append(lines, screen.Line{})

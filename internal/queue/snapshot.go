@@ -4,6 +4,7 @@ package queue
 
 import (
 	"cmp"
+	"encoding/json"
 	"maps"
 	"slices"
 	"strings"
@@ -81,6 +82,16 @@ type Acquisition struct {
 	Rev       int64
 	Lease     int64
 	Value     string
+}
+
+// LooksLikeData reports whether the key of an entry is most likely data that somebody keeps under the name of a lock.
+// Each lock hangs on a lease, and each value that this package writes has a nonce. An entry that somebody has written
+// anew by hand looks alike.
+func (a Acquisition) LooksLikeData() bool {
+	var v struct {
+		Nonce string `json:"nonce"`
+	}
+	return a.Lease == 0 && (json.Unmarshal([]byte(a.Value), &v) != nil || v.Nonce == "")
 }
 
 // Acquisitions are those of the queue in its order.

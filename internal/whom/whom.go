@@ -1,5 +1,5 @@
 // Package whom knows, for the waits of a session, whom they wait for: so that a wait that is given up can say
-// so. One read serves all the waits for a name. It is made once one of them has lasted for a while or is about to
+// so, and that the log says it of a wait for what is no lock. One read serves all the waits for a name. It is made once one of them has lasted for a while or is about to
 // end, so most waits cost none, and long ones no more.
 package whom
 
@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"log/slog"
 	"sync"
 	"time"
 
@@ -18,7 +19,7 @@ import (
 
 const (
 	// The read is made when a wait has lasted for after, or before earlier than its ctx ends; but not sooner than soon.
-	after  = 2 * time.Second
+	after  = time.Second
 	before = 500 * time.Millisecond
 	soon   = 100 * time.Millisecond
 	// limit is how many keys are read: those in front.
@@ -27,16 +28,21 @@ const (
 	readFor = time.Second
 	// old is when an age is told too.
 	old = 10 * time.Second
+	// logAgain is after how long the log says again that data is in the way.
+	logAgain = time.Minute
 )
 
 // Waits are those of a session. It is safe for concurrent use.
 type Waits struct {
 	KV clientv3.KV
 	// Go runs a function on a goroutine with the session's ctx, or not at all.
-	Go func(func(ctx context.Context)) bool
+	Go  func(func(ctx context.Context)) bool
+	Log *slog.Logger
 
-	mu    sync.Mutex
-	names map[string]*waits
+	mu     sync.Mutex
+	names  map[string]*waits
+	logged string // the key that the log has named last, at that time
+	at     time.Time
 }
 
 // waits are those for one name.
@@ -116,6 +122,13 @@ func (w *Waits) read(ctx context.Context, name string, q *waits) {
 	from, to := keyspace.All(name)
 	got, err := w.KV.Get(ctx, from, clientv3.WithRange(to), clientv3.WithSerializable(), clientv3.WithLimit(limit),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	if data := w.note(name, q, got, err); data != "" {
+		w.Log.WarnContext(ctx, "a lock waits for a key that has no lease: it looks like data; keep data and lock names apart", "lock", name, "key", data)
+	}
+}
+
+// note takes note of what was read, and returns the key that the log is to name, if there is one.
+func (w *Waits) note(name string, q *waits, got *clientv3.GetResponse, err error) (data string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q.timer = nil
@@ -125,6 +138,12 @@ func (w *Waits) read(ctx context.Context, name string, q *waits) {
 		for _, kv := range got.Kvs {
 			q.front.Put(kv)
 		}
+		for _, a := range q.front.Acquisitions() {
+			if a.Rev < q.last && a.LooksLikeData() && q.count > 0 {
+				data = a.Key
+				break
+			}
+		}
 	}
 	switch {
 	case q.count == 0 || q.due.IsZero():
@@ -133,55 +152,65 @@ func (w *Waits) read(ctx context.Context, name string, q *waits) {
 	default:
 		q.due = time.Time{} // it has shown those that came meanwhile
 	}
-}
-
-// Explain adds to err, that of a wait which was given up, whom the entry of that kind and revision waited for.
-// It makes no request.
-func (w *Waits) Explain(err error, name string, kind keyspace.Kind, rev int64) error {
-	if ahead := w.ahead(name, kind, rev); ahead != "" {
-		return fmt.Errorf("%s: %w", ahead, err)
+	if data == "" || data == w.logged && time.Since(w.at) < logAgain {
+		return ""
 	}
-	return err
+	w.logged, w.at = data, time.Now()
+	return data
 }
 
-// ahead says how many are ahead of the entry, and who holds the lock. It is empty if nothing is known.
-func (w *Waits) ahead(name string, kind keyspace.Kind, rev int64) string {
+// Ahead is what a wait that was given up has waited for.
+type Ahead struct {
+	Count  int    // of acquisitions, at least
+	Holder string // the owner of the lock, or of the first of its readers, as it says itself
+	Token  int64  // of the holder
+	Text   string // all of that in words, and what looks like data
+}
+
+// Ahead says whom the entry of that kind and revision waits for. It is false if nothing is known. It makes no request.
+func (w *Waits) Ahead(name string, kind keyspace.Kind, rev int64) (ahead Ahead, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q := w.names[name]
 	if q == nil || q.front == nil || q.front.Rev < rev { // of a member that lags, or before the entry came
-		return ""
+		return Ahead{}, false
 	}
-	ahead, holders := 0, 0
-	var first, last queue.Acquisition
+	holders, data := 0, ""
+	var last queue.Acquisition
 	for _, a := range q.front.Acquisitions() {
 		if last = a; a.Rev >= rev {
 			break
 		}
 		if a.Holds {
 			if holders++; holders == 1 {
-				first = a
+				ahead.Holder, ahead.Token = ownerOf(a), a.Rev
 			}
 		}
 		if kind == keyspace.Exclusive || !a.Read {
-			ahead++
+			ahead.Count++
+			if data == "" && a.LooksLikeData() {
+				data = a.Key
+			}
 		}
 	}
-	if ahead == 0 || holders == 0 {
-		return ""
+	if ahead.Count == 0 || holders == 0 {
+		return Ahead{}, false
 	}
 	least := ""
 	if q.more && last.Rev < rev {
 		least = "at least "
 	}
-	text := fmt.Sprintf("%s%d ahead, held by %s (token %d)", least, ahead, ownerOf(first), first.Rev)
+	ahead.Text = fmt.Sprintf("%s%d ahead, held by %s (token %d)", least, ahead.Count, ahead.Holder, ahead.Token)
 	if holders > 1 {
-		text += fmt.Sprintf(" and %d more", holders-1)
+		ahead.Text += fmt.Sprintf(" and %d more", holders-1)
 	}
 	if age := time.Since(q.at); age >= old {
-		text += fmt.Sprintf(", as seen %v ago", age.Round(time.Second))
+		ahead.Text += fmt.Sprintf(", as seen %v ago", age.Round(time.Second))
 	}
-	return text
+	if data != "" {
+		ahead.Text += "; " + data + " has no lease: it looks like data; keep data and lock names apart"
+	}
+	return ahead, true
 }
 
 // ownerOf is what the entry says of its owner, or else its key: others leave the value empty, or write what
@@ -190,7 +219,7 @@ func ownerOf(a queue.Acquisition) string {
 	var v struct {
 		Owner string `json:"owner"`
 	}
-	if json.Unmarshal([]byte(a.Value), &v) != nil || v.Owner == "" {
+	if json.Unmarshal([]byte(a.Value), &v) != nil || v.Owner == "" || a.LooksLikeData() {
 		return a.Key
 	}
 	return v.Owner
