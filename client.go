@@ -129,7 +129,10 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 	s, err := newSession(ctx, c.etcd, c.config)
 	if err != nil {
 		if s != nil { // it may have to revoke the lease
-			c.revoking.Go(s.lease.Wait)
+			c.revoking.Go(func() {
+				defer context.AfterFunc(c.ctx, func() { s.lease.Close(ErrSessionClosed) })()
+				s.lease.Wait()
+			})
 		}
 		return nil, c.closedError(fmt.Errorf("new session: %w", err))
 	}

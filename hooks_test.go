@@ -352,7 +352,7 @@ func TestHooks_Session(t *testing.T) {
 	t.Parallel()
 	r := &recorder{}
 	c, w := wiredClient(t, cluster)
-	w.LoseReply("LeaseGrant") // so that a renewal finds the lease
+	w.LoseReply("LeaseGrant")
 	s, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithTTL(time.Minute))
 	require.NoError(t, err)
 	require.Equal(t, "up", words(r.all()))

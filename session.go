@@ -76,6 +76,7 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 	if err := take(ctx); err != nil {
 		return s, err
 	}
+	s.keys.SetLease(s.lease.ID)
 	s.notifyUp()
 	s.startChecks()
 	s.lease.Run()

@@ -9,20 +9,35 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
+// hasConnection is false for a client whose etcd runs in this process, such as v3client.New makes: there is no
+// connection to send a request on, beside clientv3's own methods.
+func (c *Client) hasConnection() bool { return c.ActiveConnection() != nil }
+
 // GrantOnce asks once for a lease with this ID. Unlike the client's own Grant it does not repeat the request
-// until ctx ends, and says why there is no connection.
-func (c *Client) GrantOnce(ctx context.Context, id clientv3.LeaseID, seconds int64) (granted int64, err error) {
+// until ctx ends, and says why there is no connection. Within the process of etcd, etcd chooses the ID.
+func (c *Client) GrantOnce(ctx context.Context, id clientv3.LeaseID, seconds int64) (granted clientv3.LeaseID, ttl int64, err error) {
 	before := c.shown.revision.Load()
+	if !c.hasConnection() {
+		resp, err := c.Grant(ctx, seconds)
+		if err != nil {
+			return id, 0, err
+		}
+		c.proves(resp.ResponseHeader, before)
+		return resp.ID, resp.TTL, nil
+	}
 	resp, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseGrant(ctx, &pb.LeaseGrantRequest{TTL: seconds, ID: int64(id)})
 	if err == nil {
 		c.proves(resp.GetHeader(), before)
 	}
-	return resp.GetTTL(), RequestError(ctx, err)
+	return id, resp.GetTTL(), RequestError(ctx, err)
 }
 
 // RenewOnce asks once to renew a lease, and returns the TTL, which is not positive if the lease is gone.
 // The client's own KeepAliveOnce repeats a failed request without a pause for as long as ctx lives.
 func (c *Client) RenewOnce(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
+	if !c.hasConnection() {
+		return c.renewInProcess(ctx, id)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := clientv3.RetryLeaseClient(c.Client).LeaseKeepAlive(ctx)
@@ -38,4 +53,15 @@ func (c *Client) RenewOnce(ctx context.Context, id clientv3.LeaseID) (ttl int64,
 		c.hints(resp.GetHeader(), before)
 	}
 	return resp.GetTTL(), RequestError(ctx, err)
+}
+
+// renewInProcess is RenewOnce where etcd runs in this process.
+func (c *Client) renewInProcess(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
+	before := c.shown.revision.Load()
+	resp, err := c.KeepAliveOnce(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	c.hints(resp.ResponseHeader, before)
+	return resp.TTL, nil
 }

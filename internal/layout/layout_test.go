@@ -147,3 +147,15 @@ func TestNoPackageLevelState(t *testing.T) {
 		}
 	}
 }
+
+// What must differ between two clones of a virtual machine, the IDs of leases and the nonces of keys, is made in these
+// layers. Clones go on with the same state of math/rand, and so would draw the same.
+func TestRandomOfTheSystem(t *testing.T) {
+	for _, p := range library(t) {
+		if slices.Contains([]string{"/internal/lease", "/internal/settle"}, strings.TrimPrefix(p.ImportPath, module)) {
+			require.NotContains(t, p.Imports, "math/rand")
+			require.NotContains(t, p.Imports, "math/rand/v2")
+			require.Contains(t, p.Imports, "crypto/rand")
+		}
+	}
+}

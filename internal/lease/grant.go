@@ -3,10 +3,12 @@
 package lease
 
 import (
+	"cmp"
 	"context"
+	"crypto/rand"
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -15,35 +17,46 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// errTooLate says that when the reply came, the lease had expired, or might have.
-var errTooLate = errors.New("etcd's reply came when the lease might have expired")
+var (
+	// errTooLate says that when the reply came, the lease had expired, or might have.
+	errTooLate = errors.New("etcd's reply came when the lease might have expired")
+	// errTaken says that somebody else has the lease.
+	errTaken = errors.New("somebody else has a lease with the ID that was drawn")
+)
 
-// newID is an ID of our own choice. That makes the request for a lease safe to repeat, and lets a lease be found again
-// whose reply was lost. With an ID of etcd's choice, every lost reply leaks a lease.
-func newID() clientv3.LeaseID { return clientv3.LeaseID(rand.Int64N(1<<63-1) + 1) }
+// newID is an ID of our own choice: a lease whose reply was lost can be found again by it, and revoked. With an ID of
+// etcd's choice, every lost reply leaks a lease.
+//
+// The system draws it, not math/rand: two clones of a virtual machine go on with the same state of that, and so draw
+// the same ID.
+func newID() clientv3.LeaseID {
+	var b [8]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return clientv3.LeaseID(max(1, binary.NativeEndian.Uint64(b[:])>>1))
+}
 
 // Grant asks for the lease until etcd has answered or ctx ends. After an error no lease is left behind: if it is not
 // known whether one was granted, it is revoked in the background.
+//
+// Each request has an ID of its own, unless the one before it was certainly not carried out. So a lease that exists is
+// never taken for the lease of an earlier request. It may be that of a clone of this virtual machine, taken after the
+// ID was drawn: both would hold the same locks with the same tokens.
 func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
 	outage := l.Outages.Outage("")
-	requests := 0 // that may be carried out
-	_, ambiguous, err := etcd.Do(ctx, l.Client, etcd.Policy{}, func(attempt context.Context) (struct{}, error) {
+	_, _, err := etcd.Do(ctx, l.Client, etcd.Policy{}, func(attempt context.Context) (struct{}, error) {
 		sent := time.Now()
-		granted, err := l.Client.GrantOnce(attempt, l.ID, seconds)
-		if !errors.Is(err, etcd.ErrNotSent) {
-			requests++
-		}
-		if errors.Is(err, rpctypes.ErrLeaseExist) {
-			sent = time.Now() // an earlier attempt's, whose reply was lost
-			granted, err = l.KeepAlive(attempt)
-		}
+		id, granted, err := l.Client.GrantOnce(attempt, l.ID, seconds)
 		switch {
-		case err != nil:
-		case !time.Now().Before(trustedUntil(sent, granted)):
-			err = errTooLate
-		default:
+		case errors.Is(err, rpctypes.ErrLeaseExist):
+			l.ID, err = newID(), errTaken
+		case errors.Is(err, etcd.ErrNotSent), etcd.Refused(err):
+		case err == nil && time.Now().Before(trustedUntil(sent, granted)):
+			l.ID = id
 			l.Record(sent, granted)
+		default:
+			l.revokeLate(id)
+			l.ID, err = newID(), cmp.Or(err, errTooLate)
 		}
 		// A caller with little patience is no outage.
 		if err != nil && !etcd.Refused(err) && (ctx.Err() == nil || time.Since(sent) >= etcd.RetryMax/2) {
@@ -54,12 +67,8 @@ func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 	outage.Stop(etcd.Refused(err)) // else the log's next line is that a session is up
 	if err != nil {
 		l.End(l.Expired, "not granted")
-		if ambiguous && requests > 0 {
-			l.Go(func(context.Context) { l.revokeUngranted(requests) })
-		}
-		return l.Translate(err)
 	}
-	return nil
+	return l.Translate(err)
 }
 
 // Adopt renews a lease that was granted elsewhere, which tells its TTL too.
@@ -117,12 +126,10 @@ func (l *Lease) Confirm(ctx context.Context) {
 	}
 }
 
-// revoke revokes the lease, for a TTL at most: it can't live longer. found says whether it was there.
-func (l *Lease) revoke() (found bool, err error) {
-	ctx, cancel := context.WithTimeout(l.Client.Ctx(), l.TTL)
-	defer cancel()
+// revoke revokes a lease. found says whether it was there.
+func (l *Lease) revoke(ctx context.Context, id clientv3.LeaseID) (found bool, err error) {
 	found, _, err = etcd.Do(ctx, l.Client, etcd.Policy{}, func(ctx context.Context) (bool, error) {
-		_, err := l.Client.Revoke(ctx, l.ID)
+		_, err := l.Client.Revoke(ctx, id)
 		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 			return false, nil
 		}
@@ -131,14 +138,39 @@ func (l *Lease) revoke() (found bool, err error) {
 	return found, err
 }
 
-// revokeUngranted revokes a lease of which it is not known whether one of that many requests has granted it,
-// again and again for a few seconds, since they may still be on their way. Close of a Client waits for it.
-func (l *Lease) revokeUngranted(requests int) {
-	found, err := l.revoke()
-	for delay := 50 * time.Millisecond; delay < 2*time.Second; delay *= 2 {
-		if err != nil || found && requests == 1 || etcd.Sleep(l.Gone, delay) != nil {
-			return
+const (
+	lateFirst = 50 * time.Millisecond
+	lateMax   = 5 * time.Second
+	// lateFor is how long a request for a lease may yet be carried out after it was given up: three times as long as
+	// etcd lets a request live. Close waits lateClosing for it.
+	lateFor     = 20 * time.Second
+	lateClosing = 3 * time.Second
+)
+
+// revokeLate revokes a lease, in the background, that the one request for it may have granted, or may yet grant. It
+// asks again and again, since the request may be on its way, until it has found the lease.
+func (l *Lease) revokeLate(id clientv3.LeaseID) {
+	// The lease may be granted at the end of lateFor, and lives no longer than a TTL by itself.
+	began, most := time.Now(), lateFor+l.TTL
+	l.Go(func(context.Context) {
+		ctx, cancel := context.WithTimeout(l.Client.Ctx(), most)
+		defer cancel()
+		closing := l.closing
+		for delay, until := lateFirst, began.Add(lateFor); ; delay = min(4*delay, lateMax) {
+			found, err := l.revoke(ctx, id)
+			left := time.Until(until)
+			if found || err != nil || left <= 0 {
+				return
+			}
+			pause := time.NewTimer(min(delay, left))
+			select {
+			case <-pause.C:
+			case <-closing:
+				closing, until = nil, began.Add(lateClosing)
+				delay = lateFirst
+			case <-ctx.Done():
+			}
+			pause.Stop()
 		}
-		found, err = l.revoke()
-	}
+	})
 }

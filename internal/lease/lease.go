@@ -46,6 +46,7 @@ type Lease struct {
 	// renewals tells Run how the attempts to renew end.
 	renewals  chan renewal
 	closeOnce sync.Once
+	closing   chan struct{} // closed, under mu, when Close waits: start nothing anymore
 	revoked   chan struct{} // closed after the revocation, whose error is revokeErr
 	// confirmTurn lets one goroutine at a time ask after the lease: 10,000 holds that are lost together ask once.
 	confirmTurn chan struct{}
@@ -56,7 +57,6 @@ type Lease struct {
 	deadline  time.Time
 	sent      time.Time // when the last renewal that succeeded was sent
 	expiry    *time.Timer
-	closing   bool   // Close waits: start nothing anymore
 	endReason string // why Ctx has ended
 
 	// wg counts the goroutines of Run and Go. All of them end with Ctx or Gone.
@@ -69,6 +69,7 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 		Client: client, ID: id, TTL: ttl,
 		WallClock:   func() time.Time { return time.Now().Round(0) },
 		renewals:    make(chan renewal, 64),
+		closing:     make(chan struct{}),
 		revoked:     make(chan struct{}),
 		confirmTurn: make(chan struct{}, 1),
 	}
@@ -77,7 +78,7 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 	}
 	l.Ctx, l.cancel = context.WithCancelCause(context.Background())
 	l.Gone, l.gone = context.WithCancel(context.Background())
-	l.Outages = outage.Source{All: all, Client: client, Life: l.Ctx, Log: log, Lease: l.String()}
+	l.Outages = outage.Source{All: all, Client: client, Life: l.Ctx, Log: log, Lease: l}
 	l.KeepAlive = func(ctx context.Context) (int64, error) { return client.RenewOnce(ctx, l.ID) }
 	client.Deadline, client.Background = l.Deadline, l.Go
 	client.Restored = func(err error) { l.End(fmt.Errorf("%w: %w", l.Expired, err), err.Error()) }
@@ -153,11 +154,17 @@ func (l *Lease) Close(cause error) (done <-chan struct{}) {
 	l.End(cause, "closed")
 	l.closeOnce.Do(func() {
 		l.mu.Lock()
-		l.closing = true
+		close(l.closing)
+		granted := !l.sent.IsZero()
 		l.mu.Unlock()
 		go func() { // ends with revoked, a TTL from now at the latest
 			defer close(l.revoked)
-			_, err := l.revoke()
+			var err error
+			if granted { // for a TTL at most: it can't live longer
+				ctx, cancel := context.WithTimeout(l.Client.Ctx(), l.TTL)
+				_, err = l.revoke(ctx, l.ID)
+				cancel()
+			}
 			l.gone() // or given up: nothing goes on after Close
 			l.wg.Wait()
 			l.mu.Lock()
@@ -180,7 +187,7 @@ func (l *Lease) CloseError() error {
 func (l *Lease) Go(f func(ctx context.Context)) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closing || l.Gone.Err() != nil || l.Client.Ctx().Err() != nil {
+	if l.isClosing() || l.Gone.Err() != nil || l.Client.Ctx().Err() != nil {
 		return false
 	}
 	l.wg.Go(func() {
@@ -189,6 +196,16 @@ func (l *Lease) Go(f func(ctx context.Context)) bool {
 		f(ctx)
 	})
 	return true
+}
+
+// isClosing reports whether Close was called. The caller holds l.mu.
+func (l *Lease) isClosing() bool {
+	select {
+	case <-l.closing:
+		return true
+	default:
+		return false
+	}
 }
 
 // Wait waits for the goroutines of Run and Go.

@@ -4,6 +4,7 @@ package outage
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"time"
 
@@ -16,7 +17,7 @@ type Source struct {
 	Client *etcd.Client
 	Life   context.Context // ends with the session
 	Log    *slog.Logger
-	Lease  string
+	Lease  fmt.Stringer
 }
 
 // An Outage is the part that a wait, a watched hold, the renewals or a grant has in the outages of a Client: the
@@ -46,7 +47,7 @@ func (o *Outage) Start(ctx context.Context, err error) {
 	if why := s.Client.ConnectionError(50 * time.Millisecond); why != nil {
 		err = why
 	}
-	args := []any{"lease", s.Lease}
+	args := []any{"lease", s.Lease.String()}
 	if o.lock != "" {
 		args = append(args, "lock", o.lock)
 	}
@@ -64,8 +65,8 @@ func (o *Outage) Stop(recovered bool) {
 	lasted, over, all := s.All.end(recovered, o.lock != "" && s.Life.Err() == nil)
 	switch {
 	case over && all:
-		s.Log.Info("etcd outage is over", "lease", s.Lease, "lasted", lasted)
+		s.Log.Info("etcd outage is over", "lease", s.Lease.String(), "lasted", lasted)
 	case over:
-		s.Log.Info("etcd outage concerns nobody anymore", "lease", s.Lease, "lasted", lasted)
+		s.Log.Info("etcd outage concerns nobody anymore", "lease", s.Lease.String(), "lasted", lasted)
 	}
 }

@@ -4,8 +4,7 @@ package settle
 
 import (
 	"context"
-	"math/rand/v2"
-	"strconv"
+	"crypto/rand"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +25,7 @@ type Keys struct {
 	// background runs f until life ends at the latest. It does not run f if that is near.
 	background func(f func(ctx context.Context)) bool
 	owner      []byte        // in JSON
-	nonce      string        // begins the nonce of every value
+	nonce      string        // begins the nonce of every value: 65 random bits
 	seq        atomic.Uint64 // of the last nonce
 
 	mu      sync.Mutex // a leaf: no other mutex is taken while it is held
@@ -41,13 +40,18 @@ type Keys struct {
 
 // New makes the Keys of a lease. life ends with the lease; background runs a function in the background
 // until then, or returns false. owner is who the values say has the entries.
+//
+// The system draws the nonce, as a clone of this virtual machine would draw the same one from math/rand.
 func New(life context.Context, client *etcd.Client, lease clientv3.LeaseID, owner string, background func(f func(ctx context.Context)) bool) *Keys {
 	return &Keys{
 		etcd: client, lease: lease, life: life, background: background,
-		owner: inJSON(owner), nonce: strconv.FormatUint(rand.Uint64(), 16) + ".",
+		owner: inJSON(owner), nonce: rand.Text()[:13] + ".",
 		inUse: make(keyspace.InUse), skipped: make(map[string]struct{}),
 	}
 }
+
+// SetLease is called when etcd has granted another lease than New was told of, before any key is taken.
+func (k *Keys) SetLease(id clientv3.LeaseID) { k.lease = id }
 
 // Take reserves the lowest free key of that name and kind.
 func (k *Keys) Take(name string, kind keyspace.Kind) (key string) {
