@@ -480,6 +480,8 @@ func TestClient_BadInput(t *testing.T) {
 		"with clientv3.New": New(nil),
 		"TTL 0s":            New(c, WithTTL(0)),
 		"logger is nil":     New(c, WithLogger(nil)),
+		"option is nil":     New(c, nil, WithTTL(time.Minute)),
+		"no KV, Lease":      New(clientv3.NewCtxClient(t.Context())),
 		"WithLease":         New(c, WithLease(7)),
 		"too large":         New(c, WithTTL(1<<63-1)),
 		"session closed":    closed,

@@ -60,15 +60,16 @@
 //
 // Lease and n are in lower-case hex. Etcd's own concurrency.Mutex, `etcdctl lock` and v3lock write the first
 // form, so all of them queue with each other. A concurrency.Mutex of the session's own lease takes the
-// session's key for its own: give it another lease. Other keys below <name>/ (of a lock <name>/x) are passed
-// over here, but not by the others: a concurrency.Mutex on "a" waits also for the keys of "a/b".
+// session's key for its own: give it another lease. Other keys below <name>/ (of a lock <name>/x, or of a lease
+// with a negative ID, which etcd never chooses) are passed over here, but not by the others: a concurrency.Mutex
+// on "a" waits also for the keys of "a/b".
 //
 // Keep names apart from data: any key <name>/<hex> is an entry by its form, so data at orders/4711 blocks the
 // lock "orders". The log and the error of a wait say so, as does Data of an [Entry]; Break would delete it.
 //
-// A client needs read and write rights on the prefix <name>/. A client wrapped by clientv3/namespace works.
-// [Client.Inspect], [Client.Watch], [Client.ListNames] and [Client.Break] look into queues from outside; they
-// need no session, and see the entries of etcd's own locks too.
+// A client needs read and write rights on the prefix <name>/. A client wrapped by clientv3/namespace works, and
+// so does one of etcd's v3client. [Client.Inspect], [Client.Watch], [Client.ListNames] and [Client.Break] look into
+// queues from outside; they need no session, and see the entries of etcd's own locks too.
 //
 // # Invariants
 //

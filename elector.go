@@ -38,6 +38,10 @@ type Elector struct {
 func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 	e := &Elector{client: c, name: name}
 	for _, o := range opts {
+		if o == nil {
+			e.config.err = errNilOption
+			continue
+		}
 		o.applyElector(&e.config)
 	}
 	e.err = cmp.Or(c.checkLook(name), e.config.err)

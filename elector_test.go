@@ -439,6 +439,7 @@ func TestElector_BadInput(t *testing.T) {
 		"made by a Client": {},
 		"invalid lock":     newElector(t, c, "a/"),
 		"has no function":  newElector(t, c, "a", WithOverrun(time.Second, nil)),
+		"option is nil":    New(c).Elector("a", nil),
 	} {
 		require.ErrorContains(t, e.Run(testCtx(t), lead), text)
 		_, err := e.Leader(testCtx(t))

@@ -28,12 +28,19 @@ type config struct {
 	log     *slog.Logger
 	hooks   []*Hooks
 	outages *outage.Outages // of all sessions, nil: each has its own
+	err     error           // of an option
 }
+
+var errNilOption = errors.New("an option is nil: leave it out")
 
 // newConfig is what opts make of the defaults.
 func newConfig(opts []Option) config {
 	c := config{ttl: defaultTTL, log: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
+		if o == nil {
+			c.err = errNilOption
+			continue
+		}
 		o.apply(&c)
 	}
 	if c.owner == "" {
@@ -47,9 +54,17 @@ func (c config) check(client *clientv3.Client) error {
 	switch {
 	case client == nil:
 		return errNilClient
+	case client.KV == nil, client.Lease == nil, client.Watcher == nil: // of NewCtxClient, which leaves them to its caller
+		return errors.New("the client has no KV, Lease or Watcher: make one with clientv3.New")
+	case c.err != nil:
+		return c.err
+	case c.lease < 0:
+		// Etcd grants such an ID to whoever asks for it by the raw API, and never chooses one. Its keys are none of the
+		// grammar: others would pass them over, and so be holders beside this session.
+		return fmt.Errorf("lease %d: its ID is negative, and so it can't have locks: let etcd choose the ID", c.lease)
 	case c.ttl < minTTL:
 		return fmt.Errorf("TTL %v: etcd's leases last %v at least", c.ttl, minTTL)
-	case c.log == nil:
+	case c.log == nil, c.log.Handler() == nil:
 		return errors.New("the logger is nil: leave WithLogger out for silence")
 	case slices.Contains(c.hooks, nil):
 		return errors.New("the hooks are nil: leave WithHooks out for none")
@@ -75,7 +90,7 @@ func WithOwner(owner string) Option { return option(func(c *config) { c.owner = 
 
 // WithLease adopts a lease that was granted elsewhere, instead of granting one. WithTTL has no effect then. The
 // session keeps the lease alive, and Close revokes it. Entries that others made with the lease are not this
-// session's. It is for NewSession only.
+// session's. An ID that is negative, which etcd never chooses by itself, is an error. It is for NewSession only.
 func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.lease = id }) }
 
 // WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up.

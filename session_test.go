@@ -24,15 +24,23 @@ import (
 
 func TestSession_BadInput(t *testing.T) {
 	c := cluster.Client(t)
+	// Etcd grants a negative ID to whoever asks for it. Three such sessions held one mutex together.
+	const negative = -5
+	_, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseGrant(testCtx(t), &pb.LeaseGrantRequest{ID: negative, TTL: 60})
+	require.NoError(t, err)
 	before := leases(t, c)
 	for text, f := range map[string]func() (*Session, error){
-		"client is nil": func() (*Session, error) { return NewSession(testCtx(t), nil) },
-		"TTL 0s":        func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(0)) },
-		"TTL 999ms":     func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(999*time.Millisecond)) },
-		"TTL -1m0s":     func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(-time.Minute)) },
-		"logger is nil": func() (*Session, error) { return NewSession(testCtx(t), c, WithLogger(nil)) },
-		"too large":     func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(1<<63-1)) },
-		"not found":     func() (*Session, error) { return NewSession(testCtx(t), c, WithLease(12345)) },
+		"client is nil":  func() (*Session, error) { return NewSession(testCtx(t), nil) },
+		"TTL 0s":         func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(0)) },
+		"TTL 999ms":      func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(999*time.Millisecond)) },
+		"TTL -1m0s":      func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(-time.Minute)) },
+		"logger is nil":  func() (*Session, error) { return NewSession(testCtx(t), c, WithLogger(nil)) },
+		"logger is nil:": func() (*Session, error) { return NewSession(testCtx(t), c, WithLogger(&slog.Logger{})) },
+		"option is nil":  func() (*Session, error) { return NewSession(testCtx(t), c, nil) },
+		"ID is negative": func() (*Session, error) { return NewSession(testCtx(t), c, WithLease(negative)) },
+		"no KV, Lease":   func() (*Session, error) { return NewSession(testCtx(t), clientv3.NewCtxClient(testCtx(t))) },
+		"too large":      func() (*Session, error) { return NewSession(testCtx(t), c, WithTTL(1<<63-1)) },
+		"not found":      func() (*Session, error) { return NewSession(testCtx(t), c, WithLease(12345)) },
 	} {
 		s, err := f()
 		require.Nil(t, s, text)
@@ -40,6 +48,8 @@ func TestSession_BadInput(t *testing.T) {
 		require.ErrorContains(t, err, "etcdlock: new session")
 	}
 	require.Empty(t, leases(t, c, before...))
+	_, err = c.Revoke(testCtx(t), negative)
+	require.NoError(t, err)
 }
 
 func TestSession_TTLIsRoundedUpAndGranted(t *testing.T) {

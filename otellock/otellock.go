@@ -70,7 +70,9 @@ func WithTracerProvider(p trace.TracerProvider) Option {
 func Hooks(opts ...Option) *etcdlock.Hooks {
 	c := config{provider: otel.GetTracerProvider()}
 	for _, o := range opts {
-		o.apply(&c)
+		if o != nil {
+			o.apply(&c)
+		}
 	}
 	t := tracer{c.provider.Tracer("github.com/etcdlock/etcdlock/otellock")}
 	return &etcdlock.Hooks{

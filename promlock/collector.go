@@ -31,7 +31,9 @@ type Collector struct {
 func New(opts ...Option) *Collector {
 	cfg := config{name: func(lock string) string { return lock }, buckets: defaultBuckets}
 	for _, o := range opts {
-		o.apply(&cfg)
+		if o != nil {
+			o.apply(&cfg)
+		}
 	}
 	histogram := func(name, help string) prometheus.HistogramOpts {
 		return prometheus.HistogramOpts{
