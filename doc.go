@@ -32,8 +32,7 @@
 // elsewhere by comparing [Held.Token] with the highest token seen there. [Held.Valid] looks at the clocks and
 // costs nothing; it makes the gap smaller and does not close it.
 //
-// A virtual machine that is cloned while it has a session has two holders of one lock, with one token. Close the Client
-// before a snapshot that is to be cloned; a session that is granted after it has a lease of its own in each clone.
+// Clones of a virtual machine that had a session hold its locks together: close the Client before the snapshot.
 //
 // A lock whose holder died stays taken until its lease expires: a TTL, and more if etcd elects leaders
 // meanwhile, as each election starts all leases anew. The TTL is a lower bound and no more.

@@ -39,8 +39,7 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 	e := &Elector{client: c, name: name}
 	for _, o := range opts {
 		if o == nil {
-			e.config.err = errNilOption
-			continue
+			o = electorOption(func(c *electorConfig) { c.err = errNilOption })
 		}
 		o.applyElector(&e.config)
 	}

@@ -111,6 +111,7 @@ var (
 	errLostClosed  = fmt.Errorf("%w: %w", ErrLost, ErrSessionClosed)
 
 	errNilClient = errors.New("the client is nil: make one with clientv3.New")
+	errNilOption = errors.New("an option is nil: leave it out")
 )
 
 // lossOf is the error of a hold that was lost. cause is what ended the session, or nil if the session lives.

@@ -220,12 +220,12 @@ func (s *Session) notifyEnded(reason string, unrenewed error) {
 // listHolds names the first of them for the log.
 func listHolds(holds []*entry) string {
 	const most = 5
-	var text []string
+	text := ""
 	for _, e := range holds[:min(len(holds), most)] {
-		text = append(text, fmt.Sprintf("%s (token %d)", e.name, e.rev))
+		text += fmt.Sprintf(", %s (token %d)", e.name, e.rev)
 	}
 	if more := len(holds) - most; more > 0 {
-		text = append(text, fmt.Sprintf("%d more", more))
+		text += fmt.Sprintf(", %d more", more)
 	}
-	return strings.Join(text, ", ")
+	return strings.TrimPrefix(text, ", ")
 }

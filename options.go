@@ -31,15 +31,12 @@ type config struct {
 	err     error           // of an option
 }
 
-var errNilOption = errors.New("an option is nil: leave it out")
-
 // newConfig is what opts make of the defaults.
 func newConfig(opts []Option) config {
 	c := config{ttl: defaultTTL, log: slog.New(slog.DiscardHandler)}
 	for _, o := range opts {
 		if o == nil {
-			c.err = errNilOption
-			continue
+			o = option(func(c *config) { c.err = errNilOption })
 		}
 		o.apply(&c)
 	}
@@ -59,8 +56,7 @@ func (c config) check(client *clientv3.Client) error {
 	case c.err != nil:
 		return c.err
 	case c.lease < 0:
-		// Etcd grants such an ID to whoever asks for it by the raw API, and never chooses one. Its keys are none of the
-		// grammar: others would pass them over, and so be holders beside this session.
+		// Its keys are none of the grammar: others would pass them over, and so be holders beside this session.
 		return fmt.Errorf("lease %d: its ID is negative, and so it can't have locks: let etcd choose the ID", c.lease)
 	case c.ttl < minTTL:
 		return fmt.Errorf("TTL %v: etcd's leases last %v at least", c.ttl, minTTL)
