@@ -199,3 +199,50 @@ func TestRun_Reaps(t *testing.T) {
 	end()
 	require.Zero(t, r.wait(t))
 }
+
+// The file of the command is removed, or another program is put into its place, while run waits and elect leads, as a
+// package manager does: the guard is started from the image that runs, and CMD dies with its lock as always.
+func TestRun_ImageReplaced(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	for _, subcommand := range []string{"run", "elect"} {
+		for what, change := range map[string]func(path string) error{
+			"removed": os.Remove,
+			"replaced": func(path string) error {
+				other := path + ".new"
+				if err := os.WriteFile(other, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755); err != nil {
+					return err
+				}
+				return os.Rename(other, path)
+			},
+		} {
+			t.Run(subcommand+" "+what, func(t *testing.T) {
+				t.Parallel()
+				name := subcommand + what
+				image, err := os.ReadFile(binary)
+				require.NoError(t, err)
+				own := filepath.Join(t.TempDir(), "etcdlock")
+				require.NoError(t, os.WriteFile(own, image, 0o755))
+				outlived, free := contend(t, client, name)
+				r := command(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, subcommand, name, "--ttl=3s", "--grace=0s", "--", "sh", "-c", stubborn)
+				r.cmd.Path = own
+				r.launch(t)
+				waiters(t, client, name, 2)
+				require.NoError(t, change(own))
+				require.False(t, outlived(), "it has the lock")
+				free()
+				pids := r.stubbornPids(t)
+				guard := r.guard(t)
+				require.Positive(t, guard)
+				comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", guard))
+				require.NoError(t, err)
+				require.Equal(t, "etcdlock\n", string(comm))
+				require.NoError(t, syscall.Kill(guard, syscall.SIGKILL))
+				require.Eventually(t, func() bool { g := r.guard(t); return g != guard && g != 0 }, hang, 5*time.Millisecond, "a new guard")
+				require.NoError(t, r.cmd.Process.Kill())
+				requireDead(t, pids...)
+			})
+		}
+	}
+}

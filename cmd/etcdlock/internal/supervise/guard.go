@@ -20,17 +20,24 @@ const guardArg = "run-guard"
 // read for a thousand lines.
 const tellTimeout = 100 * time.Millisecond
 
+// guardAnswer is what a guard writes when it listens. Another program may be at the path of this one by now.
+const guardAnswer = "etcdlock guard listens\n"
+
+// answerTimeout bounds how long a guard may take to answer. It takes milliseconds, unless the machine is busy.
+var answerTimeout = 10 * time.Second
+
 // A guard is Run's side of the guard process.
 type guard struct {
 	pid    int
 	pipe   *os.File
 	reaped bool
+	answer chan error // has the answer of the guard, or why there is none
 }
 
 // startGuard starts a guard. group is 0 if the command does not run yet. The order is in
 // the pipe before the guard starts, because this process may be stopped at any time.
 func startGuard(group int, deadline time.Time) (*guard, error) {
-	exe, err := os.Executable()
+	exe, err := image()
 	if err != nil {
 		return nil, err
 	}
@@ -39,7 +46,7 @@ func startGuard(group int, deadline time.Time) (*guard, error) {
 		return nil, err
 	}
 	defer func() { _ = r.Close() }()
-	g := &guard{pipe: w}
+	g := &guard{pipe: w, answer: make(chan error, 1)}
 	if group != 0 {
 		if err := g.tell(group, deadline); err != nil {
 			_ = w.Close()
@@ -53,18 +60,54 @@ func startGuard(group int, deadline time.Time) (*guard, error) {
 		return nil, err
 	}
 	defer func() { _ = null.Close() }()
-	p, err := os.StartProcess(exe, []string{"etcdlock", guardArg}, &os.ProcAttr{
-		Dir: "/", Env: os.Environ(), Files: []*os.File{r, null, null},
-		Sys: &syscall.SysProcAttr{Setsid: true}, // it must not get the signals of this group or terminal
-	})
+	answers, out, err := os.Pipe()
 	if err != nil {
 		_ = w.Close()
 		return nil, err
 	}
+	defer func() { _ = out.Close() }()
+	p, err := os.StartProcess(exe, []string{"etcdlock", guardArg}, &os.ProcAttr{
+		Dir: "/", Env: os.Environ(), Files: []*os.File{r, out, null},
+		Sys: &syscall.SysProcAttr{Setsid: true}, // it must not get the signals of this group or terminal
+	})
+	if err != nil {
+		_, _ = w.Close(), answers.Close()
+		return nil, err
+	}
 	g.pid = p.Pid
 	_ = p.Release() // end or reap waits for the process
+	go func() {     // ends with the answer, the guard or answerTimeout
+		defer func() { _ = answers.Close() }()
+		g.answer <- readAnswer(exe, answers)
+	}()
 	return g, nil
 }
+
+// readAnswer returns an error unless a guard answers.
+func readAnswer(exe string, answers *os.File) error {
+	got := make([]byte, len(guardAnswer))
+	err := answers.SetReadDeadline(time.Now().Add(answerTimeout))
+	if err == nil {
+		_, err = io.ReadFull(answers, got)
+	}
+	if err == nil && string(got) != guardAnswer {
+		err = errors.New("another program answers")
+	}
+	if err != nil {
+		err = fmt.Errorf("%s does not answer as a guard (%w): was it replaced?", exe, err)
+	}
+	return err
+}
+
+// listens waits for the guard's answer.
+func (g *guard) listens() error {
+	err := <-g.answer
+	g.answer <- err // for the next one who asks
+	return err
+}
+
+// failed reports whether it is known that the guard is none. It does not block.
+func (g *guard) failed() bool { return len(g.answer) > 0 && g.listens() != nil }
 
 // tell tells the guard which group to kill, and when.
 func (g *guard) tell(group int, deadline time.Time) error {
@@ -102,6 +145,9 @@ func IsGuard() bool { return len(os.Args) == 2 && os.Args[1] == guardArg }
 func Guard() int {
 	// These signals are meant for the command.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE)
+	nameSelf()
+	_, _ = os.Stdout.WriteString(guardAnswer) // if nobody reads it, the input is at its end too
+	_ = os.Stdout.Close()
 	type order struct {
 		group    int
 		deadline time.Time // on the monotonic clock

@@ -47,15 +47,6 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 	if err := lock.Err(); err != nil {
 		return Outcome{}, err
 	}
-	for past(lock.Deadline().Add(-c.Grace)) {
-		// The lock was granted just after etcd was away, for example for an election.
-		// Either a renewal comes next, or the deadline.
-		select {
-		case <-lock.Done():
-			return Outcome{}, lock.Err()
-		case <-time.After(pollEach):
-		}
-	}
 	becomeReaper()
 	children := make(chan os.Signal, 1)
 	signal.Notify(children, syscall.SIGCHLD)
@@ -65,6 +56,18 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 		return Outcome{}, fmt.Errorf("start the guard process: %w", err)
 	}
 	defer func() { s.guard.end() }()
+	if err := s.guard.listens(); err != nil { // without a guard, the command could outlive the lock
+		return Outcome{}, fmt.Errorf("start the guard process: %w", err)
+	}
+	for past(lock.Deadline().Add(-c.Grace)) {
+		// The lock was granted just after etcd was away, for example for an election.
+		// Either a renewal comes next, or the deadline.
+		select {
+		case <-lock.Done():
+			return Outcome{}, lock.Err()
+		case <-time.After(pollEach):
+		}
+	}
 	if err := s.start(); err != nil {
 		return Outcome{}, err
 	}
@@ -241,7 +244,7 @@ func (s *supervisor) reap() {
 // tellGuard tells the guard a deadline. It replaces a guard that does not listen.
 func (s *supervisor) tellGuard(deadline time.Time) {
 	s.told = deadline
-	if !s.guard.reaped && s.guard.tell(s.pid, deadline) == nil {
+	if !s.guard.reaped && !s.guard.failed() && s.guard.tell(s.pid, deadline) == nil {
 		return
 	}
 	s.guard.end()

@@ -2,10 +2,19 @@
 
 package supervise
 
-import "syscall"
+import (
+	"os"
+	"syscall"
+)
 
 // dieWithParent exists only on Linux. On other systems there is only the guard.
 func dieWithParent(*syscall.SysProcAttr) {}
 
 // becomeReaper exists only on Linux. On other systems the first process reaps.
 func becomeReaper() {}
+
+// image is the path of this program. If there is another program by now, it does not answer as a guard.
+func image() (string, error) { return os.Executable() }
+
+// nameSelf has nothing to do: a guard has the name of its file.
+func nameSelf() {}

@@ -1,0 +1,40 @@
+package supervise
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A program that is no guard, whatever it does, guards nothing: the command is not started.
+func TestRun_NoGuard(t *testing.T) {
+	own, timeout := self, answerTimeout
+	defer func() { self, answerTimeout = own, timeout }()
+	answerTimeout = 100 * time.Millisecond
+	dir := t.TempDir()
+	for what, script := range map[string]string{
+		"ends":             "exit 0",
+		"says other words": "echo 'usage: another program than this one'",
+		"hangs":            "exec sleep 1000",
+		"is removed":       "",
+	} {
+		self = filepath.Join(dir, what)
+		if script != "" {
+			require.NoError(t, os.WriteFile(self, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+		}
+		started := filepath.Join(dir, what+" started")
+		c := Command{Path: "/bin/sh", Args: []string{"sh", "-c", `: >"$0"`, started}, Env: os.Environ(), Grace: time.Second, Say: t.Logf}
+		lock := &lateLock{looks: 3, done: make(chan struct{})}
+		_, err := Run(lock, make(chan os.Signal), c)
+		require.ErrorContains(t, err, "start the guard process: ", what)
+		require.NoFileExists(t, started)
+	}
+	self = own
+	o, err := Run(&lateLock{looks: 3, done: make(chan struct{})}, make(chan os.Signal),
+		Command{Path: "/bin/sh", Args: []string{"sh", "-c", "exit 7"}, Env: os.Environ(), Grace: time.Second, Say: t.Logf})
+	require.NoError(t, err)
+	require.Equal(t, 7, o.Status)
+}
