@@ -198,7 +198,7 @@ func (s *Session) notifyEnded(reason string, unrenewed error) {
 	s.mu.Unlock()
 	if errors.Is(cause, ErrSessionExpired) {
 		args := []any{"lease", s.lease.String(), "why", reason}
-		if unrenewed != nil {
+		if unrenewed != nil && reason == "deadline passed" { // else that attempt is not why
 			args = append(args, "error", unrenewed)
 		}
 		args = append(args, "locks", len(holds))

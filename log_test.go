@@ -266,3 +266,16 @@ func TestLog_DataUnderAName(t *testing.T) {
 	_, err = c.Delete(testCtx(t), key)
 	require.NoError(t, err)
 }
+
+// A session that was lost has one cause: that of a renewal which failed is one only if time was up.
+func TestLog_OneCause(t *testing.T) {
+	t.Parallel()
+	var log harness.Log
+	s := newTestSession(t, cluster.Client(t), WithLogger(log.Logger()))
+	s.lease.End(ErrSessionExpired, "test")
+	log.Require(t, harness.LogUp, harness.LogLost)
+	s.notifyEnded("lease not found", context.DeadlineExceeded)
+	s.notifyEnded("deadline passed", context.DeadlineExceeded)
+	require.NotContains(t, log.Lines()[2], "error=")
+	require.Contains(t, log.Lines()[3], `error="context deadline exceeded"`)
+}

@@ -20,12 +20,13 @@ import (
 
 // A breaker is what the flags of `etcdlock break` say.
 type breaker struct {
+	etcd *connect.Config
 	yes  bool
 	data string // the key that may be data
 }
 
 func breakCommand(etcd *connect.Config) *cobra.Command {
-	b := &breaker{}
+	b := &breaker{etcd: etcd}
 	cmd := &cobra.Command{
 		Use:   "break NAME KEY@TOKEN",
 		Short: "Take a lock away from its holder, or a waiter out of the queue",
@@ -76,7 +77,9 @@ func parseRef(s string) (key string, token int64, err error) {
 }
 
 func breakLock(ctx context.Context, client *clientv3.Client, name, key string, token int64, b *breaker) error {
-	q, err := etcdlock.New(client).Inspect(ctx, name)
+	bounded, cancel := b.etcd.Bound(ctx)
+	q, err := etcdlock.New(client).Inspect(bounded, name)
+	cancel()
 	if err != nil {
 		return err
 	}
@@ -113,6 +116,8 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 }
 
 func (b *breaker) remove(ctx context.Context, client *clientv3.Client, e etcdlock.Entry) error {
+	ctx, cancel := b.etcd.Bound(ctx) // without the time that somebody has taken to answer
+	defer cancel()
 	if err := etcdlock.New(client).Break(ctx, e); err != nil {
 		return err
 	}

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"context"
 	"net/url"
 	"os"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
@@ -47,7 +49,8 @@ func TestConnect_TLS(t *testing.T) {
 		{`name etcd with --endpoints \(or ETCDCTL_ENDPOINTS\) as its certificate does`, append([]string{"--endpoints=https://localhost:" + u.Port()}, full...)},
 		{"--cert and --key are needed together", []string{"--endpoints=" + https, full[0], full[1]}},
 		{"--cacert: open /no/such: no such file", []string{"--endpoints=" + https, "--cacert=/no/such"}},
-		{"does not name a PEM file", []string{"--endpoints=" + https, "--cacert=/dev/null", full[1], "--key=/dev/null"}},
+		{"--cacert: /etc/passwd holds no certificate in PEM form", []string{"--endpoints=" + https, "--cacert=/etc/passwd"}},
+		{"does not name a PEM file", []string{"--endpoints=" + https, full[0], full[1], "--key=/dev/null"}},
 	} {
 		patience := "--dial-timeout=300ms"
 		if c.says == "" {
@@ -119,6 +122,7 @@ func TestConnect_User(t *testing.T) {
 		{says: "no password for user ann: set ETCDCTL_PASSWORD", args: []string{"--user=ann"}},
 		{says: "a password without a user", env: []string{"ETCDCTL_PASSWORD=secret"}},
 		{says: `permission denied .*readwrite on the prefix "jobs/x/"`, args: []string{"--user=bob:secret"}},
+		{says: `--command-timeout -1s: it can't be negative`, env: []string{"ETCDCTL_COMMAND_TIMEOUT=-1"}},
 		{says: `ETCDCTL_DIAL_TIMEOUT="soon" is not a value for --dial-timeout`, env: []string{"ETCDCTL_DIAL_TIMEOUT=soon"}},
 	} {
 		status, says := run(t, c.env, c.args...)
@@ -132,3 +136,21 @@ func TestConnect_User(t *testing.T) {
 }
 
 func second[T any](_ T, err error) error { return err }
+
+// A command that looks at locks ends with --command-timeout if etcd has answered once and then answers no more.
+func TestConnect_CommandTimeout(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t, intercepted(func(ctx context.Context, req any) {
+		if r, ok := req.(*pb.RangeRequest); ok && !r.CountOnly { // which only the first one is
+			<-ctx.Done()
+		}
+	}))
+	for _, args := range [][]string{{"ls"}, {"show", "x"}, {"break", "x", "x/abc@7"}} {
+		status, out, says := ask(t, cluster, append(args, "--command-timeout=100ms")...)
+		require.Equal(t, 1, status, args)
+		require.Empty(t, out)
+		require.Regexp(t, `^etcdlock: .*--command-timeout of 100ms is over\n$`, says)
+	}
+	status, _, says := ask(t, cluster, "doctor", "x", "--command-timeout=100ms")
+	require.NotZero(t, status, says)
+}

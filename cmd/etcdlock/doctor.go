@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -127,7 +128,7 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 
 // inspect reads the queue. It waits as long as etcd may take for its first answer.
 func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.etcd.DialTimeout)
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(d.etcd.CommandTimeout, d.etcd.DialTimeout))
 	defer cancel()
 	return etcdlock.New(d.client).Inspect(ctx, name)
 }

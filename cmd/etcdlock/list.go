@@ -59,11 +59,13 @@ holds much else, or where the user's role covers only a part of the keys.`,
 			if len(args) > 0 {
 				prefix = args[0]
 			}
-			names, err := listNames(cmd.Context(), client, prefix)
+			ctx, cancel := etcd.Bound(cmd.Context())
+			defer cancel()
+			names, err := listNames(ctx, client, prefix)
 			if err != nil {
-				return suggestPrefix(cmd.Context(), client, etcd.User, prefix, err)
+				return suggestPrefix(ctx, client, etcd.User, prefix, err)
 			}
-			return l.list(cmd.Context(), client, prefix, names)
+			return l.list(ctx, client, prefix, names)
 		},
 	}
 	l.output.addFlag(cmd)

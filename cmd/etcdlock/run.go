@@ -27,10 +27,10 @@ const shutTimeout = time.Second
 // A runner is `etcdlock run`.
 type runner struct {
 	under
-	read, try bool
-	wait      time.Duration
-	name      string
-	argv      []string
+	read, try     bool
+	wait, holdFor time.Duration
+	name          string
+	argv          []string
 }
 
 func runCommand(etcd *connect.Config) *cobra.Command {
@@ -53,12 +53,17 @@ CMD's environment has ETCDLOCK_NAME, ETCDLOCK_KEY and ETCDLOCK_TOKEN. The token 
 grows with every holder: a store that CMD writes to should refuse a token that is lower than the
 highest one it has seen.
 
+--try runs CMD if the lock is free at that moment. So of two machines whose crons start it at the
+same time one runs CMD; but if their clocks differ by more than CMD takes, both do, one after the
+other, with status 0. --hold-for keeps the lock for as long as the clocks may differ.
+
 It waits in one queue with etcdctl lock, and with all programs that use this package or etcd's
 own concurrency package on the same name.`,
 		Example: `  # one at a time, in the order of arrival
   etcdlock run jobs/report -- ./report.sh --all
-  # from cron on several machines: one runs it, the others end with status 75
-  etcdlock run --try jobs/nightly -- ./backup.sh
+  # from cron on several machines whose clocks differ by less than a minute: one runs it, the
+  # others end with status 75
+  etcdlock run --try --hold-for 60s jobs/nightly -- ./backup.sh
   # wait for at most 30 s, then exit with 75
   etcdlock run --wait 30s jobs/nightly -- ./backup.sh
   # share the lock with other readers, exclude writers
@@ -76,6 +81,7 @@ own concurrency package on the same name.`,
 	cmd.Flags().BoolVar(&r.read, "read", false, "share the lock with other readers")
 	cmd.Flags().BoolVar(&r.try, "try", false, "don't wait: exit with 75 if somebody holds the lock or waits for it")
 	duration.Var(cmd.Flags(), &r.wait, "wait", 0, "how long to wait for the lock before exiting with 75 (default: forever)")
+	duration.Var(cmd.Flags(), &r.holdFor, "hold-for", 0, "keep the lock for so long from its grant, also if CMD ends sooner")
 	return cmd
 }
 
@@ -86,6 +92,8 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	switch {
 	case r.wait < 0 || r.wait == 0 && cmd.Flags().Changed("wait"):
 		return fmt.Errorf("--wait %v: it must be more than 0; --try does not wait at all", r.wait)
+	case r.holdFor < 0:
+		return fmt.Errorf("--hold-for %v: it can't be negative", r.holdFor)
 	case r.wait > 0 && r.try:
 		return errors.New("--try and --wait exclude each other: choose one")
 	}
@@ -110,18 +118,41 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 		shut(locks)
 		return advise(r.name, err)
 	}
+	granted := time.Now()
 	outcome, err := supervise.Outcome{}, context.Cause(in.ctx)
 	if err == nil {
 		outcome, err = r.runUnder(h, r.name, path, r.argv, in.sigs)
 	}
 	lost := outcome.Lost
-	if rerr := r.release(in.sigs, h, locks); lost == nil && err == nil {
+	ran := lost == nil && err == nil // with the lock, to its end
+	if ran && !outcome.Asked && r.keep(in, h, time.Until(granted.Add(r.holdFor))) {
+		ran = false // what is lost after that is said
+	}
+	if rerr := r.release(in.sigs, h, locks); ran {
 		lost = rerr
 	}
 	if lost != nil {
 		return ending{status: statusLost, err: fmt.Errorf("%s: the lock was not held all the time that %s ran: %w", r.name, filepath.Base(path), lost)}
 	}
 	return ended(path, outcome, err)
+}
+
+// keep keeps the lock for as long as --hold-for wants, after CMD has ended, unless a signal asks this process to end. It
+// reports whether the lock was lost in that time.
+func (r *runner) keep(in *interrupts, h *etcdlock.Held, left time.Duration) (lost bool) {
+	if left <= 0 {
+		return false
+	}
+	in.resume()
+	defer in.pause()
+	select {
+	case <-time.After(left):
+	case <-in.ctx.Done():
+	case <-h.Done():
+		say(r.name, "the lock was lost after %s had ended, and before --hold-for was over: %v", filepath.Base(r.argv[0]), h.Err())
+		return true
+	}
+	return false
 }
 
 // What ends the waiting for a lock.

@@ -246,3 +246,38 @@ func TestRun_ImageReplaced(t *testing.T) {
 		}
 	}
 }
+
+// Cron starts a short job on two machines, and the clock of one is behind: with --hold-for it finds the lock taken.
+func TestRun_HoldFor(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
+	began := time.Now()
+	first := start(t, env, "run", "x", "--try", "--hold-for=3s", "--", "sh", "-c", "echo in $$ 1; exit 7")
+	pid, _ := first.inSection(t)
+	requireDead(t, pid)
+	second := start(t, env, "run", "x", "--try", "--hold-for=3s", "--", "echo", "in")
+	require.Equal(t, 75, second.wait(t))
+	require.Equal(t, 7, first.wait(t), first.stderr.String())
+	require.GreaterOrEqual(t, time.Since(began), 3*time.Second)
+	require.Empty(t, first.stderr.String())
+	noKeys(t, client)
+
+	// A signal ends that, and so does the loss of the lock. The status is CMD's.
+	for what, end := range map[string]func(r *invocation){
+		"": func(r *invocation) { require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM)) },
+		"etcdlock: x: the lock was lost after sh had ended, and before --hold-for was over: lock lost\n": func(*invocation) {
+			_, err := client.Delete(bounded(t), waiters(t, client, "x", 1)[0])
+			require.NoError(t, err)
+		},
+	} {
+		r := start(t, env, "run", "x", "--hold-for=1h", "--", "sh", "-c", "echo in $$ 1; exit 7")
+		pid, _ := r.inSection(t)
+		require.Eventually(t, func() bool { return !alive(pid) && r.guard(t) == 0 }, hang, 5*time.Millisecond)
+		end(r)
+		require.Equal(t, 7, r.wait(t), r.stderr.String())
+		require.Equal(t, what, r.stderr.String())
+		noKeys(t, client)
+	}
+}

@@ -87,6 +87,7 @@ func TestRun_NotStarted(t *testing.T) {
 		{125, "--grace -1s: it can't be negative", []string{"x", "--grace=-1s", "--", "true"}},
 		{125, "--ttl 10ms: .*at least 1s", []string{"x", "--ttl", "10ms", "--", "true"}},
 		{125, "--try and --wait", []string{"x", "--wait", "1s", "--try", "--", "true"}},
+		{125, "--hold-for -1s: it can't be negative", []string{"x", "--hold-for=-1", "--", "true"}},
 		{125, "--wait 0s", []string{"x", "--wait", "0", "--", "true"}},
 		{125, "unknown flag: --patience; etcdlock run --help lists the flags", []string{"x", "--patience", "--", "true"}},
 		{125, "no etcd answers at 127.0.0.1:1 within 100ms .*connection refused", []string{"x", "--endpoints=127.0.0.1:1", "--dial-timeout=100ms", "--", "true"}},

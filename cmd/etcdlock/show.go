@@ -39,7 +39,9 @@ for each change, or with -o json a line.`,
 			if watch {
 				return follow(cmd.Context(), client, etcd, args[0], output)
 			}
-			q, err := etcdlock.New(client).Inspect(cmd.Context(), args[0])
+			ctx, cancel := etcd.Bound(cmd.Context())
+			defer cancel()
+			q, err := etcdlock.New(client).Inspect(ctx, args[0])
 			switch {
 			case err != nil:
 				return err

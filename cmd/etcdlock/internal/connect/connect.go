@@ -5,6 +5,7 @@ package connect
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -37,6 +38,8 @@ type Config struct {
 	User        string        `json:"user,omitempty"`
 	Password    string        `json:"password,omitempty"`
 	DialTimeout time.Duration `json:"dialTimeout,omitempty"`
+	// CommandTimeout bounds what a command that looks at locks asks of etcd once it is connected. 0 is no bound.
+	CommandTimeout time.Duration `json:"-"`
 }
 
 // AddFlags adds the flags to fs. Call Complete when they are parsed.
@@ -49,6 +52,7 @@ func (c *Config) AddFlags(fs *pflag.FlagSet) {
 	fs.StringVar(&c.User, "user", "", "NAME or NAME:PASSWORD, if etcd has authentication enabled")
 	fs.StringVar(&c.Password, "password", "", "password of --user; the variable is safer")
 	duration.Var(fs, &c.DialTimeout, "dial-timeout", 5*time.Second, "how long etcd may take for its first answer")
+	duration.Var(fs, &c.CommandTimeout, "command-timeout", 0, "how long ls, show, break and doctor may take to read or write (default: no limit)")
 }
 
 // env is the name of the variable of a flag.
@@ -59,7 +63,7 @@ func env(flag string) string {
 // Complete takes from the environment what the flags don't set, and checks all.
 // Endpoints stays empty if neither names any.
 func (c *Config) Complete(fs *pflag.FlagSet) error {
-	for _, name := range []string{"endpoints", "cacert", "cert", "key", "insecure-skip-tls-verify", "user", "password", "dial-timeout"} {
+	for _, name := range []string{"endpoints", "cacert", "cert", "key", "insecure-skip-tls-verify", "user", "password", "dial-timeout", "command-timeout"} {
 		value := os.Getenv(env(name))
 		if value == "" || fs.Changed(name) {
 			continue
@@ -89,6 +93,8 @@ func (c *Config) Complete(fs *pflag.FlagSet) error {
 		return errors.New("--cert and --key are needed together: name both files")
 	case c.DialTimeout <= 0:
 		return fmt.Errorf("--dial-timeout %v: it must be more than 0", c.DialTimeout)
+	case c.CommandTimeout < 0:
+		return fmt.Errorf("--command-timeout %v: it can't be negative", c.CommandTimeout)
 	}
 	return nil
 }
@@ -103,8 +109,12 @@ func (c *Config) tls() (*tls.Config, error) {
 		if f.path == "" {
 			continue
 		}
-		if _, err := os.ReadFile(f.path); err != nil {
+		pem, err := os.ReadFile(f.path)
+		if err != nil {
 			return nil, fmt.Errorf("--%s: %w", f.flag, err)
+		}
+		if f.flag == "cacert" && !x509.NewCertPool().AppendCertsFromPEM(pem) { // which etcd's package takes for an empty list
+			return nil, fmt.Errorf("--cacert: %s holds no certificate in PEM form", f.path)
 		}
 	}
 	info := transport.TLSInfo{
@@ -167,6 +177,14 @@ func (c *Config) Open(ctx context.Context) (*clientv3.Client, error) {
 		return nil, context.Cause(ctx)
 	}
 	return nil, c.Explain(err)
+}
+
+// Bound is ctx with CommandTimeout.
+func (c *Config) Bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	if c.CommandTimeout == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeoutCause(ctx, c.CommandTimeout, fmt.Errorf("--command-timeout of %v is over", c.CommandTimeout))
 }
 
 // Explain says what to do about the error of a request that no member has answered.
