@@ -26,6 +26,9 @@
 #ifndef USES
 #define USES 0 /* guarded transactions */
 #endif
+#ifndef STAYS
+#define STAYS 0 /* 1: who has downgraded keeps the lock until no reader waits */
+#endif
 #ifndef TICKS
 #define TICKS 0 /* of the clock while session 0 lives, whose lease is granted for TTL of them */
 #endif

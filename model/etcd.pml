@@ -50,7 +50,8 @@ inline carryOutDown(i) {
 		if
 		:: xAt(r, rev) && (ok(19) -> (r == me[i] && sAt(r, rev)) : sameKey(r, i)) ->
 			rev++; rec[r].x = rev;
-			printf("etcd: at %d the exclusive key of revision %d is deleted, for %c: downgraded\n", rev, rec[r].c, name(i))
+			printf("etcd: at %d the exclusive key of revision %d is deleted, for %c: downgraded\n", rev, rec[r].c, name(i));
+			if :: MUTANT != 28 :: MUTANT == 28 -> told[i] = true :: MUTANT == 28 && faults -> faults--; printf("net: the reply to %c is lost\n", name(i)) fi
 		:: else
 		fi
 	}

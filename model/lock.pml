@@ -44,6 +44,7 @@ byte at[N];        /* the revision at which it judged the queue */
 byte on[N];        /* the entry that it watches, plus 1; plus R where it stands by behind it */
 bool try[N], deaf[N] /* its watch is silent */, doubt[N], fence[N] /* in use */, down[N] /* downgraded */;
 bool ended[N];     /* by session: as far as it knows */
+bool told[N];      /* its session has heard that its downgrade was carried out; only mutant 28 asks */
 bool hit[N], had[N]; /* for assertions: somebody else removed the entry; it had the lock */
 
 /* Requests on their way, and the reply to the one that is waited for. */
@@ -163,6 +164,9 @@ inline ghost(i) {
 	for (r : i * COPIES .. (i + 1) * COPIES - 1) { if :: alive(r) -> top = r :: else fi }
 }
 
+#define readerWaits(j) (j < N && exclusive(j) == 0 && uses[j] && state[j] < HELD)
+#define readersWait (readerWaits(0) || readerWaits(1) || readerWaits(N - 1))
+
 proctype acquisition(byte i) {
 	do
 	:: atomic { !state[i] -> ask(i) }
@@ -194,6 +198,9 @@ wait:	do
 			fi
 		fi }
 	:: atomic { on[i] > R && !standsBy(on[i] - R - 1, i) -> on[i] = 0 }
+	/* That it was downgraded is known from etcd, whether a reply said so or not. */
+	:: atomic { on[i] > R && standsBy(on[i] - R - 1, i) && gone(on[i] - R - 1, i) && (ok(28) || told[owner(on[i] - R - 1)]) -> on[i] = 0; at[i] = rev;
+		if :: ownAt(i, rev) :: else -> goto lost fi }
 	/* The watch tells that the blocker went: look at that revision. */
 	:: atomic { watches(i) && gone(on[i] - 1, i) > at[i] -> at[i] = (ok(5) -> gone(on[i] - 1, i) : 1); on[i] = 0;
 		printf("%c: hears that its blocker went, and looks at revision %d\n", name(i), at[i]);
@@ -212,7 +219,7 @@ hold:	do
 	:: atomic { kind[i] == writer && !down[i] -> down[i] = true; downs[i] = 1; printf("%c: downgrades\n", name(i));
 		if :: faults -> faults--; downs[i]++ :: skip fi }
 	:: atomic { !ownAt(i, rev) || !valid(ses(i)) -> goto lost }
-	:: atomic { state[i] = RELEASED; remove(i, rv(i)); printf("%c: gives the lock back\n", name(i)); goto removing }
+	:: atomic { !(STAYS && down[i]) || !readersWait -> state[i] = RELEASED; remove(i, rv(i)); printf("%c: gives the lock back\n", name(i)); goto removing }
 	od;
 abandoned: atomic {
 		state[i] = ABANDONED; on[i] = 0; deaf[i] = false; at[i] = 0; answered(i);

@@ -1,4 +1,4 @@
-// Command model searches the protocol as it is written in lock.pml and multi.pml, with the
+// Command model searches the protocol as it is written in lock.pml and the models beside it, with the
 // model checker Spin: whether what doc.go promises holds in every order of
 // events, within bounds that are printed, and whether that is noticed for each
 // line of the protocol that is left out (a mutant).

@@ -1,5 +1,7 @@
 package main
 
+import "cmp"
+
 // A mutant is the protocol without one of its lines, ok(number) in the model.
 type mutant struct {
 	Number  int
@@ -9,15 +11,10 @@ type mutant struct {
 	Why     string // what the trail shows
 }
 
-// The mutants of multi.pml come last.
-const firstOfMulti = 25
+// fileOf are the models of the mutants that are not of lock.pml.
+var fileOf = map[int]string{25: multi, 26: multi, 27: multi, 29: renew, 30: renew, 31: restore, 32: restore}
 
-func (m *mutant) file() string {
-	if m.Number >= firstOfMulti {
-		return multi
-	}
-	return lock
-}
+func (m *mutant) file() string { return cmp.Or(fileOf[m.Number], lock) }
 
 var mutants = []mutant{
 	{
@@ -154,5 +151,30 @@ var mutants = []mutant{
 		27, "a Multi that has lost one entry removes the others", "-DN=2 -DOTHERS=1", "served",
 		"Somebody removes one of its entries. It learns that, and leaves. " +
 			"Its entries of the other names stay, and jam them.",
+	},
+	{
+		28, "that a hold was downgraded is learned from etcd, where no reply says so", "-DN=2 -DPAIR=1 -DKINDS=24 -DFAULTS=1 -DSTAYS=1", "served",
+		"A writer downgrades, etcd carries that out, and the reply is lost. Readers of other sessions see that the exclusive key was removed, and get in. " +
+			"A reader of the own session stands by behind the holder, and would wait for its release: so others pass it, for as long as the holder likes.",
+	},
+	{
+		29, "the deadline counts from the earliest renewal that is unanswered", "-DPROXY=1", "I4",
+		"A proxy answers all renewals that are open with one reply of etcd, and a second renewal was sent while the first one's reply was late. " +
+			"Etcd renewed the lease before the second one was sent. Counted from that, the session trusts its lease longer than etcd keeps it.",
+	},
+	{
+		30, "which renewals are unanswered is asked when a renewal is sent, not when its reply comes", "-DPROXY=1", "I4",
+		"One reply of etcd answers two renewals through a proxy, and the session gets the first one's answer first. Then the second is the only one that is unanswered. " +
+			"But its answer is that same reply, to a request that was carried out before the second renewal was sent.",
+	},
+	{
+		31, "a session ends when etcd has gone back to an earlier revision", "-DWRITES=0", "exclusion",
+		"A session has read the queue, and a snapshot is restored that is older. Somebody else enters the queue, and the session behind it, at revisions that are not above that reading. " +
+			"The session judges its new entry by the queue of the former history, which shows nobody below, and both have the lock with their entries in etcd.",
+	},
+	{
+		32, "a write whose revision is no higher than what was seen before it was sent shows that, also where it is the same", "-DWRITES=0", "exclusion",
+		"The new entry has the very revision that the session has seen last, of another history. " +
+			"For a read that is as it should be; a write always comes behind what was seen before it was sent.",
 	},
 }

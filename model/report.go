@@ -48,8 +48,8 @@ func writeReadme(file string, jobs []*job) error {
 			data.Searches = append(data.Searches, row{Search: *j.search, R: j.result})
 		} else {
 			r := row{Mutant: *j.mutant, R: j.result}
-			if j.mutant.file() == multi {
-				r.Of = multi + ", "
+			if file := j.mutant.file(); file != lock {
+				r.Of = file + ", "
 			}
 			data.Mutants = append(data.Mutants, r)
 		}

@@ -12,8 +12,10 @@ type search struct {
 
 // The models.
 const (
-	lock  = "lock.pml"  // of one name
-	multi = "multi.pml" // of several names at once
+	lock    = "lock.pml"    // of one name
+	multi   = "multi.pml"   // of several names at once
+	renew   = "renew.pml"   // of the renewals of a lease
+	restore = "restore.pml" // of a snapshot that is restored
 )
 
 var searches = []search{
@@ -28,6 +30,7 @@ var searches = []search{
 	{Name: "two sessions, one with two, and a guarded transaction, a bad network", Bounds: "-DN=3 -DPAIR=1 -DUSES=1 -DFAULTS=1"},
 	{Name: "two sessions, one with two, mutexes or readers, and a guarded transaction", Bounds: "-DN=3 -DPAIR=1 -DKINDS=333 -DUSES=1"},
 	{Name: "two sessions with writers that downgrade, one with two", Bounds: "-DN=3 -DPAIR=1 -DKINDS=474"},
+	{Name: "two sessions, one with two, and a writer that downgrades and stays, a bad network", Bounds: "-DN=3 -DPAIR=1 -DKINDS=224 -DFAULTS=1 -DSTAYS=1"},
 	{Name: "two of one session, of any kind, and two guarded transactions", Bounds: "-DN=2 -DPAIR=1 -DKINDS=77 -DUSES=2"},
 	{Name: "a writer between two readers, and somebody removes an entry or a lease", Bounds: "-DN=3 -DKINDS=242 -DOTHERS=1"},
 	{Name: "two sessions, one with two, and somebody removes an entry or a lease", Bounds: "-DN=3 -DPAIR=1 -DOTHERS=1"},
@@ -42,6 +45,12 @@ var searches = []search{
 	{Name: "several names: two of one session that may give up", File: multi, Bounds: "-DN=3 -DM=2 -DPAIR=1 -DCANCELS=1"},
 	{Name: "several names: two of one session, and somebody removes a part", File: multi, Bounds: "-DN=3 -DM=2 -DPAIR=1 -DOTHERS=1"},
 	{Name: "several names: three names", File: multi, Bounds: "-DN=3 -DM=3"},
+
+	{Name: "renewals: four that overtake each other", File: renew, Bounds: "-DPROXY=0"},
+	{Name: "renewals: four, and a proxy that answers all that are open", File: renew, Bounds: "-DPROXY=1"},
+
+	{Name: "restore: two mutexes of one session and one of another", File: restore, Bounds: "-DN=3"},
+	{Name: "restore: the same, and the revision is raised", File: restore, Bounds: "-DN=3 -DBUMP=20"},
 
 	{Name: "liveness: three mutexes", Bounds: "-DN=3", Formula: "served"},
 	{Name: "liveness: two of any kind, a bad network", Bounds: "-DN=2 -DKINDS=77 -DFAULTS=1", Formula: "served"},

@@ -19,7 +19,7 @@ var unseen = []string{"1", "2", "11", "12", "16", "22"}
 func TestModelTrails(t *testing.T) {
 	readme, err := os.ReadFile("../../model/README.md")
 	require.NoError(t, err)
-	trails := regexp.MustCompile("(?s)### (\\d+)\\. [^\n]*\n\n[^\n]*\n\n```\n(.*?)\n```\nNot so: ([\\w, ]+?) \\(`").FindAllStringSubmatch(string(readme), -1)
+	trails := regexp.MustCompile("(?s)### (\\d+)\\. [^\n]*\n\n[^\n]*\n\n```\n([^`]*)\n```\nNot so: ([\\w, ]+?) \\(`").FindAllStringSubmatch(string(readme), -1)
 	require.Greater(t, len(trails), 20)
 	for _, m := range trails {
 		log, steps, claims, err := FromModel(strings.Split(m[2], "\n"))
