@@ -1,8 +1,8 @@
 //go:build unix
 
 // Compat runs the portable tests of this module against real etcd processes of several
-// versions, and prints the results. Each version runs as a single member and as
-// a cluster of three.
+// versions, and prints the results. Each version runs as a single member, as
+// a cluster of three, and as a single member behind its own `etcd grpc-proxy`.
 //
 //	go run ./internal/compat [-write docs/compat.md] [server ...]
 //
@@ -88,20 +88,20 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 			return err
 		}
 	}
-	results, errs := make([]result, len(builds)*len(sizes)), make([]error, len(builds)*len(sizes))
+	results, errs := make([]result, len(builds)*len(shapes)), make([]error, len(builds)*len(shapes))
 	var running errgroup.Group
 	running.SetLimit(atOnce)
 	for i := range results {
-		b, members := builds[i/len(sizes)], sizes[i%len(sizes)]
+		b, s := builds[i/len(shapes)], shapes[i%len(shapes)]
 		running.Go(func() error {
-			r, err := try(ctx, suites, b, filepath.Join(dir, fmt.Sprint(b.name, "-", members)), members)
+			r, err := try(ctx, suites, b, filepath.Join(dir, fmt.Sprint(b.name, "-", i%len(shapes))), s)
 			if err != nil {
-				errs[i] = fmt.Errorf("%s, members: %d: %w", b.name, members, err)
-				fmt.Printf("%s, members: %d: FAILED\n", b.name, members)
+				errs[i] = fmt.Errorf("%s, %s: %w", b.name, s, err)
+				fmt.Printf("%s, %s: FAILED\n", b.name, s)
 				return nil // the others go on
 			}
 			results[i] = r
-			fmt.Printf("etcd %s, members: %d: %d tests passed in %v\n", r.version, r.members, r.passed, r.took.Round(time.Second))
+			fmt.Printf("etcd %s, %s: %d tests passed in %v\n", r.version, s, r.passed, r.took.Round(time.Second))
 			return nil
 		})
 	}
@@ -122,17 +122,30 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 // atOnce is how many runs of the tests there are at the same time: they wait more than they compute.
 const atOnce = 3
 
-// sizes are the numbers of members of the clusters that each build is tested in.
-var sizes = []int{1, 3}
+// A shape is how the servers stand that a build is tested with.
+type shape struct {
+	members int
+	proxied bool // the tests reach the members by a grpc-proxy of the same build
+}
 
-// suited returns the tests that can run with that many members. With several members it
+func (s shape) String() string {
+	if s.proxied {
+		return "behind a grpc-proxy"
+	}
+	return fmt.Sprintf("members: %d", s.members)
+}
+
+var shapes = []shape{{1, false}, {3, false}, {1, true}}
+
+// suited returns the tests that can run with servers of that shape. With several members it
 // omits tests that count requests, because a read that meets a lagging member costs one
 // more request. It also omits tests that depend on exact times with a TTL of 2 s, because
 // three servers make the machine too slow for them; leases end by the leader's clock alone,
-// so testing them with one member is enough.
-func suited(names []string, members int) []string {
+// so testing them with one member is enough. A proxy delays requests as well, and answers
+// renewals at times of its own.
+func suited(names []string, s shape) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
-		return members > 1 && oneMember.MatchString(n)
+		return s != shape{members: 1} && oneMember.MatchString(n)
 	})
 }
 
@@ -142,7 +155,6 @@ var oneMember = regexp.MustCompile(`^Test(Requests|Fault_F1|Fault_F2)_`)
 type result struct {
 	build
 	version string // as reported by the servers
-	members int
 	passed  int
 	took    time.Duration
 }
@@ -153,21 +165,21 @@ var (
 )
 
 // try starts a cluster and runs the suites against it, one after the other.
-func try(ctx context.Context, suites []suite, b build, dir string, members int) (result, error) {
-	c, err := startCluster(ctx, b.file, dir, members)
+func try(ctx context.Context, suites []suite, b build, dir string, shape shape) (result, error) {
+	c, err := startCluster(ctx, b.file, dir, shape)
 	if err != nil {
 		return result{}, err
 	}
 	defer c.stop()
 	began, passed := time.Now(), 0
 	for _, s := range suites {
-		names := suited(s.tests, members)
+		names := suited(s.tests, shape)
 		if err := s.run(ctx, names, c.endpoints, dir); err != nil {
 			return result{}, fmt.Errorf("%w\n%s", err, c.logs())
 		}
 		passed += len(names)
 	}
-	return result{b, c.version, members, passed, time.Since(began)}, nil
+	return result{b, c.version, passed, time.Since(began)}, nil
 }
 
 // run runs the tests of the suite that are named.
@@ -228,15 +240,15 @@ func document(ctx context.Context, servers []string, results []result) (string, 
 
 The tests of this package that need only the address of a server ran against real etcd processes with etcd's default
 settings, except fsync. They include all tests of its behaviour and of faults between client and server. Two kinds of
-tests run with one member only: tests that count requests, because a read that meets a lagging member costs one more
+tests run with one member that is reached directly only: tests that count requests, because a read that meets a lagging member costs one more
 request, and tests that cut off the client to measure when a lease ends, because only the leader decides that.
 
 Generated on %s by `+"`go run ./internal/compat -write docs/compat.md %s`"+` with client %s, %s, %s/%s. Don't edit.
 
-| etcd | from | tests passed on one member | on three |
-|---|---|---|---|
+| etcd | from | tests passed on one member | on three | on one behind its `+"`etcd grpc-proxy`"+` |
+|---|---|---|---|---|
 `, time.Now().UTC().Format("2 January 2006"), strings.Join(servers, " "), client, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-	for of := range slices.Chunk(results, len(sizes)) {
+	for of := range slices.Chunk(results, len(shapes)) {
 		fmt.Fprintf(&b, "| %s | %s |", of[0].version, of[0].from)
 		for _, r := range of {
 			fmt.Fprintf(&b, " %d |", r.passed)

@@ -75,8 +75,9 @@ func TestPortableHere(t *testing.T) {
 
 func TestSuited(t *testing.T) {
 	names := []string{"TestFault_F1_It", "TestFault_F15_It", "TestRequests_It", "TestSmoke"}
-	require.Equal(t, names, suited(names, 1))
-	require.Equal(t, []string{"TestFault_F15_It", "TestSmoke"}, suited(names, 3))
+	require.Equal(t, names, suited(names, shape{members: 1}))
+	require.Equal(t, []string{"TestFault_F15_It", "TestSmoke"}, suited(names, shape{members: 3}))
+	require.Equal(t, []string{"TestFault_F15_It", "TestSmoke"}, suited(names, shape{members: 1, proxied: true}))
 }
 
 func TestSuites(t *testing.T) {

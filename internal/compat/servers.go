@@ -135,10 +135,10 @@ type cluster struct {
 // take a port after it was chosen.
 const startAttempts = 3
 
-func startCluster(ctx context.Context, binary, dir string, members int) (*cluster, error) {
+func startCluster(ctx context.Context, binary, dir string, s shape) (*cluster, error) {
 	var errs []error
 	for i := range startAttempts {
-		c, err := startOnce(ctx, binary, filepath.Join(dir, fmt.Sprint(i)), members)
+		c, err := startOnce(ctx, binary, filepath.Join(dir, fmt.Sprint(i)), s)
 		if err == nil || ctx.Err() != nil {
 			return c, err
 		}
@@ -147,18 +147,20 @@ func startCluster(ctx context.Context, binary, dir string, members int) (*cluste
 	return nil, errors.Join(errs...)
 }
 
-func startOnce(ctx context.Context, binary, dir string, members int) (_ *cluster, err error) {
+func startOnce(ctx context.Context, binary, dir string, s shape) (_ *cluster, err error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
 	}
-	urls, err := loopback.FreeAddrs(2 * members)
+	members := s.members
+	urls, err := loopback.FreeAddrs(2*members + 1)
 	if err != nil {
 		return nil, err
 	}
-	for i, addr := range urls {
+	proxy := urls[2*members]
+	for i, addr := range urls[:2*members] {
 		urls[i] = "http://" + addr
 	}
-	peers := urls[members:]
+	peers := urls[members : 2*members]
 	var initial []string
 	for i, u := range peers {
 		initial = append(initial, fmt.Sprintf("m%d=%s", i, u))
@@ -173,30 +175,46 @@ func startOnce(ctx context.Context, binary, dir string, members int) (_ *cluster
 	}()
 	ready, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("the servers don't serve"))
 	defer cancel()
-	for i := range members {
-		log, err := os.Create(filepath.Join(dir, fmt.Sprintf("m%d.log", i)))
+	start := func(name string, args ...string) error {
+		log, err := os.Create(filepath.Join(dir, name+".log"))
 		if err != nil {
-			return nil, err
+			return err
 		}
 		defer func() { _ = log.Close() }() // the process has its own descriptor
 		c.logFiles = append(c.logFiles, log.Name())
-		cmd := command(ctx, binary, "--name", fmt.Sprintf("m%d", i), "--data-dir", filepath.Join(dir, fmt.Sprintf("m%d", i)),
-			"--listen-client-urls", c.endpoints[i], "--advertise-client-urls", c.endpoints[i],
-			"--listen-peer-urls", peers[i], "--initial-advertise-peer-urls", peers[i],
-			"--initial-cluster", strings.Join(initial, ","), "--initial-cluster-token", dir,
-			"--logger", "zap", "--log-level", "error", "--unsafe-no-fsync")
+		cmd := command(ctx, binary, args...)
 		cmd.Stdout, cmd.Stderr = log, log
 		if err := cmd.Start(); err != nil {
-			return nil, err
+			return err
 		}
 		c.running.Go(func() {
 			_ = cmd.Wait() // it was killed, or its log says why it ended
 			cancel()
 		})
+		return nil
+	}
+	for i := range members {
+		if err := start(fmt.Sprintf("m%d", i), "--name", fmt.Sprintf("m%d", i), "--data-dir", filepath.Join(dir, fmt.Sprintf("m%d", i)),
+			"--listen-client-urls", c.endpoints[i], "--advertise-client-urls", c.endpoints[i],
+			"--listen-peer-urls", peers[i], "--initial-advertise-peer-urls", peers[i],
+			"--initial-cluster", strings.Join(initial, ","), "--initial-cluster-token", dir,
+			"--logger", "zap", "--log-level", "error", "--unsafe-no-fsync"); err != nil {
+			return nil, err
+		}
 	}
 	for _, e := range c.endpoints {
 		if c.version, err = await(ready, e); err != nil {
 			return nil, fmt.Errorf("%w: %w", context.Cause(ready), err)
+		}
+	}
+	if s.proxied {
+		if err := start("proxy", "grpc-proxy", "start", "--endpoints", strings.Join(c.endpoints, ","), "--listen-addr", proxy,
+			"--data-dir", filepath.Join(dir, "proxy")); err != nil {
+			return nil, err
+		}
+		c.endpoints = []string{"http://" + proxy}
+		if _, err = await(ready, c.endpoints[0]); err != nil {
+			return nil, fmt.Errorf("the grpc-proxy: %w: %w", context.Cause(ready), err)
 		}
 	}
 	return c, nil
