@@ -6,6 +6,9 @@
 //	make soak SEED=7 T=30m           for half an hour, in rounds of a minute with the seeds 7, 8, ...
 //	make soak SEED=9 T=1m            the third of those rounds again
 //
+// One client is behind a grpc-proxy, one has small limits for the size of messages, and in each second round etcd allows no
+// more than 16 operations in a transaction. TestRestore restores snapshots instead.
+//
 // A seed gives the same sequence of faults, of the same lengths, in each lane of
 // the nemesis (the members, the data, and each client), and the same sequence of
 // choices to each worker; how these fall together in time is up to the machine.

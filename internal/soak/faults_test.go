@@ -143,12 +143,14 @@ func (c *client) faults() []fault {
 			return nil
 		}
 	}
-	return []fault{
+	all := []fault{
 		{"blackhole", 2, 5 * time.Second, network(func(_ time.Duration, pick int) { c.proxy.Blackhole(directions[pick%3]) })},
 		{"hold back", 2, 5 * time.Second, network(func(_ time.Duration, pick int) { c.proxy.Hold(directions[pick%3]) })},
 		{"delay", 2, 5 * time.Second, network(func(_ time.Duration, pick int) {
 			c.proxy.Delay(directions[pick%3], time.Duration(pick%500)*time.Millisecond)
 		})},
+		// Longer than the package waits before it sends a request once more, beside the first.
+		{"slow answers", 2, 5 * time.Second, network(func(time.Duration, int) { c.proxy.Delay(etcdtest.ToClient, 350*time.Millisecond) })},
 		// Replies come late, when nothing gets to etcd anymore: the worst for those who
 		// count from the reply.
 		{"late replies, then none", 2, 2 * time.Second, func(ctx context.Context, lasts time.Duration, pick int) error {
@@ -224,6 +226,16 @@ func (c *client) faults() []fault {
 			})
 		})},
 	}
+	if c.beyond != nil {
+		// Less than the half second after which the grpc-proxy repeats renewals; see doc.go.
+		all = append(all, fault{"slow answers to the grpc-proxy", 8, 5 * time.Second, func(ctx context.Context, lasts time.Duration, pick int) error {
+			c.beyond.Delay(etcdtest.ToClient, time.Duration(200+pick%200)*time.Millisecond)
+			wait(ctx, lasts)
+			c.beyond.Heal()
+			return nil
+		}})
+	}
+	return all
 }
 
 // releases reports whether a transaction does nothing but delete.

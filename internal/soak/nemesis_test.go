@@ -45,17 +45,22 @@ func (r *run) lanes() []lane {
 	return all
 }
 
-// steps returns the function that draws the steps of a lane. It uses nothing but the
-// random source, so that a seed gives the same steps.
+// steps returns the function that draws the steps of a lane: each fault once, then by weight. It uses nothing but
+// the random source, so that a seed gives the same steps.
 func (l lane) steps(rng *rand.Rand) func() step {
 	faults := l.faults
 	sum := 0
 	for _, f := range faults {
 		sum += f.weight
 	}
+	first := rng.Perm(len(faults))
 	return func() (s step) {
-		for n := rng.IntN(sum); n >= faults[s.fault].weight; s.fault++ {
-			n -= faults[s.fault].weight
+		if len(first) > 0 {
+			s.fault, first = first[0], first[1:]
+		} else {
+			for n := rng.IntN(sum); n >= faults[s.fault].weight; s.fault++ {
+				n -= faults[s.fault].weight
+			}
 		}
 		s.pick = rng.IntN(1 << 20)
 		s.pause = time.Duration(rng.Int64N(int64(l.pause)))
@@ -80,12 +85,34 @@ func (r *run) nemesis(ctx context.Context) {
 				what := fmt.Sprintf("%s %d", f.name, s.pick)
 				if err := f.do(ctx, s.lasts, s.pick); err != nil {
 					what += ": " + err.Error()
+				} else {
+					r.happened(f.name)
 				}
 				r.counted("faults")
 				r.record.Fault(history.Fault{Lane: l.name, What: what, From: from, To: time.Now()})
 			}
 		})
 	}
+}
+
+// happened notes that a fault was done, and mended.
+func (r *run) happened(fault string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.faults[fault]++
+}
+
+// everyFault sees to it that each kind of fault was done.
+func (r *run) everyFault() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, l := range r.lanes() {
+		for _, f := range l.faults {
+			require.NotZero(r.t, r.faults[f.name], "%s never happened", f.name)
+		}
+	}
+	require.NotZero(r.t, r.count["too large"], "no request was over a client's limit")
+	require.NotZero(r.t, r.count["by grpc-proxy"], "nobody had a lock by grpc-proxy")
 }
 
 func TestSameSeedSameFaults(t *testing.T) {

@@ -16,12 +16,15 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/history"
 	"github.com/etcdlock/etcdlock/internal/history/hooks"
 )
@@ -31,6 +34,11 @@ const (
 	clients           = 4
 	sessionsPerClient = 2
 	workersPerSession = 3
+
+	limited, proxied = 2, 3 // clients: with small limits for messages, and behind a grpc-proxy
+	sendLimit        = 2 << 10
+	receiveLimit     = 8 << 10
+	maxTxnOps        = 16 // in each second round; etcd's default is 128
 )
 
 // names are the locks. The keys of one lie among those of another.
@@ -53,6 +61,7 @@ type run struct {
 
 	mu       sync.Mutex
 	count    map[string]int
+	faults   map[string]int // that were done, by name
 	elements map[string]int // how many were taken, by lock
 	sessions []*etcdlock.Session
 }
@@ -60,9 +69,13 @@ type run struct {
 func newRun(t *testing.T, seed uint64) *run {
 	r := &run{
 		t: t, seed: seed, log: history.NewLog(history.LockPrefix), record: &history.Record{},
-		count: map[string]int{}, elements: map[string]int{},
+		count: map[string]int{}, faults: map[string]int{}, elements: map[string]int{},
 	}
-	r.cluster = etcdtest.Start(t, etcdtest.WithMembers(members))
+	r.cluster = etcdtest.Start(t, etcdtest.WithMembers(members), etcdtest.WithConfig(func(c *embed.Config) {
+		if r.fewOps() {
+			c.MaxTxnOps = maxTxnOps
+		}
+	}))
 	r.direct = r.cluster.Client(t, soonBack)
 	var observers []*clientv3.Client
 	for i := range members {
@@ -72,12 +85,24 @@ func newRun(t *testing.T, seed uint64) *run {
 	}
 	t.Cleanup(r.log.Follow(observers...))
 	for i := range clients {
-		c := &client{run: r, proxy: r.cluster.Proxy(t), tap: etcdtest.NewTap()}
+		c := &client{run: r, tap: etcdtest.NewTap()}
+		at := r.cluster
+		if i == proxied {
+			c.beyond = r.cluster.Proxy(t)
+			at = etcdtest.Attach(harness.GRPCProxy(t, r.cluster.Client(t, c.beyond, soonBack)))
+		}
+		c.proxy = at.Proxy(t)
+		limits := etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
+			if i == limited {
+				cfg.MaxCallSendMsgSize, cfg.MaxCallRecvMsgSize = sendLimit, receiveLimit
+			}
+		})
+		c.connect = func() (*clientv3.Client, error) { return at.NewClient(c.proxy, c.tap, limits) }
 		c.renew()
 		t.Cleanup(c.close)
 		r.clients = append(r.clients, c)
 		for j := range sessionsPerClient {
-			r.slots = append(r.slots, &slot{run: r, client: c, rng: r.random(fmt.Sprint("session ", i, " ", j))})
+			r.slots = append(r.slots, &slot{run: r, client: c, limited: i == limited, proxied: i == proxied, rng: r.random(fmt.Sprint("session ", i, " ", j))})
 		}
 	}
 	return r
@@ -114,11 +139,16 @@ func (r *run) counts() string {
 	return strings.Join(all, ", ")
 }
 
+// fewOps reports whether etcd allows maxTxnOps in this round.
+func (r *run) fewOps() bool { return r.seed%2 == 0 }
+
 // A client's connections go through a proxy, and its calls through a tap.
 type client struct {
-	run   *run
-	proxy *etcdtest.Proxy
-	tap   *etcdtest.Tap
+	run     *run
+	proxy   *etcdtest.Proxy
+	beyond  *etcdtest.Proxy // between a grpc-proxy and the cluster
+	tap     *etcdtest.Tap
+	connect func() (*clientv3.Client, error)
 
 	mu sync.Mutex
 	c  *clientv3.Client
@@ -132,7 +162,7 @@ func (c *client) get() *clientv3.Client {
 
 // renew closes the client, with sessions or not, and makes another one.
 func (c *client) renew() {
-	next, err := c.run.cluster.NewClient(c.proxy, c.tap)
+	next, err := c.connect()
 	if err != nil {
 		panic(err) // a bad configuration, nothing else
 	}
@@ -149,8 +179,9 @@ func (c *client) close() { _ = c.get().Close() }
 
 // A slot is a session that is made anew now and then.
 type slot struct {
-	run    *run
-	client *client
+	run              *run
+	client           *client
+	limited, proxied bool // its client
 
 	mu    sync.Mutex
 	rng   *rand.Rand
@@ -267,6 +298,10 @@ func (r *run) empty(what string, matters func(history.Entry) bool) {
 
 // judge completes the histories, and judges them.
 func (r *run) judge() *history.Verdict {
+	if r.fewOps() {
+		_, err := r.direct.Txn(r.context()).Then(slices.Repeat([]clientv3.Op{clientv3.OpGet("mark")}, maxTxnOps+1)...).Commit()
+		require.ErrorIs(r.t, err, rpctypes.ErrTooManyOps)
+	}
 	for _, name := range names {
 		for i := 0; i < r.elements[name]; i += history.SetSize {
 			call := time.Now()

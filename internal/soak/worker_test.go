@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -154,6 +155,9 @@ func (w *worker) turn() bool {
 // use acts under a hold.
 func (w *worker) use(h *etcdlock.Held, k kind) {
 	w.sample(h)
+	if w.slot.proxied {
+		w.counted("by grpc-proxy")
+	}
 	if w.rng.IntN(2) == 0 {
 		_ = h.Done() // from now on it is watched
 	}
@@ -284,6 +288,25 @@ func (w *worker) section(h *etcdlock.Held, k kind) {
 		w.returned(ctx, "Check", h.Check(ctx))
 	case 3:
 		w.returned(ctx, "Refresh", w.s.Refresh(ctx))
+	case 4:
+		if w.slot.limited {
+			w.tooLarge(ctx, h)
+		}
+	}
+}
+
+// tooLarge sends more than the client allows: it is refused, and certainly not carried out.
+func (w *worker) tooLarge(ctx context.Context, h *etcdlock.Held) {
+	_, err := h.Txn(ctx).Then(clientv3.OpPut("large", strings.Repeat("x", sendLimit))).Commit()
+	switch {
+	case err == nil:
+		w.problem("a request was sent that is too large")
+	case errors.Is(err, etcdlock.ErrOutcomeUnknown):
+		w.problem("the outcome of a request is not known that is too large to be sent: %v", err)
+	case errors.Is(err, etcdlock.ErrLost), ctx.Err() != nil && errors.Is(err, ctx.Err()):
+		w.excuse(ctx, "Txn", err)
+	default:
+		w.counted("too large")
 	}
 }
 
