@@ -1,10 +1,11 @@
 // Faulttable runs the fault tests and writes docs/faults.md from their results: for each
 // row, whether etcd's own packages were seen to fail (tests named TestControl_) and whether
-// this package passes (tests named TestFault_).
+// this package passes (tests named TestFault_). Below that, it lists the tests of each sentence that doc.go
+// guarantees; see guarantees.go.
 //
 //	go run ./internal/faulttable
 //
-// It fails, and writes nothing, if a test fails or if a row has no test.
+// It fails, and writes nothing, if a test fails, if a row has no test, or if doc.go guarantees something else.
 package main
 
 import (
@@ -41,13 +42,15 @@ func run(file string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"test", "-json", "-count=1", "-run", "^Test(Fault|Control)_"}
+	args := []string{"test", "-json", "-count=1", "-run", "^(Test(Fault|Control)_.*|" + strings.Join(guarding(), "|") + ")$"}
 	for _, p := range module {
 		names, err := p.Tests()
 		if err != nil {
 			return err
 		}
-		if slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, "TestFault_") }) {
+		if slices.ContainsFunc(names, func(name string) bool {
+			return strings.HasPrefix(name, "TestFault_") || slices.Contains(guarding(), name)
+		}) {
 			args = append(args, p.ImportPath)
 		}
 	}
@@ -62,21 +65,27 @@ func run(file string) error {
 	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
 		return err
 	}
-	return os.WriteFile(file, []byte(head+render(tests)), 0o644)
+	guaranteed, err := renderGuarantees(tests)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(head+render(tests)+guaranteed), 0o644)
 }
 
-// check returns an error if a row has no test in the module. dir is the repository's root.
+// check returns an error if a row or a guarantee has no test in the module. dir is the repository's root.
 func check(dir string) error {
 	module, err := layout.Module(dir)
 	if err != nil {
 		return err
 	}
 	var tests []*result
+	var all []string
 	for _, p := range module {
 		names, err := p.Tests()
 		if err != nil {
 			return err
 		}
+		all = append(all, names...)
 		for _, name := range names {
 			tests = append(tests, &result{name: name})
 		}
@@ -86,13 +95,14 @@ func check(dir string) error {
 			return fmt.Errorf("row %s: there is no test whose name begins with TestFault_%s_", r.id, r.id)
 		}
 	}
-	return nil
+	return checkGuarantees(dir, all)
 }
 
 // A result is a test and the notes that it logged for the table.
 type result struct {
-	name  string
-	notes []string
+	name   string
+	notes  []string
+	passed bool
 }
 
 var note = regexp.MustCompile(`: (?:seen|shown): (.*)\n$`)
@@ -145,6 +155,7 @@ func read(out io.Reader) (tests []*result, failed []string, err error) {
 		if m := note.FindStringSubmatch(event.Output); m != nil {
 			r.notes = append(r.notes, m[1])
 		}
+		r.passed = r.passed || !sub && event.Action == "pass"
 		if !sub && (event.Action == "fail" || event.Action == "skip") {
 			failed = append(failed, output[name]...)
 		}
