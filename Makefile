@@ -40,7 +40,7 @@ fuzz:
 
 # Injects random faults while locks are used, and checks the results: SEED=7 T=30m make soak. See internal/soak/doc.go.
 soak:
-	go test -count=1 -v -timeout 0 -run '^TestSoak$$' ./internal/soak -args -seed=$(SEED) -for=$(T)
+	go test -count=1 -v -timeout 0 -run '^Test(Soak|Restore)$$' ./internal/soak -args -seed=$(SEED) -for=$(T)
 
 # Searches the model of the protocol, whole and with each line left out, in two to five minutes; installs spin if it is missing.
 # To write its README from the result: go run ./model -write

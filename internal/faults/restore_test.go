@@ -3,47 +3,16 @@ package faults
 import (
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.etcd.io/etcd/etcdutl/v3/snapshot"
-	"go.uber.org/zap"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/harness"
 )
-
-// takeSnapshot returns a function that restores the cluster's only member to this moment.
-// bump is by how much it raises the revision, like
-// `etcdutl snapshot restore --bump-revision --mark-compacted`.
-func takeSnapshot(t *testing.T, own *etcdtest.Cluster) (restore func(bump uint64)) {
-	t.Helper()
-	snap, err := own.Client(t).Snapshot(harness.Ctx(t))
-	require.NoError(t, err)
-	file := filepath.Join(t.TempDir(), "snapshot")
-	out, err := os.Create(file)
-	require.NoError(t, err)
-	_, err = io.Copy(out, snap)
-	require.NoError(t, errors.Join(err, snap.Close(), out.Close()))
-	return func(bump uint64) {
-		m := own.Member(0)
-		cfg := m.Etcd().Config()
-		m.Kill()
-		require.NoError(t, os.RemoveAll(cfg.Dir))
-		require.NoError(t, snapshot.NewV3(zap.NewNop()).Restore(snapshot.RestoreConfig{
-			SnapshotPath: file, Name: cfg.Name, OutputDataDir: cfg.Dir,
-			PeerURLs: []string{cfg.AdvertisePeerUrls[0].String()}, InitialCluster: cfg.InitialCluster, InitialClusterToken: cfg.InitialClusterToken,
-			RevisionBump: bump, MarkCompacted: bump > 0,
-		}))
-		require.NoError(t, m.Restart(harness.Ctx(t)))
-	}
-}
 
 // A snapshot is restored while locks are held and waited for. Owners of newer entries are told of the loss. If the
 // revision was raised, entries older than the snapshot are not affected; else see TestFault_J2_RestoreToLowerRevisions.
@@ -67,7 +36,7 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 			older := newSession(t, own.Client(t))
 			held, back := lock(older, "a"), lock(older, "b")
 			waits := enqueue(newSession(t, own.Client(t)), "a")
-			restore := takeSnapshot(t, own)
+			restore := harness.Snapshot(t, own)
 			newer := newSession(t, own.Client(t))
 			entryGone, leaseGone := lock(older, "c"), lock(newer, "d")
 			placeGone, allGone := enqueue(older, "a"), enqueue(newer, "a")

@@ -33,7 +33,7 @@ func TestFault_J2_RestoreToLowerRevisions(t *testing.T) {
 	harness.QueueIs(t, c, name+"-2", 2)
 	first, err := locks.Session(harness.Ctx(t))
 	require.NoError(t, err)
-	restore := takeSnapshot(t, own)
+	restore := harness.Snapshot(t, own)
 	for range 20 {
 		_, err := c.Put(harness.Ctx(t), "elsewhere", "")
 		require.NoError(t, err)
@@ -98,7 +98,7 @@ func TestFault_J2_NothingWasSeen(t *testing.T) {
 	own := etcdtest.Start(t)
 	s := newSession(t, own.Client(t))
 	h := mustLock(t, s, harness.LockName(t))
-	restore := takeSnapshot(t, own)
+	restore := harness.Snapshot(t, own)
 	restore(0)
 	require.NoError(t, h.Check(harness.Ctx(t)))
 	require.NoError(t, s.Refresh(harness.Ctx(t)))
