@@ -136,6 +136,7 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 		}
 		return nil, c.closedError(fmt.Errorf("new session: %w", err))
 	}
+	s.client = c
 	c.setCurrent(s)
 	return s, nil
 }

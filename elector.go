@@ -154,8 +154,9 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 // serve runs lead for a term, and resigns. gone says whether the term lasted until lead returned: ErrLost, or nil, or
 // ErrNotHeld if lead resigned itself.
 func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Context, *Held) error) (err, gone error) {
-	// The key lets lead unlock the term with the ctx that ends by that.
-	ctx, cancel := context.WithCancelCause(context.WithValue(ctx, doOf{term}, true))
+	ctx, lent := term.lend(ctx, true)
+	defer lent.End()
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	e.setTerm(term)
 	returned := make(chan struct{})

@@ -32,7 +32,7 @@ var (
 	ErrNotHeld = errors.New("lock not held")
 	// ErrNotFound: no such entry is in the queue. It was given back or broken, or its session ended.
 	ErrNotFound = errors.New("entry not found")
-	// ErrWouldDeadlock: the acquisition would wait for a hold of its own caller.
+	// ErrWouldDeadlock: the acquisition would wait for its own caller's hold: that of Do, or of an Elector's lead.
 	ErrWouldDeadlock = errors.New("would deadlock: its own caller holds the lock")
 	// ErrElectionNoLeader: nobody leads.
 	ErrElectionNoLeader = errors.New("no leader")
@@ -79,25 +79,10 @@ func wrapNeeding(right, prefix, op, name string, err error) error {
 	case errors.Is(err, rpctypes.ErrPermissionDenied):
 		hint = fmt.Sprintf(" (the client's role needs %s on the prefix %q)", right, prefix)
 	case errors.Is(err, ErrWouldDeadlock):
-		hint = " (use the hold that Do gave, or call this with a ctx from outside of Do)"
+		hint = " (use the hold that Do or Run gave, or call this with a ctx from outside of it)"
 	}
 	return fmt.Errorf("etcdlock: %s %q: %w%s", op, name, err, hint)
 }
-
-// joinOutcome is the error of a Do whose hold has failed, and of its fn if that has: in one line, with one prefix.
-func joinOutcome(err, fn error) error {
-	if fn == nil {
-		return err
-	}
-	return &outcome{err, fn}
-}
-
-type outcome struct{ hold, fn error }
-
-func (o *outcome) Error() string {
-	return o.hold.Error() + " (in it: " + strings.TrimPrefix(o.fn.Error(), "etcdlock: ") + ")"
-}
-func (o *outcome) Unwrap() []error { return []error{o.hold, o.fn} }
 
 func checkName(name string) error {
 	if err := keyspace.CheckName(name); err != nil {

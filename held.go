@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/wait"
@@ -220,18 +221,18 @@ func (h *Held) finishDowngrade(r *settle.Removal, next []queue.Entry) {
 // a commit more.
 //
 // From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before,
-// Unlock returns ErrLost: somebody else may have been in the section.
+// Unlock returns ErrLost: somebody else may have been in the section. ctx may be the hold's own.
 func (h *Held) Unlock(ctx context.Context) error {
 	return h.wrap("unlock", h.unlock(ctx))
 }
 
 func (h *Held) unlock(ctx context.Context) error {
-	at := time.Now() // before it is handed over
+	at, own := time.Now(), loan.EndsWith(ctx, &h.entry) // before it is handed over, and ctx ends
 	l, err := h.giveUp()
 	if err != nil {
 		return err
 	}
-	if ctx.Value(doOf{h}) != nil {
+	if own {
 		var cancel context.CancelFunc
 		ctx, cancel = etcd.Outlive(ctx, ErrNotHeld)
 		defer cancel()
@@ -261,26 +262,19 @@ func (h *Held) Release() {
 // The goroutines of those that were let in run first. Measured with 16 goroutines on two cores: the lock goes from
 // one to the next in 12 to 20 us instead of 37; and the request that removes the entry removes theirs too.
 func (h *Held) giveUp() (*settle.Leaving, error) {
-	next, now, err := h.endHold()
-	if err != nil {
-		return nil, err
+	h.mu.Lock()
+	if h.checkSessionLocked(); h.state != held {
+		defer h.unlockAndNotify()
+		return nil, h.causeLocked()
 	}
+	h.endHoldLocked(released)
+	next := h.leaveLocked()
+	// If one of the same session has the lock alone now, all others wait for that one.
+	now := h.own == nil || h.first != nil || !h.own.Covered()
+	h.unlockAndNotify()
 	l := h.leaving(next, now)
 	if len(next) > 0 {
 		runtime.Gosched()
 	}
 	return l, nil
-}
-
-func (h *Held) endHold() (next []queue.Entry, now bool, err error) {
-	h.mu.Lock()
-	defer h.unlockAndNotify()
-	h.checkSessionLocked()
-	if h.state != held {
-		return nil, false, h.causeLocked()
-	}
-	h.endHoldLocked(released)
-	next = h.leaveLocked()
-	// If one of the same session has the lock alone now, all others wait for that one.
-	return next, h.own == nil || h.first != nil || !h.own.Covered(), nil
 }

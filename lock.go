@@ -1,4 +1,4 @@
-// The ways to take a lock of any kind: lock, try, enqueue, do.
+// The ways to take a lock of any kind: lock, try, enqueue.
 
 package etcdlock
 
@@ -57,7 +57,7 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested e
 
 // start makes an entry, unless there is a reason not to begin an acquisition.
 func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error) {
-	if l.heldBy(ctx) != nil {
+	if l.loanIn(ctx) != nil {
 		return nil, errNested
 	}
 	s, err := l.session(ctx)
@@ -69,10 +69,8 @@ func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error
 
 func (l *lock) entry(ctx context.Context, s *Session, m mode) *Held {
 	if l.parts != nil {
-		if slices.ContainsFunc(l.parts, func(p Part) bool { return p.mode != readMode }) {
+		if m = readMode; slices.ContainsFunc(l.parts, func(p Part) bool { return p.mode != readMode }) {
 			m = mutexMode
-		} else {
-			m = readMode
 		}
 		return newParts(s, l.parts, s.newTrace(ctx, m))
 	}
@@ -201,86 +199,20 @@ func (h *Held) result(err error) (*Held, error) {
 	return h, nil
 }
 
-// doKey finds the hold of a name in the ctx that Do gives. It goes by the source of the session, since a Client's
-// hold is its caller's own whatever session the next acquisition would be in.
-type doKey struct {
-	from source
-	name string
-}
-
-// doOf marks the ctx of a Do with its hold.
-type doOf struct{ *Held }
-
-// heldBy is the hold of this name, or of one of the names, that ctx runs under, unless it was unlocked.
-func (l *lock) heldBy(ctx context.Context) *Held {
-	if l.parts == nil {
-		return l.holdOf(ctx, l.name)
-	}
-	for _, p := range l.parts {
-		if h := l.holdOf(ctx, p.name); h != nil {
-			return h
-		}
-	}
-	return nil
-}
-
-func (l *lock) holdOf(ctx context.Context, name string) *Held {
-	h, _ := ctx.Value(doKey{l.from, name}).(*Held)
-	if h == nil || errors.Is(h.Err(), ErrNotHeld) {
-		return nil
-	}
-	return h
-}
-
 func (l *lock) wrap(op string, err error) error {
-	names := []string{l.name}
-	if l.parts != nil {
-		names = names[:0]
-		for _, p := range l.parts {
-			names = append(names, p.name)
-		}
+	if err == nil {
+		return nil // before the names are listed
 	}
-	return wrapNames(op, names, err)
+	return wrapNames(op, l.names(), err)
 }
 
-func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Context, *Held) error) error {
-	if h := l.heldBy(ctx); h != nil {
-		switch err := h.Err(); {
-		case err != nil:
-			return l.wrap(op, err)
-		case !h.nests(l, m):
-			return l.wrap(op, ErrWouldDeadlock)
-		}
-		return l.run(ctx, op, h, fn)
+func (l *lock) names() []string {
+	if l.parts == nil {
+		return []string{l.name}
 	}
-	h, err := l.lock(ctx, op, m)
-	if err != nil {
-		return err
+	var names []string
+	for _, p := range l.parts {
+		names = append(names, p.name)
 	}
-	defer func() { _ = h.Unlock(ctx) }() // when fn panics; else it is done
-	err = l.run(ctx, op, h, fn)
-	if uerr := h.unlock(ctx); uerr != nil && !errors.Is(uerr, ErrNotHeld) && ctx.Err() == nil {
-		// Not ErrNotHeld: fn has unlocked. Not ctx's error: the release goes on.
-		if !errors.Is(err, ErrLost) || !errors.Is(uerr, ErrLost) {
-			err = joinOutcome(l.wrap(op, uerr), err)
-		}
-	}
-	return err
-}
-
-// run runs fn under h, with a ctx that ends with h.
-func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Context, *Held) error) error {
-	for p := range h.all() {
-		ctx = context.WithValue(ctx, doKey{l.from, p.name}, h)
-	}
-	ctx = context.WithValue(ctx, doOf{h}, true)
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	hold := h.Context()
-	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()
-	err := fn(inner, h)
-	if lost := h.Err(); errors.Is(lost, ErrLost) && !errors.Is(err, ErrLost) { // else a Do inside has said it
-		err = joinOutcome(l.wrap(op, lost), err)
-	}
-	return err
+	return names
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/wait"
 )
@@ -28,7 +29,7 @@ type holdContext struct {
 func (e *entry) holdContextLocked() *holdContext {
 	if e.holdCtx == nil {
 		e.holdCtx = &holdContext{}
-		e.holdCtx.ctx, e.holdCtx.cancel = context.WithCancelCause(context.Background())
+		e.holdCtx.ctx, e.holdCtx.cancel = context.WithCancelCause(loan.Ending(context.Background(), e))
 		e.checkSessionLocked()
 		if e.state != held {
 			e.holdCtx.cancel(e.causeLocked())
@@ -204,14 +205,12 @@ func (e *entry) startContentionLocked() {
 	if e.state != held {
 		return
 	}
+	c := e.holdCtx
 	for p := range e.all() {
 		if p.own == nil {
 			p.makeListLocked()
 		}
-		p.own.WhenContended(e.holdCtx.contend)
-	}
-	c := e.holdCtx
-	for p := range e.all() {
+		p.own.WhenContended(c.contend)
 		e.s.lease.Go(func(context.Context) {
 			ctx, stop := etcd.Bind(c.ctx, c.contended)
 			defer stop()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -48,25 +49,11 @@ func NewMulti(s *Session, parts ...Part) *Multi { return &Multi{newMultiLock(s, 
 func (c *Client) Multi(parts ...Part) *Multi { return &Multi{newMultiLock(c, parts)} }
 
 func newMultiLock(from source, parts []Part) lock {
-	return lock{from: from, parts: slices.Clone(parts), err: checkParts(parts)}
-}
-
-func checkParts(parts []Part) error {
-	switch n := len(parts); {
-	case n == 0:
-		return fmt.Errorf("%w: a Multi needs at least one name", ErrInvalidName)
-	case n > maxParts:
-		return fmt.Errorf("%w: a Multi has at most %d names, not %d", ErrInvalidName, maxParts, n)
+	l := lock{from: from, parts: append([]Part{}, parts...)}
+	if err := keyspace.CheckNames(l.names(), maxParts); err != nil {
+		l.err = fmt.Errorf("%w: %w", ErrInvalidName, err)
 	}
-	for i, p := range parts {
-		if err := checkName(p.name); err != nil {
-			return fmt.Errorf("%q: %w", p.name, err)
-		}
-		if slices.ContainsFunc(parts[:i], func(o Part) bool { return o.name == p.name }) {
-			return fmt.Errorf("%w: %q is given twice", ErrInvalidName, p.name)
-		}
-	}
-	return nil
+	return l
 }
 
 // Lock takes all the locks, and waits for them. What blocks it and what ends it is as for [Mutex.Lock].

@@ -92,13 +92,13 @@ func TestMulti_InvalidNames(t *testing.T) {
 	s := newTestSession(t, cluster.Client(t))
 	many := multiNamesOf(t, 33)
 	for want, parts := range map[string][]Part{
-		"at least one name":      nil,
-		"at most 32 names":       writes(many...),
-		`"a" is given twice`:     {Write("a"), Write("b"), Read("a")},
-		`"b/": invalid`:          {Write("a"), Read("b/")},
-		`"": invalid`:            {Write("")},
-		`"x\ny": invalid`:        {Read("c"), Write("x\ny")},
-		`etcdlock: lock "a, b/"`: {Write("a"), Write("b/")},
+		"at least one name":           nil,
+		"at most 32 names":            writes(many...),
+		`"a" is given twice`:          {Write("a"), Write("b"), Read("a")},
+		`invalid lock name: "b/": `:   {Write("a"), Read("b/")},
+		`invalid lock name: "": `:     {Write("")},
+		`invalid lock name: "x\ny": `: {Read("c"), Write("x\ny")},
+		`etcdlock: lock "a, b/"`:      {Write("a"), Write("b/")},
 	} {
 		m := NewMulti(s, parts...)
 		_, err := m.Lock(harness.Ctx(t))

@@ -42,14 +42,16 @@ func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
 	return m.l.enqueue(ctx, "enqueue for", mutexMode)
 }
 
-// Do takes the lock, runs fn and gives the lock back, also when fn panics. fn's ctx ends when the hold does, with its
+// Do takes the lock, runs fn and releases the lock, also when fn panics. fn's ctx ends when the hold does, with its
 // cause. Do returns fn's error, joined with ErrLost if the hold was lost before fn was done: somebody else may have
-// been in the section.
+// been in the section. If ctx ends, Do waits 250 ms at most for etcd's word on that.
 //
-// It is the one way to take a lock that one has already. Under the ctx that fn got, Do on the same session (or
-// Client) and name runs its fn at once, inside the hold; Lock and Enqueue return ErrWouldDeadlock there, TryLock
-// ErrLocked. Once the hold is lost such a Do returns ErrLost without calling fn, even if a Client has another session
-// by then.
+// It is the one way to take a lock that one has already. Under the ctx that fn got, Do on the same name and session, or
+// Client, or session of that Client, runs its fn at once, inside the hold; Lock and Enqueue return ErrWouldDeadlock
+// there, TryLock ErrLocked. So goroutines that call Do with that ctx do not exclude each other: they are in the section
+// together. Such a Do returns ErrNotHeld, joined with its fn's error, if the hold was released before its fn was done,
+// for example since the outer Do has returned. Once the hold is lost it returns ErrLost without calling fn, even if a
+// Client has another session by then. When the outer Do has returned, its ctx is a ctx like any other.
 func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "do", mutexMode, fn)
 }

@@ -36,6 +36,7 @@ type Session struct {
 	removals *settle.Removals
 	log      *slog.Logger
 	hooks    []*Hooks
+	client   source // the Client whose current session it is, or was; nil of NewSession's
 
 	mu sync.Mutex
 	// only are the entries that are alone in the session with their name, and lists the waitlists of the other names:

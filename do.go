@@ -1,0 +1,66 @@
+// Do, and what a ctx knows of the hold that it runs under.
+
+package etcdlock
+
+import (
+	"context"
+	"errors"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/loan"
+)
+
+// lend returns ctx with the hold, which is found by its session and by the Client of that: a Client's hold is its
+// caller's own whatever session the next acquisition would be in.
+func (h *Held) lend(ctx context.Context, lead bool) (context.Context, *loan.Loan[*Held]) {
+	return loan.Lend(loan.Ending(ctx, &h.entry), h, lead, h.names(), h.s, h.s.client)
+}
+
+// loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
+func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
+	return loan.In(ctx, any(l.from), l.names(), func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
+}
+
+func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Context, *Held) error) error {
+	if n := l.loanIn(ctx); n != nil {
+		switch err := n.Hold.Err(); {
+		case err != nil:
+			return l.wrap(op, err)
+		case n.Lead || !n.Hold.nests(l, m):
+			return l.wrap(op, ErrWouldDeadlock)
+		}
+		return l.run(ctx, op, n.Hold, fn, ErrLost, ErrNotHeld)
+	}
+	h, err := l.lock(ctx, op, m)
+	if err != nil {
+		return err
+	}
+	lent, n := h.lend(ctx, false)
+	defer n.End()
+	defer func() { _ = h.Unlock(ctx) }()  // when fn panics; else it is done
+	err = l.run(lent, op, h, fn, ErrLost) // not ErrNotHeld: fn has unlocked
+	// If ctx ends, the release goes on. Etcd may say only with it that the hold was lost.
+	later, cancel := etcd.Grace(ctx)
+	defer cancel()
+	uerr := h.unlock(later)
+	if lost := errors.Is(uerr, ErrLost); lost && !errors.Is(err, ErrLost) || uerr != nil && !lost && !errors.Is(uerr, ErrNotHeld) && ctx.Err() == nil {
+		err = loan.Join(l.wrap(op, uerr), err)
+	}
+	return err
+}
+
+// run runs fn under h, with a ctx that ends with h. If h has ended with one of the errors, that is its error.
+func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Context, *Held) error, ends ...error) error {
+	inner, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	hold := h.Context()
+	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()
+	err := fn(inner, h)
+	ended := h.Err()
+	for _, end := range ends {
+		if errors.Is(ended, end) && !errors.Is(err, end) { // else a Do inside has said it
+			err = loan.Join(l.wrap(op, ended), err)
+		}
+	}
+	return err
+}
