@@ -108,7 +108,9 @@
 //
 // The fence of a hold is in use from the first call of [Held.IsOwner], [Held.Txn] or [Held.Downgrade], or if a
 // reply to its Lock was lost. Then the next entry waits until etcd has confirmed the release: a transaction of
-// the former holder that is late fails. A guard that is built by hand from Key and Token is unknown here.
+// the former holder that is late fails. What IsOwner and Txn give after the end is never true. A guard that is
+// built by hand from Key and Token is no use of the fence: until Unlock has returned nil, it may be true while
+// the next holder of the session is in, unless IsOwner was called before. After a loss nobody is in while it is.
 //
 // A hold that was lost hands nothing over. An entry that somebody has removed while it waited behind its own
 // session learns that with the reply to the release at the latest.

@@ -120,15 +120,21 @@ func (h *Held) Keys() []string {
 func (h *Held) Session() *Session { return h.s }
 
 // IsOwner is a comparison that is true in a transaction exactly while the lock is held; see Txn, which adds it and
-// tells its failure from others. Downgrade ends it: make another one then. It compares one key, so of a [Multi] it
-// says only whether the first name is held: Txn compares all.
+// tells its failure from others. Downgrade ends it: make another one then. When the hold has ended, IsOwner is a
+// comparison that is never true. It compares one key, so of a [Multi] it says only whether the first name is held: Txn
+// compares all.
 //
 // A transaction that neither writes nor reads linearizably, one of comparisons alone among them, is answered by
 // etcd's members from what they have, which may be of the past. So give it an operation, for example an OpGet, if it
 // is to tell of the present. Those of Txn need none.
 func (h *Held) IsOwner() clientv3.Cmp {
 	h.mu.Lock()
-	defer h.mu.Unlock()
+	defer h.unlockAndNotify()
+	if h.checkSessionLocked(); h.state != held {
+		// The next one of the session may be in, and the key still there. No key has this revision, and one that is not
+		// there has 0; etcd asks for rights on the same key.
+		return settle.CreatedAt(h.key, -1)
+	}
 	h.fenced = true
 	return settle.CreatedAt(h.key, h.rev)
 }
