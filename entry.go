@@ -19,6 +19,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -65,8 +66,9 @@ type acquiring struct {
 	trace  *trace // for hooks, nil without
 	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade leaves.
 	secondKey string
-	value     string   // of the keys; its nonce is in no other entry's value
-	parts     []*entry // of a Multi, which have this in common
+	downgrade *settle.Outcome // nil before
+	value     string          // of the keys; its nonce is in no other entry's value
+	parts     []*entry        // of a Multi, which have this in common
 }
 
 // mode is the kind of hold that an entry asks for.

@@ -800,3 +800,41 @@ func TestRelease_OfManyThatGiveUp(t *testing.T) {
 		require.NoError(st, h.Unlock(st.Context()))
 	})
 }
+
+// Two calls of Downgrade at once are one downgrade. Neither takes what the other has done for the work of somebody else,
+// and a list of the session that is made in between is told once.
+func TestFault_J3_DowngradeTwice(t *testing.T) {
+	for name, chosen := range map[string][]int{"the first one is over before the second one begins": {0, 1}, "the second one comes first": {1, 1}} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				h := st.lock(st.rw().Lock)
+				o := &order{chosen: chosen, from: chosen}
+				st.f.Step = o.step
+				done := make(chan error, 2)
+				for range 2 {
+					go func() { done <- h.Downgrade(st.Context()) }()
+					synctest.Wait()
+				}
+				for range 2 {
+					o.next()
+					synctest.Wait()
+				}
+				reader := make(chan *Ticket, 1)
+				go func() {
+					tk, err := st.rw().REnqueue(st.Context())
+					assert.NoError(st, err)
+					reader <- tk
+				}()
+				for synctest.Wait(); o.next(); {
+					synctest.Wait()
+				}
+				require.NoError(st, <-done)
+				require.NoError(st, <-done)
+				require.NoError(st, h.Err())
+				o.end()
+				st.wait(<-reader).Release()
+				h.Release()
+			})
+		})
+	}
+}

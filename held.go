@@ -13,10 +13,8 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loan"
-	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/wait"
-	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // A Held is a lock that is held: one acquisition, from its grant to its Unlock or its loss. It is safe for concurrent
@@ -144,80 +142,6 @@ func (h *Held) readOnly() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.mode == readMode
-}
-
-// Downgrade turns a write hold into a read hold with nobody in between: readers that wait next in line get in,
-// writers wait on. The token stays; Key names the shared entry from now on. On a read hold it does nothing. It costs
-// one commit.
-//
-// It blocks until etcd has confirmed, or ctx or the hold ends. After an error of ctx the lock is still held, for
-// reading at least; call it again, or Unlock.
-func (h *Held) Downgrade(ctx context.Context) error {
-	return h.wrap("downgrade", h.preferLoss(h.downgrade(ctx)))
-}
-
-func (h *Held) downgrade(ctx context.Context) error {
-	h.mu.Lock()
-	h.checkSessionLocked()
-	switch {
-	case h.state != held:
-		defer h.unlockAndNotify()
-		return h.causeLocked()
-	case h.first != nil:
-		defer h.unlockAndNotify()
-		return errors.New("a Multi keeps what it has: give it back, and take another one")
-	case h.mode == mutexMode:
-		defer h.unlockAndNotify()
-		return errors.New("a Mutex has no read holds: use an RWMutex")
-	case h.mode == readMode && (h.downgraded || len(h.keys()) == 1):
-		defer h.unlockAndNotify()
-		return nil
-	}
-	first := h.mode == writeMode
-	if first {
-		// From here on the hold is known by the shared entry: that is there from the start, and stays whatever
-		// becomes of the request.
-		h.unwatchLocked()
-		h.key, h.acquiring.secondKey, h.mode, h.fenced = h.acquiring.secondKey, h.key, readMode, true
-		if h.own != nil {
-			h.own.Downgrading()
-		}
-		if h.holdCtx != nil && h.holdCtx.watched {
-			h.watchLocked()
-		}
-	}
-	key, exclusive := h.key, h.acquiring.secondKey
-	var next []queue.Entry
-	if h.own != nil {
-		next = h.own.Behind()
-	}
-	h.mu.Unlock()
-
-	life, stop := h.untilOver()
-	defer stop()
-	r, there, err := settle.RemoveBeside(ctx, h.s.etcd, etcd.Policy{Life: life, Hedge: true}, key, exclusive, h.rev, next...)
-	switch {
-	case err != nil:
-		return h.s.lease.Translate(err)
-	case !there || first && !r.Ambiguous && !r.Removed[0]:
-		// Was the exclusive entry there up to now? If not, others may have been in. (Only the first request can tell:
-		// a repetition may find what that one has removed.)
-		return h.markLost(key, r.At)
-	}
-	h.finishDowngrade(&r, next)
-	return nil
-}
-
-// finishDowngrade lets readers of the session in that wait behind.
-func (h *Held) finishDowngrade(r *settle.Removal, next []queue.Entry) {
-	h.mu.Lock()
-	h.downgraded = true
-	var gone []*waitlist.Entry
-	if h.own != nil {
-		gone = h.own.Downgraded(r.At, next, r.There)
-	}
-	h.mu.Unlock()
-	markAllLost(gone, r.At)
 }
 
 // Unlock gives the lock back. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then

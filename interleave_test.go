@@ -17,6 +17,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/harness"
@@ -574,5 +575,469 @@ func TestWait_CtxEndsWhileTheLeaseIsAskedAfter(t *testing.T) {
 			require.ErrorIs(t, <-failed, context.Canceled)
 		}
 		require.Zero(t, time.Since(start))
+	})
+}
+
+// An order is one of the orders in which things begin, and their requests are carried out and answered. Each of these
+// waits for its turn; see everyOrder.
+type order struct {
+	mu    sync.Mutex
+	turns []turn // what waits
+	over  bool   // nothing waits any more
+	// chosen is which of those that wait has come at each point, and from how many: there are the orders before this
+	// one that had others there.
+	chosen, from []int
+	at           int
+	losses       int // how many replies may be lost yet
+	came         []string
+}
+
+// A turn is what one waits for. The error is its request's.
+type turn struct {
+	what string
+	come chan error
+}
+
+// wait waits for its turn.
+func (o *order) wait(ctx context.Context, what string) error {
+	o.mu.Lock()
+	if o.over {
+		o.mu.Unlock()
+		return ctx.Err()
+	}
+	w := turn{what, make(chan error, 1)}
+	o.turns = append(o.turns, w)
+	o.mu.Unlock()
+	select {
+	case err := <-w.come:
+		return err
+	case <-ctx.Done():
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.turns = slices.DeleteFunc(o.turns, func(t turn) bool { return t.come == w.come })
+		return ctx.Err()
+	}
+}
+
+// step is for fakeEtcd.Step: each request that writes waits for its turn before it is carried out and after.
+func (o *order) step(ctx context.Context, what string) error {
+	if (what == "Txn" || what == "Txn.") && ctx.Value(anothers{}) == nil {
+		return o.wait(ctx, what)
+	}
+	return nil
+}
+
+// next has one come that waits, and reports whether there was any.
+func (o *order) next() bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	n := len(o.turns)
+	if n == 0 {
+		return false
+	}
+	if o.losses > 0 { // the reply comes, or is lost
+		for _, t := range o.turns {
+			if t.what == "Txn." {
+				n++
+			}
+		}
+	}
+	if o.at == len(o.chosen) {
+		o.chosen, o.from = append(o.chosen, 0), append(o.from, n)
+	}
+	i := min(o.chosen[o.at], n-1)
+	o.at++
+	var err error
+	if i >= len(o.turns) {
+		lost := i - len(o.turns)
+		i = -1
+		for j, t := range o.turns {
+			if t.what == "Txn." {
+				if lost == 0 {
+					i = j
+				}
+				lost--
+			}
+		}
+		o.losses--
+		err = errLostReply
+	}
+	t := o.turns[i]
+	o.turns = slices.Delete(o.turns, i, i+1)
+	o.came = append(o.came, t.what)
+	if err != nil {
+		o.came = append(o.came, "is lost")
+	}
+	t.come <- err
+	return true
+}
+
+// end has all come that wait, and those that come later.
+func (o *order) end() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.over = true
+	for _, t := range o.turns {
+		t.come <- nil
+	}
+}
+
+// everyOrder plays in each order in which the turns can come, with so many replies lost.
+func everyOrder(t *testing.T, losses int, play func(t *testing.T, o *order)) {
+	for chosen, from := []int(nil), []int(nil); ; {
+		o := &order{chosen: chosen, from: from, losses: losses}
+		synctest.Test(t, func(t *testing.T) {
+			if play(t, o); t.Failed() {
+				t.Logf("in the order %q", o.came)
+			}
+		})
+		chosen, from = o.chosen[:o.at], o.from[:o.at]
+		i := len(chosen) - 1
+		for i >= 0 && chosen[i]+1 >= from[i] {
+			i--
+		}
+		if i < 0 {
+			return
+		}
+		chosen, from = append(slices.Clone(chosen[:i]), chosen[i]+1), slices.Clone(from[:i+1])
+	}
+}
+
+// holdPlay is a write hold, and what is done to it at the same time.
+type holdPlay struct {
+	f      *fakeEtcd
+	s      *Session
+	h      *Held
+	ctx    context.Context // of some of what is done
+	cancel context.CancelFunc
+
+	mu         sync.Mutex
+	guards     []guard
+	tickets    []*Ticket
+	downgraded bool // as Downgrade has said
+	errs       map[string]error
+	released   bool // or on the way
+	interfered bool // somebody else has removed a key
+}
+
+// A guard is a comparison that the hold has given out.
+type guard struct {
+	clientv3.Cmp
+	exclusive bool
+	ended     bool // it was asked for after the end of the hold
+}
+
+// done are the things that are done to a hold.
+var done = map[string]func(p *holdPlay){
+	"downgrade":       func(p *holdPlay) { p.downgrade("downgrade", p.ctx) },
+	"downgrade again": func(p *holdPlay) { p.downgrade("downgrade again", context.Background()) },
+	"ctx ends":        func(p *holdPlay) { p.cancel() },
+	"unlock": func(p *holdPlay) {
+		p.release()
+		p.note("unlock", p.h.Unlock(context.Background()))
+	},
+	"release":            func(p *holdPlay) { p.release(); p.h.Release() },
+	"a reader comes":     func(p *holdPlay) { p.enqueue(NewRWMutex(p.s, "a").REnqueue) },
+	"a writer comes":     func(p *holdPlay) { p.enqueue(NewRWMutex(p.s, "a").Enqueue) },
+	"contended":          func(p *holdPlay) { p.h.Contended() },
+	"watched":            func(p *holdPlay) { p.h.Context() },
+	"IsOwner":            func(p *holdPlay) { p.isOwner() },
+	"check":              func(p *holdPlay) { p.note("check", p.h.Check(context.Background())) },
+	"the key is removed": func(p *holdPlay) { p.remove("a/5") },
+	"the second key is removed": func(p *holdPlay) {
+		p.remove("a/r5")
+	},
+	"a transaction": func(p *holdPlay) {
+		_, err := p.h.Txn(context.Background()).Then(clientv3.OpPut("x", "")).Commit()
+		p.note("a transaction", err)
+	},
+}
+
+func (p *holdPlay) note(what string, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.errs[what] = err
+}
+
+func (p *holdPlay) release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.released = true
+}
+
+func (p *holdPlay) downgrade(what string, ctx context.Context) {
+	err := p.h.Downgrade(ctx)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.errs[what] = err
+	p.downgraded = p.downgraded || err == nil
+}
+
+func (p *holdPlay) enqueue(enqueue func(context.Context) (*Ticket, error)) {
+	tk, err := enqueue(context.Background())
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err == nil {
+		p.tickets = append(p.tickets, tk)
+	}
+	p.errs["enqueue"] = err
+}
+
+func (p *holdPlay) isOwner() {
+	g := guard{p.h.IsOwner(), keyspace.KindOf("a", p.h.Key()) == keyspace.Exclusive, p.h.Err() != nil}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.guards = append(p.guards, g)
+}
+
+func (p *holdPlay) remove(key string) {
+	p.mu.Lock()
+	p.interfered = true
+	p.mu.Unlock()
+	p.f.Update(key, func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) {
+		for _, kv := range kvs {
+			if string(kv.Key) == key && kv.CreateRevision == p.h.rev {
+				ops = append(ops, fakeetcd.RemoveOp(key))
+			}
+		}
+		return ops
+	})
+}
+
+// granted are the tickets that were, and are still held.
+func (p *holdPlay) granted() (holds []*Held) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, tk := range p.tickets {
+		if isClosed(tk.Done()) {
+			if h, err := tk.Wait(context.Background()); err == nil && h.Err() == nil {
+				holds = append(holds, h)
+			}
+		}
+	}
+	return holds
+}
+
+// isTrue reports whether a transaction with the guard is carried out now.
+func (p *holdPlay) isTrue(t *testing.T, g guard) bool {
+	ctx := context.WithValue(context.Background(), anothers{}, true)
+	resp, err := p.s.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.If(g.Cmp).Then(clientv3.OpPut("guarded", "")) })
+	if err != nil {
+		t.Error(err)
+	}
+	return resp.Succeeded
+}
+
+// check requires what holds at every moment.
+func (p *holdPlay) check(t *testing.T) {
+	t.Helper()
+	there := p.f.entries("a/")
+	granted := p.granted()
+	err := p.h.Err()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if errors.Is(err, ErrLost) && !p.interfered {
+		t.Errorf("the hold is lost, and nobody has touched it: %v", err)
+	}
+	for _, h := range granted {
+		reads := keyspace.KindOf("a", h.Key()) == keyspace.Shared
+		if err == nil && (!reads || slices.Contains(there, queue.Entry{Key: "a/5", Rev: p.h.rev})) {
+			t.Errorf("%s is in beside the hold, with %v in the queue", h.Key(), there)
+		}
+		for _, g := range p.guards {
+			if (g.exclusive || !reads) && p.isTrue(t, g) {
+				t.Errorf("a guard of the hold is true when %s is in", h.Key())
+			}
+		}
+	}
+	for _, g := range p.guards {
+		if g.ended && p.isTrue(t, g) {
+			t.Error("a guard that was asked for after the end of the hold is true")
+		}
+	}
+}
+
+// finish requires what holds when everything has had its answer for a while: whoever is next in etcd has the lock, in
+// this session too, and when all have left nothing stays.
+func (p *holdPlay) finish(t *testing.T) {
+	t.Helper()
+	<-time.After(20 * time.Second)
+	synctest.Wait()
+	for {
+		p.check(t)
+		there := p.f.entries("a/")
+		p.mu.Lock()
+		tickets := slices.Clone(p.tickets)
+		p.mu.Unlock()
+		for _, tk := range tickets {
+			if !isClosed(tk.Done()) && entitled(tk.h.mode.kind(), tk.h.rev, there) {
+				t.Errorf("%s is next in %v, and not in", tk.h.key, there)
+			}
+		}
+		holds := p.granted()
+		if p.h.Err() == nil {
+			holds = append(holds, p.h)
+		}
+		if len(holds) == 0 {
+			break
+		}
+		for _, h := range holds {
+			h.Release()
+		}
+		<-time.After(20 * time.Second)
+		synctest.Wait()
+	}
+	for what, err := range p.errs {
+		if err != nil && !p.interfered && !errors.Is(err, ErrNotHeld) && !errors.Is(err, context.Canceled) && !errors.Is(err, ErrOutcomeUnknown) {
+			t.Errorf("%s: %v", what, err)
+		}
+		if errors.Is(err, ErrNotHeld) && !p.released {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if left := p.f.entries("a/"); len(left) > 0 {
+		t.Errorf("left in etcd: %v", left)
+	}
+	<-time.After(time.Minute) // no write is to come any more
+	if p.s.keys.InUse() {
+		t.Error("keys are left in use")
+	}
+}
+
+func playHold(t *testing.T, what []string, o *order) {
+	p := &holdPlay{f: newFakeEtcd(), errs: make(map[string]error)}
+	p.s = p.f.bareSession(5)
+	p.ctx, p.cancel = context.WithCancel(context.Background())
+	defer func() {
+		o.end()
+		p.cancel()
+		<-time.After(time.Minute)
+		p.s.lease.End(ErrSessionClosed, "test")
+		p.s.lease.NotFound()
+	}()
+	var err error
+	p.h, err = NewRWMutex(p.s, "a").Lock(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.f.Step = o.step
+	var all sync.WaitGroup
+	for _, what := range what {
+		all.Go(func() {
+			_ = o.wait(context.Background(), what)
+			done[what](p)
+		})
+		synctest.Wait() // so that they wait in the same order each time
+	}
+	for idle := 0; idle < 3; {
+		synctest.Wait()
+		p.check(t)
+		if idle++; o.next() {
+			idle = 0
+		} else {
+			<-time.After(time.Second) // what is sent again after a pause
+		}
+	}
+	o.end()
+	all.Wait()
+	p.finish(t)
+}
+
+// TestInterleavings_OfAHold: two and three things that are done to a write hold at the same time, in every order in
+// which they begin and their requests are carried out and answered. Nobody gets in beside the hold, whoever is next
+// gets in, a guard is not true when somebody else is in, nothing is lost that nobody has taken, and nothing stays behind.
+func TestInterleavings_OfAHold(t *testing.T) {
+	var names []string
+	for name := range done {
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	var scenes sample.Scenes
+	defer scenes.Log(t)
+	for i, a := range names {
+		for j, b := range names[i+1:] {
+			for _, c := range append([]string{""}, names[i+j+2:]...) {
+				what := []string{a, b}
+				if c != "" {
+					what = append(what, c)
+				}
+				if c != "" && !scenes.Plays(12) {
+					continue // of two all orders are played
+				}
+				t.Run(strings.Join(what, ", "), func(t *testing.T) {
+					everyOrder(t, 0, func(t *testing.T, o *order) { playHold(t, what, o) })
+				})
+			}
+		}
+	}
+	// The same with a reply that is lost.
+	for _, what := range [][]string{{"downgrade"}, {"a reader comes", "downgrade"}, {"downgrade", "downgrade again"}, {"downgrade", "unlock"}, {"ctx ends", "downgrade"}} {
+		t.Run(strings.Join(what, ", ")+", a reply is lost", func(t *testing.T) {
+			everyOrder(t, 1, func(t *testing.T, o *order) { playHold(t, what, o) })
+		})
+	}
+}
+
+// TestInterleavings_OfDo: a Do inside of a Do, in a goroutine that may outlive the outer one, in every order in which
+// they begin and end and their requests are carried out and answered. The inner Do returns nil only if its hold lasted
+// until its fn was done.
+func TestInterleavings_OfDo(t *testing.T) {
+	everyOrder(t, 0, func(t *testing.T, o *order) {
+		f := newFakeEtcd()
+		s := f.bareSession(5)
+		defer func() {
+			o.end()
+			<-time.After(time.Minute)
+			s.lease.End(ErrSessionClosed, "test")
+			s.lease.NotFound()
+		}()
+		m := NewMutex(s, "a")
+		f.Step = o.step
+		var all sync.WaitGroup
+		var inside sync.Mutex // whoever has taken the lock
+		all.Go(func() {
+			err := m.Do(context.Background(), func(ctx context.Context, outer *Held) error {
+				if !inside.TryLock() {
+					t.Error("two are inside")
+				}
+				defer inside.Unlock()
+				ctx = context.WithoutCancel(ctx)
+				all.Go(func() {
+					_ = o.wait(ctx, "the inner Do begins")
+					lasted := true
+					err := m.Do(ctx, func(ctx context.Context, h *Held) error {
+						if h != outer {
+							if !inside.TryLock() {
+								t.Error("two are inside")
+							}
+							defer inside.Unlock()
+						}
+						_ = o.wait(context.WithoutCancel(ctx), "the inner fn is done")
+						lasted = h.Err() == nil
+						return nil
+					})
+					if lasted != (err == nil) || err != nil && !errors.Is(err, ErrNotHeld) {
+						t.Errorf("the inner Do, whose hold has lasted: %v, returned %v", lasted, err)
+					}
+				})
+				return o.wait(context.WithoutCancel(ctx), "the outer fn is done")
+			})
+			if err != nil {
+				t.Errorf("the outer Do: %v", err)
+			}
+		})
+		for idle := 0; idle < 3; {
+			synctest.Wait()
+			if idle++; o.next() {
+				idle = 0
+			} else {
+				<-time.After(time.Second)
+			}
+		}
+		o.end()
+		all.Wait()
+		if left := f.entries("a/"); len(left) > 0 {
+			t.Errorf("left in etcd: %v", left)
+		}
 	})
 }

@@ -2,7 +2,15 @@
 
 package etcdlock
 
-import "context"
+import (
+	"context"
+	"errors"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
+)
 
 // An RWMutex is a [Mutex] that any number of readers may hold together, like [sync.RWMutex]. Readers and writers
 // stand in one queue and keep its order: consecutive readers hold the lock together, a reader never passes a writer
@@ -57,4 +65,88 @@ func (m *RWMutex) REnqueue(ctx context.Context) (*Ticket, error) {
 // hold.
 func (m *RWMutex) RDo(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "rdo", readMode, fn)
+}
+
+// Downgrade turns a write hold into a read hold with nobody in between: readers that wait next in line get in,
+// writers wait on. The token stays; Key names the shared entry from now on. On a read hold it does nothing. It costs
+// one commit.
+//
+// It blocks until etcd has confirmed, or ctx or the hold ends. After an error of ctx or of etcd the lock is still held,
+// for reading at least, and the downgrade goes on in the background. A call beside another one, or after such an error,
+// waits for the same. With a ctx that has ended before, nothing begins.
+func (h *Held) Downgrade(ctx context.Context) error {
+	d, err := h.beginDowngrade(ctx)
+	if d != nil {
+		err = d.Wait(ctx, h.s.lease.WaitError)
+	}
+	return h.wrap("downgrade", h.preferLoss(err))
+}
+
+// beginDowngrade begins the downgrade, if there is none yet. It returns nil if there is nothing to wait for. It goes on
+// when ctx has ended: etcd may have carried it out, and let readers of other sessions in.
+func (h *Held) beginDowngrade(ctx context.Context) (*settle.Outcome, error) {
+	h.mu.Lock()
+	defer h.unlockAndNotify()
+	h.checkSessionLocked()
+	switch {
+	case h.state != held:
+		return nil, h.causeLocked()
+	case h.first != nil:
+		return nil, errors.New("a Multi keeps what it has: give it back, and take another one")
+	case h.mode == mutexMode:
+		return nil, errors.New("a Mutex has no read holds: use an RWMutex")
+	case h.mode == readMode && (h.downgraded || len(h.keys()) == 1):
+		return nil, nil
+	case h.mode == readMode:
+		return h.acquiring.downgrade, nil
+	case ctx.Err() != nil:
+		return nil, etcd.CtxError(ctx, nil)
+	}
+	// From here on the hold is known by the shared entry: that is there from the start, and stays in any case.
+	h.unwatchLocked()
+	h.key, h.acquiring.secondKey, h.mode, h.fenced = h.acquiring.secondKey, h.key, readMode, true
+	if h.own != nil {
+		h.own.Downgrading()
+	}
+	if h.holdCtx != nil && h.holdCtx.watched {
+		h.watchLocked()
+	}
+	d := settle.NewOutcome()
+	h.acquiring.downgrade = d
+	if !h.s.lease.Go(func(context.Context) { h.runDowngrade(d) }) {
+		h.checkSessionLocked()
+		return nil, h.causeLocked()
+	}
+	return d, nil
+}
+
+// runDowngrade removes the exclusive entry, and lets readers of the session in that wait behind. It ends when etcd has
+// confirmed the removal, or the hold has ended.
+func (h *Held) runDowngrade(d *settle.Outcome) {
+	life, stop := h.untilOver()
+	defer stop()
+	h.mu.Lock()
+	key, exclusive := h.key, h.acquiring.secondKey
+	var next []queue.Entry
+	if h.own != nil {
+		next = h.own.Behind()
+	}
+	h.mu.Unlock()
+	r, there, err := settle.RemoveBeside(life, h.s.etcd, key, exclusive, h.rev, next, d.Refused)
+	var gone []*waitlist.Entry
+	switch {
+	case err != nil:
+		err = h.s.lease.Translate(err)
+	case !there || !r.Ambiguous && !r.Removed[0]: // the exclusive entry was not there up to now: others may have been in
+		err = h.markLost(key, r.At)
+	default:
+		h.mu.Lock()
+		h.downgraded = true
+		if h.own != nil {
+			gone = h.own.Downgraded(r.At, r.Sought, r.There)
+		}
+		h.mu.Unlock()
+	}
+	markAllLost(gone, r.At)
+	d.End(err)
 }

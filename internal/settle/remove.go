@@ -76,13 +76,6 @@ func result(at int64, replies []*pb.ResponseOp, next int) Removal {
 	return r
 }
 
-// RemoveBeside is Remove of one key of an entry that has another key too, provided that kept, the other
-// one, is there.
-func RemoveBeside(ctx context.Context, c *etcd.Client, p etcd.Policy, kept, key string, rev int64, next ...queue.Entry) (r Removal, there bool, err error) {
-	ops := removeOps([]string{key}, rev, next...)
-	return remove(ctx, c, p, len(next), func(t clientv3.Txn) clientv3.Txn { return t.If(CreatedAt(kept, rev)).Then(ops...) })
-}
-
 // find are operations that look for entries.
 func find(next []queue.Entry) []clientv3.Op {
 	gets := make([]clientv3.Op, 0, len(next)) // no larger: attempts beside each other append to it

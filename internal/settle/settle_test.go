@@ -251,7 +251,7 @@ func TestRemove_I5(t *testing.T) {
 	require.Equal(t, []string{"a/6", "a/8"}, w.there("a/"))
 
 	beside := func(rev int64) ([]bool, bool) {
-		r, there, err := RemoveBeside(t.Context(), w.etcd, etcd.Policy{}, "a/r5", "a/5", rev, next...)
+		r, there, err := RemoveBeside(t.Context(), w.etcd, "a/r5", "a/5", rev, next, nil)
 		require.NoError(t, err)
 		return r.Removed, there
 	}

@@ -1,0 +1,54 @@
+// The outcome of one request that many wait for.
+
+package settle
+
+import (
+	"context"
+	"sync"
+)
+
+// An Outcome is that of a request which goes on when etcd refuses it, and when those who wait for it have gone. It is
+// safe for concurrent use.
+type Outcome struct {
+	mu   sync.Mutex
+	next *answer
+}
+
+type answer struct {
+	come chan struct{} // closed behind err
+	err  error
+}
+
+// NewOutcome returns the Outcome of a request that has no answer yet.
+func NewOutcome() *Outcome { return &Outcome{next: &answer{come: make(chan struct{})}} }
+
+// Wait waits for the next answer, or returns ended's error when ctx ends.
+func (o *Outcome) Wait(ctx context.Context, ended func(context.Context) error) error {
+	o.mu.Lock()
+	a := o.next
+	o.mu.Unlock()
+	select {
+	case <-a.come:
+		return a.err
+	case <-ctx.Done():
+		return ended(ctx)
+	}
+}
+
+// Refused tells those who wait. Who comes later waits for the answer after this one.
+func (o *Outcome) Refused(err error) {
+	o.mu.Lock()
+	a := o.next
+	o.next = &answer{come: make(chan struct{})}
+	o.mu.Unlock()
+	a.err = err
+	close(a.come)
+}
+
+// End is the last answer.
+func (o *Outcome) End(err error) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.next.err = err
+	close(o.next.come)
+}
