@@ -220,7 +220,8 @@ func (e *entry) enqueue(ctx context.Context) error {
 		}
 		if resp.Succeeded {
 			rev, replies := resp.Header.Revision, resp.Responses
-			leaving.Done(rev, replies[:len(leave)], e.ambiguous)
+			// No attempt before this one was carried out: it would have left the keys. So this one tells what was removed.
+			leaving.Done(rev, replies[:len(leave)], false)
 			e.enter(rev, replies[len(leave):len(leave)+len(look)]...)
 			return nil
 		}

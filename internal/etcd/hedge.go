@@ -24,7 +24,11 @@ const (
 
 // race calls op, and after each time of late once more, up to more times. With the first answer,
 // or at limit, it ends all calls by cancel. several says that there was more than one call.
-func race[T any](ctx context.Context, cancel func(), more int, late, limit time.Duration, op func(ctx context.Context) (T, error)) (v T, several bool, err error) {
+//
+// With did, an answer ends the others only if did says of it that the request has changed something. Of calls beside
+// each other that can be so for the one that etcd carried out first and no other: so the answer that nothing was there to
+// change waits for the others, and no further call is made. several says then that one of them has not answered.
+func race[T any](ctx context.Context, cancel func(), more int, late, limit time.Duration, op func(ctx context.Context) (T, error), did func(T) bool) (v T, several bool, err error) {
 	if more == 0 || late >= limit {
 		// Not WithTimeout: gRPC would send the time limit along, and etcd start a timer of its
 		// own, for each request (measured: 6 to 9 us of 300).
@@ -32,34 +36,93 @@ func race[T any](ctx context.Context, cancel func(), more int, late, limit time.
 		v, err = op(ctx)
 		return v, false, err
 	}
-	var others struct {
-		returned sync.WaitGroup
-		v        T
-		err      error
-		limit    *time.Timer
+	r := racers[T]{ctx: ctx, cancel: cancel, late: late, limit: limit, op: op, did: did, more: min(more, int((limit-1)/late))}
+	r.call()
+	r.returned.Wait()
+	if r.several {
+		r.ends.Stop()
 	}
-	others.returned.Add(1)
-	next := time.AfterFunc(late, func() {
-		defer others.returned.Done()
-		others.limit = time.AfterFunc(limit-late, cancel)
-		others.v, _, others.err = race(ctx, cancel, more-1, late, limit-late, op)
-		if answered(others.err) {
-			cancel()
-		}
-	})
-	v, err = op(ctx)
-	if next.Stop() {
-		return v, false, err
+	return r.v, r.several && (did == nil || r.unanswered), r.err
+}
+
+// racers are the calls of one race.
+type racers[T any] struct {
+	ctx    context.Context
+	cancel func()
+	late   time.Duration
+	limit  time.Duration
+	op     func(ctx context.Context) (T, error)
+	did    func(T) bool
+
+	returned sync.WaitGroup // of the calls but the first, and of the timer of the next
+	heard    atomic.Bool    // one of them has answered
+	more     int            // calls to make. It and the next two are the newest call's.
+	several  bool
+	ends     *time.Timer
+
+	mu         sync.Mutex
+	best       answer
+	unanswered bool // one of them has not answered
+	v          T
+	err        error
+}
+
+// An answer is how much a call says.
+type answer int
+
+const (
+	none    answer = iota
+	failed         // it may have been carried out
+	nothing        // it has changed nothing: another one may have been first
+	all            // nothing that another one says matters
+)
+
+// call makes a call, and after a while the next one.
+func (r *racers[T]) call() {
+	var next *time.Timer
+	if r.more > 0 {
+		r.more--
+		r.returned.Add(1)
+		next = time.AfterFunc(r.late, func() {
+			defer r.returned.Done()
+			if r.heard.Load() {
+				return
+			}
+			if !r.several {
+				r.several, r.ends = true, time.AfterFunc(r.limit-r.late, r.cancel)
+			}
+			r.call()
+		})
 	}
-	if answered(err) {
-		cancel()
+	v, err := r.op(r.ctx)
+	if next != nil && next.Stop() {
+		r.returned.Done()
 	}
-	others.returned.Wait()
-	others.limit.Stop()
-	if !answered(err) {
-		v, err = others.v, others.err
+	r.note(v, err)
+}
+
+// note takes note of the reply to a call.
+func (r *racers[T]) note(v T, err error) {
+	says := failed
+	switch {
+	case !answered(err):
+	case err == nil && r.did != nil && !r.did(v):
+		says = nothing
+	default:
+		says = all
 	}
-	return v, true, err
+	if says > failed {
+		r.heard.Store(true)
+	}
+	if says == all {
+		r.cancel()
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unanswered = r.unanswered || says == failed
+	if says > r.best || says == failed && r.best == failed && IsCtxError(r.err) {
+		r.best, r.v, r.err = says, v, err
+	}
 }
 
 // pace is how long answers took lately, in nanoseconds: the mean of a few.

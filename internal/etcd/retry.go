@@ -41,6 +41,14 @@ type Policy struct {
 //
 // ambiguous says that a call whose answer this is not may have been carried out, or may yet be.
 func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Context) (T, error)) (v T, ambiguous bool, err error) {
+	return DoFirst(ctx, c, p, op, nil)
+}
+
+// DoFirst is Do for a request that changes nothing when it was carried out before, a removal for example. did says of
+// a reply that the request has changed something: then that is what etcd carried out first, and ambiguous means nothing.
+// Of a reply that says that there was nothing to change ambiguous is told only if another call has no answer: such a
+// reply waits for the others.
+func DoFirst[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Context) (T, error), did func(T) bool) (v T, ambiguous bool, err error) {
 	life, hedges, late := p.Life, 0, time.Duration(0)
 	if life == nil {
 		life = context.Background()
@@ -67,7 +75,7 @@ func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Con
 		}
 		attempt, cancel := Bind(ctx, life)
 		var several bool
-		v, several, err = race(attempt, cancel, more, late, limit, op)
+		v, several, err = race(attempt, cancel, more, late, limit, op, did)
 		ambiguous = ambiguous || several || !answered(err)
 		cancel()
 		switch {

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -180,4 +181,53 @@ func TestNeverHedge(t *testing.T) {
 		c.pace.took(time.Millisecond)
 	}
 	require.Greater(t, c.Late(), time.Hour)
+}
+
+// A reply that says that there was nothing to change waits for the calls beside it, and none is added: the first one
+// that etcd has carried out says whether there was. Only a call without an answer leaves that open.
+func TestDoFirst(t *testing.T) {
+	type call struct {
+		after time.Duration
+		did   bool
+		err   error
+	}
+	const never, ms = time.Hour, time.Millisecond
+	gone := errors.New("gone")
+	for name, tc := range map[string]struct {
+		calls     []call
+		made      int
+		did       bool
+		ambiguous bool
+		took      time.Duration
+	}{
+		"at once":                    {calls: []call{{}}, made: 1},
+		"the first one":              {calls: []call{{after: 350 * ms, did: true}, {after: 350 * ms}}, made: 2, did: true, ambiguous: true, took: 350 * ms},
+		"the second one":             {calls: []call{{after: 350 * ms}, {after: 350 * ms, did: true}}, made: 2, did: true, took: 650 * ms},
+		"none":                       {calls: []call{{after: 350 * ms}, {after: 350 * ms}}, made: 2, took: 650 * ms},
+		"none, the second at first":  {calls: []call{{after: 500 * ms}, {after: 100 * ms}}, made: 2, took: 500 * ms},
+		"none of three":              {calls: []call{{after: 700 * ms}, {after: 600 * ms}, {after: 50 * ms}}, made: 3, took: 900 * ms},
+		"the other one hangs":        {calls: []call{{after: 350 * ms}, {after: never}}, made: 2, ambiguous: true, took: 1000 * ms},
+		"the first one hangs":        {calls: []call{{after: never}, {after: 50 * ms}}, made: 2, ambiguous: true, took: 1000 * ms},
+		"the other one's is lost":    {calls: []call{{after: 350 * ms}, {after: 150 * ms, err: gone}}, made: 2, ambiguous: true, took: 450 * ms},
+		"refused":                    {calls: []call{{after: 350 * ms, err: rpctypes.ErrPermissionDenied}, {after: never}}, made: 2, ambiguous: true, took: 350 * ms},
+		"a lost reply, then nothing": {calls: []call{{err: gone}, {}}, made: 2, ambiguous: true, took: 10 * ms},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, began := newTestClient(), time.Now()
+				var made atomic.Int32
+				did, ambiguous, _ := DoFirst(context.Background(), c, hedged, func(ctx context.Context) (bool, error) {
+					call := tc.calls[made.Add(1)-1]
+					if err := Sleep(ctx, call.after); err != nil {
+						return false, err
+					}
+					return call.did, call.err
+				}, func(did bool) bool { return did })
+				require.EqualValues(t, tc.made, made.Load())
+				require.Equal(t, tc.did, did)
+				require.Equal(t, tc.ambiguous, ambiguous)
+				require.InDelta(t, tc.took, time.Since(began), float64(10*ms))
+			})
+		})
+	}
 }

@@ -244,9 +244,7 @@ func (r *Removals) request(ctx, life context.Context, b Batch) (ambiguous bool, 
 		return false, nil
 	}
 	ops := b.Ops()
-	resp, ambiguous, err := etcd.Do(ctx, r.etcd, p, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return r.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
-	})
+	resp, ambiguous, err := send(ctx, r.etcd, p, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
 	if err == nil {
 		b.Done(resp.Header.Revision, resp.Responses, ambiguous)
 	}

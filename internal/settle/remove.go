@@ -17,7 +17,7 @@ import (
 type Removal struct {
 	At        int64         // the revision at which it was carried out
 	Removed   []bool        // for each key, whether it was there
-	Ambiguous bool          // an earlier attempt may have removed what was not there
+	Ambiguous bool          // another attempt, of which there is no answer, may have removed what was not there
 	Sought    []queue.Entry // those that it looked for
 	There     []queue.Entry // of those
 }
@@ -87,13 +87,28 @@ func find(next []queue.Entry) []clientv3.Op {
 
 // remove sends a txn that begins by looking for so many entries, and succeeds as that does.
 func remove(ctx context.Context, c *etcd.Client, p etcd.Policy, next int, build func(t clientv3.Txn) clientv3.Txn) (r Removal, succeeded bool, err error) {
-	resp, ambiguous, err := etcd.Do(ctx, c, p, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return c.Txn(ctx, build)
-	})
+	resp, ambiguous, err := send(ctx, c, p, build)
 	if err != nil {
 		return Removal{Ambiguous: ambiguous}, false, err
 	}
 	r = result(resp.Header.Revision, resp.Responses, next)
 	r.Ambiguous = ambiguous
 	return r, resp.Succeeded, nil
+}
+
+// send sends a txn that removes entries and does nothing else. The first one that etcd carries out removes all that is
+// there to remove. So if the reply says that something was removed, it is of the first one, and says the truth of all
+// entries; ambiguous is told of a reply that says that nothing was.
+func send(ctx context.Context, c *etcd.Client, p etcd.Policy, build func(t clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, ambiguous bool, err error) {
+	resp, ambiguous, err = etcd.DoFirst(ctx, c, p, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return c.Txn(ctx, build)
+	}, removed)
+	return resp, ambiguous && (err != nil || !removed(resp)), err
+}
+
+// removed reports whether a txn has removed a key, by itself or by a txn in it.
+func removed(resp *clientv3.TxnResponse) bool {
+	return slices.ContainsFunc(resp.Responses, func(r *pb.ResponseOp) bool {
+		return r.GetResponseDeleteRange().GetDeleted() > 0 || r.GetResponseTxn().GetSucceeded()
+	})
 }
