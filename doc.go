@@ -45,6 +45,11 @@
 // place, such as a namespace, can't be made anew: there it takes about half a TTL. A client with a
 // DialKeepAliveTime (gRPC takes 10 s at least) and a DialKeepAliveTimeout leaves such a member after the two.
 //
+// Behind `etcd grpc-proxy` the reply to a renewal may be the reply to an earlier one, and the deadline counts from
+// the earliest renewal that has no answer. So a holder is told in time there too, as long as etcd answers the proxy
+// within half a second. The proxy sends each renewal that takes longer again, and its later replies may answer the
+// next renewal: then the news comes late by as much as etcd's replies to the proxy.
+//
 // A snapshot that is restored brings back the entries and leases of its time. An entry that is newer is lost,
 // and its owner is told when the session next asks etcd, within about half a TTL; until then somebody else may
 // have the lock. A lock that was given back since is in the queue again for as long. Tokens are given out a
@@ -78,7 +83,7 @@
 //	I2  Exclusive entries wait for all lower ones, shared ones for all lower exclusive ones.
 //	I3  The queue is judged only at a revision at which the entry is in it, by a read that is pinned there or
 //	    linearizable.
-//	I4  The session's deadline counts from before the renewal was sent.
+//	I4  The session's deadline counts from before the renewal was sent that etcd has answered.
 //	I5  An entry is its key and its create revision: what releases it compares both.
 //	I6  A key is used anew only when its last use is settled: its removal is confirmed, and no write of it is to
 //	    be expected. A write that comes even so, as when a member wakes after minutes, is removed within about

@@ -32,30 +32,7 @@ func (c *Client) GrantOnce(ctx context.Context, id clientv3.LeaseID, seconds int
 	return id, resp.GetTTL(), RequestError(ctx, err)
 }
 
-// RenewOnce asks once to renew a lease, and returns the TTL, which is not positive if the lease is gone.
-// The client's own KeepAliveOnce repeats a failed request without a pause for as long as ctx lives.
-func (c *Client) RenewOnce(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
-	if !c.hasConnection() {
-		return c.renewInProcess(ctx, id)
-	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := clientv3.RetryLeaseClient(c.Client).LeaseKeepAlive(ctx)
-	if err != nil {
-		return 0, RequestError(ctx, err)
-	}
-	before := c.shown.revision.Load()
-	if err := stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)}); err != nil {
-		return 0, RequestError(ctx, err)
-	}
-	resp, err := stream.Recv()
-	if err == nil {
-		c.hints(resp.GetHeader(), before)
-	}
-	return resp.GetTTL(), RequestError(ctx, err)
-}
-
-// renewInProcess is RenewOnce where etcd runs in this process.
+// renewInProcess asks once to renew a lease where etcd runs in this process.
 func (c *Client) renewInProcess(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
 	before := c.shown.revision.Load()
 	resp, err := c.KeepAliveOnce(ctx, id)

@@ -74,7 +74,7 @@ func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 // Adopt renews a lease that was granted elsewhere, which tells its TTL too.
 func (l *Lease) Adopt(ctx context.Context) error {
 	err := l.renewUntil(ctx, func(ctx context.Context) error {
-		_, err := l.sendRenewal(ctx)
+		_, _, err := l.sendRenewal(ctx)
 		return err
 	})
 	if err == nil && l.Err() != nil {

@@ -33,6 +33,8 @@ type Lease struct {
 	// KeepAlive renews the lease once and returns the TTL that etcd granted anew, which is not positive if the
 	// lease is gone.
 	KeepAlive func(ctx context.Context) (ttl int64, err error)
+	// Shared reports whether etcd's answer to a call of KeepAlive may be the answer to an earlier call: see attempts.
+	Shared    func() bool
 	WallClock func() time.Time
 
 	// Ctx ends with the use of the lease: at its deadline at the latest, or with the cause given to End.
@@ -43,6 +45,7 @@ type Lease struct {
 	Gone context.Context
 	gone context.CancelFunc
 
+	stream *etcd.KeepAlive
 	// renewals tells Run how the attempts to renew end.
 	renewals  chan renewal
 	closeOnce sync.Once
@@ -55,7 +58,8 @@ type Lease struct {
 	mu        sync.Mutex
 	revokeErr error
 	deadline  time.Time
-	sent      time.Time // when the last renewal that succeeded was sent
+	sent      time.Time // from when the last renewal that succeeded counts
+	attempts  attempts
 	expiry    *time.Timer
 	endReason string // why Ctx has ended
 
@@ -79,7 +83,9 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 	l.Ctx, l.cancel = context.WithCancelCause(context.Background())
 	l.Gone, l.gone = context.WithCancel(context.Background())
 	l.Outages = outage.Source{All: all, Client: client, Life: l.Ctx, Log: log, Lease: l}
-	l.KeepAlive = func(ctx context.Context) (int64, error) { return client.RenewOnce(ctx, l.ID) }
+	l.stream = etcd.NewKeepAlive(client, l.Ctx)
+	l.KeepAlive = func(ctx context.Context) (int64, error) { return l.stream.Renew(ctx, l.ID) }
+	l.Shared = l.stream.Shared
 	client.Deadline, client.Background = l.Deadline, l.Go
 	client.Restored = func(err error) { l.End(fmt.Errorf("%w: %w", l.Expired, err), err.Error()) }
 	return l
@@ -166,7 +172,7 @@ func (l *Lease) Close(cause error) (done <-chan struct{}) {
 				cancel()
 			}
 			l.gone() // or given up: nothing goes on after Close
-			l.wg.Wait()
+			l.Wait()
 			l.mu.Lock()
 			l.revokeErr = err
 			l.mu.Unlock()
@@ -208,5 +214,8 @@ func (l *Lease) isClosing() bool {
 	}
 }
 
-// Wait waits for the goroutines of Run and Go.
-func (l *Lease) Wait() { l.wg.Wait() }
+// Wait waits for the goroutines of Run and Go, once Ctx has ended.
+func (l *Lease) Wait() {
+	l.wg.Wait()
+	l.stream.Close()
+}

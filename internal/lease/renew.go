@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -13,10 +14,12 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// renewal is the outcome of one attempt to renew.
+// renewal is one attempt of Run to renew.
 type renewal struct {
-	sent time.Time
-	err  error
+	sent   time.Time
+	cancel context.CancelFunc
+	from   time.Time // from when its answer counts
+	err    error
 }
 
 // lookInterval is how often Run looks, without a request, whether the client is connected: waits for locks
@@ -26,14 +29,17 @@ const lookInterval = 500 * time.Millisecond
 // errNoAnswer says that a renewal takes so long that another one is sent beside it.
 var errNoAnswer = errors.New("no answer to the renewal of the lease")
 
-// Run renews the lease each third of the TTL, in the background, until Ctx ends. Every attempt has a stream of
-// its own, which the client's balancer gives to the next member. If it has no reply after a sixth
-// of the TTL, another attempt follows beside it: a member that hangs costs no lease while others
-// answer, and a slow reply is not given up for that.
+// Run renews the lease each third of the TTL, in the background, until Ctx ends. If an attempt has no reply after a
+// sixth of the TTL, another attempt follows beside it, on another stream and so on another member: a member that hangs
+// costs no lease while others answer, and a slow reply is not given up for that. An attempt is given up when a later
+// one has its answer.
 //
 // The client's own KeepAlive does not serve: it counts the lease's end from the reply and looks at
 // it once a second, and stays with a member that hangs.
-func (l *Lease) Run() { l.wg.Go(l.run) }
+func (l *Lease) Run() {
+	l.wg.Go(l.run)
+	l.wg.Go(func() { l.stream.Prepare(l.Ctx) })
+}
 
 func (l *Lease) run() {
 	var unrenewed error // of the last attempt
@@ -46,6 +52,7 @@ func (l *Lease) run() {
 	look := time.NewTicker(lookInterval)
 	defer look.Stop()
 	var asked time.Time // when the last attempt was sent, zero when that or a later answer is there
+	var inFlight []renewal
 	late, gap := 0, l.TTL/6
 	l.mu.Lock()
 	next := time.NewTimer(time.Until(l.sent.Add(l.TTL / 3)))
@@ -71,17 +78,29 @@ func (l *Lease) run() {
 			sent := time.Now()
 			asked = sent
 			ctx, cancel := context.WithDeadline(l.Ctx, l.Deadline())
+			r := renewal{sent: sent, cancel: cancel}
+			inFlight = append(inFlight, r)
 			l.wg.Go(func() { // ends at the deadline at the latest
 				defer cancel()
-				took, err := l.sendRenewal(ctx)
-				if !etcd.IsCtxError(err) {
-					l.renewed(took, err)
+				var took time.Duration
+				took, r.from, r.err = l.sendRenewal(ctx)
+				if !etcd.IsCtxError(r.err) && !errors.Is(r.err, etcd.ErrOpening) {
+					l.renewed(took, r.err)
 				}
-				l.renewals <- renewal{sent, err}
+				l.renewals <- r
 			})
 			next.Reset(gap)
 			gap = max(gap/2, l.TTL/48)
 		case r := <-l.renewals:
+			inFlight = slices.DeleteFunc(inFlight, func(o renewal) bool {
+				if r.err == nil && o.sent.Before(r.sent) {
+					o.cancel() // and with it the stream, of a member that hangs
+				}
+				return o.sent.Equal(r.sent)
+			})
+			if errors.Is(r.err, etcd.ErrOpening) {
+				continue // it was not sent, and the one before it goes on
+			}
 			if r.err == nil || r.sent.Equal(asked) {
 				asked = time.Time{}
 			}
@@ -90,7 +109,7 @@ func (l *Lease) run() {
 				unrenewed = nil
 				outage.Stop(true)
 				late, gap = 0, l.TTL/6
-				next.Reset(max(0, time.Until(r.sent.Add(l.TTL/3))))
+				next.Reset(max(0, time.Until(r.from.Add(l.TTL/3))))
 			case l.Ctx.Err() != nil, etcd.IsCtxError(r.err):
 				// It is over, or this attempt never had an answer, and others were sent since.
 			default:
@@ -121,7 +140,7 @@ func (l *Lease) ended(unrenewed error) {
 // Refresh renews the lease now, until etcd has confirmed that or ctx or l.Ctx ends.
 func (l *Lease) Refresh(ctx context.Context) error {
 	return l.renewUntil(ctx, func(ctx context.Context) error {
-		took, err := l.sendRenewal(ctx)
+		took, _, err := l.sendRenewal(ctx)
 		l.renewed(took, err)
 		return err
 	})
@@ -135,25 +154,38 @@ func (l *Lease) renewUntil(ctx context.Context, renew func(ctx context.Context) 
 	return l.Translate(err)
 }
 
-// sendRenewal asks etcd once to renew the lease, and ends its use if it is gone.
-func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, err error) {
+// sendRenewal asks etcd once to renew the lease, and ends its use if it is gone. from is from when the answer counts.
+func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, from time.Time, err error) {
 	sent := time.Now()
+	l.mu.Lock()
+	from = l.attempts.send(sent)
+	l.mu.Unlock()
 	ttl, err := l.KeepAlive(ctx)
+	l.mu.Lock()
+	switch {
+	case err == nil:
+		l.attempts.answered(sent)
+	case errors.Is(err, etcd.ErrNotSent), errors.Is(err, etcd.ErrOpening):
+		l.attempts.notSent(sent)
+	}
+	l.mu.Unlock()
+	if !l.Shared() {
+		from = sent
+	}
 	switch {
 	case err == nil && ttl <= 0, errors.Is(err, rpctypes.ErrLeaseNotFound):
 		l.NotFound()
 		err = l.Expired
 	case err == nil:
-		l.Record(sent, ttl)
+		l.Record(from, ttl)
 	}
-	return time.Since(sent), err
+	return time.Since(sent), from, err
 }
 
 // Record moves the deadline on after etcd has granted or renewed the lease for that many seconds.
 //
-// Invariant (I4): the deadline is counted from before the request was sent. Etcd counts from a
-// moment between that and the reply, so its lease outlives the deadline however long the reply
-// took.
+// Invariant (I4): the deadline is counted from before the request was sent that etcd has answered: see attempts, too. Etcd
+// counts from a moment between that and the reply, so its lease outlives the deadline however long the reply took.
 func (l *Lease) Record(sent time.Time, seconds int64) {
 	deadline := trustedUntil(sent, seconds)
 	l.mu.Lock()

@@ -1,0 +1,252 @@
+// The stream on which leases are renewed.
+
+package etcd
+
+import (
+	"context"
+	"errors"
+	"io"
+	"sync"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// ErrOpening says that a renewal was not sent because it would need another password check, and a stream for which there
+// was one has yet to answer.
+var ErrOpening = errors.New("the password is being checked, or a renewal has no answer")
+
+// A KeepAlive renews leases for one user, on one stream that stays open: each new stream of a client with a password
+// costs etcd a password check (55 ms of a core), a raft entry and a token. Only a renewal that is sent while another
+// one has no answer gets a stream of its own, which the client's balancer gives to the next member. Of the streams that
+// answer, one stays. It is safe for concurrent use.
+//
+// A stream has one renewal at a time. So its replies, which name no request, are those to that renewal.
+//
+// Not so behind `etcd grpc-proxy`. The proxy renews a lease by itself for as long as it has a stream for that lease, and
+// passes etcd's reply to all who wait for one: see Shared. There each renewal has a stream of its own, which is closed
+// after the answer. A stream that stays would be answered by renewals that the proxy has sent by itself.
+//
+// A KeepAlive knows a proxy by its answer to the renewal of NoLease: etcd answers with a TTL of 0, the proxy with one of
+// -1. It asks once on each stream, after the first answer.
+type KeepAlive struct {
+	client *Client
+	life   context.Context // of all streams
+
+	mu      sync.Mutex
+	kept    *keepAliveStream // for the next renewal, nil: open one
+	opened  bool             // at least one stream
+	direct  bool             // a stream leads to etcd itself
+	relayed bool             // a stream leads to a proxy
+	opening int              // streams that are being opened
+	asking  int              // streams on which a renewal has no answer
+	again   time.Time        // until then no other stream is opened beside those if that costs a password check
+	closed  bool
+	readers sync.WaitGroup
+}
+
+// NewKeepAlive makes a KeepAlive without a stream, which is used until life ends.
+func NewKeepAlive(client *Client, life context.Context) *KeepAlive {
+	return &KeepAlive{client: client, life: life}
+}
+
+// Close waits for the goroutines, once life has ended.
+func (k *KeepAlive) Close() {
+	k.mu.Lock()
+	k.closed = true
+	k.mu.Unlock()
+	k.readers.Wait()
+}
+
+// Shared reports whether etcd's answer to a renewal may be the answer to an earlier one: the streams lead to a proxy, or
+// it is not known yet that they do not. All endpoints of a client are taken to be of one kind.
+func (k *KeepAlive) Shared() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.relayed || k.opened && !k.direct
+}
+
+// Renew asks once to renew a lease, and returns the TTL, which is not positive if the lease is gone. The client's own
+// KeepAliveOnce repeats a failed request without a pause for as long as ctx lives.
+func (k *KeepAlive) Renew(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
+	if !k.client.hasConnection() {
+		return k.client.renewInProcess(ctx, id)
+	}
+	k.mu.Lock()
+	s := k.kept
+	k.kept = nil
+	k.mu.Unlock()
+	if s != nil {
+		ttl, err = k.renewOn(ctx, s, id)
+		if err == nil || ctx.Err() != nil || errors.Is(err, rpctypes.ErrPermissionDenied) {
+			return ttl, err
+		}
+		// That the stream broke while nobody used it says nothing of etcd. Nor does a token that has expired meanwhile.
+	}
+	if s, err = k.open(ctx); err != nil {
+		return 0, err
+	}
+	return k.renewOn(ctx, s, id)
+}
+
+// renewOn renews the lease on s, and keeps or closes s.
+func (k *KeepAlive) renewOn(ctx context.Context, s *keepAliveStream, id clientv3.LeaseID) (ttl int64, err error) {
+	defer context.AfterFunc(ctx, s.cancel)() // its reply might be taken for that to the next renewal
+	before := k.client.shown.revision.Load()
+	k.mu.Lock()
+	k.again = time.Now().Add(k.patience())
+	k.asking++
+	k.mu.Unlock()
+	resp, err := s.renew(id)
+	k.mu.Lock()
+	k.asking--
+	k.mu.Unlock()
+	if err != nil {
+		s.cancel()
+		return 0, RequestError(ctx, err)
+	}
+	k.client.hints(resp.GetHeader(), before)
+	if !s.asked {
+		s.asked = true
+		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: int64(clientv3.NoLease)}) // an error is the stream's end
+	}
+	k.keep(s)
+	return resp.TTL, nil
+}
+
+// Prepare opens the stream for the first renewal if that costs a password check. Where many sessions begin together,
+// those take their time, and there is more of it before the first renewal is due.
+func (k *KeepAlive) Prepare(ctx context.Context) {
+	if k.client.Username == "" || !k.client.hasConnection() {
+		return
+	}
+	if s, err := k.open(ctx); err == nil {
+		k.keep(s)
+	}
+}
+
+// keep keeps s for the next renewal, or closes it.
+func (k *KeepAlive) keep(s *keepAliveStream) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.relayed || k.kept != nil {
+		s.cancel()
+	} else {
+		k.kept = s
+	}
+}
+
+// open opens a stream. It may take as long as ctx: a member that hangs answers no password check. If an answer is late,
+// that may be because etcd is busy with password checks, and more of them would make it slower. So another one follows
+// only when half of the time is over that was left until the deadline, and where there is no other member, not beside
+// another check at all.
+func (k *KeepAlive) open(ctx context.Context) (*keepAliveStream, error) {
+	k.mu.Lock()
+	if k.closed {
+		k.mu.Unlock()
+		return nil, context.Cause(k.life)
+	}
+	if k.client.Username != "" && (k.opening > 0 && len(k.client.Endpoints()) == 1 || k.opening+k.asking > 0 && time.Now().Before(k.again)) {
+		k.mu.Unlock()
+		return nil, ErrOpening
+	}
+	k.again = time.Now().Add(k.patience())
+	k.opening++
+	k.opened = true
+	k.readers.Add(1)
+	k.mu.Unlock()
+	s := &keepAliveStream{replies: make(chan *pb.LeaseKeepAliveResponse), ended: make(chan struct{})}
+	var life context.Context
+	life, s.cancel = context.WithCancel(k.life)
+	unbind := context.AfterFunc(ctx, s.cancel)
+	stream, err := clientv3.RetryLeaseClient(k.client.Client).LeaseKeepAlive(life)
+	unbind()
+	k.mu.Lock()
+	k.opening--
+	k.mu.Unlock()
+	if err != nil {
+		s.cancel()
+		k.readers.Done()
+		return nil, RequestError(ctx, err)
+	}
+	s.Lease_LeaseKeepAliveClient = stream
+	go func() { // ends with the stream, with k.life at the latest
+		defer k.readers.Done()
+		k.read(s)
+	}()
+	return s, nil
+}
+
+// patience is how long a stream may take to open or to answer before another one is opened beside it.
+func (k *KeepAlive) patience() time.Duration {
+	if k.client.Deadline == nil || k.client.Deadline().IsZero() {
+		return AttemptMin
+	}
+	return max(time.Until(k.client.Deadline())/2, RetryMax/2)
+}
+
+// read receives what comes on s until its end. An end that nobody waits for is noticed too.
+func (k *KeepAlive) read(s *keepAliveStream) {
+	defer s.cancel()
+	for {
+		resp, err := s.Recv()
+		switch {
+		case err != nil:
+			s.err = err
+			close(s.ended)
+			k.mu.Lock()
+			if k.kept == s {
+				k.kept = nil
+			}
+			k.mu.Unlock()
+			return
+		case resp.ID == int64(clientv3.NoLease):
+			k.judge(s, resp.TTL == 0)
+		default:
+			select {
+			case s.replies <- resp:
+			case <-s.Context().Done():
+			}
+		}
+	}
+}
+
+// judge notes where s leads.
+func (k *KeepAlive) judge(s *keepAliveStream, direct bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if direct {
+		k.direct = true
+		return
+	}
+	k.relayed = true
+	if k.kept == s {
+		k.kept = nil
+		s.cancel()
+	}
+}
+
+// A keepAliveStream is a stream of a KeepAlive. It has one user at a time, and a goroutine that reads.
+type keepAliveStream struct {
+	pb.Lease_LeaseKeepAliveClient
+	cancel  context.CancelFunc
+	replies chan *pb.LeaseKeepAliveResponse
+	ended   chan struct{} // closed when err is set
+	err     error
+	asked   bool // whether it leads to a proxy
+}
+
+// renew renews a lease. It ends with the stream.
+func (s *keepAliveStream) renew(id clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
+	if err := s.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)}); err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	select {
+	case resp := <-s.replies:
+		return resp, nil
+	case <-s.ended: // which says why, also if Send returned io.EOF
+		return nil, s.err
+	}
+}
