@@ -729,8 +729,8 @@ type guard struct {
 
 // done are the things that are done to a hold.
 var done = map[string]func(p *holdPlay){
-	"downgrade":       func(p *holdPlay) { p.downgrade("downgrade", p.ctx) },
-	"downgrade again": func(p *holdPlay) { p.downgrade("downgrade again", context.Background()) },
+	"downgrade":       func(p *holdPlay) { p.downgrade(p.ctx, "downgrade") },
+	"downgrade again": func(p *holdPlay) { p.downgrade(context.Background(), "downgrade again") },
 	"ctx ends":        func(p *holdPlay) { p.cancel() },
 	"unlock": func(p *holdPlay) {
 		p.release()
@@ -765,7 +765,7 @@ func (p *holdPlay) release() {
 	p.released = true
 }
 
-func (p *holdPlay) downgrade(what string, ctx context.Context) {
+func (p *holdPlay) downgrade(ctx context.Context, what string) {
 	err := p.h.Downgrade(ctx)
 	p.mu.Lock()
 	defer p.mu.Unlock()

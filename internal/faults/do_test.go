@@ -143,6 +143,18 @@ func TestFault_J15_UnderLead(t *testing.T) {
 		return locks.Mutex(name+".x").Do(ctx, nothing)
 	}))
 	require.NoError(t, m.Do(after, nothing))
+	// So it is of a term that was lost, when its lead has returned.
+	c, terms := cluster.Client(t), 0
+	require.NoError(t, locks.Elector(name).Run(harness.Ctx(t), func(ctx context.Context, term *etcdlock.Held) error {
+		if terms++; terms == 2 {
+			return nil
+		}
+		after = context.WithoutCancel(ctx)
+		_, err := c.Delete(harness.Ctx(t), term.Key())
+		<-ctx.Done()
+		return err
+	}))
+	require.NoError(t, m.Do(after, nothing))
 	// A lead that resigns itself has the lock no longer.
 	require.NoError(t, locks.Elector(name).Run(harness.Ctx(t), func(ctx context.Context, term *etcdlock.Held) error {
 		require.NoError(t, term.Unlock(ctx))
@@ -188,6 +200,15 @@ func TestFault_J15_OwnContext(t *testing.T) {
 	ctx := other.Context()
 	require.NoError(t, other.Unlock(harness.Ctx(t)))
 	require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
+	// So is one that has ended before with another hold.
+	require.NoError(t, etcdlock.NewMutex(s, name+"2").Do(harness.Ctx(t), func(ctx context.Context, outer *etcdlock.Held) error {
+		return etcdlock.NewMutex(s, name).Do(ctx, func(ctx context.Context, inner *etcdlock.Held) error {
+			require.NoError(t, outer.Unlock(ctx))
+			<-ctx.Done()
+			require.ErrorIs(t, inner.Unlock(ctx), context.Canceled)
+			return nil
+		})
+	}))
 }
 
 // The entry of a Do's hold is deleted, nobody hears of that, and then ctx ends: Do still says that the lock was lost.

@@ -52,6 +52,11 @@ func TestFault_J10_DowngradeRefused(t *testing.T) {
 	name := harness.LockName(t)
 	rw := etcdlock.NewRWMutex(newSession(t, c), name)
 	h := harness.Take(t, rw.Lock)
+	key := h.Key()
+	ended, cancel := context.WithCancel(harness.Ctx(t))
+	cancel()
+	require.ErrorIs(t, h.Downgrade(ended), context.Canceled)
+	require.Equal(t, key, h.Key(), "with a ctx that has ended nothing begins")
 	own, err := rw.REnqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {

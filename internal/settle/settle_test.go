@@ -253,6 +253,7 @@ func TestRemove_I5(t *testing.T) {
 	beside := func(rev int64) ([]bool, bool) {
 		r, there, err := RemoveBeside(t.Context(), w.etcd, "a/r5", "a/5", rev, next, nil)
 		require.NoError(t, err)
+		require.Equal(t, next, r.Sought)
 		return r.Removed, there
 	}
 	rev = w.put("", "a/5", "a/r5")
@@ -266,6 +267,33 @@ func TestRemove_I5(t *testing.T) {
 	}
 	require.Equal(t, []string{"a/6", "a/8", "a/r5"}, w.there("a/"))
 
+	// It is sent again without what it looks for, of which etcd may allow less, before anybody is told.
+	w.put("", "a/5")
+	w.Step = func(_ context.Context, what string) error {
+		w.Step = func(context.Context, string) error { return nil }
+		return rpctypes.ErrGRPCTooManyOps
+	}
+	r, _, err := RemoveBeside(t.Context(), w.etcd, "a/r5", "a/5", rev, next, func(err error) { require.NoError(t, err) })
+	require.NoError(t, err)
+	require.Empty(t, r.Sought)
+
+	// An attempt before a refusal may have been carried out.
+	w.put("", "a/5")
+	told, steps := 0, 0
+	w.Step = func(_ context.Context, what string) error {
+		switch steps++; steps {
+		case 2:
+			return errors.New("the reply is lost")
+		case 3:
+			return rpctypes.ErrGRPCPermissionDenied
+		}
+		return nil
+	}
+	r, _, err = RemoveBeside(t.Context(), w.etcd, "a/r5", "a/5", rev, nil, func(error) { told++ })
+	require.NoError(t, err)
+	require.True(t, r.Ambiguous)
+	require.Equal(t, 1, told)
+
 	lost := false
 	w.Step = func(_ context.Context, what string) error {
 		if what == "Txn." && !lost {
@@ -274,7 +302,7 @@ func TestRemove_I5(t *testing.T) {
 		}
 		return nil
 	}
-	r, err := Remove(t.Context(), w.etcd, etcd.Policy{}, []string{"a/r5"}, rev)
+	r, err = Remove(t.Context(), w.etcd, etcd.Policy{}, []string{"a/r5"}, rev)
 	require.NoError(t, err)
 	require.Equal(t, Removal{At: w.Do(), Removed: []bool{false}, Ambiguous: true}, r)
 }
