@@ -127,8 +127,8 @@ func (s *Session) Done() <-chan struct{} { return s.lease.Ctx.Done() }
 func (s *Session) Err() error { return s.lease.Err() }
 
 // Deadline is the time up to which the session's locks can be vouched for without hearing of etcd again: the last
-// renewal that etcd confirmed, counted from before it was sent, plus the TTL, less a margin of a tenth (50 ms to 1 s)
-// for clocks that drift and timers that are late. Each renewal moves it on; at the deadline the session ends.
+// renewal that etcd confirmed, counted from before it was sent, plus the TTL, less a tenth of it, for
+// clocks that drift and timers that are late. Each renewal moves it on; at the deadline the session ends.
 func (s *Session) Deadline() time.Time { return s.lease.Deadline() }
 
 // Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It repeats the request

@@ -203,9 +203,12 @@ func (l *Lease) Record(sent time.Time, seconds int64) {
 
 // trustedUntil is the time up to which a lease can be vouched for that etcd has granted or renewed
 // for that many seconds, when it was asked at sent.
+//
+// The margin is a tenth, whatever the TTL, since what clocks drift apart grows with the time. A clock that ntpd slews
+// is 500 ppm wrong: of two of them 0.06 s in a TTL of 60 s. But chronyd slews by up to 83,333 ppm (its maxslewrate): 5 s.
 func trustedUntil(sent time.Time, seconds int64) time.Time {
 	ttl := time.Duration(seconds) * time.Second
-	return sent.Add(ttl - min(max(ttl/10, 50*time.Millisecond), time.Second))
+	return sent.Add(ttl - ttl/10)
 }
 
 // expire ends the use of the lease at its deadline, or waits for it again if renewals have moved it on.
