@@ -3,6 +3,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -195,9 +196,9 @@ func (c *Client) retryable(ctx context.Context, s *Session, err error) bool {
 const closeLimit = 5 * time.Second
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. Calls that wait
-// return ErrSessionClosed. It is an io.Closer: it blocks until etcd has confirmed the revocation and all goroutines
-// have ended, for 5 s or the TTL at the most, whichever is less. Then it returns an error and goes on in the
-// background, until the lease must have expired by itself. Further calls wait for the same.
+// return ErrSessionClosed. It is an io.Closer: it blocks until etcd has confirmed the revocation, all goroutines have
+// ended, and the hooks and the log have been told, for 5 s or the TTL at the most, whichever is less. Then it returns
+// an error and goes on in the background, until the lease must have expired by itself. Further calls wait for the same.
 func (c *Client) Close() error {
 	if c == nil || c.granting == nil {
 		return nil // nothing was ever granted
@@ -223,7 +224,7 @@ func (c *Client) Close() error {
 	defer limit.Stop()
 	select {
 	case <-c.closed:
-		return c.closeErr
+		return cmp.Or(c.closeErr, c.config.outbox.Await(limit.C))
 	case <-limit.C:
 		return errors.New("etcdlock: close: the lease is not known to be revoked, etcd lets it expire")
 	}

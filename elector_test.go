@@ -289,6 +289,7 @@ func TestElector_Lost(t *testing.T) {
 	}
 	term := a.leads(t)
 	require.True(t, a.IsLeader())
+	reported(t, term.held.s)
 	mu.Lock()
 	require.Equal(t, 1, strings.Count(logged.String(), "lead failed"))
 	require.Contains(t, logged.String(), "boom")

@@ -1,4 +1,4 @@
-// What the hooks and the log are told of a session and its locks. No mutex of the package is held then.
+// What the hooks and the log are told of a session and its locks, through the outbox: nobody here waits for them.
 
 package etcdlock
 
@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
 // trace is what the hooks are told of an entry. It is nil if there are no hooks.
@@ -19,6 +21,7 @@ type trace struct {
 	ctx                      context.Context // of the call that asked for the lock
 	read                     bool
 	asked, enqueued, granted time.Time
+	story                    outbox.Story
 }
 
 func (s *Session) newTrace(ctx context.Context, m mode) *trace {
@@ -47,16 +50,21 @@ func (e *entry) trace() *trace {
 	return e.acquiring.trace
 }
 
-func (e *entry) notifyEnqueued() {
+// tell tells the hooks of an acquisition.
+func tell[I any](e *entry, hook func(*Hooks) func(context.Context, I), info I) {
 	t := e.trace()
-	if t == nil {
-		return
-	}
-	t.enqueued = time.Now()
-	for _, h := range e.s.hooks {
-		if h.Enqueued != nil {
-			h.Enqueued(t.ctx, EnqueuedInfo{e.acquisition()})
+	t.story.Tell(e.s.outbox, outbox.Each(e.s.hooks, func(h *Hooks) func(I) {
+		if f := hook(h); f != nil {
+			return func(info I) { f(t.ctx, info) }
 		}
+		return nil
+	}, info))
+}
+
+func (e *entry) notifyEnqueued() {
+	if t := e.trace(); t != nil {
+		t.enqueued = time.Now()
+		tell(e, func(h *Hooks) func(context.Context, EnqueuedInfo) { return h.Enqueued }, EnqueuedInfo{e.acquisition()})
 	}
 }
 
@@ -64,11 +72,7 @@ func (e *entry) notifyEnqueued() {
 func (e *entry) notifyGranted() {
 	if t := e.trace(); t != nil {
 		t.granted = time.Now()
-		for _, h := range e.s.hooks {
-			if h.Granted != nil {
-				h.Granted(t.ctx, GrantedInfo{e.acquisition(), t.granted.Sub(t.asked)})
-			}
-		}
+		tell(e, func(h *Hooks) func(context.Context, GrantedInfo) { return h.Granted }, GrantedInfo{e.acquisition(), t.granted.Sub(t.asked)})
 	}
 	e.trackHold()
 	e.mu.Lock()
@@ -78,15 +82,8 @@ func (e *entry) notifyGranted() {
 
 // notifyAbandoned tells that the entry was given up at, which is before another one could have the lock.
 func (e *entry) notifyAbandoned(at time.Time, err error) {
-	t := e.trace()
-	if t == nil {
-		return
-	}
-	info := AbandonedInfo{e.acquisition(), at.Sub(t.asked), err}
-	for _, h := range e.s.hooks {
-		if h.Abandoned != nil {
-			h.Abandoned(t.ctx, info)
-		}
+	if t := e.trace(); t != nil {
+		tell(e, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{e.acquisition(), at.Sub(t.asked), err})
 	}
 }
 
@@ -98,17 +95,12 @@ func (e *entry) notifyOver(at time.Time, err error) {
 		e.s.log.Warn("lock lost", "lock", e.label(), "key", e.key, "token", e.rev, "cause", err)
 	}
 	t := e.trace()
-	if t == nil {
-		return
-	}
-	a := e.acquisition()
-	for _, h := range e.s.hooks {
-		switch {
-		case lost && h.Lost != nil:
-			h.Lost(t.ctx, LostInfo{a, at.Sub(a.Granted), err})
-		case !lost && h.Released != nil:
-			h.Released(t.ctx, ReleasedInfo{a, at.Sub(a.Granted), err})
-		}
+	switch {
+	case t == nil:
+	case lost:
+		tell(e, func(h *Hooks) func(context.Context, LostInfo) { return h.Lost }, LostInfo{e.acquisition(), at.Sub(t.granted), err})
+	default:
+		tell(e, func(h *Hooks) func(context.Context, ReleasedInfo) { return h.Released }, ReleasedInfo{e.acquisition(), at.Sub(t.granted), err})
 	}
 }
 
@@ -172,20 +164,12 @@ func (s *Session) notifyUp() {
 		args = append(args, "outage", lasted)
 	}
 	s.log.Info("session up", args...)
-	for _, h := range s.hooks {
-		if h.SessionUp != nil {
-			h.SessionUp(SessionUpInfo{s})
-		}
-	}
+	s.story.Tell(s.outbox, outbox.Each(s.hooks, func(h *Hooks) func(SessionUpInfo) { return h.SessionUp }, SessionUpInfo{s, time.Now()}))
 }
 
 // notifyRenewed tells of an attempt to renew.
 func (s *Session) notifyRenewed(took time.Duration, err error) {
-	for _, h := range s.hooks {
-		if h.Renewed != nil {
-			h.Renewed(RenewedInfo{s, took, err})
-		}
-	}
+	s.outbox.Tell(outbox.Each(s.hooks, func(h *Hooks) func(RenewedInfo) { return h.Renewed }, RenewedInfo{s, took, err, time.Now()}))
 }
 
 // notifyEnded tells that the session has ended, and of the losses that come with it. unrenewed is why the last
@@ -207,11 +191,7 @@ func (s *Session) notifyEnded(reason string, unrenewed error) {
 		}
 		s.log.Warn("session lost", args...)
 	}
-	for _, h := range s.hooks {
-		if h.SessionEnded != nil {
-			h.SessionEnded(SessionEndedInfo{s, cause})
-		}
-	}
+	s.story.Tell(s.outbox, outbox.Each(s.hooks, func(h *Hooks) func(SessionEndedInfo) { return h.SessionEnded }, SessionEndedInfo{s, cause, time.Now()}))
 	for _, e := range holds {
 		e.noticeSessionEnd()
 	}
@@ -219,13 +199,13 @@ func (s *Session) notifyEnded(reason string, unrenewed error) {
 
 // listHolds names the first of them for the log.
 func listHolds(holds []*entry) string {
-	const most = 5
 	text := ""
-	for _, e := range holds[:min(len(holds), most)] {
+	for i, e := range holds {
+		if i == 5 {
+			text += fmt.Sprintf(", %d more", len(holds)-i)
+			break
+		}
 		text += fmt.Sprintf(", %s (token %d)", e.name, e.rev)
-	}
-	if more := len(holds) - most; more > 0 {
-		text += fmt.Sprintf(", %d more", more)
 	}
 	return strings.TrimPrefix(text, ", ")
 }

@@ -18,18 +18,21 @@ import (
 // inside the hold of another Do is no acquisition. A Lock of a [Client] that goes on in another session is another
 // acquisition there.
 //
-// Hooks are called in the goroutine in which the event happens, that of the call or one of the session's, with no
-// mutex of this package taken; the library waits for them. They are called concurrently. They may use the session and
-// its locks, but must not wait for a lock, or for Close, which waits for them. A panic is the program's, as in any
-// other function.
+// Hooks and the logger of [WithLogger] are called one after the other, in the order of the events, on a goroutine of
+// the Client, or of a session of [NewSession]. No call and no renewal waits for them: a hook may come after the call
+// that it is about has returned, so the infos have the times. Close waits for them, as long as it may take at all. A hook
+// may use the Client, the session and its locks, and may block, but not in Close, which waits for it; meanwhile the
+// hooks and lines behind it wait. Of these 16,384 are kept; then new ones are dropped: lines, Renewed, and acquisitions
+// and sessions as a whole, so that what was begun is reported to its end. When the rest has been delivered, one line of
+// the log has the number. A panic is the program's, as in any other goroutine.
 type Hooks struct {
-	// SessionUp: a lease was granted, or adopted. NewSession has yet to return.
+	// SessionUp: a lease was granted, or adopted.
 	SessionUp func(SessionUpInfo)
 	// Renewed: an attempt to renew the lease succeeded or failed, or has had no answer when the next one was made
 	// beside it. Then Err says so, and if it succeeds after all, that is told too.
 	Renewed func(RenewedInfo)
 	// SessionEnded is the last call about a session, apart from Lost for what it held, and from a Renewed that is
-	// under way. Close has yet to return.
+	// under way.
 	SessionEnded func(SessionEndedInfo)
 
 	// The ctx of the following is that of the call that asked for the lock: Lock, Try, Enqueue or Do. It is there for
@@ -37,12 +40,12 @@ type Hooks struct {
 
 	// Enqueued: the entry is in the lock's queue in etcd.
 	Enqueued func(ctx context.Context, info EnqueuedInfo)
-	// Granted: the acquisition has the lock; the call, or the Ticket, has yet to say so.
+	// Granted: the acquisition has the lock.
 	Granted func(ctx context.Context, info GrantedInfo)
 	// Abandoned: it ended without the lock. What is left of its entry is removed in the background.
 	Abandoned func(ctx context.Context, info AbandonedInfo)
-	// Released: Unlock or Release has given the lock back, or a Ticket its unclaimed grant. It is called when Unlock
-	// returns, also with an error of ctx.
+	// Released: Unlock or Release has given the lock back, or a Ticket its unclaimed grant: when Unlock returns, also
+	// with an error of ctx.
 	Released func(ctx context.Context, info ReleasedInfo)
 	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session that ends reports at once all that
 	// it held, whether somebody looks or not. If somebody else removed the entry while the session lives, that is
@@ -67,6 +70,7 @@ type Acquisition struct {
 // SessionUpInfo is what SessionUp is told.
 type SessionUpInfo struct {
 	Session *Session
+	At      time.Time
 }
 
 // RenewedInfo is what Renewed is told.
@@ -75,12 +79,14 @@ type RenewedInfo struct {
 	RoundTrip time.Duration // from before the request was sent to the reply, the failure or now
 	// Err is nil, or why this attempt failed; the session makes others until its deadline.
 	Err error
+	At  time.Time
 }
 
 // SessionEndedInfo is what SessionEnded is told.
 type SessionEndedInfo struct {
 	Session *Session
 	Cause   error // ErrSessionExpired or ErrSessionClosed
+	At      time.Time
 }
 
 // EnqueuedInfo is what Enqueued is told.

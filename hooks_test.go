@@ -158,7 +158,8 @@ func TestHooks_LockAndUnlock(t *testing.T) {
 			h, err := lockFuncs(s, name)[kind](ctx)
 			require.NoError(t, err)
 			got := time.Now()
-			require.Equal(t, "enqueued granted", words(r.acquisitions()), "the hooks must be called before Lock returns")
+			reported(t, s)
+			require.Equal(t, "enqueued granted", words(r.acquisitions()))
 			var sent time.Time
 			w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
 				sent = time.Now()
@@ -166,6 +167,7 @@ func TestHooks_LockAndUnlock(t *testing.T) {
 			})
 			require.NoError(t, h.Unlock(testCtx(t)))
 			require.ErrorIs(t, h.Unlock(testCtx(t)), ErrNotHeld)
+			reported(t, s)
 			require.Equal(t, "enqueued granted released", words(r.acquisitions()))
 			for i, e := range r.acquisitions() {
 				a := e.about
@@ -335,6 +337,16 @@ func TestHooks_Stories(t *testing.T) {
 	}
 }
 
+// reported waits until the hooks and the log have been told all that has happened in the session.
+func reported(t testing.TB, s *Session) {
+	t.Helper()
+	select {
+	case <-s.outbox.Delivered():
+	case <-testCtx(t).Done():
+		t.Fatal("a hook or the log blocks")
+	}
+}
+
 func mustLock(t testing.TB, s *Session, name string) *Held {
 	t.Helper()
 	return harness.Take(t, NewMutex(s, name).Lock)
@@ -355,14 +367,17 @@ func TestHooks_Session(t *testing.T) {
 	w.LoseReply("LeaseGrant")
 	s, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithTTL(time.Minute))
 	require.NoError(t, err)
+	reported(t, s)
 	require.Equal(t, "up", words(r.all()))
 	require.NoError(t, s.Refresh(testCtx(t)))
+	reported(t, s)
 	require.Equal(t, "up renewed", words(r.all()))
 	w.OnStream(func(context.Context, string) error {
 		w.OnStream(nil)
 		return errLostReply
 	})
 	require.NoError(t, s.Refresh(testCtx(t)))
+	reported(t, s)
 	events := r.all()
 	require.Len(t, events, 4)
 	require.ErrorContains(t, events[2].err, "transport is closing")
@@ -379,22 +394,40 @@ func TestHooks_Session(t *testing.T) {
 	require.Equal(t, "up ended:closed ended:expired", words(r.all()[4:]), "neither an end nor an adoption may count as a renewal")
 }
 
-// The session ends after a grant and before the hold is in the session's list.
-func TestHooks_EndsOnGrant(t *testing.T) {
-	t.Parallel()
-	r := &recorder{}
-	r.on = func(e event) {
-		if e.what == "granted" {
-			e.about.Session.lease.End(ErrSessionExpired, "test")
-			e.about.Session.lease.Wait() // all holds have been told
-		}
+// A session may end, and a hold be lost, after the grant and before the hooks are told of that. They are told of the
+// loss after the grant.
+func TestHooks_LostAtTheGrant(t *testing.T) {
+	for want, lose := range map[string]func(f *fakeEtcd, s *Session, h *Held){
+		"enqueued granted lost:expired": func(_ *fakeEtcd, s *Session, _ *Held) {
+			s.lease.End(ErrSessionExpired, "test")
+			s.notifyEnded("test", nil)
+		},
+		"enqueued granted lost:lost": func(f *fakeEtcd, s *Session, h *Held) {
+			f.Remove(h.key)
+			_ = s.checkEntries(context.Background()) // finds that the key is gone
+		},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s := f.session(5)
+			r := &recorder{}
+			s.hooks, s.holds = []*Hooks{r.hooks()}, make(map[*entry]struct{})
+			l := newLock(s, "a")
+			h := l.entry(t.Context(), s, mutexMode)
+			require.NoError(t, h.join(t.Context()))
+			require.NoError(t, h.wait(t.Context()))
+			lose(f, s, h)
+			synctest.Wait()
+			_, err := h.result(nil)
+			require.NoError(t, err)
+			synctest.Wait()
+			require.ErrorIs(t, h.Err(), ErrLost)
+			synctest.Wait()
+			require.Equal(t, []string{want}, r.stories())
+			s.lease.End(ErrSessionClosed, "test")
+			s.lease.NotFound()
+		})
 	}
-	s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(time.Minute), WithHooks(r.hooks()))
-	require.NoError(t, err)
-	_, err = NewMutex(s, lockName(t)).Lock(testCtx(t))
-	require.NoError(t, err)
-	require.Equal(t, "up enqueued granted ended:expired lost:expired", words(r.all()))
-	require.NoError(t, s.Close())
 }
 
 // All hooks of all sets are called in order. Hooks that are nil are skipped.
@@ -420,92 +453,40 @@ func TestHooks_Several(t *testing.T) {
 	require.Equal(t, want, order)
 }
 
-// tryLock reports whether mu can be locked, at once or when another goroutine unlocks it. A
-// mutex that the caller itself has locked can't be locked, however long tryLock tries.
-func tryLock(mu *sync.Mutex) bool {
-	if !comesTrue(mu.TryLock) {
-		return false
-	}
-	mu.Unlock()
-	return true
-}
-
-func comesTrue(is func() bool) bool {
-	for start := time.Now(); !is(); {
-		if time.Since(start) > hang {
-			return false
-		}
-	}
-	return true
-}
-
-// During each hook no mutex of the library is held, and sessions and locks can be used.
-func TestHooks_OutsideOfLocks(t *testing.T) {
+// Each hook may use its session and its locks, also wait for a lock.
+func TestHooks_UseTheirSession(t *testing.T) {
 	t.Parallel()
-	var holds sync.Map // *Held by token
-	called := map[string]int{}
+	called := map[string]int{} // of the session's acquisitions but those of the hooks
 	r := &recorder{}
-	var other *Mutex
+	name := lockName(t)
 	r.on = func(e event) {
 		s := e.about.Session
-		if !tryLock(&s.mu) {
-			t.Errorf("%s: the session's mutex is held", e.what)
+		if e.about.Name == name+"/hook" {
 			return
 		}
-		if h, ok := holds.Load(e.about.Token); ok {
-			h := h.(*Held)
-			if !tryLock(&h.mu) {
-				t.Errorf("%s: the hold's mutex is held", e.what)
-				return
-			}
-			if held := h.Err() == nil; held != (e.what == "granted") {
-				t.Errorf("%s: held %v", e.what, held)
-			}
-			_ = h.Unlock(testCtx(t))
-		}
-		_, _, _ = s.Deadline(), s.Err(), s.TTL()
-		if e.about.Name != "" { // other events occur before the session can be used, or after
-			if h, err := other.TryLock(testCtx(t)); err == nil {
-				_ = h.Unlock(testCtx(t))
-			}
-		}
-		r.mu.Lock()
 		called[e.what]++
-		r.mu.Unlock()
+		_, _, _ = s.Deadline(), s.Err(), s.TTL()
+		h, err := NewMutex(s, name+"/hook").Lock(testCtx(t))
+		if ended := e.what == "ended" || e.what == "lost"; err == nil {
+			_ = h.Unlock(testCtx(t))
+		} else if !ended && !errors.Is(err, ErrSessionExpired) {
+			t.Errorf("%s: %v", e.what, err)
+		}
 	}
-	other = NewMutex(newTestSession(t, cluster.Client(t)), lockName(t))
 	s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(time.Minute), WithHooks(r.hooks()))
 	require.NoError(t, err)
-	s.etcd.NeverHedge() // else an Unlock that was sent twice can't tell whether it was lost
-	name := lockName(t)
-	lock := func(i int) *Held {
-		h := mustLock(t, s, fmt.Sprint(name, i))
-		holds.Store(h.Token(), h)
-		return h
-	}
-	// A loss that is noticed in each possible way, and then the session's end.
-	byDone, byErr, byUnlock, byCheck, byTxn := lock(1), lock(2), lock(3), lock(4), lock(5)
-	done := byDone.Done()
-	_, err = s.Client().Delete(testCtx(t), name, clientv3.WithPrefix())
-	require.NoError(t, err)
-	<-done
-	require.ErrorIs(t, byUnlock.Unlock(testCtx(t)), ErrLost)
-	require.ErrorIs(t, byCheck.Check(testCtx(t)), ErrLost)
-	_, err = byTxn.Txn(testCtx(t)).Commit()
-	require.ErrorIs(t, err, ErrLost)
-	require.NoError(t, s.Refresh(testCtx(t)))
-	require.NoError(t, lock(6).Unlock(testCtx(t)))
-	h := lock(7)
-	_, err = NewMutex(s, h.name).TryLock(testCtx(t))
+	h := mustLock(t, s, name)
+	_, err = NewMutex(s, name).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	mustLock(t, s, name)
+	require.NoError(t, s.Refresh(testCtx(t)))
+	reported(t, s)
 	s.lease.End(ErrSessionExpired, "test")
-	require.ErrorIs(t, byErr.Err(), ErrSessionExpired)
 	require.NoError(t, s.Close())
-	r.mu.Lock()
-	defer r.mu.Unlock()
 	require.GreaterOrEqual(t, called["renewed"], 1)
 	delete(called, "renewed")
-	require.Equal(t, map[string]int{"up": 1, "ended": 1, "enqueued": 7, "granted": 7, "abandoned": 1, "released": 1, "lost": 6}, called)
+	require.Equal(t, map[string]int{"up": 1, "ended": 1, "enqueued": 2, "granted": 2, "abandoned": 1, "released": 1, "lost": 1}, called)
 }
 
 // Many acquisitions of all kinds run until the lease is revoked. Each has exactly one story, and
@@ -626,26 +607,4 @@ func BenchmarkHooks(b *testing.B) {
 			}
 		})
 	}
-}
-
-// A hold that is lost while its grant is being told is told of after that.
-func TestHooks_LostAtTheGrant(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeEtcd()
-		s := f.session(5)
-		r := &recorder{}
-		slow := &Hooks{Granted: func(_ context.Context, info GrantedInfo) {
-			f.Remove(info.Key)
-			_ = s.checkEntries(t.Context()) // finds that the key is gone
-			synctest.Wait()
-		}}
-		s.hooks = []*Hooks{slow, r.hooks()}
-		h, err := NewMutex(s, "a").Lock(t.Context())
-		require.NoError(t, err)
-		synctest.Wait()
-		require.ErrorIs(t, h.Err(), ErrLost)
-		require.Equal(t, []string{"enqueued granted lost:lost"}, r.stories())
-		s.lease.End(ErrSessionClosed, "test")
-		s.lease.NotFound()
-	})
 }

@@ -208,6 +208,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	}
 	p.Accept()
 	require.NoError(t, (<-granted).Unlock(testCtx(t)))
+	reported(t, locks.liveSession())
 	require.Equal(t, []string{harness.LogUp, harness.LogOutage, harness.LogLost, harness.LogUp}, log.Messages())
 	list := ""
 	for _, h := range held[:5] {
@@ -276,6 +277,7 @@ func TestLog_OneCause(t *testing.T) {
 	log.Require(t, harness.LogUp, harness.LogLost)
 	s.notifyEnded("lease not found", context.DeadlineExceeded)
 	s.notifyEnded("deadline passed", context.DeadlineExceeded)
+	reported(t, s)
 	require.NotContains(t, log.Lines()[2], "error=")
 	require.Contains(t, log.Lines()[3], `error="context deadline exceeded"`)
 }

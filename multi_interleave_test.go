@@ -362,6 +362,7 @@ func TestMulti_GivenUpHandsNothingOver(t *testing.T) {
 		require.ErrorIs(t, err, ErrLost)
 		_, err = next.Wait(st.Context())
 		require.ErrorIs(t, err, ErrLost)
+		synctest.Wait() // for the hooks
 		require.Equal(t, []string{"enqueued abandoned:lost"}, hooks.stories())
 		st.lock(st.mutex().Lock)
 	})

@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/outage"
+	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
 const (
@@ -28,12 +29,13 @@ type config struct {
 	log     *slog.Logger
 	hooks   []*Hooks
 	outages *outage.Outages // of all sessions, nil: each has its own
+	outbox  *outbox.Outbox  // of all sessions, for log and hooks
 	err     error           // of an option
 }
 
 // newConfig is what opts make of the defaults.
 func newConfig(opts []Option) config {
-	c := config{ttl: defaultTTL, log: slog.New(slog.DiscardHandler)}
+	c := config{ttl: defaultTTL, log: slog.New(slog.DiscardHandler), outbox: &outbox.Outbox{}}
 	for _, o := range opts {
 		if o == nil {
 			o = option(func(c *config) { c.err = errNilOption })
@@ -43,6 +45,7 @@ func newConfig(opts []Option) config {
 	if c.owner == "" {
 		c.owner = defaultOwner()
 	}
+	c.log = c.outbox.Logger(c.log)
 	return c
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/lease"
 	"github.com/etcdlock/etcdlock/internal/outage"
+	"github.com/etcdlock/etcdlock/internal/outbox"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
@@ -36,7 +37,9 @@ type Session struct {
 	removals *settle.Removals
 	log      *slog.Logger
 	hooks    []*Hooks
-	client   source // the Client whose current session it is, or was; nil of NewSession's
+	outbox   *outbox.Outbox // calls both
+	story    outbox.Story   // that the hooks are told of it
+	client   source         // the Client whose current session it is, or was; nil of NewSession's
 
 	mu sync.Mutex
 	// only are the entries that are alone in the session with their name, and lists the waitlists of the other names:
@@ -87,7 +90,7 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 // makeSession is newSession without requests and goroutines.
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
-		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks,
+		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
 		only:  make(map[string]*entry),
 		lists: make(map[string]*waitlist.List),
 	}
@@ -147,15 +150,15 @@ func (s *Session) Refresh(ctx context.Context) error {
 func (s *Session) Orphan() { s.lease.End(ErrSessionClosed, "orphaned") }
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. It is an
-// io.Closer: it blocks until etcd has confirmed the revocation and the session's goroutines have ended, for 5 s or
-// the TTL at the most, whichever is less. Then it returns an error and goes on in the background, until the lease
-// must have expired by itself. Further calls wait for the same.
+// io.Closer: it blocks until etcd has confirmed the revocation, the session's goroutines have ended, and the hooks and
+// the log have been told, for 5 s or the TTL at the most, whichever is less. Then it returns an error and goes on in
+// the background, until the lease must have expired by itself. Further calls wait for the same.
 func (s *Session) Close() error {
 	limit := time.NewTimer(min(closeLimit, s.TTL()))
 	defer limit.Stop()
 	select {
 	case <-s.lease.Close(ErrSessionClosed):
-		return s.closeError()
+		return cmp.Or(s.closeError(), s.outbox.Await(limit.C))
 	case <-limit.C:
 		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire", s.lease)
 	}

@@ -79,7 +79,7 @@ func TestTicket_ClientClosed(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(1)
 		s.etcd.Watcher, s.etcd.Lease = nil, nil // they can't be closed here
-		s.hooks = []*Hooks{{Enqueued: func(context.Context, EnqueuedInfo) { _ = s.etcd.Close() }}}
+		f.Step = func(context.Context, string) error { _ = s.etcd.Close(); return nil }
 		tk, err := NewMutex(s, "a").Enqueue(context.Background())
 		require.Nil(t, tk)
 		require.ErrorIs(t, err, ErrSessionExpired)

@@ -39,11 +39,13 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer session.Close()
 
 	ctx, request := provider.Tracer("example").Start(ctx, "PUT /report")
 	err = etcdlock.NewMutex(session, "jobs/report").Do(ctx, func(context.Context, *etcdlock.Held) error { return nil })
 	if err != nil {
+		log.Fatal(err)
+	}
+	if err := session.Close(); err != nil { // waits until the hooks were called
 		log.Fatal(err)
 	}
 	request.End()

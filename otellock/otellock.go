@@ -94,7 +94,7 @@ func Hooks(opts ...Option) *etcdlock.Hooks {
 type tracer struct{ trace.Tracer }
 
 func (t tracer) wait(ctx context.Context, a etcdlock.Acquisition, until time.Time, word string, err error) {
-	span := t.start(ctx, "etcdlock.wait", a, a.Asked, word)
+	span := t.start(ctx, "etcdlock.wait", a, a.Asked, until, word)
 	if !a.Enqueued.IsZero() {
 		span.AddEvent("enqueued", trace.WithTimestamp(a.Enqueued))
 	}
@@ -102,10 +102,10 @@ func (t tracer) wait(ctx context.Context, a etcdlock.Acquisition, until time.Tim
 }
 
 func (t tracer) hold(ctx context.Context, a etcdlock.Acquisition, until time.Time, word string, err error) {
-	end(t.start(ctx, "etcdlock.hold", a, a.Granted, word), until, word, err)
+	end(t.start(ctx, "etcdlock.hold", a, a.Granted, until, word), until, word, err)
 }
 
-func (t tracer) start(ctx context.Context, name string, a etcdlock.Acquisition, at time.Time, word string) trace.Span {
+func (t tracer) start(ctx context.Context, name string, a etcdlock.Acquisition, at, until time.Time, word string) trace.Span {
 	attrs := []attribute.KeyValue{
 		attribute.String("etcdlock.name", a.Name),
 		attribute.String("etcdlock.mode", outcome.Mode(a)),
@@ -116,18 +116,23 @@ func (t tracer) start(ctx context.Context, name string, a etcdlock.Acquisition, 
 		attrs = append(attrs, attribute.String("etcdlock.key", a.Key), attribute.Int64("etcdlock.token", a.Token))
 	}
 	opts := []trace.SpanStartOption{trace.WithTimestamp(at), trace.WithAttributes(attrs...)}
-	if caller := trace.SpanFromContext(ctx); hasEnded(caller) {
+	if caller := trace.SpanFromContext(ctx); hasEnded(caller, until) {
 		opts = append(opts, trace.WithNewRoot(), trace.WithLinks(trace.Link{SpanContext: caller.SpanContext()}))
 	}
 	_, span := t.Start(ctx, name, opts...)
 	return span
 }
 
-// hasEnded reports whether a span of this process was recorded and has ended. It is
-// false for a span that is not sampled and for one of another process.
-func hasEnded(s trace.Span) bool {
+// hasEnded reports whether a span of this process was recorded and had ended by then. It is
+// false for a span that is not sampled and for one of another process. A hook may come late,
+// so it looks at when the span ended, where the span tells that, as those of the SDK do.
+func hasEnded(s trace.Span, by time.Time) bool {
 	sc := s.SpanContext()
-	return sc.IsSampled() && !sc.IsRemote() && !s.IsRecording()
+	if !sc.IsSampled() || sc.IsRemote() || s.IsRecording() {
+		return false
+	}
+	ended, ok := s.(interface{ EndTime() time.Time })
+	return !ok || ended.EndTime().Before(by)
 }
 
 func end(span trace.Span, at time.Time, word string, err error) {

@@ -73,6 +73,7 @@ func TestSpans(t *testing.T) {
 	granted := time.Now()
 	require.NoError(t, h.Unlock(testCtx(t)), "with another ctx")
 	after := time.Now()
+	require.NoError(t, s.Close()) // when that returns, all hooks were called
 	caller.End()
 
 	got := spans.GetSpans()
@@ -171,6 +172,7 @@ func TestSpans_OutliveTheCaller(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 	<-tk.Done()
 	require.NoError(t, tk.Cancel(testCtx(t)))
+	require.NoError(t, s.Close())
 	got := spans.GetSpans()
 	require.ElementsMatch(t, []string{"etcdlock.wait granted Unset", "etcdlock.hold released Unset", "etcdlock.wait granted Unset", "etcdlock.hold released Unset"}, summary(got))
 	linked := 0
@@ -185,6 +187,30 @@ func TestSpans_OutliveTheCaller(t *testing.T) {
 		require.Equal(t, caller.SpanContext().SpanID(), span.Links[0].SpanContext.SpanID())
 	}
 	require.Equal(t, 3, linked)
+}
+
+// The hooks come when the caller's span has ended, which it had not when the wait and the hold were over. Their spans
+// are its children nevertheless.
+func TestSpans_LateHooks(t *testing.T) {
+	client := etcdtest.Start(t).Client(t)
+	provider, spans := tracing()
+	goOn := make(chan struct{})
+	slow := &etcdlock.Hooks{Enqueued: func(context.Context, etcdlock.EnqueuedInfo) { <-goOn }}
+	s, err := etcdlock.NewSession(testCtx(t), client, etcdlock.WithHooks(slow, otellock.Hooks(otellock.WithTracerProvider(provider))))
+	require.NoError(t, err)
+	ctx, caller := provider.Tracer("test").Start(testCtx(t), "request")
+	h, err := etcdlock.NewMutex(s, "a").Lock(ctx)
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(ctx))
+	caller.End()
+	close(goOn)
+	require.NoError(t, s.Close())
+	got := spans.GetSpans()
+	require.Equal(t, []string{"etcdlock.wait granted Unset", "etcdlock.hold released Unset"}, summary(got))
+	for _, span := range got[len(got)-2:] { // behind the caller's
+		require.Equal(t, caller.SpanContext().SpanID(), span.Parent.SpanID())
+		require.False(t, span.EndTime.After(got[0].EndTime), "the times must be those of the events")
+	}
 }
 
 // A caller whose span is not sampled gets no spans, and a span of another process is a
@@ -202,14 +228,13 @@ func TestSpans_Sampling(t *testing.T) {
 		return trace.NewSpanContext(trace.SpanContextConfig{TraceID: trace.TraceID{1}, SpanID: trace.SpanID{2}, TraceFlags: flags, Remote: true})
 	}
 	lock(trace.ContextWithRemoteSpanContext(testCtx(t), remote(0)))
-	require.Empty(t, spans.GetSpans())
 	never, _ := tracing(sdktrace.WithSampler(sdktrace.NeverSample()))
 	ctx, caller := never.Tracer("test").Start(testCtx(t), "request")
 	lock(ctx)
 	caller.End()
-	require.Empty(t, spans.GetSpans())
 	lock(trace.ContextWithRemoteSpanContext(testCtx(t), remote(trace.FlagsSampled)))
-	require.Len(t, spans.GetSpans(), 2)
+	require.NoError(t, s.Close())
+	require.Len(t, spans.GetSpans(), 2, "of the last one only")
 	for _, span := range spans.GetSpans() {
 		require.Equal(t, trace.SpanID{2}, span.Parent.SpanID())
 		require.Empty(t, span.Links)

@@ -67,6 +67,16 @@ func gather(t testing.TB, reg prometheus.Gatherer) map[string]float64 {
 	return series
 }
 
+// gatherOnce waits until a series has a value, and returns all series. Hooks are called a moment after the event.
+func gatherOnce(t testing.TB, reg prometheus.Gatherer, name string, value float64) (got map[string]float64) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		got = gather(t, reg)
+		return got[name] == value
+	}, hang, time.Millisecond)
+	return got
+}
+
 func requireLint(t testing.TB, reg prometheus.Gatherer) {
 	t.Helper()
 	problems, err := testutil.GatherAndLint(reg)
@@ -98,7 +108,7 @@ func TestCollector(t *testing.T) {
 	locks := promlock.New()
 	reg := registry(t, locks)
 	s := newSession(t, client, etcdlock.WithHooks(locks.Hooks()), etcdlock.WithTTL(time.Minute))
-	got := gather(t, reg)
+	got := gatherOnce(t, reg, "etcdlock_sessions", 1)
 	left := got["etcdlock_session_ttl_left_seconds"]
 	require.Greater(t, left, 0.0)
 	require.LessOrEqual(t, left, 60.0)
@@ -125,7 +135,7 @@ func TestCollector(t *testing.T) {
 	w := mustLock(t, etcdlock.NewRWMutex(s, "w").Lock)
 	require.NoError(t, w.Downgrade(testCtx(t)))
 	require.NoError(t, s.Refresh(testCtx(t)))
-	got = gather(t, reg)
+	got = gatherOnce(t, reg, "etcdlock_session_renewal_seconds", 1) // the last event
 	delete(got, "etcdlock_session_ttl_left_seconds")
 	// Each counter of losses is there before the first loss, or its increase would
 	// not be seen.
@@ -210,8 +220,7 @@ func TestCollector_TTLLeft(t *testing.T) {
 	reg := registry(t, locks)
 	long := newSession(t, client, etcdlock.WithHooks(locks.Hooks()), etcdlock.WithTTL(time.Hour))
 	short := newSession(t, client, etcdlock.WithHooks(locks.Hooks()), etcdlock.WithTTL(time.Minute))
-	got := gather(t, reg)
-	require.EqualValues(t, 2, got["etcdlock_sessions"])
+	got := gatherOnce(t, reg, "etcdlock_sessions", 2)
 	require.LessOrEqual(t, got["etcdlock_session_ttl_left_seconds"], 60.0)
 	require.EqualValues(t, 60, got["etcdlock_session_ttl_seconds"])
 	require.NoError(t, short.Close())

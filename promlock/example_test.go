@@ -43,7 +43,6 @@ func Example() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	defer session.Close()
 	report := etcdlock.NewMutex(session, "jobs/report")
 	h, err := report.Lock(ctx)
 	if err != nil {
@@ -53,6 +52,9 @@ func Example() {
 		log.Fatal(err)
 	}
 	fmt.Println(h.Unlock(ctx))
+	if err := session.Close(); err != nil { // waits until the hooks were called
+		log.Fatal(err)
+	}
 
 	// What Prometheus scrapes about the lock that was lost.
 	scrape := httptest.NewRecorder()

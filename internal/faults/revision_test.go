@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -63,13 +64,11 @@ func TestFault_J2_RestoreToLowerRevisions(t *testing.T) {
 	requireAlone(t, own, locks, name+"-2", h)
 	again := harness.Take(t, locks.Mutex(name).Lock)
 	requireAlone(t, own, locks, name, again)
-	lost := ""
-	for _, line := range log.Lines() {
-		if strings.Contains(line, "session lost") {
-			lost += line
-		}
-	}
-	require.Contains(t, lost, "why=\"etcd's revision went back from ")
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(log.Lines(), func(line string) bool {
+			return strings.Contains(line, "session lost") && strings.Contains(line, "why=\"etcd's revision went back from ")
+		})
+	}, harness.Hang, harness.Tick)
 }
 
 // requireAlone requires that others who come wait for the hold, and have the lock one after the other.
