@@ -69,7 +69,7 @@ func (a *acquisitions) Describe(ch chan<- *prometheus.Desc) {
 }
 
 // Collect implements prometheus.Collector. It sends only after it has let go of
-// a.mu: a slow scrape must not delay a hook, which delays a lock.
+// a.mu: a slow scrape must not delay a hook, and all hooks behind it.
 func (a *acquisitions) Collect(ch chan<- prometheus.Metric) {
 	now := time.Now()
 	var metrics []prometheus.Metric
