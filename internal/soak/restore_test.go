@@ -98,23 +98,29 @@ type restores struct {
 func (r *restores) round(rng *rand.Rand, bump uint64, served []chan struct{}) {
 	restore := harness.Snapshot(r.t, r.cluster)
 	harness.Elapse(time.Duration(rng.IntN(500)) * time.Millisecond)
-	if rng.IntN(2) == 0 { // what is written elsewhere has the revision go further
+	if bump == 0 || rng.IntN(2) == 0 { // the revision goes further, and all sessions see that
 		for range 100 {
 			_, err := r.direct.Put(harness.Ctx(r.t), "elsewhere", "")
 			require.NoError(r.t, err)
 		}
+		r.serve(served)
 	}
 	restore(bump)
+	r.serve(served)
+	r.quiet()
+}
+
+// serve waits until each worker has had a lock that it asked for after this.
+func (r *restores) serve(served []chan struct{}) {
 	for _, c := range served {
-		for range 2 { // the first may have begun before the restore
+		for range 2 {
 			select {
 			case <-c:
 			case <-time.After(hang):
-				r.t.Fatalf("seed %d: a worker has not had a lock since the restore: %v", r.seed, r.left())
+				r.t.Fatalf("seed %d: a worker has not had a lock: %v", r.seed, r.left())
 			}
 		}
 	}
-	r.quiet()
 }
 
 // quiet keeps the locks for a moment, and counts what those ask who wait.
