@@ -186,7 +186,7 @@ func try(ctx context.Context, suites []suite, b build, dir string, shape shape) 
 func (s suite) run(ctx context.Context, names, endpoints []string, dir string) error {
 	cmd := command(ctx, s.binary, "-test.v", "-test.timeout="+testLimit.String(), "-test.run=^("+strings.Join(names, "|")+")$")
 	cmd.Dir = s.dir
-	cmd.Env = append(os.Environ(), "ETCDLOCK_TEST_ENDPOINTS="+strings.Join(endpoints, ","), "TMPDIR="+dir)
+	cmd.Env = append(os.Environ(), "ETCDLOCK_TEST_ENDPOINTS="+strings.Join(endpoints, ","), "ETCDLOCK_FULL=1", "TMPDIR="+dir)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

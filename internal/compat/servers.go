@@ -209,6 +209,7 @@ func startOnce(ctx context.Context, binary, dir string, s shape) (_ *cluster, er
 	}
 	if s.proxied {
 		if err := start("proxy", "grpc-proxy", "start", "--endpoints", strings.Join(c.endpoints, ","), "--listen-addr", proxy,
+			"--advertise-client-url", proxy, // it calls itself there, and ends if nobody answers
 			"--data-dir", filepath.Join(dir, "proxy")); err != nil {
 			return nil, err
 		}
