@@ -103,7 +103,7 @@ const (
 )
 
 func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) error) error {
-	lock := newLock(e.client, e.name)
+	lock := lock{from: e.client, name: e.name, err: e.err, elect: true}
 	logged := false
 	for retry := (etcd.Backoff{Min: campaignMin, Max: campaignMax}); ; {
 		term, err := e.campaign(ctx, &lock)

@@ -41,8 +41,8 @@ var (
 	ErrInvalidName = errors.New("invalid lock name")
 )
 
-// A WaitError is in the error of a Lock or a Do that has waited until its ctx ended, to be found with [errors.As]: whom it
-// waited for, as a read after a second of waiting, or before ctx's deadline, has shown. It is missing if nothing was read.
+// A WaitError, for [errors.As], is in the error of a Lock or a Do that has waited until its ctx ended, if a read has
+// shown whom it waited for: after a second, or before ctx's deadline.
 type WaitError struct {
 	Ahead  int    // how many acquisitions were ahead, at least
 	Holder string // who has the lock, as its WithOwner says, or its key: anybody may have written anything there
@@ -53,8 +53,7 @@ type WaitError struct {
 
 func (e *WaitError) Error() string { return e.text + ": " + e.err.Error() }
 
-// Unwrap returns ctx's error.
-func (e *WaitError) Unwrap() error { return e.err }
+func (e *WaitError) Unwrap() error { return e.err } // ctx's
 
 // wrap adds the operation and the lock's name to err. It is applied once, at the exported boundary.
 func wrap(op, name string, err error) error {

@@ -19,23 +19,23 @@ import (
 // trace is what the hooks are told of an entry. It is nil if there are no hooks.
 type trace struct {
 	ctx                      context.Context // of the call that asked for the lock
-	read                     bool
+	read, elector            bool
 	asked, enqueued, granted time.Time
 	story                    outbox.Story
 }
 
-func (s *Session) newTrace(ctx context.Context, m mode) *trace {
+func (s *Session) newTrace(ctx context.Context, m mode, elector bool) *trace {
 	if len(s.hooks) == 0 {
 		return nil
 	}
-	return &trace{ctx: ctx, read: m == readMode, asked: time.Now()}
+	return &trace{ctx: ctx, read: m == readMode, elector: elector, asked: time.Now()}
 }
 
 // acquisition is what the hooks are told of an entry that nobody changes: its owner does not have it yet, or not
 // anymore.
 func (e *entry) acquisition() Acquisition {
 	t := e.trace()
-	a := Acquisition{Session: e.s, Name: e.label(), Read: t.read, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
+	a := Acquisition{Session: e.s, Name: e.label(), Read: t.read, Elector: t.elector, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
 	if e.rev != 0 {
 		a.Key = e.key
 	}

@@ -59,6 +59,7 @@ type Acquisition struct {
 	Session *Session
 	Name    string // of the lock; of a Multi, its names, with ", " between them
 	Read    bool   // it asked only to read, beside other readers; Downgrade does not change that
+	Elector bool   // it is a campaign of an Elector, whose wait may well last as long as its process
 	// Key and Token are the entry in the queue, as in Held (of a Multi, the first one); empty before Enqueued.
 	Key   string
 	Token int64

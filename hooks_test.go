@@ -573,7 +573,7 @@ func TestHooks_UnsetCostNothing(t *testing.T) {
 
 // playHooks is all work for hooks during a Lock and its Unlock.
 func (e *entry) playHooks(ctx context.Context) {
-	e.acquiring.trace = e.s.newTrace(ctx, mutexMode)
+	e.acquiring.trace = e.s.newTrace(ctx, mutexMode, false)
 	e.notifyEnqueued()
 	e.notifyGranted()
 	e.mu.Lock()

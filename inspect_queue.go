@@ -36,9 +36,8 @@ type Entry struct {
 	// In the queue of each is an entry of the same token; the acquisition has its locks when all of them hold. Of
 	// other entries it is empty.
 	Names string `json:"-"`
-	// Data says that the entry has no lease and that this package did not write its value: it looks like data that
-	// somebody keeps under the name of a lock. It blocks all the same. Break destroys it. Value is what its key holds;
-	// of other entries it is empty.
+	// Data: it has no lease, and this package did not write its value. So it looks like data that somebody keeps under
+	// the name of a lock. It blocks all the same, and Break deletes it. Value is what such a key holds.
 	Data  bool   `json:"data,omitempty"`
 	Value string `json:"value,omitempty"`
 	// Lease is what the entry hangs on: with it the entry goes. An entry with no lease (0), which this package does

@@ -20,6 +20,7 @@ type lock struct {
 	name  string
 	parts []Part
 	err   error // of every call
+	elect bool  // it is an Elector's
 }
 
 func newLock(from source, name string) lock {
@@ -72,9 +73,9 @@ func (l *lock) entry(ctx context.Context, s *Session, m mode) *Held {
 		if m = readMode; slices.ContainsFunc(l.parts, func(p Part) bool { return p.mode != readMode }) {
 			m = mutexMode
 		}
-		return newParts(s, l.parts, s.newTrace(ctx, m))
+		return newParts(s, l.parts, s.newTrace(ctx, m, l.elect))
 	}
-	return &Held{entry{s: s, name: l.name, mode: m, acquiring: &acquiring{trace: s.newTrace(ctx, m)}}}
+	return &Held{entry{s: s, name: l.name, mode: m, acquiring: &acquiring{trace: s.newTrace(ctx, m, l.elect)}}}
 }
 
 // session is the one to begin an acquisition in, unless there is a reason not to.

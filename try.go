@@ -94,10 +94,8 @@ func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) 
 		at, got = now, all[0]
 	}
 	if blocked(got) {
-		for _, kv := range got.Kvs {
-			if kv.Lease == 0 && keyspace.KindOf(e.name, string(kv.Key)) != keyspace.Foreign {
-				return clientv3.Cmp{}, fmt.Errorf("%w: %s has no lease, so it may be data; keep data and lock names apart", ErrLocked, kv.Key)
-			}
+		if key := queue.WithoutLease(e.name, got.Kvs); key != "" {
+			return clientv3.Cmp{}, fmt.Errorf("%w: %s has no lease, so it may be data; keep data and lock names apart", ErrLocked, key)
 		}
 		return clientv3.Cmp{}, ErrLocked
 	}

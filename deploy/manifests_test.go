@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"context"
+	"flag"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -128,6 +129,42 @@ func TestManifests_Production(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, yaml.UnmarshalStrict(b, &rules))
 	require.Equal(t, rules, find[*monitoringv1.PrometheusRule](t, production).Spec, "kubernetes/monitoring/prometheusrule.yaml is not monitoring/rules.yaml")
+}
+
+var write = flag.Bool("write", false, "write kubernetes/monitoring/prometheusrule.yaml")
+
+const ruleHeader = `# Made from deploy/monitoring/rules.yaml: change that, and then run
+#
+#   go -C deploy test . -run TestPrometheusRule -args -write
+#
+# It is an object for the Prometheus operator.
+apiVersion: monitoring.coreos.com/v1
+kind: PrometheusRule
+metadata:
+  name: etcdlock
+spec:
+`
+
+// The rules for the Prometheus operator are made from those for any Prometheus.
+func TestPrometheusRule(t *testing.T) {
+	const file = "kubernetes/monitoring/prometheusrule.yaml"
+	rules, err := os.ReadFile("monitoring/rules.yaml")
+	require.NoError(t, err)
+	_, groups, ok := strings.Cut(string(rules), "\ngroups:\n")
+	require.True(t, ok)
+	made := ruleHeader
+	for line := range strings.Lines("groups:\n" + groups) {
+		if line != "\n" {
+			line = "  " + line
+		}
+		made += line
+	}
+	if *write {
+		require.NoError(t, os.WriteFile(file, []byte(made), 0o644))
+	}
+	is, err := os.ReadFile(file)
+	require.NoError(t, err)
+	require.Equal(t, made, string(is), "go -C deploy test . -run TestPrometheusRule -args -write")
 }
 
 // What README.md says to do makes the Secret that the pods need, and nothing that is

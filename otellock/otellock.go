@@ -18,7 +18,7 @@
 // Attributes:
 //
 //	etcdlock.name     the name of the lock
-//	etcdlock.mode     "exclusive" or "shared"
+//	etcdlock.mode     "exclusive", "shared" or "elector"
 //	etcdlock.lease    the session's lease, in hex as etcdctl shows it
 //	etcdlock.key      the key of the entry, if it was in the queue
 //	etcdlock.token    its fencing token, likewise

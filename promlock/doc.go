@@ -20,7 +20,8 @@
 //	etcdlock_session_renewal_seconds              histogram: round trips of lease renewals
 //	etcdlock_session_renewal_failures_total       attempts to renew a lease that failed or were not answered in time
 //
-// The label mode is "exclusive" or "shared". The label outcome is:
+// The label mode is "exclusive", "shared" or "elector": an Elector waits for as long as another one leads, so an old
+// wait of its mode is no alarm. The label outcome is:
 //
 //	granted           the lock was granted
 //	locked            TryLock or TryRLock found the lock taken

@@ -6,7 +6,8 @@
 #
 #   ETCDCTL_ENDPOINTS=... ETCDCTL_USER=root:... deploy/etcd/role.sh
 #
-# Leases need no right of their own. For people who only look (etcdlock ls, show,
+# Leases need no right of their own; but etcd checks the rights on all keys of a lease when it
+# is renewed, so take no right away while locks below its prefix are held. For people who only look (etcdlock ls, show,
 # doctor), `read` in the place of `readwrite` is enough.
 set -eu
 etcdctl role get locks >/dev/null 2>&1 || etcdctl role add locks

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 	"github.com/prometheus/prometheus/rules"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
@@ -100,7 +101,8 @@ func TestDashboard(t *testing.T) {
 			t.Parallel()
 			cluster := etcdtest.Start(t)
 			proxy := cluster.Proxy(t)
-			cutOff, well := startService(t, cluster, proxy), startService(t, cluster)
+			tap := etcdtest.NewTap()
+			cutOff, well := startService(t, cluster, proxy), startService(t, cluster, tap)
 			p := startPrometheus(t, native, cutOff.target, well.target)
 			scraped := func(expr string) {
 				t.Helper()
@@ -117,8 +119,10 @@ func TestDashboard(t *testing.T) {
 			jam(t, well)
 			// Twice, since Prometheus sees an increase only of a series that was there.
 			misuse(t, well)
+			refuse(t, well, tap)
 			scraped(`etcdlock_lost_total{name="orders"} == 1`)
 			misuse(t, well)
+			refuse(t, well, tap)
 			// The holder's renewals fail until its session is lost.
 			proxy.Refuse()
 			proxy.Reset()
@@ -157,6 +161,14 @@ func misuse(t *testing.T, s *service) {
 	_, err = s.etcd.Delete(ctx, h.Key())
 	require.NoError(t, err)
 	require.ErrorIs(t, h.Unlock(ctx), etcdlock.ErrLost)
+}
+
+// refuse has a lock refused, as by an etcd that is full.
+func refuse(t *testing.T, s *service, tap *etcdtest.Tap) {
+	t.Helper()
+	defer tap.Every("Txn", func(context.Context, *etcdtest.Call) error { return rpctypes.ErrGRPCNoSpace })()
+	_, err := etcdlock.NewMutex(s.session, "refused").Lock(bounded(t))
+	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
 }
 
 // jam has a lock wait for a key without a lease, which no process holds.

@@ -114,6 +114,20 @@ func TestRules(t *testing.T) {
 			`etcdlock_oldest_wait_seconds{name="a",mode="shared",instance="x"} 5x40`,
 			`etcdlock_oldest_wait_seconds{name="b",mode="shared",instance="x"} 300x40`,
 		}, map[string]string{`{alertname="EtcdlockQueueOld", name="a"}`: "Somebody has waited for lock a for 10m 0s."}},
+		{"a standby", 20 * time.Minute, []string{
+			`etcdlock_held{name="a",mode="elector",instance="x"} 1x40`, `etcdlock_waiting{name="a",mode="elector",instance="y"} 2x40`,
+			`etcdlock_oldest_wait_seconds{name="a",mode="elector",instance="y"} 0+30x40`,
+		}, nil},
+		{"etcd refuses: classic histograms", 10 * time.Minute, []string{
+			`etcdlock_wait_seconds_count{name="a",mode="exclusive",outcome="error",instance="x"} _x10 3+9x30`,
+			`etcdlock_wait_seconds_count{name="b",mode="exclusive",outcome="timeout",instance="x"} 0+9x30`,
+		}, map[string]string{`{alertname="EtcdlockLocksFail", name="a"}`: "Etcd refuses lock a."}},
+		{"etcd refuses: native histograms", 10 * time.Minute, []string{
+			`etcdlock_wait_seconds{name="a",mode="elector",outcome="error",instance="x"} {{schema:3 sum:1 count:9 buckets:[9]}}+{{schema:3 sum:1 count:9 buckets:[9]}}x30`,
+		}, map[string]string{`{alertname="EtcdlockLocksFail", name="a"}`: "Etcd refuses lock a."}},
+		{"etcd has refused long ago", 30 * time.Minute, []string{
+			`etcdlock_wait_seconds_count{name="a",mode="exclusive",outcome="error",instance="x"} 1 9x60`,
+		}, nil},
 		{"the holder died less than a TTL ago", 6*time.Minute + 30*time.Second, []string{
 			holds + `1x11 stale`, waits + `1x30`,
 		}, nil},

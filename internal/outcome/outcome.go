@@ -45,8 +45,11 @@ func Of(err error) string {
 
 // Mode returns the word for the kind of an acquisition.
 func Mode(a etcdlock.Acquisition) string {
-	if a.Read {
+	switch {
+	case a.Read:
 		return "shared"
+	case a.Elector:
+		return "elector" // it may wait for as long as its process lives
 	}
 	return "exclusive"
 }

@@ -46,6 +46,17 @@ func Blocked(name string, kind keyspace.Kind, rev int64, entries []Entry) bool {
 	})
 }
 
+// WithoutLease is the key of the first entry that hangs on no lease, as data does that somebody keeps under the name of
+// a lock. It is "" if there is none.
+func WithoutLease(name string, kvs []*mvccpb.KeyValue) string {
+	for _, kv := range kvs {
+		if kv.Lease == 0 && keyspace.KindOf(name, string(kv.Key)) != keyspace.Foreign {
+			return string(kv.Key)
+		}
+	}
+	return ""
+}
+
 // Ahead adds to revs the revisions of those that leave before an entry at rev is granted. entries are of
 // the range that can block it: see keyspace.Blocking. A revision is one acquisition, which may have
 // several keys: a write lock has two.
