@@ -113,7 +113,7 @@ func (e *entry) markLostLocked(at int64) {
 		e.mu.Lock()
 		e.finishHoldLocked()
 		e.unlockAndNotify()
-		e.discard(nil)
+		e.discard(nil, false)
 	})
 	if !ok {
 		e.finishHoldLocked()

@@ -19,10 +19,20 @@ const maxLooked = 32
 // leaving puts the entry on the session's list of those to be removed. next are the entries of the session behind it.
 // now says that somebody of another session may have the lock then.
 func (e *entry) leaving(next []queue.Entry, now bool) *settle.Leaving {
-	return e.s.removals.Add(e.name, &settle.Leaving{Keys: e.allKeys(), Rev: e.rev, Next: next, Now: now, Removed: func(r settle.Removal) {
-		e.delist(&r)
-		e.settle()
-	}})
+	return e.s.removals.Add(e.name, &settle.Leaving{
+		Keys: e.allKeys(), Rev: e.rev, Next: next, Now: now,
+		Removed: func(r settle.Removal) {
+			e.delist(&r)
+			e.settle()
+		},
+		Refused: func() {
+			for p := range e.all() {
+				if own := p.listed(); own != nil {
+					own.Stuck()
+				}
+			}
+		},
+	})
 }
 
 // release removes the entry of a hold that was given back in this process.
@@ -55,16 +65,17 @@ func (e *entry) abandon(cause error) {
 	case e.rev == 0 && !e.ambiguous:
 		e.s.keys.Free(e.allKeys()...) // never written
 	default:
-		e.discard(next)
+		e.discard(next, false)
 	}
 	e.notifyAbandoned(at, cause)
 }
 
 // discard removes the entry in the background, and settles it. done is closed when etcd has confirmed that; of an entry
-// that was never known to be in the queue at once, since the session goes on looking for it for a while.
-func (e *entry) discard(next []queue.Entry) (done <-chan struct{}) {
+// that was never known to be in the queue at once, since the session goes on looking for it for a while. now says that
+// somebody waits for that: it waits for no other request of the name.
+func (e *entry) discard(next []queue.Entry, now bool) (done <-chan struct{}) {
 	if e.rev != 0 {
-		return e.s.removals.RemoveLater(e.name, e.leaving(next, false))
+		return e.s.removals.RemoveLater(e.name, e.leaving(next, now))
 	}
 	e.settle()
 	settled := make(chan struct{})

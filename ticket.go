@@ -172,7 +172,7 @@ func (t *Ticket) giveBack(ctx context.Context) {
 	}
 	if ok {
 		select {
-		case <-h.discard(next):
+		case <-h.discard(next, true):
 		case <-ctx.Done():
 		}
 	}

@@ -126,7 +126,7 @@ func (e *entry) listed() *waitlist.Entry {
 }
 
 // awaitLeft waits for the removal of entries of the same session that are over: nobody else has the lock, and Try is
-// not to stumble over them.
+// not to stumble over them. It does not wait for one that etcd refuses.
 func (e *entry) awaitLeft(ctx context.Context) error {
 	ctx, cancel := etcd.Bind(ctx, e.s.lease.Ctx)
 	defer cancel()

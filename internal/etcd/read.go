@@ -49,7 +49,7 @@ func ReadByAge(order clientv3.SortOrder, from, to string, opts ...clientv3.OpOpt
 // answer. If the member that is asked has not come so far, has compacted rev away or does not
 // answer, a linearizable read of the present follows. With rev 0 it is that from the start. at
 // is the revision that all of got shows. It is one request, however many reads, unless the reply is
-// too large for the client: then it is some more.
+// too large for the client, or the reads are too many for etcd's --max-txn-ops: then it is some more.
 func (c *Client) ReadAt(ctx, life context.Context, rev int64, reads ...Read) (got []*pb.RangeResponse, at int64, err error) {
 	if rev > 0 {
 		got, _, err = c.readOrSplit(ctx, Policy{Life: life, Hedge: true, Once: true}, reads, clientv3.WithRev(rev), clientv3.WithSerializable())
@@ -65,11 +65,11 @@ func (c *Client) ReadAt(ctx, life context.Context, rev int64, reads ...Read) (go
 	}
 }
 
-// readOrSplit makes the reads by one request, or in pieces if the reply is too large.
+// readOrSplit makes the reads by one request, or in pieces if the reply is too large, or the reads too many.
 func (c *Client) readOrSplit(ctx context.Context, p Policy, reads []Read, how ...clientv3.OpOption) ([]*pb.RangeResponse, int64, error) {
 	r, _, err := Do(ctx, c, p, func(ctx context.Context) (reply, error) { return c.read(ctx, reads, how...) })
 	switch {
-	case !ReplyTooLarge(err):
+	case !ReplyTooLarge(err) && !errors.Is(err, rpctypes.ErrTooManyOps):
 		return r.got, r.at, err
 	case len(reads) == 1:
 		return c.readPages(ctx, p, reads[0], how...)

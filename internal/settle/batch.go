@@ -17,10 +17,12 @@ type Leaving struct {
 	Keys []string
 	Rev  int64
 	Next []queue.Entry // those that the request is to look for
-	// Now: somebody of another session may have the lock as soon as the entry is removed.
+	// Now: somebody of another session may have the lock as soon as the entry is removed, or somebody waits for that.
 	Now bool
 	// Removed is called once, when etcd has confirmed the removal. It may be nil.
 	Removed func(Removal)
+	// Refused is called when etcd refuses the removal, which goes on even so. It may be nil.
+	Refused func()
 
 	ambiguous bool          // an earlier request may have removed it
 	returned  bool          // an earlier request has failed: it waits for no other any more

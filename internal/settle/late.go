@@ -108,14 +108,23 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
 		}
 	}
 	for some := range slices.Chunk(ops, 2*etcd.Batch) { // each entry has two keys at most, but a Multi's
-		_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-			return k.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(some...) })
-		})
-		if err != nil {
+		if err := k.commit(ctx, some); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// commit carries out operations that need not be carried out together: some of them may be refused, or all of them
+// because they are many.
+func (k *Keys) commit(ctx context.Context, ops []clientv3.Op) error {
+	_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return k.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
+	})
+	if n := len(ops); n > 1 && etcd.Refused(err) {
+		return errors.Join(k.commit(ctx, ops[:n/2]), k.commit(ctx, ops[n/2:]))
+	}
+	return err
 }
 
 // Sweep reads which keys hang on the lease, and removes those of the session that no entry uses. They are

@@ -213,16 +213,21 @@ func (r *Removals) remove(ctx context.Context, name string, b Batch) {
 	}
 	for _, l := range b {
 		l.ambiguous = l.ambiguous || ambiguous
-		select {
-		case l.failed <- err:
-		default: // it was told of another one
-		}
 	}
 	if len(b) > 1 && etcd.Refused(err) { // of one of them, or because they are many
 		for i := range b {
 			r.remove(ctx, name, b[i:i+1])
 		}
 		return
+	}
+	for _, l := range b {
+		if l.Refused != nil && etcd.Refused(err) {
+			l.Refused()
+		}
+		select {
+		case l.failed <- err:
+		default: // it was told of another one
+		}
 	}
 	r.background(func(ctx context.Context) {
 		if etcd.Sleep(ctx, etcd.RetryMax) == nil {

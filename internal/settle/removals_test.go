@@ -303,9 +303,12 @@ func TestRemovals_Refused(t *testing.T) {
 			ls = append(ls, r.leave(q, true))
 		}
 		r.answers = []error{rpctypes.ErrGRPCTooManyOps, rpctypes.ErrGRPCPermissionDenied}
+		refused := 0
+		ls[0].Refused = func() { refused++ }
 		_, err := r.Remove(t.Context(), "a", ls[0])
-		require.ErrorIs(t, err, rpctypes.ErrTooManyOps)
+		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 		<-ls[0].done
+		require.Equal(t, 1, refused, "not of the batch")
 		r.requireTxns(5)
 		require.Empty(t, r.there("a/"))
 

@@ -41,8 +41,24 @@ func deleteOps(keys []string, rev int64) (ops []clientv3.Op) {
 }
 
 // Remove deletes the keys of an entry as far as they are at rev, until etcd has confirmed it or ctx or
-// p.Life ends. It looks for the entries next too. After an error only Ambiguous is known.
+// p.Life ends. It looks for the entries next too: in the same request, unless etcd refuses that. After an error only
+// Ambiguous is known.
 func Remove(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []string, rev int64, next ...queue.Entry) (Removal, error) {
+	r, err := removeKeys(ctx, c, p, keys, rev, next...)
+	if len(next) == 0 || !etcd.Refused(err) {
+		return r, err
+	}
+	// They may be too many for its --max-txn-ops. That must not keep the entry in the queue.
+	earlier := r.Ambiguous
+	r, err = removeKeys(ctx, c, p, keys, rev)
+	r.Ambiguous = r.Ambiguous || earlier
+	if err == nil {
+		err = r.look(ctx, c, p, next)
+	}
+	return r, err
+}
+
+func removeKeys(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []string, rev int64, next ...queue.Entry) (Removal, error) {
 	if len(keys) > 1 {
 		ops := removeOps(keys, rev, next...)
 		r, _, err := remove(ctx, c, p, len(next), func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
@@ -74,6 +90,23 @@ func result(at int64, replies []*pb.ResponseOp, next int) Removal {
 		}
 	}
 	return r
+}
+
+// look looks for entries at the revision of the removal, which has not done so.
+func (r *Removal) look(ctx context.Context, c *etcd.Client, p etcd.Policy, next []queue.Entry) error {
+	life, reads := p.Life, make([]etcd.Read, 0, len(next))
+	if life == nil {
+		life = ctx
+	}
+	for _, q := range next {
+		reads = append(reads, etcd.ReadKey(q.Key))
+	}
+	got, at, err := c.ReadAt(ctx, life, r.At, reads...)
+	r.At, r.Ambiguous = max(r.At, at), r.Ambiguous || err != nil // if it has failed, all is done again
+	for _, g := range got {
+		r.There = append(r.There, queue.Entries(g.Kvs)...)
+	}
+	return err
 }
 
 // find are operations that look for entries.

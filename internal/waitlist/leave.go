@@ -94,11 +94,7 @@ func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost [
 		l.suspectLocked(queue.Entry{}, at)
 	}
 	l.changed = true
-	for _, o := range l.keys {
-		if o.rev == 0 {
-			o.tell() // see BehindLeft
-		}
-	}
+	l.tellPendingLocked()
 	return l.checkNextLocked(at, next, there)
 }
 

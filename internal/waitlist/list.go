@@ -81,6 +81,7 @@ type Entry struct {
 	rev, minSeen, goneUpTo, knownFrom, readAt int64
 	mustRead, notReached, noLimit             bool
 
+	stuck bool   // see Stuck
 	guard bool   // see Guard
 	idle  bool   // nobody asks Next: see WakeWith and Stop
 	watch *Watch // that it relies on
@@ -217,20 +218,37 @@ func (e *Entry) BehindMore(n int) bool {
 	return false
 }
 
-// BehindLeft reports whether the list has no entries in the queue but such that have left. Wake tells
-// when that changes.
+// BehindLeft reports whether the list has no entries in the queue but such that have left, and that are not Stuck.
+// Wake tells when that changes.
 func (e *Entry) BehindLeft() bool {
 	e.l.mu.Lock()
 	defer e.l.unlock()
 	over := false
 	for _, p := range e.l.places {
 		if p.own != nil {
-			if over = p.own.state == left || p.own.state == leaving; !over {
+			if over = (p.own.state == left || p.own.state == leaving) && !p.own.stuck; !over {
 				return false
 			}
 		}
 	}
 	return over
+}
+
+// Stuck says that etcd refuses to remove the entry, which has left.
+func (e *Entry) Stuck() {
+	e.l.mu.Lock()
+	defer e.l.unlock()
+	e.stuck = true
+	e.l.tellPendingLocked()
+}
+
+// tellPendingLocked wakes those who may wait for what BehindLeft reports.
+func (l *List) tellPendingLocked() {
+	for _, o := range l.keys {
+		if o.rev == 0 {
+			o.tell()
+		}
+	}
 }
 
 // Empty reports whether the list has no entry and keeps no watch, so that it can be dropped.
