@@ -72,3 +72,9 @@ const (
 	LogOver   = "INFO etcd outage is over"
 	LogNobody = "INFO etcd outage concerns nobody anymore"
 )
+
+// NoLease is the lease in the lines of an outage that no session has.
+type NoLease struct{}
+
+// String implements fmt.Stringer.
+func (NoLease) String() string { return "none" }

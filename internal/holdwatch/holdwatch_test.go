@@ -42,7 +42,7 @@ func play(t *testing.T, act func(s *scene)) {
 		s := &scene{T: t, f: fakeetcd.New(), lost: map[queue.Entry]bool{}}
 		c := Config[queue.Entry]{Etcd: etcd.NewClient(s.f.Client(nil)), Verify: s.verify}
 		c.Ctx, s.end = context.WithCancel(t.Context())
-		c.Outages = &outage.Source{All: &outage.Outages{}, Client: c.Etcd, Life: c.Ctx, Log: s.log.Logger()}
+		c.Outages = &outage.Source{All: &outage.Outages{}, Client: c.Etcd, Life: c.Ctx, Log: s.log.Logger(), Lease: harness.NoLease{}}
 		c.Go = func(run func(context.Context)) (ok bool) {
 			s.note(func() { ok = !s.tooLate })
 			if ok {

@@ -63,7 +63,7 @@ func play(t *testing.T, do func(*scene)) {
 			Lost: func(lost []*waitlist.Entry, _ int64) { s.lost = append(s.lost, lost...) },
 		}
 		s.Life, s.end = context.WithCancelCause(context.Background())
-		s.Outages = &outage.Source{All: &outage.Outages{}, Client: s.Client, Life: s.Life, Log: slog.New(slog.DiscardHandler)}
+		s.Outages = &outage.Source{All: &outage.Outages{}, Client: s.Client, Life: s.Life, Log: slog.New(slog.DiscardHandler), Lease: harness.NoLease{}}
 		s.f.Step = func(_ context.Context, what string) error {
 			if what[len(what)-1] == '.' {
 				return nil
