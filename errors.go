@@ -91,22 +91,14 @@ func checkName(name string) error {
 }
 
 var (
-	errLostExpired = fmt.Errorf("%w: %w", ErrLost, ErrSessionExpired)
-	errLostClosed  = fmt.Errorf("%w: %w", ErrLost, ErrSessionClosed)
-
 	errNilClient = errors.New("the client is nil: make one with clientv3.New")
 	errNilOption = errors.New("an option is nil: leave it out")
 )
 
 // lossOf is the error of a hold that was lost. cause is what ended the session, or nil if the session lives.
 func lossOf(cause error) error {
-	switch {
-	case cause == nil:
+	if cause == nil {
 		return ErrLost
-	case errors.Is(cause, ErrSessionClosed):
-		return errLostClosed
-	case cause == ErrSessionExpired:
-		return errLostExpired
 	}
-	return fmt.Errorf("%w: %w", ErrLost, cause) // it says why the session ended
+	return fmt.Errorf("%w: %w", ErrLost, cause)
 }

@@ -19,20 +19,16 @@ const maxLooked = 32
 // leaving puts the entry on the session's list of those to be removed. next are the entries of the session behind it.
 // now says that somebody of another session may have the lock then.
 func (e *entry) leaving(next []queue.Entry, now bool) *settle.Leaving {
-	return e.s.removals.Add(e.name, &settle.Leaving{
-		Keys: e.allKeys(), Rev: e.rev, Next: next, Now: now,
-		Removed: func(r settle.Removal) {
-			e.delist(&r)
-			e.settle()
-		},
-		Refused: func() {
-			for p := range e.all() {
-				if own := p.listed(); own != nil {
-					own.Stuck()
-				}
-			}
-		},
-	})
+	return e.s.removals.Add(e.name, &settle.Leaving{Keys: e.allKeys(), Rev: e.rev, Next: next, Now: now, Refused: e.stuck, Removed: func(r settle.Removal) {
+		e.delist(&r)
+		e.settle()
+	}})
+}
+
+func (e *entry) stuck() {
+	for p := range e.all() {
+		p.listed().Stuck()
+	}
 }
 
 // release removes the entry of a hold that was given back in this process.

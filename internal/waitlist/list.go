@@ -234,8 +234,11 @@ func (e *Entry) BehindLeft() bool {
 	return over
 }
 
-// Stuck says that etcd refuses to remove the entry, which has left.
+// Stuck says that etcd refuses to remove the entry, which has left. Nil is an entry that is in no list.
 func (e *Entry) Stuck() {
+	if e == nil {
+		return
+	}
 	e.l.mu.Lock()
 	defer e.l.unlock()
 	e.stuck = true
