@@ -27,9 +27,9 @@ func For(r *history.Record) *etcdlock.Hooks {
 		},
 		Lost: func(_ context.Context, i etcdlock.LostInfo) { note(history.Lost, i.Granted.Add(i.Held), i.Acquisition) },
 		SessionEnded: func(i etcdlock.SessionEndedInfo) {
-			at := time.Now()
+			at := i.At
 			if deadline := i.Session.Deadline(); errors.Is(i.Cause, etcdlock.ErrSessionExpired) && deadline.Before(at) {
-				at = deadline // the hook may come later
+				at = deadline // it was noticed later
 			}
 			Ended(r, i.Session, at)
 		},
