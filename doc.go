@@ -40,10 +40,11 @@
 // A leader that was paused for longer than a TTL may revoke, when it wakes, leases that were renewed with its
 // successor (etcd 3.7.3). Their holders are told, as of any other revocation.
 //
-// A watch on a member that hangs, with its connections open, is silent. A session whose watches are silent asks each
-// second whether they live, so the news takes about two seconds more. A Watcher that the user has put in the client's
-// place, such as a namespace, can't be made anew: there it takes about half a TTL. A client with a
-// DialKeepAliveTime (gRPC takes 10 s at least) and a DialKeepAliveTimeout leaves such a member after the two.
+// A watch on a member that hangs, with its connections open, is silent. A session whose watches are silent asks
+// each second whether they live, so the news takes about two seconds more. A Watcher that the user has put in the
+// client's place, such as a namespace, can't be made anew, and `etcd grpc-proxy` does not answer: there it takes
+// about half a TTL. A client with a DialKeepAliveTime (gRPC takes 10 s at least) and a DialKeepAliveTimeout leaves
+// such a member after the two.
 //
 // Behind `etcd grpc-proxy` the reply to a renewal may be the reply to an earlier one, and the deadline counts from
 // the earliest renewal that has no answer. So a holder is told in time there too, as long as etcd answers the proxy

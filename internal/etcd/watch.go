@@ -29,6 +29,9 @@ type Watch struct {
 // Heard says that C had something, whatever it was: see Probe.
 func (w *Watch) Heard(wr *clientv3.WatchResponse) {
 	w.by.heard.Store(true)
+	if wr.IsProgressNotify() {
+		w.by.answers.Store(true)
+	}
 	w.shows(Latest(wr))
 }
 
@@ -43,6 +46,7 @@ func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...c
 		return nil, err
 	}
 	by.heard.Store(true) // etcd's notice that the watch is there
+	by.watched.Store(&watched{key, end})
 	c.hints(&pb.ResponseHeader{Revision: w.At}, before)
 	cancel := w.Close
 	closeOnce := sync.OnceFunc(func() { c.closeWatch(by, cancel) })

@@ -41,9 +41,18 @@ type Watcher struct {
 	// open another stream for that, and keep it. So closing waits until then.
 	probing bool
 	closing []func()
+	// answers is set when the stream has answered such a question. `etcd grpc-proxy` answers none. So a stream that
+	// never has is asked in another way: whether one more watch can be opened on it, of what is watched already.
+	// opened is when that was answered last.
+	answers atomic.Bool
+	watched atomic.Pointer[watched]
+	opened  time.Time
 	life    context.Context // of the watches
 	end     context.CancelFunc
 }
+
+// watched is a key, or a range, that is watched.
+type watched struct{ key, end string }
 
 func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
 	w := &Watcher{Watcher: of, renewable: reflect.TypeOf(of) == reflect.TypeOf(clientv3.NewWatcher(client))}
@@ -138,24 +147,34 @@ func (c *Client) UseWatcher(w clientv3.Watcher) {
 	c.watcher = newWatcher(c.Client, w)
 }
 
+// reopen is how often a stream that answers no question, and of which nothing is heard, is to open a watch.
+const reopen = 10 * time.Second
+
 // Probe asks each stream that has watches whether it lives, unless something was heard of it since
 // the last Probe. If nothing was heard for AttemptMin since it was asked, it is on a member that hangs,
 // or that is cut off: its watches end, and the next ones get another stream. silent says that this is
-// so and that no other stream can be had; the watches go on then, and may be silent.
+// so and that no other stream can be had, or that the stream opens watches and answers no question, as a proxy's;
+// the watches go on then, and may be silent.
 //
 // Clients of one clientv3.Client share its stream, and etcd's answer goes to all of their watches. So
 // one of them asks, and the others have heard of it.
 //
-// A watch that can't be opened is no such sign: it may stand in line behind others.
+// A watch that can't be opened is no such sign, but where nothing else is heard: it may stand in line behind others.
 func (c *Client) Probe(ctx context.Context) (silent bool) {
 	var asked sync.WaitGroup
 	c.mu.Lock()
 	for _, w := range append(slices.Clone(c.watcher.former), c.watcher) {
 		ask, unheard := w.unheardLocked()
-		switch {
+		again := false
+		switch mute := !w.answers.Load() && !w.opened.IsZero(); {
 		case !ask:
 			continue
 		case unheard < AttemptMin+c.pace.late():
+			again = unheard > 0 && w.renewable && !w.answers.Load() && time.Since(w.opened) > reopen
+		case mute && time.Since(w.opened) < reopen:
+			silent = true
+		case mute && time.Since(w.opened) < reopen+2*AttemptMin:
+			silent, again = true, true
 		case w != c.watcher, c.renewLocked():
 			w.end()
 			continue
@@ -163,7 +182,7 @@ func (c *Client) Probe(ctx context.Context) (silent bool) {
 			silent = true
 		}
 		w.probing = true
-		asked.Go(func() { c.ask(ctx, w) }) // each by itself: one that hangs may take its time
+		asked.Go(func() { c.ask(ctx, w, again) }) // each by itself: one that hangs may take its time
 	}
 	c.mu.Unlock()
 	asked.Wait()
@@ -185,12 +204,22 @@ func (w *Watcher) unheardLocked() (ask bool, unheard time.Duration) {
 	return true, time.Since(w.probed)
 }
 
-// ask asks w whether it lives. Watches that were to be closed meanwhile are closed then.
-func (c *Client) ask(ctx context.Context, w *Watcher) {
+// ask asks w whether it lives, and again whether one more watch can be opened. Watches that were to be closed meanwhile are closed then.
+func (c *Client) ask(ctx context.Context, w *Watcher, again bool) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), AttemptMin)
 	_ = w.RequestProgress(ctx) // if it fails, there is silence
+	opened := false
+	if of := w.watched.Load(); again && of != nil {
+		watch, err := Open(ctx, w.life, w, of.key, of.end)
+		if opened = err == nil; opened {
+			watch.Close()
+		}
+	}
 	cancel()
 	c.mu.Lock()
+	if opened {
+		w.opened = time.Now()
+	}
 	w.probing = false
 	closing := w.closing
 	w.closing = nil

@@ -8,6 +8,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -213,8 +215,11 @@ func (w *Waits) Ahead(name string, kind keyspace.Kind, rev int64) (ahead Ahead, 
 	return ahead, true
 }
 
+// maxOwner is how much of an owner's text an error shows, in bytes.
+const maxOwner = 200
+
 // ownerOf is what the entry says of its owner, or else its key: others leave the value empty, or write what
-// they like.
+// they like. So it is cut short, and quoted if it has line feeds, escapes or quotes in it.
 func ownerOf(a queue.Acquisition) string {
 	var v struct {
 		Owner string `json:"owner"`
@@ -222,5 +227,12 @@ func ownerOf(a queue.Acquisition) string {
 	if json.Unmarshal([]byte(a.Value), &v) != nil || v.Owner == "" || a.LooksLikeData() {
 		return a.Key
 	}
-	return v.Owner
+	owner := v.Owner
+	if len(owner) > maxOwner {
+		owner = strings.ToValidUTF8(owner[:maxOwner], "") + "..."
+	}
+	if quoted := strconv.Quote(owner); quoted != `"`+owner+`"` {
+		return quoted
+	}
+	return owner
 }

@@ -2,9 +2,11 @@ package whom
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -16,6 +18,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // queueOf is a KV with a queue in it: each read shows its keys, at its revision.
@@ -285,4 +288,22 @@ func TestWaits_LeaveBeforeTheRead(t *testing.T) {
 		run(context.Background())
 		require.Zero(t, f.count())
 	})
+}
+
+// Another client may write anything as its owner: it moves no cursor, makes no line of the log, and is not long.
+func TestOwnerOf(t *testing.T) {
+	for owner, shown := range map[string]string{
+		"web1 report[4242]":               "web1 report[4242]",
+		"münchen":                         "münchen",
+		"":                                "a/1",
+		"me\nlevel=ERROR msg=\x1b[31mred": `"me\nlevel=ERROR msg=\x1b[31mred"`,
+		`a "quote"`:                       `"a \"quote\""`,
+		"right\u202eleft":                 `"right\u202eleft"`,
+		strings.Repeat("x", 5000):         strings.Repeat("x", maxOwner) + "...",
+		strings.Repeat("ü", maxOwner):     strings.Repeat("ü", maxOwner/2) + "...",
+	} {
+		value, err := json.Marshal(map[string]string{"owner": owner})
+		require.NoError(t, err)
+		require.Equal(t, shown, ownerOf(queue.Acquisition{Key: "a/1", Value: string(value), Lease: 1}))
+	}
 }
