@@ -24,31 +24,31 @@ var guarantees = []guarantee{
 	},
 	{
 		"Nobody passes anybody: not a Try, not a reader a writer, not a goroutine of the same session another.",
-		[]string{"TestFault_D2_TryLockBesideAWaiter", "TestFault_E5_I2_OrderOfReadersAndWriters", "TestFault_D1_D3_OneSessionManyGoroutines", "TestHandOver_OthersBetween", "TestHandOver_Try", "TestRelease_WithTheNextLockIsFair", "TestInterleavings_I1_I3"},
+		[]string{"TestFault_D2_TryLockBesideAWaiter", "TestFault_E5_I2_OrderOfReadersAndWriters", "TestFault_D1_D3_OneSessionManyGoroutines", "TestHandOver_OthersBetween", "TestHandOver_Try", "TestRelease_WithTheNextLockIsFair", "TestFault_J10_DowngradeWithoutReply", "TestInterleavings_I1_I3"},
 	},
 	{
 		"Of the entries in etcd, never two exclusive ones, nor an exclusive and a shared one, are entitled to the lock at the same revision.",
-		[]string{"TestInterleavings_I1_I3", "TestModel_I1", "TestFault_E1_FirstWaiterRevoked", "TestMulti_ExcludesAllLocksOfItsNames", "TestFault_J2_RestoreToLowerRevisions", "TestSoak", "TestRestore"},
+		[]string{"TestInterleavings_I1_I3", "TestModel_I1", "TestFault_E1_FirstWaiterRevoked", "TestMulti_ExcludesAllLocksOfItsNames", "TestFault_J2_RestoreToLowerRevisions", "TestFault_J6_CloneGrantsTheSameLease", "TestSoak", "TestRestore"},
 	},
 	{
 		"A holder learns of its loss.",
-		[]string{"TestFault_F3_RevokedByAnother", "TestFault_F5_KeyDeleted", "TestFault_F15_DoIsTold", "TestFault_F6_LiveLeaseRevoked", "TestFault_F7_RenewalConfirmedAfterRevoke"},
+		[]string{"TestFault_F3_RevokedByAnother", "TestFault_F5_KeyDeleted", "TestFault_F15_DoIsTold", "TestFault_F6_LiveLeaseRevoked", "TestFault_F7_RenewalConfirmedAfterRevoke", "TestFault_J11_UnlockSlowly"},
 	},
 	{
 		"[Held.Context] ends before etcd can give the lock to somebody else because the lease was not renewed, and within 500 ms if somebody revokes the lease or deletes the entry.",
-		[]string{"TestFault_F1_DeadlineCountedFromSend", "TestFault_F2_FirstKeepAliveStuck", "TestFault_F3_RevokedByAnother", "TestFault_F5_KeyDeleted"},
+		[]string{"TestFault_F1_DeadlineCountedFromSend", "TestFault_F2_FirstKeepAliveStuck", "TestFault_J1_OneReplyForSeveralRenewals", "TestFault_F3_RevokedByAnother", "TestFault_F5_KeyDeleted"},
 	},
 	{
 		"That is so while the process runs, and etcd's clocks and its own agree to a tenth.",
-		[]string{"TestInvariant_I4_Deadline", "TestFault_F4_HolderPaused"},
+		[]string{"TestInvariant_I4_Deadline", "TestFault_J17_SlowClock", "TestFault_F4_HolderPaused"},
 	},
 	{
 		"A ctx that ends ends the call within milliseconds, whether etcd answers or not.",
-		[]string{"TestFault_B1_CtxOnPartition", "TestFault_B1_HoldOnPartition", "TestFault_A1_CtxEndsInFlight"},
+		[]string{"TestFault_B1_CtxOnPartition", "TestFault_B1_HoldOnPartition", "TestFault_J12_LogAndHooksBlock", "TestFault_A1_CtxEndsInFlight"},
 	},
 	{
 		"After any error but Unlock's the caller holds nothing and owes nothing; what was left in etcd is removed in the background.",
-		[]string{"TestFault_A1_CtxEndsInFlight", "TestFault_A3_TryLockLeavesNothing", "TestFault_A6_EveryExitRemovesTheEntry", "TestFault_B8_NothingLeaks", "TestInterleavings_I1_I3"},
+		[]string{"TestFault_A1_CtxEndsInFlight", "TestFault_A3_TryLockLeavesNothing", "TestFault_A6_EveryExitRemovesTheEntry", "TestFault_J14_LateGrantIsRevoked", "TestFault_B8_NothingLeaks", "TestInterleavings_I1_I3"},
 	},
 	{
 		"Leader changes, compaction, lost replies, and members that are stopped, hang or are cut off cost time and not the place in the queue.",
