@@ -142,6 +142,8 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
+func (c *Client) slash() bool { return c != nil && c.config.slash }
+
 // closedError is the error of a call that was ended by Close, or else by err.
 func (c *Client) closedError(err error) error {
 	if c.ctx.Err() != nil {

@@ -7,43 +7,54 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"iter"
 	"sync"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/inspect"
+	"github.com/etcdlock/etcdlock/internal/lead"
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 // An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so
 // the one that has waited longest. A term is one hold of it. It is safe for concurrent use, and must not be copied.
 type Elector struct {
-	client *Client
+	client *Client // for looking
+	from   source  // of its terms
 	name   string
 	config electorConfig
 	err    error // of every call
 
 	running sync.Mutex // held by Run
-
-	mu   sync.Mutex
-	term *Held     // of the lead that runs, nil if none does
-	lost time.Time // when that lead was told that its term is lost, zero before
+	lead    lead.Lead[*Held]
 }
 
 // Elector makes an Elector. It makes no request. A name or an option that is not valid is an error of every call. Its
 // terms are in the Client's sessions.
 func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
-	e := &Elector{client: c, name: name}
+	e := &Elector{client: c, from: c, name: name}
 	for _, o := range opts {
 		if o == nil {
 			o = electorOption(func(c *electorConfig) { c.err = errNilOption })
 		}
 		o.applyElector(&e.config)
 	}
+	e.lead.Lost, e.lead.Released, e.lead.Grace, e.lead.Overrun = ErrLost, ErrNotHeld, e.config.grace, e.config.overrun
 	e.err = cmp.Or(c.checkLook(name), e.config.err)
+	return e
+}
+
+// NewElector makes an Elector whose terms are in that session. It makes no request. Its Run returns when the session
+// has ended, with ErrSessionExpired or ErrSessionClosed.
+func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
+	if s == nil {
+		return &Elector{name: name, err: errNilSession}
+	}
+	c := New(s.Client(), WithLogger(s.log))
+	c.config.slash = s.slashes
+	e := c.Elector(name, opts...)
+	e.from = s
 	return e
 }
 
@@ -54,12 +65,10 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 //
 // What Run does next depends on whether the term lasted until lead returned:
 //
-//   - It did: Run returns what lead returned, an error or nil. So it does if lead returned for the end of
-//     ctx, or if etcd is away and can't confirm the resignation.
-//   - It was lost: Run campaigns again, whatever lead returned, since most functions answer the end of
-//     their ctx with nil or its error; another error is only logged (see WithLogger). It does so at the
-//     end of the queue, in a new session if the old one was lost, and after a pause that grows while terms
-//     are short (50 ms to 5 s, jittered).
+//   - It did: Run returns what lead returned, an error or nil, also if etcd can't confirm the resignation.
+//   - It was lost: Run campaigns again, whatever lead returned, since most functions answer the end of their ctx with nil
+//     or its error; another error is only logged (see WithLogger). It does so at the end of the queue, in a new session if
+//     the old one was lost, and after a pause that grows while terms are short (50 ms to 5 s, jittered).
 //   - lead panics: Run resigns, and the panic goes on.
 //
 // If ctx ends while this process does not lead, Run returns ctx's error. So, unless ctx ends, Run returns for lead's
@@ -103,7 +112,10 @@ const (
 )
 
 func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) error) error {
-	lock := lock{from: e.client, name: e.name, err: e.err, elect: true}
+	lock := lock{from: e.from, name: e.name, err: e.err, elect: true}
+	if e.config.value != "" {
+		lock.published = &published{value: e.config.value}
+	}
 	logged := false
 	for retry := (etcd.Backoff{Min: campaignMin, Max: campaignMax}); ; {
 		term, err := e.campaign(ctx, &lock)
@@ -158,14 +170,9 @@ func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Conte
 	defer lent.End()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	e.setTerm(term)
-	returned := make(chan struct{})
-	var supervisor sync.WaitGroup
-	supervisor.Go(func() { e.supervise(term, cancel, returned) })
+	end := e.lead.Begin(term, cancel)
 	defer func() { // also when lead panics
-		close(returned)
-		supervisor.Wait()
-		e.setTerm(nil)
+		end()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), term.s.TTL())
 		defer cancel()
 		lasted := term.Err() == nil
@@ -180,121 +187,21 @@ func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Conte
 	return lead(ctx, term), nil
 }
 
-// setTerm notes that lead runs for term, or for none.
-func (e *Elector) setTerm(term *Held) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.term, e.lost = term, time.Time{}
-}
-
-// supervise ends lead's ctx when the term ends, and reports a lead that goes on after that. It ends when lead has
-// returned.
-func (e *Elector) supervise(term *Held, cancel context.CancelCauseFunc, returned <-chan struct{}) {
-	select {
-	case <-term.Done():
-	case <-returned:
-		return
-	}
-	cancel(context.Cause(term.Context()))
-	if !errors.Is(term.Err(), ErrLost) {
-		return // lead has resigned, and knows it
-	}
-	e.mu.Lock()
-	e.lost = time.Now()
-	e.mu.Unlock()
-	if e.config.overrun == nil {
-		return
-	}
-	grace := time.NewTimer(e.config.grace)
-	defer grace.Stop()
-	select {
-	case <-grace.C:
-		e.config.overrun(term)
-	case <-returned:
-	}
-}
-
 // IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no
 // request.
 func (e *Elector) IsLeader() bool {
-	e.mu.Lock()
-	term := e.term
-	e.mu.Unlock()
-	return term != nil && term.Valid()
+	term, ok := e.lead.Term()
+	return ok && term.Valid()
 }
 
 // Check returns an error if lead still runs although its term was lost more than grace ago, and so may act beside
 // another leader: for a health check that has such a process restarted. It makes no request, and is nil in any other
 // state, also if this process does not lead at all.
 func (e *Elector) Check(grace time.Duration) error {
-	e.mu.Lock()
-	term, lost := e.term, e.lost
-	e.mu.Unlock()
-	if term == nil || term.Valid() || errors.Is(term.Err(), ErrNotHeld) {
-		return nil
-	}
-	if lost.IsZero() { // only just, or the process was asleep until now
-		lost = term.Deadline()
-	}
-	over := time.Since(lost)
-	if over <= grace {
+	term, over := e.lead.Over()
+	if over <= max(grace, 0) {
 		return nil
 	}
 	err := fmt.Errorf("lead has not returned, %v after its term was lost", over.Round(time.Millisecond))
 	return wrap("check elector", e.name, fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
-}
-
-// Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner says. It
-// returns ErrElectionNoLeader if nobody leads. It has no TTLs; see [Client.Inspect]. It blocks until etcd has
-// answered, or ctx ends.
-func (e *Elector) Leader(ctx context.Context) (Entry, error) {
-	leader, err := e.leader(ctx)
-	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
-}
-
-func (e *Elector) leader(ctx context.Context) (Entry, error) {
-	if err := e.usable(); err != nil {
-		return Entry{}, err
-	}
-	s, err := inspect.Read(ctx, etcd.NewClient(e.client.etcd), e.name)
-	if err != nil {
-		return Entry{}, err
-	}
-	leader := newQueue(s).leader()
-	if leader == (Entry{}) {
-		err = ErrElectionNoLeader
-	}
-	return leader, err
-}
-
-// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead
-// nobody.
-func (q Queue) leader() Entry {
-	if len(q.Entries) == 0 || q.Entries[0].Read {
-		return Entry{}
-	}
-	return q.Entries[0]
-}
-
-// Observe yields the leader as it is, then again each time another one leads, or another term begins, or nobody leads
-// any more, which is the zero Entry. It goes by [Client.Watch]; what that says of a slow loop, of outages, of the
-// error that comes last, and of the cost goes for it too.
-func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
-	return func(yield func(Entry, error) bool) {
-		if err := e.usable(); err != nil {
-			yield(Entry{}, wrap("observe", e.name, err))
-			return
-		}
-		first, last := true, Entry{}
-		for q, err := range e.client.Watch(ctx, e.name) {
-			leader := q.leader()
-			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token {
-				continue // something changed behind it
-			}
-			if !yield(leader, err) {
-				return
-			}
-			first, last = false, leader
-		}
-	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/concurrency"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -379,19 +380,19 @@ func TestElector_CheckByTheClock(t *testing.T) {
 	s := newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
 	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
-	e.setTerm(h)
+	end := e.lead.Begin(h, func(error) {})
 	require.NoError(t, e.Check(0))
 	s.lease.SetDeadline(time.Now().Add(-10 * time.Second))
 	require.ErrorIs(t, e.Check(9*time.Second), ErrSessionExpired)
 	require.NoError(t, e.Check(time.Hour))
-	e.setTerm(nil)
+	end()
 	require.NoError(t, e.Check(0))
 
 	// A term that was released is not lost with the session.
 	s = newTestSession(t, cluster.Client(t), WithTTL(time.Minute))
 	h, err = NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
-	e.setTerm(h)
+	defer e.lead.Begin(h, func(error) {})()
 	require.NoError(t, h.Unlock(testCtx(t)))
 	s.lease.SetDeadline(time.Now().Add(-10 * time.Second))
 	require.NoError(t, e.Check(0))
@@ -441,6 +442,7 @@ func TestElector_BadInput(t *testing.T) {
 		"invalid lock":     newElector(t, c, "a/"),
 		"has no function":  newElector(t, c, "a", WithOverrun(time.Second, nil)),
 		"option is nil":    New(c).Elector("a", nil),
+		"not UTF-8":        newElector(t, c, "a", WithValue("\xff")),
 	} {
 		require.ErrorContains(t, e.Run(testCtx(t), lead), text)
 		_, err := e.Leader(testCtx(t))
@@ -631,4 +633,86 @@ func TestElector_LeadReturnsWithoutEtcd(t *testing.T) {
 	failed := errors.New("failed")
 	term.returns(failed)
 	require.ErrorIs(t, a.result(t), failed)
+}
+
+// A value is published with the candidacy, from the start, and changed by the leader.
+func TestElector_Value(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	seen, _ := observe(testCtx(t), t, newElector(t, c, name))
+	require.Equal(t, Entry{}, nextLeader(t, seen))
+	a := runElector(t, newElector(t, c, name, WithOwner("a"), WithValue("10.0.0.1:80")))
+	term := a.leads(t)
+	b := runElector(t, newElector(t, c, name, WithOwner("b"), WithValue("10.0.0.2:80")))
+	queueIs(t, c, name, 2)
+	q, err := New(c).Inspect(testCtx(t), name)
+	require.NoError(t, err)
+	require.Equal(t, "10.0.0.2:80", q.Entries[1].Value)
+
+	got := nextLeader(t, seen)
+	require.Equal(t, []any{"a", "10.0.0.1:80", int64(1)}, []any{got.Owner, got.Value, got.Version}, "it is in the entry from the start")
+	require.Equal(t, got.Token, got.ModRevision)
+	require.NoError(t, term.held.SetValue(testCtx(t), "moved"))
+	next := nextLeader(t, seen)
+	require.Equal(t, []any{"a", "moved", int64(2), got.Token, got.Queued}, []any{next.Owner, next.Value, next.Version, next.Token, next.Queued})
+	require.Greater(t, next.ModRevision, got.ModRevision)
+	leader, err := a.Leader(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, next, leader)
+	term.returns(nil)
+	require.Equal(t, "10.0.0.2:80", nextLeader(t, seen).Value)
+	b.leads(t).returns(nil)
+	require.ErrorIs(t, term.held.SetValue(testCtx(t), "late"), ErrNotHeld)
+}
+
+// An Elector of a session that exists ends with it, and leads in no other one.
+func TestElector_OfASession(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, c, WithOwner("me"))
+	e := runElector(t, NewElector(s, name, WithValue("v")))
+	term := e.leads(t)
+	require.Same(t, s, term.held.Session())
+	leader, err := e.Leader(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, []any{"me", "v", s.Lease()}, []any{leader.Owner, leader.Value, leader.Lease})
+	require.NoError(t, s.Close())
+	<-term.ctx.Done()
+	term.returns(nil)
+	require.ErrorIs(t, e.result(t), ErrSessionClosed)
+	require.ErrorContains(t, NewElector(nil, name).Run(testCtx(t), func(context.Context, *Held) error { return nil }), "session is nil")
+}
+
+// Elections of etcd's own package are seen with their values, and see those of Raw.
+func TestElector_BesideConcurrency(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t) + "/"
+	theirs, err := concurrency.NewSession(c)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = theirs.Close() })
+	old := concurrency.NewElection(theirs, name)
+	e := newElector(t, c, name, WithTrailingSlash())
+	seen, _ := observe(testCtx(t), t, e)
+	require.Equal(t, Entry{}, nextLeader(t, seen))
+	require.NoError(t, old.Campaign(testCtx(t), "theirs"))
+	require.Equal(t, "theirs", nextLeader(t, seen).Value)
+	require.NoError(t, old.Proclaim(testCtx(t), `{"owner":"x"}`))
+	leader := nextLeader(t, seen)
+	require.Equal(t, []string{`{"owner":"x"}`, "x"}, []string{leader.Value, leader.Owner})
+	ours, err := NewMutex(newTestSession(t, c, WithTrailingSlash()), name).Raw("ours").Enqueue(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, old.Resign(testCtx(t)))
+	h, err := ours.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, "ours", nextLeader(t, seen).Value)
+	for _, value := range []string{"ours", "changed", ""} {
+		require.NoError(t, h.SetValue(testCtx(t), value))
+		got, err := old.Leader(testCtx(t))
+		require.NoError(t, err)
+		require.Equal(t, value, string(got.Kvs[0].Value))
+		require.Equal(t, h.Token(), got.Kvs[0].CreateRevision)
+	}
+	require.NoError(t, h.Unlock(testCtx(t)))
+	_, err = NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+	require.ErrorIs(t, err, ErrInvalidName, "without the option such a name stays an error")
 }

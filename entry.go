@@ -67,8 +67,15 @@ type acquiring struct {
 	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade leaves.
 	secondKey string
 	downgrade *settle.Outcome // nil before
-	value     string          // of the keys; its nonce is in no other entry's value
-	parts     []*entry        // of a Multi, which have this in common
+	value     string          // of the keys; its nonce is in no other entry's value, if it is not raw
+	published *published
+	parts     []*entry // of a Multi, which have this in common
+}
+
+// published is what an entry says to programs: in a field of its value or, if it is raw, as the value itself.
+type published struct {
+	value string
+	raw   bool
 }
 
 // mode is the kind of hold that an entry asks for.
@@ -126,7 +133,15 @@ func (e *entry) reserveKeys() {
 	if e.first != nil {
 		names = e.names()
 	}
-	e.acquiring.value = e.s.keys.Value(time.Now(), names)
+	switch p := e.acquiring.published; {
+	case p == nil:
+		e.acquiring.value = e.s.keys.Value(time.Now(), names, "")
+	case p.raw:
+		e.acquiring.value = p.value
+		e.s.keys.WriteRaw(p.value, e.allKeys()...)
+	default:
+		e.acquiring.value = e.s.keys.Value(time.Now(), names, p.value)
+	}
 }
 
 // keys are all keys of the entry, or of the part of a Multi that it is.

@@ -83,16 +83,23 @@ func wrapNeeding(right, prefix, op, name string, err error) error {
 	return fmt.Errorf("etcdlock: %s %q: %w%s", op, name, err, hint)
 }
 
-func checkName(name string) error {
-	if err := keyspace.CheckName(name); err != nil {
+// checkName says what is wrong with a name. slash says that it may end in "/".
+func checkName(name string, slash bool) error {
+	check := name
+	if slash {
+		check = strings.TrimRight(name, "/")
+	}
+	if err := keyspace.CheckName(check); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidName, err)
 	}
 	return nil
 }
 
 var (
-	errNilClient = errors.New("the client is nil: make one with clientv3.New")
-	errNilOption = errors.New("an option is nil: leave it out")
+	errNotText    = errors.New("the value is not UTF-8")
+	errNilSession = errors.New("the session is nil: make one with NewSession")
+	errNilClient  = errors.New("the client is nil: make one with clientv3.New")
+	errNilOption  = errors.New("an option is nil: leave it out")
 )
 
 // lossOf is the error of a hold that was lost. cause is what ended the session, or nil if the session lives.

@@ -11,8 +11,10 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 // The session ends while etcd drops all proposals: Commit returns then, and does not wait for
@@ -358,4 +360,88 @@ func TestHeld_ClientClosed(t *testing.T) {
 		require.ErrorIs(t, s.Err(), ErrSessionExpired, what)
 		require.False(t, h.Valid(), what)
 	}
+}
+
+// The value of a hold is changed exactly once, and only while it is held.
+func TestSetValue(t *testing.T) {
+	tap, name := etcdtest.NewTap(), lockName(t)
+	c := cluster.Client(t, tap)
+	h, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	published := func() (value string, version int64) {
+		q, err := New(c).Inspect(testCtx(t), name)
+		require.NoError(t, err)
+		return q.Entries[0].Value, q.Entries[0].Version
+	}
+	require.ErrorContains(t, h.SetValue(testCtx(t), "\xff"), "not UTF-8")
+
+	// The reply is lost: it is not written twice.
+	tap.Next("Txn", etcdtest.DropReply)
+	require.NoError(t, h.SetValue(testCtx(t), "a"))
+	value, version := published()
+	require.Equal(t, []any{"a", int64(2)}, []any{value, version})
+
+	// It is carried out after it was given up, and after a newer one: the newer one stays.
+	late := tap.Postpone("Txn", 1)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	setting := async(func() error { return h.SetValue(ctx, "late") })
+	<-late.Caught()
+	cancel()
+	require.ErrorIs(t, result(t, setting), context.Canceled)
+	require.NoError(t, h.SetValue(testCtx(t), "newer"))
+	require.NoError(t, late.Send(testCtx(t)))
+	value, _ = published()
+	require.Equal(t, "newer", value)
+
+	// Two at once.
+	one, two := async(func() error { return h.SetValue(testCtx(t), "1") }), async(func() error { return h.SetValue(testCtx(t), "2") })
+	require.NoError(t, result(t, one))
+	require.NoError(t, result(t, two))
+	value, _ = published()
+	require.Contains(t, []string{"1", "2"}, value)
+
+	// Somebody else has the key.
+	_, err = c.Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	_, err = c.Put(testCtx(t), h.Key(), "another's", clientv3.WithLease(h.Session().Lease()))
+	require.NoError(t, err)
+	require.ErrorIs(t, h.SetValue(testCtx(t), "lost"), ErrLost)
+	value, _ = published()
+	require.Equal(t, "another's", value)
+}
+
+// All keys of a hold have its value.
+func TestSetValue_SeveralKeys(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	w, err := NewRWMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	values := func(name string) (values []string) {
+		got, err := c.Get(testCtx(t), name+"/", clientv3.WithPrefix())
+		require.NoError(t, err)
+		for _, kv := range got.Kvs {
+			values = append(values, settle.ParseValue(string(kv.Value), 9).Published)
+		}
+		return values
+	}
+	require.NoError(t, w.SetValue(testCtx(t), "w"))
+	require.Equal(t, []string{"w", "w"}, values(name))
+	require.NoError(t, w.Downgrade(testCtx(t)))
+	require.Equal(t, []string{"w"}, values(name))
+	require.NoError(t, w.SetValue(testCtx(t), "r"))
+	require.Equal(t, []string{"r"}, values(name))
+	require.NoError(t, w.Unlock(testCtx(t)))
+
+	m, err := NewMulti(s, Write(name+".1"), Read(name+".2")).Lock(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, m.SetValue(testCtx(t), "m"))
+	q, err := New(c).Inspect(testCtx(t), name+".2")
+	require.NoError(t, err)
+	require.Equal(t, []string{"m", name + ".1\n" + name + ".2"}, []string{q.Entries[0].Value, q.Entries[0].Names})
+	require.Equal(t, []string{"m"}, values(name+".1"))
+	_, err = c.Delete(testCtx(t), m.Keys()[1])
+	require.NoError(t, err)
+	require.ErrorIs(t, m.SetValue(testCtx(t), "lost"), ErrLost)
+	requireGone(t, c, name+".1")
 }

@@ -15,7 +15,6 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/inspect"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
@@ -110,20 +109,19 @@ func (c *Client) checkLook(name string) error {
 	if err := c.usable(); err != nil {
 		return err
 	}
-	return checkName(name)
+	return checkName(name, c.slash())
 }
 
 // newQueue is the public form of a snapshot.
 func newQueue(s *queue.Snapshot) Queue {
 	q := Queue{Name: s.Name, Revision: s.Rev, Entries: make([]Entry, 0, len(s.Keys)), Foreign: slices.Sorted(maps.Keys(s.Foreign))}
 	for _, a := range s.Acquisitions() {
-		e := Entry{Name: s.Name, Key: a.Key, SharedKey: a.SharedKey, Token: a.Rev, Holds: a.Holds, Read: a.Read, Lease: clientv3.LeaseID(a.Lease)}
+		e := Entry{Name: s.Name, Key: a.Key, SharedKey: a.SharedKey, Token: a.Rev, Holds: a.Holds, Read: a.Read, ModRevision: a.Mod, Version: a.Version, Lease: clientv3.LeaseID(a.Lease)}
+		v := settle.ParseValue(a.Value, maxParts)
 		if e.Data = a.LooksLikeData(); e.Data {
-			e.Value = a.Value
-		} else {
-			owner, queued, names := settle.ParseValue(a.Value, maxParts)
-			e.Owner, e.Queued, e.Names = owner, queued, strings.Join(names, "\n")
+			v = settle.Parsed{Published: a.Value}
 		}
+		e.Owner, e.Queued, e.Names, e.Value = v.Owner, v.Queued, strings.Join(v.Names, "\n"), v.Published
 		q.Entries = append(q.Entries, e)
 	}
 	return q
@@ -131,11 +129,9 @@ func newQueue(s *queue.Snapshot) Queue {
 
 // readTTLs asks after the leases in the queue.
 func (q Queue) readTTLs(ctx context.Context, client *etcd.Client) error {
-	leases := make(map[clientv3.LeaseID]struct{})
+	var leases []clientv3.LeaseID
 	for _, e := range q.Entries {
-		if e.Lease != clientv3.NoLease {
-			leases[e.Lease] = struct{}{}
-		}
+		leases = append(leases, e.Lease)
 	}
 	ttls, err := inspect.TTLs(ctx, client, leases)
 	if err != nil {
@@ -172,20 +168,60 @@ func (c *Client) breakEntry(ctx context.Context, e Entry) error {
 	if err := c.checkLook(e.Name); err != nil {
 		return err
 	}
-	keys := []string{e.Key}
-	if e.SharedKey != "" {
-		keys = append(keys, e.SharedKey)
-	}
-	for _, key := range keys {
-		// A token of 0 would compare with keys that do not exist.
-		if keyspace.KindOf(e.Name, key) == keyspace.Foreign || e.Token <= 0 {
-			return fmt.Errorf("key %q with token %d is no entry: take one from Inspect or Watch", key, e.Token)
-		}
-	}
-	// Each key on its own: a downgrade may have removed the first meanwhile.
-	r, err := settle.Remove(ctx, etcd.NewClient(c.etcd), etcd.Policy{}, keys, e.Token)
-	if err == nil && !r.Ambiguous && !slices.Contains(r.Removed, true) {
+	found, err := settle.RemoveAny(ctx, etcd.NewClient(c.etcd), e.Name, e.Token, e.Key, e.SharedKey)
+	if err == nil && !found {
 		err = fmt.Errorf("%w: %s with token %d", ErrNotFound, e.Key, e.Token)
 	}
 	return err
+}
+
+// Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner says, and
+// its Value what WithValue or SetValue do. It
+// returns ErrElectionNoLeader if nobody leads. It has no TTLs; see [Client.Inspect]. It blocks until etcd has
+// answered, or ctx ends.
+func (e *Elector) Leader(ctx context.Context) (Entry, error) {
+	err := e.usable()
+	var leader Entry
+	if err == nil {
+		var s *queue.Snapshot
+		if s, err = inspect.Read(ctx, etcd.NewClient(e.client.etcd), e.name); err == nil {
+			leader = newQueue(s).leader()
+		}
+	}
+	if err == nil && leader == (Entry{}) {
+		err = ErrElectionNoLeader
+	}
+	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
+}
+
+// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead
+// nobody.
+func (q Queue) leader() Entry {
+	if len(q.Entries) == 0 || q.Entries[0].Read {
+		return Entry{}
+	}
+	return q.Entries[0]
+}
+
+// Observe yields the leader as it is, then again each time another one leads, or another term begins, or the leader
+// publishes another value, or nobody leads any more, which is the zero Entry. It goes by [Client.Watch]; what that says of a slow loop, of outages, of the
+// error that comes last, and of the cost goes for it too.
+func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		if err := e.usable(); err != nil {
+			yield(Entry{}, wrap("observe", e.name, err))
+			return
+		}
+		first, last := true, Entry{}
+		for q, err := range e.client.Watch(ctx, e.name) {
+			leader := q.leader()
+			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token && leader.ModRevision == last.ModRevision {
+				continue // something changed behind it
+			}
+			if !yield(leader, err) {
+				return
+			}
+			first, last = false, leader
+		}
+	}
 }

@@ -3,21 +3,20 @@
 package etcdlock
 
 import (
-	"cmp"
 	"encoding/json"
-	"errors"
-	"strconv"
-	"strings"
+	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/inspect"
 )
 
 // An Entry is one acquisition in a lock's queue, holding or waiting, as somebody who looks at the queue sees it. It
 // is a value, of the moment that its Queue names; who holds the lock itself has a [Held] or a [Ticket].
 //
 // Entries of others that queue on the same name (etcd's concurrency.Mutex, `etcdctl lock`, v3lock) are entries too;
-// they tell no owner and no time.
+// they tell no owner and no time, and an Election tells its value.
 type Entry struct {
 	Name string `json:"name"` // of the lock
 	Key  string `json:"key"`  // that it is known by
@@ -37,9 +36,14 @@ type Entry struct {
 	// other entries it is empty.
 	Names string `json:"-"`
 	// Data: it has no lease, and this package did not write its value. So it looks like data that somebody keeps under
-	// the name of a lock. It blocks all the same, and Break deletes it. Value is what such a key holds.
-	Data  bool   `json:"data,omitempty"`
+	// the name of a lock. It blocks all the same, and Break deletes it. Value is all of that.
+	Data bool `json:"data,omitempty"`
+	// Value is what the entry publishes, by WithValue, SetValue or Raw; of entries of etcd's own locks and elections it
+	// is all that they wrote. As with Owner, anybody may have written anything there.
 	Value string `json:"value,omitempty"`
+	// ModRevision is the revision at which the value was last written, Version how often it was.
+	ModRevision int64 `json:"-"`
+	Version     int64 `json:"-"`
 	// Lease is what the entry hangs on: with it the entry goes. An entry with no lease (0), which this package does
 	// not make, stays until somebody deletes its key; see Break.
 	Lease clientv3.LeaseID `json:"-"`
@@ -61,57 +65,35 @@ type Queue struct {
 }
 
 // Holders are the entries that have the lock: none, one, or readers.
-func (q Queue) Holders() []Entry { return q.filter(true) }
-
-// Waiters are the entries that wait for the lock, the next one first.
-func (q Queue) Waiters() []Entry { return q.filter(false) }
-
-func (q Queue) filter(holds bool) []Entry {
-	var out []Entry
-	for _, e := range q.Entries {
-		if e.Holds == holds {
-			out = append(out, e)
-		}
-	}
-	return out
+func (q Queue) Holders() []Entry {
+	return slices.DeleteFunc(slices.Clone(q.Entries), func(e Entry) bool { return !e.Holds })
 }
 
-// entryJSON is an Entry for people and scripts: the lease in hex, as etcd's own tools have it (and as a number it would
-// lose digits in most readers), the TTLs in seconds.
+// Waiters are the entries that wait for the lock, the next one first.
+func (q Queue) Waiters() []Entry {
+	return slices.DeleteFunc(slices.Clone(q.Entries), func(e Entry) bool { return e.Holds })
+}
+
+// entryJSON is an Entry for people and scripts.
 type entryJSON struct {
 	plainEntry
-	Names      []string `json:"names,omitempty"`
-	Lease      string   `json:"lease,omitempty"`
-	TTL        int64    `json:"ttl"`
-	GrantedTTL int64    `json:"grantedTTL"`
+	inspect.JSON
 }
 
 type plainEntry Entry // has no methods
 
 // MarshalJSON writes the lease in hex, and the TTLs in seconds.
 func (e Entry) MarshalJSON() ([]byte, error) {
-	j := entryJSON{plainEntry: plainEntry(e), TTL: int64(e.TTL / time.Second), GrantedTTL: int64(e.GrantedTTL / time.Second)}
-	if e.Names != "" {
-		j.Names = strings.Split(e.Names, "\n")
-	}
-	if e.Lease != clientv3.NoLease {
-		j.Lease = strconv.FormatInt(int64(e.Lease), 16)
-	}
-	return json.Marshal(j)
+	return json.Marshal(entryJSON{plainEntry(e), inspect.ToJSON(e.Names, e.Lease, e.TTL, e.GrantedTTL)})
 }
 
 // UnmarshalJSON reads what MarshalJSON writes.
-func (e *Entry) UnmarshalJSON(b []byte) error {
+func (e *Entry) UnmarshalJSON(b []byte) (err error) {
 	var j entryJSON
 	if err := json.Unmarshal(b, &j); err != nil {
 		return err
 	}
-	lease, err := strconv.ParseInt(cmp.Or(j.Lease, "0"), 16, 64)
-	if err != nil {
-		return errors.New("etcdlock: lease " + strconv.Quote(j.Lease) + " of an entry is not hex")
-	}
 	*e = Entry(j.plainEntry)
-	e.Names, e.Lease = strings.Join(j.Names, "\n"), clientv3.LeaseID(lease)
-	e.TTL, e.GrantedTTL = time.Duration(j.TTL)*time.Second, time.Duration(j.GrantedTTL)*time.Second
-	return nil
+	e.Names, e.Lease, e.TTL, e.GrantedTTL, err = j.Values()
+	return err
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 func inspected(t testing.TB, c *clientv3.Client, name string) Queue {
@@ -91,7 +92,7 @@ func TestInspectQueue(t *testing.T) {
 		require.WithinRange(t, e.Queued, before.Add(-time.Millisecond), after) // the time is stored in milliseconds
 	}
 	require.Equal(t, "a \"quoted\" owner", q.Entries[1].Owner)
-	require.Equal(t, defaultOwner(), q.Entries[2].Owner)
+	require.Equal(t, settle.DefaultOwner(), q.Entries[2].Owner)
 	require.Equal(t, h.Key(), q.Entries[0].Key)
 	require.Equal(t, h.acquiring.secondKey, q.Entries[0].SharedKey)
 	require.False(t, q.Entries[0].Read)
@@ -100,7 +101,8 @@ func TestInspectQueue(t *testing.T) {
 		require.Empty(t, q.Entries[i+1].SharedKey)
 		require.Equal(t, i < 2, q.Entries[i+1].Read)
 	}
-	require.Equal(t, Entry{Name: name, Key: name + "/abc-1", Token: orphan.Header.Revision, Data: true, Value: "a value of another program"}, q.Entries[4])
+	require.Equal(t, Entry{Name: name, Key: name + "/abc-1", Token: orphan.Header.Revision, Data: true, Value: "a value of another program",
+		ModRevision: orphan.Header.Revision, Version: 1}, q.Entries[4])
 
 	// After a downgrade the entry has only its shared key, and the readers are granted.
 	sharedKey := q.Entries[0].SharedKey
@@ -122,7 +124,7 @@ func TestInspectOthers(t *testing.T) {
 	defer s.Close()
 	m := concurrency.NewMutex(s, name)
 	require.NoError(t, m.Lock(testCtx(t)))
-	require.Equal(t, []Entry{{Name: name, Key: m.Key(), Token: m.Header().Revision, Holds: true, Lease: s.Lease(),
+	require.Equal(t, []Entry{{Name: name, Key: m.Key(), Token: m.Header().Revision, Holds: true, ModRevision: m.Header().Revision, Version: 1, Lease: s.Lease(),
 		TTL: inspected(t, c, name).Entries[0].TTL, GrantedTTL: 9 * time.Second}}, inspected(t, c, name).Entries)
 	require.NoError(t, m.Unlock(testCtx(t)))
 	require.Empty(t, inspected(t, c, name).Entries)

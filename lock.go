@@ -21,10 +21,12 @@ type lock struct {
 	parts []Part
 	err   error // of every call
 	elect bool  // it is an Elector's
+
+	published *published // by its entries, or nil
 }
 
 func newLock(from source, name string) lock {
-	return lock{from: from, name: name, err: checkName(name)}
+	return lock{from: from, name: name, err: checkName(name, from != nil && from.slash())}
 }
 
 func (l *lock) lock(ctx context.Context, op string, m mode) (*Held, error) {
@@ -75,7 +77,7 @@ func (l *lock) entry(ctx context.Context, s *Session, m mode) *Held {
 		}
 		return newParts(s, l.parts, s.newTrace(ctx, m, l.elect))
 	}
-	return &Held{entry{s: s, name: l.name, mode: m, acquiring: &acquiring{trace: s.newTrace(ctx, m, l.elect)}}}
+	return &Held{entry{s: s, name: l.name, mode: m, acquiring: &acquiring{trace: s.newTrace(ctx, m, l.elect), published: l.published}}}
 }
 
 // session is the one to begin an acquisition in, unless there is a reason not to.

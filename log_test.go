@@ -260,7 +260,8 @@ func TestLog_DataUnderAName(t *testing.T) {
 	require.EqualError(t, result(t, left), fmt.Sprintf("etcdlock: lock %q: 2 ahead, held by %s (token %d); %s has no lease: it looks like data; keep data and lock names apart: context canceled",
 		name, key, put.Header.Revision, key))
 
-	require.Equal(t, Entry{Name: name, Key: key, Token: put.Header.Revision, Holds: true, Data: true, Value: order}, q.Entries[0])
+	require.Equal(t, Entry{Name: name, Key: key, Token: put.Header.Revision, Holds: true, Data: true, Value: order,
+		ModRevision: put.Header.Revision, Version: 1}, q.Entries[0])
 	require.False(t, q.Entries[1].Data)
 	require.Empty(t, q.Entries[1].Value)
 	require.NoError(t, tk.Cancel(testCtx(t)))

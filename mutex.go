@@ -18,6 +18,15 @@ type Mutex struct{ l lock }
 // name that is not valid, or a nil session, is an error of every call.
 func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} }
 
+// Raw is the same Mutex, but the value of its entries in etcd is that text and nothing else, as etcd's own
+// concurrency.Election has it, instead of an object of JSON with owner and time. It is for an election that programs
+// with that package observe.
+func (m *Mutex) Raw(value string) *Mutex {
+	l := m.l
+	l.published = &published{value, true}
+	return &Mutex{l}
+}
+
 // Lock takes the lock and waits for it. It blocks while an earlier entry is in the queue, and until etcd has
 // answered, through leader changes and lost replies. It ends early when ctx ends, within milliseconds whether etcd
 // answers or not, when the session ends, or when somebody removes its entry (ErrLost). After an error the caller

@@ -6,15 +6,15 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"os"
-	"path/filepath"
 	"slices"
 	"time"
+	"unicode/utf8"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/outbox"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 const (
@@ -28,6 +28,7 @@ type config struct {
 	lease   clientv3.LeaseID
 	log     *slog.Logger
 	hooks   []*Hooks
+	slash   bool            // see WithTrailingSlash
 	outages *outage.Outages // of all sessions, nil: each has its own
 	outbox  *outbox.Outbox  // of all sessions, for log and hooks
 	err     error           // of an option
@@ -43,7 +44,7 @@ func newConfig(opts []Option) config {
 		o.apply(&c)
 	}
 	if c.owner == "" {
-		c.owner = defaultOwner()
+		c.owner = settle.DefaultOwner()
 	}
 	c.log = c.outbox.Logger(c.log)
 	return c
@@ -105,7 +106,12 @@ func WithHooks(hooks ...*Hooks) Option {
 	return option(func(c *config) { c.hooks = append(c.hooks, hooks...) })
 }
 
+// WithTrailingSlash accepts names that end in "/". Programs with etcd's own concurrency package often use such names;
+// this option is for those that share a lock or an election with them. [Client.ListNames] passes such names over.
+func WithTrailingSlash() Option { return option(func(c *config) { c.slash = true }) }
+
 type electorConfig struct {
+	value   string
 	grace   time.Duration
 	overrun func(term *Held) // nil: nobody is told
 	err     error            // of every call
@@ -130,10 +136,15 @@ func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
 	})
 }
 
-func defaultOwner() string {
-	host, err := os.Hostname()
-	if err != nil {
-		host = "unknown host"
-	}
-	return fmt.Sprintf("%s %s[%d]", host, filepath.Base(os.Args[0]), os.Getpid())
+// WithValue publishes a value with the candidacy, for example the address of this process: [Elector.Leader],
+// [Elector.Observe], [Client.Inspect] and `etcdlock show` show it from the moment at which the entry is in the queue.
+// [Held.SetValue] changes it during a term. Other than WithOwner, which is of the Client and for people, it is of this
+// Elector and for programs. It is text: invalid UTF-8 is an error of every call.
+func WithValue(value string) ElectorOption {
+	return electorOption(func(c *electorConfig) {
+		c.value = value
+		if !utf8.ValidString(value) {
+			c.err = errNotText
+		}
+	})
 }

@@ -5,7 +5,6 @@ package etcdlock
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"sync"
@@ -40,6 +39,7 @@ type Session struct {
 	outbox   *outbox.Outbox // calls both
 	story    outbox.Story   // that the hooks are told of it
 	client   source         // the Client whose current session it is, or was; nil of NewSession's
+	slashes  bool           // see WithTrailingSlash
 
 	mu sync.Mutex
 	// only are the entries that are alone in the session with their name, and lists the waitlists of the other names:
@@ -90,7 +90,7 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 // makeSession is newSession without requests and goroutines.
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
-		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
+		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, slashes: c.slash, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
 		only:  make(map[string]*entry),
 		lists: make(map[string]*waitlist.List),
 	}
@@ -144,10 +144,13 @@ func (s *Session) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Orphan ends the session and leaves its lease, with all entries, until the TTL has passed. It is for a process that
-// hands its locks to a successor, which adopts the lease with WithLease. It makes no request. Close after it still
-// revokes.
-func (s *Session) Orphan() { s.lease.End(ErrSessionClosed, "orphaned") }
+// Orphan ends the session and leaves its lease, with the entries of its holds, until the TTL has passed. It is for a
+// process that hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. It
+// makes no request. Close after it still revokes.
+func (s *Session) Orphan() {
+	s.lease.End(ErrSessionClosed, "orphaned")
+	s.keys.Orphan()
+}
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. It is an
 // io.Closer: it blocks until etcd has confirmed the revocation, the session's goroutines have ended, and the hooks and
@@ -177,6 +180,7 @@ func (s *Session) closeError() error {
 type source interface {
 	// session is the one to begin an acquisition in.
 	session(ctx context.Context) (*Session, error)
+	slash() bool // see WithTrailingSlash
 	// retryable reports whether an acquisition that failed in s with err, and left nothing, is to begin anew.
 	retryable(ctx context.Context, s *Session, err error) bool
 }
@@ -184,9 +188,11 @@ type source interface {
 // session is s itself as long as it lives.
 func (s *Session) session(context.Context) (*Session, error) {
 	if s == nil {
-		return nil, errors.New("the session is nil: make one with NewSession")
+		return nil, errNilSession
 	}
 	return s, s.Err()
 }
+
+func (s *Session) slash() bool { return s != nil && s.slashes }
 
 func (s *Session) retryable(context.Context, *Session, error) bool { return false }

@@ -119,11 +119,7 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	if err != nil {
 		return 0, h.wrap("count before", err)
 	}
-	ahead := make(map[int64]struct{}) // by revision: what waits in several of the queues counts once
-	for i, name := range h.names() {
-		queue.Ahead(ahead, name, h.rev, queue.Entries(got[i].Kvs))
-	}
-	return len(ahead), nil
+	return queue.Ahead(h.names(), h.rev, got), nil
 }
 
 // Cancel gives the place back, or the grant that nobody has claimed. It blocks until etcd has confirmed that or the

@@ -4,7 +4,9 @@ package etcdlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"unicode/utf8"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -22,48 +24,26 @@ import (
 // every other error nothing was carried out, but for one case: clientv3 by itself repeats a transaction that etcd, or
 // a proxy, has answered with Canceled or DeadlineExceeded.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn {
+	h.useFence()
+	return etcd.Build(func(t *etcd.Txn) (*clientv3.TxnResponse, error) {
+		resp, err := h.commitIfHeld(ctx, t.Op())
+		return resp, h.wrap("transaction under", err)
+	})
+}
+
+func (h *Held) useFence() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.fenced = true
-	return &guardedTxn{h: h, ctx: ctx}
 }
 
-type guardedTxn struct {
-	h         *Held
-	ctx       context.Context
-	cmps      []clientv3.Cmp
-	then      []clientv3.Op
-	otherwise []clientv3.Op
-}
-
-func (t *guardedTxn) If(cs ...clientv3.Cmp) clientv3.Txn {
-	t.cmps = append(t.cmps, cs...)
-	return t
-}
-
-func (t *guardedTxn) Then(ops ...clientv3.Op) clientv3.Txn {
-	t.then = append(t.then, ops...)
-	return t
-}
-
-func (t *guardedTxn) Else(ops ...clientv3.Op) clientv3.Txn {
-	t.otherwise = append(t.otherwise, ops...)
-	return t
-}
-
-func (t *guardedTxn) Commit() (*clientv3.TxnResponse, error) {
-	resp, err := t.commit()
-	return resp, t.h.wrap("transaction under", err)
-}
-
-func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
-	h := t.h
+func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.TxnResponse, error) {
 	var last error // which ends it, whatever error it is
 	life, over := h.untilOver()
 	defer over()
-	ctx, stop := etcd.Bind(t.ctx, life)
+	ctx, stop := etcd.Bind(callers, life)
 	defer stop()
-	resp, _, err := etcd.Do(t.ctx, h.s.etcd, etcd.Policy{Life: life}, func(context.Context) (resp *clientv3.TxnResponse, err error) {
+	resp, _, err := etcd.Do(callers, h.s.etcd, etcd.Policy{Life: life}, func(context.Context) (resp *clientv3.TxnResponse, err error) {
 		for {
 			if last = h.Err(); last != nil {
 				return nil, nil
@@ -75,7 +55,7 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 			}
 			// Not under an attempt's time limit, which would only leave its outcome open.
 			resp, err = h.s.etcd.Txn(ctx, func(txn clientv3.Txn) clientv3.Txn {
-				return txn.If(held...).Then(clientv3.OpTxn(t.cmps, t.then, t.otherwise))
+				return txn.If(held...).Then(op)
 			})
 			switch {
 			case err == nil && !resp.Succeeded:
@@ -97,4 +77,43 @@ func (t *guardedTxn) commit() (*clientv3.TxnResponse, error) {
 	}
 	inner := resp.Responses[0].GetResponseTxn()
 	return &clientv3.TxnResponse{Header: resp.Header, Succeeded: inner.Succeeded, Responses: inner.Responses}, nil
+}
+
+// SetValue publishes a value with the hold's entry, in the place of the one before: see [WithValue]. It is text, and the
+// empty one publishes nothing. It costs a read and a transaction that does nothing unless the lock is held, both repeated
+// until etcd has confirmed, or ctx or the hold ends. After an error of ctx the value may be either. Of two calls at once
+// the one counts that etcd carries out last. The fence of the hold is in use then, as after Txn.
+func (h *Held) SetValue(ctx context.Context, value string) error {
+	return h.wrap("set the value of", h.setValue(ctx, value))
+}
+
+func (h *Held) setValue(ctx context.Context, value string) error {
+	if !utf8.ValidString(value) {
+		return errNotText
+	}
+	h.useFence()
+	life, stop := h.untilOver()
+	defer stop()
+	for sent := false; ; sent = true {
+		h.mu.Lock()
+		keys := h.allKeys()
+		h.mu.Unlock()
+		kvs, err := h.s.etcd.ReadValues(ctx, life, keys...)
+		if err != nil {
+			return h.preferLoss(h.s.lease.Translate(err))
+		}
+		// No key has the same revision twice, so an attempt that comes late changes no newer value. A key that is not
+		// there is for the transaction to tell of, or Downgrade has removed it.
+		publish, same := settle.Publish(kvs, value)
+		if sent && same {
+			return nil
+		}
+		resp, err := h.commitIfHeld(ctx, publish)
+		switch open := errors.Is(err, ErrOutcomeUnknown) && ctx.Err() == nil && h.Err() == nil; {
+		case err != nil && !open:
+			return err
+		case err == nil && resp.Succeeded:
+			return nil
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,7 +69,7 @@ func (h *history) step() {
 
 func (h *history) put(next *queue.Snapshot, key string) []clientv3.Op {
 	value := fmt.Sprintf(`{"owner":"%d"}`, len(h.states))
-	kv := &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), CreateRevision: next.Keys[key].Rev}
+	kv := &mvccpb.KeyValue{Key: []byte(key), Value: []byte(value), CreateRevision: next.Keys[key].Rev, Version: next.Keys[key].Version + 1}
 	next.Put(kv)
 	return []clientv3.Op{clientv3.OpPut(key, value)}
 }
@@ -98,8 +99,8 @@ func (h *history) commit(build func(next *queue.Snapshot) []clientv3.Op) {
 	})
 	require.NoError(h.t, err)
 	for key, k := range next.Keys {
-		if k.Rev == 0 {
-			k.Rev = next.Rev
+		if k.Mod == 0 {
+			k.Mod, k.Rev = next.Rev, cmp.Or(k.Rev, next.Rev)
 			next.Keys[key] = k
 		}
 	}

@@ -127,7 +127,7 @@ func (b *breaker) remove(ctx context.Context, client *clientv3.Client, e etcdloc
 
 // confirmData returns an error unless somebody has named the key in full, by the flag or at the terminal.
 func (b *breaker) confirmData(ctx context.Context, e etcdlock.Entry) error {
-	what := fmt.Sprintf("%s: %s. Its value is %s.", shown(e.Name), looksLikeData(e), value(e))
+	what := fmt.Sprintf("%s: %s. Its value is %s.", shown(e.Name), looksLikeData(e), data(e))
 	switch {
 	case b.data == e.Key:
 		return nil

@@ -94,7 +94,7 @@ func count(n int, thing string) string {
 func owner(e etcdlock.Entry) string {
 	switch {
 	case e.Data:
-		return "what looks like data: " + value(e)
+		return "what looks like data: " + data(e)
 	case e.Owner != "":
 		return plain(e.Owner)
 	case e.Lease != 0:
@@ -103,8 +103,8 @@ func owner(e etcdlock.Entry) string {
 	return "unknown"
 }
 
-// value is what the key of an entry holds that looks like data.
-func value(e etcdlock.Entry) string {
+// data is what the key of an entry holds that looks like data.
+func data(e etcdlock.Entry) string {
 	const some = 60
 	if v := []rune(e.Value); len(v) > some {
 		return fmt.Sprintf("%q... (%d bytes)", string(v[:some]), len(e.Value))
@@ -117,8 +117,25 @@ func looksLikeData(e etcdlock.Entry) string {
 	return shown(e.Key) + " has no lease: it looks like data; keep data and lock names apart"
 }
 
-// party is the owner of an entry, and of a Multi's the other names that it locks too.
+// party is the owner of an entry, what it publishes, and of a Multi's the other names that it locks too.
 func party(e etcdlock.Entry) string {
+	return who(e) + value(e)
+}
+
+// value is what an entry publishes, or the beginning of it.
+func value(e etcdlock.Entry) string {
+	const some = 60
+	switch v := []rune(plain(e.Value)); {
+	case len(v) == 0, e.Data: // which owner has said
+		return ""
+	case len(v) > some:
+		return ": " + string(v[:some]) + "..."
+	default:
+		return ": " + string(v)
+	}
+}
+
+func who(e etcdlock.Entry) string {
 	const some = 3
 	others := others(e)
 	if len(others) == 0 {

@@ -28,7 +28,7 @@ func (d *doctor) noLease(q etcdlock.Queue) {
 		switch {
 		case e.Data:
 			d.attention(fmt.Sprintf("give the lock or the data another name; only if nobody needs the key: etcdlock break %s %s, which deletes it", quote(e.Name), quote(ref(e))),
-				"%s (%s, value %s)", looksLikeData(e), state(q, i), value(e))
+				"%s (%s, value %s)", looksLikeData(e), state(q, i), data(e))
 		case !hasLease(e):
 			d.attention(breakHint(e), "%s (%s) has no lease: it stays until somebody removes it, even when its owner has ended", shown(ref(e)), state(q, i))
 		}

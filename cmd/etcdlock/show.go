@@ -22,6 +22,7 @@ QUEUED is the time since an entry came into the queue, by the clock of its own m
 the time since the lock was granted. etcd does not store that: --watch counts from when it saw the
 grant, and otherwise ≤ says that it is at most the time in the queue. LEASE is what is left of the
 lease. etcdlock break takes ENTRY. etcd's own clients (etcdctl lock) write neither OWNER nor a time.
+OWNER: VALUE has what a candidate of an election publishes.
 OWNER (with ...) locks these names too, in one acquisition (a Multi) that has one token in all of them.
 
 With --watch it goes on until Ctrl-C. On a terminal it draws in place, elsewhere it prints a block

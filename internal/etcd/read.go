@@ -133,6 +133,24 @@ func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...client
 	return []*pb.RangeResponse{all}, at, nil
 }
 
+// ReadValues reads the present of keys: those that are there.
+func (c *Client) ReadValues(ctx, life context.Context, keys ...string) (kvs []*mvccpb.KeyValue, err error) {
+	for some := range slices.Chunk(keys, Batch) {
+		var reads []Read
+		for _, key := range some {
+			reads = append(reads, ReadValue(key))
+		}
+		got, _, err := c.ReadAt(ctx, life, 0, reads...)
+		if err != nil {
+			return nil, err
+		}
+		for _, g := range got {
+			kvs = append(kvs, g.Kvs...)
+		}
+	}
+	return kvs, nil
+}
+
 type reply struct {
 	got []*pb.RangeResponse
 	at  int64

@@ -5,6 +5,7 @@ package inspect
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -57,13 +58,18 @@ func readPages(ctx context.Context, client *etcd.Client, s *queue.Snapshot) erro
 	}
 }
 
-// TTLs asks after leases, a request for each, eight at a time. A lease that is gone is not in the answer.
-func TTLs(ctx context.Context, client *etcd.Client, leases map[clientv3.LeaseID]struct{}) (map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse, error) {
+// TTLs asks after leases, a request for each, eight at a time. A lease that is gone is not in the answer, nor is the
+// zero one.
+func TTLs(ctx context.Context, client *etcd.Client, leases []clientv3.LeaseID) (map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse, error) {
 	ttls := make(map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse)
 	var mu sync.Mutex // guards ttls
 	some, ctx := errgroup.WithContext(ctx)
 	some.SetLimit(8)
-	for id := range leases {
+	slices.Sort(leases)
+	for _, id := range slices.Compact(leases) {
+		if id == clientv3.NoLease {
+			continue
+		}
 		some.Go(func() error {
 			resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
 				return client.TimeToLive(ctx, id)

@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
@@ -57,13 +58,17 @@ func WithoutLease(name string, kvs []*mvccpb.KeyValue) string {
 	return ""
 }
 
-// Ahead adds to revs the revisions of those that leave before an entry at rev is granted. entries are of
-// the range that can block it: see keyspace.Blocking. A revision is one acquisition, which may have
-// several keys: a write lock has two.
-func Ahead(revs map[int64]struct{}, name string, rev int64, entries []Entry) {
-	for _, e := range entries {
-		if e.Rev < rev && keyspace.KindOf(name, e.Key) != keyspace.Foreign {
-			revs[e.Rev] = struct{}{}
+// Ahead counts those that leave before an acquisition at rev is granted. got are, for each of its names, the keys of the
+// range that can block it: see keyspace.Blocking. A revision is one acquisition, which counts once: a write lock has
+// two keys, and a Multi has one in several of the queues.
+func Ahead(names []string, rev int64, got []*pb.RangeResponse) int {
+	revs := make(map[int64]struct{})
+	for i, name := range names {
+		for _, e := range Entries(got[i].Kvs) {
+			if e.Rev < rev && keyspace.KindOf(name, e.Key) != keyspace.Foreign {
+				revs[e.Rev] = struct{}{}
+			}
 		}
 	}
+	return len(revs)
 }

@@ -4,6 +4,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
@@ -54,13 +56,16 @@ func TestBlocked(t *testing.T) {
 }
 
 func TestAhead(t *testing.T) {
-	queue := []Entry{{"a/1", 3}, {"a/r1", 3}, {"a/r2", 4}, {"a/r3", 5}, {"a/4", 6}, {"a/x/1", 7}, {"a/5", 9}}
-	ahead := func(rev int64, queue []Entry) int {
-		revs := make(map[int64]struct{})
-		Ahead(revs, "a", rev, queue)
-		Ahead(revs, "a", rev, queue[:len(queue)/2]) // what is in two queues counts once
-		return len(revs)
+	queue := func(name string, keys ...Entry) *pb.RangeResponse {
+		r := &pb.RangeResponse{}
+		for _, e := range keys {
+			r.Kvs = append(r.Kvs, &mvccpb.KeyValue{Key: []byte(name + e.Key), CreateRevision: e.Rev})
+		}
+		return r
 	}
-	require.Equal(t, 4, ahead(8, queue), "a write lock counts once, foreign keys don't")
-	require.Equal(t, 0, ahead(3, queue))
+	a := queue("a/", Entry{"1", 3}, Entry{"r1", 3}, Entry{"r2", 4}, Entry{"r3", 5}, Entry{"4", 6}, Entry{"x/1", 7}, Entry{"5", 9})
+	b := queue("b/", Entry{"1", 3}, Entry{"r2", 4})
+	require.Equal(t, 4, Ahead([]string{"a"}, 8, []*pb.RangeResponse{a}), "a write lock counts once, foreign keys don't")
+	require.Equal(t, 4, Ahead([]string{"a", "b"}, 8, []*pb.RangeResponse{a, b}), "what is in two queues counts once")
+	require.Equal(t, 0, Ahead([]string{"a"}, 3, []*pb.RangeResponse{a}))
 }

@@ -25,9 +25,11 @@ type Snapshot struct {
 
 // A Key is a key of an entry.
 type Key struct {
-	Rev   int64 // of its creation
-	Lease int64
-	Value string
+	Rev     int64 // of its creation
+	Mod     int64 // of its last change
+	Version int64
+	Lease   int64
+	Value   string
 }
 
 // NewSnapshot is an empty one.
@@ -42,7 +44,7 @@ func (s *Snapshot) Put(kv *mvccpb.KeyValue) bool {
 		s.Foreign[key] = struct{}{}
 		return false
 	}
-	s.Keys[key] = Key{kv.CreateRevision, kv.Lease, string(kv.Value)}
+	s.Keys[key] = Key{kv.CreateRevision, kv.ModRevision, kv.Version, kv.Lease, string(kv.Value)}
 	return true
 }
 
@@ -80,6 +82,8 @@ type Acquisition struct {
 	Read      bool
 	Holds     bool
 	Rev       int64
+	Mod       int64
+	Version   int64
 	Lease     int64
 	Value     string
 }
@@ -113,7 +117,7 @@ func (s *Snapshot) Acquisitions() []Acquisition {
 		if !read {
 			writers[w] = len(out)
 		}
-		out = append(out, Acquisition{Key: key, Read: read, Rev: k.Rev, Lease: k.Lease, Value: k.Value})
+		out = append(out, Acquisition{Key: key, Read: read, Rev: k.Rev, Mod: k.Mod, Version: k.Version, Lease: k.Lease, Value: k.Value})
 	}
 	slices.SortFunc(out, func(a, b Acquisition) int {
 		return cmp.Or(cmp.Compare(a.Rev, b.Rev), strings.Compare(a.Key, b.Key))

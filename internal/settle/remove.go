@@ -4,12 +4,14 @@ package settle
 
 import (
 	"context"
+	"fmt"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -71,6 +73,27 @@ func removeKeys(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []strin
 	})
 	r.Removed = []bool{found}
 	return r, err
+}
+
+// RemoveAny removes an entry of any session, known by its keys, some of which may be empty. found is false if none of the
+// keys was there.
+func RemoveAny(ctx context.Context, c *etcd.Client, name string, rev int64, keys ...string) (found bool, err error) {
+	keys = slices.DeleteFunc(keys, func(key string) bool { return key == "" })
+	for _, key := range keys {
+		if keyspace.KindOf(name, key) == keyspace.Foreign {
+			return false, notEntry(key, rev)
+		}
+	}
+	if len(keys) == 0 || rev <= 0 { // a revision of 0 would compare with keys that do not exist
+		return false, notEntry("", rev)
+	}
+	// Each key on its own: a downgrade may have removed the first meanwhile.
+	r, err := Remove(ctx, c, etcd.Policy{}, keys, rev)
+	return r.Ambiguous || slices.Contains(r.Removed, true), err
+}
+
+func notEntry(key string, rev int64) error {
+	return fmt.Errorf("key %q with token %d is no entry: take one from Inspect or Watch", key, rev)
 }
 
 // removeOps are what Remove asks of etcd, for a txn that does more than that. result has the replies to them.

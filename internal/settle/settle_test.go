@@ -65,7 +65,7 @@ func (w *world) there(prefix string) []string {
 
 // take reserves the keys of a write lock, and makes their value.
 func (w *world) take(name string) (keys []string, value string) {
-	return []string{w.Take(name, keyspace.Exclusive), w.Take(name, keyspace.Shared)}, w.Value(time.Now(), nil)
+	return []string{w.Take(name, keyspace.Exclusive), w.Take(name, keyspace.Shared)}, w.Value(time.Now(), nil, "")
 }
 
 func elapse(d time.Duration) { <-time.After(d) }
@@ -79,7 +79,7 @@ func TestInvariant_I6_UnsettledKeys(t *testing.T) {
 		began := time.Now()
 		w.Settle(value, keys...)
 		other := w.Take("b", keyspace.Exclusive)
-		w.Settle(w.Value(time.Now(), nil), other)
+		w.Settle(w.Value(time.Now(), nil, ""), other)
 		w.put("a value of another user of the lease", other)
 		for elapse(settleFor / 10); time.Since(began) < settleFor; elapse(settleMax) {
 			w.put(value, keys...)
@@ -140,7 +140,7 @@ func TestSettle_ManyInOneRequest(t *testing.T) {
 		elapse(2 * settleFirst) // up to the second search: some came during the first one
 		require.Zero(t, len(w.there("a/")))
 		w.calls.Store(0)
-		w.Settle(w.Value(time.Now(), nil), w.Take("b", keyspace.Exclusive))
+		w.Settle(w.Value(time.Now(), nil, ""), w.Take("b", keyspace.Exclusive))
 		elapse(settleFirst - time.Millisecond)
 		require.EqualValues(t, 10+1, w.calls.Load(), "a read for each batch")
 	})
@@ -337,14 +337,14 @@ func TestValue(t *testing.T) {
 	w := newWorld(t)
 	w.owner, w.nonce = inJSON(`me "too"`), "1f."
 	queued := time.Date(2026, 5, 4, 5, 2, 1, 5_999_999, time.FixedZone("", 2*3600))
-	value := w.Value(queued, nil)
+	value := w.Value(queued, nil, "")
 	require.Equal(t, `{"owner":"me \"too\"","queued":"2026-05-04T03:02:01.005Z","nonce":"1f.1"}`, value)
-	multi := w.Value(queued, []string{"a/b", `"c"`})
+	multi := w.Value(queued, []string{"a/b", `"c"`}, "")
 	require.Equal(t, `{"owner":"me \"too\"","queued":"2026-05-04T03:02:01.005Z","nonce":"1f.2","names":["a/b","\"c\""]}`, multi)
 
 	parse := func(value string, limit int) []any {
-		owner, queued, names := ParseValue(value, limit)
-		return []any{owner, queued, names}
+		v := ParseValue(value, limit)
+		return []any{v.Owner, v.Queued, v.Names}
 	}
 	when := queued.UTC().Truncate(time.Millisecond)
 	require.Equal(t, []any{`me "too"`, when, []string(nil)}, parse(value, 2))
@@ -353,5 +353,16 @@ func TestValue(t *testing.T) {
 	require.Equal(t, []any{"", time.Time{}, []string(nil)}, parse(`{"names": ["a", "b\n"]}`, 2))
 	for _, others := range []string{"", "x", `{"owner": 7}`, `{"queued": "now"}`} {
 		require.Equal(t, []any{"", time.Time{}, []string(nil)}, parse(others, 2), others)
+		require.Equal(t, others, ParseValue(others, 2).Published, "what others wrote is what they publish")
+		require.Equal(t, "new", withPublished(others, "new"))
+	}
+	// The last field of the object, which is replaced, whatever the others have in them.
+	w.owner = inJSON(`,"value":"x"}`)
+	value = w.Value(queued, []string{`a,"value":"b"`}, `"v"`)
+	require.Equal(t, `{"owner":",\"value\":\"x\"}","queued":"2026-05-04T03:02:01.005Z","nonce":"1f.3","names":["a,\"value\":\"b\""],"value":"\"v\""}`, value)
+	for _, published := range []string{"w", "", `"},`, "x"} {
+		value = withPublished(value, published)
+		got := ParseValue(value, 2)
+		require.Equal(t, Parsed{Owner: `,"value":"x"}`, Queued: when, Nonce: "1f.3", Names: []string{`a,"value":"b"`}, Published: published}, got)
 	}
 }

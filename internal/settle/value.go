@@ -4,20 +4,25 @@ package settle
 
 import (
 	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/mvccpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
 // Value makes the value of an entry's keys: a JSON object for people who look at the queue. Only the
 // nonce, which is in no other entry's value, is ever read again, to tell a late write of the session from
-// the keys of others. names are those of a Multi.
-func (k *Keys) Value(queued time.Time, names []string) string {
+// the keys of others. names are those of a Multi, and published is what the entry's owner
+// has to tell programs, or empty.
+func (k *Keys) Value(queued time.Time, names []string, published string) string {
 	b := make([]byte, 0, 160)
 	b = append(b, `{"owner":`...)
 	b = append(b, k.owner...)
@@ -30,7 +35,42 @@ func (k *Keys) Value(queued time.Time, names []string) string {
 	if names != nil {
 		b = append(append(b, `,"names":`...), inJSON(names)...)
 	}
-	return string(append(b, '}'))
+	return publish(append(b, '}'), published)
+}
+
+// publish ends a value that Value makes with what is published, which therefore stands last.
+func publish(value []byte, published string) string {
+	if published == "" {
+		return string(value)
+	}
+	return string(append(append(append(value[:len(value)-1], valueField...), inJSON(published)...), '}'))
+}
+
+// valueField can't be within a string of the object: the quotes would be escaped there.
+const valueField = `,"value":`
+
+// Publish publishes a value in keys that were read, unless one of them has changed. same says that all have it already.
+func Publish(kvs []*mvccpb.KeyValue, published string) (op clientv3.Op, same bool) {
+	var cmps []clientv3.Cmp
+	var puts []clientv3.Op
+	same = len(kvs) > 0
+	for _, kv := range kvs {
+		key, value := string(kv.Key), withPublished(string(kv.Value), published)
+		same = same && value == string(kv.Value)
+		cmps = append(cmps, clientv3.Compare(clientv3.ModRevision(key), "=", kv.ModRevision))
+		puts = append(puts, clientv3.OpPut(key, value, clientv3.WithLease(clientv3.LeaseID(kv.Lease))))
+	}
+	return clientv3.OpTxn(cmps, puts, nil), same
+}
+
+// withPublished is a value of Value with another published value. What etcd's own Election has written, or whoever else
+// writes no such object, is nothing but that.
+func withPublished(value, published string) string {
+	if v := parsed(value); !v.ours() {
+		return published
+	}
+	object, _, _ := strings.Cut(value, valueField)
+	return publish([]byte(strings.TrimSuffix(object, "}")+"}"), published)
 }
 
 func inJSON[T string | []string](v T) []byte {
@@ -42,23 +82,68 @@ func inJSON[T string | []string](v T) []byte {
 }
 
 // wrote reports whether the session wrote kv, by the nonce.
+//
+// A raw value has none. It is the session's own if the session has written that value there.
 func (k *Keys) wrote(kv *mvccpb.KeyValue) bool {
-	return strings.Contains(string(kv.Value), `"`+k.nonce)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	raw, ok := k.raw[string(kv.Key)]
+	return ok && raw == string(kv.Value) || strings.Contains(string(kv.Value), `"`+k.nonce)
 }
 
-// ParseValue reads what Value makes. Others leave the value empty, or write what they like: names are
-// none if they can't be those of locks, or are more than limit.
-func ParseValue(value string, limit int) (owner string, queued time.Time, names []string) {
-	var v struct {
-		Owner  string    `json:"owner"`
-		Queued time.Time `json:"queued"`
-		Names  []string  `json:"names"`
+// WriteRaw takes note that value is about to be written, as it is, under these keys.
+func (k *Keys) WriteRaw(value string, keys ...string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range keys {
+		k.raw[key] = value
 	}
+}
+
+// Orphan forgets the raw values: from now on a successor may write the same under the same keys.
+func (k *Keys) Orphan() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	clear(k.raw)
+}
+
+// A Parsed is what the value of a key says.
+type Parsed struct {
+	Owner     string    `json:"owner"`
+	Queued    time.Time `json:"queued"`
+	Nonce     string    `json:"nonce"`
+	Names     []string  `json:"names"`
+	Published string    `json:"value"`
+}
+
+// ours reports whether the value is an object that Value makes, or has made before there were nonces.
+func (v *Parsed) ours() bool { return v.Nonce != "" || v.Owner != "" && !v.Queued.IsZero() }
+
+func parsed(value string) (v Parsed) {
 	if json.Unmarshal([]byte(value), &v) != nil {
-		return "", time.Time{}, nil
+		return Parsed{}
+	}
+	return v
+}
+
+// ParseValue reads what Value makes. Others leave the value empty, or write what they like, which is what they publish.
+// Names are none if they can't be those of locks, or are more than limit.
+func ParseValue(value string, limit int) Parsed {
+	v := parsed(value)
+	if !v.ours() {
+		v.Published = value
 	}
 	if len(v.Names) > limit || slices.ContainsFunc(v.Names, func(name string) bool { return keyspace.CheckName(name) != nil }) {
 		v.Names = nil
 	}
-	return v.Owner, v.Queued, v.Names
+	return v
+}
+
+// DefaultOwner names the host and the process.
+func DefaultOwner() string {
+	host, err := os.Hostname()
+	if err != nil {
+		host = "unknown host"
+	}
+	return fmt.Sprintf("%s %s[%d]", host, filepath.Base(os.Args[0]), os.Getpid())
 }
