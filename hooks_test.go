@@ -372,7 +372,11 @@ func TestHooks_Session(t *testing.T) {
 	require.NoError(t, s.Refresh(testCtx(t)))
 	reported(t, s)
 	require.Equal(t, "up renewed", words(r.all()))
-	w.OnStream(func(context.Context, string) error {
+	w.OnRecv(func(string, any) (bool, error) { // the stream that is there breaks
+		w.OnRecv(nil)
+		return false, errLostReply
+	})
+	w.OnStream(func(context.Context, string) error { // and the next one is not opened
 		w.OnStream(nil)
 		return errLostReply
 	})
@@ -388,6 +392,7 @@ func TestHooks_Session(t *testing.T) {
 	}
 	adopted, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithLease(s.Lease()))
 	require.NoError(t, err)
+	reported(t, adopted)
 	require.NoError(t, s.Close())
 	require.ErrorIs(t, adopted.Refresh(testCtx(t)), ErrSessionExpired)
 	require.NoError(t, adopted.Close())
