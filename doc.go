@@ -18,8 +18,8 @@
 //   - Of the entries in etcd, never two exclusive ones, nor an exclusive and a shared one, are entitled to the
 //     lock at the same revision.
 //   - A holder learns of its loss. [Held.Context] ends before etcd can give the lock to somebody else because
-//     the lease was not renewed, and within 500 ms if somebody revokes the lease or deletes the entry. That is
-//     so while the process runs, and etcd's clocks and its own agree to a tenth.
+//     the lease was not renewed, and within 500 ms if somebody revokes the lease or deletes the entry. That
+//     holds while the process runs, and its clock runs as fast as etcd's, give or take a tenth.
 //   - A ctx that ends ends the call within milliseconds, whether etcd answers or not. After any error but
 //     Unlock's the caller holds nothing and owes nothing; what was left in etcd is removed in the background.
 //   - Leader changes, compaction, lost replies, and members that are stopped, hang or are cut off cost time
@@ -78,9 +78,9 @@
 //
 // # Invariants
 //
-//	I1  An entry has the lock only after a revision at which it was in the queue and nothing that blocks it was
-//	    below, but for entries of its own session that were given back, or given up before they had the lock,
-//	    and whose fence is not in use. Nothing is ever added below.
+//	I1  An entry has the lock only after a revision at which it was in the queue and no entry that blocks it was
+//	    below. Entries of its own session do not count if they were released, or given up before they had the
+//	    lock, and their fence is not in use. Nothing is ever added below.
 //	I2  Exclusive entries wait for all lower ones, shared ones for all lower exclusive ones.
 //	I3  The queue is judged only at a revision at which the entry is in it, by a read that is pinned there or
 //	    linearizable.
@@ -112,9 +112,9 @@
 // When a holder gives a lock back and the next entry in the queue is of the same session, that has the lock at
 // once, while the former key is on its way out. Others see nothing of it: they wait for both keys.
 //
-// The fence of a hold is in use from the first call of [Held.IsOwner], [Held.Txn] or [Held.Downgrade], or if a
-// reply to its Lock was lost. Then the next entry waits until etcd has confirmed the release: a transaction of
-// the former holder that is late fails. What IsOwner and Txn give after the end is never true. A guard that is
+// The fence of a hold comes into use with the first call of its [Held.IsOwner], [Held.Txn] or [Held.Downgrade],
+// or when a reply to its Lock is lost. From then on the next entry waits until etcd has confirmed the release,
+// so that a late transaction of the former holder fails. What IsOwner and Txn give after the end is never true. A guard that is
 // built by hand from Key and Token is no use of the fence: until Unlock has returned nil, it may be true while
 // the next holder of the session is in, unless IsOwner was called before. After a loss nobody is in while it is.
 //

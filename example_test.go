@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log"
 	"log/slog"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"time"
 
@@ -16,7 +18,7 @@ import (
 )
 
 // exampleClient is a client of an etcd started for one example.
-func exampleClient() (client *clientv3.Client, stop func()) {
+func exampleClient(opts ...etcdtest.ClientOption) (client *clientv3.Client, stop func()) {
 	dir, err := os.MkdirTemp("", "etcdlock-example-")
 	if err != nil {
 		log.Fatal(err)
@@ -25,7 +27,7 @@ func exampleClient() (client *clientv3.Client, stop func()) {
 	if err != nil {
 		log.Fatal(err)
 	}
-	client, err = cluster.NewClient()
+	client, err = cluster.NewClient(opts...)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -244,12 +246,18 @@ func ExampleClient_Inspect() {
 	// worker 1 waits to read: false
 }
 
-// A key without a lease, written by hand, would keep its lock for ever.
+// A holder hangs, and renews its lease all the same. Data that somebody keeps under the name of a lock is not broken:
+// that would delete it.
 func ExampleClient_Break() {
 	client, stop := exampleClient()
 	defer stop()
 	ctx := context.Background()
-	if _, err := client.Put(ctx, "jobs/report/1f", ""); err != nil {
+	hung := etcdlock.New(client, etcdlock.WithOwner("worker 1"))
+	defer hung.Close()
+	if _, err := hung.Mutex("jobs/report").Lock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := client.Put(ctx, "jobs/orders/4711", "a pen"); err != nil {
 		log.Fatal(err)
 	}
 
@@ -263,18 +271,18 @@ func ExampleClient_Break() {
 			log.Fatal(err)
 		}
 		for _, e := range queue.Holders() {
-			if e.Lease != 0 {
+			if e.Data {
+				fmt.Println(e.Key, "looks like data:", e.Value)
 				continue
 			}
-			fmt.Println(e.Key, "has no lease")
-			fmt.Println(locks.Break(ctx, e))
-			fmt.Println(errors.Is(locks.Break(ctx, e), etcdlock.ErrNotFound))
+			fmt.Println(e.Owner, "is broken:", locks.Break(ctx, e))
+			fmt.Println("again:", errors.Is(locks.Break(ctx, e), etcdlock.ErrNotFound))
 		}
 	}
 	// Output:
-	// jobs/report/1f has no lease
-	// <nil>
-	// true
+	// jobs/orders/4711 looks like data: a pen
+	// worker 1 is broken: <nil>
+	// again: true
 }
 
 func ExampleClient_Watch() {
@@ -497,4 +505,193 @@ func ExampleHeld_Contended() {
 	// Output:
 	// somebody waits: give it up after this item
 	// the next one has it: true
+}
+
+// The reply to a transaction is lost: it may have been carried out, or may be yet. Neither can happen anymore under
+// the next hold, since the transaction compares with the former one. So what is read there is what counts.
+func ExampleHeld_Txn_outcomeUnknown() {
+	tap := etcdtest.NewTap()
+	client, stop := exampleClient(tap)
+	defer stop()
+	ctx := context.Background()
+	locks := etcdlock.New(client)
+	defer locks.Close()
+
+	deposit := func(ctx context.Context, h *etcdlock.Held) error {
+		done, err := client.Get(ctx, "deposits/7")
+		if err != nil {
+			return err
+		}
+		if len(done.Kvs) > 0 {
+			fmt.Println("it was carried out")
+			return nil
+		}
+		_, err = h.Txn(ctx).Then(clientv3.OpPut("deposits/7", "10")).Commit()
+		return err
+	}
+	tap.NextKey("Txn", "deposits/7", etcdtest.DropReply) // for this example
+	for {
+		err := locks.Mutex("locks/deposits").Do(ctx, deposit)
+		switch {
+		case errors.Is(err, etcdlock.ErrOutcomeUnknown): // first: ctx's error may be in it too
+			fmt.Println("the outcome is unknown: look again, under the lock")
+		case errors.Is(err, context.DeadlineExceeded), errors.Is(err, etcdlock.ErrLost):
+			fmt.Println("nothing was carried out")
+			return
+		default:
+			fmt.Println("done:", err)
+			return
+		}
+	}
+	// Output:
+	// the outcome is unknown: look again, under the lock
+	// it was carried out
+	// done: <nil>
+}
+
+// What to tell an end user whose request has waited for too long.
+func ExampleWaitError() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	locks := etcdlock.New(client, etcdlock.WithOwner("worker 1"))
+	defer locks.Close()
+	if _, err := locks.Mutex("orders/ann").Lock(ctx); err != nil {
+		log.Fatal(err)
+	}
+
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	_, err := locks.Mutex("orders/ann").Lock(ctx)
+	var wait *etcdlock.WaitError
+	if errors.As(err, &wait) {
+		fmt.Printf("%d ahead, %s works on it\n", wait.Ahead, wait.Holder)
+	}
+	fmt.Println(errors.Is(err, context.DeadlineExceeded))
+	// Output:
+	// 1 ahead, worker 1 works on it
+	// true
+}
+
+// Ready is for the readiness check of a service that can do nothing without its locks. It takes a service that can
+// answer without them out of service while etcd is away. Check is for the liveness check; it asks nobody.
+func ExampleClient_Ready() {
+	client, stop := exampleClient()
+	defer stop()
+	locks := etcdlock.New(client)
+	defer locks.Close()
+	elector := locks.Elector("services/scheduler")
+
+	http.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
+		ctx, cancel := context.WithTimeout(r.Context(), time.Second) // less than the probe's timeout
+		defer cancel()
+		if err := locks.Ready(ctx); err != nil {
+			http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		}
+	})
+	http.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		if err := elector.Check(10 * time.Second); err != nil {
+			http.Error(w, err.Error(), http.StatusInternalServerError)
+		}
+	})
+
+	for _, path := range []string{"/readyz", "/healthz"} {
+		w := httptest.NewRecorder()
+		http.DefaultServeMux.ServeHTTP(w, httptest.NewRequest("GET", path, nil))
+		fmt.Println(path, w.Code)
+	}
+	// Output:
+	// /readyz 200
+	// /healthz 200
+}
+
+func ExampleElector_Observe() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx, cancel := context.WithCancel(context.Background())
+	locks := etcdlock.New(client, etcdlock.WithOwner("replica 1"))
+	defer locks.Close()
+	elector := locks.Elector("services/scheduler")
+	resigned := make(chan error)
+	go func() {
+		resigned <- elector.Run(ctx, func(ctx context.Context, _ *etcdlock.Held) error {
+			<-ctx.Done()
+			return nil
+		})
+	}()
+
+	for leader, err := range elector.Observe(context.Background()) {
+		if err != nil {
+			log.Fatal(err) // the last thing that comes
+		}
+		if leader != (etcdlock.Entry{}) { // else nobody leads
+			fmt.Println(leader.Owner, "leads")
+			break
+		}
+	}
+	cancel()
+	fmt.Println(<-resigned)
+	// Output:
+	// replica 1 leads
+	// <nil>
+}
+
+// A leader that does not look at its ctx may act beside its successor. WithOverrun tells, so that the process can end.
+func ExampleWithOverrun() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	locks := etcdlock.New(client)
+	defer locks.Close()
+	exit := make(chan struct{})
+	elector := locks.Elector("services/scheduler", etcdlock.WithOverrun(50*time.Millisecond, func(*etcdlock.Held) {
+		fmt.Println("the term was lost, and lead goes on")
+		close(exit) // a service would call os.Exit
+	}))
+	err := elector.Run(ctx, func(_ context.Context, term *etcdlock.Held) error {
+		if _, err := client.Delete(ctx, term.Key()); err != nil { // somebody takes the lead away
+			log.Fatal(err)
+		}
+		<-exit // does not look at its ctx
+		cancel()
+		return nil
+	})
+	fmt.Println(errors.Is(err, context.Canceled))
+	// Output:
+	// the term was lost, and lead goes on
+	// true
+}
+
+// A process hands its locks to its successor, for example to another version of the same program.
+func ExampleSession_Orphan() {
+	client, stop := exampleClient()
+	defer stop()
+	ctx := context.Background()
+	session, err := etcdlock.NewSession(ctx, client)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := etcdlock.NewMutex(session, "jobs/report").Lock(ctx); err != nil {
+		log.Fatal(err)
+	}
+	lease := session.Lease() // to tell the successor
+	session.Orphan()
+
+	successor, err := etcdlock.NewSession(ctx, client, etcdlock.WithLease(lease))
+	if err != nil {
+		log.Fatal(err)
+	}
+	another := etcdlock.New(client)
+	defer another.Close()
+	_, err = another.Mutex("jobs/report").TryLock(ctx)
+	fmt.Println("still held:", errors.Is(err, etcdlock.ErrLocked))
+	if err := successor.Close(); err != nil { // revokes the lease
+		log.Fatal(err)
+	}
+	_, err = another.Mutex("jobs/report").TryLock(ctx)
+	fmt.Println("free:", err == nil)
+	// Output:
+	// still held: true
+	// free: true
 }

@@ -174,8 +174,8 @@ func (h *Held) unlock(ctx context.Context) error {
 
 // Release is Unlock that does not wait for etcd: it starts the release, which goes on in the background until etcd
 // has confirmed it or the lease is gone, and returns at once. It is for `defer`, and for speed: the caller saves a
-// round trip, and a commit where the session takes the lock again at once. What it can't say is whether the hold was
-// lost before; see Context, Err and Txn. On a hold that was given back or lost it does nothing.
+// round trip, and a commit where the session takes the lock again at once. Unlike Unlock it can't report that the hold was
+// lost before: ask Context, Err or Txn. On a hold that was given back or lost it does nothing.
 func (h *Held) Release() {
 	at := time.Now() // before it is handed over
 	l, err := h.giveUp()

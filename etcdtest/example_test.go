@@ -2,8 +2,10 @@ package etcdtest_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -49,7 +51,7 @@ func ExampleTap() {
 	defer client.Close()
 
 	ctx := context.Background()
-	tap.Next("Txn", etcdtest.DropReply)
+	tap.NextKey("Txn", "greeting", etcdtest.DropReply) // and not that of a lock's own request
 	_, err = client.Txn(ctx).Then(clientv3.OpPut("greeting", "hello")).Commit()
 	fmt.Println(err)
 	resp, err := client.Get(ctx, "greeting")
@@ -60,4 +62,39 @@ func ExampleTap() {
 	// Output:
 	// rpc error: code = Unavailable desc = transport is closing
 	// hello
+}
+
+// A client is cut off from etcd, while others go on.
+func ExampleProxy() {
+	cluster, err := etcdtest.New("")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cluster.Close()
+	proxy, err := cluster.NewProxy()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer proxy.Close()
+	client, err := cluster.NewClient(proxy)
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+
+	put := func(timeout time.Duration) error {
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
+		defer cancel()
+		_, err := client.Put(ctx, "greeting", "hello")
+		return err
+	}
+	fmt.Println(put(time.Minute))
+	proxy.Hold(etcdtest.Both) // as of a network that swallows packets
+	fmt.Println(errors.Is(put(50*time.Millisecond), context.DeadlineExceeded))
+	proxy.Heal()
+	fmt.Println(put(time.Minute))
+	// Output:
+	// <nil>
+	// true
+	// <nil>
 }

@@ -37,6 +37,7 @@ type Tap struct {
 // A rule applies a fault to the n-th call of a method from now on, or to every call.
 type rule struct {
 	method string
+	key    string // that the request names; "" is any
 	every  bool
 	n      int // calls left until the fault applies; not used if every
 	fault  Fault
@@ -70,6 +71,15 @@ func (t *Tap) Nth(method string, n int, f Fault) <-chan struct{} {
 		panic(fmt.Sprintf("etcdtest: the %d-th call", n))
 	}
 	r := &rule{method: checkUnary(method), n: n, fault: f, done: make(chan struct{})}
+	t.add(r)
+	return r.done
+}
+
+// NextKey applies f to the next call of method whose request names key, in an operation or a comparison, also of a txn
+// inside of a txn; of a range its first key counts. So it finds the caller's own Txn among those of the locks that it
+// holds. The returned channel is closed when f has returned.
+func (t *Tap) NextKey(method, key string, f Fault) <-chan struct{} {
+	r := &rule{method: checkUnary(method), key: key, n: 1, fault: f, done: make(chan struct{})}
 	t.add(r)
 	return r.done
 }
@@ -141,7 +151,7 @@ func (t *Tap) unary(ctx context.Context, fullMethod string, req, reply any, cc *
 	call.invoke = func(ctx context.Context, req, reply proto.Message, opts []grpc.CallOption) error {
 		return invoker(ctx, fullMethod, req, reply, cc, opts...)
 	}
-	r := t.due(call.Method)
+	r := t.due(call.Method, call.Request)
 	if r == nil {
 		return call.Send(ctx)
 	}
@@ -152,14 +162,14 @@ func (t *Tap) unary(ctx context.Context, fullMethod string, req, reply any, cc *
 }
 
 // due counts a call and returns the rule that applies to it, or nil.
-func (t *Tap) due(method string) *rule {
+func (t *Tap) due(method string, req proto.Message) *rule {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.calls[method]++
 	var nth, every *rule
 	for _, r := range t.rules {
 		switch {
-		case r.method != method:
+		case r.method != method, r.key != "" && !names(req, r.key):
 		case r.every && every == nil:
 			every = r
 		case !r.every:
@@ -173,6 +183,21 @@ func (t *Tap) due(method string) *rule {
 	}
 	t.removeLocked(nth)
 	return nth
+}
+
+// names reports whether a request has that key in an operation or a comparison.
+func names(req any, key string) bool {
+	switch r := req.(type) {
+	case *pb.TxnRequest:
+		return slices.ContainsFunc(r.GetCompare(), func(c *pb.Compare) bool { return string(c.Key) == key }) ||
+			slices.ContainsFunc(slices.Concat(r.GetSuccess(), r.GetFailure()), func(op *pb.RequestOp) bool {
+				return names(op.GetRequestRange(), key) || names(op.GetRequestPut(), key) ||
+					names(op.GetRequestDeleteRange(), key) || names(op.GetRequestTxn(), key)
+			})
+	case interface{ GetKey() []byte }:
+		return string(r.GetKey()) == key // nil has none
+	}
+	return false
 }
 
 // removeLocked needs t.mu.

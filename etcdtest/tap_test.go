@@ -155,3 +155,33 @@ func TestTapCounts(t *testing.T) {
 	assert.Panics(t, func() { tap.Calls("txn") })
 	assert.Panics(t, func() { tap.Nth("Txn", 0, etcdtest.DropReply) })
 }
+
+// A fault for a key applies to the first request that names it, wherever in it, and counts no other.
+func TestTapNextKey(t *testing.T) {
+	tap, client, direct := tapped(t)
+	puts := map[string]func(v string) clientv3.Op{
+		"an operation": func(v string) clientv3.Op { return clientv3.OpPut("mine", v) },
+		"a comparison of a txn in a txn": func(v string) clientv3.Op {
+			mine := []clientv3.Cmp{clientv3.Compare(clientv3.Version("mine"), ">", -1)}
+			return clientv3.OpTxn(mine, []clientv3.Op{clientv3.OpPut("a", v)}, nil)
+		},
+		"else": func(v string) clientv3.Op {
+			return clientv3.OpTxn(nil, []clientv3.Op{clientv3.OpPut("a", v)}, []clientv3.Op{clientv3.OpDelete("mine")})
+		},
+	}
+	for what, op := range puts {
+		dropped := tap.NextKey("Txn", "mine", etcdtest.DropReply)
+		require.NoError(t, set(t.Context(), client, "0"), "it does not name the key")
+		_, err := client.Txn(t.Context()).Then(op(what)).Commit()
+		assert.Equal(t, codes.Unavailable, status.Code(err), "%v", err)
+		awaitClosed(t, dropped)
+		require.NoError(t, set(t.Context(), client, "1"))
+	}
+	dropped := tap.NextKey("Range", "mine", etcdtest.FailBefore)
+	_, err := client.Get(t.Context(), "mine/1")
+	require.NoError(t, err)
+	_, err = client.Get(t.Context(), "mine") // which the client repeats
+	require.NoError(t, err)
+	awaitClosed(t, dropped)
+	require.Equal(t, "1", value(t, direct))
+}
