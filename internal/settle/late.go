@@ -103,7 +103,8 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
 	}
 	var ops []clientv3.Op
 	for i, u := range some {
-		if kvs := got[i].Kvs; len(kvs) > 0 && string(kvs[0].Value) == u.value {
+		// Or what another entry of the session wrote there once, and a restore has brought back: nobody uses the key now.
+		if kvs := got[i].Kvs; len(kvs) > 0 && (string(kvs[0].Value) == u.value || k.wrote(kvs[0])) {
 			ops = append(ops, deleteOps(u.keys, kvs[0].CreateRevision)...)
 		}
 	}
