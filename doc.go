@@ -105,6 +105,7 @@
 //	process dies                         the next one is granted when the lease has expired
 //	process paused for longer            Valid is false at once on waking, Txn says ErrLost
 //	etcd refuses (rights, space)         its error, from Lock at once
+//	rights on a held lock are revoked    etcd refuses the whole lease: as if that was revoked; the error names the key
 //	watches break, compaction            nothing: the queue is read again, in the same place
 //
 // # Hand-over inside a process

@@ -91,8 +91,7 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
 		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, slashes: c.slash, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
-		only:  make(map[string]*entry),
-		lists: make(map[string]*waitlist.List),
+		only: make(map[string]*entry), lists: make(map[string]*waitlist.List),
 	}
 	if c.observed() {
 		s.holds = make(map[*entry]struct{})
@@ -100,6 +99,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
+	s.lease.InTheWay = s.keys.InTheWay
 	s.removals = settle.NewRemovals(s.lease.Ctx, s.etcd, s.lease.Go, s.lease.WaitError)
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,

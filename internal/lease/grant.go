@@ -83,6 +83,8 @@ func (l *Lease) Adopt(ctx context.Context) error {
 	switch {
 	case err == nil:
 		return nil
+	case errors.Is(err, errRefused):
+		l.gone()
 	case errors.Is(err, l.Expired):
 		err = rpctypes.ErrLeaseNotFound
 	default:

@@ -36,6 +36,8 @@ type Lease struct {
 	// Shared reports whether etcd's answer to a call of KeepAlive may be the answer to an earlier call: see attempts.
 	Shared    func() bool
 	WallClock func() time.Time
+	// InTheWay is a key that hangs on the lease and that the client has no right to write, "" if it finds none.
+	InTheWay func(ctx context.Context) (key string)
 
 	// Ctx ends with the use of the lease: at its deadline at the latest, or with the cause given to End.
 	Ctx    context.Context
@@ -60,6 +62,7 @@ type Lease struct {
 	deadline  time.Time
 	sent      time.Time // from when the last renewal that succeeded counts
 	attempts  attempts
+	refusals  int // of the last renewals
 	expiry    *time.Timer
 	endReason string // why Ctx has ended
 
@@ -169,6 +172,7 @@ func (l *Lease) Close(cause error) (done <-chan struct{}) {
 			if granted { // for a TTL at most: it can't live longer
 				ctx, cancel := context.WithTimeout(l.Client.Ctx(), l.TTL)
 				_, err = l.revoke(ctx, l.ID)
+				err = l.explained(ctx, err)
 				cancel()
 			}
 			l.gone() // or given up: nothing goes on after Close

@@ -114,7 +114,9 @@ func (l *Lease) run() {
 				// It is over, or this attempt never had an answer, and others were sent since.
 			default:
 				unrenewed = r.err
-				outage.Start(l.Ctx, r.err)
+				if !errors.Is(r.err, errRefused) { // etcd answers, and its answer says what to do
+					outage.Start(l.Ctx, r.err)
+				}
 				next.Reset(min(gap, etcd.RetryMax))
 			}
 		}
@@ -161,6 +163,9 @@ func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, from time.
 	from = l.attempts.send(sent)
 	l.mu.Unlock()
 	ttl, err := l.KeepAlive(ctx)
+	took = time.Since(sent)
+	err = l.explained(ctx, err)
+	l.refused(err)
 	l.mu.Lock()
 	switch {
 	case err == nil:
@@ -179,7 +184,7 @@ func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, from time.
 	case err == nil:
 		l.Record(from, ttl)
 	}
-	return time.Since(sent), from, err
+	return took, from, err
 }
 
 // Record moves the deadline on after etcd has granted or renewed the lease for that many seconds.

@@ -19,7 +19,7 @@ func (l *Lease) Txn(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) 
 	resp, ambiguous, err = etcd.Do(ctx, l.Client, etcd.Policy{Life: l.Ctx, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return l.Client.Txn(ctx, build)
 	})
-	return resp, ambiguous, l.Translate(err)
+	return resp, ambiguous, l.Translate(l.refusedInstead(ctx, err))
 }
 
 // Read reads the state at rev, or with 0 the present: see etcd.Client.ReadAt. It ends with ctx and with life.

@@ -1,0 +1,60 @@
+// A lease that etcd refuses to renew, since the client has lost the right to write a key that hangs on it.
+
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+)
+
+// errRefused is in the error of a renewal or a revocation that etcd refuses for want of rights. With authentication etcd
+// checks each key that hangs on a lease before it renews or revokes the lease, or puts a further key on it. So when a
+// role loses the prefix of one lock that is held, the lease serves no lock any more, and will expire.
+var errRefused = errors.New("etcd refuses the lease")
+
+// maxRefusals is how many renewals in a row etcd has to refuse before the use of the lease ends. One of them may have
+// come between two changes of a role.
+const maxRefusals = 2
+
+// explained is err, or if that is for want of rights, errRefused with the key that is in the way. It does not wrap the
+// refusal: that is not about the rights on the lock that the caller has asked for.
+func (l *Lease) explained(ctx context.Context, err error) error {
+	if !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		return err
+	}
+	key := ""
+	if l.InTheWay != nil {
+		key = l.InTheWay(ctx)
+	}
+	if key == "" {
+		return fmt.Errorf("%w: the client has no right to write one of the keys that hang on it: %v", errRefused, err)
+	}
+	return fmt.Errorf("%w: the client has no right to write the key %q, which hangs on it: %v", errRefused, key, err)
+}
+
+// refused takes note of whether a renewal was refused, and ends the use of the lease if too many were.
+func (l *Lease) refused(err error) {
+	l.mu.Lock()
+	if err == nil {
+		l.refusals = 0
+	} else if errors.Is(err, errRefused) {
+		l.refusals++
+	}
+	end := l.refusals >= maxRefusals
+	l.mu.Unlock()
+	if end {
+		l.End(fmt.Errorf("%w: %w", l.Expired, err), err.Error())
+	}
+}
+
+// refusedInstead is err, or if that is for want of rights on another key that hangs on the lease, the end of its use: a
+// renewal tells.
+func (l *Lease) refusedInstead(ctx context.Context, err error) error {
+	if errors.Is(err, rpctypes.ErrPermissionDenied) && l.Refresh(ctx) != nil && l.Ctx.Err() != nil {
+		return context.Cause(l.Ctx)
+	}
+	return err
+}

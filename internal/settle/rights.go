@@ -1,0 +1,47 @@
+// Which key of a session its client may not write any more.
+
+package settle
+
+import (
+	"context"
+	"errors"
+	"maps"
+	"slices"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// InTheWay is a key in use that the client has no right to write, "" if none is found until ctx ends. It writes
+// nothing: etcd checks the rights on all operations of a txn, also on those that it does not carry out.
+func (k *Keys) InTheWay(ctx context.Context) (key string) {
+	k.mu.Lock()
+	keys := slices.Collect(maps.Keys(k.inUse))
+	k.mu.Unlock()
+	for some := range slices.Chunk(keys, etcd.Batch) {
+		if !k.forbidden(ctx, some) {
+			continue
+		}
+		for _, key := range some {
+			if k.forbidden(ctx, []string{key}) {
+				return key
+			}
+		}
+	}
+	return ""
+}
+
+func (k *Keys) forbidden(ctx context.Context, keys []string) bool {
+	ops := make([]clientv3.Op, 0, len(keys))
+	for _, key := range keys {
+		ops = append(ops, clientv3.OpPut(key, ""))
+	}
+	_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return k.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn {
+			return t.If(clientv3.Compare(clientv3.Version(keys[0]), "<", 0)).Then(ops...) // never
+		})
+	})
+	return errors.Is(err, rpctypes.ErrPermissionDenied)
+}
