@@ -145,11 +145,14 @@ var shapes = []shape{{1, false}, {3, false}, {1, true}}
 // renewals at times of its own.
 func suited(names []string, s shape) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
-		return s != shape{members: 1} && oneMember.MatchString(n)
+		return s != shape{members: 1} && oneMember.MatchString(n) || s.proxied && slices.Contains(notProxied, n)
 	})
 }
 
 var oneMember = regexp.MustCompile(`^Test(Requests|Fault_F1|Fault_F2)_`)
+
+// notProxied are tests that count renewals, and the messages of watches.
+var notProxied = []string{"TestHooks_Session", "TestHoldWatch_OnTheWire"}
 
 // A result is one run of the tests.
 type result struct {
