@@ -18,7 +18,7 @@ import (
 )
 
 // A Client makes the locks of one etcd, for as long as the process lives. It keeps one session at a time: it grants
-// one when the first lock needs it, and another one when a lock is to be taken and the last session was lost. It is
+// one when the first lock needs it, and another one when a lock is wanted and the last session was lost. It is
 // safe for concurrent use, and must not be copied.
 //
 // What was held in a lost session is lost: its holders are told, by [Held.Context] and [Held.Err], and a Client never
@@ -40,8 +40,8 @@ type Client struct {
 	closeOnce sync.Once
 	closed    chan struct{} // closed when Close has done all; then closeErr is set
 	closeErr  error
-	// revoking counts the goroutines that revoke the leases of sessions that were lost, or of which it is not known
-	// whether they were granted, each for a TTL at the most.
+	// revoking counts the goroutines that revoke the leases of lost sessions, and leases that an unanswered grant may
+	// have created, each for a TTL at the most.
 	revoking sync.WaitGroup
 
 	mu      sync.Mutex
@@ -178,7 +178,7 @@ func (c *Client) setCurrent(s *Session) {
 	}
 }
 
-// retryable reports whether an acquisition that failed in s with err, and left nothing, is to begin anew in another
+// retryable reports whether an acquisition that failed in s with err, and left nothing, begins anew in another
 // session: only the session failed it, because it has expired, or because its clock said so for a moment. An entry
 // that is gone may have gone with the lease or not; if asking after the lease had no answer in time, etcd is asked
 // until there is one. The end of ctx, and Close, are for session to see.

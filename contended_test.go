@@ -25,7 +25,7 @@ func closes(t testing.TB, ch <-chan struct{}, what string) {
 	}
 }
 
-// staysOpen is to be called when what might close ch has been heard of.
+// Call staysOpen when what might close ch has been heard of.
 func staysOpen(t testing.TB, ch <-chan struct{}, what string) {
 	t.Helper()
 	select {
@@ -303,7 +303,7 @@ func TestContended_WatchesEnd(t *testing.T) {
 	})
 }
 
-// A hold that was given back is not told of those who come while its key is on its way out.
+// A hold that was released is not told of those who come while its key is on its way out.
 func TestContended_NotAfterTheHold(t *testing.T) {
 	onStage(t, func(st *stage) {
 		h := st.lock(st.mutex().Lock)

@@ -53,7 +53,7 @@
 //
 // A snapshot that is restored brings back the entries and leases of its time. An entry that is newer is lost,
 // and its owner is told when the session next asks etcd, within about half a TTL; until then somebody else may
-// have the lock. A lock that was given back since is in the queue again for as long. Tokens are given out a
+// have the lock. A lock that was released since is in the queue again for as long. Tokens are given out a
 // second time, so they no longer fence. A session ends that finds etcd's revision lower than it was, or the
 // cluster ID changed; it can't find that once as much was written anew. So restore with etcdutl's --bump-revision,
 // by more than was written since, and --mark-compacted, which has holders told at once, and start the clients anew.

@@ -100,7 +100,7 @@ type state uint8
 const (
 	enqueued  state = iota // its keys are written, or may be
 	held                   // granted
-	released               // given back by its holder
+	released               // released by its holder
 	abandoned              // withdrawn before its owner had it
 	lost                   // removed by somebody else, or with its session
 )
@@ -254,7 +254,7 @@ func (e *entry) enqueue(ctx context.Context) error {
 	}
 }
 
-// listOps list, for each part, so many of the keys that may block it.
+// listOps list, for each part, at most limit of the keys that may block it.
 func (e *entry) listOps(limit int64) (ops []clientv3.Op) {
 	for p := range e.all() {
 		from, to := keyspace.Blocking(p.name, p.mode.kind())

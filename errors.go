@@ -28,9 +28,9 @@ var (
 	// ErrOutcomeUnknown: no answer came to a transaction of [Held.Txn]; etcd may have carried it out, or may yet. Ask for
 	// it first: ctx's error or ErrLost is in the same error, and by itself would say that nothing was carried out.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
-	// ErrNotHeld: the hold was given back before, or its ticket cancelled.
+	// ErrNotHeld: the hold was released before, or its ticket cancelled.
 	ErrNotHeld = errors.New("lock not held")
-	// ErrNotFound: no such entry is in the queue. It was given back or broken, or its session ended.
+	// ErrNotFound: no such entry is in the queue. It was released or broken, or its session ended.
 	ErrNotFound = errors.New("entry not found")
 	// ErrWouldDeadlock: the acquisition would wait for its own caller's hold: that of Do, or of an Elector's lead.
 	ErrWouldDeadlock = errors.New("would deadlock: its own caller holds the lock")

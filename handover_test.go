@@ -279,7 +279,7 @@ func TestHandOver_ReleaseInDoubt(t *testing.T) {
 	})
 }
 
-// An entry of others that is in between, exclusive or a reader, of this process or not, keeps its turn.
+// An entry of another session that is in between, exclusive or a reader, of this process or not, keeps its turn.
 func TestHandOver_OthersBetween(t *testing.T) {
 	for _, key := range []string{"a/7", "a/r7", "a/5-9"} { // the last one is another user's of the lease
 		t.Run(key, func(t *testing.T) {

@@ -175,7 +175,7 @@ func (h *Held) unlock(ctx context.Context) error {
 // Release is Unlock that does not wait for etcd: it starts the release, which goes on in the background until etcd
 // has confirmed it or the lease is gone, and returns at once. It is for `defer`, and for speed: the caller saves a
 // round trip, and a commit where the session takes the lock again at once. Unlike Unlock it can't report that the hold was
-// lost before: ask Context, Err or Txn. On a hold that was given back or lost it does nothing.
+// lost before: ask Context, Err or Txn. On a hold that was released or lost it does nothing.
 func (h *Held) Release() {
 	at := time.Now() // before it is handed over
 	l, err := h.giveUp()
@@ -187,7 +187,7 @@ func (h *Held) Release() {
 }
 
 // giveUp ends the hold in this process, before anybody else can have the lock; then one of the same session may have
-// it. It returns why it is not held if that is so, or the entry, which is to be removed.
+// it. It returns why it is not held if that is so, or the entry, which must be removed.
 //
 // The goroutines of those that were let in run first. Measured with 16 goroutines on two cores: the lock goes from
 // one to the next in 12 to 20 us instead of 37; and the request that removes the entry removes theirs too.
@@ -199,7 +199,7 @@ func (h *Held) giveUp() (*settle.Leaving, error) {
 	}
 	h.endHoldLocked(released)
 	next := h.leaveLocked()
-	// If one of the same session has the lock alone now, all others wait for that one.
+	// If another entry of the session has the lock alone now, everybody else waits for that entry.
 	now := h.own == nil || h.first != nil || !h.own.Covered()
 	h.unlockAndNotify()
 	l := h.leaving(next, now)

@@ -158,7 +158,7 @@ func (q Queue) readTTLs(ctx context.Context, client *etcd.Client) error {
 // matters must be protected by [Held.Token] or [Held.Txn].
 //
 // It blocks until etcd has confirmed, one request and one commit, or ctx ends; then the entry may be gone or not.
-// ErrNotFound says that it was gone already: given back, broken or expired. If a reply was lost, and the request
+// ErrNotFound says that it was gone already: released, broken or expired. If a reply was lost, and the request
 // repeated, nobody can tell who removed the entry, and Break returns nil.
 func (c *Client) Break(ctx context.Context, e Entry) error {
 	return wrap("break an entry of", e.Name, c.breakEntry(ctx, e))

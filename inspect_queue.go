@@ -15,7 +15,7 @@ import (
 // An Entry is one acquisition in a lock's queue, holding or waiting, as somebody who looks at the queue sees it. It
 // is a value, of the moment that its Queue names; who holds the lock itself has a [Held] or a [Ticket].
 //
-// Entries of others that queue on the same name (etcd's concurrency.Mutex, `etcdctl lock`, v3lock) are entries too;
+// Entries of other programs that queue on the same name (etcd's concurrency.Mutex, `etcdctl lock`, v3lock) are entries too;
 // they tell no owner and no time, and an Election tells its value.
 type Entry struct {
 	Name string `json:"name"` // of the lock

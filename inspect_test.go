@@ -431,7 +431,7 @@ func TestBreakWaiter(t *testing.T) {
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
-// A later acquisition with the same key is another entry. (A key of which a request may still be on its way is not used
+// A later acquisition with the same key is another entry. (A key that a request may yet write is not used
 // again.)
 func TestBreakIsOfOneAcquisition(t *testing.T) {
 	t.Parallel()

@@ -103,10 +103,10 @@ type scene struct {
 	wants      mode
 	taken      time.Time // when the entry was deleted, if before it was entitled
 	deep       bool      // the entry was not next in line when it came: it is told when it is, or by a recheck
-	interfered bool      // the own entry may be gone by the hand of others
+	interfered bool      // somebody else may have removed the own entry
 	before     []string  // keys of the same session that are not of this acquisition
 	reserved   []string  // those of them that are no entries
-	over       sync.Map  // those of them that were given back
+	over       sync.Map  // those of them that were released
 	release    func()    // by the holder of its own session
 }
 
@@ -116,7 +116,7 @@ type anothers struct{}
 // callers is a key of the ctx of the acquisition's caller.
 type callers struct{}
 
-// takeEntry deletes the own keys of which is.
+// takeEntry deletes the own keys that is selects.
 func (s *scene) takeEntry(is func(queue.Entry) bool) {
 	s.interfered = true
 	s.f.Update("a/", func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) { // at once: others may leave
@@ -137,7 +137,7 @@ func (s *scene) takeEntry(is func(queue.Entry) bool) {
 	})
 }
 
-// entitled is whether an entry has the lock in this queue: keys of its own session that were given back
+// entitled is whether an entry has the lock in this queue: keys of its own session that were released
 // are not in its way.
 func (s *scene) entitled(kind keyspace.Kind, rev int64, q []queue.Entry) bool {
 	return entitled(kind, rev, slices.DeleteFunc(slices.Clone(q), func(e queue.Entry) bool {
@@ -239,7 +239,7 @@ const (
 	ownFenced = "a/zzy"
 )
 
-// ownTwo is a stray key that says that two waiters of the session are before, each of which gives the
+// ownTwo is a stray key that says that two waiters of the session are before, and each gives the
 // lock back as soon as it has it.
 const ownTwo = "a/zzz"
 
@@ -682,7 +682,7 @@ func (o *order) end() {
 	}
 }
 
-// everyOrder plays in each order in which the turns can come, with so many replies lost.
+// everyOrder plays in each order in which the turns can come, with lost replies lost.
 func everyOrder(t *testing.T, losses int, play func(t *testing.T, o *order)) {
 	for chosen, from := []int(nil), []int(nil); ; {
 		o := &order{chosen: chosen, from: from, losses: losses}

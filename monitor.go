@@ -1,4 +1,4 @@
-// What happens to a hold from outside: its end, of which it hears from its watch or from the session's checks,
+// What happens to a hold from outside: its end, as its watch or the session's checks tell it,
 // and that somebody waits for it.
 
 package etcdlock
@@ -19,7 +19,7 @@ import (
 type holdContext struct {
 	ctx     context.Context // of the hold
 	cancel  context.CancelCauseFunc
-	watched bool // the hold is to be looked after
+	watched bool // somebody wants to be told of the hold's end
 
 	contended context.Context // ends when somebody waits for the hold; nil until asked for
 	contend   context.CancelFunc
@@ -177,7 +177,7 @@ func (e *entry) unwatchLocked() {
 	}
 }
 
-// Contended is closed when somebody waits for what the hold excludes, and stays closed, also if that one is gone
+// Contended is closed when somebody waits for what the hold excludes, and stays closed, also if the waiter is gone
 // again. So a holder that needs a lock again and again may keep it, at no request at all, and give it up when it is
 // wanted. Nobody is passed: the waiter is next in the queue.
 //
@@ -198,7 +198,7 @@ func (h *Held) Contended() <-chan struct{} {
 	return c.contended.Done()
 }
 
-// startContentionLocked looks for waiters behind the hold: those of the session in its list, those of others in etcd.
+// startContentionLocked looks for waiters behind the hold: those of the session in its list, other sessions' in etcd.
 // The goroutines, one for each part, are the session's; they end with the hold, or the first waiter. The caller holds
 // e.mu.
 func (e *entry) startContentionLocked() {

@@ -18,7 +18,7 @@ import (
 // singleHoldWatches is how many holds of a directory have a watch each: see internal/holdwatch.
 const singleHoldWatches = 64
 
-// watchedHolds has the session hold so many locks of a directory, and watch each.
+// watchedHolds has the session hold n locks of a directory, and watch each.
 func watchedHolds(t *testing.T, s *Session, dir string, n int) (holds []*Held) {
 	t.Helper()
 	for i := range n {
@@ -53,7 +53,7 @@ func requireLost(t *testing.T, h *Held) {
 	}
 }
 
-// An entry that was removed before its hold was looked after, and of which the shared watch has told.
+// The shared watch has told of the removal of an entry before its hold was looked after.
 func TestHoldWatch_RemovedBefore(t *testing.T) {
 	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
 		watchedHolds(t, s, "dir", singleHoldWatches+1)
@@ -126,7 +126,7 @@ func TestHoldWatch_SessionEnds(t *testing.T) {
 	})
 }
 
-// On real etcd: so many holds, so few watches, and none of it at rest.
+// On real etcd: many holds, few watches, and none of it at rest.
 func TestHoldWatch_OnTheWire(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := unhedged(t, c)

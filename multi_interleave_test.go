@@ -61,10 +61,10 @@ type multiScene struct {
 	again      error // at the next step
 	pinned     error // of the next pinned read
 	revoked    atomic.Bool
-	interfered bool // keys of its own may be gone by the hand of others
+	interfered bool // somebody else may have removed keys of its own
 	early      bool // and before it was entitled to all
 	before     []queue.Entry
-	over       sync.Map // those of the session that were given back without a fence
+	over       sync.Map // those of the session that were released without a fence
 	releases   map[string]func()
 }
 

@@ -44,7 +44,7 @@ func entriesIn(t testing.TB, c *clientv3.Client, names ...string) (keys []string
 }
 
 // All parts are written at one revision, which is the token; they exclude all locks of their names, and are
-// given back together.
+// released together.
 func TestMulti_ExcludesAllLocksOfItsNames(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
@@ -243,7 +243,7 @@ func TestMulti_LossOfAPart(t *testing.T) {
 	require.NoError(t, s.Err())
 }
 
-// A wait that loses a part, of which it had the lock or not, fails when that is found, and leaves nothing.
+// A wait that loses a part, whether it had the lock of the part or not, fails when that is found, and leaves nothing.
 func TestMulti_WaitLosesAPart(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
@@ -346,7 +346,7 @@ func TestMulti_ServerOfFewOperations(t *testing.T) {
 	require.Empty(t, entriesIn(t, c, names...))
 }
 
-// A ticket's place is given back in all queues; so is an unclaimed grant.
+// A ticket's place is released in all queues; so is an unclaimed grant.
 func TestMulti_TicketCancel(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)

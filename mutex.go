@@ -55,7 +55,7 @@ func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
 // cause. Do returns fn's error, joined with ErrLost if the hold was lost before fn was done: somebody else may have
 // been in the section. If ctx ends, Do waits 250 ms at most for etcd's word on that.
 //
-// It is the one way to take a lock that one has already. Under the ctx that fn got, Do on the same name and session, or
+// It is the one way to take a lock that its caller has already. Under the ctx that fn got, Do on the same name and session, or
 // Client, or session of that Client, runs its fn at once, inside the hold; Lock and Enqueue return ErrWouldDeadlock
 // there, TryLock ErrLocked. So goroutines that call Do with that ctx do not exclude each other: they are in the section
 // together. Such a Do returns ErrNotHeld, joined with its fn's error, if the hold was released before its fn was done,

@@ -31,7 +31,7 @@ func (e *entry) stuck() {
 	}
 }
 
-// release removes the entry of a hold that was given back in this process.
+// release removes the entry of a hold that was released in this process.
 func (h *Held) release(ctx context.Context, l *settle.Leaving) error {
 	r, err := h.s.removals.Remove(ctx, h.name, l)
 	err = h.s.lease.Translate(err)

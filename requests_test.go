@@ -261,7 +261,7 @@ func TestRequests_WaitersOfOneSession(t *testing.T) {
 }
 
 // An entry behind more of its own session than its txn would list lists nothing: etcd would count the whole
-// queue for it, where it carries out all writes. (Of those of others, see waitlist.TestBehindMore.)
+// queue for it, where it carries out all writes. (For other sessions' entries see waitlist.TestBehindMore.)
 func TestRequests_EnqueueFarBehind(t *testing.T) {
 	name := lockName(t)
 	c, w := wiredClient(t, cluster)
@@ -309,7 +309,7 @@ func TestRequests_FewOfMany(t *testing.T) {
 				mine = append(mine, enqueue(NewMutex(s, name), 1)...)
 				between = append(between, enqueue(other, enqueueReadLimit)...)
 			}
-			w.WaitFor(t, 0, 1) // of which both in front have a use
+			w.WaitFor(t, 0, 1) // that both in front use
 			pass := func(tickets []*Ticket) {
 				for _, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))

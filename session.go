@@ -181,7 +181,7 @@ type source interface {
 	// session is the one to begin an acquisition in.
 	session(ctx context.Context) (*Session, error)
 	slash() bool // see WithTrailingSlash
-	// retryable reports whether an acquisition that failed in s with err, and left nothing, is to begin anew.
+	// retryable reports whether an acquisition that failed in s with err, and left nothing, begins anew.
 	retryable(ctx context.Context, s *Session, err error) bool
 }
 

@@ -28,7 +28,7 @@ type Ticket struct {
 
 	mu      sync.Mutex
 	claimed bool          // Wait has returned the hold
-	removed chan struct{} // not nil after Cancel; closed when the place is given back
+	removed chan struct{} // not nil after Cancel; closed when the place is released
 }
 
 // errCancelled is what Wait and Ahead return after Cancel.

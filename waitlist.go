@@ -149,7 +149,7 @@ func (e *entry) fencedLocked() bool {
 	return e.fenced || e.ambiguous
 }
 
-// leaveLocked says that the entry is to be removed, which may hand the lock over. next are the entries that the
+// leaveLocked says that the entry must be removed, which may hand the lock over. next are the entries that the
 // request is to look for. The caller holds e.mu.
 //
 // A Multi that did not get all of its locks hands none of them over. Those that it had may have been lost, with its

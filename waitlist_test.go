@@ -25,7 +25,7 @@ type crowd struct {
 	reads, watches atomic.Int32
 }
 
-// inCrowd runs play with so many waiters of one session behind so many others.
+// inCrowd runs play with own waiters of one session behind others.
 func inCrowd(t *testing.T, others, waiters int, play func(*crowd)) {
 	t.Helper()
 	onStage(t, func(st *stage) {
@@ -50,7 +50,7 @@ func inCrowd(t *testing.T, others, waiters int, play func(*crowd)) {
 	})
 }
 
-// leave lets so many of the others leave, the first ones first.
+// leave lets n of the others leave, the first ones first.
 func (c *crowd) leave(n int) {
 	for _, key := range c.others[:n] {
 		c.f.Remove(key)
@@ -104,7 +104,7 @@ func (st *stage) asked() *[]string {
 	return asked
 }
 
-// Sessions of which each takes the lock when the others had it write and remove their entries, and ask nothing: the
+// Sessions that take the lock in turn write and remove their entries, and ask nothing: the
 // watch of each stays from turn to turn, until it was not used for a while.
 func TestWaitlist_TurnByTurn(t *testing.T) {
 	onStage(t, func(st *stage) {

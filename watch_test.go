@@ -215,7 +215,7 @@ func TestWatchThroughFaults(t *testing.T) {
 	})
 }
 
-// The same with three members, each of which is isolated or stopped at times, and a leader
+// The same with three members; each member is isolated or stopped at times, and a leader
 // that changes.
 func TestWatchThroughLeaderChanges(t *testing.T) {
 	t.Parallel()

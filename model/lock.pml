@@ -84,9 +84,9 @@ scratch int kinds = KINDS;
 #define blockedBy(r, i, q) (rec[r].c && rec[r].c < rv(i) && rec[r].c <= (q) && (!gone(r, i) || gone(r, i) > (q)) && (ok(8) || exclusive(i) || state[owner(r)] == HELD))
 
 /* The waitlist: the entries of one session, each a key at a revision. One is over when
- * its removal is confirmed, when it was given back with no fence in use, or abandoned: so the
+ * its removal is confirmed, when it was released with no fence in use, or abandoned: so the
  * next one has the lock while that key is on its way out (hand-over). One that was lost
- * passes nothing on. A granted exclusive entry strikes all of others' below it. */
+ * passes nothing on. A granted exclusive entry strikes all other sessions' keys below it. */
 #define listed(r, i) (owner(r) != i && ses(owner(r)) == ses(i) && me[owner(r)] == r)
 #define over(j) (state[j] == OVER || state[j] == ABANDONED || (state[j] == RELEASED && (!fence[j] || !ok(13))) || (state[j] == LOST && !ok(14)))
 #define standsBy(r, i) (listed(r, i) && !over(owner(r)) && state[owner(r)] != LOST)
@@ -136,7 +136,7 @@ inline again(i, n) {
 inline grant(i) {
 	printf("%c: granted\n", name(i));
 	/* I1: at a revision q it was in the queue, and all that blocks it was gone from below, but for entries
-	 * of its own session that were abandoned, or given back with no fence in use. (Where such a one lets
+	 * of its own session that were abandoned, or released with no fence in use. (Where such an entry lets
 	 * it in, and somebody else has removed it, it learns so with the reply to that release.) */
 	q = rv(i); a = 0;
 	for (r : 0 .. R - 1) {

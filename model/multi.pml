@@ -59,7 +59,7 @@ scratch byte j, n, p, q, a;
 #define conflict(j, i, n) ((j) != (i) && want[part(j, n)] && want[part(i, n)] && (want[part(j, n)] == WRITE || want[part(i, n)] == WRITE))
 #define below(j, i, n) (conflict(j, i, n) && c[part(j, n)] && c[part(j, n)] < c[part(i, n)])
 
-/* An entry that was given back lets the next one of its session in before etcd has removed it. One that was
+/* An entry that was released lets the next one of its session in before etcd has removed it. One that was
  * given up while it waited for some of its locks does not: see docs/protocol.md. */
 #define passes(j, i) (ses(j) == ses(i) && state[j] == RELEASED)
 #define blocked1(j, i, n) (below(j, i, n) && there(part(j, n)) && !passes(j, i))

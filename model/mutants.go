@@ -59,7 +59,7 @@ var mutants = []mutant{
 	},
 	{
 		9, "an exclusive entry waits for lower readers too", "-DN=2 -DKINDS=12", "I1, I2",
-		"A reader is first in the queue. The mutex behind it waits for exclusive entries alone, of which there are none. " +
+		"A reader is first in the queue. The mutex behind it waits for exclusive entries alone, and there are none. " +
 			"So it is granted beside a reader.",
 	},
 	{
@@ -84,11 +84,11 @@ var mutants = []mutant{
 	},
 	{
 		14, "a lost hold hands nothing over", "-DN=2 -DPAIR=1 -DOTHERS=1", "I1",
-		"Somebody revokes the session's lease, and the holder learns that it has lost the lock. The next one of the session counts that as a hold given back. " +
+		"Somebody revokes the session's lease, and the holder learns that it has lost the lock. The next one of the session counts that as a hold that was released. " +
 			"But its own entry went with the same lease, so it is granted without being in the queue.",
 	},
 	{
-		15, "the hand-over waits for entries of others in between", "-DN=3 -DPAIR=1", "I1, I2",
+		15, "the hand-over waits for other sessions' entries in between", "-DN=3 -DPAIR=1", "I1, I2",
 		"Between two entries of one session stands one of another session. The first of them gives the lock back, and hands it to the second. " +
 			"So the second has passed the one between.",
 	},
@@ -109,7 +109,7 @@ var mutants = []mutant{
 	},
 	{
 		19, "a downgrade compares the create revision", "-DN=3 -DPAIR=1 -DKINDS=244", "exclusion",
-		"A downgrade is on its way when its hold is given back. The session's next writer has the same keys. " +
+		"A downgrade is on its way when its hold is released. The session's next writer has the same keys. " +
 			"Deleting by name alone, the downgrade removes the exclusive key of that writer, and a reader is granted beside it.",
 	},
 	{

@@ -14,7 +14,7 @@
 #define OWN 2 /* 2 or 3: that many are of the first session */
 #endif
 #ifndef WRITES
-#define WRITES 1 /* of others, to other keys */
+#define WRITES 1 /* by anybody, to other keys */
 #endif
 #ifndef BUMP
 #define BUMP 0 /* by how much the restore raises the revision */

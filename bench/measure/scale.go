@@ -12,7 +12,7 @@ import (
 )
 
 // Rest is a measurement of what a number of things of etcdlock costs while nothing
-// happens: no lock is taken or given back.
+// happens: no lock is taken or released.
 type Rest struct {
 	Connect        func() (*clientv3.Client, error) // its clients count with Count
 	Count          *Counter

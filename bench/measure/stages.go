@@ -61,7 +61,7 @@ func (r *Rest) hold(ctx context.Context, name string, n int, watched bool) error
 	})
 }
 
-// names are locks that one session holds, and for each of which another session waits.
+// names are locks that one session holds while another session waits for each.
 func names(ctx context.Context, r *Rest, name string, n int) (int, error) {
 	if err := r.hold(ctx, name, n, false); err != nil {
 		return 0, err

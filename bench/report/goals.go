@@ -29,7 +29,7 @@ func (s sample) sound() bool { return s.ok() && s.overlapped == 0 && !math.IsNaN
 // 2 ms apart, far. Sessions of their own pay as much as the ring for a turn. In one session the lock
 // passes in memory, and etcd commits several turns at once: before there was a waitlist, these shares
 // were about 0.35 for 8x16 and 0.3 for 8x64 (far: 0.55), 1 for 1x16 (0.8) and 0.6 for 1x64 (0.6). With
-// it they are to be 2 times as large in several processes, and in one 2.5 and 6 times (3.5 and 9).
+// it they must be 2 times as large in several processes, and in one 2.5 and 6 times (3.5 and 9).
 var ofRing = map[string]struct{ near, far float64 }{
 	"2x1": {0.75, 0.75}, "16x1": {0.75, 0.75}, "8x16": {0.7, 1.1}, "8x64": {0.6, 1.1}, "1x16": {2.5, 2.8}, "1x64": {3.6, 5.4},
 }

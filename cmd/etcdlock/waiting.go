@@ -175,7 +175,7 @@ func (h logHandler) WithAttrs([]slog.Attr) slog.Handler { return h }
 func (h logHandler) WithGroup(string) slog.Handler { return h }
 
 // readQueue reads the queue of a lock once. Inspect would also make a request for each
-// lease. With a thousand waiters, each of which reads the queue, that is a million.
+// lease. If each of a thousand waiters reads the queue, that is a million.
 func readQueue(ctx context.Context, client *clientv3.Client, name string, timeout time.Duration) (q etcdlock.Queue, err error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()

@@ -17,7 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock/promlock"
 )
 
-// The rules on the metrics of real replicas, one of which waits for longer than any rule looks back. For a standby of an
+// The rules on the metrics of real replicas. One replica waits for longer than any rule looks back. For a standby of an
 // elector that is its ordinary life, and nothing fires. For a lock it is an alarm.
 func TestRules_Standby(t *testing.T) {
 	cluster := etcdtest.Start(t)

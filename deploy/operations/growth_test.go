@@ -156,7 +156,7 @@ func TestNoSpace(t *testing.T) {
 	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
 	t.Log(err)
 
-	// What is held stays held: leases are renewed, and a lock can be given back.
+	// What is held stays held: leases are renewed, and a lock can be released.
 	require.NoError(t, s.session.Refresh(bounded(t)))
 	require.NoError(t, held.Check(bounded(t)))
 	require.NoError(t, held.Unlock(bounded(t)))

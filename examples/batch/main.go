@@ -28,7 +28,7 @@ func main() {
 type work func(ctx context.Context, h *etcdlock.Held, item int) error
 
 // process does n items under the lock, and says how often it has taken the lock for that. When somebody waits
-// for the lock, it gives it up after the item that is under way, and takes its place behind that one: so nobody
+// for the lock, it gives it up after the item that is under way, and takes its place behind the other process: so nobody
 // waits for longer than an item takes, and nobody is passed.
 func process(ctx context.Context, m *etcdlock.Mutex, n int, do work) (turns int, err error) {
 	for next := 0; next < n && err == nil; turns++ {

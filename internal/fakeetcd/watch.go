@@ -26,7 +26,7 @@ func (f *Server) Watches() (open []*Watch) {
 	return open
 }
 
-// Lag has watches served by a member that is so many revisions behind when they are opened.
+// Lag has watches served by a member that is that many revisions behind when they are opened.
 func (f *Server) Lag(revisions int64) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

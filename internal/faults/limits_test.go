@@ -130,7 +130,7 @@ func TestFault_J8_ReplyOverTheReceiveLimit(t *testing.T) {
 	require.ErrorIs(t, last.Err(), etcdlock.ErrLost)
 	require.NoError(t, s.Err())
 
-	// A writer behind them all, of a client that can't be told of so many at once.
+	// A writer behind them all, of a client that can't be told of all of them at once.
 	tk, err := etcdlock.NewRWMutex(newSession(t, limited(t, 4<<10, receive/2)), name).Enqueue(ctx)
 	require.NoError(t, err)
 	ahead, err := tk.Ahead(ctx)

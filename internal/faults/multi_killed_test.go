@@ -152,7 +152,7 @@ func (r *multiRun) holder() (c *multiChild, lease int64) {
 	}
 }
 
-// progress waits until so many more acquisitions are granted: nobody waits in a circle, nor for somebody
+// progress waits until n more acquisitions are granted: nobody waits in a circle, nor for somebody
 // who was killed.
 func (r *multiRun) progress(n int) {
 	r.Helper()

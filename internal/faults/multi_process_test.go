@@ -57,7 +57,7 @@ func multiProcess(ctx context.Context, a lockerArg, c *clientv3.Client, in *bufi
 	return errors.Join(append(failed, locks.Close())...)
 }
 
-// multiHooks print the steps of acquisitions. That an acquisition is given back is printed before Unlock: a
+// multiHooks print the steps of acquisitions. The release of an acquisition is printed before Unlock: a
 // process that is killed has then said so before anything was removed.
 func multiHooks() *etcdlock.Hooks {
 	return &etcdlock.Hooks{

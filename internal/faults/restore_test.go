@@ -86,7 +86,7 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 			require.Greater(t, h.Token(), held.Token())
 			require.NoError(t, h.Check(harness.Ctx(t)))
 
-			// What was given back since is back, until its session inspects its keys.
+			// What was released since is back, until its session inspects its keys.
 			require.NoError(t, lock(other, "b").Unlock(harness.Ctx(t)))
 
 			require.Greater(t, lock(other, "e").Token(), last.Token())

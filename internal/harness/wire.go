@@ -210,7 +210,7 @@ func (w *Wire) Counts() (calls map[string]int, watches []*pb.WatchCreateRequest)
 	return calls, append(watches, w.watches...)
 }
 
-// WaitFor waits until so many reads were made and watches created.
+// WaitFor waits until that many reads were made and watches created.
 func (w *Wire) WaitFor(t testing.TB, reads, watches int) {
 	t.Helper()
 	require.Eventually(t, func() bool {

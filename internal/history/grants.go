@@ -64,7 +64,7 @@ func (m move) String() string {
 
 // step is the whole of what is asked of grants: an entry that acts is in the queue, below it is no other that
 // blocks it, and none that it blocks has acted above it; against it are those that are. One below that is of
-// the same session may be there if it never acted: its session passes it over once it was given back or
+// the same session may be there if it never acted: its session passes it over once it was released or
 // abandoned, which only the steps of its process show (see CheckTrace).
 func (q queue) step(m move) (next queue, here bool, against []place) {
 	i := slices.IndexFunc(q, func(p place) bool { return p.Entry == m.entry })

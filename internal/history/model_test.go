@@ -25,7 +25,7 @@ func TestModelTrails(t *testing.T) {
 		log, steps, claims, err := FromModel(strings.Split(m[2], "\n"))
 		require.NoError(t, err, "mutant %s", m[1])
 		problems := log.CheckTrace(steps, claims)
-		if m[3] != "served" && m[3] != "cleared" { // of which the trail is a whole run
+		if m[3] != "served" && m[3] != "cleared" { // whose trail is a whole run
 			problems = slices.DeleteFunc(problems, func(p string) bool { return strings.Contains(p, "in the end") })
 		}
 		if slices.Contains(unseen, m[1]) {

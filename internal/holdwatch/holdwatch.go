@@ -3,7 +3,7 @@
 //
 // The first holds in a directory of names, "jobs" for "jobs/7", have a watch each. More share one on the whole
 // directory: the client opens the watches of a stream one after another, so that thousands would keep those of
-// waits waiting. That one is told of every deletion in the directory, so it is for sessions that hold much of it.
+// waits waiting. The shared watch is told of every deletion in the directory, so it is for sessions that hold much of it.
 package holdwatch
 
 import (
@@ -65,7 +65,7 @@ func New[H comparable](c Config[H]) *Watches[H] {
 }
 
 // Watch has the hold watched whose entry has this key. It returns false if it is too late for that, since the session
-// ends. Unwatch is to be called in any case.
+// ends. Call Unwatch in any case.
 func (ws *Watches[H]) Watch(key string, h H) bool {
 	ws.mu.Lock()
 	w, fresh := ws.joinLocked(key, h)
@@ -138,7 +138,7 @@ func (ws *Watches[H]) open(ctx context.Context, from, to string, opts ...clientv
 	return w, err
 }
 
-// turn waits for one of the turns, which done gives back.
+// turn waits for one of the turns, which done returns.
 func turn(ctx context.Context, turns chan struct{}) (done func(), err error) {
 	select {
 	case turns <- struct{}{}:

@@ -98,7 +98,7 @@ func (s *scene) hold(name string) queue.Entry {
 	return q
 }
 
-// holds takes so many holds in a directory.
+// holds takes n holds in a directory.
 func (s *scene) holds(dir string, n int) (holds []queue.Entry) {
 	s.Helper()
 	for i := range n {
@@ -115,7 +115,7 @@ func (s *scene) unwatch(holds ...queue.Entry) {
 	synctest.Wait()
 }
 
-// requireWatches requires that so many watches are open.
+// requireWatches requires that n watches are open.
 func (s *scene) requireWatches(n int) {
 	s.Helper()
 	synctest.Wait()
@@ -431,7 +431,7 @@ func TestAwaitWaiter(t *testing.T) {
 	})
 }
 
-// Refresh finds a waiter of which a silent watch does not tell. However many look for one, few read at a time.
+// Refresh finds a waiter that a silent watch does not tell of. However many look for one, few read at a time.
 func TestRefresh(t *testing.T) {
 	play(t, func(s *scene) {
 		const n = 50
@@ -457,7 +457,7 @@ func TestRefresh(t *testing.T) {
 		require.Equal(t, 2*n, reads)
 		require.Equal(t, maxReading, most)
 		for i := range n {
-			s.f.Write(fmt.Sprint("a", i, "/1c")) // of which the fake does not tell
+			s.f.Write(fmt.Sprint("a", i, "/1c")) // that the fake does not tell of
 		}
 		synctest.Wait()
 		require.Empty(t, found)
@@ -469,7 +469,7 @@ func TestRefresh(t *testing.T) {
 	})
 }
 
-// A waiter is found where no watch can be had: each time that one was not opened, etcd is asked.
+// A waiter is found where no watch can be had: each time that no watch was opened, etcd is asked.
 func TestAwaitWaiter_NoWatch(t *testing.T) {
 	play(t, func(s *scene) {
 		s.f.Refuse = func(*fakeetcd.Watch) bool { return true }

@@ -104,7 +104,7 @@ func (w *watch[H]) checkLocked(h H) {
 	}
 }
 
-// verifyUnseen reads whether holds are there of which the watch may have told before they were looked after.
+// verifyUnseen reads whether holds are there whose loss the watch may have told before they were looked after.
 func (w *watch[H]) verifyUnseen() error {
 	w.ws.mu.Lock()
 	unseen, at := w.unseen, w.upTo

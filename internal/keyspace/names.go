@@ -8,7 +8,7 @@ import (
 	"slices"
 )
 
-// CheckNames returns why these can't be the names of one Multi, which has so many at most; nil if they can.
+// CheckNames returns why these can't be the names of one Multi, which has at most max; nil if they can.
 func CheckNames(names []string, limit int) error {
 	switch n := len(names); {
 	case n == 0:

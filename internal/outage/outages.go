@@ -13,7 +13,7 @@ import (
 type Outages struct {
 	mu        sync.Mutex
 	count     int       // of what can't get on
-	since     time.Time // of the outage of which the log has the first line only, zero if there is none
+	since     time.Time // of the outage whose end the log has not told, zero if there is none
 	recovered bool      // at least one of them since then
 	why       error     // of the last outage
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// A Leaving is an entry that is to be removed.
+// A Leaving is an entry on its way out of the queue.
 type Leaving struct {
 	Keys []string
 	Rev  int64

@@ -62,7 +62,7 @@ func (k *Keys) Take(name string, kind keyspace.Kind) (key string) {
 	return k.inUse.Take(base)
 }
 
-// Free makes keys free of which nothing is left or to come, since they were never written or are removed.
+// Free makes keys free that were never written or are removed: nothing of them is left or to come.
 // Where that is not known, it takes Settle.
 func (k *Keys) Free(keys ...string) {
 	k.mu.Lock()

@@ -34,7 +34,7 @@ type Removals struct {
 	names map[string]*removals
 }
 
-// removals are those of one name. There is none of a name of which nothing is to be removed.
+// removals are those of one name. A name without removals has none.
 type removals struct {
 	waiting []*Leaving // by revision: the lower ones are in the way of more
 	sent    int        // requests that are on their way
@@ -117,7 +117,7 @@ func (r *Removals) send(ctx context.Context, name string, b Batch) {
 	}
 }
 
-// next is what is to be sent when a request of the name has come to its end: nothing while another one is on its way.
+// next is what must be sent when a request of the name has come to its end: nothing while another one is on its way.
 func (r *Removals) next(name string) (b Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -256,7 +256,7 @@ func (r *Removals) request(ctx, life context.Context, b Batch) (ambiguous bool, 
 	return ambiguous, err
 }
 
-// Any reports whether anything is to be removed. It is for tests.
+// Any reports whether a removal waits or is on its way. It is for tests.
 func (r *Removals) Any() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -242,7 +242,7 @@ func TestRemovals_AtTheSameMoment(t *testing.T) {
 	})
 }
 
-// Whoever has an entry removed that another goroutine gave back, that one is told of it.
+// Whoever has an entry removed that another goroutine released, the other goroutine is told of it.
 func TestRemovals_ByAnother(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		goOn := r.holdBack()
@@ -258,7 +258,7 @@ func TestRemovals_ByAnother(t *testing.T) {
 	})
 }
 
-// One request has only so many operations; the lowest entries come first, and those of other names apart.
+// One request has a limited number of operations; the lowest entries come first, and those of other names apart.
 func TestRemovals_Many(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		qs := r.enterMany(3*etcd.Batch + 1)

@@ -19,7 +19,7 @@ import (
 type Removal struct {
 	At        int64         // the revision at which it was carried out
 	Removed   []bool        // for each key, whether it was there
-	Ambiguous bool          // another attempt, of which there is no answer, may have removed what was not there
+	Ambiguous bool          // another attempt, which has no answer, may have removed what was not there
 	Sought    []queue.Entry // those that it looked for
 	There     []queue.Entry // of those
 }
@@ -141,7 +141,7 @@ func find(next []queue.Entry) []clientv3.Op {
 	return gets
 }
 
-// remove sends a txn that begins by looking for so many entries, and succeeds as that does.
+// remove sends a txn that begins by looking for next entries, and succeeds as that does.
 func remove(ctx context.Context, c *etcd.Client, p etcd.Policy, next int, build func(t clientv3.Txn) clientv3.Txn) (r Removal, succeeded bool, err error) {
 	resp, ambiguous, err := send(ctx, c, p, build)
 	if err != nil {

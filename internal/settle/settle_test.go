@@ -267,7 +267,7 @@ func TestRemove_I5(t *testing.T) {
 	}
 	require.Equal(t, []string{"a/6", "a/8", "a/r5"}, w.there("a/"))
 
-	// It is sent again without what it looks for, of which etcd may allow less, before anybody is told.
+	// It is sent again without what it looks for, since etcd may allow less, before anybody is told.
 	w.put("", "a/5")
 	w.Step = func(_ context.Context, what string) error {
 		w.Step = func(context.Context, string) error { return nil }
@@ -312,7 +312,7 @@ func TestRemove_I5(t *testing.T) {
 func TestRemove_BesideItself(t *testing.T) {
 	w := newWorld(t)
 	var next []queue.Entry
-	for i := range 3 { // of which append makes room for four
+	for i := range 3 { // where append makes room for four
 		next = append(next, queue.Entry{Key: fmt.Sprintf("a/%d", i+6), Rev: 1})
 	}
 	for _, keys := range [][]string{{"a/5"}, {"a/5", "a/r5"}} {

@@ -20,7 +20,7 @@ import (
 
 // Value makes the value of an entry's keys: a JSON object for people who look at the queue. Only the
 // nonce, which is in no other entry's value, is ever read again, to tell a late write of the session from
-// the keys of others. names are those of a Multi, and published is what the entry's owner
+// other sessions' keys. names are those of a Multi, and published is what the entry's owner
 // has to tell programs, or empty.
 func (k *Keys) Value(queued time.Time, names []string, published string) string {
 	b := make([]byte, 0, 160)

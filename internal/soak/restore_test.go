@@ -234,7 +234,7 @@ type restoredSession struct {
 	s  *etcdlock.Session
 }
 
-// get is the session, or nil if none is to be had now.
+// get is the session, or nil if none can be had now.
 func (s *restoredSession) get() *etcdlock.Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()

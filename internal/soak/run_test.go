@@ -189,7 +189,7 @@ type slot struct {
 	until time.Time
 }
 
-// session is the current one, or a new one; nil if none is to be had now.
+// session is the current one, or a new one; nil if none can be had now.
 func (s *slot) session() *etcdlock.Session {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -251,7 +251,7 @@ func (r *run) calm() {
 	r.inTime("what they close is closed", &r.closing)
 
 	// What hangs on a session that ended goes with its lease, if it could not be
-	// revoked; the rest must have been given back.
+	// revoked; the rest must have been released.
 	ended := map[int64]bool{}
 	for _, s := range r.sessions {
 		ended[int64(s.Lease())] = s.Err() != nil

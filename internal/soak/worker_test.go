@@ -224,7 +224,7 @@ func (w *worker) wait(k kind) (*etcdlock.Held, error) {
 	return nil, err
 }
 
-// do acts under the lock inside of Do, and tries what is to be tried there.
+// do acts under the lock inside of Do, and tries what can be tried there.
 func (w *worker) do(k kind) bool {
 	ctx, cancel := w.limit()
 	defer cancel()

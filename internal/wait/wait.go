@@ -20,7 +20,7 @@ import (
 //  1. If two entries of the list wait before it, it asks etcd nothing, since it has to wait for them anyway. There is
 //     one exception: while entries of the list hand the lock to each other, the third one reads in advance.
 //  2. The first two read what blocks them, unless the list knows that. If writers of at most waitlist.Lookahead
-//     sessions are before it, the entry waits for all of them; otherwise for the one whose removal leaves so many.
+//     sessions are before it, the entry waits for all of them; otherwise for the entry whose removal leaves Lookahead sessions ahead.
 //  3. They open a watch on these blockers from now, and verify that the blockers were there when the watch began. In a
 //     short queue the watch is on all of it. That one stays for the entries to come, and so does one on a single key.
 //     An entry that finds the watch that it needs opens and verifies nothing.
@@ -31,7 +31,7 @@ import (
 // entry was removed when somebody tells the list, or when fewer are before it.
 //
 // Invariant (I1): an entry has the lock only after a revision at which it was in the queue and nothing that blocks
-// it was below. Entries of its own list do not count that were given back with no fence in use (see doc.go), or were
+// it was below. Entries of its own list do not count that were released with no fence in use (see doc.go), or were
 // given up before they had the lock. The list keeps this invariant.
 //
 // Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read at an older revision

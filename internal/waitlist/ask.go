@@ -25,7 +25,7 @@ const (
 	upLimit = 64
 )
 
-// askLocked is the watch or the reading for entries of others that block this one, or may.
+// askLocked is the watch or the reading for other sessions' entries that block this one, or may.
 //
 // The watch comes first and the reading after it, so that nothing is missed in between. Near the
 // front the watch reaches to the entry's own key: when the last blocker has gone no reading comes

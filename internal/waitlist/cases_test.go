@@ -41,7 +41,7 @@ func holder(t *testing.T) (l *List, h *Entry) {
 
 var held5 = queue.Entry{Key: "a/5", Rev: 5}
 
-// An entry whose txn has not shown what was below may have been removed while something of others,
+// An entry whose txn has not shown what was below may have been removed while another session's key,
 // which nobody knew of, was still in its way. So that a later reading shows nothing below does not do: it
 // has to show the entry.
 func TestCompleteLater(t *testing.T) {
@@ -135,7 +135,7 @@ func TestToldDuringAReading(t *testing.T) {
 			first.watch.Heard([]Deletion{{before[i].Key, int64(301 + i)}})
 		}
 		second.Saw(&s, s.Listing(300, all, false, 20, nil))
-		if during > maxTold { // it does not remember so many
+		if during > maxTold { // it does not remember that many
 			s = second.Next()
 			require.Equal(t, Read, s.Do)
 			second.Saw(&s, s.Listing(s.At, all[during:], false, 20, nil))
@@ -488,7 +488,7 @@ func TestReadsForAll(t *testing.T) {
 	}
 }
 
-// run is a list whose entries wait one behind the other, behind a key of others at revision 2, in a long queue.
+// run is a list whose entries wait one behind the other, behind another session's key at revision 2, in a long queue.
 func run(t *testing.T, n int) (l *List, es []*Entry, there []queue.Entry) {
 	l, there = newList(), []queue.Entry{{Key: "a/7", Rev: 2}}
 	for i := range n {
@@ -549,7 +549,7 @@ func TestRunIsConfirmedTogether(t *testing.T) {
 }
 
 // While the lock goes through the list, the third one reads what nobody knows yet, and not again what is known. If a
-// key of others is before it, that can wait.
+// other session's key is before it, that can wait.
 func TestReadsAheadFromTheMark(t *testing.T) {
 	for _, others := range []int64{0, 8, 30} {
 		l, h := holder(t)
@@ -577,7 +577,7 @@ func TestReadsAheadFromTheMark(t *testing.T) {
 	}
 }
 
-// An entry lists nothing if it is known to be behind more than it would list: of the list, or of others of which a
+// An entry lists nothing if it is known to be behind more than it would list: of the list, or other sessions' that a
 // watch would tell if they left. Others that may have left long ago do not count.
 func TestBehindMore(t *testing.T) {
 	l, h := holder(t)

@@ -1,4 +1,4 @@
-// What an entry asks that nothing of others is before: whether it is there, and whether holders of its own
+// What an entry asks when no other session's key is before it: whether it is there, and whether holders of its own
 // list are.
 
 package waitlist
@@ -12,7 +12,7 @@ import (
 // confirmMax is how many entries one reading confirms. Etcd allows 128 operations in a txn.
 const confirmMax = 64
 
-// confirmLocked reads whether the entry is in the queue still, in which nothing of others is before it,
+// confirmLocked reads whether the entry is still in the queue, where no other session's key is before it,
 // together with those that follow it.
 func (e *Entry) confirmLocked() Step {
 	s := Step{Do: Read}
@@ -22,8 +22,8 @@ func (e *Entry) confirmLocked() Step {
 	return s
 }
 
-// runLocked are the entry and those of the list that wait behind it with no exclusive one of others in between:
-// the lock goes from one to the next in memory. So many at most.
+// runLocked are the entry and those of the list that wait behind it with no other session's exclusive entry in between:
+// the lock goes from one to the next in memory. runMax at most.
 func (e *Entry) runLocked(limit int) (run []place) {
 	for _, p := range e.l.places {
 		switch {

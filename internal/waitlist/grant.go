@@ -42,7 +42,7 @@ func (l *List) grantLocked() {
 
 // frontLocked are the two front-most entries that wait, and for which somebody asks Next; and, while the
 // lock goes from one entry of the list to the next, the one that reads ahead: a hand-over takes less time
-// than a reading, so it is to be known before its turn what is below it. Behind a key of others there is time.
+// than a reading, so what is below it must be known before its turn. Behind another session's key there is time.
 func (l *List) frontLocked() (front [3]*Entry) {
 	n := 0
 	running := len(l.places) > 0 && l.places[0].own != nil && l.places[0].own.state != waiting

@@ -9,7 +9,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// Leave says that the entry was given back or withdrawn, before the request that removes it is
+// Leave says that the entry was released or withdrawn, before the request that removes it is
 // sent. fence says that what its holder has made of it may still be carried out, so that those
 // behind have to wait until it is gone. next are the entries that the request is to look for.
 func (e *Entry) Leave(fence bool) (next []queue.Entry) {
@@ -17,7 +17,7 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	l.mu.Lock()
 	defer l.unlock()
 	switch next = e.nextLocked(); {
-	case e.rev == 0: // nobody knows whether it was written; if it was, it is as of others
+	case e.rev == 0: // nobody knows whether it was written; if it was, it counts as another session's
 		e.disownLocked()
 	case fence:
 		e.state = leaving
@@ -29,7 +29,7 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	return next
 }
 
-// Covered reports whether an exclusive entry of the list has the lock: everybody else waits for that one,
+// Covered reports whether an exclusive entry of the list has the lock: everybody else waits for this exclusive entry,
 // whatever becomes of e.
 func (e *Entry) Covered() bool {
 	e.l.mu.Lock()

@@ -1,6 +1,6 @@
 // Package waitlist keeps what one session has in one lock's queue, and says which of its
-// entries has the lock and what is to be asked of etcd for the others. It makes no request: it
-// is told of what was registered, read, heard and given back, and each waiting entry asks Next
+// entries has the lock and what must be asked of etcd for the others. It makes no request: it
+// is told of what was registered, read, heard and released, and each waiting entry asks Next
 // what to do. It knows nothing of sessions and leases.
 //
 // Only the two front-most waiting entries ask etcd, the second to be prepared; while the lock goes
@@ -28,7 +28,7 @@ type List struct {
 	after  func(time.Duration, func()) // runs a function later
 
 	mu sync.Mutex // released by unlock
-	// places are the keys of the queue that are known, those of the list and those of others, by
+	// places are the keys of the queue that are known, those of the list and other sessions', by
 	// revision. All there are up to the marks are among them: nothing is ever added below.
 	places []place
 	marks  [2]int64 // of the exclusive and of the shared ones
@@ -70,7 +70,7 @@ type Entry struct {
 	//	knownFrom   places has every key that was created from     Enqueued, Saw                   I1: every lower key
 	//	            here to rev; with marks that reach it, places
 	//	            has every key below the entry
-	//	mustRead    etcd is to be asked at the present: a watch    Fail, Refresh, Look; cleared    an event that nobody
+	//	mustRead    etcd must be asked at the present: a watch     Fail, Refresh, Look; cleared    an event that nobody
 	//	            may have missed something                      by a reading of the present     has told of
 	//	readAt      the revision of the last reading for it, of a  Saw                             a reading behind the
 	//	            range                                                                          watch; one to read ahead
@@ -97,9 +97,9 @@ const (
 	sent    state = iota // its txn is on its way
 	waiting              // in the queue
 	held                 // it has the lock
-	left                 // given back or withdrawn: over, wherever its key is
+	left                 // released or withdrawn: over, wherever its key is
 	leaving              // likewise, or lost when it was held, but in the way until etcd has removed it
-	missing              // its key was lost while it waited, and its owner is to be told
+	missing              // its key was lost while it waited, and its owner must be told
 )
 
 // New makes the list of a session's entries in the queue of a name. forget is called, some time after the last entry
@@ -201,7 +201,7 @@ func (e *Entry) enterLocked(rev int64, s state) {
 }
 
 // BehindMore reports whether more than n keys are known to be in the entry's way, those of the list that have not
-// left and those of others of which a watch would have told if they had: so many are in the queue that a listing
+// left and other sessions' keys that a watch covers: the queue is then so long that a listing
 // of n would not show them all.
 func (e *Entry) BehindMore(n int) bool {
 	e.l.mu.Lock()

@@ -33,7 +33,7 @@ type Step struct {
 	At       int64  // the revision to read at, 0 for the present
 	Keys     []string
 	// The keys From..To are read in the order of their creation: upward from Min, or downward
-	// from Max. So many at most, 0 for all.
+	// from Max. At most Limit of them, 0 for all.
 	Upward   bool
 	Min, Max int64
 	Limit    int64
@@ -123,7 +123,7 @@ func (l *List) restsLocked(e *Entry) (rests bool) {
 	return rests
 }
 
-// asksMoreLocked reports whether e waits for any of others for which first, which asks too, does not.
+// asksMoreLocked reports whether e waits for another session's key that first, which asks too, does not wait for.
 func (l *List) asksMoreLocked(e, first *Entry) bool {
 	for p := range l.belowLocked(e, false) {
 		if p.Rev > first.rev || !queue.Blocks(p.kind, first.kind) {

@@ -35,7 +35,7 @@ func (seen *Listing) Clear(name string, kind keyspace.Kind) bool {
 type place struct {
 	queue.Entry
 	kind keyspace.Kind
-	own  *Entry // nil if it is of others
+	own  *Entry // nil for another session's key
 	seen int64  // the last revision at which it is known to have been there
 	// unsure: one behind it has left, so it probably has too.
 	unsure bool
@@ -190,7 +190,7 @@ func (l *List) suspectLocked(q queue.Entry, at int64) {
 	}
 }
 
-// clearBelowLocked strikes off all of others that the entry, which has the lock, would exclude.
+// clearBelowLocked strikes off other sessions' keys that the entry, which has the lock, would exclude.
 func (e *Entry) clearBelowLocked() {
 	l := e.l
 	l.places = slices.DeleteFunc(l.places, func(p place) bool { return p.own == nil && p.Rev < e.rev && queue.Blocks(p.kind, e.kind) })
@@ -224,7 +224,7 @@ func (l *List) belowLocked(e *Entry, own bool) iter.Seq[*place] {
 	}
 }
 
-// behindOthersLocked reports whether e has to wait for any of others that is known.
+// behindOthersLocked reports whether e has to wait for another session's key that is known.
 func (l *List) behindOthersLocked(e *Entry) bool {
 	for range l.belowLocked(e, false) {
 		return true

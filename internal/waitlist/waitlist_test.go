@@ -12,7 +12,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/sample"
 )
 
-// play has so many things happen, and then everybody leave in turn.
+// play has steps things happen, and then everybody leave in turn.
 func play(t *testing.T, steps int, choose func(n int) int) {
 	w := newWorld(t, choose)
 	for range steps {

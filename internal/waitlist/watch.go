@@ -9,8 +9,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// A Watch is what the list knows of a watch for deletions that is open. Whatever it tells, Heard is to be called of,
-// in order, and Broke when it has ended.
+// A Watch is what the list knows of a watch for deletions that is open. Call Heard with each batch of
+// events, in order, and Broke when the watch has ended.
 type Watch struct {
 	From, To string // the range of keys
 	At       int64  // each deletion above this revision is told of, in order
@@ -26,7 +26,7 @@ type Watch struct {
 // relies on it: see keepsLocked.
 type watches struct {
 	open    []*Watch
-	expires bool     // expire is to be called
+	expires bool     // expire will be called
 	nested  bool     // keys of other names lie among those of the queue: see manyLocked
 	closing []*Watch // to be closed when the mutex is released
 }
@@ -87,7 +87,7 @@ func (e *Entry) relyLocked(w *Watch) {
 	}
 }
 
-// ManyShare is how many times its own keys a queue has, at most, of which a session watches all. Then what an entry's txn
+// A session watches the whole queue while the queue has at most ManyShare times the session's keys. Then what an entry's txn
 // shows suffices, and the next entry needs neither a watch nor a reading of its own. It bounds to how many clients
 // etcd tells each release: a narrow watch is told of hardly any but the one that its entry waits for.
 const ManyShare = 8
@@ -135,7 +135,7 @@ func (l *List) closeLocked(w *Watch) {
 	l.closing = append(l.closing, w)
 }
 
-// forgetLocked forgets a watch, which has ended with err or is to be closed. The front-most entry that relies on it
+// forgetLocked forgets a watch, which has ended with err or will be closed. The front-most entry that relies on it
 // asks anew; of the others the list knows since when nothing is told of what they wait for.
 func (l *List) forgetLocked(w *Watch, err error) {
 	l.open = slices.DeleteFunc(l.open, func(o *Watch) bool { return o == w })

@@ -42,7 +42,7 @@ type actor struct {
 	put    bool
 	next   func() // what goes on: a request, or its reply
 	held   bool
-	over   bool // given back or withdrawn
+	over   bool // released or withdrawn
 	fence  bool
 	lost   bool
 	gone   bool

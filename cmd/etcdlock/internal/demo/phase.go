@@ -34,7 +34,7 @@ type phase struct {
 	story  *story
 	procs  []*process
 	ttl    time.Duration // as granted
-	hung   *acquisition  // the acquisition whose process is to be killed
+	hung   *acquisition  // the acquisition whose process will be killed
 	killAt time.Time
 }
 
