@@ -147,7 +147,7 @@ func (c *Client) UseWatcher(w clientv3.Watcher) {
 	c.watcher = newWatcher(c.Client, w)
 }
 
-// reopen is how often a stream that answers no question, and of which nothing is heard, is to open a watch.
+// reopen is how often to open a watch on a silent stream that answers no question.
 const reopen = 10 * time.Second
 
 // Probe asks each stream that has watches whether it lives, unless something was heard of it since
