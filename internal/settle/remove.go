@@ -75,7 +75,7 @@ func removeKeys(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []strin
 	return r, err
 }
 
-// RemoveAny removes an entry of any session, known by its keys, some of which may be empty. found is false if none of the
+// RemoveAny removes an entry of any session, known by its keys, and skips empty keys. found is false if none of the
 // keys was there.
 func RemoveAny(ctx context.Context, c *etcd.Client, name string, rev int64, keys ...string) (found bool, err error) {
 	keys = slices.DeleteFunc(keys, func(key string) bool { return key == "" })
