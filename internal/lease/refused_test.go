@@ -13,7 +13,7 @@ import (
 // Two refusals in a row end the use of the lease, soon after each other. One alone does not, however often.
 func TestFault_J13_TwoRefusals(t *testing.T) {
 	for name, tc := range map[string]struct {
-		every int // of so many renewals one succeeds
+		every int // one renewal of that many succeeds
 		lives bool
 	}{"every second one": {2, true}, "two of three": {3, false}} {
 		t.Run(name, func(t *testing.T) {
