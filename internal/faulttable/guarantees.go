@@ -39,7 +39,7 @@ var guarantees = []guarantee{
 		[]string{"TestFault_F1_DeadlineCountedFromSend", "TestFault_F2_FirstKeepAliveStuck", "TestFault_J1_OneReplyForSeveralRenewals", "TestFault_F3_RevokedByAnother", "TestFault_F5_KeyDeleted"},
 	},
 	{
-		"That is so while the process runs, and etcd's clocks and its own agree to a tenth.",
+		"That holds while the process runs, and its clock runs as fast as etcd's, give or take a tenth.",
 		[]string{"TestInvariant_I4_Deadline", "TestFault_J17_SlowClock", "TestFault_F4_HolderPaused"},
 	},
 	{
