@@ -24,19 +24,37 @@ import (
 	"github.com/etcdlock/etcdlock/internal/certs"
 )
 
+const release = "1.2.3-test" // VERSION of the Dockerfile
+
+// The image's command says its version: in the image there is no repository to ask.
+func TestCommands_Version(t *testing.T) {
+	t.Parallel()
+	out, err := exec.Command(build(t, "./cmd/etcdlock"), "--version").Output()
+	require.NoError(t, err)
+	require.Contains(t, string(out), release)
+}
+
+// The images are built for the platform that they run on, also on another one.
+func TestDockerfile_Platforms(t *testing.T) {
+	dockerfile, err := os.ReadFile("Dockerfile")
+	require.NoError(t, err)
+	require.Contains(t, string(dockerfile), "--platform linux/amd64,linux/arm64 ")
+	require.Regexp(t, `(?s)FROM --platform=\$BUILDPLATFORM golang:\S+ AS build\n.*\nARG TARGETOS TARGETARCH .*\nENV CGO_ENABLED=0 GOOS=\$TARGETOS GOARCH=\$TARGETARCH\nRUN go build`, string(dockerfile))
+}
+
 // build builds a command of the repository as the Dockerfile does, but with the flags
 // that the packages are compiled with already.
 func build(t *testing.T, pkg string) string {
 	t.Helper()
 	dockerfile, err := os.ReadFile("Dockerfile")
 	require.NoError(t, err)
-	require.Regexp(t, `(?m)^RUN go build -trimpath -o /out/`+filepath.Base(pkg)+` `+regexp.QuoteMeta(pkg)+`$`, string(dockerfile))
+	require.Regexp(t, `(?m)^RUN go build -trimpath (-ldflags "-X main\.release=\$VERSION" )?-o /out/`+filepath.Base(pkg)+` `+regexp.QuoteMeta(pkg)+`$`, string(dockerfile))
 	gomod, err := os.ReadFile("../go.mod")
 	require.NoError(t, err)
 	version := regexp.MustCompile(`(?m)^go (1\.\d+)`).FindSubmatch(gomod)[1]
-	require.Contains(t, string(dockerfile), "FROM golang:"+string(version)+" ")
+	require.Contains(t, string(dockerfile), "FROM --platform=$BUILDPLATFORM golang:"+string(version)+" ")
 	bin := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	cmd := exec.Command("go", "build", "-o", bin, pkg)
+	cmd := exec.Command("go", "build", "-ldflags", "-X main.release="+release, "-o", bin, pkg)
 	cmd.Dir = ".."
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
@@ -74,7 +92,7 @@ func startTLS(t *testing.T) (*etcdtest.Cluster, []string) {
 // time to wait if that is not empty.
 func reportCommand(t *testing.T, wait string, program ...string) *exec.Cmd {
 	t.Helper()
-	c := find[*batchv1.CronJob](t, production).Spec.JobTemplate.Spec.Template.Spec.Containers[0]
+	c := find[*batchv1.CronJob](t, complete).Spec.JobTemplate.Spec.Template.Spec.Containers[0]
 	require.Equal(t, []string{"etcdlock"}, c.Command)
 	dash := slices.Index(c.Args, "--")
 	require.Positive(t, dash)

@@ -16,7 +16,10 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	klabels "k8s.io/apimachinery/pkg/labels"
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
@@ -38,8 +41,11 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-// production is the directory that README.md says to apply.
-const production = "kubernetes/production"
+// The directories that README.md says to apply.
+const (
+	production = "kubernetes/production"
+	complete   = "kubernetes/complete"
+)
 
 // manifests are the objects that `kubectl apply -k dir` applies, decoded strictly: a
 // field that does not exist, or of the wrong type, fails the test.
@@ -54,6 +60,8 @@ func manifests(t *testing.T, dir string) (objects []any) {
 			"batch/v1/CronJob":                        &batchv1.CronJob{},
 			"policy/v1/PodDisruptionBudget":           &policyv1.PodDisruptionBudget{},
 			"v1/ConfigMap":                            &corev1.ConfigMap{},
+			"v1/ServiceAccount":                       &corev1.ServiceAccount{},
+			"networking.k8s.io/v1/NetworkPolicy":      &networkingv1.NetworkPolicy{},
 			"monitoring.coreos.com/v1/PodMonitor":     &monitoringv1.PodMonitor{},
 			"monitoring.coreos.com/v1/PrometheusRule": &monitoringv1.PrometheusRule{},
 		}[kind]
@@ -68,32 +76,51 @@ func manifests(t *testing.T, dir string) (objects []any) {
 
 func find[T any](t *testing.T, dir string) T {
 	t.Helper()
-	for _, o := range manifests(t, dir) {
-		if v, ok := o.(T); ok {
-			return v
-		}
-	}
-	require.FailNow(t, "no such manifest")
-	panic("not reached")
+	all := findAll[T](t, dir)
+	require.NotEmpty(t, all, "no such manifest")
+	return all[0]
 }
 
-// pods are those of the Deployment and of the CronJob.
-func pods(t *testing.T, dir string) []corev1.PodSpec {
+func findAll[T any](t *testing.T, dir string) (all []T) {
 	t.Helper()
-	return []corev1.PodSpec{find[*appsv1.Deployment](t, dir).Spec.Template.Spec, find[*batchv1.CronJob](t, dir).Spec.JobTemplate.Spec.Template.Spec}
+	for _, o := range manifests(t, dir) {
+		if v, ok := o.(T); ok {
+			all = append(all, v)
+		}
+	}
+	return all
+}
+
+// pods are those of the Deployment and of the CronJob, if there is one.
+func pods(t *testing.T, dir string) (all []corev1.PodTemplateSpec) {
+	t.Helper()
+	for _, d := range findAll[*appsv1.Deployment](t, dir) {
+		all = append(all, d.Spec.Template)
+	}
+	for _, j := range findAll[*batchv1.CronJob](t, dir) {
+		all = append(all, j.Spec.JobTemplate.Spec.Template)
+	}
+	return all
 }
 
 // What the manifests name fits together, in the base and with what the overlay
 // changes.
 func TestManifests(t *testing.T) {
-	for _, dir := range []string{"kubernetes/base", production} {
+	for _, dir := range []string{"kubernetes/base", production, complete} {
 		deployment, config := find[*appsv1.Deployment](t, dir), find[*corev1.ConfigMap](t, dir)
 		require.EqualValues(t, 3, *deployment.Spec.Replicas)
-		require.Equal(t, deployment.Spec.Selector.MatchLabels, deployment.Spec.Template.Labels)
+		require.Subset(t, deployment.Spec.Template.Labels, deployment.Spec.Selector.MatchLabels)
 		require.Equal(t, deployment.Spec.Selector, find[*policyv1.PodDisruptionBudget](t, dir).Spec.Selector)
-		for _, pod := range pods(t, dir) {
-			require.Len(t, pod.Volumes, 1)
+		for _, template := range pods(t, dir) {
+			pod := template.Spec
+			name := template.Labels["app.kubernetes.io/name"]
+			require.Equal(t, name+"-etcd-client", pod.Volumes[0].Secret.SecretName, "each workload is a user of its own")
+			require.NotEmpty(t, template.Labels["app.kubernetes.io/part-of"])
 			c := pod.Containers[0]
+			require.Equal(t, name, c.Name)
+			require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem)
+			require.False(t, *c.SecurityContext.AllowPrivilegeEscalation)
+			require.False(t, *pod.AutomountServiceAccountToken)
 			require.Equal(t, pod.Volumes[0].Name, c.VolumeMounts[0].Name)
 			require.Empty(t, c.VolumeMounts[0].SubPath, "Kubernetes would not replace the certificates")
 			require.Equal(t, config.Name, c.EnvFrom[0].ConfigMapRef.Name)
@@ -103,11 +130,56 @@ func TestManifests(t *testing.T) {
 			require.Regexp(t, `^[^:]+:\d+\.\d+\.\d+$`, c.Image, "a tag that never moves")
 		}
 		c := deployment.Spec.Template.Spec.Containers[0]
-		for path, p := range map[string]*corev1.Probe{"/readyz": c.StartupProbe, "/healthz": c.LivenessProbe} {
+		for path, p := range map[string]*corev1.Probe{"/readyz": c.ReadinessProbe, "/healthz": c.LivenessProbe} {
 			require.Equal(t, c.Ports[0].Name, p.HTTPGet.Port.StrVal)
 			require.Equal(t, path, p.HTTPGet.Path)
 		}
-		require.Equal(t, c.StartupProbe.HTTPGet, c.ReadinessProbe.HTTPGet)
+		require.Nil(t, c.StartupProbe, "it would restart replicas while etcd is away")
+		require.Equal(t, policyv1.AlwaysAllow, *find[*policyv1.PodDisruptionBudget](t, dir).Spec.UnhealthyPodEvictionPolicy)
+	}
+}
+
+// Each pod runs as an account without rights, and may ask names and etcd and nobody else.
+func TestManifests_Isolation(t *testing.T) {
+	for _, dir := range []string{"kubernetes/base", production, complete} {
+		accounts, policies := findAll[*corev1.ServiceAccount](t, dir), findAll[*networkingv1.NetworkPolicy](t, dir)
+		require.Len(t, accounts, len(pods(t, dir)))
+		require.Len(t, policies, len(pods(t, dir)))
+		for i, pod := range pods(t, dir) {
+			require.Equal(t, accounts[i].Name, pod.Spec.ServiceAccountName)
+			require.False(t, *accounts[i].AutomountServiceAccountToken)
+			selector, err := metav1.LabelSelectorAsSelector(&policies[i].Spec.PodSelector)
+			require.NoError(t, err)
+			require.True(t, selector.Matches(klabels.Set(pod.Labels)))
+			require.Equal(t, []networkingv1.PolicyType{"Ingress", "Egress"}, policies[i].Spec.PolicyTypes)
+			var out []int32
+			for _, rule := range policies[i].Spec.Egress {
+				for _, p := range rule.Ports {
+					out = append(out, p.Port.IntVal)
+				}
+			}
+			require.Equal(t, []int32{53, 53, 2379}, out)
+			for _, at := range strings.Split(find[*corev1.ConfigMap](t, dir).Data["ETCDCTL_ENDPOINTS"], ",") {
+				require.Regexp(t, `:2379$`, at)
+			}
+			ports := pod.Spec.Containers[0].Ports
+			require.Len(t, policies[i].Spec.Ingress, len(ports))
+			for j, rule := range policies[i].Spec.Ingress {
+				require.Equal(t, ports[j].Name, rule.Ports[0].Port.StrVal)
+			}
+		}
+	}
+}
+
+// What README.md says to apply first needs nothing that a cluster or a registry may not have.
+func TestManifests_NoPrerequisites(t *testing.T) {
+	require.Empty(t, findAll[*monitoringv1.PodMonitor](t, production))
+	require.Empty(t, findAll[*monitoringv1.PrometheusRule](t, production))
+	require.Empty(t, findAll[*batchv1.CronJob](t, production), "its image is the user's own")
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	for _, placeholder := range []string{"registry.example.com", "etcd-0.etcd.storage"} {
+		require.Contains(t, string(readme), placeholder)
 	}
 }
 
@@ -117,18 +189,19 @@ func TestManifests_Production(t *testing.T) {
 	require.Equal(t, "locks", deployment.Namespace)
 	require.Contains(t, find[*corev1.ConfigMap](t, production).Data["ETCDCTL_ENDPOINTS"], "etcd-0.etcd.storage:2379")
 	require.Equal(t, "/etc/etcd-client/ca.crt", find[*corev1.ConfigMap](t, production).Data["ETCDCTL_CACERT"], "from the base")
-	for _, pod := range pods(t, production) {
-		require.Regexp(t, `^registry\.example\.com/`, pod.Containers[0].Image)
+	for _, pod := range pods(t, complete) {
+		require.Regexp(t, `^registry\.example\.com/`, pod.Spec.Containers[0].Image)
 	}
-	monitor := find[*monitoringv1.PodMonitor](t, production)
-	require.Equal(t, deployment.Spec.Template.Labels, monitor.Spec.Selector.MatchLabels)
+	monitor := find[*monitoringv1.PodMonitor](t, complete)
+	require.Equal(t, "locks", find[*batchv1.CronJob](t, complete).Namespace)
+	require.Subset(t, deployment.Spec.Template.Labels, monitor.Spec.Selector.MatchLabels)
 	require.Equal(t, deployment.Spec.Template.Spec.Containers[0].Ports[0].Name, *monitor.Spec.PodMetricsEndpoints[0].Port)
 
 	var rules monitoringv1.PrometheusRuleSpec
 	b, err := os.ReadFile("monitoring/rules.yaml")
 	require.NoError(t, err)
 	require.NoError(t, yaml.UnmarshalStrict(b, &rules))
-	require.Equal(t, rules, find[*monitoringv1.PrometheusRule](t, production).Spec, "kubernetes/monitoring/prometheusrule.yaml is not monitoring/rules.yaml")
+	require.Equal(t, rules, find[*monitoringv1.PrometheusRule](t, complete).Spec, "kubernetes/monitoring/prometheusrule.yaml is not monitoring/rules.yaml")
 }
 
 var write = flag.Bool("write", false, "write kubernetes/monitoring/prometheusrule.yaml")
@@ -173,16 +246,19 @@ func TestManifests_Secret(t *testing.T) {
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
 	applied := regexp.MustCompile(`(?m)^kubectl .*apply (.*)$`).FindAllStringSubmatch(string(readme), -1)
-	require.Len(t, applied, 2)
+	require.Len(t, applied, 3)
 	require.Equal(t, "-k deploy/"+production, applied[0][1])
-	require.Equal(t, "-f -", applied[1][1], "what the same line has made")
+	require.Equal(t, "-k deploy/"+complete, applied[1][1])
+	require.Equal(t, "-f -", applied[2][1], "what the same line has made")
 	created := regexp.MustCompile(`kubectl -n (\S+) create secret generic (\S+)((?: --from-file=\S+)+)`).FindAllStringSubmatch(string(readme), -1)
-	require.Len(t, created, 2)
+	require.Len(t, created, 3)
+	var secrets []string
+	for _, pod := range pods(t, complete) {
+		secrets = append(secrets, pod.Spec.Volumes[0].Secret.SecretName)
+	}
+	require.Equal(t, append(secrets, secrets[0]), []string{created[0][2], created[1][2], created[2][2]})
 	for _, c := range created {
 		require.Equal(t, find[*appsv1.Deployment](t, production).Namespace, c[1])
-		for _, pod := range pods(t, production) {
-			require.Equal(t, pod.Volumes[0].Secret.SecretName, c[2])
-		}
 		config := find[*corev1.ConfigMap](t, production)
 		for _, file := range []string{"ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"} {
 			require.Contains(t, strings.Fields(c[3]), "--from-file="+filepath.Base(config.Data[file]))
@@ -203,7 +279,7 @@ func TestManifests_Secret(t *testing.T) {
 // A drained node and a lock that somebody else has are no failures of the job, and
 // its tries end all the same.
 func TestManifests_Job(t *testing.T) {
-	job := find[*batchv1.CronJob](t, production).Spec.JobTemplate.Spec
+	job := find[*batchv1.CronJob](t, complete).Spec.JobTemplate.Spec
 	c := job.Template.Spec.Containers[0]
 	rules := job.PodFailurePolicy.Rules
 	require.Len(t, rules, 2)

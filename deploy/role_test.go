@@ -22,20 +22,24 @@ import (
 
 // A grant is a right that a role has.
 type grant struct {
+	role       string
 	kind       clientv3.PermissionType
 	key, until string
 }
 
-// grants are the rights that etcd/role.sh gives.
+// grants are the rights that etcd/role.sh gives: one role and one user for each workload.
 func grants(t *testing.T) (all []grant) {
 	t.Helper()
 	script, err := os.ReadFile("etcd/role.sh")
 	require.NoError(t, err)
-	for _, m := range regexp.MustCompile(`(?m)^etcdctl role grant-permission locks --prefix=true readwrite (\S+)$`).FindAllSubmatch(script, -1) {
-		prefix := string(m[1])
-		all = append(all, grant{clientv3.PermissionType(clientv3.PermReadWrite), prefix, clientv3.GetPrefixRangeEnd(prefix)})
+	for _, m := range regexp.MustCompile(`(?m)^workload (\S+) (\S+)$`).FindAllSubmatch(script, -1) {
+		prefix := string(m[2])
+		all = append(all, grant{string(m[1]), clientv3.PermissionType(clientv3.PermReadWrite), prefix, clientv3.GetPrefixRangeEnd(prefix)})
 	}
-	require.Len(t, all, strings.Count(string(script), "grant-permission"))
+	require.Len(t, all, len(pods(t, complete)))
+	for i, pod := range pods(t, complete) {
+		require.Equal(t, pod.Labels["app.kubernetes.io/name"], all[i].role)
+	}
 	return all
 }
 
@@ -60,16 +64,18 @@ func TestRole_Script(t *testing.T) {
 	root := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Username, c.Password = "root", "root" }))
 	for range 2 {
 		require.NoError(t, run("root:root"))
-		role, err := root.RoleGet(ctx, "locks")
-		require.NoError(t, err)
 		var got []grant
-		for _, p := range role.Perm {
-			got = append(got, grant{clientv3.PermissionType(p.PermType), string(p.Key), string(p.RangeEnd)})
+		for _, g := range grants(t) {
+			role, err := root.RoleGet(ctx, g.role)
+			require.NoError(t, err)
+			for _, p := range role.Perm {
+				got = append(got, grant{g.role, clientv3.PermissionType(p.PermType), string(p.Key), string(p.RangeEnd)})
+			}
+			user, err := root.UserGet(ctx, g.role)
+			require.NoError(t, err)
+			require.Equal(t, []string{g.role}, user.Roles)
 		}
 		require.ElementsMatch(t, grants(t), got)
-		user, err := root.UserGet(ctx, "cron")
-		require.NoError(t, err)
-		require.Equal(t, []string{"locks"}, user.Roles)
 	}
 	require.Error(t, run("root:wrong"), "it must not end well where it did nothing")
 }
@@ -150,13 +156,13 @@ func use(t *testing.T, client *clientv3.Client, name string) error {
 // The role suffices for all that there is to do with locks below its prefixes.
 func TestRole(t *testing.T) {
 	t.Parallel()
-	all := grants(t)
-	client := withRole(t, all)
-	for _, g := range all {
+	for i, g := range grants(t) {
+		client := withRole(t, []grant{g})
 		require.NoError(t, use(t, client, g.key+"x"))
+		other := grants(t)[1-i]
+		require.ErrorIs(t, use(t, client, other.key+"x"), rpctypes.ErrPermissionDenied)
 	}
-	require.ErrorIs(t, use(t, client, "others/x"), rpctypes.ErrPermissionDenied)
-	job := find[*batchv1.CronJob](t, production)
+	job := find[*batchv1.CronJob](t, complete)
 	require.Contains(t, job.Spec.JobTemplate.Spec.Template.Spec.Containers[0].Args, "jobs/report")
 }
 
@@ -167,11 +173,11 @@ func TestRole_Less(t *testing.T) {
 	both := clientv3.PermissionType(clientv3.PermReadWrite)
 	end := clientv3.GetPrefixRangeEnd
 	for what, role := range map[string][]grant{
-		"read only":              {{read, "jobs/", end("jobs/")}},
-		"write only":             {{write, "jobs/", end("jobs/")}},
-		"the name without its /": {{both, "jobs/x", ""}},
-		"one kind of entry":      {{both, "jobs/x/0", "jobs/x/g"}},
-		"another prefix":         {{both, "cron/", end("cron/")}},
+		"read only":              {{"locks", read, "jobs/", end("jobs/")}},
+		"write only":             {{"locks", write, "jobs/", end("jobs/")}},
+		"the name without its /": {{"locks", both, "jobs/x", ""}},
+		"one kind of entry":      {{"locks", both, "jobs/x/0", "jobs/x/g"}},
+		"another prefix":         {{"locks", both, "cron/", end("cron/")}},
 		"nothing":                nil,
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -184,7 +190,7 @@ func TestRole_Less(t *testing.T) {
 // Who only looks needs no right to write.
 func TestRole_ReadOnly(t *testing.T) {
 	t.Parallel()
-	client := withRole(t, []grant{{clientv3.PermissionType(clientv3.PermRead), "jobs/", clientv3.GetPrefixRangeEnd("jobs/")}})
+	client := withRole(t, []grant{{"locks", clientv3.PermissionType(clientv3.PermRead), "jobs/", clientv3.GetPrefixRangeEnd("jobs/")}})
 	ctx := bounded(t)
 	_, err := etcdlock.New(client).Inspect(ctx, "jobs/x")
 	require.NoError(t, err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"runtime/debug"
@@ -48,6 +49,9 @@ func badFlag(cmd *cobra.Command, err error) error {
 	return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 }
 
+// release is set by the build of an image: there is no repository in it to ask for the version.
+var release string
+
 // version says what this binary was built from.
 func version() string {
 	own, etcd := "of an unknown version", ""
@@ -64,5 +68,5 @@ func version() string {
 			}
 		}
 	}
-	return fmt.Sprintf("%s (%s%s, %s/%s)", own, etcd, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	return fmt.Sprintf("%s (%s%s, %s/%s)", cmp.Or(release, own), etcd, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
