@@ -125,7 +125,7 @@ func (w *Waits) read(ctx context.Context, name string, q *waits) {
 	got, err := w.KV.Get(ctx, from, clientv3.WithRange(to), clientv3.WithSerializable(), clientv3.WithLimit(limit),
 		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
 	if data := w.note(name, q, got, err); data != "" {
-		w.Log.WarnContext(ctx, "a lock waits for a key that has no lease: it looks like data; keep data and lock names apart", "lock", name, "key", data)
+		w.Log.Warn("a lock waits for a key that has no lease: it looks like data; keep data and lock names apart", "lock", name, "key", data)
 	}
 }
 
