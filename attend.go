@@ -16,44 +16,12 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// probeInterval is how often a session probes its watches, jittered, so that one of several sessions of a client asks
-// for all. It asks once a second: after an answer the next Probe asks nothing.
-const probeInterval = time.Second / 2
-
-// attend looks after the session's watches for as long as there are any. It is called when one was opened.
-func (s *Session) attend() {
-	s.mu.Lock()
-	begin := !s.attending
-	s.attending = true
-	s.mu.Unlock()
-	if begin {
-		s.lease.Go(func(context.Context) { s.probe() }) // or the session is gone
+// refreshWatches has all that relies on watches ask etcd: they are silent.
+func (s *Session) refreshWatches() {
+	for _, l := range s.allLists() {
+		l.Refresh()
 	}
-}
-
-// endAttend ends that, and returns true, if there are no watches. It looks with the mutex held: attend is called after
-// a watch was opened, so it either comes before and the watch is seen, or it comes after and begins anew.
-func (s *Session) endAttend() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.attending = s.etcd.Watches()
-	return !s.attending
-}
-
-// probe probes the watches until there are none, or the session ends.
-func (s *Session) probe() {
-	for refreshed := time.Now(); ; {
-		if etcd.Sleep(s.lease.Ctx, probeInterval/8*7+rand.N(probeInterval/4)) != nil || s.endAttend() {
-			return
-		}
-		if silent := s.etcd.Probe(s.lease.Ctx); silent && time.Since(refreshed) > s.lease.TTL/2 {
-			refreshed = time.Now()
-			for _, l := range s.allLists() {
-				l.Refresh()
-			}
-			s.holdWatches.Refresh()
-		}
-	}
+	s.holdWatches.Refresh()
 }
 
 // allLists are the waitlists of the session, in any order.

@@ -71,9 +71,8 @@ func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 //     the old one was lost, and after a pause that grows while terms are short (50 ms to 5 s, jittered).
 //   - lead panics: Run resigns, and the panic goes on.
 //
-// If ctx ends while this process does not lead, Run returns ctx's error. So, unless ctx ends, Run returns for lead's
-// own reasons only, or with etcd's error if etcd refuses for good, for example for rights. It campaigns on while etcd
-// is away, for as long as that takes, and when etcd has no space.
+// If ctx ends while this process does not lead, Run returns ctx's error. Else it returns for lead's own reasons only, or
+// with etcd's error if etcd refuses for good, for example for rights: not while etcd is away, or has no space.
 //
 // Run never calls lead again before the last call has returned, in this process. A lead that ignores the end of its
 // ctx keeps Run from campaigning; if its term was lost, somebody else leads beside it. WithOverrun and Check report

@@ -142,7 +142,7 @@ func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (see
 // watchesOf are the watches of a session's holds.
 func watchesOf(s *Session) *holdwatch.Watches[*entry] {
 	return holdwatch.New(holdwatch.Config[*entry]{
-		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.attend,
+		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.probes.Attend,
 		Rev:     func(e *entry) int64 { return e.rev },
 		Deleted: func(e *entry, key string, at int64) { _ = e.whole().markLost(key, at) },
 		Verify: func(ctx context.Context, holds []*entry, at int64) error {

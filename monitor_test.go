@@ -164,24 +164,24 @@ func TestAttend_WatchAtTheEnd(t *testing.T) {
 	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
 		var asked atomic.Int64
 		s.etcd.UseWatcher(counted{f, &asked})
-		s.attending = true // it was: the goroutine has yet to take note of that
+		s.probes.Attending = true // it was: the goroutine has yet to take note of that
 		h, err := NewMutex(s, "a").Lock(t.Context())
 		require.NoError(t, err)
 		_ = h.Done()
 		synctest.Wait()
 		require.True(t, s.etcd.Watches())
-		require.False(t, s.endAttend())
+		require.False(t, s.probes.End())
 		require.Zero(t, asked.Load())
 		ended := make(chan struct{})
 		go func() { // the goroutine goes on
-			s.probe()
+			s.probes.Probe()
 			close(ended)
 		}()
 		<-time.After(10 * time.Second)
 		require.InDelta(t, 10, asked.Load(), 1)
 		h.Release()
 		<-ended
-		require.False(t, s.attending)
+		require.False(t, s.probes.Attending)
 	})
 }
 

@@ -89,8 +89,8 @@ func WithTTL(ttl time.Duration) Option { return option(func(c *config) { c.ttl =
 func WithOwner(owner string) Option { return option(func(c *config) { c.owner = owner }) }
 
 // WithLease adopts a lease that was granted elsewhere, instead of granting one. WithTTL has no effect then. The
-// session keeps the lease alive, and Close revokes it. Entries that others made with the lease are not this
-// session's. An ID that is negative, which etcd never chooses by itself, is an error. It is for NewSession only.
+// session keeps the lease alive, and Close revokes it. Entries that others made with the lease are theirs, until
+// [Session.Adopt]. An ID that is negative, which etcd never chooses by itself, is an error. It is for NewSession only.
 func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.lease = id }) }
 
 // WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up.
@@ -106,8 +106,8 @@ func WithHooks(hooks ...*Hooks) Option {
 	return option(func(c *config) { c.hooks = append(c.hooks, hooks...) })
 }
 
-// WithTrailingSlash accepts names that end in "/". Programs with etcd's own concurrency package often use such names;
-// this option is for those that share a lock or an election with them. [Client.ListNames] passes such names over.
+// WithTrailingSlash accepts names that end in "/", to share them with programs that use etcd's own concurrency package.
+// [Client.ListNames] passes such names over.
 func WithTrailingSlash() Option { return option(func(c *config) { c.slash = true }) }
 
 type electorConfig struct {
@@ -136,10 +136,9 @@ func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
 	})
 }
 
-// WithValue publishes a value with the candidacy, for example the address of this process: [Elector.Leader],
-// [Elector.Observe], [Client.Inspect] and `etcdlock show` show it from the moment at which the entry is in the queue.
-// [Held.SetValue] changes it during a term. Other than WithOwner, which is of the Client and for people, it is of this
-// Elector and for programs. It is text: invalid UTF-8 is an error of every call.
+// WithValue publishes a text with the candidacy, for example the address of this process: [Elector.Leader],
+// [Elector.Observe], [Client.Inspect] and `etcdlock show` show it from the start, and [Held.SetValue] changes it during a
+// term. WithOwner is of the Client and for people, this is of the Elector and for programs.
 func WithValue(value string) ElectorOption {
 	return electorOption(func(c *electorConfig) {
 		c.value = value

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -51,7 +52,7 @@ type Session struct {
 	waits wait.Waits
 	whom  whom.Waits // what a Lock says that ends with its ctx
 
-	attending   bool // see attend
+	probes      *etcd.Prober
 	holdWatches *holdwatch.Watches[*entry]
 }
 
@@ -101,9 +102,10 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.lease.InTheWay = s.keys.InTheWay
 	s.removals = settle.NewRemovals(s.lease.Ctx, s.etcd, s.lease.Go, s.lease.WaitError)
+	s.probes = &etcd.Prober{Client: s.etcd, Life: s.lease.Ctx, Go: s.lease.Go, Silent: s.refreshWatches, Every: func() time.Duration { return s.TTL() / 2 }}
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
-		Go: s.lease.Go, Opened: s.attend, Lost: markAllLost, EndError: s.lease.WaitError,
+		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError,
 		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*entry).goneBeside() },
 	}
 	s.whom.KV, s.whom.Go, s.whom.Log = client, s.lease.Go, c.log
@@ -150,6 +152,60 @@ func (s *Session) Refresh(ctx context.Context) error {
 func (s *Session) Orphan() {
 	s.lease.End(ErrSessionClosed, "orphaned")
 	s.keys.Orphan()
+}
+
+// Adopt takes over a lock from the process before, whose lease this session has adopted with WithLease: the oldest entry
+// of that name which hangs on the lease and is not yet the session's, with its keys and Token, of a [Multi] with all its
+// names. So a process that is restarted within its TTL goes on with what it had. If there is no such entry the error is
+// ErrNotFound: then Lock. Until an entry is adopted, a Lock of that name waits behind it. The caller ensures that the
+// process before has ended, or has called Orphan: nobody else can tell, and both would believe that they hold the lock.
+//
+// If the entry has the lock, Adopt costs three requests, more for a Multi, and an error leaves the entry as it was. If
+// the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. Its
+// fence is in use.
+func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
+	l := newLock(s, name)
+	return acquire(ctx, &l, "adopt", mutexMode, ErrWouldDeadlock, adoptEntry)
+}
+
+func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
+	s := h.s
+	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
+	defer stop()
+	a, err := s.keys.Adopt(bound, h.name, maxParts)
+	switch {
+	case err != nil:
+		return nil, cmp.Or(s.Err(), s.lease.Translate(err))
+	case a == nil:
+		return nil, ErrNotFound
+	}
+	first, modes := a.Parts[0], map[bool]mode{false: mutexMode, true: readMode}
+	l, m := lock{name: h.name}, modes[first.Read]
+	if first.SharedKey != "" {
+		m = writeMode
+	}
+	var seen []*pb.ResponseOp // as if an enqueue had shown nothing before the entry; none: nothing is known
+	for _, p := range a.Parts {
+		if a.Multi {
+			l.parts = append(l.parts, Part{p.Name, modes[p.Read]})
+		}
+		if a.Holds {
+			seen = append(seen, nil)
+		}
+	}
+	h = l.entry(ctx, s, m)
+	for p := range h.all() {
+		p.key, a.Parts = a.Parts[0].Key, a.Parts[1:]
+	}
+	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
+	h.fenced, h.ambiguous, h.acquiring.secondKey, h.acquiring.value = true, true, first.SharedKey, a.Value
+	h.enlist()
+	h.enter(a.Rev, seen...)
+	h.notifyEnqueued()
+	if a.Holds && s.lease.Valid() { // then nothing is to wait for
+		ctx = context.WithoutCancel(ctx)
+	}
+	return h.result(h.wait(ctx))
 }
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. It is an

@@ -408,3 +408,192 @@ func TestSession_RenewalsThatHang(t *testing.T) {
 		})
 	}
 }
+
+// succeed orphans a session and returns one that has adopted its lease.
+func succeed(t *testing.T, s *Session, c *clientv3.Client, opts ...Option) *Session {
+	t.Helper()
+	s.Orphan()
+	return newTestSession(t, c, append(opts, WithLease(s.Lease()))...)
+}
+
+func TestSession_AdoptsHolds(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	rw := func(s *Session) *RWMutex { return NewRWMutex(s, name) }
+	multi := func(s *Session) *Multi { return NewMulti(s, Write(name+".1"), Read(name+".2"), Write(name)) }
+	downgraded := func(s *Session) func(context.Context) (*Held, error) {
+		return func(ctx context.Context) (*Held, error) {
+			h, err := rw(s).Lock(ctx)
+			require.NoError(t, err)
+			return h, h.Downgrade(ctx)
+		}
+	}
+	for what, lock := range map[string]func(*Session) func(context.Context) (*Held, error){
+		"mutex":      func(s *Session) func(context.Context) (*Held, error) { return NewMutex(s, name).Lock },
+		"raw":        func(s *Session) func(context.Context) (*Held, error) { return NewMutex(s, name).Raw("v").Lock },
+		"write":      func(s *Session) func(context.Context) (*Held, error) { return rw(s).Lock },
+		"read":       func(s *Session) func(context.Context) (*Held, error) { return rw(s).RLock },
+		"multi":      func(s *Session) func(context.Context) (*Held, error) { return multi(s).Lock },
+		"downgraded": downgraded,
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newTestSession(t, c)
+			h, err := lock(s)(testCtx(t))
+			require.NoError(t, err)
+			waiter := newTestSession(t, c)
+			tk, err := NewMutex(waiter, name).Enqueue(testCtx(t))
+			require.NoError(t, err)
+			s2 := succeed(t, s, c)
+			h2, err := s2.Adopt(testCtx(t), name)
+			require.NoError(t, err)
+			require.Equal(t, []any{h.Keys(), h.Token()}, []any{h2.Keys(), h2.Token()})
+			require.True(t, h2.Valid())
+			require.NoError(t, h2.Check(testCtx(t)))
+			_, err = h2.Txn(testCtx(t)).Then(clientv3.OpPut(name+".x", what)).Commit()
+			require.NoError(t, err)
+			notGranted(t, tk, 1)
+			_, err = s2.Adopt(testCtx(t), name)
+			require.ErrorIs(t, err, ErrNotFound, "it is the session's by now")
+			require.NoError(t, h2.SetValue(testCtx(t), "adopted"))
+			require.NoError(t, s2.checkEntries(testCtx(t)), "its keys must be known as used")
+			require.NoError(t, h2.Check(testCtx(t)))
+			if what == "write" {
+				require.NoError(t, h2.Downgrade(testCtx(t)))
+				reader, err := rw(s2).TryRLock(testCtx(t))
+				require.ErrorIs(t, err, ErrLocked, "a writer waits")
+				require.Nil(t, reader)
+			}
+			require.NoError(t, h2.Unlock(testCtx(t)))
+			next, err := tk.Wait(testCtx(t))
+			require.NoError(t, err)
+			require.NoError(t, next.Unlock(testCtx(t)))
+			require.Empty(t, entries(t, c, name))
+			again, err := lock(s2)(testCtx(t))
+			require.NoError(t, err, "the session must be able to use the name")
+			require.NotEqual(t, h2.Key(), again.Key(), "the keys are not settled yet")
+			require.NoError(t, again.Unlock(testCtx(t)))
+		})
+	}
+}
+
+// A place in the queue is adopted too: Adopt waits in it.
+func TestSession_AdoptsAPlace(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	first, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	// A process that has died: its session ends and nothing of it is removed.
+	s := newTestSession(t, c)
+	put := func(n string) int64 {
+		resp, err := c.Put(testCtx(t), exclusiveBase(name, s.Lease())+n, "", clientv3.WithLease(s.Lease()))
+		require.NoError(t, err)
+		return resp.Header.Revision
+	}
+	one, two := put(""), put("-3")
+	s2 := succeed(t, s, c)
+	adopted := inBackground(t, func(ctx context.Context) (*Held, error) { return s2.Adopt(ctx, name) })
+	require.Eventually(t, func() bool { return len(s2.entries()) == 1 }, hang, tick)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	other := async(func() error { _, err := s2.Adopt(ctx, name); return err })
+	require.Eventually(t, func() bool { return len(s2.entries()) == 2 }, hang, tick)
+	_, err = s2.Adopt(testCtx(t), name)
+	require.ErrorIs(t, err, ErrNotFound)
+	require.NoError(t, first.Unlock(testCtx(t)))
+	h := <-adopted
+	require.Equal(t, one, h.Token())
+	queueIs(t, c, name, 2)
+	cancel()
+	require.ErrorIs(t, result(t, other), context.Canceled)
+	require.Equal(t, []string{h.Key()}, queueIs(t, c, name, 1), "the place is given up with ctx")
+	require.Greater(t, two, one)
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+// Two calls at once don't adopt the same entry, and an error leaves it as it was.
+func TestSession_AdoptsEachOnce(t *testing.T) {
+	tap := etcdtest.NewTap()
+	c := cluster.Client(t, tap)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	for range 2 {
+		_, err := NewRWMutex(s, name).RLock(testCtx(t))
+		require.NoError(t, err)
+	}
+	_, err := s.Adopt(testCtx(t), name)
+	require.ErrorIs(t, err, ErrNotFound, "these are its own")
+	s2 := succeed(t, s, c)
+	_, err = s2.Adopt(testCtx(t), name+"x")
+	require.ErrorIs(t, err, ErrNotFound)
+	_, err = s2.Adopt(testCtx(t), name+"/")
+	require.ErrorIs(t, err, ErrInvalidName)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	tap.Next("LeaseTimeToLive", etcdtest.After(cancel))
+	_, err = s2.Adopt(ctx, name)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Len(t, entries(t, c, name), 2)
+	adopt := func(ctx context.Context) (*Held, error) { return s2.Adopt(ctx, name) }
+	one, two := inBackground(t, adopt), inBackground(t, adopt)
+	a, b := <-one, <-two
+	require.NotEqual(t, a.Key(), b.Key())
+	_, err = s2.Adopt(testCtx(t), name)
+	require.ErrorIs(t, err, ErrNotFound)
+	require.NoError(t, a.Unlock(testCtx(t)))
+	require.NoError(t, b.Check(testCtx(t)))
+	require.NoError(t, s2.Close())
+	_, err = s2.Adopt(testCtx(t), name)
+	require.ErrorIs(t, err, ErrSessionClosed)
+}
+
+// A waiter of the same session is let in behind an adopted hold, once etcd has confirmed its release.
+func TestSession_AdoptsBesideAWaiter(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	_, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	s2 := succeed(t, s, c)
+	tk, err := NewMutex(s2, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	h, err := s2.Adopt(testCtx(t), name)
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	next, err := tk.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, []string{next.Key()}, entries(t, c, name))
+}
+
+// What a Multi has lost before is no hold, and jams nothing.
+func TestSession_AdoptsNoPartOfAMulti(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	h, err := NewMulti(s, Write(name+".1"), Write(name+".2")).Lock(testCtx(t))
+	require.NoError(t, err)
+	s2 := succeed(t, s, c)
+	_, err = c.Delete(testCtx(t), h.Keys()[1])
+	require.NoError(t, err)
+	_, err = s2.Adopt(testCtx(t), name+".1")
+	require.ErrorIs(t, err, ErrNotFound)
+	requireGone(t, c, name+".1")
+}
+
+// A write of the process before that comes after the hold is found and removed.
+func TestSession_AdoptsAndSettles(t *testing.T) {
+	tap := etcdtest.NewTap()
+	c := cluster.Client(t, tap)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	late := tap.Postpone("Txn", 1) // which is sent again beside it
+	h, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	<-late.Caught()
+	s2 := succeed(t, s, cluster.Client(t))
+	h2, err := s2.Adopt(testCtx(t), name)
+	require.NoError(t, err)
+	require.Equal(t, h.Token(), h2.Token())
+	require.NoError(t, h2.Unlock(testCtx(t)))
+	require.NoError(t, late.Send(testCtx(t)))
+	requireGone(t, c, name)
+}

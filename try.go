@@ -11,8 +11,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // tryReadLimit is how many keys of a queue a Try lists that is refused.
@@ -82,22 +82,14 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 // freeSince compares that nothing came to the queue since revision at, where these keys, some of all, did not block
 // the entry. It returns ErrLocked if they did.
 func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) (clientv3.Cmp, error) {
-	from, to := keyspace.Blocking(e.name, e.mode.kind())
-	blocked := func(got *pb.RangeResponse) bool {
-		return queue.Blocked(e.name, e.mode.kind(), queue.MaxRev, queue.Entries(got.Kvs))
+	since, ok, key, err := inspect.Vacant(e.name, e.mode.kind(), at, got, func(r etcd.Read) ([]*pb.RangeResponse, int64, error) {
+		return e.s.lease.Read(ctx, e.s.lease.Ctx, 0, r)
+	})
+	switch {
+	case err == nil && key != "":
+		return since, fmt.Errorf("%w: %s has no lease, so it may be data; keep data and lock names apart", ErrLocked, key)
+	case err == nil && !ok:
+		return since, ErrLocked
 	}
-	if !blocked(got) && got.Count > int64(len(got.Kvs)) {
-		all, now, err := e.s.lease.Read(ctx, e.s.lease.Ctx, 0, etcd.ReadRange(from, to))
-		if err != nil {
-			return clientv3.Cmp{}, err
-		}
-		at, got = now, all[0]
-	}
-	if blocked(got) {
-		if key := queue.WithoutLease(e.name, got.Kvs); key != "" {
-			return clientv3.Cmp{}, fmt.Errorf("%w: %s has no lease, so it may be data; keep data and lock names apart", ErrLocked, key)
-		}
-		return clientv3.Cmp{}, ErrLocked
-	}
-	return clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1), nil
+	return since, err
 }

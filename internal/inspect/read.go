@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
@@ -83,4 +84,23 @@ func TTLs(ctx context.Context, client *etcd.Client, leases []clientv3.LeaseID) (
 		})
 	}
 	return ttls, some.Wait()
+}
+
+// Vacant compares that nothing came to the queue that blocks an entry of that kind since revision at, where got, some of
+// the keys, did not block it. It returns false if something blocks, and then the key of an entry that hangs on no lease,
+// if there is one. read reads the present of a range.
+func Vacant(name string, kind keyspace.Kind, at int64, got *pb.RangeResponse, read func(etcd.Read) ([]*pb.RangeResponse, int64, error)) (since clientv3.Cmp, ok bool, withoutLease string, err error) {
+	from, to := keyspace.Blocking(name, kind)
+	blocked := func() bool { return queue.Blocked(name, kind, queue.MaxRev, queue.Entries(got.Kvs)) }
+	if !blocked() && got.Count > int64(len(got.Kvs)) {
+		all, now, err := read(etcd.ReadRange(from, to))
+		if err != nil {
+			return since, false, "", err
+		}
+		got, at = all[0], now
+	}
+	if blocked() {
+		return since, false, queue.WithoutLease(name, got.Kvs), nil
+	}
+	return clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1), true, "", nil
 }

@@ -31,6 +31,14 @@ func (u InUse) Take(base string) (key string) {
 	}
 }
 
+// Claim marks key as used, and reports whether it was free.
+func (u InUse) Claim(key string) bool {
+	word, bit := u.find(key)
+	free := u[word]&bit == 0
+	u[word] |= bit
+	return free
+}
+
 // find is where the bit of key is.
 func (u InUse) find(key string) (word string, bit uint64) {
 	base, n, _ := split(key)

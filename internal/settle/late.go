@@ -132,15 +132,12 @@ func (k *Keys) commit(ctx context.Context, ops []clientv3.Op) error {
 // late writes: a member that hung for minutes may carry out, as it wakes, what was given up long ago, when
 // findLateWrites does not look for it any more.
 func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error) {
-	lease, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-		return k.etcd.TimeToLive(ctx, k.lease, clientv3.WithAttachedKeys())
-	})
+	attached, err := k.attached(ctx)
 	if err != nil {
 		return nil, err
 	}
-	there = make(map[string]struct{}, len(lease.Keys))
-	for _, b := range lease.Keys {
-		key := string(b)
+	there = make(map[string]struct{}, len(attached))
+	for _, key := range attached {
 		there[key] = struct{}{}
 		if keyspace.IsKeyOf(key, int64(k.lease)) && !k.uses(key) {
 			k.sweepKey(ctx, key)
