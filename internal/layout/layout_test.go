@@ -162,3 +162,20 @@ func TestRandomOfTheSystem(t *testing.T) {
 		}
 	}
 }
+
+// The drop-in for etcd's package is a layer over the public API: it imports no layer below the root.
+func TestDropInIsALayerAboveTheRoot(t *testing.T) {
+	packages, err := list("../..", "./concurrency")
+	require.NoError(t, err)
+	require.Len(t, packages, 1)
+	for _, path := range packages[0].Imports {
+		if below, own := strings.CutPrefix(path, module); own {
+			require.Empty(t, below, "concurrency imports %s", path)
+		} else if strings.Contains(strings.Split(path, "/")[0], ".") {
+			require.True(t, slices.ContainsFunc(outside, func(o string) bool { return strings.HasPrefix(path, strings.TrimSuffix(o, "/")) }), "concurrency imports %s", path)
+		}
+	}
+	for _, file := range packages[0].Files() {
+		require.LessOrEqual(t, lines(t, file), maxLines)
+	}
+}

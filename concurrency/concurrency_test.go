@@ -1,0 +1,340 @@
+package concurrency_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"reflect"
+	"runtime"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	etcds "go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/etcdlock/etcdlock/concurrency"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
+)
+
+var cluster *etcdtest.Cluster
+
+func TestMain(m *testing.M) { os.Exit(harness.Main(&cluster, m.Run)) }
+
+func session(t *testing.T, c *clientv3.Client, opts ...concurrency.SessionOption) *concurrency.Session {
+	t.Helper()
+	s, err := concurrency.NewSession(c, opts...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+// waitsFor requires that the lock is not had within d.
+func waitsFor(t *testing.T, lock func(context.Context) error, d time.Duration) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(harness.Ctx(t), d)
+	defer cancel()
+	require.Equal(t, context.DeadlineExceeded, lock(ctx), "callers compare with ==")
+}
+
+// The package has the shape of etcd's.
+func TestShape(t *testing.T) {
+	for _, pair := range [][2]any{
+		{(*concurrency.Session)(nil), (*etcds.Session)(nil)},
+		{(*concurrency.Mutex)(nil), (*etcds.Mutex)(nil)},
+		{(*concurrency.Election)(nil), (*etcds.Election)(nil)},
+	} {
+		ours, theirs := reflect.TypeOf(pair[0]), reflect.TypeOf(pair[1])
+		require.Equal(t, theirs.NumMethod(), ours.NumMethod())
+		for i := range theirs.NumMethod() {
+			want := theirs.Method(i)
+			got, ok := ours.MethodByName(want.Name)
+			require.True(t, ok, want.Name)
+			require.Equal(t, want.Type.NumIn(), got.Type.NumIn())
+			for j := 1; j < want.Type.NumIn(); j++ {
+				require.Equal(t, want.Type.In(j), got.Type.In(j), want.Name)
+			}
+			for j := range want.Type.NumOut() {
+				require.Equal(t, want.Type.Out(j), got.Type.Out(j), want.Name)
+			}
+		}
+	}
+	for _, pair := range [][2]error{
+		{concurrency.ErrLocked, etcds.ErrLocked}, {concurrency.ErrSessionExpired, etcds.ErrSessionExpired},
+		{concurrency.ErrLockReleased, etcds.ErrLockReleased}, {concurrency.ErrElectionNoLeader, etcds.ErrElectionNoLeader},
+		{concurrency.ErrElectionNotLeader, etcds.ErrElectionNotLeader},
+	} {
+		require.EqualError(t, pair[0], pair[1].Error())
+	}
+}
+
+func TestMutex(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)+"/"
+	s := session(t, c)
+	m := concurrency.NewMutex(s, name)
+	require.Empty(t, m.Key())
+	require.Nil(t, m.Header())
+	owner := func() bool {
+		resp, err := c.Txn(harness.Ctx(t)).If(m.IsOwner()).Then(clientv3.OpGet("x")).Commit()
+		require.NoError(t, err)
+		return resp.Succeeded
+	}
+	require.False(t, owner(), "before Lock the guard must be false and no error")
+	require.Equal(t, concurrency.ErrLockReleased, m.Unlock(harness.Ctx(t)))
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	require.NoError(t, m.Lock(harness.Ctx(t)), "the Mutex has it")
+	require.NoError(t, m.TryLock(harness.Ctx(t)))
+	require.Equal(t, harness.ExclusiveKey(name, s.Lease()), m.Key())
+	got, err := c.Get(harness.Ctx(t), m.Key())
+	require.NoError(t, err)
+	require.Equal(t, got.Kvs[0].CreateRevision, m.Header().Revision)
+	require.True(t, owner())
+
+	// Another one of the session, another session, and etcd's own.
+	other, old := concurrency.NewMutex(s, name), etcdsSession(t, c)
+	require.Equal(t, concurrency.ErrLocked, other.TryLock(harness.Ctx(t)))
+	require.Equal(t, concurrency.ErrLocked, concurrency.NewMutex(session(t, c), name).TryLock(harness.Ctx(t)))
+	require.Equal(t, etcds.ErrLocked, etcds.NewMutex(old, name).TryLock(harness.Ctx(t)))
+	waitsFor(t, other.Lock, 50*time.Millisecond)
+	harness.QueueIs(t, c, name, 1)
+	theirs := harness.Async(func() error { return etcds.NewMutex(old, name).Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 2)
+	ours := harness.Async(func() error { return other.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 3)
+	require.NoError(t, m.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, theirs))
+	require.False(t, owner())
+	require.Equal(t, "\x00", m.Key())
+	require.NoError(t, old.Close())
+	require.NoError(t, harness.Result(t, ours))
+	runtime.KeepAlive(m)
+	require.NoError(t, other.Unlock(harness.Ctx(t)))
+	require.Equal(t, concurrency.ErrLockReleased, other.Unlock(harness.Ctx(t)))
+}
+
+func etcdsSession(t *testing.T, c *clientv3.Client) *etcds.Session {
+	t.Helper()
+	s, err := etcds.NewSession(c)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func TestMutex_Lost(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	m := concurrency.NewMutex(s, name)
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	_, err := c.Delete(harness.Ctx(t), m.Key())
+	require.NoError(t, err)
+	require.Equal(t, concurrency.ErrLockReleased, m.Unlock(harness.Ctx(t)))
+	require.NoError(t, m.Lock(harness.Ctx(t)), "a Mutex that has lost its lock can have another one")
+	require.NoError(t, s.Close())
+	require.Equal(t, concurrency.ErrSessionExpired, m.Unlock(harness.Ctx(t)))
+	require.Equal(t, concurrency.ErrSessionExpired, m.Lock(harness.Ctx(t)))
+	harness.RequireGone(t, c, name)
+}
+
+// A caller repeats an Unlock that has ended with its ctx.
+func TestMutex_UnlockAgain(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	m := concurrency.NewMutex(session(t, c), name)
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	ended, cancel := context.WithCancel(harness.Ctx(t))
+	cancel()
+	require.Equal(t, context.Canceled, m.Unlock(ended))
+	require.NoError(t, m.Unlock(harness.Ctx(t)))
+	require.Equal(t, concurrency.ErrLockReleased, m.Unlock(harness.Ctx(t)))
+	harness.RequireGone(t, c, name)
+}
+
+// The hold of a Mutex that nobody can reach passes to the next one of its session, and to no other session.
+func TestMutex_Dropped(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	kept := concurrency.NewMutex(s, name)
+	var key string
+	func() {
+		dropped := concurrency.NewMutex(s, name)
+		require.NoError(t, dropped.Lock(harness.Ctx(t)))
+		key = dropped.Key()
+	}()
+	other := harness.Async(func() error { return concurrency.NewMutex(session(t, c), name).Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 2)
+	locking := harness.Async(func() error { return kept.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 3)
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		select {
+		case err := <-locking:
+			return errors.Is(err, nil)
+		default:
+			return false
+		}
+	}, harness.Hang, harness.Tick)
+	require.Equal(t, key, kept.Key())
+	harness.QueueIs(t, c, name, 2)
+	runtime.GC() // it is reachable, so it keeps the lock
+	waitsFor(t, concurrency.NewMutex(s, name).Lock, 100*time.Millisecond)
+	require.NoError(t, kept.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, other))
+}
+
+func TestLocker(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	l := concurrency.NewLocker(s, name)
+	n := 0
+	var all sync.WaitGroup
+	for range 20 {
+		all.Go(func() {
+			l.Lock()
+			defer l.Unlock()
+			n++
+		})
+	}
+	all.Wait()
+	require.Equal(t, 20, n)
+	l.Lock()
+	require.NoError(t, s.Close())
+	l.Unlock()
+	require.PanicsWithValue(t, concurrency.ErrSessionExpired, l.Lock)
+}
+
+func TestSession(t *testing.T) {
+	c := cluster.Client(t)
+	type key struct{}
+	ctx, cancel := context.WithCancel(context.WithValue(harness.Ctx(t), key{}, "v"))
+	s := session(t, c, concurrency.WithTTL(0), concurrency.WithContext(ctx))
+	require.Same(t, c, s.Client())
+	require.Equal(t, "v", s.Ctx().Value(key{}))
+	ttl, err := c.TimeToLive(harness.Ctx(t), s.Lease())
+	require.NoError(t, err)
+	require.EqualValues(t, 60, ttl.GrantedTTL)
+	cancel()
+	<-s.Done()
+	<-s.Ctx().Done()
+	_ = s.Close() // its ctx has ended: it does not wait
+	require.Eventually(t, func() bool {
+		ttl, err := c.TimeToLive(harness.Ctx(t), s.Lease())
+		return err == nil && ttl.GrantedTTL == 0
+	}, harness.Hang, harness.Tick, "it is revoked all the same")
+	_, err = concurrency.NewSession(c, concurrency.WithContext(ctx))
+	require.Equal(t, context.Canceled, err)
+	_, err = concurrency.NewSession(c, concurrency.WithLease(4711))
+	require.ErrorIs(t, err, rpctypes.ErrLeaseNotFound)
+}
+
+func TestElection(t *testing.T) {
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
+	c := cluster.Client(t, tap)
+	s := session(t, c)
+	e := concurrency.NewElection(s, name)
+	_, err := e.Leader(harness.Ctx(t))
+	require.Equal(t, concurrency.ErrElectionNoLeader, err)
+	require.Equal(t, concurrency.ErrElectionNotLeader, e.Proclaim(harness.Ctx(t), "x"))
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+	old := etcds.NewElection(etcdsSession(t, c), name)
+	seen := old.Observe(harness.Ctx(t))
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	require.Equal(t, harness.ExclusiveKey(name, s.Lease()), e.Key())
+	require.Equal(t, e.Rev(), e.Header().Revision)
+	require.Equal(t, "a", string((<-seen).Kvs[0].Value))
+	require.NoError(t, concurrency.NewElection(s, name).Campaign(harness.Ctx(t), "b"), "a session is one candidate")
+	require.Equal(t, "b", string((<-seen).Kvs[0].Value))
+
+	// A reply is lost: the value is written once.
+	tap.Next("Txn", etcdtest.DropReply)
+	require.NoError(t, e.Proclaim(harness.Ctx(t), "c"))
+	require.Equal(t, "c", string((<-seen).Kvs[0].Value))
+	leader, err := e.Leader(harness.Ctx(t))
+	require.NoError(t, err)
+	require.Equal(t, []any{"c", int64(3)}, []any{string(leader.Kvs[0].Value), leader.Kvs[0].Version})
+	// One that was given up comes late: a newer one stays.
+	late := tap.Postpone("Txn", 1)
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	proclaiming := harness.Async(func() error { return e.Proclaim(ctx, "late") })
+	<-late.Caught()
+	cancel()
+	require.Equal(t, context.Canceled, harness.Result(t, proclaiming))
+	require.NoError(t, e.Proclaim(harness.Ctx(t), "d"))
+	require.NoError(t, late.Send(harness.Ctx(t)))
+	require.Equal(t, "d", string((<-seen).Kvs[0].Value))
+
+	// The leader is removed.
+	_, err = c.Delete(harness.Ctx(t), e.Key())
+	require.NoError(t, err)
+	require.Equal(t, concurrency.ErrElectionNotLeader, e.Proclaim(harness.Ctx(t), "x"))
+	require.Empty(t, e.Key())
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+
+	// They lead, and are observed.
+	ours := e.Observe(harness.Ctx(t))
+	require.NoError(t, old.Campaign(harness.Ctx(t), "theirs"))
+	require.Equal(t, "theirs", string((<-ours).Kvs[0].Value))
+	require.NoError(t, old.Proclaim(harness.Ctx(t), "changed"))
+	got := <-ours
+	require.Equal(t, []any{"changed", int64(2)}, []any{string(got.Kvs[0].Value), got.Kvs[0].Version})
+	campaign := harness.Async(func() error { return e.Campaign(harness.Ctx(t), "again") })
+	harness.QueueIs(t, c, name, 2)
+	require.NoError(t, old.Resign(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, campaign))
+	require.Equal(t, "again", string((<-ours).Kvs[0].Value))
+	require.NoError(t, s.Close())
+	require.Equal(t, concurrency.ErrSessionExpired, e.Campaign(harness.Ctx(t), "x"))
+}
+
+// A leader is known by its key, in its own session, in that of a successor, and in another one.
+func TestElection_Resume(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	for what, resume := range map[string]func(s *concurrency.Session, e *concurrency.Election) *concurrency.Election{
+		"own": func(s *concurrency.Session, e *concurrency.Election) *concurrency.Election {
+			return concurrency.ResumeElection(s, name+"/", e.Key(), e.Rev())
+		},
+		"successor": func(s *concurrency.Session, e *concurrency.Election) *concurrency.Election {
+			s.Orphan()
+			return concurrency.ResumeElection(session(t, c, concurrency.WithLease(s.Lease())), name, e.Key(), e.Rev())
+		},
+		"other": func(_ *concurrency.Session, e *concurrency.Election) *concurrency.Election {
+			return concurrency.ResumeElection(session(t, c), name, e.Key(), e.Rev())
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := session(t, c)
+			e := concurrency.NewElection(s, name)
+			require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+			r := resume(s, e)
+			require.NoError(t, r.Proclaim(harness.Ctx(t), "b"))
+			got, err := r.Leader(harness.Ctx(t))
+			require.NoError(t, err)
+			require.Equal(t, []any{"b", e.Rev()}, []any{string(got.Kvs[0].Value), got.Kvs[0].CreateRevision})
+			require.NoError(t, r.Resign(harness.Ctx(t)))
+			harness.RequireGone(t, c, name)
+			require.NoError(t, r.Campaign(harness.Ctx(t), "c"))
+			require.NoError(t, r.Resign(harness.Ctx(t)))
+		})
+	}
+}
+
+// A process that is restarted takes its candidacy up again, while it leads and while it waits.
+func TestElection_Restart(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	e := concurrency.NewElection(s, name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	next := concurrency.NewElection(session(t, c), name)
+	campaign := harness.Async(func() error { return next.Campaign(harness.Ctx(t), "next") })
+	harness.QueueIs(t, c, name, 2)
+	s.Orphan()
+	again := concurrency.NewElection(session(t, c, concurrency.WithLease(s.Lease())), name)
+	require.NoError(t, again.Campaign(harness.Ctx(t), "b"))
+	require.Equal(t, e.Rev(), again.Rev())
+	got, err := next.Leader(harness.Ctx(t))
+	require.NoError(t, err)
+	require.Equal(t, "b", string(got.Kvs[0].Value))
+	require.NoError(t, again.Resign(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, campaign))
+}

@@ -1,0 +1,14 @@
+// Package concurrency has the types and functions of go.etcd.io/etcd/client/v3/concurrency, on the locks of etcdlock. A
+// program changes the import path:
+//
+//	import "github.com/etcdlock/etcdlock/concurrency"
+//
+// The keys in etcd are the same, and so are the values of an Election. So programs with either package queue with each
+// other on one name, and can be changed over one at a time. What does not happen any more with this path alone: a Lock
+// that goes on after its ctx has ended, an entry that nobody owns and that blocks the lock, a second goroutine of the
+// session that gets in, a session that ends after its lease, and 90 ms for each hand-over.
+//
+// What this package can't give is the notice of a loss, and writes that etcd refuses after one: a Mutex returns no
+// hold. New programs use package etcdlock itself. docs/coming-from.md has the calls of both side by side, and what is
+// different here from etcd's package.
+package concurrency

@@ -1,0 +1,174 @@
+// A Mutex: it has at most one hold.
+
+package concurrency
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"sync"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+)
+
+// The errors of a Mutex. ErrSessionExpired says besides that the entry of a waiter was removed.
+var (
+	ErrLocked         = errors.New("mutex: Locked by another session")
+	ErrSessionExpired = errors.New("mutex: session is expired")
+	ErrLockReleased   = errors.New("mutex: lock has already been released")
+)
+
+// noKey is what Key returns after Unlock. No entry has this key.
+const noKey = "\x00"
+
+// A Mutex is a lock that sessions take one at a time. Two Mutexes of one session exclude each other too. But a Lock of
+// the Mutex that has the lock already returns at once, so goroutines that are to exclude each other need a Mutex each,
+// or one Locker. It is safe for concurrent use, and must not be copied.
+type Mutex struct {
+	s     *Session
+	inner *etcdlock.Mutex
+	name  string
+	st    *mutexState
+}
+
+// mutexState is what outlives a Mutex that nobody can reach any more.
+type mutexState struct {
+	turn chan struct{} // held by a Lock
+
+	mu   sync.Mutex
+	hold *etcdlock.Held
+	key  string
+	// leaving: an Unlock has ended with its ctx, and the release goes on. The next Unlock is its repetition.
+	leaving bool
+}
+
+// NewMutex makes a Mutex. It makes no request. The name may end in "/".
+func NewMutex(s *Session, pfx string) *Mutex {
+	m := &Mutex{s: s, inner: etcdlock.NewMutex(s.inner, pfx), name: pfx, st: &mutexState{turn: make(chan struct{}, 1)}}
+	runtime.AddCleanup(m, func(st *mutexState) { s.drop(pfx, st) }, m.st)
+	return m
+}
+
+// Lock takes the lock, and waits for it. It returns at once if this Mutex has the lock. When it returns an error, for
+// example since ctx has ended, its entry in the queue is removed in the background.
+func (m *Mutex) Lock(ctx context.Context) error { return m.acquire(ctx, m.inner.Lock) }
+
+// TryLock takes the lock if nobody has it or waits for it, and otherwise returns ErrLocked.
+func (m *Mutex) TryLock(ctx context.Context) error { return m.acquire(ctx, m.inner.TryLock) }
+
+func (m *Mutex) acquire(ctx context.Context, way func(context.Context) (*etcdlock.Held, error)) error {
+	defer runtime.KeepAlive(m)
+	st := m.st
+	select {
+	case st.turn <- struct{}{}:
+		defer func() { <-st.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	if h := st.held(); h != nil && h.Err() == nil {
+		return nil
+	}
+	h, err := m.s.acquire(ctx, m.name, way)
+	if err != nil {
+		return plain(ctx, err)
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	st.hold, st.key, st.leaving = h, h.Key(), false
+	return nil
+}
+
+// held is the hold, nil if there is none.
+func (st *mutexState) held() *etcdlock.Held {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.hold
+}
+
+// Unlock releases the lock. It returns ErrLockReleased if the Mutex has no lock, or if somebody else has removed the
+// entry, and ErrSessionExpired if the lock was lost with its session. If ctx ends first the release goes on in the
+// background.
+func (m *Mutex) Unlock(ctx context.Context) error {
+	st := m.st
+	st.mu.Lock()
+	h, leaving := st.hold, st.leaving
+	st.hold, st.leaving = nil, false
+	if st.key != "" {
+		st.key = noKey
+	}
+	st.mu.Unlock()
+	switch {
+	case h == nil && leaving:
+		return nil
+	case h == nil:
+		return ErrLockReleased
+	}
+	err := h.Unlock(ctx)
+	switch {
+	case err == nil:
+		return nil
+	case errors.Is(err, etcdlock.ErrLost) && m.s.inner.Err() == nil:
+		return ErrLockReleased
+	}
+	err = plain(ctx, err)
+	if !errors.Is(err, ErrSessionExpired) {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		st.leaving = st.hold == nil
+	}
+	return err
+}
+
+// IsOwner is a comparison that is true in a transaction exactly while this Mutex has the lock.
+func (m *Mutex) IsOwner() clientv3.Cmp {
+	if h := m.st.held(); h != nil {
+		return h.IsOwner()
+	}
+	return clientv3.Compare(clientv3.CreateRevision(noKey), "=", -1) // false
+}
+
+// Key is the key of the entry: "" before the first Lock.
+func (m *Mutex) Key() string {
+	m.st.mu.Lock()
+	defer m.st.mu.Unlock()
+	return m.st.key
+}
+
+// Header has the revision at which the entry entered the queue, and nothing else. It grows with each acquisition of the
+// name, so it fences. It is nil before Lock and after Unlock.
+func (m *Mutex) Header() *pb.ResponseHeader {
+	if h := m.st.held(); h != nil {
+		return &pb.ResponseHeader{Revision: h.Token()}
+	}
+	return nil
+}
+
+// A locker is a Mutex whose goroutines exclude each other.
+type locker struct {
+	turn sync.Mutex
+	m    *Mutex
+}
+
+// NewLocker makes a sync.Locker. Goroutines that share it exclude each other, and all other holders of the name. A
+// sync.Locker can't return an error: Lock panics if the lock can't be had, for example since the session has ended.
+// Unlock of a lock that was lost does nothing.
+func NewLocker(s *Session, pfx string) sync.Locker { return &locker{m: NewMutex(s, pfx)} }
+
+func (l *locker) Lock() {
+	l.turn.Lock()
+	if err := l.m.Lock(l.m.s.Client().Ctx()); err != nil {
+		l.turn.Unlock()
+		panic(err)
+	}
+}
+
+func (l *locker) Unlock() {
+	held := l.m.st.held() != nil
+	if err := l.m.Unlock(l.m.s.Client().Ctx()); err != nil && (!held || !errors.Is(err, ErrLockReleased) && !errors.Is(err, ErrSessionExpired)) {
+		panic(err)
+	}
+	l.turn.Unlock()
+}

@@ -1,0 +1,136 @@
+// A Session: a lease that is kept alive.
+
+package concurrency
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+)
+
+const defaultSessionTTL = 60 // seconds
+
+// A Session is a lease that is kept alive, and the locks and candidacies that hang on it. It is safe for concurrent
+// use.
+type Session struct {
+	inner  *etcdlock.Session
+	looks  *etcdlock.Client // for queues; it has no session
+	parent context.Context  // of WithContext
+	ctx    context.Context
+	cancel context.CancelFunc
+	// adopted: the lease was granted elsewhere, so there may be entries to adopt.
+	adopted bool
+
+	mu          sync.Mutex
+	dropped     dropped
+	candidacies map[string]*candidacy // by name
+}
+
+// NewSession grants a lease and keeps it alive. It blocks until etcd has answered, or the ctx of WithContext or of the
+// client ends.
+func NewSession(client *clientv3.Client, opts ...SessionOption) (*Session, error) {
+	o := sessionOptions{ttl: defaultSessionTTL, ctx: client.Ctx()}
+	for _, opt := range opts {
+		opt(&o)
+	}
+	inner, err := etcdlock.NewSession(o.ctx, client,
+		etcdlock.WithTTL(time.Duration(o.ttl)*time.Second), etcdlock.WithLease(o.lease), etcdlock.WithTrailingSlash())
+	if err != nil {
+		return nil, plain(o.ctx, err)
+	}
+	s := &Session{
+		inner: inner, looks: etcdlock.New(client, etcdlock.WithTrailingSlash()),
+		parent: o.ctx, adopted: o.lease != clientv3.NoLease, candidacies: make(map[string]*candidacy),
+	}
+	s.ctx, s.cancel = context.WithCancel(o.ctx)
+	follow := context.AfterFunc(o.ctx, inner.Orphan)
+	context.AfterFunc(inner.Context(), func() {
+		follow()
+		s.cancel()
+	})
+	return s, nil
+}
+
+// Client is the client that the session was made with.
+func (s *Session) Client() *clientv3.Client { return s.inner.Client() }
+
+// Lease is the ID of the session's lease.
+func (s *Session) Lease() clientv3.LeaseID { return s.inner.Lease() }
+
+// Ctx ends with the session: when the lease is orphaned or closed, when it is lost, and when the ctx of WithContext
+// ends, whose values it has.
+func (s *Session) Ctx() context.Context { return s.ctx }
+
+// Done is closed when the session ends: before etcd can have given its locks to somebody else because the lease was
+// not renewed.
+func (s *Session) Done() <-chan struct{} { return s.inner.Done() }
+
+// Orphan ends the session and leaves its lease until its TTL has passed. It makes no request.
+func (s *Session) Orphan() {
+	s.inner.Orphan()
+	s.cancel()
+}
+
+// Close ends the session and revokes its lease. It blocks until etcd has confirmed that, for 5 s or the TTL at the
+// most, or until the ctx of WithContext ends; the revocation goes on in the background then.
+func (s *Session) Close() error {
+	s.Orphan()
+	closed := make(chan error, 1)
+	go func() { closed <- s.inner.Close() }() // ends after 5 s at the latest
+	select {
+	case err := <-closed:
+		return err
+	case <-s.parent.Done():
+		return s.parent.Err()
+	}
+}
+
+type sessionOptions struct {
+	ttl   int
+	lease clientv3.LeaseID
+	ctx   context.Context
+}
+
+// A SessionOption changes a session that NewSession makes.
+type SessionOption func(*sessionOptions)
+
+// WithTTL sets the TTL in seconds. The default is 60 s, which 0 and negative numbers leave as it is.
+func WithTTL(ttl int) SessionOption {
+	return func(o *sessionOptions) {
+		if ttl > 0 {
+			o.ttl = ttl
+		}
+	}
+}
+
+// WithLease takes a lease that was granted elsewhere, for example to this process before it was restarted. A Campaign
+// then takes up the candidacy that hangs on the lease, and leads at once if that did.
+func WithLease(id clientv3.LeaseID) SessionOption {
+	return func(o *sessionOptions) { o.lease = id }
+}
+
+// WithContext sets the ctx of the session in the place of the client's. When it ends, so do NewSession, Close and the
+// session, whose lease stays until its TTL has passed, or Close has revoked it.
+func WithContext(ctx context.Context) SessionOption {
+	return func(o *sessionOptions) { o.ctx = ctx }
+}
+
+// plain is an error as etcd's package has it: callers compare the errors of their ctx and of this package with ==.
+func plain(ctx context.Context, err error) error {
+	switch cause := ctx.Err(); {
+	case err == nil:
+		return nil
+	case cause != nil && errors.Is(err, cause):
+		return cause
+	case errors.Is(err, etcdlock.ErrLocked):
+		return ErrLocked
+	case errors.Is(err, etcdlock.ErrSessionExpired), errors.Is(err, etcdlock.ErrSessionClosed), errors.Is(err, etcdlock.ErrLost):
+		return ErrSessionExpired
+	}
+	return err
+}
