@@ -1,10 +1,12 @@
 package whom
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -306,4 +308,38 @@ func TestOwnerOf(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, shown, ownerOf(queue.Acquisition{Key: "a/1", Value: string(value), Lease: 1}))
 	}
+}
+
+// Data that is in the way of a wait is logged once a minute at most, whoever waits. What came behind the wait is not in
+// its way, and what this package wrote is no data.
+func TestWaits_LogsData(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		f := &queueOf{}
+		w := newWaits(f)
+		w.Log = slog.New(slog.NewTextHandler(&log, nil))
+		wait := func(rev int64, long time.Duration) (lines int) {
+			log.Reset()
+			w.Enter(t.Context(), "a", rev)
+			sleep(long)
+			w.Leave("a")
+			return strings.Count(log.String(), "looks like data; keep data and lock names apart\" lock=a key=a/4711\n")
+		}
+		f.put("1", "holder")
+		f.kvs[0].Lease, f.kvs[0].Value = 0, []byte(`{"owner":"holder","nonce":"1f"}`)
+		own := f.put("2", "")
+		f.put("4711", "")
+		f.kvs[2].Lease = 0
+		later := f.put("3", "")
+		require.Zero(t, wait(own, after))
+		require.Equal(t, 1, wait(later, after))
+		require.Zero(t, wait(later, after), "somebody tries again and again")
+		require.Zero(t, wait(later, after-1), "a short wait reads nothing")
+		sleep(logAgain)
+		require.Equal(t, 1, wait(later, time.Hour))
+		w.Enter(t.Context(), "a", later)
+		sleep(after)
+		require.Equal(t, "3 ahead, held by holder (token 1); a/4711 has no lease: it looks like data; keep data and lock names apart", w.text(keyspace.Exclusive, later))
+		w.Leave("a")
+	})
 }

@@ -2,7 +2,9 @@ package supervise
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
+	"syscall"
 	"testing"
 	"time"
 
@@ -37,4 +39,29 @@ func TestRun_NoGuard(t *testing.T) {
 		Command{Path: "/bin/sh", Args: []string{"sh", "-c", "exit 7"}, Env: os.Environ(), Grace: time.Second, Say: t.Logf})
 	require.NoError(t, err)
 	require.Equal(t, 7, o.Status)
+}
+
+// A guard that was started while the command runs, and turns out to be none, is replaced when it is told the next
+// deadline.
+func TestRun_GuardReplaced(t *testing.T) {
+	own, timeout := self, answerTimeout
+	defer func() { self, answerTimeout = own, timeout }()
+	self = filepath.Join(t.TempDir(), "another program")
+	require.NoError(t, os.WriteFile(self, []byte("#!/bin/sh\nexec sleep 1000\n"), 0o755))
+	answerTimeout = 100 * time.Millisecond
+	none, err := startGuard(0, time.Time{})
+	require.NoError(t, err)
+	require.Error(t, none.listens())
+	self, answerTimeout = own, timeout
+	sleeper := exec.Command("sleep", "1000")
+	sleeper.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	require.NoError(t, sleeper.Start())
+	s := &supervisor{pid: sleeper.Process.Pid, guard: none}
+	s.tellGuard(time.Now().Add(time.Minute))
+	require.NotSame(t, none, s.guard)
+	require.NoError(t, s.guard.listens())
+	require.False(t, s.guard.failed())
+	_ = s.guard.pipe.Close() // as if this process had died
+	require.Error(t, sleeper.Wait(), "it was killed")
+	s.guard.end()
 }
