@@ -214,12 +214,11 @@ func (c *Client) Close() error {
 	c.closeOnce.Do(func() {
 		go func() { // ends with closed, a TTL from now at the latest
 			defer close(c.closed)
-			c.granting <- struct{}{} // a grant under way ends with c.ctx
-			c.revoking.Wait()
-			if c.current != nil {
-				<-c.current.lease.Close(ErrSessionClosed)
-				c.closeErr = c.current.closeError()
+			c.granting <- struct{}{}      // a grant under way ends with c.ctx
+			if s := c.current; s != nil { // beside what was left behind, which may take its time
+				c.revoking.Go(func() { <-s.lease.Close(ErrSessionClosed); c.closeErr = s.closeError() })
 			}
+			c.revoking.Wait()
 		}()
 	})
 	limit := time.NewTimer(min(closeLimit, max(c.config.ttl, minTTL)))

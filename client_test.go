@@ -393,6 +393,25 @@ func TestClient_CloseLateGrant(t *testing.T) {
 	require.Zero(t, leases(t, c))
 }
 
+// The request of a session that was given up is looked for while Close revokes the lease of the session after it.
+func TestClient_CloseBesideLostGrant(t *testing.T) {
+	own := etcdtest.Start(t)
+	tap := etcdtest.NewTap()
+	c := own.Client(t, tap)
+	locks := New(c, WithTTL(2*time.Second)) // which Close does not exceed
+	ctx, cancel := context.WithCancel(testCtx(t))
+	tap.Next("LeaseGrant", func(context.Context, *etcdtest.Call) error { // nobody can know that it was not sent
+		cancel()
+		return etcdtest.ErrTransport
+	})
+	_, err := locks.Mutex("a").Lock(ctx)
+	require.ErrorIs(t, err, context.Canceled)
+	_, err = locks.Mutex("a").Lock(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, locks.Close())
+	require.Zero(t, leases(t, c))
+}
+
 // Close has nothing to wait for where no request for a lease could be sent.
 func TestClient_CloseWithoutEtcd(t *testing.T) {
 	p := cluster.Proxy(t)

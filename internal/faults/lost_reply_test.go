@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -174,7 +175,7 @@ func TestFault_A8_LostGrantReply(t *testing.T) {
 	c, w := harness.WiredClient(t, cluster)
 	before := harness.Leases(t, c)
 	w.LoseReply("LeaseGrant")
-	s := newSession(t, c)
+	s := newSession(t, c, etcdlock.WithTTL(time.Hour))
 	require.Eventually(t, func() bool {
 		return slices.Equal([]clientv3.LeaseID{s.Lease()}, harness.Leases(t, c, before...))
 	}, harness.Hang, harness.Tick, "the lease whose reply was lost must be revoked")
@@ -191,7 +192,7 @@ func TestFault_A8_LostGrantReply(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})
-	_, err := etcdlock.NewSession(ctx, c)
+	_, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(time.Hour))
 	require.ErrorIs(t, err, context.Canceled)
 	require.Eventually(t, func() bool { return len(harness.Leases(t, c, before...)) == 0 }, harness.Hang, harness.Tick)
 }

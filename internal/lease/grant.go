@@ -146,7 +146,7 @@ const (
 	// lateFor is how long a request for a lease may yet be carried out after it was given up: three times as long as
 	// etcd lets a request live. Close waits lateClosing for it.
 	lateFor     = 20 * time.Second
-	lateClosing = 3 * time.Second
+	lateClosing = time.Second
 )
 
 // revokeLate revokes a lease, in the background, that the one request for it may have granted, or may yet grant. It
