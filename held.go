@@ -151,7 +151,8 @@ func (h *Held) readOnly() bool {
 // a commit more.
 //
 // From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before,
-// Unlock returns ErrLost: somebody else may have been in the section. ctx may be the hold's own.
+// Unlock returns ErrLost: somebody else may have been in the section. If a reply was lost and the entry is not there,
+// nobody can tell who removed it, and Unlock returns nil. ctx may be the hold's own.
 func (h *Held) Unlock(ctx context.Context) error {
 	return h.wrap("unlock", h.unlock(ctx))
 }

@@ -47,6 +47,9 @@ func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...c
 	}
 	by.heard.Store(true) // etcd's notice that the watch is there
 	by.watched.Store(&watched{key, end})
+	c.mu.Lock()
+	by.open++
+	c.mu.Unlock()
 	c.hints(&pb.ResponseHeader{Revision: w.At}, before)
 	cancel := w.Close
 	closeOnce := sync.OnceFunc(func() { c.closeWatch(by, cancel) })

@@ -30,6 +30,7 @@ type Watcher struct {
 	own       bool // made by the Client, which has to close it
 	renewable bool // it is etcd's own, as NewWatcher makes them
 	watches   int  // that are open, or being opened
+	open      int  // that are open
 	replaced  bool // no watch is opened by it anymore; of the newest one: CloseWatcher was called
 	// former are, of the Watcher for new watches, those before it that still have watches.
 	former []*Watcher
@@ -190,12 +191,12 @@ func (c *Client) Probe(ctx context.Context) (silent bool) {
 }
 
 // unheardLocked reports whether to ask w whether it lives, and for how long nothing was heard of it since it was first
-// asked that. One that has ended is not asked: for that the client would open another stream, and keep it. The caller
-// holds the Client's mu.
+// asked that. A Watcher whose watches have ended, or are only being opened, is not asked: if it has no stream, the client
+// would open one to ask, and nobody would end that stream. The caller holds the Client's mu.
 func (w *Watcher) unheardLocked() (ask bool, unheard time.Duration) {
 	heard := w.heard.Swap(false)
 	switch {
-	case heard, w.idle(), w.life.Err() != nil:
+	case heard, w.open == 0, w.life.Err() != nil:
 		w.probed = time.Time{}
 		return false, 0
 	case w.probed.IsZero():
@@ -237,6 +238,7 @@ func (c *Client) closeWatch(w *Watcher, cancel func()) {
 		c.mu.Unlock()
 		return
 	}
+	w.open--
 	c.mu.Unlock()
 	cancel()
 	c.LeaveWatcher(w, false)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/fakeetcd"
@@ -268,6 +269,7 @@ func TestProbe_EndedWatcher(t *testing.T) {
 		c.use(newWatcher(c.Client.Client, fakeetcd.New()))
 		require.Same(t, w, c.watcher.former[0])
 		w.watches++ // that is closed late
+		w.open++
 		c.probe(3 * AttemptMin)
 		w.heard.Store(true) // of what came before it ended
 		asked := m.asked
@@ -276,6 +278,49 @@ func TestProbe_EndedWatcher(t *testing.T) {
 		c.LeaveWatcher(w, false)
 		require.Empty(t, c.watcher.former)
 	})
+}
+
+// A closed Client leaves no stream behind on the clientv3.Client, which its user may go on using, though it was probed
+// while its only watch was being opened, and that failed: the stream would be opened to ask, and nobody would end it.
+func TestProbe_OnlyBeingOpened(t *testing.T) {
+	client := etcdtest.Start(t).Client(t)
+	_, err := client.Get(t.Context(), "a") // it is connected
+	require.NoError(t, err)
+	before := goleak.IgnoreCurrent()
+	c := NewClient(client)
+	fails := failing{client.Watcher, make(chan struct{}), make(chan clientv3.WatchResponse)}
+	c.UseWatcher(fails)
+	former, err := c.OpenWatch(t.Context(), t.Context(), "a", "")
+	require.NoError(t, err)
+	former.Close()
+	c.watcher.heard.Store(false)
+	opened := make(chan error)
+	go func() {
+		_, err := c.OpenWatch(t.Context(), t.Context(), "b", "")
+		opened <- err
+	}()
+	<-fails.begun
+	require.True(t, c.Watches())
+	c.Probe(t.Context())
+	close(fails.ch)
+	require.ErrorIs(t, <-opened, ErrWatch)
+	c.CloseWatcher()
+	require.NoError(t, goleak.Find(before))
+}
+
+// failing is a Watcher that can't open a watch on b: that fails when ch is closed.
+type failing struct {
+	clientv3.Watcher
+	begun chan struct{}
+	ch    chan clientv3.WatchResponse
+}
+
+func (f failing) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	if key != "b" {
+		return f.Watcher.Watch(ctx, key, opts...)
+	}
+	close(f.begun)
+	return f.ch
 }
 
 // A Watcher that is silent, and by which a watch could not be opened either, is replaced once: the new one may have
