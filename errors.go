@@ -107,5 +107,11 @@ func lossOf(cause error) error {
 	if cause == nil {
 		return ErrLost
 	}
-	return fmt.Errorf("%w: %w", ErrLost, cause)
+	return loss{cause}
 }
+
+// A loss equals another one of the same cause: Held.Err is what the cause of Held.Context is.
+type loss struct{ cause error }
+
+func (l loss) Error() string   { return ErrLost.Error() + ": " + l.cause.Error() }
+func (l loss) Unwrap() []error { return []error{ErrLost, l.cause} }
