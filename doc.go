@@ -76,22 +76,6 @@
 // so does one of etcd's v3client. [Client.Inspect], [Client.Watch], [Client.ListNames] and [Client.Break] look into
 // queues from outside; they need no session, and see the entries of etcd's own locks too.
 //
-// # Invariants
-//
-//	I1  An entry has the lock only after a revision at which it was in the queue and no entry that blocks it was
-//	    below. Entries of its own session do not count if they were released, or given up before they had the
-//	    lock, and their fence is not in use. Nothing is ever added below.
-//	I2  Exclusive entries wait for all lower ones, shared ones for all lower exclusive ones.
-//	I3  The queue is judged only at a revision at which the entry is in it, by a read that is pinned there or
-//	    linearizable.
-//	I4  The session's deadline counts from before the renewal was sent that etcd has answered.
-//	I5  An entry is its key and its create revision: what releases it compares both.
-//	I6  A key is used anew only when its last use is settled: its removal is confirmed, and no write of it is to
-//	    be expected. A write that comes even so, as when a member wakes after minutes, is removed within about
-//	    a TTL.
-//
-// Spin searches a model of the protocol, model/lock.pml, for each of them.
-//
 // # When something fails
 //
 //	what happens                         what the caller sees
@@ -122,5 +106,5 @@
 // A hold that was lost hands nothing over. An entry that somebody has removed while it waited behind its own
 // session learns that with the reply to the release at the latest.
 //
-// What each call costs, in requests, is in docs/protocol.md.
+// What each call costs, in requests, is in docs/protocol.md, with the invariants I1 to I6 that the code keeps.
 package etcdlock

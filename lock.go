@@ -3,14 +3,12 @@
 package etcdlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/wait"
 )
 
 // A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts instead
@@ -109,97 +107,6 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 		return nil, err
 	}
 	return newTicket(h)
-}
-
-// join puts the entry into the queue, to be waited for.
-func (h *Held) join(ctx context.Context) error {
-	err := h.enqueue(ctx)
-	if err == nil {
-		h.notifyEnqueued()
-	}
-	return err
-}
-
-// wait waits for what is before the entry, for one part after the other, and grants it.
-func (h *Held) wait(ctx context.Context) error {
-	p := h.waitsFor()
-	if p == nil && !h.acquiring.behind {
-		return h.grant(ctx)
-	}
-	for ; p != nil; p = h.waitsFor() {
-		h.s.whom.Enter(ctx, p.name, p.rev)
-		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own))
-		h.s.whom.Leave(p.name)
-		if err != nil {
-			return err
-		}
-		h.s.waits.Survey(ctx, h.inLists()...)
-	}
-	if err := h.confirm(ctx); err != nil {
-		return err
-	}
-	return h.grant(ctx)
-}
-
-// waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that is gone it says
-// whether the lease has taken it, and of a wait that was given up whom it has waited for.
-func (e *entry) waitError(ctx context.Context, err error) error {
-	s := e.s
-	switch {
-	case errors.Is(err, wait.ErrGone):
-		bound, unbind := etcd.Bind(ctx, s.lease.Ctx)
-		s.lease.Confirm(bound)
-		unbind()
-		if ctx.Err() != nil {
-			return s.lease.WaitError(ctx)
-		}
-		return cmp.Or(s.Err(), ErrLost)
-	case err != nil && errors.Is(err, ctx.Err()) && s.Err() == nil:
-		if ahead, ok := s.whom.Ahead(e.name, e.mode.kind(), e.rev); ok {
-			return &WaitError{ahead.Count, ahead.Holder, ahead.Token, ahead.Text, err}
-		}
-		return err
-	}
-	return s.lease.Translate(err)
-}
-
-// grant makes the entry held, unless its owner does not want it anymore, or it can't be vouched for.
-func (e *entry) grant(ctx context.Context) error {
-	for ctx.Err() != nil || !e.s.lease.Valid() {
-		switch {
-		case ctx.Err() != nil:
-			return e.s.lease.WaitError(ctx)
-		case e.s.Err() != nil:
-			return e.s.Err()
-		}
-		// The wall clock was set forward, or a renewal is late: the place is kept until there is one.
-		if err := e.s.lease.Refresh(ctx); err != nil {
-			return err
-		}
-	}
-	e.mu.Lock()
-	lost := false // already
-	for p := range e.all() {
-		lost = lost || p.own != nil && !p.own.Granted()
-	}
-	if !lost && e.transition(held) && !e.ambiguous && e.mode != writeMode && e.acquiring.trace == nil && e.first == nil {
-		e.acquiring = nil
-	}
-	e.mu.Unlock()
-	if lost {
-		return e.waitError(ctx, wait.ErrGone)
-	}
-	return nil
-}
-
-// result is what becomes of an entry: the hold, or nothing if err is why there is none.
-func (h *Held) result(err error) (*Held, error) {
-	if err != nil {
-		h.abandon(err)
-		return nil, err
-	}
-	h.notifyGranted()
-	return h, nil
 }
 
 func (l *lock) wrap(op string, err error) error {

@@ -13,6 +13,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/wait"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // holdContext is what tells of a hold's end.
@@ -228,4 +229,14 @@ func (e *entry) excludes(kind keyspace.Kind) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return kind != keyspace.Foreign && queue.Blocks(e.mode.kind(), kind)
+}
+
+// markAllLost ends the holds of entries that were not in etcd at revision at.
+func markAllLost(gone []*waitlist.Entry, at int64) {
+	for _, g := range gone {
+		e := g.Owner.(*entry).whole()
+		e.mu.Lock()
+		e.markLostLocked(at)
+		e.unlockAndNotify()
+	}
 }

@@ -10,7 +10,6 @@ import (
 	"strings"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // A Multi is several locks that are taken together: all of them or none. Its names may be those of other locks, of
@@ -140,46 +139,6 @@ func (e *entry) wrap(op string, err error) error {
 		return nil // before the names are listed
 	}
 	return wrapNames(op, e.names(), err)
-}
-
-// waitsFor is the first part that does not have its lock yet, nil if all have.
-func (e *entry) waitsFor() *entry {
-	for p := range e.all() {
-		if own := p.listed(); own != nil && !own.Granted() {
-			return p
-		}
-	}
-	return nil
-}
-
-// goneBeside reports whether another part of the acquisition is gone, while this one waits.
-func (e *entry) goneBeside() bool {
-	for p := range e.all() {
-		if p.first != nil && p.own.Gone() {
-			return true
-		}
-	}
-	return false
-}
-
-// inLists are the parts of a Multi in their lists. Any other entry has none.
-func (e *entry) inLists() (parts []*waitlist.Entry) {
-	for p := range e.all() {
-		if p.first != nil {
-			parts = append(parts, p.own)
-		}
-	}
-	return parts
-}
-
-// confirm reads whether all parts are there, after a wait: those that had the lock before the last one did may have
-// been removed by others. Without this there may be no revision at which the entry had them all.
-func (e *entry) confirm(ctx context.Context) error {
-	if e.first == nil {
-		return nil
-	}
-	_, err := e.exists(ctx, e.s.lease.Ctx, 0, e.allKeys()...)
-	return e.waitError(ctx, err)
 }
 
 // nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading what l

@@ -93,3 +93,21 @@ func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) 
 	}
 	return since, err
 }
+
+// awaitLeft waits for the removal of entries of the same session that are over: nobody else has the lock, and Try is
+// not to stumble over them. It does not wait for one that etcd refuses.
+func (e *entry) awaitLeft(ctx context.Context) error {
+	ctx, cancel := etcd.Bind(ctx, e.s.lease.Ctx)
+	defer cancel()
+	for p := range e.all() {
+		own := p.listed()
+		for own != nil && own.BehindLeft() {
+			select {
+			case <-ctx.Done():
+				return e.s.lease.WaitError(ctx)
+			case <-own.Wake():
+			}
+		}
+	}
+	return nil
+}

@@ -1,7 +1,7 @@
 /*
  * The protocol of etcdlock, for the model checker Spin: N acquisitions of one
  * name, and an etcd that does all that etcd and a network may do. The words, and
- * the invariants I1 to I6, are those of doc.go. README.md says what is searched,
+ * the invariants I1 to I6, are those of docs/protocol.md. README.md says what is searched,
  * within which bounds, and what each MUTANT leaves out.
  *
  * Etcd keeps every revision: a read that is pinned at a revision, however late

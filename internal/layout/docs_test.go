@@ -53,9 +53,9 @@ func TestDocs_ReadmeNumbersAreMeasured(t *testing.T) {
 	}, quoted)
 }
 
-// Each invariant of doc.go is mentioned by the code that keeps it, and in the name of a test.
+// Each invariant of docs/protocol.md is mentioned by the code that keeps it, and in the name of a test.
 func TestDocs_Invariants(t *testing.T) {
-	stated := regexp.MustCompile(`(?m)^//\t(I\d) `).FindAllStringSubmatch(read(t, "doc.go"), -1)
+	stated := regexp.MustCompile(`(?m)^\| (I\d) \|`).FindAllStringSubmatch(read(t, "docs/protocol.md"), -1)
 	require.NotEmpty(t, stated)
 	var code strings.Builder
 	for _, p := range library(t) {
