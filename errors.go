@@ -41,8 +41,8 @@ var (
 	ErrInvalidName = errors.New("invalid lock name")
 )
 
-// A WaitError, for [errors.As], is in the error of a Lock or a Do that has waited until its ctx ended, if a read has
-// shown whom it waited for: after a second, or before ctx's deadline.
+// A WaitError is in the error of a Lock or a Do that has waited until its ctx ended, if a read has shown whom it waited
+// for: after a second, or before ctx's deadline. [errors.As] finds it.
 type WaitError struct {
 	Ahead  int    // how many acquisitions were ahead, at least
 	Holder string // who has the lock, as its WithOwner says, or its key: anybody may have written anything there

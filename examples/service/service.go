@@ -120,9 +120,12 @@ func (s *service) deposit(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case errors.Is(err, etcdlock.ErrInvalidName):
 		http.Error(w, err.Error(), http.StatusBadRequest)
+	case errors.Is(err, etcdlock.ErrOutcomeUnknown):
+		// Asked before other errors: ctx's is in it too, and would say that nothing was done. A service that must not
+		// repeat a deposit gives requests an ID, and keeps that beside the balance.
+		s.log.Warn("deposit may have been made", "account", account, "error", err)
+		http.Error(w, err.Error(), http.StatusGatewayTimeout)
 	case err != nil:
-		// The deposit may have been made, if it was the reply that did not come: a service that must not
-		// repeat it gives requests an ID, and keeps that beside the balance.
 		s.log.Warn("deposit failed", "account", account, "error", err)
 		w.Header().Set("Retry-After", "1")
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

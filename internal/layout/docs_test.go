@@ -28,6 +28,7 @@ func TestDocs_ReadmeSnippetIsAnExample(t *testing.T) {
 	snippet, _, ok := strings.Cut(rest, "```")
 	require.True(t, ok)
 	require.LessOrEqual(t, strings.Count(snippet, "\n"), 12)
+	require.Contains(t, snippet, "WithLogger", "the client of the other snippet logs nothing: a wrong endpoint would hang in silence")
 	indented := "\t" + strings.TrimSuffix(strings.ReplaceAll(snippet, "\n", "\n\t"), "\t")
 	require.Contains(t, read(t, "example_test.go"), indented)
 }
