@@ -52,6 +52,7 @@ func (s *Session) checkEntries(ctx context.Context) error {
 	if err != nil && !etcd.ReplyTooLarge(err) {
 		return err
 	}
+	s.lease.HasKeys(len(there))
 	// Where etcd can't name all keys of the lease in one reply, each entry is asked after, and late writes stay unseen.
 	entries = slices.DeleteFunc(entries, func(p placed) bool { _, ok := there[p.Key]; return ok })
 	for some := range slices.Chunk(entries, etcd.Batch) {

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	clientv3 "go.etcd.io/etcd/client/v3"
+
 	"github.com/etcdlock/etcdlock"
 )
 
@@ -19,6 +21,7 @@ func (d *doctor) queue(ctx context.Context, q etcdlock.Queue, now time.Time) err
 		return err
 	}
 	d.clocks(q, now)
+	d.manyKeys(ctx, q)
 	d.foreign(q)
 	return d.multis(ctx, q)
 }
@@ -100,6 +103,26 @@ func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
 func overdueBelow(e etcdlock.Entry) time.Duration { return e.GrantedTTL*2/3 - 1500*time.Millisecond }
 
 func overdue(e etcdlock.Entry) bool { return e.TTL < overdueBelow(e) }
+
+// manyKeys is from how many keys of one lease on it takes a note.
+const manyKeys = 1000
+
+// manyKeys looks for sessions that hold many locks on an etcd that checks passwords. It takes no notice of a lease whose
+// keys the user may not read.
+func (d *doctor) manyKeys(ctx context.Context, q etcdlock.Queue) {
+	if d.client.Username == "" {
+		return
+	}
+	for _, e := range q.Holders() {
+		if e.Lease == 0 {
+			continue
+		}
+		lease, err := d.client.TimeToLive(ctx, e.Lease, clientv3.WithAttachedKeys())
+		if err == nil && len(lease.Keys) >= manyKeys {
+			d.note("the session of %s has %d keys, and where users have passwords etcd checks the rights on all of them at each lock that it takes: share its locks among more sessions", owner(e), len(lease.Keys))
+		}
+	}
+}
 
 // skew is a difference between clocks that is too small to be worth a note.
 const skew = 2 * time.Second

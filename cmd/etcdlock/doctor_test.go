@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/harness"
 )
 
 func TestDoctor(t *testing.T) {
@@ -261,5 +263,29 @@ func noSpace(t *testing.T, members int) *etcdtest.Cluster {
 			require.ErrorContains(t, err, "space exceeded")
 			return cluster
 		}
+	}
+}
+
+// One session with a password that holds many locks makes etcd slow.
+func TestDoctor_ManyKeysOfAUser(t *testing.T) {
+	t.Parallel()
+	own, as := harness.StartWithAuth(t)
+	client := as("worker")
+	for i, keys := range []int{manyKeys - 2, manyKeys} {
+		name := fmt.Sprintf("a/%d", i)
+		lease, err := client.Grant(bounded(t), 600)
+		require.NoError(t, err)
+		_, err = client.Put(bounded(t), fmt.Sprintf("%s/%x", name, lease.ID), `{"owner":"it"}`, clientv3.WithLease(lease.ID))
+		require.NoError(t, err)
+		ops := make([]clientv3.Op, 0, keys)
+		for k := range keys {
+			ops = append(ops, clientv3.OpPut(fmt.Sprintf("a/%d.%d", i, k), "", clientv3.WithLease(lease.ID)))
+		}
+		for some := range slices.Chunk(ops, 100) {
+			_, err := client.Txn(bounded(t)).Then(some...).Commit()
+			require.NoError(t, err)
+		}
+		_, out, _ := ask(t, own, "doctor", "--user=worker:secret", name)
+		require.Equal(t, keys >= manyKeys, strings.Contains(out, fmt.Sprintf("note       the session of it has %d keys", keys+1)), out)
 	}
 }

@@ -63,6 +63,7 @@ type Lease struct {
 	sent      time.Time // from when the last renewal that succeeded counts
 	attempts  attempts
 	refusals  int // of the last renewals
+	manyKeys  sync.Once
 	expiry    *time.Timer
 	endReason string // why Ctx has ended
 

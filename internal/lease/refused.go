@@ -1,4 +1,4 @@
-// A lease that etcd refuses to renew, since the client has lost the right to write a key that hangs on it.
+// The rights on the keys that hang on a lease: etcd checks all of them for each request about the lease.
 
 package lease
 
@@ -57,4 +57,18 @@ func (l *Lease) refusedInstead(ctx context.Context, err error) error {
 		return context.Cause(l.Ctx)
 	}
 	return err
+}
+
+// manyKeys is from how many keys on the log speaks of them.
+const manyKeys = 1000
+
+// HasKeys is told how many keys hang on the lease. Where the client has a password, the log has a line if there are
+// many: etcd checks the rights on all of them at each put of one more. See docs/capacity.md.
+func (l *Lease) HasKeys(n int) {
+	if n < manyKeys || l.Client.Username == "" {
+		return
+	}
+	l.manyKeys.Do(func() {
+		l.Outages.Log.Warn("etcd checks the rights on all keys of a session at each lock: share the locks among more sessions", "lease", l.String(), "keys", n)
+	})
 }
