@@ -59,7 +59,7 @@ func TestServe(t *testing.T) {
 	becomes("/readyz", http.StatusOK)
 	require.Eventually(t, func() bool {
 		_, metrics := get("/metrics")
-		return strings.Contains(metrics, `etcdlock_held{mode="exclusive",name="cron/nightly"} 1`)
+		return strings.Contains(metrics, `etcdlock_held{mode="elector",name="cron/nightly"} 1`)
 	}, hang, tick)
 
 	proxy.Blackhole(etcdtest.Both)

@@ -126,6 +126,7 @@ func TestFault_I12_TheReadme(t *testing.T) {
 import (
 	"context"
 	"log"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
