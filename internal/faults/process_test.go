@@ -35,6 +35,8 @@ var roles = map[string]func(arg string, in *bufio.Reader) error{
 	"signalled": locker(signalledProcess),
 	"replica":   locker(replicaProcess),
 	"multi":     locker(multiProcess),
+	"adopter":   locker(adopterProcess),
+	"candidate": locker(candidateProcess),
 	"etcd":      etcdProcess,
 }
 
