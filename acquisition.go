@@ -11,14 +11,12 @@ import (
 	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -205,14 +203,14 @@ const enqueueReadLimit = 16
 // shows the queue without the entry. It is limited, and in key order: to sort by create revision, etcd would load the
 // whole queue, in the apply loop of every member. Even so etcd counts all of the queue there, so an entry far behind
 // others of its session leaves the read out: it would not show all, and is asked for again when the entry comes near
-// the front. Before all that it removes what leaves the queue.
-func (e *entry) enqueue(ctx context.Context) error {
-	e.reserveKeys()
-	for e.enlist(); ; e.rekey() {
+// the front. Before all that it removes what leaves the queue. since are, of each part, the revision at which nothing
+// blocked it, if that is known: then the read shows all that came later.
+func (e *entry) enqueue(ctx context.Context, since ...int64) error {
+	for ; ; e.rekey() {
 		var look []clientv3.Op
 		own := e.listed()
 		if own == nil || e.first != nil || !own.BehindMore(enqueueReadLimit) {
-			look = e.listOps(enqueueReadLimit)
+			look = e.listOps(enqueueReadLimit, since...)
 		}
 		leaving := e.s.removals.Take(e.name, own != nil)
 		leave := leaving.Ops()
@@ -254,25 +252,17 @@ func (e *entry) enqueue(ctx context.Context) error {
 	}
 }
 
-// listOps list, for each part, at most limit of the keys that may block it.
-func (e *entry) listOps(limit int64) (ops []clientv3.Op) {
+// listOps list, for each part, at most limit of the keys that may block it, or all that came after the revision since.
+func (e *entry) listOps(limit int64, since ...int64) (ops []clientv3.Op) {
 	for p := range e.all() {
 		from, to := keyspace.Blocking(p.name, p.mode.kind())
-		ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(limit)))
+		some := clientv3.WithLimit(limit)
+		if len(since) > 0 {
+			some = clientv3.WithMinCreateRev(since[len(ops)] + 1)
+		}
+		ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), some))
 	}
 	return ops
-}
-
-// listing is what the entry's txn, at revision rev, has shown of the queue before it wrote the entry.
-func (e *entry) listing(rev int64, got *pb.RangeResponse) *waitlist.Listing {
-	seen := &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: e.mode != readMode, Keys: queue.Entries(got.GetKvs())}
-	if got.GetCount() > int64(len(seen.Keys)) {
-		seen.High = 0 // these are only some of them
-	}
-	if seen.Shared {
-		seen.Size = got.GetCount()
-	}
-	return seen
 }
 
 // readKeys reads what there is under the entry's keys. It is seldom needed: an Else in the txn that writes them would

@@ -214,6 +214,7 @@ var queues = map[string][]string{
 	"a writer and readers":        {"a/1", "a/r2", "a/r3"},
 	"reader, writer":              {"a/r1", "a/2"},
 	"foreign keys":                {"a/config", "a/b/1", "a/zz"},
+	"nine foreign keys":           {"a/b/1", "a/b/2", "a/b/3", "a/c/1", "a/c/2", "a/c/3", "a/d/1", "a/d/2", "a/d/3"}, // more than a Try lists
 	"two, and foreign keys":       {"a/1", "a/2", "a/config", "a/zz"},
 	"foreign keys and a mutex":    {"a/config", "a/b/1", "a/1", "a/zz"},
 	"three":                       {"a/1", "a/2", "a/29"},

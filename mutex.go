@@ -40,7 +40,8 @@ func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, 
 
 // TryLock takes the lock if nobody holds it or waits for it, and otherwise returns ErrLocked. It never waits for
 // others, costs one request, and writes nothing when it fails. It blocks until etcd has answered or ctx or the
-// session ends; nothing of it stays in the queue then.
+// session ends; nothing of it stays in the queue then. Beside keys of locks below its name ("a/b" of "a") it costs one
+// or two requests more. If another entry comes in between, it takes its own out of the queue again.
 func (m *Mutex) TryLock(ctx context.Context) (*Held, error) {
 	return m.l.try(ctx, "try to lock", mutexMode)
 }

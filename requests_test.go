@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -127,6 +128,126 @@ func TestRequests_MutexBehindMutex(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
 	w.Require(t, map[string]int{"Txn": 2, "Range": 1}, 1)
+}
+
+// Beside keys of locks whose names are nested in this one, a free lock costs at most two requests more, however many
+// they are, and however busy.
+func TestRequests_BesideNestedNames(t *testing.T) {
+	for _, nested := range []int{1, tryReadLimit, tryReadLimit + 1, enqueueReadLimit, enqueueReadLimit + 1, 300} {
+		for _, busy := range []bool{false, true} {
+			name := lockName(t)
+			putNested(t, name, nested)
+			c, w := wiredClient(t, cluster)
+			s := unhedged(t, c)
+			if busy {
+				other, n := cluster.Client(t), nested
+				w.OnUnary(func(ctx context.Context, _ string, _ any, send func(context.Context) error) error {
+					_, err := other.Txn(ctx).Then(clientv3.OpDelete(fmt.Sprintf("%s/%d/5", name, n)), clientv3.OpPut(fmt.Sprintf("%s/%d/5", name, n+1), "")).Commit()
+					n++
+					return errors.Join(err, send(ctx))
+				})
+			}
+			for kind, lock := range lockFuncs(s, name) {
+				t.Run(fmt.Sprintf("%s beside %d, busy %t", kind, nested, busy), func(t *testing.T) {
+					// The busy key is one more. The keys of nested names begin with digits here, so a reader lists them too.
+					keys, want := nested, map[string]int{"Txn": 2}
+					if busy {
+						keys++
+					}
+					shown := enqueueReadLimit
+					if try := strings.HasPrefix(kind, "Try"); try {
+						want["Txn"], shown = 3, tryReadLimit
+					}
+					if keys > shown {
+						want["Range"] = 1
+					}
+					w.Reset()
+					h, err := lock(testCtx(t))
+					require.NoError(t, err)
+					require.NoError(t, h.Unlock(testCtx(t)))
+					w.Require(t, want, 0)
+				})
+			}
+			w.OnUnary(nil)
+		}
+	}
+}
+
+// A TryLock beside nested names finds a holder that its first reply does not show, and writes nothing then.
+func TestRequests_TryOnAHeldLockBesideNestedNames(t *testing.T) {
+	name := lockName(t)
+	putNested(t, name, 300)
+	h := mustLock(t, newTestSession(t, cluster.Client(t)), name)
+	c, w := wiredClient(t, cluster)
+	s := unhedged(t, c)
+	for _, try := range []func(context.Context) (*Held, error){NewMutex(s, name).TryLock, NewRWMutex(s, name).TryLock, NewRWMutex(s, name).TryRLock} {
+		rev := revision(t, cluster.Client(t))
+		w.Reset()
+		_, err := try(testCtx(t))
+		require.ErrorIs(t, err, ErrLocked)
+		w.Require(t, map[string]int{"Txn": 1, "Range": 1}, 0)
+		require.Equal(t, rev, revision(t, cluster.Client(t)), "it writes nothing")
+	}
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+// An entry that comes while a TryLock beside nested names looks for one is before it. The TryLock does not wait for it,
+// and leaves nothing behind. If that entry leaves before the TryLock has looked again, the lock is free.
+func TestTryLock_OvertakenBesideNestedNames(t *testing.T) {
+	for _, leaves := range []bool{false, true} {
+		for _, nested := range []int{1, 300} {
+			t.Run(fmt.Sprintf("%d, the other leaves %t", nested, leaves), func(t *testing.T) {
+				name := lockName(t)
+				putNested(t, name, nested)
+				other := newTestSession(t, cluster.Client(t))
+				c, w := wiredClient(t, cluster)
+				s := unhedged(t, c)
+				var h *Held
+				txns := 0
+				w.Reset()
+				w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+					if method == "Txn" {
+						txns++
+					}
+					if method == "Txn" && txns == 2 {
+						h = mustLock(t, other, name)
+						err := send(ctx)
+						if leaves {
+							err = errors.Join(err, h.Unlock(ctx))
+						}
+						return err
+					}
+					return send(ctx)
+				})
+				got, err := NewMutex(s, name).TryLock(testCtx(t))
+				w.OnUnary(nil)
+				if leaves {
+					require.NoError(t, err)
+					require.Greater(t, got.Token(), h.Token())
+					require.NoError(t, got.Unlock(testCtx(t)))
+				} else {
+					require.ErrorIs(t, err, ErrLocked)
+					require.NoError(t, h.Check(testCtx(t)))
+					require.NoError(t, h.Unlock(testCtx(t)))
+				}
+				onlooker := cluster.Client(t)
+				require.Eventually(t, func() bool { return len(entries(t, onlooker, name)) == nested }, hang, 10*time.Millisecond)
+				calls, created := w.Counts()
+				require.Equal(t, 3, calls["Txn"], "one for the removal")
+				require.LessOrEqual(t, calls["Range"], 3) // one fewer beside few names, and if the other stays
+				require.LessOrEqual(t, len(created), 1)   // none if the other stays
+			})
+		}
+	}
+}
+
+// putNested puts n keys of locks whose names are nested in name.
+func putNested(t *testing.T, name string, n int) {
+	t.Helper()
+	for i := range n {
+		_, err := cluster.Client(t).Put(testCtx(t), fmt.Sprintf("%s/%d/5", name, i), "")
+		require.NoError(t, err)
+	}
 }
 
 func enqueueMany(t *testing.T, n int, how func(i int) func(context.Context) (*Ticket, error)) (tickets []*Ticket) {

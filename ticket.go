@@ -104,22 +104,28 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 		return 0, h.wrap("count before", t.err)
 	default:
 	}
-	h.mu.Lock()
-	kind := h.mode.kind() // which Downgrade changes, if the ticket is granted meanwhile
-	h.mu.Unlock()
+	n, err := h.ahead(ctx)
+	return n, h.wrap("count before", err)
+}
+
+// ahead counts the acquisitions that have to leave before the entry is granted.
+func (e *entry) ahead(ctx context.Context) (int, error) {
+	e.mu.Lock()
+	kind := e.mode.kind() // which Downgrade changes, if a ticket is granted meanwhile
+	e.mu.Unlock()
 	var reads []etcd.Read
-	for p := range h.all() {
+	for p := range e.all() {
 		if p.first != nil {
 			kind = p.mode.kind()
 		}
 		from, to := keyspace.Blocking(p.name, kind)
-		reads = append(reads, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(h.rev-1)))
+		reads = append(reads, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(e.rev-1)))
 	}
-	got, _, err := h.s.lease.Read(ctx, h.s.lease.Ctx, 0, reads...)
+	got, _, err := e.s.lease.Read(ctx, e.s.lease.Ctx, 0, reads...)
 	if err != nil {
-		return 0, h.wrap("count before", err)
+		return 0, err
 	}
-	return queue.Ahead(h.names(), h.rev, got), nil
+	return queue.Ahead(e.names(), e.rev, got), nil
 }
 
 // Cancel gives the place back, or the grant that nobody has claimed. It blocks until etcd has confirmed that or the

@@ -3,11 +3,11 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -22,14 +22,17 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 	err := h.tryEnqueue(ctx)
 	if err == nil {
 		h.notifyEnqueued()
-		err = h.grant(ctx)
+		err = h.unlessBlocked(ctx)
 	}
 	return h.result(err)
 }
 
 // tryEnqueue writes the entry only if nothing that blocks it is in the queue, and returns ErrLocked otherwise: one
-// request, and no entry on failure. Only if foreign keys are in the way does another txn follow, which compares that
-// nothing was written there since they were listed.
+// request, and no entry on failure.
+//
+// That request compares that a range is empty, so it decides nothing if foreign keys lie in the range. Then the queue is
+// read, unless the reply has shown all of it. If nothing blocks the entry, a txn writes it in any case, and shows what
+// came since: see unlessBlocked. To compare that nothing came would fail, again and again, while foreign keys are written.
 func (e *entry) tryEnqueue(ctx context.Context) error {
 	var free []clientv3.Cmp // of each part
 	for p := range e.all() {
@@ -41,57 +44,56 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 	if err := e.awaitLeft(ctx); err != nil {
 		return err
 	}
-	for {
-		resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-			var look []clientv3.Op
-			for p := range e.all() {
-				look = append(look, clientv3.OpGet(p.key))
-			}
-			return t.If(append(e.keysAbsent(), free...)...).Then(e.putOps()...).Else(append(look, e.listOps(tryReadLimit)...)...)
-		})
+	resp, err := e.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
+		var look []clientv3.Op
+		for p := range e.all() {
+			look = append(look, clientv3.OpGet(p.key))
+		}
+		return t.If(append(e.keysAbsent(), free...)...).Then(e.putOps()...).Else(append(look, e.listOps(tryReadLimit)...)...)
+	})
+	if err != nil {
+		return err
+	}
+	rev := resp.Header.Revision
+	if !resp.Succeeded {
+		rev = e.ownRev(resp.Responses[0].GetResponseRange().Kvs)
+	}
+	if rev != 0 { // if not by this txn, then by one before it, which nothing blocked either
+		e.enter(rev, make([]*pb.ResponseOp, len(free))...)
+		return nil
+	}
+	var since []int64
+	for p := range e.all() {
+		at, err := p.vacantAt(ctx, resp.Header.Revision, resp.Responses[len(free)+len(since)].GetResponseRange())
 		if err != nil {
 			return err
 		}
-		rev := resp.Header.Revision
-		var own []*mvccpb.KeyValue
-		if !resp.Succeeded {
-			for _, r := range resp.Responses[:len(free)] {
-				own = append(own, r.GetResponseRange().Kvs...)
-			}
-			rev = e.ownRev(own)
-		}
-		if rev != 0 { // if not by this txn, then by one before it, which nothing blocked either
-			e.enter(rev, make([]*pb.ResponseOp, len(free))...)
-			return nil
-		}
-		i := 0
-		for p := range e.all() {
-			free[i], err = p.freeSince(ctx, resp.Header.Revision, resp.Responses[len(free)+i].GetResponseRange())
-			if err != nil {
-				return err
-			}
-			i++
-		}
-		if len(own) > 0 {
-			e.s.keys.Skip(e.allKeys(), own)
-			e.rekey()
-		}
+		since = append(since, at)
 	}
+	return e.enqueue(ctx, since...)
 }
 
-// freeSince compares that nothing came to the queue since revision at, where these keys, some of all, did not block
-// the entry. It returns ErrLocked if they did.
-func (e *entry) freeSince(ctx context.Context, at int64, got *pb.RangeResponse) (clientv3.Cmp, error) {
-	since, ok, key, err := inspect.Vacant(e.name, e.mode.kind(), at, got, func(r etcd.Read) ([]*pb.RangeResponse, int64, error) {
+// vacantAt is a revision at which nothing in the queue blocked the entry. got are keys at revision at, some or all. It
+// returns ErrLocked if something blocks.
+func (e *entry) vacantAt(ctx context.Context, at int64, got *pb.RangeResponse) (int64, error) {
+	at, ok, why, err := inspect.Vacant(e.name, e.mode.kind(), at, got, func(r etcd.Read) ([]*pb.RangeResponse, int64, error) {
 		return e.s.lease.Read(ctx, e.s.lease.Ctx, 0, r)
 	})
-	switch {
-	case err == nil && key != "":
-		return since, fmt.Errorf("%w: %s has no lease, so it may be data; keep data and lock names apart", ErrLocked, key)
-	case err == nil && !ok:
-		return since, ErrLocked
+	if err == nil && !ok {
+		err = fmt.Errorf("%w%s", ErrLocked, why)
 	}
-	return since, err
+	return at, err
+}
+
+// unlessBlocked grants the entry, or returns ErrLocked if something below blocks it, which came since tryEnqueue found
+// nothing: the entry is withdrawn then. If nothing is below, nothing can come there, so the entry waits for nobody.
+func (h *Held) unlessBlocked(ctx context.Context) error {
+	if h.waitsFor() != nil {
+		if n, err := h.ahead(ctx); err != nil || n > 0 {
+			return cmp.Or(err, ErrLocked)
+		}
+	}
+	return h.wait(ctx)
 }
 
 // awaitLeft waits for the removal of entries of the same session that are over: nobody else has the lock, and Try is

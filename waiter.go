@@ -30,6 +30,8 @@ import (
 
 // join puts the entry into the queue, to be waited for.
 func (h *Held) join(ctx context.Context) error {
+	h.reserveKeys()
+	h.enlist()
 	err := h.enqueue(ctx)
 	if err == nil {
 		h.notifyEnqueued()
@@ -220,7 +222,7 @@ func (e *entry) enter(rev int64, replies ...*pb.ResponseOp) {
 	for p := range e.all() {
 		var seen *waitlist.Listing
 		if len(replies) > 0 {
-			seen = p.listing(rev, replies[i].GetResponseRange())
+			seen = waitlist.Shown(rev, replies[i].GetResponseRange(), p.mode != readMode)
 			i++
 		}
 		alone := seen.Clear(p.name, p.mode.kind())

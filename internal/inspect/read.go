@@ -86,21 +86,24 @@ func TTLs(ctx context.Context, client *etcd.Client, leases []clientv3.LeaseID) (
 	return ttls, some.Wait()
 }
 
-// Vacant compares that nothing came to the queue that blocks an entry of that kind since revision at, where got, some of
-// the keys, did not block it. It returns false if something blocks, and then the key of an entry that hangs on no lease,
-// if there is one. read reads the present of a range.
-func Vacant(name string, kind keyspace.Kind, at int64, got *pb.RangeResponse, read func(etcd.Read) ([]*pb.RangeResponse, int64, error)) (since clientv3.Cmp, ok bool, withoutLease string, err error) {
-	from, to := keyspace.Blocking(name, kind)
+// Vacant returns a revision at which nothing in the queue blocked an entry of that kind. got are some of the keys, as they
+// were at revision at. It returns false if something blocks, and then what an error should add, if it should. read reads
+// the present of a range.
+func Vacant(name string, kind keyspace.Kind, at int64, got *pb.RangeResponse, read func(etcd.Read) ([]*pb.RangeResponse, int64, error)) (since int64, ok bool, why string, err error) {
 	blocked := func() bool { return queue.Blocked(name, kind, queue.MaxRev, queue.Entries(got.Kvs)) }
 	if !blocked() && got.Count > int64(len(got.Kvs)) {
+		from, to := keyspace.Blocking(name, kind)
 		all, now, err := read(etcd.ReadRange(from, to))
 		if err != nil {
-			return since, false, "", err
+			return 0, false, "", err
 		}
 		got, at = all[0], now
 	}
 	if blocked() {
-		return since, false, queue.WithoutLease(name, got.Kvs), nil
+		if key := queue.WithoutLease(name, got.Kvs); key != "" {
+			why = ": " + key + " has no lease, so it may be data; keep data and lock names apart"
+		}
+		return 0, false, why, nil
 	}
-	return clientv3.Compare(clientv3.ModRevision(from).WithRange(to), "<", at+1), true, "", nil
+	return at, true, "", nil
 }

@@ -137,6 +137,8 @@ func (e *Entry) readLocked() Step {
 		return s
 	case !e.noLimit && l.manyLocked(): // it waits for all of them
 		s.Limit = upLimit
+	case l.nested && !slices.ContainsFunc(l.places, func(p place) bool { return p.own == nil }):
+		// The keys that were seen are all of other names, so the newest of the range probably are too.
 	case !e.noLimit:
 		s.Limit = downLimit
 	}

@@ -7,6 +7,8 @@ import (
 	"iter"
 	"slices"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
@@ -22,6 +24,19 @@ type Listing struct {
 	Asked []string
 	Keys  []queue.Entry
 	Size  int64 // keys in the queue, foreign ones included; 0 if that was not counted
+}
+
+// Shown is what the txn of an entry, at revision rev, has shown of the queue before it wrote the entry. got are the keys
+// that may block the entry. Those that it was not asked for are known to block nothing.
+func Shown(rev int64, got *pb.RangeResponse, shared bool) *Listing {
+	seen := &Listing{At: rev, Low: 1, High: rev - 1, Shared: shared, Keys: queue.Entries(got.GetKvs())}
+	if got.GetMore() {
+		seen.High = 0 // these are only some of them
+	}
+	if shared {
+		seen.Size = got.GetCount()
+	}
+	return seen
 }
 
 // Clear reports whether it shows, from the first revision on, all that may block the kind, and nothing
