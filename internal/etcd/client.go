@@ -36,17 +36,19 @@ type Client struct {
 // NewClient makes a Client. It makes no request.
 func NewClient(client *clientv3.Client) *Client {
 	c := &Client{Client: client, watcher: newWatcher(client, client.Watcher)}
+	// ResetConnectBackoff goes through the map of connections without the mutex for it (gRPC 1.83), and the process ends
+	// if gRPC adds or removes one at that moment. gRPC does so when it begins to connect for the first time, and while
+	// SetEndpoints changes the endpoints. Both are left out: new connections do not pause yet. What remains is a SetEndpoints
+	// that begins during the microseconds of the call. Nothing else ends the pause: Connect does not, SetEndpoints with the
+	// same endpoints does not, Client.Dial makes another connection, and the mutex of SetEndpoints is not exported.
+	c.waker.endpoints = client.Endpoints
 	c.waker.reset = func() {
 		conn := client.ActiveConnection()
 		if conn == nil {
 			return
 		}
-		switch conn.GetState().String() {
-		case "READY", "TRANSIENT_FAILURE":
+		if state := conn.GetState().String(); state == "READY" || state == "TRANSIENT_FAILURE" {
 			conn.ResetConnectBackoff()
-		default:
-			// It has just begun to connect. ResetConnectBackoff goes through a map without the mutex for it
-			// (gRPC 1.83), and the process ends if gRPC adds a connection at that moment.
 		}
 	}
 	return c

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -29,12 +30,21 @@ const (
 
 // A waker is what the stalls of one Client share.
 type waker struct {
-	reset func() // has gRPC try to connect to all members that it pauses for
+	reset     func()          // has gRPC try to connect to all members that it pauses for
+	endpoints func() []string // waits for a SetEndpoints that is under way
 
 	mu    sync.Mutex
 	open  int         // stalls that are open
 	timer *time.Timer // of the next wake, nil before the first
 	next  time.Time   // no wake is to come before that
+	last  []string    // the endpoints when the first stall was opened, or at the last wake
+}
+
+// changedLocked reports whether the client got other endpoints lately: see NewClient. The caller holds w.mu.
+func (w *waker) changedLocked() bool {
+	was := w.last
+	w.last = w.endpoints()
+	return !slices.Equal(was, w.last)
 }
 
 // A Stall is that a user of a Client has no answer. Each is used by one goroutine.
@@ -61,6 +71,7 @@ func (t *Stall) Set(open bool) {
 		w.open++
 	default:
 		w.open++
+		w.changedLocked()
 		pause := t.Client.pause(max(0, time.Until(w.next)))
 		if w.timer == nil {
 			w.timer = time.AfterFunc(pause, t.Client.wake)
@@ -77,7 +88,9 @@ func (c *Client) wake() {
 	if w.open == 0 || c.Ctx().Err() != nil {
 		return
 	}
-	w.reset()
+	if !w.changedLocked() {
+		w.reset()
+	}
 	w.next = time.Now().Add(wakeMin)
 	w.timer.Reset(c.pause(wakeMin))
 }

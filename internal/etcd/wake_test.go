@@ -119,6 +119,36 @@ func TestWake_BeforeTheDeadline(t *testing.T) {
 	}
 }
 
+// A client is not woken just after it got other endpoints: gRPC may still be about to add and remove connections. The
+// next wake wakes it.
+func TestWake_NotWhileEndpointsChange(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newTestClient()
+		times := wakes(c)
+		endpoints := []string{"a"}
+		c.waker.endpoints = func() []string { return endpoints }
+		stall := Stall{Client: c}
+		endpoints = []string{"a", "b"} // long before the stall
+		stall.Set(true)
+		woken := func() int {
+			n := len(times())
+			for len(times()) == n {
+				require.NoError(t, Sleep(context.Background(), time.Millisecond))
+			}
+			return n + 1
+		}
+		require.Equal(t, 1, woken())
+		require.LessOrEqual(t, times()[0], wakeJitter)
+		for _, endpoints = range [][]string{{"b"}, {"b", "c"}} { // just after a wake
+			n := woken()
+			require.GreaterOrEqual(t, times()[n-1]-times()[n-2], 2*wakeMin)
+			n = woken()
+			require.LessOrEqual(t, times()[n-1]-times()[n-2], wakeMin+wakeJitter)
+		}
+		stall.Set(false)
+	})
+}
+
 // A client that was closed is not woken.
 func TestWake_Closed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
