@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/lead"
 	"github.com/etcdlock/etcdlock/internal/settle"
@@ -132,8 +130,8 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 			if time.Since(began) > term.s.TTL() {
 				retry.Reset()
 			}
-		case errors.Is(err, ErrLost), errors.Is(err, rpctypes.ErrNoSpace):
-			// Somebody removed its entry; or etcd is full, for a while.
+		case errors.Is(err, ErrLost), etcd.Alarm(err):
+			// Somebody removed its entry; or etcd refuses all locks, for a while.
 			if !logged {
 				e.client.config.log.Warn("campaign failed, another one follows", "elector", e.name, "error", err)
 			}

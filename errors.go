@@ -25,8 +25,8 @@ var (
 	// ErrLost: the entry in the queue is gone although its owner did not give it back. Somebody else may be in the
 	// section already.
 	ErrLost = errors.New("lock lost")
-	// ErrOutcomeUnknown: no answer came to a transaction of [Held.Txn]; etcd may have carried it out, or may yet. Ask for
-	// it first: ctx's error or ErrLost is in the same error, and by itself would say that nothing was carried out.
+	// ErrOutcomeUnknown: etcd may have carried out a transaction of [Held.Txn], or may yet: no answer came, or etcd is full.
+	// Ask for it first: ctx's error or ErrLost is in the same error, and by itself would say that nothing was carried out.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 	// ErrNotHeld: the hold was released before, or its ticket cancelled.
 	ErrNotHeld = errors.New("lock not held")

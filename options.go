@@ -96,7 +96,7 @@ func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.l
 // WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up.
 // It logs one line when it is lost, which names the first of the locks that are lost with it, and one for a lock that
 // is lost alone. When etcd is away, also from the start, it logs one line, with the cause and what to check, and one
-// when it is back. What Close and Orphan end is not logged.
+// when it is back; the same when etcd refuses all locks (full, CORRUPT). What Close and Orphan end is not logged.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.log = l }) }
 
 // WithHooks sets functions to be called when something happens to a session or to its locks. If it is given more than

@@ -19,9 +19,9 @@ import (
 // response that says that the caller's own comparison failed, and ErrNotHeld after Unlock.
 //
 // It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold ends. What
-// leaves it open is not repeated, since the caller's operations need not be safe to repeat: a lost reply, or a ctx or
-// hold that ends before the answer. Such an error is [ErrOutcomeUnknown], and also ErrLost or ctx's error. After any
-// other error nothing was carried out. There is one exception: if etcd or a proxy answers Canceled or
+// leaves it open is not repeated, since the caller's operations need not be safe to repeat: a lost reply, a full etcd,
+// or a ctx or hold that ends before the answer. Such an error is [ErrOutcomeUnknown], and also etcd's, ErrLost or ctx's.
+// After any other error nothing was carried out. There is one exception: if etcd or a proxy answers Canceled or
 // DeadlineExceeded, clientv3 itself repeats the transaction, and it may be carried out twice.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.useFence()

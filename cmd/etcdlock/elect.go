@@ -103,7 +103,7 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 		case errors.As(err, &start):
 			return ended(path, outcome, err)
 		case err != nil:
-			return advise(name, fmt.Errorf("%s: %w", name, err))
+			return fmt.Errorf("%s: %w", name, err)
 		}
 		// The command was ended just in time, so that the term was not lost.
 	}

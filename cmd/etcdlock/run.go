@@ -116,7 +116,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	in.pause()
 	if err != nil {
 		shut(locks)
-		return advise(r.name, err)
+		return err
 	}
 	granted := time.Now()
 	outcome, err := supervise.Outcome{}, context.Cause(in.ctx)

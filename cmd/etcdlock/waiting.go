@@ -126,6 +126,9 @@ func (n *waitNotice) look(ctx context.Context) (obstacle, string) {
 	if errors.Is(refusal, rpctypes.ErrNoSpace) {
 		return waitsForSpace, "waiting for etcd, which is out of space and refuses the lock: " + doctorHint(n.name)
 	}
+	if errors.Is(refusal, rpctypes.ErrCorrupt) {
+		return waitsForSpace, "waiting for etcd, whose members have different data and refuse the lock: " + doctorHint(n.name)
+	}
 	q, err := readQueue(ctx, n.client, n.name, n.etcd.DialTimeout)
 	switch {
 	case ctx.Err() != nil:
@@ -212,14 +215,6 @@ func heldBy(q etcdlock.Queue, self string) string {
 		who += fmt.Sprintf(", %d waiting", waiting)
 	}
 	return who + strings.TrimSuffix(strings.ReplaceAll("\n"+dataIn(q), "\n", "; "), "; ")
-}
-
-// advise adds to a refusal of etcd how to find out what to do.
-func advise(name string, err error) error {
-	if errors.Is(err, rpctypes.ErrNoSpace) {
-		return fmt.Errorf("%w; %s", err, doctorHint(name))
-	}
-	return err
 }
 
 func doctorHint(name string) string { return "etcdlock doctor " + quote(name) + " says what to do" }

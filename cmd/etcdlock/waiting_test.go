@@ -90,7 +90,7 @@ func TestWaiting_NoSpace(t *testing.T) {
 	env := []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}
 	r := start(t, env, "run", "a lock", "--", "true")
 	require.Equal(t, 125, r.wait(t))
-	require.Regexp(t, `^etcdlock: [^\n]*database space exceeded; etcdlock doctor 'a lock' says what to do\n$`, r.stderr.String())
+	require.Regexp(t, `^etcdlock: [^\n]*database space exceeded; compact [^\n]*etcdlock doctor says how\n$`, r.stderr.String())
 	require.Equal(t, 1, strings.Count(r.stderr.String(), "etcdlock: "), "one prefix")
 
 	r = merged(t, env, "elect", "svc", "--", "echo", "in")

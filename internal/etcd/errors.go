@@ -86,8 +86,8 @@ func Refused(err error) bool {
 		return refusal(err) != ""
 	}
 	switch {
-	case errors.Is(e, rpctypes.ErrNoSpace):
-		return true // until somebody defragments and disarms the alarm
+	case Alarm(e):
+		return true // until somebody mends etcd and disarms the alarm
 	case errors.Is(e, rpctypes.ErrAuthOldRevision):
 		return false // users or roles changed meanwhile, more than once: the client asks again once
 	}
@@ -99,8 +99,17 @@ func Refused(err error) bool {
 	return false
 }
 
+// Alarm reports whether etcd has refused the request because of an alarm: it is full, or its members have different
+// data. Then it refuses whatever writes, of a full etcd deletions excepted. Of the request by which it becomes full etcd
+// says so too, and has carried it out (quotaApplierV3).
+func Alarm(err error) bool {
+	return errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrCorrupt)
+}
+
 // NotCarriedOut reports whether it is certain that etcd has not carried out the request and never will.
-func NotCarriedOut(err error) bool { return Refused(err) && !ReplyTooLarge(err) || notProposed(err) }
+func NotCarriedOut(err error) bool {
+	return Refused(err) && !ReplyTooLarge(err) && !errors.Is(err, rpctypes.ErrNoSpace) || notProposed(err)
+}
 
 // notProposed reports whether etcd says that it has not even proposed the request.
 func notProposed(err error) bool {

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"strings"
 	"unicode"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
 // The library does not import gRPC, so it knows these errors by the text that gRPC gives them. A test compares them
@@ -25,6 +27,8 @@ const (
 		" clientv3.Config.MaxCallRecvMsgSize, or ask for less at once"
 	hintHTTP      = "a web server or proxy answers in etcd's place: check the endpoints, and that what is between passes gRPC on to etcd"
 	hintNotEtcd   = "what answers does not serve this part of etcd's API: check the endpoints, and the proxy between"
+	hintNoSpace   = "compact and defragment etcd, then run etcdctl alarm disarm: etcdlock doctor says how"
+	hintCorrupt   = "a member has other data than the rest: etcdctl alarm list names it; replace it, then run etcdctl alarm disarm"
 	hintForbidden = "what stands between the client and etcd refuses the request: check the rules and the credentials of the proxy or mesh"
 )
 
@@ -73,12 +77,19 @@ func ReplyTooLarge(err error) bool { return refusal(err) == hintReceive }
 // RequestTooLarge reports whether the request was too large to be sent. It was not sent.
 func RequestTooLarge(err error) bool { return refusal(err) == hintSend }
 
-// Explain adds to an error that is not etcd's own what to do about it, in one line: what stands in etcd's place may
-// answer with a whole page.
+// Explain adds to an error that is not etcd's own, or that an alarm makes, what to do about it, in one line: what stands
+// in etcd's place may answer with a whole page.
 func Explain(err error) error {
 	hint := refusal(err)
 	var e *explained
-	if hint == "" || errors.As(err, &e) {
+	switch {
+	case errors.As(err, &e):
+		return err
+	case errors.Is(err, rpctypes.ErrNoSpace):
+		return &explained{err.Error() + "; " + hintNoSpace, err}
+	case errors.Is(err, rpctypes.ErrCorrupt):
+		return &explained{err.Error() + "; " + hintCorrupt, err}
+	case hint == "":
 		return err
 	}
 	code, text, _ := grpcStatus(err)

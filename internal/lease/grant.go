@@ -43,7 +43,7 @@ func newID() clientv3.LeaseID {
 // ID was drawn: both would hold the same locks with the same tokens.
 func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
-	outage := l.Outages.Outage("")
+	outage, before := l.Outages.Outage(""), l.Outages.All.Alarm()
 	_, _, err := etcd.Do(ctx, l.Client, etcd.Policy{}, func(attempt context.Context) (struct{}, error) {
 		sent := time.Now()
 		id, granted, err := l.Client.GrantOnce(attempt, l.ID, seconds)
@@ -65,6 +65,7 @@ func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 		return struct{}{}, err
 	})
 	outage.Stop(etcd.Refused(err)) // else the log's next line is that a session is up
+	l.Outages.Answered(before, "", err)
 	if err != nil {
 		l.End(l.Expired, "not granted")
 	}

@@ -3,23 +3,49 @@
 package lease
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// Txn sends a transaction until etcd has answered, or ctx or l.Ctx ends. It must be safe to repeat, and to run beside
-// itself.
+// Txn sends a transaction that puts an entry, until etcd has answered, or ctx or l.Ctx ends. It must be safe to repeat,
+// and to run beside itself.
 func (l *Lease) Txn(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, ambiguous bool, err error) {
+	before := l.Outages.All.Alarm()
 	resp, ambiguous, err = etcd.Do(ctx, l.Client, etcd.Policy{Life: l.Ctx, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return l.Client.Txn(ctx, build)
 	})
+	put := clientv3.Op{}
+	if etcd.Alarm(err) {
+		put = firstPut(build)
+		ambiguous = ambiguous || before == nil && errors.Is(err, rpctypes.ErrNoSpace) && l.written(ctx, put)
+	}
+	l.Outages.Answered(before, string(put.KeyBytes()), err)
 	return resp, ambiguous, l.Translate(l.refusedInstead(ctx, err))
+}
+
+// firstPut is the first key that the txn puts.
+func firstPut(build func(clientv3.Txn) clientv3.Txn) (put clientv3.Op) {
+	_, _ = build(etcd.Build(func(t *etcd.Txn) (*clientv3.TxnResponse, error) {
+		put = t.Then[slices.IndexFunc(t.Then, clientv3.Op.IsPut)]
+		return nil, nil
+	})).Commit()
+	return put
+}
+
+// written reports whether etcd has what it was asked to put, or may have. Etcd refuses the request by which it becomes
+// full, and has carried it out. Nobody else's entry has that value.
+func (l *Lease) written(ctx context.Context, put clientv3.Op) bool {
+	got, _, err := l.Client.ReadAt(ctx, l.Ctx, 0, etcd.ReadValue(string(put.KeyBytes())))
+	return err != nil || len(got[0].Kvs) > 0 && bytes.Equal(got[0].Kvs[0].Value, put.ValueBytes())
 }
 
 // Read reads the state at rev, or with 0 the present: see etcd.Client.ReadAt. It ends with ctx and with life.

@@ -5,12 +5,14 @@ package outage
 import (
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 // Outages are those of all that need etcd together. The log gets a line when the first of them can't get on,
 // and another when the last of them can again: not one for each, and not one for each attempt.
 type Outages struct {
+	alarm     atomic.Pointer[Alarm]
 	mu        sync.Mutex
 	count     int       // of what can't get on
 	since     time.Time // of the outage whose end the log has not told, zero if there is none
