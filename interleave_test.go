@@ -962,8 +962,9 @@ func TestInterleavings_OfAHold(t *testing.T) {
 				if c != "" {
 					what = append(what, c)
 				}
-				if c != "" && !scenes.Plays(12) {
-					continue // of two all orders are played
+				// Of two all orders are played. The race detector is too slow for all of three.
+				if c != "" && (harness.Race && rand.N(24) > 0 || !scenes.Plays(12)) {
+					continue
 				}
 				t.Run(strings.Join(what, ", "), func(t *testing.T) {
 					everyOrder(t, 0, func(t *testing.T, o *order) { playHold(t, what, o) })

@@ -156,16 +156,14 @@ func TestMutex_Dropped(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)
 	s := session(t, c)
 	kept := concurrency.NewMutex(s, name)
-	var key string
-	func() {
-		dropped := concurrency.NewMutex(s, name)
-		require.NoError(t, dropped.Lock(harness.Ctx(t)))
-		key = dropped.Key()
-	}()
+	dropped := concurrency.NewMutex(s, name)
+	require.NoError(t, dropped.Lock(harness.Ctx(t)))
+	key := dropped.Key()
 	other := harness.Async(func() error { return concurrency.NewMutex(session(t, c), name).Lock(harness.Ctx(t)) })
 	harness.QueueIs(t, c, name, 2)
 	locking := harness.Async(func() error { return kept.Lock(harness.Ctx(t)) })
 	harness.QueueIs(t, c, name, 3)
+	runtime.KeepAlive(dropped) // and no longer
 	require.Eventually(t, func() bool {
 		runtime.GC()
 		select {

@@ -52,7 +52,7 @@ func TestRun_Nested(t *testing.T) {
 	require.Zero(t, r.wait(t), r.stderr.String())
 	var ours []string
 	for _, l := range r.lines {
-		if strings.HasPrefix(l, "ETCDLOCK_") {
+		if strings.HasPrefix(l, "ETCDLOCK_") && !strings.HasPrefix(l, "ETCDLOCK_FULL=") {
 			ours = append(ours, l)
 		}
 	}
