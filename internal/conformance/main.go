@@ -61,7 +61,7 @@ func run(own bool) error {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(tmp)
+	defer func() { _ = os.RemoveAll(tmp) }()
 	args, err := prepare(tmp, own)
 	if err != nil {
 		return err

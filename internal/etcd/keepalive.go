@@ -48,7 +48,7 @@ type KeepAlive struct {
 }
 
 // NewKeepAlive makes a KeepAlive without a stream, which is used until life ends.
-func NewKeepAlive(client *Client, life context.Context) *KeepAlive {
+func NewKeepAlive(life context.Context, client *Client) *KeepAlive {
 	return &KeepAlive{client: client, life: life}
 }
 

@@ -19,7 +19,7 @@ func keepAlive(t *testing.T, opts ...etcdtest.ClientOption) (*KeepAlive, *etcdte
 	c := etcdtest.Start(t).Client(t, append(opts, tap)...)
 	grant, err := c.Grant(t.Context(), 60)
 	require.NoError(t, err)
-	k := NewKeepAlive(NewClient(c), t.Context())
+	k := NewKeepAlive(t.Context(), NewClient(c))
 	t.Cleanup(k.Close)
 	return k, tap, grant.ID
 }

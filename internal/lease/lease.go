@@ -87,7 +87,7 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 	l.Ctx, l.cancel = context.WithCancelCause(context.Background())
 	l.Gone, l.gone = context.WithCancel(context.Background())
 	l.Outages = outage.Source{All: all, Client: client, Life: l.Ctx, Log: log, Lease: l}
-	l.stream = etcd.NewKeepAlive(client, l.Ctx)
+	l.stream = etcd.NewKeepAlive(l.Ctx, client)
 	l.KeepAlive = func(ctx context.Context) (int64, error) { return l.stream.Renew(ctx, l.ID) }
 	l.Shared = l.stream.Shared
 	client.Deadline, client.Background = l.Deadline, l.Go

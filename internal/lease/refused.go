@@ -30,9 +30,9 @@ func (l *Lease) explained(ctx context.Context, err error) error {
 		key = l.InTheWay(ctx)
 	}
 	if key == "" {
-		return fmt.Errorf("%w: the client has no right to write one of the keys that hang on it: %v", errRefused, err)
+		return fmt.Errorf("%w: the client has no right to write one of the keys that hang on it: %s", errRefused, err.Error())
 	}
-	return fmt.Errorf("%w: the client has no right to write the key %q, which hangs on it: %v", errRefused, key, err)
+	return fmt.Errorf("%w: the client has no right to write the key %q, which hangs on it: %s", errRefused, key, err.Error())
 }
 
 // refused takes note of whether a renewal was refused, and ends the use of the lease if too many were.

@@ -87,7 +87,7 @@ func (e *Entry) relyLocked(w *Watch) {
 	}
 }
 
-// A session watches the whole queue while the queue has at most ManyShare times the session's keys. Then what an entry's txn
+// ManyShare bounds the queue that a session watches whole: at most ManyShare times the session's keys. Then what an entry's txn
 // shows suffices, and the next entry needs neither a watch nor a reading of its own. It bounds to how many clients
 // etcd tells each release: a narrow watch is told of hardly any but the one that its entry waits for.
 const ManyShare = 8
