@@ -64,7 +64,7 @@ func TestDocument_LogLines(t *testing.T) {
 	var want, got []string
 	for _, p := range packages {
 		for _, f := range p.Files() {
-			for _, m := range regexp.MustCompile(`\b[lL]og(?:ger)?\.(?:Debug|Info|Warn|Error)\("([^"]+)"`).FindAllStringSubmatch(read(t, f), -1) {
+			for _, m := range regexp.MustCompile(`\b(?:[lL]og(?:ger)?|l)\.(?:Debug|Info|Warn|Error)\("([^"]+)"`).FindAllStringSubmatch(read(t, f), -1) {
 				want = append(want, m[1])
 			}
 		}
