@@ -75,5 +75,6 @@ var rows = []row{
 	{"J15", "a Do outlives the Do around it, or its ctx outlives a Do that was lost"},
 	{"J16", "a watch stream answers no progress request"},
 	{"J17", "the process's clock is slow"},
+	{"J19", "etcd is full, or has the alarm CORRUPT: it renews leases and refuses all locks"},
 	{"J20", "etcd checks every key of a lease at each put on it, since users have passwords"},
 }
