@@ -630,10 +630,9 @@ func ExampleElector_Observe() {
 		}
 	}
 	cancel()
-	fmt.Println(<-resigned)
+	<-resigned // its entry is removed now
 	// Output:
 	// replica 1 leads
-	// <nil>
 }
 
 // A leader that does not look at its ctx may act beside its successor. WithOverrun tells, so that the process can end.
