@@ -597,3 +597,55 @@ func TestSession_AdoptsAndSettles(t *testing.T) {
 	require.NoError(t, late.Send(testCtx(t)))
 	requireGone(t, c, name)
 }
+
+// A late write of a raw value is found by the session that wrote it, which knows no nonce of it. One that is orphaned
+// leaves such keys to its successor, which may write the same under the same key.
+func TestSession_SweepsRawValues(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	h, err := NewMutex(s, name).Raw("10.0.0.1").Lock(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	write := func(value string) {
+		_, err := c.Put(testCtx(t), h.Key(), value, clientv3.WithLease(s.Lease()))
+		require.NoError(t, err)
+	}
+	write("10.0.0.1")
+	require.NoError(t, s.checkEntries(testCtx(t)))
+	require.Empty(t, entries(t, c, name))
+	write("another's")
+	require.NoError(t, s.checkEntries(testCtx(t)))
+	require.Len(t, entries(t, c, name), 1)
+	write("10.0.0.1")
+	s.Orphan()
+	require.NoError(t, s.checkEntries(testCtx(t)))
+	require.Len(t, entries(t, c, name), 1, "it may be the successor's")
+}
+
+// A ctx that ends when the hold is the session's by now does not give it up.
+func TestSession_AdoptsPastItsCtx(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	h, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	s2 := succeed(t, s, c)
+	h2, err := s2.Adopt(endsWhenClaimed{testCtx(t), s2}, name)
+	require.NoError(t, err)
+	require.Equal(t, h.Token(), h2.Token())
+	require.NoError(t, h2.Check(testCtx(t)))
+}
+
+// endsWhenClaimed is a ctx that has ended as soon as the session uses a key.
+type endsWhenClaimed struct {
+	context.Context
+	s *Session
+}
+
+func (c endsWhenClaimed) Err() error {
+	if c.s.keys.InUse() {
+		return context.Canceled
+	}
+	return c.Context.Err()
+}

@@ -6,7 +6,6 @@ import (
 	"os"
 	"reflect"
 	"runtime"
-	"sync"
 	"testing"
 	"time"
 
@@ -185,17 +184,15 @@ func TestLocker(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)
 	s := session(t, c)
 	l := concurrency.NewLocker(s, name)
-	n := 0
-	var all sync.WaitGroup
-	for range 20 {
-		all.Go(func() {
-			l.Lock()
-			defer l.Unlock()
-			n++
-		})
-	}
-	all.Wait()
-	require.Equal(t, 20, n)
+	l.Lock()
+	second := harness.Async(func() error {
+		l.Lock()
+		return nil
+	})
+	harness.Hangs(t, second, 100*time.Millisecond)
+	l.Unlock()
+	require.NoError(t, harness.Result(t, second))
+	l.Unlock()
 	l.Lock()
 	require.NoError(t, s.Close())
 	l.Unlock()
