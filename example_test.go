@@ -630,7 +630,9 @@ func ExampleElector_Observe() {
 		}
 	}
 	cancel()
-	<-resigned // its entry is removed now
+	if err := <-resigned; err != nil && !errors.Is(err, context.Canceled) { // it may have ended before it led
+		log.Print(err)
+	}
 	// Output:
 	// replica 1 leads
 }
