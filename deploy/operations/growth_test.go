@@ -136,7 +136,7 @@ func TestGrowth(t *testing.T) {
 func TestGrowth_AutoCompaction(t *testing.T) {
 	t.Parallel()
 	s := start(t, func(c *embed.Config) { c.AutoCompactionMode, c.AutoCompactionRetention = "periodic", "1s" })
-	const n = 20_000
+	const n = 50_000 // what is in use at a time depends on the cycles a second, not on n
 	require.NoError(t, lockAndUnlock(bounded(t), etcdlock.NewMutex(s.session, "jobs/report").Lock, n))
 	_, inUse := s.size(t)
 	t.Logf("in use: %d after %d cycles", inUse, n)
