@@ -25,7 +25,7 @@ type Lease struct {
 	// Expired is the cause of Ctx if the lease was lost.
 	Expired error
 	Outages outage.Source
-	// Renewed is told how an attempt to renew went, and how long it took.
+	// Renewed is told how an attempt to renew went, and how long it took. It must not block: the renewals wait for it.
 	Renewed func(took time.Duration, err error)
 	// Ended is told that Run is about to return: why the lease is not used any more, and why the last attempt
 	// to renew failed, nil if it did not.

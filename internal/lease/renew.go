@@ -69,7 +69,7 @@ func (l *Lease) run() {
 			stall.Set(!l.Client.Connected())
 		case <-next.C:
 			if since := time.Since(asked); !asked.IsZero() {
-				l.wg.Go(func() { l.renewed(since, errNoAnswer) }) // which may take its time
+				l.renewed(since, errNoAnswer)
 				unrenewed = cmp.Or(unrenewed, errNoAnswer)
 				if late++; late > 1 { // one alone is a member that hangs while others answer
 					outage.Start(l.Ctx, errNoAnswer)
