@@ -154,7 +154,7 @@ func (s *Session) forgetList(name string) {
 	}
 }
 
-// Unlock gives the lock back. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then
+// Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then
 // it returns ctx's error and the release goes on in the background, until etcd has confirmed it or the lease is gone.
 // With a ctx that has ended it returns at once. Where the lock goes from one goroutine of the session to the next
 // faster than etcd commits, their releases share requests with each other and with the next Lock, and one may wait for
