@@ -16,7 +16,7 @@ race:
 quick:
 	go vet ./...
 	$(LINT) run --new-from-rev=HEAD ./...
-	go test ./internal/etcd ./internal/keyspace ./internal/layout ./internal/lease ./internal/queue ./internal/settle ./internal/waitlist ./internal/whom
+	go test ./internal/etcd ./internal/keyspace ./internal/tool/layout ./internal/lease ./internal/queue ./internal/settle ./internal/waitlist ./internal/ahead
 
 lint:
 	for d in . bench deploy; do (cd $$d && $(LINT) run ./...) || exit 1; done
@@ -38,9 +38,9 @@ fuzz:
 		done; \
 	done
 
-# Injects random faults while locks are used, and checks the results: SEED=7 T=30m make soak. See internal/soak/doc.go.
+# Injects random faults while locks are used, and checks the results: SEED=7 T=30m make soak. See internal/test/soak/doc.go.
 soak:
-	go test -count=1 -v -timeout 0 -run '^Test(Soak|Restore)$$' ./internal/soak -args -seed=$(SEED) -for=$(T)
+	go test -count=1 -v -timeout 0 -run '^Test(Soak|Restore)$$' ./internal/test/soak -args -seed=$(SEED) -for=$(T)
 
 # Searches the model of the protocol, whole and with each line left out, in two to five minutes; installs spin if it is missing.
 # To write its README from the result: go run ./model -write
@@ -49,9 +49,9 @@ model:
 	go run ./model
 
 # Runs the tests that need only the address of a server against several versions of etcd, in five to ten minutes.
-# To write the table of results: go run ./internal/compat -write docs/compat.md
+# To write the table of results: go run ./internal/tool/compat -write docs/compat.md
 compat:
-	go run ./internal/compat
+	go run ./internal/tool/compat
 
 # Compares the package with its peers on real servers, and measures what it costs at rest, in about an hour and a half. It
 # installs redis and ZooKeeper if they are missing. It writes bench/results.json and bench/scale.json, and from them

@@ -15,17 +15,17 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/fakeetcd"
-	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
 // cluster is one embedded member that the tests of this package share. Each test
 // uses its own lock names. Tests that inject faults into servers start their own.
 //
 // If ETCDLOCK_TEST_ENDPOINTS has URLs, separated by commas, the tests use those
-// servers instead; see internal/compat.
+// servers instead; see internal/tool/compat.
 var cluster *etcdtest.Cluster
 
 func TestMain(m *testing.M) {

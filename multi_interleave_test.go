@@ -17,11 +17,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/etcdlock/etcdlock/internal/fakeetcd"
-	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/sample"
+	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // multiNames are what the Multi of the scenes locks: the last one to read.

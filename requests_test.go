@@ -17,8 +17,8 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
-	"github.com/etcdlock/etcdlock/internal/harness"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -685,7 +685,7 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 
 // saysWhom reports whether the session knows whom the entry of that revision waits for.
 func saysWhom(s *Session, name string, rev int64) bool {
-	_, ok := s.whom.Ahead(name, keyspace.Exclusive, rev)
+	_, ok := s.ahead.Ahead(name, keyspace.Exclusive, rev)
 	return ok
 }
 

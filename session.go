@@ -13,6 +13,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/internal/ahead"
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/lease"
@@ -21,7 +22,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
-	"github.com/etcdlock/etcdlock/internal/whom"
 )
 
 // A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its entries stay in their
@@ -50,7 +50,7 @@ type Session struct {
 	// holds are those to notify when the session ends; nil if nobody observes that.
 	holds map[*entry]struct{}
 	waits wait.Waits
-	whom  whom.Waits // what a Lock says that ends with its ctx
+	ahead ahead.Waits // what a Lock says that ends with its ctx
 
 	probes      *etcd.Prober
 	holdWatches *holdwatch.Watches[*entry]
@@ -108,7 +108,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError,
 		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*entry).goneBeside() },
 	}
-	s.whom.KV, s.whom.Go, s.whom.Log = client, s.lease.Go, c.log
+	s.ahead.KV, s.ahead.Go, s.ahead.Log = client, s.lease.Go, c.log
 	s.holdWatches = watchesOf(s)
 	return s
 }

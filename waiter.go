@@ -46,9 +46,9 @@ func (h *Held) wait(ctx context.Context) error {
 		return h.grant(ctx)
 	}
 	for ; p != nil; p = h.waitsFor() {
-		h.s.whom.Enter(ctx, p.name, p.rev)
+		h.s.ahead.Enter(ctx, p.name, p.rev)
 		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own))
-		h.s.whom.Leave(p.name)
+		h.s.ahead.Leave(p.name)
 		if err != nil {
 			return err
 		}
@@ -84,7 +84,7 @@ func (e *entry) waitError(ctx context.Context, err error) error {
 		}
 		return cmp.Or(s.Err(), ErrLost)
 	case err != nil && errors.Is(err, ctx.Err()) && s.Err() == nil:
-		if ahead, ok := s.whom.Ahead(e.name, e.mode.kind(), e.rev); ok {
+		if ahead, ok := s.ahead.Ahead(e.name, e.mode.kind(), e.rev); ok {
 			return &WaitError{ahead.Count, ahead.Holder, ahead.Token, ahead.Text, err}
 		}
 		return err

@@ -16,7 +16,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/concurrency"
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/harness"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
 var cluster *etcdtest.Cluster

@@ -21,7 +21,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/certs"
+	"github.com/etcdlock/etcdlock/internal/test/certs"
 )
 
 const release = "1.2.3-test" // VERSION of the Dockerfile

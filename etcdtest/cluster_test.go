@@ -15,7 +15,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/leaks"
+	"github.com/etcdlock/etcdlock/internal/test/leaks"
 )
 
 // The leak check ignores the peer connections of clusters with several members; see

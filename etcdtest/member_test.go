@@ -14,7 +14,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/leaks"
+	"github.com/etcdlock/etcdlock/internal/test/leaks"
 )
 
 func endpoint(m *etcdtest.Member) etcdtest.ClientOption {

@@ -7,14 +7,14 @@ import (
 	"os"
 	"strings"
 
-	"github.com/etcdlock/etcdlock/internal/history"
+	"github.com/etcdlock/etcdlock/internal/test/history"
 )
 
 // runs is how many runs at random of each search are followed.
 const runs = 10
 
 // follow has Spin make runs at random, and history follow them: what the model allows, the check
-// of real histories must allow too. (What a mutant does it must refuse: see internal/history/model_test.go.)
+// of real histories must allow too. (What a mutant does it must refuse: see internal/test/history/model_test.go.)
 func follow(ctx context.Context, model string, defs []string) (err error) {
 	dir, err := os.MkdirTemp("", "model-")
 	if err != nil {
@@ -35,7 +35,7 @@ func follow(ctx context.Context, model string, defs []string) (err error) {
 			return fmt.Errorf("run %d says nothing:\n%s", seed, out)
 		}
 		if problems := log.CheckTrace(trace, claims); len(problems) > 0 {
-			return fmt.Errorf("internal/history does not allow what the model does, in its run %d:\n\t%s\nin\n\t%s",
+			return fmt.Errorf("internal/test/history does not allow what the model does, in its run %d:\n\t%s\nin\n\t%s",
 				seed, strings.Join(problems, "\n\t"), strings.Join(steps, "\n\t"))
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/etcdlock/etcdlock/internal/loopback"
+	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
 // BuildEtcd builds etcd's server into dir, from the version that the bench module

@@ -6,7 +6,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/etcdlock/etcdlock/internal/loopback"
+	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
 // Redis starts a redis-server. With fsync it appends each write to a file, and syncs

@@ -14,7 +14,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/certs"
+	"github.com/etcdlock/etcdlock/internal/test/certs"
 )
 
 func TestConnect_TLS(t *testing.T) {

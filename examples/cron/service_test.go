@@ -12,7 +12,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/loopback"
+	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
 const (

@@ -13,7 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/loopback"
+	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
 const (

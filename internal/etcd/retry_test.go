@@ -13,7 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
-	"github.com/etcdlock/etcdlock/internal/loopback"
+	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
 func newTestClient() *Client { return NewClient(clientv3.NewCtxClient(context.Background())) }

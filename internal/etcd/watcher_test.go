@@ -11,7 +11,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
 )
 
 // closing is a Watcher that says when it is closed.

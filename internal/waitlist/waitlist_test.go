@@ -9,7 +9,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/sample"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // play has steps things happen, and then everybody leave in turn.

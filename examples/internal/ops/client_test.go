@@ -13,7 +13,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/certs"
+	"github.com/etcdlock/etcdlock/internal/test/certs"
 )
 
 const hang = 30 * time.Second

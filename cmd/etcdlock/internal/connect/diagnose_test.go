@@ -7,7 +7,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/etcdlock/etcdlock/internal/certs"
+	"github.com/etcdlock/etcdlock/internal/test/certs"
 )
 
 // With TLS 1.2 a server that wants a certificate of the client ends the handshake. That

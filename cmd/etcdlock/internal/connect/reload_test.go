@@ -12,7 +12,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/certs"
+	"github.com/etcdlock/etcdlock/internal/test/certs"
 )
 
 // A client follows a change of all certificates, the CA's included, in its next connection. One whose CA did

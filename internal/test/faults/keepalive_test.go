@@ -1,0 +1,115 @@
+package faults
+
+import (
+	"context"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+)
+
+// Rows J1 and J5: the streams on which a session's lease is renewed.
+
+// renewals is an option that tells of each renewal that etcd has confirmed.
+func renewals() (<-chan etcdlock.RenewedInfo, etcdlock.Option) {
+	renewed := make(chan etcdlock.RenewedInfo, 1000)
+	return renewed, etcdlock.WithHooks(&etcdlock.Hooks{Renewed: func(i etcdlock.RenewedInfo) {
+		if i.Err == nil {
+			renewed <- i
+		}
+	}})
+}
+
+// `etcd grpc-proxy` gives one reply of etcd to all renewals of a lease that wait for one. So the answer to the second
+// attempt to renew may be the answer to the first one, and counts from when that was sent: also if the first attempt
+// has failed meanwhile.
+func TestFault_J1_OneReplyForSeveralRenewals(t *testing.T) {
+	for name, breaks := range map[string]bool{"all are answered": false, "the first one breaks": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			up, tap := etcdtest.NewTap(), etcdtest.NewTap()
+			var mu sync.Mutex
+			var sent []time.Time
+			asked, several, reply := make(chan struct{}), make(chan struct{}), make(chan struct{})
+			up.OnKeepAliveRequest(func(context.Context, *pb.LeaseKeepAliveRequest) error {
+				select {
+				case <-asked: // the proxy asks once: etcd can't be reached after that
+					return etcdtest.ErrDrop
+				default:
+					close(asked)
+					return nil
+				}
+			})
+			up.OnKeepAliveResponse(func(ctx context.Context, _ *pb.LeaseKeepAliveResponse) error {
+				select {
+				case <-reply:
+				case <-ctx.Done():
+				}
+				return nil
+			})
+			tap.OnKeepAliveRequest(func(context.Context, *pb.LeaseKeepAliveRequest) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if sent = append(sent, time.Now()); len(sent) == 3 { // so the second one has come to the proxy
+					close(several)
+				}
+				return nil
+			})
+			behind := etcdtest.Attach(harness.GRPCProxy(t, cluster.Client(t, up)))
+			link := behind.Proxy(t)
+			renewed, hooks := renewals()
+			s := newSession(t, behind.Client(t, tap, link), etcdlock.WithTTL(3*time.Second), hooks)
+			if breaks {
+				<-asked
+				link.Reset()
+			}
+			<-several
+			close(reply)
+			<-renewed
+			<-s.Done()
+			mu.Lock()
+			defer mu.Unlock()
+			require.LessOrEqual(t, s.Deadline().Sub(sent[0]), s.TTL()*9/10, "it counts from before etcd was asked, less the margin")
+		})
+	}
+}
+
+// A session asks for one password check in its life, as long as etcd answers: that of its stream.
+func TestFault_J5_OnePasswordCheck(t *testing.T) {
+	t.Parallel()
+	_, as := harness.StartWithAuth(t)
+	tap := etcdtest.NewTap()
+	c := as("worker", tap)
+	blocking, err := etcdlock.NewMutex(newSession(t, as("worker")), "a/busy").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	renewed, hooks := renewals()
+	s := newSession(t, c, etcdlock.WithTTL(2*time.Second), hooks)
+	h, err := etcdlock.NewMutex(s, "a/1").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	done := h.Done()
+	waiting, err := etcdlock.NewMutex(s, "a/busy").Enqueue(harness.Ctx(t))
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= 2 }, harness.Hang, harness.Tick)
+	<-renewed
+	checks := tap.Calls("Authenticate")
+	for range 6 {
+		<-renewed
+	}
+	require.Equal(t, checks, tap.Calls("Authenticate"), "password checks at rest")
+	require.Equal(t, 1, tap.Calls("LeaseKeepAlive"), "streams")
+	select {
+	case <-done:
+		t.Fatal(h.Err())
+	default:
+	}
+	require.NoError(t, blocking.Unlock(harness.Ctx(t)))
+	next, err := waiting.Wait(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, next.Unlock(harness.Ctx(t)))
+}

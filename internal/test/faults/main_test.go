@@ -1,0 +1,78 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+)
+
+// cluster is one member that the tests share. Each test uses its own lock names. Tests that inject
+// faults into servers start their own.
+var cluster *etcdtest.Cluster
+
+func TestMain(m *testing.M) {
+	os.Exit(harness.Main(&cluster, func() int { return followed(m.Run) }))
+}
+
+// followed runs the tests and then follows what they did through the model.
+func followed(run func() int) int {
+	if !harness.OwnServers() {
+		return run()
+	}
+	c, err := cluster.NewClient()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer c.Close()
+	defer followFaults(c)()
+	code := run()
+	if code == 0 {
+		if err := checkFaults(c); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			code = 1
+		}
+	}
+	return code
+}
+
+func newSession(t testing.TB, client *clientv3.Client, opts ...etcdlock.Option) *etcdlock.Session {
+	t.Helper()
+	s, err := etcdlock.NewSession(harness.Ctx(t), client, append(traced(t), opts...)...)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = s.Close() })
+	return s
+}
+
+func newClient(t testing.TB, c *clientv3.Client, opts ...etcdlock.Option) *etcdlock.Client {
+	t.Helper()
+	locks := etcdlock.New(c, opts...)
+	t.Cleanup(func() { _ = locks.Close() })
+	return locks
+}
+
+func mustLock(t testing.TB, s *etcdlock.Session, name string) *etcdlock.Held {
+	t.Helper()
+	return harness.Take(t, etcdlock.NewMutex(s, name).Lock)
+}
+
+// lockFuncs are the ways to take a lock of this name.
+func lockFuncs(s *etcdlock.Session, name string) map[string]func(context.Context) (*etcdlock.Held, error) {
+	return harness.Ways(etcdlock.NewMutex(s, name), etcdlock.NewRWMutex(s, name))
+}
+
+// requireFree requires that another session gets the lock.
+func requireFree(t *testing.T, name string) {
+	t.Helper()
+	h, err := etcdlock.NewMutex(newSession(t, cluster.Client(t)), name).Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+}

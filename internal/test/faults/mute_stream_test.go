@@ -1,0 +1,65 @@
+package faults
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+)
+
+// Row J16: a watch stream that delivers and never answers a progress request, as that of `etcd grpc-proxy`.
+
+// At rest behind a proxy the streams and the watches stay, and the log is silent.
+func TestFault_J16_GRPCProxyAtRest(t *testing.T) {
+	t.Parallel()
+	tap, log := etcdtest.NewTap(), &harness.Log{}
+	proxied := etcdtest.Attach(harness.GRPCProxy(t, cluster.Client(t))).Client(t, tap)
+	s := newSession(t, proxied, etcdlock.WithLogger(log.Logger()))
+	name := harness.LockName(t)
+	holder := mustLock(t, newSession(t, cluster.Client(t)), name)
+	tk, err := etcdlock.NewMutex(s, name).Enqueue(harness.Ctx(t))
+	require.NoError(t, err)
+	h := mustLock(t, s, harness.LockName(t))
+	_ = h.Context()
+	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= 2 }, harness.Hang, harness.Tick)
+	harness.Elapse(8 * time.Second)
+	require.Equal(t, 1, tap.Calls("Watch"), "streams")
+	require.LessOrEqual(t, len(tap.WatchCreates()), 4, "two that stay, one that shows that the stream lives, and perhaps one for the wait")
+	for _, line := range log.Lines() {
+		require.NotContains(t, line, "outage")
+	}
+	require.NoError(t, h.Err())
+	require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	<-tk.Done()
+	next, err := tk.Wait(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, next.Unlock(harness.Ctx(t)))
+}
+
+// hang has the watch streams of a client deliver nothing anymore.
+func hang(tap *etcdtest.Tap) {
+	tap.OnWatchResponse(func(context.Context, *pb.WatchResponse) error { return etcdtest.ErrDrop })
+}
+
+// A hold behind a proxy whose watch stream hangs learns of its loss all the same.
+func TestFault_J16_HangingStream(t *testing.T) {
+	t.Parallel()
+	const ttl = 3 * time.Second
+	tap := etcdtest.NewTap()
+	proxied := etcdtest.Attach(harness.GRPCProxy(t, cluster.Client(t))).Client(t, tap)
+	s := newSession(t, proxied, etcdlock.WithTTL(ttl))
+	h := mustLock(t, s, harness.LockName(t))
+	_ = h.Context()
+	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= 2 }, harness.Hang, harness.Tick, "the stream was asked")
+	hang(tap)
+	remove(t, h.Key())
+	<-h.Done()
+	require.ErrorIs(t, h.Err(), etcdlock.ErrLost)
+	require.NoError(t, s.Err())
+}

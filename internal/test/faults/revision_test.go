@@ -1,0 +1,106 @@
+package faults
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+)
+
+// A snapshot is restored without --bump-revision. A session has entries that are older than the snapshot, so its lease
+// and its keys are in etcd, and it has seen revisions that are lost: what it knows of its queues is of a history that
+// did not happen. It ends, although it sends nothing but renewals, and its Client goes on in another session.
+func TestFault_J2_RestoreToLowerRevisions(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	c := own.Client(t)
+	var log harness.Log
+	const ttl = 3 * time.Second
+	locks := newClient(t, c, etcdlock.WithTTL(ttl), etcdlock.WithLogger(log.Logger()))
+	other := newSession(t, own.Client(t), etcdlock.WithTTL(ttl))
+	name := harness.LockName(t)
+
+	held := harness.Take(t, locks.Mutex(name).Lock)
+	theirs := mustLock(t, other, name+"-2")
+	waits := harness.InBackground(t, locks.Mutex(name+"-2").Lock)
+	harness.QueueIs(t, c, name+"-2", 2)
+	first, err := locks.Session(harness.Ctx(t))
+	require.NoError(t, err)
+	restore := harness.Snapshot(t, own)
+	for range 20 {
+		_, err := c.Put(harness.Ctx(t), "elsewhere", "")
+		require.NoError(t, err)
+	}
+	require.NoError(t, held.Check(harness.Ctx(t))) // so it sees them
+	require.NoError(t, theirs.Check(harness.Ctx(t)))
+
+	restore(0)
+	for _, h := range []*etcdlock.Held{held, theirs} {
+		select {
+		case <-h.Done():
+		case <-time.After(harness.Hang):
+			t.Fatal("the session goes on with what it knows of another history")
+		}
+		require.ErrorIs(t, h.Err(), etcdlock.ErrLost)
+		require.ErrorIs(t, h.Err(), etcdlock.ErrSessionExpired)
+		require.ErrorContains(t, h.Err(), "etcd's revision went back from ")
+		require.ErrorContains(t, h.Err(), "a snapshot was restored")
+	}
+	require.ErrorContains(t, context.Cause(first.Context()), "a snapshot was restored")
+	require.ErrorContains(t, first.Err(), "a snapshot was restored")
+
+	// The Lock that waited goes on by itself, and so does the Client.
+	require.NoError(t, other.Close())
+	h := <-waits
+	require.NotSame(t, first, h.Session())
+	requireAlone(t, own, locks, name+"-2", h)
+	again := harness.Take(t, locks.Mutex(name).Lock)
+	requireAlone(t, own, locks, name, again)
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(log.Lines(), func(line string) bool {
+			return strings.Contains(line, "session lost") && strings.Contains(line, "why=\"etcd's revision went back from ")
+		})
+	}, harness.Hang, harness.Tick)
+}
+
+// requireAlone requires that others who come wait for the hold, and have the lock one after the other.
+func requireAlone(t *testing.T, own *etcdtest.Cluster, locks *etcdlock.Client, name string, h *etcdlock.Held) {
+	t.Helper()
+	theirs, err := etcdlock.NewMutex(newSession(t, own.Client(t)), name).Enqueue(harness.Ctx(t))
+	require.NoError(t, err)
+	harness.NotGranted(t, theirs, 1)
+	ours, err := locks.Mutex(name).Enqueue(harness.Ctx(t))
+	require.NoError(t, err)
+	harness.NotGranted(t, ours, 2)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	next, err := theirs.Wait(harness.Ctx(t))
+	require.NoError(t, err)
+	harness.NotGranted(t, ours, 1)
+	require.NoError(t, next.Check(harness.Ctx(t)))
+	require.NoError(t, next.Unlock(harness.Ctx(t)))
+	last, err := ours.Wait(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, last.Unlock(harness.Ctx(t)))
+}
+
+// A session that has seen nothing of what was lost goes on: its entries are older than the snapshot.
+func TestFault_J2_NothingWasSeen(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	s := newSession(t, own.Client(t))
+	h := mustLock(t, s, harness.LockName(t))
+	restore := harness.Snapshot(t, own)
+	restore(0)
+	require.NoError(t, h.Check(harness.Ctx(t)))
+	require.NoError(t, s.Refresh(harness.Ctx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	require.False(t, errors.Is(s.Err(), etcdlock.ErrSessionExpired))
+}

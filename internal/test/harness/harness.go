@@ -1,0 +1,153 @@
+// Package harness has what the tests of several packages share: their server, the names and keys
+// of their locks, what crosses the wire, and waiting for conditions. It does not import the
+// library, so tests inside of the library's packages can use it too.
+package harness
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/test/sample"
+)
+
+const (
+	// Hang is a generous bound on the time of operations that must not hang.
+	Hang = 30 * time.Second
+	// Tick is the interval at which a test checks a condition.
+	Tick = 5 * time.Millisecond
+	// Told is how soon a holder must be told of a loss after etcd has confirmed its cause.
+	Told = 500 * time.Millisecond
+)
+
+// Ctx returns a ctx that ends with the test, or after Hang.
+func Ctx(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), Hang)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+var names atomic.Int64
+
+// LockName returns a name that no other test of this process uses.
+func LockName(t testing.TB) string {
+	return fmt.Sprintf("test/%s/%d", strings.ReplaceAll(t.Name(), "/", "-"), names.Add(1))
+}
+
+// Elapse waits for a duration that is itself part of what a test shows, such as twice a TTL.
+func Elapse(d time.Duration) { <-time.NewTimer(d).C }
+
+// Runs is how often a test that depends on chance is tried: ETCDLOCK_RUNS times, by default 50 in full.
+func Runs(t testing.TB) int {
+	t.Helper()
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_RUNS"), strconv.Itoa(sample.Rounds(t, 5, 50))))
+	require.NoError(t, err, "ETCDLOCK_RUNS")
+	require.Positive(t, n, "ETCDLOCK_RUNS must be positive")
+	return n
+}
+
+// Async runs f, which may hang, and returns a channel that delivers its error.
+func Async(f func() error) <-chan error {
+	errs := make(chan error, 1)
+	go func() { errs <- f() }()
+	return errs
+}
+
+// Hangs requires that no error arrives for d.
+func Hangs(t testing.TB, errs <-chan error, d time.Duration) {
+	t.Helper()
+	select {
+	case err := <-errs:
+		t.Fatalf("the call must hang, but returned: %v", err)
+	case <-time.After(d):
+	}
+}
+
+// Result waits for the error.
+func Result(t testing.TB, errs <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-errs:
+		return err
+	case <-time.After(Hang):
+		t.Fatal("the call hangs")
+		return nil
+	}
+}
+
+// A Lock is a method that takes a lock, such as Mutex.Lock. H is the type of a hold.
+type Lock[H any] = func(context.Context) (H, error)
+
+// Take takes a lock that must be granted.
+func Take[H any](t testing.TB, lock Lock[H]) H {
+	t.Helper()
+	h, err := lock(Ctx(t))
+	require.NoError(t, err)
+	return h
+}
+
+// InBackground calls lock and sends the hold when it is granted, or nil after an error, which it
+// reports to the test.
+func InBackground[H any](t testing.TB, lock Lock[H]) <-chan H {
+	granted := make(chan H, 1)
+	go func() {
+		h, err := lock(Ctx(t))
+		if err != nil {
+			t.Error(err)
+		}
+		granted <- h
+	}()
+	return granted
+}
+
+// A Locker is a lock with which Ways takes holds of the type H.
+type Locker[H any] interface {
+	Lock(context.Context) (H, error)
+	TryLock(context.Context) (H, error)
+}
+
+// An RWLocker is a Locker with read locks.
+type RWLocker[H any] interface {
+	Locker[H]
+	RLock(context.Context) (H, error)
+	TryRLock(context.Context) (H, error)
+}
+
+// Ways returns all ways to take a lock. m and rw have the same name.
+func Ways[H any](m Locker[H], rw RWLocker[H]) map[string]Lock[H] {
+	return map[string]Lock[H]{
+		"Mutex":        m.Lock,
+		"RWMutex":      rw.Lock,
+		"RWMutex read": rw.RLock,
+		"Try":          m.TryLock,
+		"Try write":    rw.TryLock,
+		"Try read":     rw.TryRLock,
+	}
+}
+
+// A Ticket is a place in a queue.
+type Ticket interface {
+	Ahead(context.Context) (int, error)
+	Done() <-chan struct{}
+}
+
+// NotGranted requires that the ticket has that many acquisitions ahead and is not granted.
+func NotGranted(t testing.TB, tk Ticket, ahead int) {
+	t.Helper()
+	n, err := tk.Ahead(Ctx(t))
+	require.NoError(t, err)
+	require.Equal(t, ahead, n)
+	select {
+	case <-tk.Done():
+		t.Fatal("granted too early")
+	default:
+	}
+}

@@ -1,0 +1,54 @@
+package harness
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/leaks"
+)
+
+// endpoints names the environment variable with the URLs, separated by commas, of servers that the
+// tests use instead of an embedded member; see internal/tool/compat.
+const endpoints = "ETCDLOCK_TEST_ENDPOINTS"
+
+// OwnServers reports whether Main starts the server: the tests may then rely on how it is set up.
+func OwnServers() bool { return os.Getenv(endpoints) == "" }
+
+// Main is the TestMain of a package whose tests share a server. It sets cluster before run, which
+// runs the tests, and returns the exit code. Neither the library nor the etcd clients that it uses
+// may leave a goroutine when all tests have passed.
+func Main(cluster **etcdtest.Cluster, run func() int) (code int) {
+	flag.Parse()
+	code, err := runOn(cluster, run)
+	if err == nil && code == 0 {
+		err = leaks.FindBesidePeers(Hang)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return code
+}
+
+func runOn(cluster **etcdtest.Cluster, run func() int) (code int, err error) {
+	if err := flag.Set("test.parallel", strconv.Itoa(max(parallel, runtime.GOMAXPROCS(0)))); err != nil {
+		return 1, err
+	}
+	dir, err := os.MkdirTemp("", "etcdlock-test-")
+	if err != nil {
+		return 1, err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	if urls := os.Getenv(endpoints); urls != "" {
+		*cluster = etcdtest.Attach(strings.Split(urls, ",")...)
+	} else if *cluster, err = etcdtest.New(dir); err != nil {
+		return 1, err
+	}
+	defer (*cluster).Close()
+	return run(), nil
+}

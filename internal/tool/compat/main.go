@@ -1,0 +1,262 @@
+//go:build unix
+
+// Compat runs the portable tests of this module against real etcd processes of several
+// versions, and prints the results. Each version runs as a single member, as
+// a cluster of three, and as a single member behind its own `etcd grpc-proxy`.
+//
+//	go run ./internal/tool/compat [-write docs/compat.md] [server ...]
+//
+// A server is a minor version such as v3.5, which stands for its newest patch release; or
+// an exact version such as v3.5.21; or debian, for the package etcd-server of this
+// machine's Debian release. The default is debian v3.5 v3.6 v3.7. Versions are built from
+// the Go module, and packages are unpacked without being installed. The servers are kept in
+// the user's cache folder.
+//
+// A test is portable if it uses its package's variable cluster, which internal/test/harness sets, and
+// starts no cluster of its own; Compat determines this from the source. It fails if a test fails or does not run.
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"slices"
+	"strings"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+const (
+	// limit bounds the whole program, and testLimit one run of the tests.
+	limit     = 25 * time.Minute
+	testLimit = 5 * time.Minute
+
+	module = "go.etcd.io/etcd/server/v3"
+)
+
+func main() {
+	file := flag.String("write", "", "write the table to this `file`, too")
+	flag.Parse()
+	servers := flag.Args()
+	if len(servers) == 0 {
+		servers = []string{"debian", "v3.5", "v3.6", "v3.7"}
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	ctx, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	if err := run(ctx, servers, *file); err != nil {
+		fmt.Fprintln(os.Stderr, "compat:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, servers []string, file string) (err error) {
+	dir, err := os.MkdirTemp("", "etcdlock-compat-")
+	if err != nil {
+		return err
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	var builds []build
+	for _, s := range servers {
+		began := time.Now()
+		b, err := obtain(ctx, s, filepath.Join(dir, s))
+		if err != nil {
+			return fmt.Errorf("%s: %w", s, err)
+		}
+		fmt.Printf("%s is %s (%v)\n", s, b.name, time.Since(began).Round(time.Second))
+		builds = append(builds, b)
+	}
+	suites, err := findSuites(".")
+	if err != nil {
+		return err
+	}
+	for i := range suites {
+		s := &suites[i]
+		s.binary = filepath.Join(dir, strings.ReplaceAll(s.path, "/", "-")+".test")
+		if _, err := output(ctx, "", "go", "test", "-c", "-o", s.binary, s.path); err != nil {
+			return err
+		}
+	}
+	results, errs := make([]result, len(builds)*len(shapes)), make([]error, len(builds)*len(shapes))
+	var running errgroup.Group
+	running.SetLimit(atOnce)
+	for i := range results {
+		b, s := builds[i/len(shapes)], shapes[i%len(shapes)]
+		running.Go(func() error {
+			r, err := try(ctx, suites, b, filepath.Join(dir, fmt.Sprint(b.name, "-", i%len(shapes))), s)
+			if err != nil {
+				errs[i] = fmt.Errorf("%s, %s: %w", b.name, s, err)
+				fmt.Printf("%s, %s: FAILED\n", b.name, s)
+				return nil // the others go on
+			}
+			results[i] = r
+			fmt.Printf("etcd %s, %s: %d tests passed in %v\n", r.version, s, r.passed, r.took.Round(time.Second))
+			return nil
+		})
+	}
+	_ = running.Wait() // see errs
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	if err := errors.Join(errs...); err != nil || file == "" {
+		return err
+	}
+	text, err := document(ctx, servers, results)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(text), 0o644)
+}
+
+// atOnce is how many runs of the tests there are at the same time: they wait more than they compute.
+const atOnce = 3
+
+// A shape is how the servers stand that a build is tested with.
+type shape struct {
+	members int
+	proxied bool // the tests reach the members by a grpc-proxy of the same build
+}
+
+func (s shape) String() string {
+	if s.proxied {
+		return "behind a grpc-proxy"
+	}
+	return fmt.Sprintf("members: %d", s.members)
+}
+
+var shapes = []shape{{1, false}, {3, false}, {1, true}}
+
+// suited returns the tests that can run with servers of that shape. With several members it
+// omits tests that count requests, because a read that meets a lagging member costs one
+// more request. It also omits tests that depend on exact times with a TTL of 2 s, because
+// three servers make the machine too slow for them; leases end by the leader's clock alone,
+// so testing them with one member is enough. A proxy delays requests as well, and answers
+// renewals at times of its own.
+func suited(names []string, s shape) []string {
+	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
+		return s != shape{members: 1} && oneMember.MatchString(n) || s.proxied && slices.Contains(notProxied, n)
+	})
+}
+
+var oneMember = regexp.MustCompile(`^Test(Requests|Fault_F1|Fault_F2)_`)
+
+// notProxied are tests that count renewals, and the messages of watches.
+var notProxied = []string{"TestHooks_Session", "TestHoldWatch_OnTheWire"}
+
+// A result is one run of the tests.
+type result struct {
+	build
+	version string // as reported by the servers
+	passed  int
+	took    time.Duration
+}
+
+var (
+	verdict    = regexp.MustCompile(`(?m)^--- (PASS|FAIL|SKIP): (\w+)`)
+	uneventful = regexp.MustCompile(`(?m)^(===| *--- PASS).*\n`)
+)
+
+// try starts a cluster and runs the suites against it, one after the other.
+func try(ctx context.Context, suites []suite, b build, dir string, shape shape) (result, error) {
+	c, err := startCluster(ctx, b.file, dir, shape)
+	if err != nil {
+		return result{}, err
+	}
+	defer c.stop()
+	began, passed := time.Now(), 0
+	for _, s := range suites {
+		names := suited(s.tests, shape)
+		if err := s.run(ctx, names, c.endpoints, dir); err != nil {
+			return result{}, fmt.Errorf("%w\n%s", err, c.logs())
+		}
+		passed += len(names)
+	}
+	return result{b, c.version, passed, time.Since(began)}, nil
+}
+
+// run runs the tests of the suite that are named.
+func (s suite) run(ctx context.Context, names, endpoints []string, dir string) error {
+	cmd := command(ctx, s.binary, "-test.v", "-test.timeout="+testLimit.String(), "-test.run=^("+strings.Join(names, "|")+")$")
+	cmd.Dir = s.dir
+	cmd.Env = append(os.Environ(), "ETCDLOCK_TEST_ENDPOINTS="+strings.Join(endpoints, ","), "ETCDLOCK_FULL=1", "TMPDIR="+dir)
+	var out bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &out
+	err := cmd.Run()
+	if err != nil && cmd.Process != nil {
+		_ = cmd.Cancel() // end the processes that the tests started but did not end
+	}
+	var passed []string
+	for _, m := range verdict.FindAllStringSubmatch(out.String(), -1) {
+		if m[1] == "PASS" {
+			passed = append(passed, m[2])
+		}
+	}
+	slices.Sort(passed)
+	if err == nil && !slices.Equal(passed, names) {
+		err = errors.New("not all tests have run")
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w\n%s", s.path, err, uneventful.ReplaceAll(out.Bytes(), nil))
+	}
+	return nil
+}
+
+// command is like exec.CommandContext, but runs the command in its own process group and
+// kills the whole group when ctx ends, because tests start and stop processes too.
+func command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, name, args...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	return cmd
+}
+
+// output runs a command in dir and returns its output. Its error contains the output too.
+func output(ctx context.Context, dir, name string, args ...string) (string, error) {
+	cmd := command(ctx, name, args...)
+	cmd.Dir = dir
+	var out, errs bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("%s: %w\n%s%s", strings.Join(cmd.Args, " "), err, out.Bytes(), errs.Bytes())
+	}
+	return strings.TrimSpace(out.String()), nil
+}
+
+func document(ctx context.Context, servers []string, results []result) (string, error) {
+	client, err := output(ctx, "", "go", "list", "-m", "-f", "{{.Version}}", "go.etcd.io/etcd/client/v3")
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, `# The servers it is tested with
+
+The tests of this package that need only the address of a server ran against real etcd processes with etcd's default
+settings, except fsync. They include all tests of its behaviour and of faults between client and server. Two kinds of
+tests run with one member that is reached directly only: tests that count requests, because a read that meets a lagging member costs one more
+request, and tests that cut off the client to measure when a lease ends, because only the leader decides that.
+
+Generated on %s by `+"`go run ./internal/tool/compat -write docs/compat.md %s`"+` with client %s, %s, %s/%s. Don't edit.
+
+| etcd | from | tests passed on one member | on three | on one behind its `+"`etcd grpc-proxy`"+` |
+|---|---|---|---|---|
+`, time.Now().UTC().Format("2 January 2006"), strings.Join(servers, " "), client, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+	for of := range slices.Chunk(results, len(shapes)) {
+		fmt.Fprintf(&b, "| %s | %s |", of[0].version, of[0].from)
+		for _, r := range of {
+			fmt.Fprintf(&b, " %d |", r.passed)
+		}
+		b.WriteString("\n")
+	}
+	return b.String(), nil
+}

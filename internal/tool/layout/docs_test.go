@@ -1,0 +1,83 @@
+package layout
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+const root = "../../.."
+
+// read returns the text of a file of the repository.
+func read(t *testing.T, file string) string {
+	t.Helper()
+	b, err := os.ReadFile(filepath.Join(root, file))
+	require.NoError(t, err)
+	return string(b)
+}
+
+// The README's snippet is the text of an Example, which runs as a test.
+func TestDocs_ReadmeSnippetIsAnExample(t *testing.T) {
+	_, rest, ok := strings.Cut(read(t, "README.md"), "```go\n")
+	require.True(t, ok)
+	snippet, _, ok := strings.Cut(rest, "```")
+	require.True(t, ok)
+	require.LessOrEqual(t, strings.Count(snippet, "\n"), 12)
+	require.Contains(t, snippet, "WithLogger", "the client of the other snippet logs nothing: a wrong endpoint would hang in silence")
+	indented := "\t" + strings.TrimSuffix(strings.ReplaceAll(snippet, "\n", "\n\t"), "\t")
+	require.Contains(t, read(t, "example_test.go"), indented)
+}
+
+// The README's measurements, which are set in bold, are those of the committed run.
+func TestDocs_ReadmeNumbersAreMeasured(t *testing.T) {
+	report := read(t, "bench/README.md")
+	median := func(section, peer string) string {
+		_, rest, ok := strings.Cut(report, "\n## "+section+"\n")
+		require.True(t, ok, section)
+		_, rest, ok = strings.Cut(rest, "\n| "+peer+" | ")
+		require.True(t, ok, peer)
+		first, _, _ := strings.Cut(rest, " <sub>")
+		return first
+	}
+	var quoted []string
+	for _, m := range regexp.MustCompile(`\*\*([\d.,]+ [µm]s)\*\*`).FindAllStringSubmatch(read(t, "README.md"), -1) {
+		quoted = append(quoted, m[1])
+	}
+	require.Equal(t, []string{
+		median("Hand-over", "etcdlock"), median("Hand-over", "concurrency"),
+		median("An uncontended lock", "etcdlock"), median("An uncontended lock", "concurrency"),
+	}, quoted)
+}
+
+// Each invariant of docs/protocol.md is mentioned by the code that keeps it, and in the name of a test.
+func TestDocs_Invariants(t *testing.T) {
+	stated := regexp.MustCompile(`(?m)^\| (I\d) \|`).FindAllStringSubmatch(read(t, "docs/protocol.md"), -1)
+	require.NotEmpty(t, stated)
+	var code strings.Builder
+	for _, p := range library(t) {
+		for _, file := range p.Files() {
+			if filepath.Base(file) != "doc.go" {
+				b, err := os.ReadFile(file)
+				require.NoError(t, err)
+				code.Write(b)
+			}
+		}
+	}
+	module, err := Module(root)
+	require.NoError(t, err)
+	var tests []string
+	for _, p := range module {
+		names, err := p.Tests()
+		require.NoError(t, err)
+		tests = append(tests, names...)
+	}
+	for _, m := range stated {
+		require.True(t, strings.Contains(code.String(), "("+m[1]+")"), "no comment in the code says that it keeps %s", m[1])
+		require.True(t, slices.ContainsFunc(tests, func(name string) bool { return strings.Contains(name, m[1]) }), "no test tries to break %s", m[1])
+	}
+}
