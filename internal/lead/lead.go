@@ -26,7 +26,7 @@ type Lead[T Term] struct {
 
 	mu   sync.Mutex
 	term T         // zero if nothing leads
-	lost time.Time // when the lead was told that its term is lost, zero before
+	lost time.Time // when the term was lost, as far as this process knows, zero before
 }
 
 // Begin says that the function leads for a term. cancel ends its ctx when the term ends. The caller calls end when the
@@ -61,8 +61,12 @@ func (l *Lead[T]) watch(term T, cancel context.CancelCauseFunc, returned <-chan 
 	if !errors.Is(term.Err(), l.Lost) {
 		return // the function has ended the term, and knows it
 	}
+	lost := time.Now()
+	if d := term.Deadline(); d.Before(lost) { // the process was asleep: others may have led since
+		lost = d
+	}
 	l.mu.Lock()
-	l.lost = time.Now()
+	l.lost = lost
 	l.mu.Unlock()
 	if l.Overrun == nil {
 		return
