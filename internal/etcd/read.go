@@ -135,7 +135,7 @@ func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...client
 
 // ReadValues reads the present of keys: those that are there.
 func (c *Client) ReadValues(ctx, life context.Context, keys ...string) (kvs []*mvccpb.KeyValue, err error) {
-	for some := range slices.Chunk(keys, Batch) {
+	for some := range slices.Chunk(keys, 2*Batch) { // most are those of write locks, two each
 		var reads []Read
 		for _, key := range some {
 			reads = append(reads, ReadValue(key))

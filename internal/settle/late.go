@@ -25,8 +25,8 @@ const (
 	settleFor   = 20 * time.Second // three times as long as etcd lets a request live
 )
 
-// unsettled are the keys of an entry that nobody uses any more and that may yet be written: all at once,
-// so the first one tells of all.
+// unsettled are the keys of an entry that nobody uses any more and that may yet be written: all at once, as far as
+// the entry's own requests go. A restore may bring back what another entry wrote to one of them.
 type unsettled struct {
 	keys  []string
 	value string
@@ -89,11 +89,15 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 // removeLateWrites removes what there is of the entries: two requests, or a few more if Multis are among
 // them.
 func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
-	var reads []etcd.Read
+	var keys []string
+	value := make(map[string]string)
 	for _, u := range some {
-		reads = append(reads, etcd.ReadValue(u.keys[0]))
+		for _, key := range u.keys {
+			keys = append(keys, key)
+			value[key] = u.value
+		}
 	}
-	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, reads...)
+	there, err := k.etcd.ReadValues(ctx, k.life, keys...)
 	if n := len(some); n > 1 && err != nil && etcd.Refused(err) {
 		// One of them may be forbidden by now. That must not keep the others.
 		return errors.Join(k.removeLateWrites(ctx, some[:n/2]), k.removeLateWrites(ctx, some[n/2:]))
@@ -102,13 +106,13 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
 		return err
 	}
 	var ops []clientv3.Op
-	for i, u := range some {
+	for _, kv := range there {
 		// Or what another entry of the session wrote there once, and a restore has brought back: nobody uses the key now.
-		if kvs := got[i].Kvs; len(kvs) > 0 && (string(kvs[0].Value) == u.value || k.wrote(kvs[0])) {
-			ops = append(ops, deleteOps(u.keys, kvs[0].CreateRevision)...)
+		if string(kv.Value) == value[string(kv.Key)] || k.wrote(kv) {
+			ops = append(ops, deleteOps([]string{string(kv.Key)}, kv.CreateRevision)...)
 		}
 	}
-	for some := range slices.Chunk(ops, 2*etcd.Batch) { // each entry has two keys at most, but a Multi's
+	for some := range slices.Chunk(ops, 2*etcd.Batch) {
 		if err := k.commit(ctx, some); err != nil {
 			return err
 		}

@@ -117,6 +117,20 @@ func TestInvariant_I6_UnsettledKeys(t *testing.T) {
 	})
 }
 
+// A restore brings back one key of an entry, the second one of a write lock, while the keys are being settled.
+func TestFault_J2_SecondKeyComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		_, older := w.take("b")
+		keys, value := w.take("a")
+		w.Settle(value, keys...)
+		synctest.Wait()
+		w.put(older, keys[1])
+		elapse(settleMax)
+		require.Empty(t, w.there("a/"))
+	})
+}
+
 // One request looks after many unsettled entries, and there is one at a time.
 func TestSettle_ManyInOneRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
