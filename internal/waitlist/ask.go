@@ -65,11 +65,11 @@ func (e *Entry) askLocked() Step {
 		if many {
 			from, to = l.allLocked()
 		}
-		return Step{Do: Open, From: from, To: to}
+		return Step{Do: Open, For: e, From: from, To: to}
 	}
 	switch late := slices.ContainsFunc(targets, func(p *place) bool { return p.seen < w.At }); {
 	case deep && late:
-		return Step{Do: Read, At: max(l.heardLocked(), e.rev), Keys: []string{targets[0].Key}}
+		return Step{Do: Read, For: e, At: max(l.heardLocked(), e.rev), Keys: []string{targets[0].Key}}
 	case !deep && (late || l.seenLocked(e) < w.At || unsure && e.readAt < w.At):
 		return e.readLocked()
 	}
@@ -114,7 +114,7 @@ func (e *Entry) rangeLocked(targets []*place, deep, unsure bool) (from, to strin
 func (e *Entry) readLocked() Step {
 	l := e.l
 	// It shows all of the list that are known, so that one reading serves them all.
-	s := Step{Do: Read, At: max(e.rev, e.minSeen, l.places[len(l.places)-1].Rev, l.heardLocked())}
+	s := Step{Do: Read, For: e, At: max(e.rev, e.minSeen, l.places[len(l.places)-1].Rev, l.heardLocked())}
 	for _, p := range l.places {
 		if p.unsure { // a reading of a time before it was seen would not tell whether it has gone since
 			s.At = max(s.At, p.seen)
@@ -124,10 +124,7 @@ func (e *Entry) readLocked() Step {
 		s.At = 0
 	}
 	switch {
-	case len(l.keys) > len(e.keys) && !e.notReached && l.reader != nil:
-		return Step{} // until that has been read
 	case len(l.keys) > len(e.keys) && !e.notReached:
-		l.reader = e
 		s.From, s.To = keyspace.All(l.name)
 		s.shared, s.Upward, s.Limit, s.Min = true, true, upLimit, min(l.marks[0]+1, l.marks[1]+1, e.rev)
 		others := slices.IndexFunc(l.places, func(p place) bool { return p.own == nil })
@@ -155,19 +152,11 @@ func (e *Entry) readLocked() Step {
 	return s
 }
 
-// readOverLocked has the others read again.
-func (e *Entry) readOverLocked() {
-	if e.l.reader == e {
-		e.l.reader, e.l.changed = nil, true
-	}
-}
-
-// Saw takes note of what was read for a step of the entry.
-func (e *Entry) Saw(s *Step, seen *Listing) (lost []*Entry) {
-	l := e.l
+// SawFor takes note of what was read for a step.
+func (l *List) SawFor(s *Step, seen *Listing) (lost []*Entry) {
+	e := s.For
 	l.mu.Lock()
 	defer l.unlock()
-	e.readOverLocked()
 	lost = l.applyLocked(seen)
 	e.mustRead = e.mustRead && s.At > 0
 	if s.From != "" {

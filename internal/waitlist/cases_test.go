@@ -1,6 +1,7 @@
 package waitlist
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,12 +16,49 @@ import (
 
 // What random worlds find too seldom.
 
-// newList is a list whose timers go off when the test calls expire.
+// newList is a list whose timers go off when the test says so, and whose agent is the test.
 func newList() *List {
-	l := New("a", func(string) {})
-	l.after = func(time.Duration, func()) {}
-	return l
+	return New("a", Config{
+		Life: context.Background(), Ask: func(context.Context, *List) {}, Forget: func(string) {},
+		After: func(time.Duration, func()) {},
+	})
 }
+
+// What a test is told of an entry that has no more to ask.
+const (
+	Grant Action = 100 + iota // it has the lock
+	Gone                      // it is not in the queue any more
+)
+
+// Next is what has become of the entry, or what there is to ask for it.
+func (e *Entry) Next() Step {
+	e.l.mu.Lock()
+	defer e.l.unlock()
+	front := e.l.frontLocked()
+	place := slices.Index(front[:], e)
+	switch {
+	case e.state == held:
+		return Step{Do: Grant}
+	case e.state == missing, e.state == leaving:
+		return Step{Do: Gone}
+	case place < 0:
+		return Step{}
+	case e.l.broke != nil:
+		err := e.l.broke
+		e.l.broke = nil
+		return Step{Do: Pause, Err: err}
+	}
+	s := e.stepLocked(place, front[0])
+	s.For = nil
+	return s
+}
+
+func (e *Entry) Saw(s *Step, seen *Listing) {
+	s.For = e
+	e.l.SawFor(s, seen)
+}
+
+func (e *Entry) Opened(w *Watch) { e.l.Opened(&Step{For: e}, w) }
 
 func newWatch(from, to string, at int64) *Watch {
 	return &Watch{From: from, To: to, At: at, Close: func() {}}
@@ -89,7 +127,7 @@ func TestToldBeforeKnown(t *testing.T) {
 	h.Leave(false)
 	require.Equal(t, Grant, e.Next().Do)
 	l.Saw(&Listing{At: 13, Low: 1, High: 13, Shared: true, Keys: []queue.Entry{held5, {Key: "a/3", Rev: 9}, {Key: "a/5-1", Rev: 8}, {Key: "a/5-2", Rev: 12}}})
-	require.Equal(t, Step{Guard: true}, next.Next(), "a/3 is not there to wait for")
+	require.Equal(t, Step{}, next.Next(), "a/3 is not there to wait for")
 	e.Leave(false)
 	require.Equal(t, Grant, next.Next().Do)
 }
@@ -335,10 +373,9 @@ func TestTwoWatches(t *testing.T) {
 	es[0].Opened(single)
 	es[0].Opened(narrow)
 	require.Equal(t, []*Watch{single, narrow}, l.open)
-	es[2].Opened(wide())
 	es[1].Opened(third)
-	require.Len(t, l.open, 3, "all are in use")
-	es[2].Next() // others ask for it
+	require.Equal(t, []*Watch{narrow, third}, l.open)
+	es[2].Opened(wide()) // it had to wait for etcd, and is not in front
 	require.Equal(t, []*Watch{narrow, third}, l.open)
 	es[0].Opened(wide())
 	es[0].Stop()
@@ -366,11 +403,7 @@ func TestWatchBreaks(t *testing.T) {
 	second.Opened(newWatch("a/0", "a/s", 6))
 	w = newWatch("a/5", "a/7\x00", 6)
 	first.Opened(w)
-	for range len(first.Wake()) {
-		<-first.Wake()
-	}
 	w.Broke(broken)
-	require.Len(t, first.Wake(), 1)
 	require.Equal(t, Step{Do: Pause, Err: broken}, first.Next())
 	second.Stop()
 	l.expire()
@@ -475,8 +508,6 @@ func TestReadsForAll(t *testing.T) {
 	step := waiting[0].Next()
 	require.Equal(t, Read, step.Do)
 	require.Equal(t, waiting[19].rev, step.At, "at which all are there")
-	require.Equal(t, Wait, waiting[1].Next().Do, "the first one asks for all")
-	require.Equal(t, Wait, waiting[2].Next().Do)
 	waiting[0].Saw(&step, step.Listing(step.At, state[1:5], true, 21, nil)) // as if there was a smaller limit
 	require.Equal(t, Wait, waiting[1].Next().Do, "which is shown")
 	for i, e := range waiting[2:] {
@@ -529,7 +560,6 @@ func TestRunIsSeenBefore(t *testing.T) {
 func askBehind(s *Step, e *Entry) []string {
 	if s.Upward {
 		e.notReached = true
-		e.l.reader = nil
 		*s = e.Next()
 	}
 	return s.Keys
@@ -602,53 +632,115 @@ func TestBehindMore(t *testing.T) {
 	require.Equal(t, 3, behind(next))
 }
 
-// While the watch on all of the queue tells of all that the two in front wait for, they do nothing, and events that
-// leave it so wake nobody.
+// While the watch on all of the queue tells of all that the two in front wait for, the list has no agent, and events that
+// leave it so start none.
 func TestRestsBehindTheWideWatch(t *testing.T) {
 	others := []queue.Entry{{Key: "a/6", Rev: 2}, {Key: "a/7", Rev: 3}, {Key: "a/8", Rev: 4}}
-	all := append(others, queue.Entry{Key: "a/5-1", Rev: 5}, queue.Entry{Key: "a/5-2", Rev: 6})
-	watched := func(t *testing.T) (l *List, first, second *Entry) {
-		l = newList()
-		first, second = l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
-		first.Enqueued(5, listing(4, others...))
-		second.Enqueued(6, listing(5, all[:4]...))
-		s := first.Next()
-		require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
-		first.Opened(newWatch(s.From, s.To, 20))
-		return l, first, second
-	}
-	t.Run("rests", func(t *testing.T) {
-		l, first, second := watched(t)
-		l.Saw(listing(20, all...))
-		for _, e := range []*Entry{first, second} {
-			require.Equal(t, Step{}, e.Next())
-			<-e.Wake()
+	l := newList()
+	var steps []Action
+	l.Ask = func(ctx context.Context, _ *List) {
+		for {
+			s := l.Next(ctx)
+			steps = append(steps, s.Do)
+			switch s.Do {
+			case Wait:
+				return
+			case Open:
+				l.Opened(&s, newWatch(s.From, s.To, 20))
+			default:
+				there := append(others, queue.Entry{Key: "a/5-1", Rev: 5}, queue.Entry{Key: "a/5-2", Rev: 6})
+				l.SawFor(&s, s.Listing(20, there, false, int64(len(there)), nil))
+			}
 		}
-		first.watch.Heard([]Deletion{{"a/7", 21}})
-		require.Empty(t, first.Wake())
-		require.Empty(t, second.Wake())
-		l.Refresh()
-		require.Len(t, first.Wake(), 1)
-		require.Equal(t, Read, first.Next().Do, "what the watch may have missed")
-	})
-	t.Run("not if nobody has seen it behind the watch", func(t *testing.T) {
-		l, first, _ := watched(t)
-		<-first.Wake()
-		l.Saw(&Listing{At: 20, Low: 1, Asked: []string{"a/6", "a/7", "a/8"}, Keys: others})
-		require.Len(t, first.Wake(), 1)
-		require.Equal(t, Read, first.Next().Do)
-	})
-	t.Run("not if others may be in the way that nobody knows", func(t *testing.T) {
-		l, first, second := watched(t)
-		second.Leave(false)
-		l.Saw(listing(20, all...))
-		third := l.Register(nil, keyspace.Exclusive, "a/5-3")
-		l.marks = [2]int64{4, 4} // as if nobody knew the rest
-		third.Enqueued(22, &Listing{At: 21, Low: 10, High: 21, Shared: true, Keys: []queue.Entry{{Key: "a/9", Rev: 15}}})
-		require.Equal(t, Step{}, first.Next())
-		require.Len(t, third.Wake(), 1)
-		require.Equal(t, Read, third.Next().Do)
-	})
+	}
+	first, second := l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
+	first.Enqueued(5, listing(4, others...))
+	second.Enqueued(6, listing(5, append(others, queue.Entry{Key: "a/5-1", Rev: 5})...))
+	require.Equal(t, []Action{Open, Read, Wait}, steps)
+	l.open[0].Heard([]Deletion{{"a/7", 21}})
+	require.Len(t, steps, 3)
+	require.Empty(t, first.Wake())
+	others = slices.Delete(others, 1, 2)
+	l.Refresh()
+	require.Equal(t, []Action{Read, Wait}, steps[3:5], "what the watch may have missed")
+}
+
+// An agent ends when nobody waits, also one that is waiting for etcd's answer: what it asks ends then. The next one is
+// another agent.
+func TestAgentIsDismissed(t *testing.T) {
+	l := newList()
+	var agents []context.Context
+	l.Ask = func(ctx context.Context, _ *List) { agents = append(agents, ctx) }
+	e := l.Register(nil, keyspace.Exclusive, "a/5")
+	e.Enqueued(5, listing(4, queue.Entry{Key: "a/7", Rev: 2}))
+	require.Len(t, agents, 1)
+	require.Equal(t, Open, l.Next(agents[0]).Do)
+	e.Leave(false)
+	require.Error(t, agents[0].Err())
+	e = l.Register(nil, keyspace.Exclusive, "a/5-1")
+	e.Enqueued(6, listing(5, queue.Entry{Key: "a/7", Rev: 2}))
+	require.Len(t, agents, 2)
+	require.Equal(t, Step{}, l.Next(agents[0]), "which must not do the same")
+	require.Equal(t, Open, l.Next(agents[1]).Do)
+	require.NoError(t, agents[1].Err())
+	l.Opened(&Step{For: e}, newWatch("a/0", "a/s", 4))
+	require.Equal(t, Wait, l.Next(agents[1]).Do)
+	require.Error(t, agents[1].Err())
+}
+
+// A watch that breaks is no news any more for an entry that comes when nobody waits.
+func TestBrokeForNobody(t *testing.T) {
+	l := newList()
+	e := l.Register(nil, keyspace.Exclusive, "a/5")
+	other := queue.Entry{Key: "a/7", Rev: 2}
+	e.Enqueued(5, listing(4, other))
+	w := newWatch("a/0", "a/s", 4)
+	l.Opened(&Step{For: e}, w)
+	w.Broke(errors.New("broken"))
+	e.Leave(false)
+	next := l.Register(nil, keyspace.Exclusive, "a/5-1")
+	next.Enqueued(6, listing(5, other))
+	require.Equal(t, Open, l.Next(l.agent).Do)
+}
+
+// While the lock goes from one entry to the next, the guard costs one timer.
+func TestGuardTimer(t *testing.T) {
+	l, h := holder(t)
+	var timers []func()
+	l.After = func(_ time.Duration, f func()) { timers = append(timers, f) }
+	there := []queue.Entry{held5}
+	for i := range 5 {
+		q := queue.Entry{Key: fmt.Sprint("a/5-", i+1), Rev: int64(6 + i)}
+		e := l.Register(nil, keyspace.Exclusive, q.Key)
+		e.Enqueued(q.Rev, listing(q.Rev-1, there...))
+		h.Leave(false)
+		require.True(t, e.Granted())
+		last := l.Register(nil, keyspace.Exclusive, "a/5-a")
+		last.Enqueued(20+q.Rev, nil)
+		last.Leave(false)
+		last.Removed(40+q.Rev, true, nil, nil)
+		h, there = e, append(there, q)
+	}
+	require.Len(t, timers, 1)
+	timers[0]()
+	require.Nil(t, l.ticks)
+}
+
+// A refusal ends the wait of the entry that etcd was asked for. For the next one it is asked again.
+func TestRefused(t *testing.T) {
+	l := newList()
+	first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
+	first.Enqueued(5, listing(4, queue.Entry{Key: "a/7", Rev: 2}))
+	second.Enqueued(6, listing(5, queue.Entry{Key: "a/7", Rev: 2}, held5))
+	s := l.Next(l.agent)
+	require.Equal(t, first, s.For)
+	refused := errors.New("refused")
+	l.Fail(&s, refused)
+	require.Len(t, first.Wake(), 1)
+	granted, err := first.Outcome()
+	require.False(t, granted)
+	require.Equal(t, refused, err)
+	require.Equal(t, second, l.Next(l.agent).For)
 }
 
 // The second asks if it waits for others for which the first, a reader, does not.
@@ -708,4 +800,19 @@ func TestReadsWhatTheWatchesHaveTold(t *testing.T) {
 		s := first.Next()
 		require.Equal(t, Step{Do: Read, At: 40, Keys: []string{"a/5-1", h.keys[0]}}, s)
 	})
+}
+
+// Stop says that nobody waits for the entry any more.
+func (e *Entry) Stop() {
+	e.l.mu.Lock()
+	defer e.l.unlock()
+	e.idle = true
+	e.l.grantLocked()
+}
+
+// Guard says that the entry has waited for others of its list for a while.
+func (e *Entry) Guard() {
+	e.l.mu.Lock()
+	defer e.l.unlock()
+	e.l.guarded = e
 }

@@ -15,7 +15,7 @@ const confirmMax = 64
 // confirmLocked reads whether the entry is still in the queue, where no other session's key is before it,
 // together with those that follow it.
 func (e *Entry) confirmLocked() Step {
-	s := Step{Do: Read}
+	s := Step{Do: Read, For: e}
 	for _, p := range e.runLocked(confirmMax) {
 		s.Keys, s.At = append(s.Keys, p.Key), max(s.At, p.Rev, p.own.minSeen)
 	}
@@ -36,12 +36,28 @@ func (e *Entry) runLocked(limit int) (run []place) {
 	return run
 }
 
-// Guard says that the entry has waited for holders of its own list, or idle entries of it, for a while, so that
-// it is to watch them and itself: somebody may remove one of them.
-func (e *Entry) Guard() {
-	e.l.mu.Lock()
-	defer e.l.unlock()
-	e.guard = true
+// A guard is for an entry that waits for holders of its own list, or idle entries of it, and has done so for GuardAfter:
+// they are watched then, and the entry, since somebody may remove one of them.
+type guard struct {
+	guarded *Entry
+	ticks   *Entry // waited so when the timer was set; nil if no timer is set
+}
+
+// guardsLocked reports whether e has waited for long enough. If not, the timer is set, unless it is set already: where
+// the lock goes from one entry to the next, it costs one timer in GuardAfter.
+func (l *List) guardsLocked(e *Entry) bool {
+	if l.guarded != e && l.ticks == nil {
+		l.ticks = e
+		l.After(l.GuardAfter, l.tick)
+	}
+	return l.guarded == e
+}
+
+func (l *List) tick() {
+	l.mu.Lock()
+	defer l.unlock()
+	l.guarded, l.ticks = l.ticks, nil
+	l.grantLocked()
 }
 
 // guardLocked is what to do for holders of the list to leave, or idle entries of it. The first ones are watched and read
@@ -49,8 +65,8 @@ func (e *Entry) Guard() {
 func (e *Entry) guardLocked() Step {
 	l := e.l
 	holders := slices.Collect(l.belowLocked(e, true))
-	if len(holders) == 0 || !e.guard {
-		return Step{Guard: len(holders) > 0}
+	if len(holders) == 0 || !l.guardsLocked(e) {
+		return Step{}
 	}
 	holders = holders[:min(len(holders), nextMax)]
 	own, first := e.keys[0], holders[0]
@@ -63,7 +79,7 @@ func (e *Entry) guardLocked() Step {
 	}
 	from, to := slices.Min(keys), slices.Max(keys)+"\x00"
 	if e.relyOnLocked(from, to) == nil {
-		return Step{Do: Open, From: from, To: to}
+		return Step{Do: Open, For: e, From: from, To: to}
 	}
-	return Step{Do: Read, At: max(l.heardLocked(), e.rev), Keys: keys}
+	return Step{Do: Read, For: e, At: max(l.heardLocked(), e.rev), Keys: keys}
 }

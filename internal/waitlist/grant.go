@@ -3,13 +3,12 @@
 package waitlist
 
 import (
-	"slices"
+	"errors"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// grantLocked grants what is entitled, the front-most first, and wakes those who have something
-// to do then: those who come to the front, and, after a change, those who are there.
+// grantLocked grants what is entitled, the front-most first, and has the rest asked for.
 func (l *List) grantLocked() {
 	var any, exclusive bool // is in the way
 	for i := 0; i < len(l.places) && !exclusive; i++ {
@@ -21,26 +20,16 @@ func (l *List) grantLocked() {
 			e.clearBelowLocked()
 			i, _ = l.findLocked(p.Entry)
 			e.tell()
-			l.changed = true
 		}
 		if p.inWay() {
 			any, exclusive = true, p.kind == keyspace.Exclusive
 		}
 	}
 	l.contendLocked()
-	front := l.frontLocked()
-	for i, e := range front {
-		if e != nil && (l.changed || e != l.front[i]) && !l.restsLocked(e) {
-			e.tell()
-		}
-		if was := l.front[i]; was != nil && !slices.Contains(front[:2], was) {
-			was.relyLocked(nil)
-		}
-	}
-	l.front, l.changed = front, false
+	l.agentLocked()
 }
 
-// frontLocked are the two front-most entries that wait, and for which somebody asks Next; and, while the
+// frontLocked are the two front-most entries that somebody waits for; and, while the
 // lock goes from one entry of the list to the next, the one that reads ahead: a hand-over takes less time
 // than a reading, so what is below it must be known before its turn. Behind another session's key there is time.
 func (l *List) frontLocked() (front [3]*Entry) {
@@ -49,7 +38,7 @@ func (l *List) frontLocked() (front [3]*Entry) {
 	for _, p := range l.places {
 		e := p.own
 		running = running && e != nil
-		if e == nil || e.state != waiting || e.idle || p.Key != e.keys[0] {
+		if e == nil || !e.asksLocked() || p.Key != e.keys[0] {
 			continue
 		}
 		switch {
@@ -66,7 +55,13 @@ func (l *List) frontLocked() (front [3]*Entry) {
 	return front
 }
 
-// Wake has a value when Next may say something else than it did.
+// asksLocked reports whether etcd may be asked for the entry.
+func (e *Entry) asksLocked() bool { return e.state == waiting && !e.idle && e.err == nil }
+
+// ErrGone says that an entry is not in the queue any more.
+var ErrGone = errors.New("entry gone")
+
+// Wake has a value when the entry has the lock, or waits in vain, or when what BehindLeft reports may have changed.
 func (e *Entry) Wake() <-chan struct{} { return e.wake }
 
 func (e *Entry) tell() {
@@ -74,4 +69,23 @@ func (e *Entry) tell() {
 	case e.wake <- struct{}{}:
 	default: // it was told, and has not looked yet
 	}
+}
+
+// Granted reports whether the entry has the lock.
+func (e *Entry) Granted() bool {
+	granted, _ := e.Outcome()
+	return granted
+}
+
+// Outcome reports whether the entry has the lock, or why it waits in vain: ErrGone, or what etcd has refused with.
+func (e *Entry) Outcome() (granted bool, err error) {
+	e.l.mu.Lock()
+	defer e.l.unlock()
+	switch e.state {
+	case held:
+		return true, nil
+	case missing, leaving: // the latter before its owner knew that it had the lock
+		return false, ErrGone
+	}
+	return false, e.err
 }

@@ -43,18 +43,22 @@ func (l *List) Refresh() {
 	for _, e := range front[:2] {
 		if e != nil {
 			e.mustRead = true
-			e.tell()
 		}
 	}
+	l.grantLocked()
 }
 
-// Fail says that etcd could not be asked: the entry asks anew.
-func (e *Entry) Fail() {
-	e.l.mu.Lock()
-	defer e.l.unlock()
-	e.mustRead = true
-	e.readOverLocked()
-	e.l.grantLocked()
+// Fail says that a step could not be carried out: the present is read next. If etcd has refused, with err, who waits for
+// the entry of the step waits in vain, and it is asked for the next one.
+func (l *List) Fail(s *Step, err error) {
+	l.mu.Lock()
+	defer l.unlock()
+	s.For.mustRead = true
+	if err != nil {
+		s.For.err = err
+		s.For.tell()
+	}
+	l.grantLocked()
 }
 
 // Heard takes note of what the watch has told: these deletions, in order. lost are entries that had the lock and were

@@ -24,7 +24,6 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	case e.state != leaving: // which it stays
 		e.state = left
 	}
-	l.changed = true
 	l.grantLocked()
 	return next
 }
@@ -93,7 +92,6 @@ func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost [
 	} else if e.rev > 0 {
 		l.suspectLocked(queue.Entry{}, at)
 	}
-	l.changed = true
 	l.tellPendingLocked()
 	return l.checkNextLocked(at, next, there)
 }

@@ -1,10 +1,11 @@
 // Package waitlist keeps what one session has in one lock's queue, and says which of its
 // entries has the lock and what must be asked of etcd for the others. It makes no request: it
-// is told of what was registered, read, heard and released, and each waiting entry asks Next
-// what to do. It knows nothing of sessions and leases.
+// is told of what was registered, read, heard and released. While there is something to ask, it has
+// one agent, which asks Next what to do; who waits for an entry only waits for Wake. It knows nothing
+// of sessions and leases.
 //
-// Only the two front-most waiting entries ask etcd, the second to be prepared; while the lock goes
-// from one entry of the list to the next, one more reads ahead. The others have to wait for the
+// The agent asks for the two front-most waiting entries only, the second to be prepared; while the lock goes
+// from one entry of the list to the next, it reads ahead for one more. The others have to wait for the
 // entries before them anyway.
 //
 // Invariant (I1): an entry is granted only after a revision at which it was in the queue and
@@ -12,6 +13,7 @@
 package waitlist
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"time"
@@ -23,9 +25,8 @@ import (
 // A List is the entries of one session in one queue. It is safe for concurrent use, and calls
 // nobody while its mutex is held, but see WhenContended.
 type List struct {
-	name   string
-	forget func(name string)           // see New
-	after  func(time.Duration, func()) // runs a function later
+	name string
+	Config
 
 	mu sync.Mutex // released by unlock
 	// places are the keys of the queue that are known, those of the list and other sessions', by
@@ -45,9 +46,24 @@ type List struct {
 	told     map[string]int64
 	toldFrom int64
 	watches
-	front   [3]*Entry
-	changed bool   // the front may have something to do
-	reader  *Entry // it reads upward, for all: one of them at a time
+	front [3]*Entry // as it was when something last changed
+	broke error     // what ended a watch that an entry of the front relied on
+	guard
+	agent   context.Context // what the agent's requests end with; nil if no agent is at work
+	dismiss func()          // ends agent
+	later   []func()        // to be called when the mutex is released
+}
+
+// A Config is what a list needs of its surroundings.
+type Config struct {
+	Life context.Context // that of the lists
+	// Ask starts an agent, which calls Next, with ctx, and does what that says, until it says Wait.
+	Ask func(ctx context.Context, l *List)
+	// Forget is called, some time after the last entry has left, when the list may have become Empty since it keeps no
+	// watch any more.
+	Forget     func(name string)
+	After      func(time.Duration, func()) // runs a function later
+	GuardAfter time.Duration               // how long an entry waits for others of its list until they are watched
 }
 
 // An Entry is one acquisition of the session's in the queue.
@@ -82,10 +98,9 @@ type Entry struct {
 	mustRead, notReached, noLimit             bool
 
 	stuck bool   // see Stuck
-	guard bool   // see Guard
-	idle  bool   // nobody asks Next: see WakeWith and Stop
+	idle  bool   // nobody waits for it yet: see WakeWith
 	watch *Watch // that it relies on
-	broke error  // what ended that, until the entry has been told
+	err   error  // what etcd has refused with
 	wake  chan struct{}
 	// contended is called when another entry of the list waits for it: see WhenContended.
 	contended func()
@@ -102,22 +117,21 @@ const (
 	missing              // its key was lost while it waited, and its owner must be told
 )
 
-// New makes the list of a session's entries in the queue of a name. forget is called, some time after the last entry
-// has left, when the list may have become Empty since it keeps no watch any more.
-func New(name string, forget func(name string)) *List {
-	return &List{
-		name: name, forget: forget, after: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
-		keys: make(map[string]*Entry), removed: make(map[string]int64), told: make(map[string]int64),
-	}
+// New makes the list of a session's entries in the queue of a name.
+func New(name string, c Config) *List {
+	return &List{name: name, Config: c, keys: make(map[string]*Entry), removed: make(map[string]int64), told: make(map[string]int64)}
 }
 
-// unlock releases the mutex, and then closes the watches that nobody needs any more.
+// Name is that of the lock.
+func (l *List) Name() string { return l.name }
+
+// unlock releases the mutex, and then does what must not be done before.
 func (l *List) unlock() {
-	closing := l.closing
-	l.closing = nil
+	later := l.later
+	l.later = nil
 	l.mu.Unlock()
-	for _, w := range closing {
-		w.Close()
+	for _, f := range later {
+		f()
 	}
 }
 
@@ -129,8 +143,8 @@ func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Entry {
 	return e
 }
 
-// Name is that of the lock.
-func (e *Entry) Name() string { return e.l.name }
+// List is the entry's.
+func (e *Entry) List() *List { return e.l }
 
 // Rekey gives the entry other keys, since those that it had are in use by others.
 func (e *Entry) Rekey(keys ...string) {
@@ -142,7 +156,6 @@ func (e *Entry) Rekey(keys ...string) {
 	for _, key := range keys {
 		l.keys[key] = e
 	}
-	l.changed = true
 	l.grantLocked()
 }
 

@@ -1,32 +1,29 @@
-// What a waiting entry has to do next: the steps that its owner carries out.
+// What the agent has to do next: the steps that it carries out.
 
 package waitlist
 
 import (
+	"context"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// Action is what a waiting entry has to do.
+// Action is what the agent has to do.
 type Action uint8
 
 // The actions.
 const (
-	Wait  Action = iota // for Wake, and for the events of its watch if it has one
-	Grant               // it has the lock
-	Gone                // its key is not in etcd any more
-	Read                // From..To, or Keys, and then Saw
+	Wait  Action = iota // nothing: the agent ends, and the list starts another one when there is something
+	Read                // From..To, or Keys, and then SawFor
 	Open                // a watch on From..To, and then Opened
-	Pause               // since its watch has ended with Err, and call Fail
+	Pause               // since a watch has ended with Err, and call Fail
 )
 
 // A Step is an action and what it needs.
 type Step struct {
-	Do Action
-	// Guard: it waits for entries of its own list only. Where that lasts, it calls Guard.
-	Guard bool
-
+	Do  Action
+	For *Entry // the entry that this is asked for
 	Err error
 
 	From, To string // to watch, or to read; only Keys if From is empty
@@ -69,58 +66,83 @@ func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, ke
 	return seen
 }
 
-// Granted reports whether the entry has the lock.
-func (e *Entry) Granted() bool {
-	e.l.mu.Lock()
-	defer e.l.unlock()
-	return e.state == held
-}
-
-// Next is what the entry has to do now.
-func (e *Entry) Next() Step {
-	l := e.l
+// Next is what the agent has to do now. If nobody waits any more, ctx ends, and with it what the agent asks.
+func (l *List) Next(ctx context.Context) Step {
 	l.mu.Lock()
 	defer l.unlock()
-	switch e.state {
-	case held:
-		return Step{Do: Grant}
-	case missing, leaving: // before its owner knew that it had the lock
-		return Step{Do: Gone}
+	if l.agent != ctx {
+		return Step{} // it was dismissed, and there may be another one
 	}
-	if err := e.broke; err != nil {
-		e.broke = nil
-		return Step{Do: Pause, Err: err}
+	s := l.nextLocked()
+	switch s.Do {
+	case Wait:
+		l.dismissLocked()
+	case Pause:
+		l.broke = nil
 	}
+	return s
+}
+
+func (l *List) nextLocked() Step {
 	front := l.frontLocked()
-	if !slices.Contains(front[:2], e) {
-		e.relyLocked(nil)
+	if l.broke != nil && front[0] != nil {
+		return Step{Do: Pause, For: front[0], Err: l.broke}
 	}
+	for i, e := range front {
+		if e == nil {
+			break
+		}
+		if s := e.stepLocked(i, front[0]); s.Do != Wait {
+			return s
+		}
+	}
+	return Step{}
+}
+
+// stepLocked is what there is to do for the entry at that place of the front. What it shares with those in front of it is
+// asked for them.
+func (e *Entry) stepLocked(place int, first *Entry) Step {
+	l := e.l
 	complete := l.completeLocked(e)
 	clear := complete && !e.mustRead && !l.behindOthersLocked(e)
 	switch {
-	case e == front[0] && clear && l.seenLocked(e) >= e.minSeen:
+	case place == 0 && clear && l.seenLocked(e) >= e.minSeen:
 		return e.guardLocked()
-	case e == front[0] && clear:
+	case place == 0 && clear:
 		return e.confirmLocked()
-	case e == front[0], e == front[1] && (!complete || l.asksMoreLocked(e, front[0])):
+	case place == 0, place == 1 && (!complete || l.asksMoreLocked(e, first)):
 		return e.askLocked()
-	case e == front[2] && e.readAt == 0:
+	case place == 2 && e.readAt == 0:
 		return e.readLocked()
 	}
-	return Step{} // those in front ask
+	return Step{}
 }
 
-// restsLocked reports whether the watches tell of all that e waits for: until then it has nothing to do.
-func (l *List) restsLocked(e *Entry) (rests bool) {
-	if e.mustRead || !l.completeLocked(e) || !l.trackedLocked(e.ownPlaceLocked()) {
-		return false
-	}
-	for p := range l.belowLocked(e, false) {
-		if rests = l.trackedLocked(p); !rests {
-			break
+// agentLocked starts an agent if there is something to ask, and none is at work. It dismisses the agent when nobody waits.
+func (l *List) agentLocked() {
+	front := l.frontLocked()
+	for _, was := range l.front {
+		if was != nil && !slices.Contains(front[:2], was) {
+			was.relyLocked(nil)
 		}
 	}
-	return rests
+	l.front = front
+	switch {
+	case front[0] == nil:
+		l.broke = nil // it is no news for those who come
+		l.dismissLocked()
+	case l.agent == nil && l.nextLocked().Do != Wait:
+		ctx, cancel := context.WithCancel(l.Life)
+		l.agent, l.dismiss = ctx, cancel
+		l.later = append(l.later, func() { l.Ask(ctx, l) })
+	}
+}
+
+func (l *List) dismissLocked() {
+	if l.agent != nil {
+		l.later = append(l.later, l.dismiss)
+		l.agent, l.dismiss = nil, nil
+	}
 }
 
 // asksMoreLocked reports whether e waits for another session's key that first, which asks too, does not wait for.

@@ -58,7 +58,7 @@ type place struct {
 
 func isExclusive(p *place) bool { return p.kind == keyspace.Exclusive }
 
-// unasked reports whether it stands for an entry of the list for which nobody asks Next: a holder, or an idle one.
+// unasked reports whether it stands for an entry of the list for which nothing is asked: a holder, or an idle one.
 func (p *place) unasked() bool {
 	e := p.own
 	return e != nil && p.Key == e.keys[0] && (e.state == held || e.state == waiting && e.idle)
@@ -105,7 +105,6 @@ func (l *List) forgotLocked(q queue.Entry) bool {
 // applyLocked takes note of a listing: first of what it would show if it was there, then of what it
 // shows.
 func (l *List) applyLocked(seen *Listing) (lost []*Entry) {
-	l.changed = true
 	var gone []queue.Entry
 	for i := range l.places {
 		p := &l.places[i]
@@ -196,7 +195,7 @@ func (l *List) goneLocked(lost []*Entry, q queue.Entry, at int64) []*Entry {
 // suspectLocked has the entries that q blocks be seen at revision at, or later, before they are
 // granted: at that one q was gone. The zero q is for all.
 func (l *List) suspectLocked(q queue.Entry, at int64) {
-	l.latest, l.changed = max(l.latest, at), true
+	l.latest = max(l.latest, at)
 	for i := range l.places {
 		e := l.places[i].own
 		if e != nil && e.rev > q.Rev && (q.Key == "" || queue.Blocks(keyspace.KindOf(l.name, q.Key), e.kind)) {

@@ -3,6 +3,7 @@
 package waitlist
 
 import (
+	"cmp"
 	"slices"
 	"time"
 
@@ -26,9 +27,8 @@ type Watch struct {
 // relies on it: see keepsLocked.
 type watches struct {
 	open    []*Watch
-	expires bool     // expire will be called
-	nested  bool     // keys of other names lie among those of the queue: see manyLocked
-	closing []*Watch // to be closed when the mutex is released
+	expires bool // expire will be called
+	nested  bool // keys of other names lie among those of the queue: see manyLocked
 }
 
 // keepFor is how long, up to twice, a watch stays on which nobody relies.
@@ -47,14 +47,15 @@ func (w *Watch) contains(from, to string) bool { return w.From <= from && to <= 
 // single reports whether the range is one key.
 func (w *Watch) single() bool { return w.To == w.From+"\x00" }
 
-// Opened says that a watch was opened for the entry.
-func (e *Entry) Opened(w *Watch) {
-	l := e.l
+// Opened says that a watch was opened for a step.
+func (l *List) Opened(s *Step, w *Watch) {
 	l.mu.Lock()
 	defer l.unlock()
 	w.l, w.upTo = l, w.At
 	l.open = append(l.open, w)
-	e.relyLocked(w)
+	if s.For.relyLocked(w); !slices.Contains(l.front[:2], s.For) {
+		s.For.relyLocked(nil) // it had to wait for etcd, and needs it no more
+	}
 	for _, o := range slices.Clone(l.open) {
 		if o.users == 0 && len(l.open) > 2 {
 			l.closeLocked(o)
@@ -131,30 +132,30 @@ func (e *Entry) relyOnLocked(from, to string) *Watch {
 
 // closeLocked closes a watch, and forgets it.
 func (l *List) closeLocked(w *Watch) {
-	l.forgetLocked(w, nil)
-	l.closing = append(l.closing, w)
+	l.forgetLocked(w)
+	l.later = append(l.later, w.Close)
 }
 
-// forgetLocked forgets a watch, which has ended with err or will be closed. The front-most entry that relies on it
-// asks anew; of the others the list knows since when nothing is told of what they wait for.
-func (l *List) forgetLocked(w *Watch, err error) {
+// forgetLocked forgets a watch, which has ended or will be closed. The list knows since when nothing is told of what
+// others wait for. It returns the front-most entry that has relied on it, nil if none has.
+func (l *List) forgetLocked(w *Watch) (first *Entry) {
 	l.open = slices.DeleteFunc(l.open, func(o *Watch) bool { return o == w })
-	l.changed = true
 	for i := range l.places {
 		p := &l.places[i]
 		if w.tells(p.Key, p.seen) { // else it would have told
 			p.seen = max(p.seen, w.upTo)
 		}
 		if e := p.own; e != nil && e.watch == w {
-			e.watch, e.broke, e.mustRead, err = nil, err, e.mustRead || err != nil, nil
+			e.watch, first = nil, cmp.Or(first, e)
 		}
 	}
+	return first
 }
 
 func (l *List) expireLaterLocked() {
 	if !l.expires {
 		l.expires = true
-		l.after(keepFor, l.expire)
+		l.After(keepFor, l.expire)
 	}
 }
 
@@ -176,7 +177,7 @@ func (l *List) expire() {
 	l.grantLocked()
 	l.unlock()
 	if over {
-		l.forget(l.name)
+		l.Forget(l.name)
 	}
 }
 
@@ -185,18 +186,10 @@ func (w *Watch) Broke(err error) {
 	l := w.l
 	l.mu.Lock()
 	defer l.unlock()
-	l.forgetLocked(w, err) // if it was not closed
+	if first := l.forgetLocked(w); first != nil { // else it was closed, or nobody asks anew
+		first.mustRead, l.broke = true, err
+	}
 	l.grantLocked()
-}
-
-// Stop says that nobody waits for the entry any more.
-func (e *Entry) Stop() {
-	e.l.mu.Lock()
-	defer e.l.unlock()
-	e.idle, e.broke = true, nil
-	e.readOverLocked()
-	e.relyLocked(nil)
-	e.l.grantLocked()
 }
 
 // allLocked is the range of all entries.
