@@ -15,6 +15,7 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/leaks"
 )
 
@@ -22,6 +23,10 @@ import (
 // the package documentation.
 func TestMain(m *testing.M) {
 	net.DefaultResolver = resolver
+	if err := harness.Parallel(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code := m.Run()
 	if code == 0 {
 		if err := leaks.FindBesidePeers(patience); err != nil {
@@ -33,6 +38,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestStart(t *testing.T) {
+	t.Parallel()
 	for _, members := range []int{1, 3} {
 		t.Run(map[int]string{1: "one member", 3: "three members"}[members], func(t *testing.T) {
 			began := time.Now()

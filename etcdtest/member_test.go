@@ -22,6 +22,7 @@ func endpoint(m *etcdtest.Member) etcdtest.ClientOption {
 }
 
 func TestRestartKeepsDataAndAddress(t *testing.T) {
+	t.Parallel()
 	stops := map[string]func(*etcdtest.Member){
 		"stop":    (*etcdtest.Member).Stop,
 		"kill":    (*etcdtest.Member).Kill,
@@ -64,6 +65,7 @@ func TestRestartKeepsDataAndAddress(t *testing.T) {
 }
 
 func TestStoppedMinorityAndMajority(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	client := cluster.Client(t)
 	leader, err := cluster.Leader(short(t, patience))
@@ -94,6 +96,7 @@ func TestStoppedMinorityAndMajority(t *testing.T) {
 
 // Without a majority a member does not become ready, but Stop stops it.
 func TestStopOfAMemberThatIsNotReady(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	for i := range 3 {
 		cluster.Member(i).Kill()
@@ -114,6 +117,7 @@ func TestStopOfAMemberThatIsNotReady(t *testing.T) {
 }
 
 func TestStopHandsOver(t *testing.T) {
+	t.Parallel()
 	// Long enough for a hand-over on a slow machine, and clearly longer than one.
 	const election = 3 * time.Second
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3), etcdtest.WithConfig(func(c *embed.Config) {
@@ -129,6 +133,7 @@ func TestStopHandsOver(t *testing.T) {
 }
 
 func TestIsolate(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	leader, err := cluster.Leader(short(t, patience))
 	require.NoError(t, err)
@@ -173,6 +178,7 @@ func TestRestartAfterClose(t *testing.T) {
 }
 
 func TestRestartBesideClose(t *testing.T) {
+	t.Parallel()
 	cluster, err := etcdtest.New("")
 	require.NoError(t, err)
 	m := cluster.Member(0)
@@ -200,6 +206,7 @@ func TestRestartBesideClose(t *testing.T) {
 }
 
 func TestMoveLeader(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	for _, i := range []int{1, 2, 0, 0} {
 		require.NoError(t, cluster.MoveLeader(short(t, patience), i))

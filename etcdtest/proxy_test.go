@@ -104,6 +104,7 @@ func TestProxyDiscardsWhatItHeld(t *testing.T) {
 }
 
 func TestProxyDelay(t *testing.T) {
+	t.Parallel()
 	p, client, _ := proxied(t)
 	const delay = 150 * time.Millisecond
 	p.Delay(etcdtest.ToServer, delay)
@@ -132,6 +133,7 @@ func TestProxyReset(t *testing.T) {
 }
 
 func TestProxyRefuse(t *testing.T) {
+	t.Parallel()
 	p, client, _ := proxied(t)
 	p.Refuse()
 	assert.Equal(t, "0", value(t, client), "the existing connection must go on")
@@ -169,6 +171,7 @@ func requireReset(t *testing.T, p *etcdtest.Proxy) {
 
 // With one proxy for each member, one member hangs and the client goes on with the others.
 func TestProxyPerMember(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	proxies := []*etcdtest.Proxy{cluster.Proxy(t, 0), cluster.Proxy(t, 1), cluster.Proxy(t, 2)}
 	served := map[string]int{} // number of calls by proxy

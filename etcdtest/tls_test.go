@@ -39,6 +39,7 @@ func TestTLS(t *testing.T) {
 // Over TLS, gRPC closes streams but not connections. A client may open its watch again on
 // the same connection while the server waits for the other streams to end.
 func TestTLS_WatchesThatComeAgain(t *testing.T) {
+	t.Parallel()
 	for range 5 { // the outcome depends on timing
 		cluster, trusting := startTLS(t)
 		for range 20 {

@@ -35,8 +35,14 @@ func Main(cluster **etcdtest.Cluster, run func() int) (code int) {
 	return code
 }
 
+// Parallel has more parallel tests run at the same time than there are processors: most of them only wait.
+func Parallel() error {
+	flag.Parse()
+	return flag.Set("test.parallel", strconv.Itoa(max(parallel, runtime.GOMAXPROCS(0))))
+}
+
 func runOn(cluster **etcdtest.Cluster, run func() int) (code int, err error) {
-	if err := flag.Set("test.parallel", strconv.Itoa(max(parallel, runtime.GOMAXPROCS(0)))); err != nil {
+	if err := Parallel(); err != nil {
 		return 1, err
 	}
 	dir, err := os.MkdirTemp("", "etcdlock-test-")
