@@ -30,7 +30,7 @@ var ErrOpening = errors.New("the password is being checked, or a renewal has no 
 // after the answer. A stream that stays would be answered by renewals that the proxy has sent by itself.
 //
 // A KeepAlive knows a proxy by its answer to the renewal of NoLease: etcd answers with a TTL of 0, the proxy with one of
-// -1. It asks once on each stream, after the first answer.
+// -1. It asks once on each stream, after the first answer, until one leads to a proxy.
 type KeepAlive struct {
 	client *Client
 	life   context.Context // of all streams
@@ -68,6 +68,13 @@ func (k *KeepAlive) Shared() bool {
 	return k.relayed || k.opened && !k.direct
 }
 
+// Relayed reports whether the streams are known to lead to a proxy.
+func (k *KeepAlive) Relayed() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.relayed
+}
+
 // Renew asks once to renew a lease, and returns the TTL, which is not positive if the lease is gone. The client's own
 // KeepAliveOnce repeats a failed request without a pause for as long as ctx lives.
 func (k *KeepAlive) Renew(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
@@ -76,7 +83,12 @@ func (k *KeepAlive) Renew(ctx context.Context, id clientv3.LeaseID) (ttl int64, 
 	}
 	k.mu.Lock()
 	s := k.kept
-	k.kept = nil
+	if s != nil && s.asked && !k.direct {
+		s = nil // the proxy may have renewed on it by itself
+	}
+	if s != nil {
+		k.kept = nil
+	}
 	k.mu.Unlock()
 	if s != nil {
 		ttl, err = k.renewOn(ctx, s, id)
@@ -108,7 +120,7 @@ func (k *KeepAlive) renewOn(ctx context.Context, s *keepAliveStream, id clientv3
 		return 0, RequestError(ctx, err)
 	}
 	k.client.hints(resp.GetHeader(), before)
-	if !s.asked {
+	if !s.asked && !k.Relayed() {
 		s.asked = true
 		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: int64(clientv3.NoLease)}) // an error is the stream's end
 	}

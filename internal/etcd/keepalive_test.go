@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,6 +25,14 @@ func keepAlive(t *testing.T, opts ...etcdtest.ClientOption) (*KeepAlive, *etcdte
 	return k, tap, grant.ID
 }
 
+// settled renews the lease once, on a stream that is known to lead to etcd itself.
+func settled(t *testing.T, k *KeepAlive, id clientv3.LeaseID) {
+	t.Helper()
+	_, err := k.Renew(t.Context(), id)
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return !k.Shared() }, 10*time.Second, time.Millisecond)
+}
+
 // Renewals have one stream, one after the other. One that is sent while another has no answer has a second stream; of
 // the two, one stays.
 func TestKeepAlive_OneStream(t *testing.T) {
@@ -33,10 +42,9 @@ func TestKeepAlive_OneStream(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, int64(60), ttl)
 	}
-	renew()
+	settled(t, k, id)
 	renew()
 	require.Equal(t, 1, tap.Calls("LeaseKeepAlive"))
-	require.Eventually(t, func() bool { return !k.Shared() }, 10*time.Second, time.Millisecond, "it leads to etcd itself")
 
 	held := make(chan struct{})
 	tap.OnKeepAliveResponse(func(ctx context.Context, _ *pb.LeaseKeepAliveResponse) error {
@@ -69,13 +77,12 @@ func TestKeepAlive_OneStream(t *testing.T) {
 // A stream that broke while nobody used it fails no renewal.
 func TestKeepAlive_StreamBreaks(t *testing.T) {
 	k, tap, id := keepAlive(t)
-	_, err := k.Renew(t.Context(), id)
-	require.NoError(t, err)
+	settled(t, k, id)
 	tap.OnKeepAliveRequest(func(context.Context, *pb.LeaseKeepAliveRequest) error {
 		tap.OnKeepAliveRequest(nil)
 		return etcdtest.ErrTransport
 	})
-	_, err = k.Renew(t.Context(), id)
+	_, err := k.Renew(t.Context(), id)
 	require.NoError(t, err)
 	require.Equal(t, 2, tap.Calls("LeaseKeepAlive"))
 }
@@ -115,8 +122,7 @@ func TestKeepAlive_FewPasswordChecks(t *testing.T) {
 	require.ErrorIs(t, <-failed, context.Canceled)
 
 	tap.OnStream(nil)
-	_, err := k.Renew(t.Context(), id)
-	require.NoError(t, err, "they are over")
+	settled(t, k, id) // they are over
 	asked := make(chan struct{})
 	ctx, cancel = context.WithCancel(t.Context())
 	tap.OnKeepAliveResponse(func(ctx context.Context, _ *pb.LeaseKeepAliveResponse) error {
@@ -143,4 +149,49 @@ func TestKeepAlive_Prepare(t *testing.T) {
 	_, err := k.Renew(t.Context(), id)
 	require.NoError(t, err)
 	require.Equal(t, 1, tap.Calls("LeaseKeepAlive"))
+}
+
+// Until a stream is known to lead to etcd itself it serves one renewal: the reply to the next one might be that of a
+// renewal that a proxy has sent by itself.
+func TestKeepAlive_StreamOfUnknownEnd(t *testing.T) {
+	k, tap, id := keepAlive(t)
+	tap.OnKeepAliveResponse(func(_ context.Context, r *pb.LeaseKeepAliveResponse) error {
+		if r.ID == int64(clientv3.NoLease) {
+			return etcdtest.ErrDrop
+		}
+		return nil
+	})
+	for n := range 3 {
+		_, err := k.Renew(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, n+1, tap.Calls("LeaseKeepAlive"))
+		require.True(t, k.Shared())
+	}
+}
+
+// Where a stream is known to lead to a proxy, each renewal has a stream of its own, and none asks where it leads.
+func TestKeepAlive_BehindAProxy(t *testing.T) {
+	k, tap, id := keepAlive(t)
+	var questions atomic.Int32
+	tap.OnKeepAliveRequest(func(_ context.Context, r *pb.LeaseKeepAliveRequest) error {
+		if r.ID == int64(clientv3.NoLease) {
+			questions.Add(1)
+		}
+		return nil
+	})
+	tap.OnKeepAliveResponse(func(_ context.Context, r *pb.LeaseKeepAliveResponse) error {
+		if r.ID == int64(clientv3.NoLease) {
+			r.TTL = -1 // as the proxy answers
+		}
+		return nil
+	})
+	_, err := k.Renew(t.Context(), id)
+	require.NoError(t, err)
+	require.Eventually(t, k.Relayed, 10*time.Second, time.Millisecond)
+	for n := range 3 {
+		_, err := k.Renew(t.Context(), id)
+		require.NoError(t, err)
+		require.Equal(t, n+2, tap.Calls("LeaseKeepAlive"))
+	}
+	require.Equal(t, int32(1), questions.Load())
 }

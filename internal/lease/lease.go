@@ -34,7 +34,9 @@ type Lease struct {
 	// lease is gone.
 	KeepAlive func(ctx context.Context) (ttl int64, err error)
 	// Shared reports whether etcd's answer to a call of KeepAlive may be the answer to an earlier call: see attempts.
-	Shared    func() bool
+	Shared func() bool
+	// Relayed reports whether calls of KeepAlive are known to go to a proxy, which takes up to RelayTime for an answer.
+	Relayed   func() bool
 	WallClock func() time.Time
 	// InTheWay is a key that hangs on the lease and that the client has no right to write, "" if it finds none.
 	InTheWay func(ctx context.Context) (key string)
@@ -89,7 +91,7 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 	l.Outages = outage.Source{All: all, Client: client, Life: l.Ctx, Log: log, Lease: l}
 	l.stream = etcd.NewKeepAlive(l.Ctx, client)
 	l.KeepAlive = func(ctx context.Context) (int64, error) { return l.stream.Renew(ctx, l.ID) }
-	l.Shared = l.stream.Shared
+	l.Shared, l.Relayed = l.stream.Shared, l.stream.Relayed
 	client.Deadline, client.Background = l.Deadline, l.Go
 	client.Restored = func(err error) { l.End(fmt.Errorf("%w: %w", l.Expired, err), err.Error()) }
 	return l

@@ -29,10 +29,18 @@ const lookInterval = 500 * time.Millisecond
 // errNoAnswer says that a renewal takes so long that another one is sent beside it.
 var errNoAnswer = errors.New("no answer to the renewal of the lease")
 
+// relayTime is how long a proxy may take for an answer: `etcd grpc-proxy` asks etcd in a loop of half a second.
+const relayTime = 600 * time.Millisecond
+
 // Run renews the lease each third of the TTL, in the background, until Ctx ends. If an attempt has no reply after a
 // sixth of the TTL, another attempt follows beside it, on another stream and so on another member: a member that hangs
 // costs no lease while others answer, and a slow reply is not given up for that. An attempt is given up when a later
-// one has its answer.
+// one has its answer. While nothing is answered the attempts follow faster and faster, 17 in a TTL. Replies that take
+// longer than a sixth of the TTL make it 6 in a TTL: see due.
+//
+// Behind a proxy an attempt is given relayTime at least, and all are given up with the first answer. The proxy renews
+// the lease by itself, a third of the TTL after the last time, for as long as one of their streams is open, and a later
+// attempt would wait for that.
 //
 // The client's own KeepAlive does not serve: it counts the lease's end from the reply and looks at
 // it once a second, and stays with a member that hangs.
@@ -53,7 +61,7 @@ func (l *Lease) run() {
 	defer look.Stop()
 	var asked time.Time // when the last attempt was sent, zero when that or a later answer is there
 	var inFlight []renewal
-	late, gap := 0, l.TTL/6
+	late, gap := 0, l.gap(l.TTL/6)
 	l.mu.Lock()
 	next := time.NewTimer(time.Until(l.sent.Add(l.TTL / 3)))
 	l.mu.Unlock()
@@ -90,10 +98,10 @@ func (l *Lease) run() {
 				l.renewals <- r
 			})
 			next.Reset(gap)
-			gap = max(gap/2, l.TTL/48)
+			gap = l.gap(gap / 2)
 		case r := <-l.renewals:
 			inFlight = slices.DeleteFunc(inFlight, func(o renewal) bool {
-				if r.err == nil && o.sent.Before(r.sent) {
+				if r.err == nil && (o.sent.Before(r.sent) || l.Relayed()) {
 					o.cancel() // and with it the stream, of a member that hangs
 				}
 				return o.sent.Equal(r.sent)
@@ -108,8 +116,8 @@ func (l *Lease) run() {
 			case r.err == nil:
 				unrenewed = nil
 				outage.Stop(true)
-				late, gap = 0, l.TTL/6
-				next.Reset(max(0, time.Until(r.from.Add(l.TTL/3))))
+				late, gap = 0, l.gap(l.TTL/6)
+				next.Reset(max(0, time.Until(l.due(r, inFlight))))
 			case l.Ctx.Err() != nil, etcd.IsCtxError(r.err):
 				// It is over, or this attempt never had an answer, and others were sent since.
 			default:
@@ -121,6 +129,28 @@ func (l *Lease) run() {
 			}
 		}
 	}
+}
+
+// gap is how long an attempt may take before another one follows beside it, if that is at least as long as it has to be.
+func (l *Lease) gap(wanted time.Duration) time.Duration {
+	least := l.TTL / 48
+	if l.Relayed() {
+		least = max(least, relayTime)
+	}
+	return max(wanted, least)
+}
+
+// due is when the next renewal is sent after the answer to r. If a later attempt is on its way, etcd is slow, and that
+// attempt is the next renewal: another one follows when it is late itself. Without this each reply of a slow etcd would
+// send one more.
+func (l *Lease) due(r renewal, inFlight []renewal) time.Time {
+	due := r.from.Add(l.TTL / 3)
+	for _, o := range inFlight {
+		if beside := o.sent.Add(l.gap(l.TTL / 6)); !l.Relayed() && o.sent.After(r.sent) && beside.After(due) {
+			due = beside
+		}
+	}
+	return due
 }
 
 // renewed tells of an attempt to renew, but not of one that ends the use of the lease or comes after its end.

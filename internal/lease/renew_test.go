@@ -96,7 +96,7 @@ func TestLease_Renewals(t *testing.T) {
 		"every second hangs": {func(ctx context.Context, n int) (int64, error) {
 			return map[bool]int64{true: 9}[true], hangIf(ctx, n%2 == 1)
 		}, true, 26},
-		"slow replies":        {func(ctx context.Context, n int) (int64, error) { <-time.After(4 * time.Second); return 9, nil }, true, 0},
+		"slow replies":        {func(ctx context.Context, n int) (int64, error) { <-time.After(4 * time.Second); return 9, nil }, true, 46},
 		"fails fast for 5 s":  {func(ctx context.Context, n int) (int64, error) { return 9, failIf(n > 1 && n < 11) }, true, 0},
 		"all hang":            {func(ctx context.Context, _ int) (int64, error) { return hang(ctx) }, false, 17},
 		"lease gone":          {func(ctx context.Context, n int) (int64, error) { return int64(9 - 9*(n/3)), nil }, false, 3},
