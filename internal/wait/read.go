@@ -45,13 +45,11 @@ func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Entry) {
 }
 
 func readsOf(step *waitlist.Step) (reads []etcd.Read) {
-	if step.From != "" {
-		order, within := clientv3.SortDescend, clientv3.WithMaxCreateRev(step.Max)
-		if step.Upward {
-			order, within = clientv3.SortAscend, clientv3.WithMinCreateRev(step.Min)
-		}
-		reads = append(reads, etcd.ReadByAge(order, step.From, step.To, clientv3.WithLimit(step.Limit), within))
+	order, opts := clientv3.SortAscend, []clientv3.OpOption{clientv3.WithLimit(step.Limit)}
+	if !step.Upward {
+		order, opts = clientv3.SortDescend, append(opts, clientv3.WithMaxCreateRev(step.Max))
 	}
+	reads = append(reads, etcd.ReadByAge(order, step.From, step.To, opts...))
 	for _, key := range step.Keys {
 		reads = append(reads, etcd.ReadKey(key))
 	}
@@ -60,14 +58,11 @@ func readsOf(step *waitlist.Step) (reads []etcd.Read) {
 
 // saw takes note of what was read for a step, at revision at. got begins with it; saw returns the rest.
 func (ws *Waits) saw(l *waitlist.List, step *waitlist.Step, at int64, got []*pb.RangeResponse) []*pb.RangeResponse {
-	var ranged, keys []queue.Entry
-	more, size := false, int64(0)
-	if step.From != "" {
-		ranged, more, size, got = queue.Entries(got[0].Kvs), got[0].More, got[0].Count, got[1:]
-	}
-	for _, g := range got[:len(step.Keys)] {
+	n := 1 + len(step.Keys)
+	var keys []queue.Entry
+	for _, g := range got[1:n] {
 		keys = append(keys, queue.Entries(g.Kvs)...)
 	}
-	ws.Lost(l.SawFor(step, step.Listing(at, ranged, more, size, keys)), at)
-	return got[len(step.Keys):]
+	ws.Lost(l.Saw(step, step.Listing(at, queue.Entries(got[0].Kvs), got[0].More, got[0].Count, keys)), at)
+	return got[n:]
 }

@@ -42,7 +42,8 @@ var ErrGone = waitlist.ErrGone
 func (ws *Waits) NewList(name string, forget func(name string)) *waitlist.List {
 	return waitlist.New(name, waitlist.Config{
 		Life: ws.Life, Forget: forget, GuardAfter: ws.GuardAfter,
-		After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
+		UpLimit: waitlist.UpLimit,
+		After:   func(d time.Duration, f func()) { time.AfterFunc(d, f) },
 		Ask: func(ctx context.Context, l *waitlist.List) {
 			ws.Go(func(context.Context) { ws.ask(ctx, l) }) // or Life is about to end, and the waits with it
 		},
@@ -76,22 +77,21 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 
 // An agent asks etcd what a list wants to know, one request after the other.
 //
-//  1. It asks for the two front-most entries of the list only: the others have to wait for these anyway. There is one
-//     exception: while entries of the list hand the lock to each other, the third one reads in advance.
-//  2. It reads what blocks the first two, unless the list knows that. If writers of at most waitlist.Lookahead sessions
-//     are before an entry, the entry waits for all of them; otherwise for the entry whose removal leaves Lookahead sessions ahead.
+//  1. It asks for the front-most waiting entry of the list only: the others have to wait for it anyway. When that is
+//     settled it reads ahead for those that come next, since entries of a list hand the lock to each other faster than
+//     etcd answers.
+//  2. It reads what blocks the entry, unless the list knows that. If writers of at most waitlist.Lookahead sessions
+//     are before the entry, it waits for all of them; otherwise for the key whose removal leaves Lookahead sessions ahead.
 //  3. It opens a watch on these blockers from now, and verifies that the blockers were there when the watch began. In a
-//     short queue the watch is on all of it. That one stays for the entries to come, and so does one on a single key.
-//     Where there is a watch that covers what an entry needs, the agent opens and verifies nothing.
+//     short queue the watch is on all of it. Such a watch stays for the entries to come, and so does one on a single key.
+//     Where there is a watch that covers what the entry needs, the agent opens and verifies nothing.
 //  4. When the blockers are gone, and nothing else is below, the entry has the lock. Behind a holder of the same list it
 //     has the lock as soon as the holder releases it.
 //
 // An entry with few before it is watched too, in the same watch. Of one with more before it the list learns that it was
 // removed when somebody tells the list, or when fewer are before it.
 //
-// Invariant (I1): an entry has the lock only after a revision at which it was in the queue and nothing that blocks
-// it was below. Entries of its own list do not count that were released with no fence in use (see doc.go), or were
-// given up before they had the lock. The list keeps this invariant.
+// Invariant (I1): see package waitlist, which decides who has the lock.
 //
 // Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read at an older revision
 // does not show the entry. A member that lags may show a blocker whose deletion came before the watch. So reads are
@@ -108,10 +108,13 @@ type agent struct {
 func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
 	a := &agent{Waits: ws, l: l, outage: ws.Outages.Outage(l.Name()), asked: make(map[*waitlist.Entry]int)}
 	answered := true
-	for {
+	for ctx.Err() == nil {
 		step := l.Next(ctx)
-		if step.Do == waitlist.Wait || ctx.Err() != nil {
+		if step.Do == waitlist.Wait {
 			break
+		}
+		if a.tooOften(step.For) {
+			_ = a.retry.Wait(ctx)
 		}
 		err := a.carryOut(ctx, &step)
 		answered = err == nil
@@ -121,13 +124,10 @@ func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
 }
 
 func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
-	switch {
-	case step.Do == waitlist.Pause:
+	switch step.Do {
+	case waitlist.Pause:
 		return step.Err
-	case a.tooOften(step.For):
-		_ = a.retry.Wait(ctx) // then the list may want something else
-		return nil
-	case step.Do == waitlist.Open:
+	case waitlist.Open:
 		return a.open(ctx, step)
 	default:
 		return a.read(ctx, step)
@@ -143,14 +143,15 @@ func (a *agent) tooOften(e *waitlist.Entry) bool {
 		clear(a.asked) // most of these are granted by now
 	}
 	a.asked[e]++
-	return a.asked[e] > maxAsked && a.asked[e]%2 == 0
+	return a.asked[e] > maxAsked
 }
 
 // handleErr tells the list of a step that failed, and pauses before the next one, unless etcd has refused.
 func (a *agent) handleErr(ctx context.Context, step *waitlist.Step, err error) {
 	switch {
 	case err == nil:
-	case ctx.Err() != nil: // nobody waits any more
+	case ctx.Err() != nil:
+		a.l.Dropped(step)
 	case errors.Is(err, etcd.ErrClientClosed),
 		etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // if a watch is refused, the next read is too
 		a.l.Fail(step, err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -91,7 +92,7 @@ func (s *scene) enqueue(key string) *waitlist.Entry {
 	e := s.l.Register(nil, keyspace.KindOf("a", key), key)
 	before := queue.Entries(s.f.Keys("a/"))
 	rev := s.f.Write(key)
-	e.Enqueued(rev, &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: true, Keys: before, Size: int64(len(before))})
+	e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Shared: true, Keys: before, Size: int64(len(before))})
 	return e
 }
 
@@ -347,16 +348,28 @@ func TestWait_ErrorPasses(t *testing.T) {
 	}
 }
 
-// After a watch that was opened, the pauses begin anew.
+// After a watch that was opened, the pauses begin anew, also of an agent that never rests.
 func TestWait_PausesBeginAnew(t *testing.T) {
 	play(t, func(s *scene) {
 		s.f.Write("a/1")
-		ended := s.wait(s.enqueue("a/5"))
-		for range maxAsked {
-			require.Len(s, s.f.Watches(), 1)
-			s.f.BreakWatches()
-			<-time.After(2 * etcd.RetryMin)
+		start, breaks, step := time.Now(), 0, s.f.Step
+		s.f.Step = func(ctx context.Context, what string) error {
+			if what == "Watch" && breaks < 2*maxAsked {
+				s.f.Write("x") // so that it has to read behind the watch, which breaks meanwhile
+			}
+			if strings.HasSuffix(what, "Range") && len(s.f.Watches()) > 0 {
+				breaks++
+				s.f.BreakWatches()
+				<-time.After(time.Millisecond) // until the list has heard of it
+			}
+			return step(ctx, what)
 		}
+		ended := s.wait(s.enqueue("a/5"))
+		for breaks < 2*maxAsked {
+			<-time.After(etcd.RetryMin)
+			require.Less(s, time.Since(start), 2*maxAsked*4*etcd.RetryMin)
+		}
+		<-time.After(2 * etcd.RetryMin)
 		s.f.Remove("a/1")
 		s.grants(ended)
 	})
@@ -391,12 +404,9 @@ func TestWait_NeverWithoutAPause(t *testing.T) {
 		for range 1000 {
 			s.f.Write("x")
 		}
-		s.l.Saw(&waitlist.Listing{At: s.f.Write("x"), Low: 1, High: restored, Shared: true, Keys: queue.Entries(s.f.Keys("a/"))})
+		first.Missing("a/5", s.f.Write("x"))
 		s.f.Restore(restored)
-		e := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
-		e.Enqueued(s.f.Write("a/5-1"), nil)
-		s.leaves(first, "a/5")
-
+		s.f.Remove("a/1")
 		before, step := len(s.asked()), s.f.Step
 		s.f.Step = func(ctx context.Context, what string) error {
 			if s.mu.Lock(); len(s.steps) > before+10_000 {
@@ -405,6 +415,9 @@ func TestWait_NeverWithoutAPause(t *testing.T) {
 			s.mu.Unlock()
 			return step(ctx, what)
 		}
+		e := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
+		e.Enqueued(s.f.Write("a/5-1"), nil)
+		s.leaves(first, "a/5")
 		ended = s.wait(e)
 		<-time.After(10 * time.Second)
 		require.Empty(s, ended, "what the list waits for never comes")
@@ -518,7 +531,7 @@ func TestWait_Survey(t *testing.T) {
 			e := l.Register(nil, keyspace.Exclusive, key)
 			e.WakeWith(e)
 			rev := s.f.Write(key)
-			e.Enqueued(rev, &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: true, Keys: []queue.Entry{{Key: before, Rev: at}}, Size: 1})
+			e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Shared: true, Keys: []queue.Entry{{Key: before, Rev: at}}, Size: 1})
 			return e
 		}
 		parts := []*waitlist.Entry{part(s.l, "a/5", "a/1"), part(b, "b/5", "b/1")}

@@ -36,15 +36,11 @@ func (e *Entry) Look() (s Step, ok bool) {
 	l := e.l
 	l.mu.Lock()
 	defer l.unlock()
-	first := slices.IndexFunc(l.places, func(p place) bool {
-		return p.own != nil && (p.own == e && e.state == waiting || p.own.asksLocked())
-	})
-	if first < 0 || l.places[first].own != e {
-		return Step{}, false
+	first := slices.IndexFunc(l.entries, func(o *Entry) bool { return o == e && e.state == waiting || o.asksLocked() })
+	if first < 0 || l.entries[first] != e || l.completeLocked(e) && len(l.othersLocked(e)) == 0 {
+		return s, false
 	}
-	if l.completeLocked(e) && !l.behindOthersLocked(e) {
-		return Step{}, false
-	}
-	e.mustRead = true
-	return e.readLocked(), true
+	s = l.readLocked(e, false)
+	s.At, s.since = 0, l.fliesLocked(nil)
+	return s, true
 }

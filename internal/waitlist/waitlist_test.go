@@ -44,8 +44,11 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 	if w.l.agent != nil || len(w.agents) > 0 {
 		w.fail("agents: %v", w.agents)
 	}
+	if len(w.l.flights) > 0 || len(w.l.heard) > 0 || len(w.l.entries) > 0 {
+		w.fail("the list remembers what is over")
+	}
 	if !w.l.Empty() || len(w.l.open) > 0 || len(w.watches) > 0 {
-		w.fail("the list keeps %v, %v, %v", w.l.keys, w.l.open, w.watches)
+		w.fail("the list keeps %v, %v, %v", w.l.flights, w.l.open, w.watches)
 	}
 }
 
@@ -107,7 +110,7 @@ func (w *world) otherComes() {
 		return
 	}
 	rev := w.write(func(s map[string]int64, rev int64) { s[key] = rev })
-	w.others = append(w.others, place{Entry: queue.Entry{Key: key, Rev: rev}, kind: kind})
+	w.others = append(w.others, other{Entry: queue.Entry{Key: key, Rev: rev}, kind: kind})
 	w.logf("others put %s", key)
 	w.checkExclusion()
 }

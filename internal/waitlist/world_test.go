@@ -23,7 +23,7 @@ type world struct {
 	states  []map[string]int64 // by revision: the keys there, and when they were created
 	dels    []Deletion
 	own     []*actor
-	others  []place
+	others  []other
 	used    map[string]bool // keys of the session that are not free
 	watches []*openWatch
 	timers  []func() // of the list
@@ -32,6 +32,12 @@ type world struct {
 	mercy   bool     // nothing bad happens any more
 	log     []string
 	failed  bool
+}
+
+// other is another session's entry.
+type other struct {
+	queue.Entry
+	kind keyspace.Kind
 }
 
 // asker is an agent of the list.
@@ -56,9 +62,10 @@ type actor struct {
 	fence bool
 	lost  bool
 	gone  bool
-	hurt  bool // somebody else removed its entry
-	part  bool // of an acquisition that waits for another one, and has not come to this
-	woken bool // it looks what has become of it
+	hurt  bool  // somebody else removed its entry
+	part  bool  // of an acquisition that waits for another one, and has not come to this
+	woken bool  // it looks what has become of it
+	looks *Step // a reading for it is on its way
 }
 
 type openWatch struct {
@@ -68,6 +75,7 @@ type openWatch struct {
 
 func newWorld(t *testing.T, choose func(n int) int) *world {
 	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, limit: 2 + choose(4)}
+	w.l.UpLimit = int64(w.limit)
 	w.l.After = func(_ time.Duration, f func()) { w.timers = append(w.timers, f) }
 	w.l.Ask = func(ctx context.Context, _ *List) {
 		if slices.ContainsFunc(w.agents, func(g *asker) bool { return g.ctx.Err() == nil }) {
@@ -206,9 +214,9 @@ func (w *world) enqueue(a *actor, write bool) {
 	})
 	a.put, a.rev = true, rev
 	w.logf("%s is put", a.name)
-	seen := &Listing{At: rev - 1, Low: 1, High: rev - 1, Shared: a.kind == keyspace.Exclusive, Keys: all}
+	seen := &Listing{At: rev, UpTo: rev, Shared: a.kind == keyspace.Exclusive, Keys: all}
 	if len(all) > w.limit {
-		seen.Keys, seen.High = all[:w.limit], 0
+		seen.Keys, seen.UpTo = all[:w.limit], 0
 	}
 	if seen.Shared {
 		seen.Size = int64(len(all))
@@ -248,6 +256,10 @@ func (w *world) end(a *actor, lost bool) {
 		return
 	}
 	a.over, a.lost = true, lost
+	if a.looks != nil {
+		w.l.Dropped(a.looks)
+		a.looks = nil
+	}
 	var next []queue.Entry
 	if !lost {
 		next = a.e.Leave(a.fence)
@@ -319,13 +331,14 @@ func (w *world) attend(a *actor) bool {
 		if ok {
 			w.logf("%s looks: %+v", a.name, s)
 			read := w.read(s)
+			a.looks = &s
 			a.next = func() {
-				a.next = nil
+				a.next, a.looks = nil, nil
 				if seen := read(); seen == nil {
 					w.l.Fail(&s, nil)
 				} else {
 					w.logf("%s sees %+v", a.name, seen)
-					w.lose(w.l.SawFor(&s, seen))
+					w.lose(w.l.Saw(&s, seen))
 				}
 			}
 		}
@@ -368,6 +381,9 @@ func (w *world) ask(g *asker) {
 	if s.Do != Wait && s.For.state != waiting {
 		w.fail("it asks for nobody")
 	}
+	if s.Do != Wait && g.ctx.Err() != nil {
+		w.fail("an agent asks that was dismissed")
+	}
 	switch s.Do {
 	case Wait:
 		w.agents = slices.DeleteFunc(w.agents, func(o *asker) bool { return o == g })
@@ -393,18 +409,24 @@ func (w *world) ask(g *asker) {
 			read := w.read(s)
 			g.next = func() {
 				seen := read()
-				if seen == nil {
+				switch {
+				case g.ctx.Err() != nil && w.choose(2) == 0:
+					w.l.Dropped(&s)
+					return
+				case seen == nil:
 					w.l.Fail(&s, nil)
 					return
 				}
-				if g.again++; s.At == 0 || !reflect.DeepEqual(s, g.asked) {
-					g.asked, g.again = s, 0
+				asked := s
+				asked.since = 0
+				if g.again++; s.At == 0 || !reflect.DeepEqual(asked, g.asked) {
+					g.asked, g.again = asked, 0
 				}
 				if g.again > 3 {
 					w.fail("asks again and again what etcd has answered: %+v", s)
 				}
 				w.logf("agent sees %+v", seen)
-				w.lose(w.l.SawFor(&s, seen))
+				w.lose(w.l.Saw(&s, seen))
 			}
 		}
 	}
@@ -423,18 +445,14 @@ func (w *world) read(s Step) func() *Listing {
 	state := w.states[at]
 	var ranged, asked []queue.Entry
 	more := false
-	if s.From != "" {
-		ranged = entries(state, s.From, s.To)
-		slices.SortFunc(ranged, func(a, b queue.Entry) int { return int(a.Rev - b.Rev) })
-		if s.Upward {
-			ranged = slices.DeleteFunc(ranged, func(q queue.Entry) bool { return q.Rev < s.Min })
-		} else {
-			ranged = slices.DeleteFunc(ranged, func(q queue.Entry) bool { return q.Rev > s.Max })
-			slices.Reverse(ranged)
-		}
-		if s.Limit > 0 && len(ranged) > w.limit {
-			ranged, more = ranged[:w.limit], true
-		}
+	ranged = entries(state, s.From, s.To)
+	slices.SortFunc(ranged, func(a, b queue.Entry) int { return int(a.Rev - b.Rev) })
+	if !s.Upward {
+		ranged = slices.DeleteFunc(ranged, func(q queue.Entry) bool { return q.Rev > s.Max })
+		slices.Reverse(ranged)
+	}
+	if s.Limit > 0 && len(ranged) > w.limit {
+		ranged, more = ranged[:w.limit], true
 	}
 	for _, k := range s.Keys {
 		if r := state[k]; r > 0 {
@@ -530,13 +548,24 @@ func (w *world) checkExclusion() {
 
 // dump is all of a list, for who looks for what went wrong.
 func (l *List) dump() (s string) {
-	s = fmt.Sprintf("marks %v latest %d size %d nested %v\n", l.marks, l.latest, l.size, l.nested)
-	for _, p := range l.places {
-		s += fmt.Sprintf("%v seen %d unsure %v", p.Entry, p.seen, p.unsure)
-		if e := p.own; e != nil {
-			s += fmt.Sprintf(" own %v state %d seen %d minSeen %d knownFrom %d readAt %d notReached %v noLimit %v mustRead %v idle %v watch %+v", e.keys, e.state, l.seenLocked(e), e.minSeen, e.knownFrom, e.readAt, e.notReached, e.noLimit, e.mustRead, e.idle, e.watch)
-		}
-		s += "\n"
+	s = fmt.Sprintf("at %d latest %d size %d nested %v stale %v heard %v flights %v views %+v\n", l.at, l.latest, l.size, l.nested, l.stale, l.heard, l.flights, l.views)
+	for _, w := range l.open {
+		s += fmt.Sprintf("watch %s..%s at %d told %d needed %v\n", w.From, w.To, w.At, w.told, w == l.need)
+	}
+	for _, e := range l.entries {
+		s += fmt.Sprintf("%v at %d state %d seen %d %d idle %v\n", e.keys, e.rev, e.state, e.seen, l.seenLocked(e), e.idle)
 	}
 	return s
+}
+
+// newList is a list whose timers go off when the test says so, and whose agent is the test.
+func newList() *List {
+	return New("a", Config{
+		Life: context.Background(), Ask: func(context.Context, *List) {}, Forget: func(string) {},
+		After: func(time.Duration, func()) {}, UpLimit: UpLimit,
+	})
+}
+
+func newWatch(from, to string, at int64) *Watch {
+	return &Watch{From: from, To: to, At: at, Close: func() {}}
 }
