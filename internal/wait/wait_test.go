@@ -352,20 +352,21 @@ func TestWait_ErrorPasses(t *testing.T) {
 func TestWait_PausesBeginAnew(t *testing.T) {
 	play(t, func(s *scene) {
 		s.f.Write("a/1")
-		start, breaks, step := time.Now(), 0, s.f.Step
+		var breaks atomic.Int32
+		start, step := time.Now(), s.f.Step
 		s.f.Step = func(ctx context.Context, what string) error {
-			if what == "Watch" && breaks < 2*maxAsked {
+			if what == "Watch" && breaks.Load() < 2*maxAsked {
 				s.f.Write("x") // so that it has to read behind the watch, which breaks meanwhile
 			}
 			if strings.HasSuffix(what, "Range") && len(s.f.Watches()) > 0 {
-				breaks++
+				breaks.Add(1)
 				s.f.BreakWatches()
 				<-time.After(time.Millisecond) // until the list has heard of it
 			}
 			return step(ctx, what)
 		}
 		ended := s.wait(s.enqueue("a/5"))
-		for breaks < 2*maxAsked {
+		for breaks.Load() < 2*maxAsked {
 			<-time.After(etcd.RetryMin)
 			require.Less(s, time.Since(start), 2*maxAsked*4*etcd.RetryMin)
 		}
