@@ -2,6 +2,7 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -106,4 +107,34 @@ func TestFault_J1_FewRenewalsBehindAProxy(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A renewal that fails behind a proxy is repeated as soon as elsewhere: the proxy has said that it can't renew the lease.
+func TestFault_J1_FailureBehindAProxy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const ttl = 3 * time.Second
+		l := newLease(t, ttl)
+		l.Shared = func() bool { return true }
+		l.Relayed = l.Shared
+		began := time.Now()
+		back := began.Add(ttl/2 + 10*time.Millisecond)
+		var renewed time.Time
+		l.KeepAlive = func(context.Context) (int64, error) {
+			if time.Now().Before(back) {
+				return 0, errors.New("unavailable")
+			}
+			if renewed.IsZero() {
+				renewed = time.Now()
+			}
+			return int64(ttl / time.Second), nil
+		}
+		l.Record(began, int64(ttl/time.Second))
+		l.Run()
+		<-time.After(2 * ttl)
+		require.NoError(t, l.Err())
+		require.Less(t, renewed.Sub(back), ttl/12)
+		l.End(errClosed, "test")
+		l.NotFound()
+		l.Wait()
+	})
 }

@@ -61,7 +61,7 @@ func (l *Lease) run() {
 	defer look.Stop()
 	var asked time.Time // when the last attempt was sent, zero when that or a later answer is there
 	var inFlight []renewal
-	late, gap := 0, l.gap(l.TTL/6)
+	late, gap := 0, l.TTL/6
 	l.mu.Lock()
 	next := time.NewTimer(time.Until(l.sent.Add(l.TTL / 3)))
 	l.mu.Unlock()
@@ -97,8 +97,8 @@ func (l *Lease) run() {
 				}
 				l.renewals <- r
 			})
-			next.Reset(gap)
-			gap = l.gap(gap / 2)
+			next.Reset(l.patience(gap))
+			gap = max(gap/2, l.TTL/48)
 		case r := <-l.renewals:
 			inFlight = slices.DeleteFunc(inFlight, func(o renewal) bool {
 				if r.err == nil && (o.sent.Before(r.sent) || l.Relayed()) {
@@ -116,7 +116,7 @@ func (l *Lease) run() {
 			case r.err == nil:
 				unrenewed = nil
 				outage.Stop(true)
-				late, gap = 0, l.gap(l.TTL/6)
+				late, gap = 0, l.TTL/6
 				next.Reset(max(0, time.Until(l.due(r, inFlight))))
 			case l.Ctx.Err() != nil, etcd.IsCtxError(r.err):
 				// It is over, or this attempt never had an answer, and others were sent since.
@@ -131,13 +131,13 @@ func (l *Lease) run() {
 	}
 }
 
-// gap is how long an attempt may take before another one follows beside it, if that is at least as long as it has to be.
-func (l *Lease) gap(wanted time.Duration) time.Duration {
-	least := l.TTL / 48
+// patience is how long an attempt may take before another one follows beside it: wanted, and behind a proxy at least
+// relayTime. An attempt that has failed needs no patience.
+func (l *Lease) patience(wanted time.Duration) time.Duration {
 	if l.Relayed() {
-		least = max(least, relayTime)
+		return max(wanted, relayTime)
 	}
-	return max(wanted, least)
+	return wanted
 }
 
 // due is when the next renewal is sent after the answer to r. If a later attempt is on its way, etcd is slow, and that
@@ -146,7 +146,7 @@ func (l *Lease) gap(wanted time.Duration) time.Duration {
 func (l *Lease) due(r renewal, inFlight []renewal) time.Time {
 	due := r.from.Add(l.TTL / 3)
 	for _, o := range inFlight {
-		if beside := o.sent.Add(l.gap(l.TTL / 6)); !l.Relayed() && o.sent.After(r.sent) && beside.After(due) {
+		if beside := o.sent.Add(l.patience(l.TTL / 6)); !l.Relayed() && o.sent.After(r.sent) && beside.After(due) {
 			due = beside
 		}
 	}
