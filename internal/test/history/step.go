@@ -33,6 +33,9 @@ type Step struct {
 	Name  string // of the lock
 	Token int64  // 0 where the entry is not known
 	Lease int64
+	// WithSession is of Lost: the session has ended. If that came later than At, the owner had released the lock, and was
+	// told of the loss since the removal was not confirmed.
+	WithSession bool
 }
 
 func (s Step) String() string {
@@ -83,6 +86,11 @@ func (l *Log) checkTrace(steps []Step, claims []Claim, part bool) (problems []st
 	for _, s := range steps {
 		if _, before := ended[s.Lease]; s.What == Ended && !before {
 			ended[s.Lease] = s.At
+		}
+	}
+	for i, s := range steps {
+		if end, ok := ended[s.Lease]; ok && s.WithSession && s.At.Before(end) {
+			steps[i].What = GaveBack
 		}
 	}
 	// An acquisition that never knew its entry has no step here: if there is one, it is

@@ -93,6 +93,26 @@ func TestCheckTrace(t *testing.T) {
 			s.remove(xb)
 			s.remove(xa)
 		}, ""},
+		{"hand-over inside a session that ends before the removal", func(s *story) {
+			ta, tb := s.enqueue(1, xa), s.enqueue(1, xb)
+			s.all(ta, 1, Granted)
+			s.all(ta, 1, Lost)
+			s.steps[len(s.steps)-1].WithSession = true
+			s.all(tb, 1, Granted)
+			s.step(Ended, "", 0, 1)
+			s.remove(xa, xb)
+			s.all(tb, 1, Lost)
+		}, ""},
+		{"hand-over of a hold that was lost with the session", func(s *story) {
+			ta, tb := s.enqueue(1, xa), s.enqueue(1, xb)
+			s.all(ta, 1, Granted)
+			s.step(Ended, "", 0, 1)
+			s.all(ta, 1, Lost)
+			s.steps[len(s.steps)-1].WithSession = true
+			s.all(tb, 1, Granted)
+			s.remove(xa, xb)
+			s.all(tb, 1, Lost)
+		}, "at no revision was it in the queue"},
 		{"one that its own session has abandoned is passed", func(s *story) {
 			ta, tb := s.enqueue(1, xa), s.enqueue(1, xb)
 			s.all(ta, 1, Abandoned)

@@ -13,9 +13,10 @@ import (
 
 // For returns hooks that add each step of each acquisition to r.
 func For(r *history.Record) *etcdlock.Hooks {
-	note := func(what history.What, at time.Time, a etcdlock.Acquisition) {
-		r.Step(history.Step{What: what, At: at, Name: a.Name, Token: a.Token, Lease: int64(a.Session.Lease())})
+	step := func(what history.What, at time.Time, a etcdlock.Acquisition) history.Step {
+		return history.Step{What: what, At: at, Name: a.Name, Token: a.Token, Lease: int64(a.Session.Lease())}
 	}
+	note := func(what history.What, at time.Time, a etcdlock.Acquisition) { r.Step(step(what, at, a)) }
 	return &etcdlock.Hooks{
 		Enqueued: func(_ context.Context, i etcdlock.EnqueuedInfo) { note(history.Enqueued, i.Enqueued, i.Acquisition) },
 		Granted:  func(_ context.Context, i etcdlock.GrantedInfo) { note(history.Granted, i.Granted, i.Acquisition) },
@@ -25,7 +26,11 @@ func For(r *history.Record) *etcdlock.Hooks {
 		Released: func(_ context.Context, i etcdlock.ReleasedInfo) {
 			note(history.GaveBack, i.Granted.Add(i.Held), i.Acquisition)
 		},
-		Lost: func(_ context.Context, i etcdlock.LostInfo) { note(history.Lost, i.Granted.Add(i.Held), i.Acquisition) },
+		Lost: func(_ context.Context, i etcdlock.LostInfo) {
+			s := step(history.Lost, i.Granted.Add(i.Held), i.Acquisition)
+			s.WithSession = errors.Is(i.Cause, etcdlock.ErrSessionExpired) || errors.Is(i.Cause, etcdlock.ErrSessionClosed)
+			r.Step(s)
+		},
 		SessionEnded: func(i etcdlock.SessionEndedInfo) {
 			at := i.At
 			if deadline := i.Session.Deadline(); errors.Is(i.Cause, etcdlock.ErrSessionExpired) && deadline.Before(at) {
