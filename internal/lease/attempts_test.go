@@ -2,12 +2,15 @@ package lease
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // A step is an attempt that is sent (s), answered (a) or found not to have been sent (n).
@@ -113,6 +116,115 @@ func TestLease_SharedAnswers(t *testing.T) {
 		close(reply)
 		synctest.Wait()
 		require.Equal(t, trustedUntil(began.Add(8*time.Second), 12), l.Deadline())
+		l.End(errClosed, "test")
+		l.NotFound()
+		l.Wait()
+	})
+}
+
+// An attempt that was never sent has made no proxy ask, so the next answer does not count from it. Any other failure may
+// have, and the answer counts from that (I4).
+func TestLease_AttemptWithoutRequest(t *testing.T) {
+	for name, tc := range map[string]struct {
+		err  error
+		sent bool
+	}{
+		"no connection":                   {etcd.ErrNotSent, false},
+		"the password is being checked":   {etcd.ErrOpening, false},
+		"the reply may have been lost":    {errors.New("unavailable"), true},
+		"the time of the attempt is over": {context.DeadlineExceeded, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLease(t, 9*time.Second)
+				l.Shared = func() bool { return true }
+				answer := tc.err
+				l.KeepAlive = func(context.Context) (int64, error) { return 9, answer }
+				first := time.Now()
+				_, _, err := l.sendRenewal(t.Context())
+				require.ErrorIs(t, err, tc.err)
+				<-time.After(time.Second)
+				answer = nil
+				_, from, err := l.sendRenewal(t.Context())
+				require.NoError(t, err)
+				want := first
+				if !tc.sent {
+					want = time.Now()
+				}
+				require.Equal(t, want, from)
+				require.Equal(t, trustedUntil(want, 9), l.Deadline())
+				l.End(errClosed, "test")
+				l.NotFound()
+				l.Wait()
+			})
+		})
+	}
+}
+
+// The answer to an earlier renewal that arrives after that to a later one moves nothing back, and the TTL, which is read
+// without a lock, is that of the first answer.
+func TestLease_AnswersOutOfOrder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLease(t, 0)
+		began := time.Now()
+		l.Record(began, 9)
+		l.Record(began.Add(2*time.Second), 9)
+		l.Record(began.Add(time.Second), 9)
+		require.Equal(t, trustedUntil(began.Add(2*time.Second), 9), l.Deadline())
+		require.Equal(t, began.Add(2*time.Second), l.sent, "the next renewal is due a third of the TTL after")
+		l.Record(began.Add(3*time.Second), 60)
+		require.Equal(t, 9*time.Second, l.TTL)
+		l.End(errClosed, "test")
+		l.NotFound()
+		l.Wait()
+	})
+}
+
+// An attempt that is on its way puts the next renewal off only if it was sent later than the answered one and goes on.
+func TestLease_Due(t *testing.T) {
+	l := newLease(t, 12*time.Second)
+	epoch := time.Now()
+	at := func(s float64) time.Time { return epoch.Add(time.Duration(s * float64(time.Second))) }
+	for name, tc := range map[string]struct {
+		sent, from, beside float64 // of the answered attempt, and when the one on its way was sent
+		relayed            bool
+		due                float64
+	}{
+		"a later attempt goes on":            {sent: 4, from: 4, beside: 7, due: 9},
+		"a later attempt is late itself":     {sent: 4, from: 4, beside: 5, due: 8},
+		"an earlier attempt was cancelled":   {sent: 7.5, from: 4, beside: 7, due: 8},
+		"behind a proxy a later one is, too": {sent: 4, from: 4, beside: 7, relayed: true, due: 8},
+	} {
+		l.Relayed = func() bool { return tc.relayed }
+		due := l.due(renewal{sent: at(tc.sent), from: at(tc.from)}, []renewal{{sent: at(tc.beside)}})
+		require.Equal(t, at(tc.due), due, name)
+	}
+}
+
+// Behind a proxy all attempts end with the first answer, the later ones too: the proxy renews the lease by itself while
+// one of their streams is open, and the next attempt would wait for that.
+func TestLease_AllAttemptsEndBehindAProxy(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLease(t, 12*time.Second)
+		l.Shared = func() bool { return true }
+		l.Relayed = l.Shared
+		began := time.Now()
+		ended := make(chan time.Duration, 10)
+		first := make(chan struct{}, 1)
+		first <- struct{}{}
+		l.KeepAlive = func(ctx context.Context) (int64, error) {
+			select {
+			case <-first:
+				<-time.After(3 * time.Second) // from 4 s to 7 s: the second attempt is sent at 6 s
+				return 12, nil
+			case <-ctx.Done():
+				ended <- time.Since(began)
+				return 0, ctx.Err()
+			}
+		}
+		l.Record(began, 12)
+		l.Run()
+		require.Equal(t, 7*time.Second, <-ended)
 		l.End(errClosed, "test")
 		l.NotFound()
 		l.Wait()
