@@ -81,6 +81,13 @@ func (t *Stall) Set(open bool) {
 	}
 }
 
+// Stalled reports whether a user of the client has no answer, for tests.
+func (c *Client) Stalled() bool {
+	c.waker.mu.Lock()
+	defer c.waker.mu.Unlock()
+	return c.waker.open > 0
+}
+
 func (c *Client) wake() {
 	w := &c.waker
 	w.mu.Lock()
