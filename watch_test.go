@@ -525,7 +525,7 @@ func TestWatchNews(t *testing.T) {
 	for last := int64(0); last < h.states[20].Rev; {
 		wr := <-history
 		require.NoError(t, wr.Err())
-		f.Apply(wr.Events)
+		f.Apply(etcd.Events(&wr))
 		require.Empty(t, f.Changed())
 		require.Equal(t, h.states[20], newest(f))
 		last = etcd.Latest(&wr)

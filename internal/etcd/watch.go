@@ -10,6 +10,7 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -107,6 +108,16 @@ func Latest(wr *clientv3.WatchResponse) int64 {
 		return 0
 	}
 	return wr.Events[len(wr.Events)-1].Kv.ModRevision
+}
+
+// Events returns the events of wr by the type that api names. In client 3.6 clientv3.Event is a type of its own; from 3.7 on
+// it is an alias.
+func Events(wr *clientv3.WatchResponse) []*mvccpb.Event {
+	events := make([]*mvccpb.Event, len(wr.Events))
+	for i, ev := range wr.Events {
+		events[i] = (*mvccpb.Event)(ev)
+	}
+	return events
 }
 
 // Deleted reports whether wr tells that key was deleted above revision rev. Deletions up to rev

@@ -116,7 +116,7 @@ func (f *Follower) follow(ctx context.Context, w *etcd.Watch) error {
 			if err := etcd.Broken(&wr, ok); err != nil {
 				return err
 			}
-			f.Apply(wr.Events)
+			f.Apply(etcd.Events(&wr))
 			heard = true
 		case <-check.C:
 			missed, err := f.Missed(ctx)

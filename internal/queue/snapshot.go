@@ -56,6 +56,10 @@ func (s *Snapshot) Remove(key string) bool {
 	return was
 }
 
+// put is the type of an event that writes a key. Its name differs between etcd's versions 3.6 and 3.7, and clientv3, which
+// has a name for both, is not for this package.
+const put mvccpb.Event_EventType = 0
+
 // Apply brings the snapshot from its revision to that of the last event, and reports whether
 // an entry has changed. What it has seen already it passes over. Etcd never divides the events
 // of a revision between two responses.
@@ -65,7 +69,7 @@ func (s *Snapshot) Apply(events []*mvccpb.Event) (changed bool) {
 		switch {
 		case ev.Kv.ModRevision <= at:
 			continue // the read has shown it, or the watch began anew
-		case ev.Type == mvccpb.Event_PUT:
+		case ev.Type == put:
 			changed = s.Put(ev.Kv) || changed
 		default:
 			changed = s.Remove(string(ev.Kv.Key)) || changed

@@ -69,22 +69,22 @@ func TestSnapshot_TwoSharedKeys(t *testing.T) {
 	require.Equal(t, "n/r1f-1", q[1].Key)
 }
 
-func put(key string, rev int64) *mvccpb.Event {
-	return &mvccpb.Event{Type: mvccpb.Event_PUT, Kv: &mvccpb.KeyValue{Key: []byte(key), CreateRevision: rev, ModRevision: rev}}
+func written(key string, rev int64) *mvccpb.Event {
+	return &mvccpb.Event{Type: put, Kv: &mvccpb.KeyValue{Key: []byte(key), CreateRevision: rev, ModRevision: rev}}
 }
 
 func del(key string, rev int64) *mvccpb.Event {
-	return &mvccpb.Event{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: rev}}
+	return &mvccpb.Event{Type: 1, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: rev}}
 }
 
 // Events lead from one state to the next; those that the reading has shown are passed over.
 func TestSnapshot_Apply(t *testing.T) {
 	s := NewSnapshot("n")
 	s.Rev = 5
-	require.False(t, s.Apply([]*mvccpb.Event{put("n/1", 4), put("n/stray", 6)}))
+	require.False(t, s.Apply([]*mvccpb.Event{written("n/1", 4), written("n/stray", 6)}))
 	require.Empty(t, s.Keys, "the first event is older than the reading")
 	require.Contains(t, s.Foreign, "n/stray")
-	require.True(t, s.Apply([]*mvccpb.Event{put("n/1", 7), put("n/r1", 7)}), "two events of one revision")
+	require.True(t, s.Apply([]*mvccpb.Event{written("n/1", 7), written("n/r1", 7)}), "two events of one revision")
 	require.Len(t, s.Keys, 2)
 	require.EqualValues(t, 7, s.Rev)
 	require.False(t, s.Apply([]*mvccpb.Event{del("n/stray", 8)}))
@@ -100,11 +100,11 @@ func TestFollower(t *testing.T) {
 	require.Empty(t, f.Changed())
 	f.Replace(NewSnapshot("n"))
 	require.Len(t, f.Changed(), 1, "the first reading is a change")
-	f.Apply([]*mvccpb.Event{put("n/1", 2)})
-	f.Apply([]*mvccpb.Event{put("n/2", 3)})
+	f.Apply([]*mvccpb.Event{written("n/1", 2)})
+	f.Apply([]*mvccpb.Event{written("n/2", 3)})
 	f.Newest(func(s *Snapshot) { require.Len(t, s.Keys, 2) })
 	require.Empty(t, f.Changed())
-	f.Apply([]*mvccpb.Event{put("n/stray", 4)})
+	f.Apply([]*mvccpb.Event{written("n/stray", 4)})
 	require.Empty(t, f.Changed(), "a foreign key is no change")
 	rev, keys := f.At()
 	require.EqualValues(t, 4, rev)

@@ -188,7 +188,7 @@ func (m *modelRun) somebody(what string) error {
 
 func (m *modelRun) put(key string, lease int64) *clientv3.Event {
 	m.live[key] = m.rev
-	return &clientv3.Event{Type: mvccpb.Event_PUT, Kv: &mvccpb.KeyValue{Key: []byte(key), Lease: lease, CreateRevision: m.rev, ModRevision: m.rev}}
+	return &clientv3.Event{Type: clientv3.EventTypePut, Kv: &mvccpb.KeyValue{Key: []byte(key), Lease: lease, CreateRevision: m.rev, ModRevision: m.rev}}
 }
 
 // remove deletes the keys that are there and are meant.
@@ -197,7 +197,7 @@ func (m *modelRun) remove(meant func(key string, created int64) bool) {
 	for _, key := range slices.Sorted(maps.Keys(m.live)) {
 		if meant(key, m.live[key]) {
 			delete(m.live, key)
-			events = append(events, &clientv3.Event{Type: mvccpb.Event_DELETE, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: m.rev}})
+			events = append(events, &clientv3.Event{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: m.rev}})
 		}
 	}
 	m.log.Add(events, m.at)
