@@ -25,10 +25,7 @@ func (l *Lease) explained(ctx context.Context, err error) error {
 	if !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return err
 	}
-	key := ""
-	if l.InTheWay != nil {
-		key = l.InTheWay(ctx)
-	}
+	key := l.InTheWay(ctx)
 	if key == "" {
 		return fmt.Errorf("%w: the client has no right to write one of the keys that hang on it: %s", errRefused, err.Error())
 	}

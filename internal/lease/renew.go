@@ -250,7 +250,7 @@ func trustedUntil(sent time.Time, seconds int64) time.Time {
 func (l *Lease) expire() {
 	l.mu.Lock()
 	left := time.Until(l.deadline)
-	if left > 0 && l.Ctx.Err() == nil {
+	if left > 0 { // after the end of Ctx, too: the timer fires once more, and does nothing
 		l.expiry.Reset(left)
 	}
 	l.mu.Unlock()
