@@ -115,7 +115,7 @@ func Latest(wr *clientv3.WatchResponse) int64 {
 func Events(wr *clientv3.WatchResponse) []*mvccpb.Event {
 	events := make([]*mvccpb.Event, len(wr.Events))
 	for i, ev := range wr.Events {
-		events[i] = (*mvccpb.Event)(ev)
+		events[i] = &mvccpb.Event{Type: ev.Type, Kv: ev.Kv, PrevKv: ev.PrevKv}
 	}
 	return events
 }
