@@ -1,6 +1,6 @@
 // Faulttable runs the fault tests and writes docs/faults.md from their results: for each
-// row, whether etcd's own packages were seen to fail (tests named TestControl_) and whether
-// this package passes (tests named TestFault_). Below that, it lists the tests of each sentence that doc.go
+// row, whether etcd's own packages were seen to fail (tests named TestControl_), what the drop-in does
+// (tests named TestDropIn_) and whether this package passes (tests named TestFault_). Below that, it lists the tests of each sentence that doc.go
 // guarantees; see guarantees.go.
 //
 //	go run ./internal/tool/faulttable
@@ -42,7 +42,7 @@ func run(file string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"test", "-json", "-count=1", "-run", "^(Test(Fault|Control)_.*|" + strings.Join(guarding(), "|") + ")$"}
+	args := []string{"test", "-json", "-count=1", "-run", "^(Test(Fault|Control|DropIn)_.*|" + strings.Join(guarding(), "|") + ")$"}
 	for _, p := range module {
 		names, err := p.Tests()
 		if err != nil {
@@ -178,10 +178,10 @@ func of(tests []*result, kind, id string) (its []*result) {
 
 func render(tests []*result) string {
 	var b strings.Builder
-	b.WriteString("| row | what happens | etcd's own packages | this package |\n|---|---|---|---|\n")
+	b.WriteString("| row | what happens | etcd's own packages | the drop-in | this package |\n|---|---|---|---|---|\n")
 	for _, r := range rows {
-		control, fault := of(tests, "TestControl_", r.id), of(tests, "TestFault_", r.id)
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.id, r.what, cell("fails", control), cell("passes", fault))
+		control, dropIn, fault := of(tests, "TestControl_", r.id), of(tests, "TestDropIn_", r.id), of(tests, "TestFault_", r.id)
+		fmt.Fprintf(&b, "| %s | %s | %s | %s | %s |\n", r.id, r.what, cell("fails", control), cell("", dropIn), cell("passes", fault))
 	}
 	return b.String()
 }
@@ -195,11 +195,12 @@ func cell(verdict string, tests []*result) string {
 		names = append(names, "`"+t.name+"`")
 		notes = append(notes, t.notes...)
 	}
-	s := verdict
-	if len(notes) > 0 {
-		s += ": " + strings.Join(notes, "; ")
+	if text := strings.Join(notes, "; "); verdict == "" {
+		verdict = text
+	} else if text != "" {
+		verdict += ": " + text
 	}
-	return s + " (" + strings.Join(names, ", ") + ")"
+	return verdict + " (" + strings.Join(names, ", ") + ")"
 }
 
 func header() (string, error) {
@@ -225,7 +226,8 @@ func header() (string, error) {
 
 Each row is a situation that users of locks on etcd meet. The third column says what etcd's own `+"`concurrency`"+` and
 `+"`experimental/recipes`"+` did in this run: "fails" means that a control test took them through the same steps and saw them fail in the
-way described. The fourth column says what this package did in the test with the row's name. "Not tried" means that there is no control test.
+way described. The fourth column says what the drop-in `+"`etcdlock/concurrency`"+` did in the same steps: what changes with the import path
+alone. The last column says what this package did in the test with the row's name. "Not tried" means that there is no such test.
 
 Generated on %s by `+"`%s`"+` from a run on etcd server %s, client %s, %s, %s/%s, %d cores. Don't edit.
 
