@@ -372,6 +372,7 @@ func TestHooks_Session(t *testing.T) {
 	require.NoError(t, s.Refresh(testCtx(t)))
 	reported(t, s)
 	require.Equal(t, "up renewed", words(r.all()))
+	require.Eventually(t, func() bool { return !s.lease.Shared() }, hang, tick, "a stream serves one renewal until it is known to lead to etcd itself")
 	w.OnRecv(func(string, any) (bool, error) { // the stream that is there breaks
 		w.OnRecv(nil)
 		return false, errLostReply

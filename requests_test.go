@@ -298,13 +298,13 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 				if shown > enqueueReadLimit {
 					reads++ // to find them
 				}
-				w.WaitFor(t, reads, watches)
+				w.WaitForAnswers(t, reads, watches)
 				for i, tk := range tickets {
 					h, err := tk.Wait(testCtx(t))
 					require.NoError(t, err)
 					if i == len(tickets)-waitlist.Lookahead && deep {
 						reads, watches = reads+1, watches+1 // it is seen that these are all
-						w.WaitFor(t, reads, watches)
+						w.WaitForAnswers(t, reads, watches)
 					}
 					require.NoError(t, h.Unlock(testCtx(t)))
 				}

@@ -22,6 +22,7 @@ type Wire struct {
 	mu      sync.Mutex
 	calls   map[string]int // unary, by method: "Txn", "Range", ...; a Txn that only reads is a "Range", or "Whom" if it reads for an error only
 	watches []*pb.WatchCreateRequest
+	read    int // reads that have an answer
 
 	// unary, if set, is called in place of each unary call, and sends the call with send.
 	unary func(ctx context.Context, method string, req any, send func(context.Context) error) error
@@ -74,6 +75,11 @@ func (w *Wire) interceptUnary(ctx context.Context, fullMethod string, req, reply
 		hook = func(ctx context.Context, _ string, _ any, send func(context.Context) error) error { return send(ctx) }
 	}
 	err := hook(ctx, method, req, send)
+	if method == "Range" && err == nil {
+		w.mu.Lock()
+		w.read++
+		w.mu.Unlock()
+	}
 	if len(reads) > 0 && reads[0].Revision > 0 && err != nil {
 		// The member has not reached the revision, or is too busy, which happens on a
 		// busy machine. The linearizable read that replaces this one counts instead.
@@ -196,7 +202,7 @@ func (w *Wire) LoseReply(method string) <-chan struct{} {
 func (w *Wire) Reset() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.calls, w.watches = map[string]int{}, nil
+	w.calls, w.watches, w.read = map[string]int{}, nil, 0
 }
 
 // Counts returns a copy of the counts, and the requests for watches.
@@ -216,6 +222,18 @@ func (w *Wire) WaitFor(t testing.TB, reads, watches int) {
 	require.Eventually(t, func() bool {
 		calls, created := w.Counts()
 		return calls["Range"] >= reads && len(created) >= watches
+	}, Hang, Tick)
+}
+
+// WaitForAnswers is WaitFor, and waits for the answers to the reads too: a key that leaves while a read is on its way may
+// cost another one.
+func (w *Wire) WaitForAnswers(t testing.TB, reads, watches int) {
+	t.Helper()
+	w.WaitFor(t, reads, watches)
+	require.Eventually(t, func() bool {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.read >= reads
 	}, Hang, Tick)
 }
 
