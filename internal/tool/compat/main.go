@@ -120,7 +120,7 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 }
 
 // atOnce is how many runs of the tests there are at the same time: they wait more than they compute.
-const atOnce = 3
+const atOnce = 2
 
 // A shape is how the servers stand that a build is tested with.
 type shape struct {
@@ -142,17 +142,18 @@ var shapes = []shape{{1, false}, {3, false}, {1, true}}
 // more request. It also omits tests that depend on exact times with a TTL of 2 s, because
 // three servers make the machine too slow for them; leases end by the leader's clock alone,
 // so testing them with one member is enough. A proxy delays requests as well, and answers
-// renewals at times of its own.
+// renewals at times of its own, up to half a second and a third of the TTL late: a session with a TTL of 2 or 3 s
+// outlives neither an outage there nor a machine that stalls.
 func suited(names []string, s shape) []string {
 	return slices.DeleteFunc(slices.Clone(names), func(n string) bool {
 		return s != shape{members: 1} && oneMember.MatchString(n) || s.proxied && slices.Contains(notProxied, n)
 	})
 }
 
-var oneMember = regexp.MustCompile(`^Test(Requests|Fault_F1|Fault_F2)_`)
+var oneMember = regexp.MustCompile(`^Test((Requests|Fault_F1|Fault_F2)_|TryLock_OvertakenBesideNestedNames$)`)
 
-// notProxied are tests that count renewals, and the messages of watches.
-var notProxied = []string{"TestHooks_Session", "TestHoldWatch_OnTheWire"}
+// notProxied are tests that count renewals, and the messages of watches, or that have a short TTL.
+var notProxied = []string{"TestHooks_Session", "TestHoldWatch_OnTheWire", "TestMulti_WaitLosesAPart", "TestFault_J12_LogAndHooksBlock", "TestFault_F11_RenewalsAreFew"}
 
 // A result is one run of the tests.
 type result struct {
