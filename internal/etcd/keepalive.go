@@ -84,9 +84,8 @@ func (k *KeepAlive) Renew(ctx context.Context, id clientv3.LeaseID) (ttl int64, 
 	k.mu.Lock()
 	s := k.kept
 	if s != nil && s.asked && !k.direct {
-		s = nil // the proxy may have renewed on it by itself
-	}
-	if s != nil {
+		s = nil // a proxy may have renewed on it by itself
+	} else {
 		k.kept = nil
 	}
 	k.mu.Unlock()
