@@ -82,9 +82,7 @@ func TestLease_EarlierAttemptsEnd(t *testing.T) {
 		require.Equal(t, map[int]time.Duration{1: 10 * time.Second}, ended)
 		require.Greater(t, n, 2)
 		l.mu.Unlock()
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 	})
 }
 
@@ -116,9 +114,7 @@ func TestLease_SharedAnswers(t *testing.T) {
 		close(reply)
 		synctest.Wait()
 		require.Equal(t, trustedUntil(began.Add(8*time.Second), 12), l.Deadline())
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 	})
 }
 
@@ -153,9 +149,7 @@ func TestLease_AttemptWithoutRequest(t *testing.T) {
 				}
 				require.Equal(t, want, from)
 				require.Equal(t, trustedUntil(want, 9), l.Deadline())
-				l.End(errClosed, "test")
-				l.NotFound()
-				l.Wait()
+				finish(l)
 			})
 		})
 	}
@@ -174,9 +168,7 @@ func TestLease_AnswersOutOfOrder(t *testing.T) {
 		require.Equal(t, began.Add(2*time.Second), l.sent, "the next renewal is due a third of the TTL after")
 		l.Record(began.Add(3*time.Second), 60)
 		require.Equal(t, 9*time.Second, l.TTL)
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 	})
 }
 
@@ -225,8 +217,6 @@ func TestLease_AllAttemptsEndBehindAProxy(t *testing.T) {
 		l.Record(began, 12)
 		l.Run()
 		require.Equal(t, 7*time.Second, <-ended)
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 	})
 }

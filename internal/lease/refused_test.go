@@ -39,9 +39,7 @@ func TestFault_J13_TwoRefusals(t *testing.T) {
 					require.ErrorContains(t, l.Err(), `no right to write the key "k"`)
 					require.Equal(t, 2, n)
 				}
-				l.End(errClosed, "test")
-				l.NotFound()
-				l.Wait()
+				finish(l)
 			})
 		})
 	}
@@ -55,8 +53,6 @@ func TestLease_RefusedForItsOwnSake(t *testing.T) {
 		l.Record(time.Now(), 9)
 		require.ErrorIs(t, l.refusedInstead(t.Context(), rpctypes.ErrPermissionDenied), rpctypes.ErrPermissionDenied)
 		require.NoError(t, l.Err())
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 	})
 }

@@ -100,9 +100,7 @@ func TestFault_J1_FewRenewalsBehindAProxy(t *testing.T) {
 					r.mu.Unlock()
 				}
 				close(stop)
-				l.End(errClosed, "test")
-				l.NotFound()
-				l.Wait()
+				finish(l)
 				require.LessOrEqual(t, r.streams, 4*20, "TTL %v, phase %v", ttl, phase)
 			})
 		}
@@ -133,8 +131,6 @@ func TestFault_J1_FailureBehindAProxy(t *testing.T) {
 		<-time.After(2 * ttl)
 		require.NoError(t, l.Err())
 		require.Less(t, renewed.Sub(back), ttl/12)
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 	})
 }

@@ -26,6 +26,13 @@ func newLease(t *testing.T, ttl time.Duration) *Lease {
 	return l
 }
 
+// finish ends the use of the lease, and waits for its goroutines.
+func finish(l *Lease) {
+	l.End(errClosed, "test")
+	l.NotFound()
+	l.Wait()
+}
+
 // The first renewal is due a third of the TTL after the grant was sent, and not after its
 // reply arrived.
 func TestLease_RenewsSoonAfterASlowGrant(t *testing.T) {
@@ -39,9 +46,7 @@ func TestLease_RenewsSoonAfterASlowGrant(t *testing.T) {
 		l.Run()
 		<-time.After(time.Minute)
 		require.NoError(t, l.Err())
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 	})
 }
 
@@ -111,9 +116,7 @@ func TestLease_Renewals(t *testing.T) {
 				if tc.requests > 0 {
 					require.InDelta(t, tc.requests, *n, 1)
 				}
-				l.End(errClosed, "test")
-				l.NotFound()
-				l.Wait()
+				finish(l)
 			})
 		})
 	}

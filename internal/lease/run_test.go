@@ -67,9 +67,7 @@ func TestLease_AttemptWithoutStream(t *testing.T) {
 			require.Equal(t, errNoAnswer, <-told)
 		}
 		require.Empty(t, told)
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 		require.Equal(t, errNoAnswer, last)
 	})
 }
@@ -89,9 +87,7 @@ func TestLease_FailureIsRepeatedSoon(t *testing.T) {
 		<-time.After(20*time.Second + etcd.RetryMax)
 		synctest.Wait()
 		require.Equal(t, 2, n)
-		l.End(errClosed, "test")
-		l.NotFound()
-		l.Wait()
+		finish(l)
 	})
 }
 
@@ -159,9 +155,7 @@ func TestLease_NoWatcherAfterTheEnd(t *testing.T) {
 	l.Run()
 	w := l.Client.EnterWatcher()
 	l.Client.LeaveWatcher(w, false)
-	l.End(errClosed, "test")
-	l.NotFound()
-	l.Wait()
+	finish(l)
 	l.Client.ReplaceWatcher()
 	require.Same(t, w, l.Client.EnterWatcher())
 }
@@ -203,9 +197,7 @@ func TestLease_RefusedAndGivenUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, l.refusedInstead(ctx, rpctypes.ErrPermissionDenied), rpctypes.ErrPermissionDenied)
-	l.End(errClosed, "test")
-	l.NotFound()
-	l.Wait()
+	finish(l)
 }
 
 // A request that etcd refuses because of another key of the lease fails with the end of the lease.
