@@ -11,6 +11,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // However Do's are nested, and whatever they return, a loss is told in one line, with one prefix. What fn
@@ -106,7 +107,7 @@ func TestErrors_Outage(t *testing.T) {
 			t.Parallel()
 			p := cluster.Proxy(t)
 			c := cluster.Client(t, p)
-			var log harness.Log
+			var log logtest.Log
 			locks := newTestClient(t, c, WithTTL(6*time.Second), WithLogger(log.Logger()))
 			name := lockName(t)
 			if test.session {
@@ -136,7 +137,7 @@ func TestErrors_Outage(t *testing.T) {
 				time.AfterFunc(test.patience, cancel)
 				lock()
 			case test.silent:
-				log.Require(t, harness.LogUp, harness.LogOutage)
+				log.Require(t, logtest.Up, logtest.Outage)
 				cancel()
 			default:
 				cancel()

@@ -12,12 +12,13 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // Without faults a session logs only that it is up.
 func TestLog_GoodTimes(t *testing.T) {
 	t.Parallel()
-	var log harness.Log
+	var log logtest.Log
 	s, err := NewSession(testCtx(t), cluster.Client(t), WithTTL(time.Minute), WithLogger(log.Logger()))
 	require.NoError(t, err)
 	name := lockName(t)
@@ -38,10 +39,10 @@ func TestLog_GoodTimes(t *testing.T) {
 	mustLock(t, s, name+"3")
 	require.NoError(t, s.Close(), "Close must succeed while a lock is held")
 	require.ErrorIs(t, h.Unlock(testCtx(t)), ErrSessionClosed)
-	require.Equal(t, []string{harness.LogUp}, log.Messages())
+	require.Equal(t, []string{logtest.Up}, log.Messages())
 	_, err = NewSession(testCtx(t), cluster.Client(t), WithLease(12345), WithLogger(log.Logger()))
 	require.Error(t, err)
-	require.Equal(t, []string{harness.LogUp}, log.Messages(), "a session that was never up must not be logged as lost")
+	require.Equal(t, []string{logtest.Up}, log.Messages(), "a session that was never up must not be logged as lost")
 }
 
 // failWatches makes all open and new watches of a client fail as soon as etcd sends something
@@ -64,7 +65,7 @@ func failWatches(w *harness.Wire) *atomic.Int64 {
 func TestLog_Outage(t *testing.T) {
 	t.Parallel()
 	c, w := wiredClient(t, cluster)
-	var log harness.Log
+	var log logtest.Log
 	s := newTestSession(t, c, WithTTL(time.Minute), WithLogger(log.Logger()))
 	name := lockName(t)
 	var holds []*Held
@@ -78,9 +79,9 @@ func TestLog_Outage(t *testing.T) {
 		holds, tickets = append(holds, h), append(tickets, tk)
 	}
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
-	require.Equal(t, []string{harness.LogUp, harness.LogOutage}, log.Messages())
+	require.Equal(t, []string{logtest.Up, logtest.Outage}, log.Messages())
 	w.OnRecv(nil)
-	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver)
+	log.Require(t, logtest.Up, logtest.Outage, logtest.Over)
 	require.Regexp(t, `lease=`+s.lease.String()+` lock=`+name+`. endpoints=.* error="(the watch was not opened: )?watch ended`, log.Lines()[1])
 
 	// Another outage: an event breaks all watches, and it is the deletion of one of the locks.
@@ -91,14 +92,14 @@ func TestLog_Outage(t *testing.T) {
 	<-tickets[0].Done()
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
 	w.OnRecv(nil)
-	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogLoss, harness.LogOver)
+	log.Require(t, logtest.Up, logtest.Outage, logtest.Over, logtest.Outage, logtest.Loss, logtest.Over)
 	require.Contains(t, log.Lines()[4], fmt.Sprintf(`lock=%s key=%s token=%d cause="lock lost"`, holds[0].name, holds[0].Key(), holds[0].Token()))
 
 	revoke(t, s)
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 	require.NoError(t, s.Close())
 	lines := log.Messages()
-	require.Equal(t, []string{harness.LogLost}, lines[6:])
+	require.Equal(t, []string{logtest.Lost}, lines[6:])
 	// Two locks are held, and one is granted but not claimed.
 	require.Contains(t, log.Lines()[6], fmt.Sprintf(`locks=3 lost="%s (token %d), %s (token %d), %s (token %d)"`,
 		holds[0].name, tickets[0].h.rev, holds[1].name, holds[1].Token(), holds[2].name, holds[2].Token()))
@@ -111,10 +112,10 @@ func TestLog_Outage(t *testing.T) {
 func TestLog_OutageConcernsNobody(t *testing.T) {
 	t.Parallel()
 	c, w := wiredClient(t, cluster)
-	var log harness.Log
+	var log logtest.Log
 	s := newTestSession(t, c, WithTTL(time.Minute), WithLogger(log.Logger()))
 	name := lockName(t)
-	lines := []string{harness.LogUp}
+	lines := []string{logtest.Up}
 	requireNext := func(line string) {
 		t.Helper()
 		lines = append(lines, line)
@@ -124,25 +125,25 @@ func TestLog_OutageConcernsNobody(t *testing.T) {
 	h := mustLock(t, s, name)
 	tk, err := NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	requireNext(harness.LogOutage)
+	requireNext(logtest.Outage)
 	w.OnRecv(nil)
-	requireNext(harness.LogOver)
+	requireNext(logtest.Over)
 	require.NoError(t, tk.Cancel(testCtx(t)))
 
 	failWatches(w) // this outage does not end
 	tk, err = NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	requireNext(harness.LogOutage)
+	requireNext(logtest.Outage)
 	require.NoError(t, tk.Cancel(testCtx(t)))
-	requireNext(harness.LogNobody)
+	requireNext(logtest.Nobody)
 	h.Done()
-	requireNext(harness.LogOutage)
+	requireNext(logtest.Outage)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	requireNext(harness.LogNobody)
+	requireNext(logtest.Nobody)
 	mustLock(t, s, name).Done()
 	_, err = NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
-	requireNext(harness.LogOutage)
+	requireNext(logtest.Outage)
 	require.NoError(t, s.Close())
 	log.Require(t, lines...)
 }
@@ -157,7 +158,7 @@ func TestLog_EndIsNoOutage(t *testing.T) {
 		"session":       func(s *Session, _ func()) { s.lease.End(ErrSessionClosed, "test") },
 		"client":        func(s *Session, _ func()) { _ = s.etcd.Close() },
 	} {
-		var log harness.Log
+		var log logtest.Log
 		client, err := cluster.NewClient()
 		require.NoError(t, err)
 		s := makeSession(client, config{lease: 1, ttl: time.Minute, log: log.Logger()})
@@ -180,7 +181,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	t.Parallel()
 	const holds = 12
 	p := cluster.Proxy(t)
-	var log harness.Log
+	var log logtest.Log
 	r := &recorder{}
 	locks := newTestClient(t, cluster.Client(t, p), WithTTL(2*time.Second), WithLogger(log.Logger()), WithHooks(r.hooks()))
 	name := lockName(t)
@@ -209,7 +210,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	p.Accept()
 	require.NoError(t, (<-granted).Unlock(testCtx(t)))
 	reported(t, locks.liveSession())
-	require.Equal(t, []string{harness.LogUp, harness.LogOutage, harness.LogLost, harness.LogUp}, log.Messages())
+	require.Equal(t, []string{logtest.Up, logtest.Outage, logtest.Lost, logtest.Up}, log.Messages())
 	list := ""
 	for _, h := range held[:5] {
 		list += fmt.Sprintf("%s (token %d), ", h.name, h.Token())
@@ -233,7 +234,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 func TestLog_DataUnderAName(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
-	var log harness.Log
+	var log logtest.Log
 	locks := newTestClient(t, c, WithLogger(log.Logger()))
 	name := lockName(t)
 	key := name + "/4711"
@@ -250,7 +251,7 @@ func TestLog_DataUnderAName(t *testing.T) {
 	tk, err := locks.Mutex(name).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	left := async(func() error { _, err := locks.Mutex(name).Lock(ctx); return err })
-	log.Require(t, harness.LogUp, "WARN a lock waits for a key that has no lease: it looks like data; keep data and lock names apart")
+	log.Require(t, logtest.Up, "WARN a lock waits for a key that has no lease: it looks like data; keep data and lock names apart")
 	require.Contains(t, log.Lines()[1], "lock="+name+" key="+key)
 	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 3 }, hang, tick)
 	q, err := locks.Inspect(testCtx(t), name)
@@ -272,10 +273,10 @@ func TestLog_DataUnderAName(t *testing.T) {
 // A session that was lost has one cause: that of a renewal which failed is one only if time was up.
 func TestLog_OneCause(t *testing.T) {
 	t.Parallel()
-	var log harness.Log
+	var log logtest.Log
 	s := newTestSession(t, cluster.Client(t), WithLogger(log.Logger()))
 	s.lease.End(ErrSessionExpired, "test")
-	log.Require(t, harness.LogUp, harness.LogLost)
+	log.Require(t, logtest.Up, logtest.Lost)
 	s.notifyEnded("lease not found", context.DeadlineExceeded)
 	s.notifyEnded("deadline passed", context.DeadlineExceeded)
 	reported(t, s)

@@ -19,7 +19,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 func TestSession_BadInput(t *testing.T) {
@@ -328,14 +328,14 @@ func TestSession_RenewalsThatHang(t *testing.T) {
 	hangs := func(ctx context.Context) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }
 	for name, tc := range map[string]struct {
 		keepAlive func(ctx context.Context, n int) (int64, error)
-		check     func(t *testing.T, lives bool, asked, late, renewed int, log *harness.Log)
+		check     func(t *testing.T, lives bool, asked, late, renewed int, log *logtest.Log)
 	}{
 		// An alert on failures must fire before the session is lost.
-		"all": {func(ctx context.Context, _ int) (int64, error) { return hangs(ctx) }, func(t *testing.T, lives bool, asked, late, renewed int, log *harness.Log) {
+		"all": {func(ctx context.Context, _ int) (int64, error) { return hangs(ctx) }, func(t *testing.T, lives bool, asked, late, renewed int, log *logtest.Log) {
 			require.False(t, lives)
 			require.GreaterOrEqual(t, late, 3)
 			require.Equal(t, asked-1, late, "each must be told once: all but the last")
-			require.Equal(t, []string{harness.LogOutage, harness.LogLost}, log.Messages())
+			require.Equal(t, []string{logtest.Outage, logtest.Lost}, log.Messages())
 		}},
 		// The others answer: metrics show it, and the log has no outage.
 		"one member of two": {func(ctx context.Context, n int) (int64, error) {
@@ -343,7 +343,7 @@ func TestSession_RenewalsThatHang(t *testing.T) {
 				return hangs(ctx)
 			}
 			return int64(ttl / time.Second), nil
-		}, func(t *testing.T, lives bool, asked, late, renewed int, log *harness.Log) {
+		}, func(t *testing.T, lives bool, asked, late, renewed int, log *logtest.Log) {
 			require.True(t, lives)
 			require.Greater(t, late, 100)
 			require.Equal(t, asked, late+renewed)
@@ -353,7 +353,7 @@ func TestSession_RenewalsThatHang(t *testing.T) {
 		"replies that are late": {func(context.Context, int) (int64, error) {
 			<-time.After(ttl / 5)
 			return int64(ttl / time.Second), nil
-		}, func(t *testing.T, lives bool, asked, late, renewed int, log *harness.Log) {
+		}, func(t *testing.T, lives bool, asked, late, renewed int, log *logtest.Log) {
 			require.True(t, lives)
 			require.Equal(t, 1, late, "later on one is answered before the next is due")
 			require.InDelta(t, asked, renewed, 1, "but for the last, which is on its way")
@@ -362,21 +362,21 @@ func TestSession_RenewalsThatHang(t *testing.T) {
 		// A failure is told once.
 		"every second fails": {func(_ context.Context, n int) (int64, error) {
 			return int64(ttl / time.Second), failIf(n%2 == 1)
-		}, func(t *testing.T, lives bool, asked, late, renewed int, log *harness.Log) {
+		}, func(t *testing.T, lives bool, asked, late, renewed int, log *logtest.Log) {
 			require.True(t, lives)
 			require.Zero(t, late)
 			require.Equal(t, asked, renewed)
 		}},
-		"the lease is gone": {func(context.Context, int) (int64, error) { return 0, nil }, func(t *testing.T, lives bool, asked, late, renewed int, log *harness.Log) {
+		"the lease is gone": {func(context.Context, int) (int64, error) { return 0, nil }, func(t *testing.T, lives bool, asked, late, renewed int, log *logtest.Log) {
 			require.False(t, lives)
 			require.Zero(t, late+renewed)
-			require.Equal(t, []string{harness.LogLost}, log.Messages())
+			require.Equal(t, []string{logtest.Lost}, log.Messages())
 			require.NotContains(t, log.Lines()[0], "error=")
 		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				var log harness.Log
+				var log logtest.Log
 				r := &recorder{}
 				s := makeSession(clientv3.NewCtxClient(t.Context()), config{lease: 5, ttl: ttl, log: log.Logger(), hooks: []*Hooks{r.hooks()}})
 				asked := make(chan int, 10_000)

@@ -17,7 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
-	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // A scene is the watches of a session on the fake, in a bubble. A hold is its entry.
@@ -33,7 +33,7 @@ type scene struct {
 	lost     map[queue.Entry]bool // deleted, or not there; some are told twice
 	ended    []queue.Entry
 	verified []int // how many at a time
-	log      harness.Log
+	log      logtest.Log
 }
 
 func play(t *testing.T, act func(s *scene)) {
@@ -42,7 +42,7 @@ func play(t *testing.T, act func(s *scene)) {
 		s := &scene{T: t, f: fakeetcd.New(), lost: map[queue.Entry]bool{}}
 		c := Config[queue.Entry]{Etcd: etcd.NewClient(s.f.Client(nil)), Verify: s.verify}
 		c.Ctx, s.end = context.WithCancel(t.Context())
-		c.Outages = &outage.Source{All: &outage.Outages{}, Client: c.Etcd, Life: c.Ctx, Log: s.log.Logger(), Lease: harness.NoLease{}}
+		c.Outages = &outage.Source{All: &outage.Outages{}, Client: c.Etcd, Life: c.Ctx, Log: s.log.Logger(), Lease: logtest.NoLease{}}
 		c.Go = func(run func(context.Context)) (ok bool) {
 			s.note(func() { ok = !s.tooLate })
 			if ok {
@@ -229,7 +229,7 @@ func TestRemovedUnseen(t *testing.T) {
 			s.requireTold(last)
 			require.Len(s, s.verified, len(s.f.Watches()), "each watch reads once, for all of its holds")
 			require.Contains(s, s.verified, max(1, n-maxSingles))
-			require.Equal(s, []string{harness.LogOutage, harness.LogOver}, s.log.Messages(), "one for all")
+			require.Equal(s, []string{logtest.Outage, logtest.Over}, s.log.Messages(), "one for all")
 			s.unwatch(last)
 
 			// It is watched too late.
@@ -280,7 +280,7 @@ func TestLivesLong(t *testing.T) {
 				}
 				s.f.BreakWatches()
 				<-time.After(2 * etcd.RetryMin)
-				log = append(log, harness.LogOutage, harness.LogOver)
+				log = append(log, logtest.Outage, logtest.Over)
 			}
 			s.requireWatches(1)
 			require.Equal(s, log, s.log.Messages())
@@ -318,7 +318,7 @@ func TestDirectoryRefused(t *testing.T) {
 		s.unwatch(holds...)
 		s.requireWatches(0)
 		require.Empty(s, s.ended)
-		require.Equal(s, []string{harness.LogOutage, harness.LogNobody}, s.log.Messages())
+		require.Equal(s, []string{logtest.Outage, logtest.Nobody}, s.log.Messages())
 		require.Contains(s, s.log.Lines()[0], `lock=dir/ endpoints=[] error="the watch was not opened: watch ended"`)
 	})
 }

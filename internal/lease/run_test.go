@@ -15,7 +15,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/outage"
-	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // A lease that nobody asks for anything ends soon after its client was closed, and not at its deadline.
@@ -177,7 +177,7 @@ func TestLease_StreamIsOpenedAhead(t *testing.T) {
 // The log speaks once of a lease with many keys, and only where etcd checks rights.
 func TestLease_ManyKeys(t *testing.T) {
 	for user, lines := range map[string]int{"": 0, "somebody": 1} {
-		log := &harness.Log{}
+		log := &logtest.Log{}
 		client := clientv3.NewCtxClient(t.Context())
 		client.Username = user
 		l := New(etcd.NewClient(client), 5, time.Minute, &outage.Outages{}, log.Logger())

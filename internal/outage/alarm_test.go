@@ -8,7 +8,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 const (
@@ -16,8 +16,8 @@ const (
 	takes   = "INFO etcd takes new locks again"
 )
 
-func newSource(t *testing.T) (*Source, *harness.Log) {
-	log := &harness.Log{}
+func newSource(t *testing.T) (*Source, *logtest.Log) {
+	log := &logtest.Log{}
 	return &Source{All: &Outages{}, Client: etcd.NewClient(clientv3.NewCtxClient(t.Context())), Life: t.Context(), Log: log.Logger()}, log
 }
 

@@ -23,7 +23,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
-	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -63,7 +63,7 @@ func play(t *testing.T, do func(*scene)) {
 			Lost: func(lost []*waitlist.Entry, _ int64) { s.lost = append(s.lost, lost...) },
 		}
 		s.Life, s.end = context.WithCancelCause(context.Background())
-		s.Outages = &outage.Source{All: &outage.Outages{}, Client: s.Client, Life: s.Life, Log: slog.New(slog.DiscardHandler), Lease: harness.NoLease{}}
+		s.Outages = &outage.Source{All: &outage.Outages{}, Client: s.Client, Life: s.Life, Log: slog.New(slog.DiscardHandler), Lease: logtest.NoLease{}}
 		s.f.Step = func(_ context.Context, what string) error {
 			if what[len(what)-1] == '.' {
 				return nil
@@ -302,7 +302,7 @@ func TestWait_ErrorPasses(t *testing.T) {
 	for _, first := range []error{rpctypes.ErrGRPCNoLeader, rpctypes.ErrGRPCPermissionDenied} { // of a watch: a read tells
 		for _, patient := range []bool{true, false} {
 			play(t, func(s *scene) {
-				var log harness.Log
+				var log logtest.Log
 				s.Outages.Log = log.Logger()
 				s.f.Write("a/1")
 				s.fail = first
@@ -317,12 +317,12 @@ func TestWait_ErrorPasses(t *testing.T) {
 					s.EndError = func(context.Context) error { return s.Outages.All.Why() }
 					cancel()
 					require.ErrorIs(s, <-ended, etcd.ErrWatch, "why it has waited in vain")
-					log.Require(t, harness.LogOutage, harness.LogNobody)
+					log.Require(t, logtest.Outage, logtest.Nobody)
 					return
 				}
 				<-time.After(2 * etcd.RetryMin)
 				require.Equal(s, []string{"Watch", "Range", "Watch"}, s.asked())
-				log.Require(t, harness.LogOutage, harness.LogOver)
+				log.Require(t, logtest.Outage, logtest.Over)
 				s.f.Remove("a/1")
 				s.grants(ended)
 			})
@@ -465,7 +465,7 @@ func TestWait_HandOverInAPause(t *testing.T) {
 // A watch that breaks as the lock is handed over is no outage any more.
 func TestWait_HandOverAsTheWatchBreaks(t *testing.T) {
 	play(t, func(s *scene) {
-		var log harness.Log
+		var log logtest.Log
 		s.Outages.Log = log.Logger()
 		ch := make(chan clientv3.WatchResponse, 2)
 		s.Client.UseWatcher(scripted{s.f, ch})

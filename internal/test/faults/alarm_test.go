@@ -17,6 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/outcome"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // Row J19: etcd has an alarm. It answers, renews leases, and refuses new locks.
@@ -52,7 +53,7 @@ func TestFault_J19_NoSpace(t *testing.T) {
 	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.QuotaBackendBytes = 1 << 20 }))
 	admin := own.Client(t)
 	c, wire := harness.WiredClient(t, own)
-	var log harness.Log
+	var log logtest.Log
 	var counted atomic.Int64
 	locks := newClient(t, c, etcdlock.WithLogger(log.Logger()), countErrors(&counted))
 	ctx := harness.Ctx(t)
@@ -88,7 +89,7 @@ func TestFault_J19_NoSpace(t *testing.T) {
 	err = newClient(t, own.Client(t), etcdlock.WithLogger(log.Logger())).Ready(ctx)
 	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
 	require.ErrorContains(t, err, "not ready, no session yet: ")
-	log.Require(t, harness.LogUp, logRefuses, logRefuses)
+	log.Require(t, logtest.Up, logRefuses, logRefuses)
 
 	_, err = admin.Compact(ctx, harness.Revision(t, admin), clientv3.WithCompactPhysical())
 	require.NoError(t, err)
@@ -104,7 +105,7 @@ func TestFault_J19_NoSpace(t *testing.T) {
 	require.Equal(t, before+1, count(), "once it is over, Ready asks nothing")
 	require.Equal(t, rev, harness.Revision(t, admin), "Ready has written nothing")
 	require.NoError(t, harness.Take(t, locks.Mutex("a").Lock).Unlock(ctx))
-	log.Require(t, harness.LogUp, logRefuses, logRefuses, logTakes)
+	log.Require(t, logtest.Up, logRefuses, logRefuses, logTakes)
 }
 
 // alarm sets or lifts an alarm, as etcd does by itself.
@@ -122,7 +123,7 @@ func TestFault_J19_Corrupt(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	admin := own.Client(t)
-	var log harness.Log
+	var log logtest.Log
 	var counted atomic.Int64
 	locks := newClient(t, own.Client(t), etcdlock.WithLogger(log.Logger()), countErrors(&counted))
 	ctx := context.WithoutCancel(harness.Ctx(t)) // which has no deadline
@@ -152,7 +153,7 @@ func TestFault_J19_Corrupt(t *testing.T) {
 		return locks.Elector("e").Run(ctx, func(context.Context, *etcdlock.Held) error { close(led); return nil })
 	})
 	const logCampaign = "WARN campaign failed, another one follows"
-	log.Require(t, harness.LogUp, logRefuses, logCampaign)
+	log.Require(t, logtest.Up, logRefuses, logCampaign)
 
 	alarm(t, admin, pb.AlarmRequest_DEACTIVATE, pb.AlarmType_CORRUPT)
 	<-led
@@ -162,7 +163,7 @@ func TestFault_J19_Corrupt(t *testing.T) {
 		require.NoError(t, harness.Take(t, locks.Mutex(name).Lock).Unlock(ctx))
 		harness.RequireGone(t, admin, name)
 	}
-	log.Require(t, harness.LogUp, logRefuses, logCampaign, logTakes)
+	log.Require(t, logtest.Up, logRefuses, logCampaign, logTakes)
 }
 
 // The request by which etcd becomes full is refused, and yet etcd has carried it out. Nothing of it stays.

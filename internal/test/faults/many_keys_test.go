@@ -11,6 +11,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // Row J20: with authentication etcd checks all keys of a lease at each put on it. The log says so, once, when a session
@@ -18,7 +19,7 @@ import (
 func TestFault_J20_LogOfManyKeys(t *testing.T) {
 	t.Parallel()
 	_, as := harness.StartWithAuth(t)
-	var log harness.Log
+	var log logtest.Log
 	said := func() int {
 		return strings.Count(strings.Join(log.Lines(), "\n"), "share the locks among more sessions")
 	}

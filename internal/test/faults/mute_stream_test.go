@@ -11,6 +11,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // Row J16: a watch stream that delivers and never answers a progress request, as that of `etcd grpc-proxy`.
@@ -18,7 +19,7 @@ import (
 // At rest behind a proxy the streams and the watches stay, and the log is silent.
 func TestFault_J16_GRPCProxyAtRest(t *testing.T) {
 	t.Parallel()
-	tap, log := etcdtest.NewTap(), &harness.Log{}
+	tap, log := etcdtest.NewTap(), &logtest.Log{}
 	proxied := etcdtest.Attach(harness.GRPCProxy(t, cluster.Client(t))).Client(t, tap)
 	s := newSession(t, proxied, etcdlock.WithLogger(log.Logger()))
 	name := harness.LockName(t)

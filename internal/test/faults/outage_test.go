@@ -17,6 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
@@ -166,7 +167,7 @@ func TestFault_I13_NeverReached(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			c := cluster.Client(t, etcdtest.WithClientConfig(test.change))
-			var log harness.Log
+			var log logtest.Log
 			locks := newClient(t, c, etcdlock.WithLogger(log.Logger()))
 			ctx, cancel := context.WithCancel(harness.Ctx(t))
 			left := make(chan error, 10)
@@ -188,7 +189,7 @@ func TestFault_I13_NeverReached(t *testing.T) {
 				require.ErrorContains(t, err, test.cause)
 				require.ErrorContains(t, err, "no session yet")
 			}
-			require.Equal(t, []string{harness.LogOutage}, log.Messages())
+			require.Equal(t, []string{logtest.Outage}, log.Messages())
 			require.Contains(t, log.Lines()[0], test.check)
 			require.Contains(t, log.Lines()[0], c.Endpoints()[0])
 		})
@@ -200,10 +201,10 @@ func TestFault_I13_NeverReached(t *testing.T) {
 func TestFault_I13_LogOfALostSession(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
-	var log harness.Log
+	var log logtest.Log
 	locks := newClient(t, cluster.Client(t, p), etcdlock.WithTTL(2*time.Second), etcdlock.WithLogger(log.Logger()))
 	require.NoError(t, locks.Ready(harness.Ctx(t)))
-	want := []string{harness.LogUp}
+	want := []string{logtest.Up}
 	for range 2 {
 		first := len(want)
 		s, err := locks.Session(harness.Ctx(t))
@@ -220,7 +221,7 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 		p.Accept()
 		require.NoError(t, harness.Result(t, left))
 		require.NoError(t, locks.Ready(harness.Ctx(t)))
-		want = append(want, harness.LogOutage, harness.LogLost, harness.LogUp)
+		want = append(want, logtest.Outage, logtest.Lost, logtest.Up)
 		log.Require(t, want...)
 		lines := log.Lines()[first:]
 		// The first request to fail may meet the connection while it breaks.
@@ -238,20 +239,20 @@ const noAnswer = "no answer to the renewal of the lease"
 func TestFault_I13_LogOfARenewal(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
-	var log harness.Log
+	var log logtest.Log
 	s := newSession(t, cluster.Client(t, p), etcdlock.WithTTL(6*time.Second), etcdlock.WithLogger(log.Logger()))
 	p.Refuse()
 	p.Reset()
-	log.Require(t, harness.LogUp, harness.LogOutage)
+	log.Require(t, logtest.Up, logtest.Outage)
 	p.Accept()
-	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver)
+	log.Require(t, logtest.Up, logtest.Outage, logtest.Over)
 	p.Hold(etcdtest.Both)
-	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage)
+	log.Require(t, logtest.Up, logtest.Outage, logtest.Over, logtest.Outage)
 	require.Contains(t, log.Lines()[3], noAnswer)
 	p.Release(etcdtest.Both)
-	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogOver)
+	log.Require(t, logtest.Up, logtest.Outage, logtest.Over, logtest.Outage, logtest.Over)
 	p.Hold(etcdtest.Both)
 	<-s.Done()
-	log.Require(t, harness.LogUp, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogOver, harness.LogOutage, harness.LogLost)
+	log.Require(t, logtest.Up, logtest.Outage, logtest.Over, logtest.Outage, logtest.Over, logtest.Outage, logtest.Lost)
 	require.Contains(t, log.Lines()[6], noAnswer)
 }

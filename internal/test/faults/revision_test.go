@@ -13,6 +13,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // A snapshot is restored without --bump-revision. A session has entries that are older than the snapshot, so its lease
@@ -22,7 +23,7 @@ func TestFault_J2_RestoreToLowerRevisions(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	c := own.Client(t)
-	var log harness.Log
+	var log logtest.Log
 	const ttl = 3 * time.Second
 	locks := newClient(t, c, etcdlock.WithTTL(ttl), etcdlock.WithLogger(log.Logger()))
 	other := newSession(t, own.Client(t), etcdlock.WithTTL(ttl))

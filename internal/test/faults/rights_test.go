@@ -10,6 +10,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // Row J13: while a lock is held, the role loses the rights on it. etcd then refuses the renewals of the lease, and all
@@ -32,7 +33,7 @@ func withCustomers(t *testing.T) (worker func() *clientv3.Client, taken func()) 
 func TestFault_J13_RightsTakenAwayNextLock(t *testing.T) {
 	t.Parallel()
 	worker, taken := withCustomers(t)
-	var log harness.Log
+	var log logtest.Log
 	locks := newClient(t, worker(), etcdlock.WithTTL(time.Minute), etcdlock.WithLogger(log.Logger()))
 	h, err := locks.Mutex("customers/1").Lock(harness.Ctx(t))
 	require.NoError(t, err)
@@ -58,7 +59,7 @@ func TestFault_J13_RightsTakenAwayNextLock(t *testing.T) {
 func TestFault_J13_RightsTakenAwayAtRest(t *testing.T) {
 	t.Parallel()
 	worker, taken := withCustomers(t)
-	var log harness.Log
+	var log logtest.Log
 	s := newSession(t, worker(), etcdlock.WithTTL(6*time.Second), etcdlock.WithLogger(log.Logger()))
 	h, err := etcdlock.NewMutex(s, "customers/1").Lock(harness.Ctx(t))
 	require.NoError(t, err)

@@ -1,4 +1,5 @@
-package harness
+// Package logtest records what the library logs, for tests. It needs no server.
+package logtest
 
 import (
 	"bytes"
@@ -7,9 +8,15 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+)
+
+const (
+	hang = 30 * time.Second // a generous bound
+	tick = 5 * time.Millisecond
 )
 
 // A Log stores the lines of a logger.
@@ -59,18 +66,18 @@ func (l *Log) Messages() []string {
 // Require waits for as many messages as are wanted and compares them.
 func (l *Log) Require(t testing.TB, want ...string) {
 	t.Helper()
-	assert.Eventually(t, func() bool { return len(l.Messages()) >= len(want) }, Hang, Tick)
+	assert.Eventually(t, func() bool { return len(l.Messages()) >= len(want) }, hang, tick)
 	require.Equal(t, want, l.Messages())
 }
 
 // The messages of the library, after their levels.
 const (
-	LogUp     = "INFO session up"
-	LogLost   = "WARN session lost"
-	LogLoss   = "WARN lock lost"
-	LogOutage = "WARN etcd outage: locks wait until it is over"
-	LogOver   = "INFO etcd outage is over"
-	LogNobody = "INFO etcd outage concerns nobody anymore"
+	Up     = "INFO session up"
+	Lost   = "WARN session lost"
+	Loss   = "WARN lock lost"
+	Outage = "WARN etcd outage: locks wait until it is over"
+	Over   = "INFO etcd outage is over"
+	Nobody = "INFO etcd outage concerns nobody anymore"
 )
 
 // NoLease is the lease in the lines of an outage that no session has.
