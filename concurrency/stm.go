@@ -10,8 +10,6 @@ type (
 	STM = concurrency.STM
 	// Isolation is how transactions interfere and conflict.
 	Isolation = concurrency.Isolation
-	// STMOption configures STM.
-	STMOption = concurrency.STMOption
 )
 
 // The isolation levels.
@@ -22,7 +20,7 @@ const (
 	ReadCommitted        = concurrency.ReadCommitted
 )
 
-// NewSTM and its options.
+// NewSTM and its options. Client 3.6 does not export their type, so it has no name here.
 var (
 	NewSTM           = concurrency.NewSTM
 	WithIsolation    = concurrency.WithIsolation

@@ -7,6 +7,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 )
 
 // ErrTransport is the error that a client gets when its connection breaks during a call.
@@ -14,14 +15,15 @@ import (
 // Put, DeleteRange and Compact; it repeats reads, LeaseGrant and LeaseRevoke.
 var ErrTransport = status.Error(codes.Unavailable, "transport is closing")
 
-// A Call is one attempt of a unary call.
+// A Call is one attempt of a unary call. Its messages have the methods that those of etcd 3.6 and those of etcd 3.7 have
+// in common; protoadapt.MessageV2Of makes a proto.Message of either.
 type Call struct {
-	Method  string        // such as "Txn"
-	Request proto.Message // such as *etcdserverpb.TxnRequest
-	Reply   proto.Message // such as *etcdserverpb.TxnResponse; filled by Send
+	Method  string               // such as "Txn"
+	Request protoadapt.MessageV1 // such as *etcdserverpb.TxnRequest
+	Reply   protoadapt.MessageV1 // such as *etcdserverpb.TxnResponse; filled by Send
 
 	opts   []grpc.CallOption
-	invoke func(ctx context.Context, req, reply proto.Message, opts []grpc.CallOption) error
+	invoke func(ctx context.Context, req, reply any, opts []grpc.CallOption) error
 }
 
 // Send sends the request, and waits for the reply.
@@ -126,7 +128,7 @@ func (p *Postponed) fault(ctx context.Context, c *Call) error {
 	close(p.caught)
 	select {
 	case <-p.done:
-		proto.Merge(c.Reply, p.call.Reply)
+		proto.Merge(protoadapt.MessageV2Of(c.Reply), protoadapt.MessageV2Of(p.call.Reply))
 		return p.err
 	case <-ctx.Done():
 		return status.FromContextError(ctx.Err()).Err()
@@ -138,8 +140,8 @@ func (p *Postponed) fault(ctx context.Context, c *Call) error {
 func (c *Call) detach() *Call {
 	d := &Call{
 		Method:  c.Method,
-		Request: proto.Clone(c.Request),
-		Reply:   c.Reply.ProtoReflect().New().Interface(),
+		Request: clone(c.Request),
+		Reply:   clone(c.Reply),
 		invoke:  c.invoke,
 	}
 	for _, o := range c.opts {
@@ -151,4 +153,9 @@ func (c *Call) detach() *Call {
 		}
 	}
 	return d
+}
+
+// clone copies a message of etcd 3.6 or 3.7.
+func clone[M protoadapt.MessageV1](m M) M {
+	return protoadapt.MessageV1Of(proto.Clone(protoadapt.MessageV2Of(m))).(M)
 }

@@ -7,14 +7,13 @@ import (
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
 )
 
 // ErrDrop is returned by a stream hook to remove the message from the stream.
 var ErrDrop = errors.New("etcdtest: drop this message")
 
 // A hook is the function that was given to one of the On methods, or nil.
-type hook[M proto.Message] func(ctx context.Context, m M) error
+type hook[M any] func(ctx context.Context, m M) error
 
 type hooks struct {
 	open              func(ctx context.Context, method string) error
@@ -145,10 +144,10 @@ func (s *tappedStream) RecvMsg(m any) error {
 func (t *Tap) created(r *pb.WatchCreateRequest) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.creates = append(t.creates, proto.Clone(r).(*pb.WatchCreateRequest))
+	t.creates = append(t.creates, clone(r))
 }
 
-func call[M proto.Message](ctx context.Context, h hook[M], m M) error {
+func call[M any](ctx context.Context, h hook[M], m M) error {
 	if h == nil {
 		return nil
 	}

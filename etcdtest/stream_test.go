@@ -39,7 +39,7 @@ func watching(t *testing.T, c *clientv3.Client) clientv3.WatchChan {
 
 // isDelete reports whether m has an event for a deletion.
 func isDelete(m *pb.WatchResponse) bool {
-	return slices.ContainsFunc(m.Events, func(e *mvccpb.Event) bool { return e.Type == mvccpb.DELETE })
+	return slices.ContainsFunc(m.Events, func(e *mvccpb.Event) bool { return e.Type == clientv3.EventTypeDelete })
 }
 
 func TestTapDropsWatchMessage(t *testing.T) {

@@ -10,7 +10,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
-	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 )
 
 // A Tap intercepts the calls of one or more clients, between etcd's client library and
@@ -144,11 +144,11 @@ func (t *Tap) unary(ctx context.Context, fullMethod string, req, reply any, cc *
 ) error {
 	call := &Call{
 		Method:  path.Base(fullMethod),
-		Request: req.(proto.Message),
-		Reply:   reply.(proto.Message),
+		Request: req.(protoadapt.MessageV1),
+		Reply:   reply.(protoadapt.MessageV1),
 		opts:    opts,
 	}
-	call.invoke = func(ctx context.Context, req, reply proto.Message, opts []grpc.CallOption) error {
+	call.invoke = func(ctx context.Context, req, reply any, opts []grpc.CallOption) error {
 		return invoker(ctx, fullMethod, req, reply, cc, opts...)
 	}
 	r := t.due(call.Method, call.Request)
@@ -162,7 +162,7 @@ func (t *Tap) unary(ctx context.Context, fullMethod string, req, reply any, cc *
 }
 
 // due counts a call and returns the rule that applies to it, or nil.
-func (t *Tap) due(method string, req proto.Message) *rule {
+func (t *Tap) due(method string, req any) *rule {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.calls[method]++
@@ -209,17 +209,24 @@ func (t *Tap) removeLocked(r *rule) {
 // are unique across the services.
 var unaryMethods, streaming = methods()
 
+// methods asks a gRPC server: only etcd 3.7 exports its service descriptions.
 func methods() (unary, streaming map[string]bool) {
+	s := grpc.NewServer()
+	defer s.Stop()
+	pb.RegisterKVServer(s, &pb.UnimplementedKVServer{})
+	pb.RegisterWatchServer(s, &pb.UnimplementedWatchServer{})
+	pb.RegisterLeaseServer(s, &pb.UnimplementedLeaseServer{})
+	pb.RegisterClusterServer(s, &pb.UnimplementedClusterServer{})
+	pb.RegisterMaintenanceServer(s, &pb.UnimplementedMaintenanceServer{})
+	pb.RegisterAuthServer(s, &pb.UnimplementedAuthServer{})
 	unary, streaming = map[string]bool{}, map[string]bool{}
-	for _, service := range []grpc.ServiceDesc{
-		pb.KV_ServiceDesc, pb.Watch_ServiceDesc, pb.Lease_ServiceDesc,
-		pb.Cluster_ServiceDesc, pb.Maintenance_ServiceDesc, pb.Auth_ServiceDesc,
-	} {
+	for _, service := range s.GetServiceInfo() {
 		for _, m := range service.Methods {
-			unary[m.MethodName] = true
-		}
-		for _, s := range service.Streams {
-			streaming[s.StreamName] = true
+			if m.IsClientStream || m.IsServerStream {
+				streaming[m.Name] = true
+			} else {
+				unary[m.Name] = true
+			}
 		}
 	}
 	return unary, streaming

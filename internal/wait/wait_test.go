@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -469,13 +468,13 @@ func TestWait_HandOverAsTheWatchBreaks(t *testing.T) {
 		s.Outages.Log = log.Logger()
 		ch := make(chan clientv3.WatchResponse, 2)
 		s.Client.UseWatcher(scripted{s.f, ch})
-		ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: 3}, Created: true}
+		ch <- fakeetcd.Response(3, clientv3.WatchResponse{Created: true})
 		holder := s.enqueue("a/5")
 		ended := s.wait(s.enqueue("a/5-1"))
 		<-time.After(s.GuardAfter)
 		synctest.Wait()
 		s.Lost = func([]*waitlist.Entry, int64) { holder.Leave(false) } // between the event and the look at the watch
-		ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Canceled: true, Events: []*clientv3.Event{{Kv: &mvccpb.KeyValue{Key: []byte("a/6"), ModRevision: 4}}}}
+		ch <- fakeetcd.Response(0, clientv3.WatchResponse{Canceled: true, Events: []*clientv3.Event{{Kv: &mvccpb.KeyValue{Key: []byte("a/6"), ModRevision: 4}}}})
 		s.grants(ended)
 		require.Empty(s, log.Lines())
 	})

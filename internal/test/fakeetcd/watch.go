@@ -39,7 +39,7 @@ func (f *Server) BreakWatches() {
 	defer f.mu.Unlock()
 	for _, w := range f.watches {
 		if !w.closed {
-			w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{}, Canceled: true}
+			w.ch <- Response(0, clientv3.WatchResponse{Canceled: true})
 			w.close()
 		}
 	}
@@ -54,9 +54,19 @@ func (w *Watch) tell(rev int64, events []*clientv3.Event) {
 		}
 	}
 	if len(wr.Events) > 0 && !w.closed {
-		wr.Header = &pb.ResponseHeader{Revision: rev}
-		w.ch <- wr
+		w.ch <- Response(rev, wr)
 	}
+}
+
+// Response gives a response its header, which is a value in etcd's client 3.6 and a pointer in 3.7.
+func Response(rev int64, wr clientv3.WatchResponse) clientv3.WatchResponse {
+	switch h := any(&wr.Header).(type) {
+	case **pb.ResponseHeader:
+		*h = &pb.ResponseHeader{Revision: rev}
+	case *pb.ResponseHeader:
+		h.Revision = rev
+	}
+	return wr
 }
 
 func (w *Watch) close() {
@@ -79,7 +89,7 @@ func (f *Server) Watch(ctx context.Context, key string, opts ...clientv3.OpOptio
 		}
 		f.watches = append(f.watches, w)
 		at := max(1, f.rev-f.lag)
-		w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: at}, Created: true}
+		w.ch <- Response(at, clientv3.WatchResponse{Created: true})
 		for rev := at + 1; rev <= f.rev; rev++ { // what that member gets to see yet
 			w.tell(rev, f.events[rev])
 		}
@@ -103,7 +113,7 @@ func (f *Server) RequestProgress(context.Context) error {
 	defer f.mu.Unlock()
 	for _, w := range f.watches {
 		if !w.closed {
-			w.ch <- clientv3.WatchResponse{Header: &pb.ResponseHeader{Revision: f.rev - f.lag}}
+			w.ch <- Response(f.rev-f.lag, clientv3.WatchResponse{})
 		}
 	}
 	return nil

@@ -24,13 +24,13 @@ import (
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
-// An election is one of etcd's package or of the drop-in.
+// An election is one of etcd's package or of the drop-in. Observe is not in it: with etcd's client 3.6, etcd's Observe
+// sends responses, else both send pointers to them.
 type election interface {
 	Campaign(ctx context.Context, val string) error
 	Proclaim(ctx context.Context, val string) error
 	Resign(ctx context.Context) error
 	Leader(ctx context.Context) (*clientv3.GetResponse, error)
-	Observe(ctx context.Context) <-chan *clientv3.GetResponse
 }
 
 // A said is what a candidate says: that it leads, or what it has observed, or read.
@@ -40,22 +40,6 @@ type said struct{ What, Value string }
 // observes all the time. It does what the lines of its input say: proclaim a value, read the leader's, resign.
 func candidateProcess(ctx context.Context, a lockerArg, c *clientv3.Client, in *bufio.Reader) error {
 	kind, value, _ := strings.Cut(a.What, " ")
-	var e election
-	if kind == "etcd" {
-		s, err := etcds.NewSession(c, etcds.WithTTL(a.Seconds))
-		if err != nil {
-			return err
-		}
-		defer s.Close()
-		e = etcds.NewElection(s, a.Name)
-	} else {
-		s, err := concurrency.NewSession(c, concurrency.WithTTL(a.Seconds))
-		if err != nil {
-			return err
-		}
-		defer s.Close()
-		e = concurrency.NewElection(s, a.Name)
-	}
 	var mu sync.Mutex
 	out := json.NewEncoder(os.Stdout)
 	say := func(what, value string) {
@@ -63,11 +47,34 @@ func candidateProcess(ctx context.Context, a lockerArg, c *clientv3.Client, in *
 		defer mu.Unlock()
 		_ = out.Encode(said{what, value})
 	}
-	go func() {
-		for got := range e.Observe(ctx) {
-			say("observes", string(got.Kvs[0].Value))
+	var e election
+	var observe func()
+	if kind == "etcd" {
+		s, err := etcds.NewSession(c, etcds.WithTTL(a.Seconds))
+		if err != nil {
+			return err
 		}
-	}()
+		defer s.Close()
+		etcd := etcds.NewElection(s, a.Name)
+		e, observe = etcd, func() {
+			for got := range etcd.Observe(ctx) {
+				say("observes", string(got.Kvs[0].Value))
+			}
+		}
+	} else {
+		s, err := concurrency.NewSession(c, concurrency.WithTTL(a.Seconds))
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		ours := concurrency.NewElection(s, a.Name)
+		e, observe = ours, func() {
+			for got := range ours.Observe(ctx) {
+				say("observes", string(got.Kvs[0].Value))
+			}
+		}
+	}
+	go observe()
 	go func() {
 		if err := e.Campaign(ctx, value); err != nil {
 			say("fails", err.Error())

@@ -13,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -342,7 +341,7 @@ func TestFault_C5_LostEvent(t *testing.T) {
 		w.OnRecv(func(_ string, msg any) (bool, error) {
 			if r, ok := msg.(*pb.WatchResponse); ok {
 				for _, ev := range r.Events {
-					if ev.Type == mvccpb.Event_DELETE {
+					if ev.Type == clientv3.EventTypeDelete {
 						return false, nil
 					}
 				}

@@ -35,7 +35,7 @@ func (s *script) put(lease int64, keys ...string) int64 {
 	var events []*clientv3.Event
 	for _, key := range keys {
 		s.created[key] = s.rev
-		events = append(events, event(mvccpb.Event_PUT, key, "", lease, s.rev, s.rev))
+		events = append(events, event(clientv3.EventTypePut, key, "", lease, s.rev, s.rev))
 	}
 	s.log.Add(events, at(int(s.rev)))
 	return s.rev
@@ -49,7 +49,7 @@ func (s *script) delAt(ms int, keys ...string) int64 {
 	s.rev++
 	var events []*clientv3.Event
 	for _, key := range keys {
-		events = append(events, event(mvccpb.Event_DELETE, key, "", 0, 0, s.rev))
+		events = append(events, event(clientv3.EventTypeDelete, key, "", 0, 0, s.rev))
 	}
 	s.log.Add(events, at(ms))
 	return s.rev
@@ -59,7 +59,7 @@ func (s *script) delAt(ms int, keys ...string) int64 {
 func (s *script) write(worker int, key string, token int64) {
 	s.rev++
 	value, _ := json.Marshal(SetValue{Worker: worker, Key: key, Token: token})
-	s.log.Add([]*clientv3.Event{event(mvccpb.Event_PUT, SetPrefix+"s", string(value), 0, 2, s.rev)}, at(int(s.rev)))
+	s.log.Add([]*clientv3.Event{event(clientv3.EventTypePut, SetPrefix+"s", string(value), 0, 2, s.rev)}, at(int(s.rev)))
 }
 
 func event(what mvccpb.Event_EventType, key, value string, lease, created, rev int64) *clientv3.Event {
@@ -209,7 +209,7 @@ func TestCheckGrants(t *testing.T) {
 		{"an entry that is written over", func(s *script) []Claim {
 			s.put(1, a)
 			s.rev++
-			s.log.Add([]*clientv3.Event{event(mvccpb.Event_PUT, a, "", 1, 2, s.rev)}, at(0))
+			s.log.Add([]*clientv3.Event{event(clientv3.EventTypePut, a, "", 1, 2, s.rev)}, at(0))
 			return nil
 		}, []string{"lock/x/a (created at 2) was written again at 3"}},
 	} {
@@ -258,10 +258,10 @@ func TestLogPassesOverWhatItHas(t *testing.T) {
 	ta := s.put(1, "lock/x/a")
 	gone := s.del("lock/x/a")
 	s.log.Add([]*clientv3.Event{
-		event(mvccpb.Event_PUT, "lock/x/a", "", 1, ta, ta),
-		event(mvccpb.Event_DELETE, "lock/x/a", "", 0, 0, gone),
-		event(mvccpb.Event_PUT, "lock/x/a", "", 1, gone+1, gone+1),
-		event(mvccpb.Event_PUT, "lock/x/ra", "", 1, gone+1, gone+1),
+		event(clientv3.EventTypePut, "lock/x/a", "", 1, ta, ta),
+		event(clientv3.EventTypeDelete, "lock/x/a", "", 0, 0, gone),
+		event(clientv3.EventTypePut, "lock/x/a", "", 1, gone+1, gone+1),
+		event(clientv3.EventTypePut, "lock/x/ra", "", 1, gone+1, gone+1),
 	}, at(1000))
 	problems, _ := s.log.CheckGrants(nil)
 	require.Empty(t, problems)

@@ -9,6 +9,7 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
@@ -192,7 +193,7 @@ func (c *client) faults() []fault {
 		{"repeat releases", 2, 4 * time.Second, calls(func(_ time.Duration, pick int) {
 			again := time.Duration(pick%300) * time.Millisecond
 			c.tap.Every("Txn", func(ctx context.Context, call *etcdtest.Call) error {
-				req := proto.CloneOf(call.Request.(*pb.TxnRequest))
+				req := protoadapt.MessageV1Of(proto.Clone(protoadapt.MessageV2Of(call.Request))).(*pb.TxnRequest)
 				err := call.Send(ctx)
 				if err == nil && releases(req) {
 					c.run.behind.Go(func() {
