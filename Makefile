@@ -19,7 +19,7 @@ quick:
 	go test ./internal/etcd ./internal/keyspace ./internal/tool/layout ./internal/lease ./internal/queue ./internal/settle ./internal/waitlist ./internal/ahead
 
 lint:
-	for d in . bench deploy; do (cd $$d && $(LINT) run ./...) || exit 1; done
+	for d in . bench deploy integrations; do (cd $$d && $(LINT) run ./...) || exit 1; done
 
 fmt:
 	$(LINT) fmt

@@ -1,0 +1,51 @@
+package certmagiclock_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"os"
+
+	"github.com/caddyserver/certmagic"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/integrations/certmagiclock"
+)
+
+func Example() {
+	cluster, err := etcdtest.New("")
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer cluster.Close()
+	client, err := cluster.NewClient()
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer client.Close()
+	dir, err := os.MkdirTemp("", "certmagiclock-example-") // a service has what all its servers share
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	ctx := context.Background()
+
+	locks := etcdlock.New(client)
+	defer locks.Close()
+	storage := certmagiclock.Wrap(&certmagic.FileStorage{Path: dir}, certmagiclock.New(locks, "certmagic/"))
+	certmagic.Default.Storage = storage
+
+	if err := storage.Lock(ctx, "issue_cert_example.com"); err != nil { // as certmagic does
+		log.Fatal(err)
+	}
+	queue, err := locks.Inspect(ctx, "certmagic/issue_cert_example.com")
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println("holders in etcd:", len(queue.Entries))
+	fmt.Println(storage.Unlock(ctx, "issue_cert_example.com"))
+	// Output:
+	// holders in etcd: 1
+	// <nil>
+}
