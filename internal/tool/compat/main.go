@@ -1,6 +1,6 @@
 //go:build unix
 
-// Compat runs the portable tests of this module against real etcd processes of several
+// Compat runs the tests of this module that need a server, and only one, against real etcd processes of several
 // versions, and prints the results. Each version runs as a single member, as
 // a cluster of three, and as a single member behind its own `etcd grpc-proxy`.
 //
@@ -12,8 +12,7 @@
 // the Go module, and packages are unpacked without being installed. The servers are kept in
 // the user's cache folder.
 //
-// A test is portable if it uses its package's variable cluster, which internal/test/harness sets, and
-// starts no cluster of its own; Compat determines this from the source. It fails if a test fails or does not run.
+// It leaves out the tests that own.txt names. It fails if a test fails or does not run.
 package main
 
 import (
@@ -42,6 +41,9 @@ const (
 	testLimit = 5 * time.Minute
 
 	module = "go.etcd.io/etcd/server/v3"
+
+	// endpointsVar is the variable with which internal/test/harness has tests use these servers.
+	endpointsVar = "ETCDLOCK_TEST_ENDPOINTS"
 )
 
 func main() {
@@ -77,16 +79,9 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 		fmt.Printf("%s is %s (%v)\n", s, b.name, time.Since(began).Round(time.Second))
 		builds = append(builds, b)
 	}
-	suites, err := findSuites(".")
+	suites, err := buildSuites(ctx, dir)
 	if err != nil {
 		return err
-	}
-	for i := range suites {
-		s := &suites[i]
-		s.binary = filepath.Join(dir, strings.ReplaceAll(s.path, "/", "-")+".test")
-		if _, err := output(ctx, "", "go", "test", "-c", "-o", s.binary, s.path); err != nil {
-			return err
-		}
 	}
 	results, errs := make([]result, len(builds)*len(shapes)), make([]error, len(builds)*len(shapes))
 	var running errgroup.Group
@@ -190,7 +185,7 @@ func try(ctx context.Context, suites []suite, b build, dir string, shape shape) 
 func (s suite) run(ctx context.Context, names, endpoints []string, dir string) error {
 	cmd := command(ctx, s.binary, "-test.v", "-test.timeout="+testLimit.String(), "-test.run=^("+strings.Join(names, "|")+")$")
 	cmd.Dir = s.dir
-	cmd.Env = append(os.Environ(), "ETCDLOCK_TEST_ENDPOINTS="+strings.Join(endpoints, ","), "ETCDLOCK_FULL=1", "TMPDIR="+dir)
+	cmd.Env = append(os.Environ(), endpointsVar+"="+strings.Join(endpoints, ","), "ETCDLOCK_FULL=1", "TMPDIR="+dir)
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()
@@ -208,7 +203,7 @@ func (s suite) run(ctx context.Context, names, endpoints []string, dir string) e
 		err = errors.New("not all tests have run")
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w\n%s", s.path, err, uneventful.ReplaceAll(out.Bytes(), nil))
+		return fmt.Errorf("%s: %w\n%s", s.dir, err, uneventful.ReplaceAll(out.Bytes(), nil))
 	}
 	return nil
 }
