@@ -5,12 +5,14 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
@@ -93,7 +95,7 @@ func TestLog_Outage(t *testing.T) {
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
 	w.OnRecv(nil)
 	log.Require(t, logtest.Up, logtest.Outage, logtest.Over, logtest.Outage, logtest.Loss, logtest.Over)
-	require.Contains(t, log.Lines()[4], fmt.Sprintf(`lock=%s key=%s token=%d cause="lock lost"`, holds[0].name, holds[0].Key(), holds[0].Token()))
+	require.Contains(t, log.Lines()[4], fmt.Sprintf(`lock=%s key=%s token=%d cause="its entry was removed"`, holds[0].name, holds[0].Key(), holds[0].Token()))
 
 	revoke(t, s)
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
@@ -282,4 +284,46 @@ func TestLog_OneCause(t *testing.T) {
 	reported(t, s)
 	require.NotContains(t, log.Lines()[2], "error=")
 	require.Contains(t, log.Lines()[3], `error="context deadline exceeded"`)
+}
+
+// A release that the session's end overtakes has a line: the lock is not among those that the session lost.
+func TestLog_ReleaseOvertaken(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		var log logtest.Log
+		s.log = log.Logger()
+		h, err := NewMutex(s, "a").Lock(context.Background())
+		require.NoError(t, err)
+		f.Step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
+		time.AfterFunc(10*time.Second, func() { s.lease.End(ErrSessionExpired, "the test says so") })
+		require.ErrorIs(t, h.Unlock(context.Background()), ErrLost)
+		s.lease.NotFound()
+		synctest.Wait()
+		require.Contains(t, log.Lines(), fmt.Sprintf(`level=WARN msg="lock lost" lock=a key=a/1 token=%d cause="lock lost: session expired"`, h.Token()))
+	})
+}
+
+// A transaction under a lock that a member leaves without an answer has a line, once.
+func TestLog_LateTxn(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		s := f.session(1)
+		var log logtest.Log
+		s.lease.Outages.Log = log.Logger()
+		h, err := NewMutex(s, "a").Lock(context.Background())
+		require.NoError(t, err)
+		hangs := outage.LateAfter / 3 // before and after it is carried out
+		f.Step = func(ctx context.Context, _ string) error { return etcd.Sleep(ctx, hangs) }
+		_, err = h.Txn(context.Background()).Commit()
+		require.NoError(t, err)
+		require.Empty(t, log.Lines())
+		hangs = time.Minute
+		_, err = h.Txn(context.Background()).Commit()
+		require.NoError(t, err)
+		require.Equal(t, []string{"WARN a transaction under a lock has no answer from etcd yet"}, log.Messages())
+		require.Contains(t, log.Lines()[0], fmt.Sprintf("lock=a token=%d waits=5s", h.Token()))
+		s.lease.End(ErrSessionClosed, "the test is over")
+		s.lease.NotFound()
+	})
 }

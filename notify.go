@@ -90,9 +90,15 @@ func (e *entry) notifyAbandoned(at time.Time, err error) {
 // notifyOver tells that a hold is over since at: err is what Unlock returns, or Err after a loss.
 func (e *entry) notifyOver(at time.Time, err error) {
 	lost := errors.Is(err, ErrLost)
-	// What the session has lost is in the line of notifyEnded, and the caller of Close knows.
-	if lost && !errors.Is(err, ErrSessionExpired) && !errors.Is(err, ErrSessionClosed) {
-		e.s.log.Warn("lock lost", "lock", e.label(), "key", e.key, "token", e.rev, "cause", err)
+	e.mu.Lock()
+	listed := e.lostWithSession // in the line of notifyEnded; a release that the session's end overtakes is not
+	e.mu.Unlock()
+	if lost && !listed && !errors.Is(err, ErrSessionClosed) { // whose caller knows
+		cause := err.Error()
+		if cause == ErrLost.Error() { // of a session that lives
+			cause = "its entry was removed"
+		}
+		e.s.log.Warn("lock lost", "lock", e.label(), "key", e.key, "token", e.rev, "cause", cause)
 	}
 	t := e.trace()
 	switch {

@@ -23,6 +23,9 @@ import (
 // or a ctx or hold that ends before the answer. Such an error is [ErrOutcomeUnknown], and also etcd's, ErrLost or ctx's.
 // After any other error nothing was carried out. There is one exception: if etcd or a proxy answers Canceled or
 // DeadlineExceeded, clientv3 itself repeats the transaction, and it may be carried out twice.
+//
+// Give it a ctx with a deadline. On a member that hangs, Commit waits for as long as ctx and the hold live, or until
+// the keepalive of the client's connection ends it: see clientv3.Config.DialKeepAliveTime. A log line says so after 5 s.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.useFence()
 	return etcd.Build(func(t *etcd.Txn) (*clientv3.TxnResponse, error) {
@@ -43,6 +46,7 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 	defer over()
 	ctx, stop := etcd.Bind(callers, life)
 	defer stop()
+	defer h.s.lease.Outages.Late(h.label(), h.rev)()
 	resp, _, err := etcd.Do(callers, h.s.etcd, etcd.Policy{Life: life}, func(context.Context) (resp *clientv3.TxnResponse, err error) {
 		for {
 			if last = h.Err(); last != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // ErrRestored says that etcd has lost what it has shown before.
-var ErrRestored = errors.New("a snapshot was restored")
+var ErrRestored = errors.New("a snapshot was restored, or etcd has lost its data")
 
 // shown is what etcd has shown to a Client. A revision that any reply shows was committed, so it stays, unless
 // somebody restores a snapshot. Two signs prove that:

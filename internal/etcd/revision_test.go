@@ -56,15 +56,15 @@ func TestRestored(t *testing.T) {
 		restored string
 	}{
 		{"the same", false, 1, 10, txn, false, ""},
-		{"a txn", false, 1, 9, txn, false, "etcd's revision went back from 10 to 9: a snapshot was restored"},
+		{"a txn", false, 1, 9, txn, false, "etcd's revision went back from 10 to 9: a snapshot was restored, or etcd has lost its data"},
 		{"a txn that wrote", true, 1, 11, txn, false, ""},
-		{"a txn that wrote what was there", true, 1, 10, txn, false, "etcd's revision went back from 10 to 10: a snapshot was restored"},
-		{"a read", false, 1, 9, read(1, 0), false, "etcd's revision went back from 10 to 9: a snapshot was restored"},
-		{"two reads", false, 1, 9, read(2, 0), false, "etcd's revision went back from 10 to 9: a snapshot was restored"},
+		{"a txn that wrote what was there", true, 1, 10, txn, false, "etcd's revision went back from 10 to 10: a snapshot was restored, or etcd has lost its data"},
+		{"a read", false, 1, 9, read(1, 0), false, "etcd's revision went back from 10 to 9: a snapshot was restored, or etcd has lost its data"},
+		{"two reads", false, 1, 9, read(2, 0), false, "etcd's revision went back from 10 to 9: a snapshot was restored, or etcd has lost its data"},
 		{"a read of a member that lags", false, 1, 9, read(1, 5), true, ""},
 		{"two reads of a member that lags", false, 1, 9, read(2, 5), true, ""},
 		{"a read that is pinned", false, 1, 10, read(1, 5), false, ""},
-		{"another cluster", false, 2, 20, read(1, 5), false, "etcd's cluster ID changed from 1 to 2: another etcd answers, or a snapshot was restored"},
+		{"another cluster", false, 2, 20, read(1, 5), false, "etcd's cluster ID changed from 1 to 2: another etcd answers, or a snapshot was restored, or etcd has lost its data"},
 		{"a proxy", false, 0, 20, read(1, 0), false, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -57,3 +57,14 @@ func TestAlarm_OfLeases(t *testing.T) {
 	s.Answered(s.All.Alarm(), "", rpctypes.ErrNoSpace)
 	require.Equal(t, "a", s.All.Alarm().key)
 }
+
+// A client that etcd refuses has no outage to wait for: its user or its role must be mended.
+func TestOutage_Refused(t *testing.T) {
+	s, log := newSource(t)
+	s.Lease = logtest.NoLease{}
+	o := s.Outage("")
+	o.Start(t.Context(), rpctypes.ErrUserEmpty)
+	o.Stop(true)
+	require.Equal(t, []string{"WARN etcd refuses this client", logtest.Over}, log.Messages())
+	require.Contains(t, log.Lines()[0], `check="the client's user and password, or its certificate, and the user's role"`)
+}

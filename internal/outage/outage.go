@@ -51,7 +51,11 @@ func (o *Outage) Start(ctx context.Context, err error) {
 	if o.lock != "" {
 		args = append(args, "lock", o.lock)
 	}
-	s.Log.Warn("etcd outage: locks wait until it is over", append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", whatToCheck(err))...)
+	what := "etcd outage: locks wait until it is over"
+	if etcd.Refused(err) {
+		what = "etcd refuses this client"
+	}
+	s.Log.Warn(what, append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", whatToCheck(err))...)
 }
 
 // Stop is called when the wait, the hold or the session gets on again, or leaves without having recovered.
@@ -69,4 +73,15 @@ func (o *Outage) Stop(recovered bool) {
 	case over:
 		s.Log.Info("etcd outage concerns nobody anymore", "lease", s.Lease.String(), "lasted", lasted)
 	}
+}
+
+// LateAfter is how long a transaction under a lock goes on before the log has a line: it is sent once, to one member.
+const LateAfter = 5 * time.Second
+
+// Late is called when a transaction under a lock is sent, and stop when it has ended.
+func (s *Source) Late(lock string, token int64) (stop func() bool) {
+	return time.AfterFunc(LateAfter, func() {
+		s.Log.Warn("a transaction under a lock has no answer from etcd yet", "lock", lock, "token", token, "waits", LateAfter,
+			"endpoints", s.Client.Endpoints(), "check", "whether a member hangs: stop it; and the client's DialKeepAliveTime")
+	}).Stop
 }
