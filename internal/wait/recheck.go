@@ -7,7 +7,6 @@ import (
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -15,7 +14,8 @@ import (
 const recheckRequests = 8
 
 // Recheck reads whether what the entries of these lists are watching for is still there, as far as that fits into a
-// few requests: give it the lists in any order, so that in time all of them have their turn.
+// few requests: give it the lists in any order, so that in time all of them have their turn. A list that has missed
+// something reads the present.
 func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) {
 	type awaited struct {
 		l   *waitlist.List
@@ -33,12 +33,14 @@ func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) {
 		for _, a := range some {
 			reads = append(reads, etcd.ReadKey(a.key))
 		}
-		got, at, err := ws.Client.ReadAt(ctx, ws.Life, 0, reads...)
+		got, _, err := ws.Client.ReadAt(ctx, ws.Life, 0, reads...)
 		if err != nil {
 			return
 		}
 		for i, a := range some {
-			ws.Lost(a.l.Saw(&waitlist.Listing{At: at, Low: 1, Asked: []string{a.key}, Keys: queue.Entries(got[i].Kvs)}), at)
+			if len(got[i].Kvs) == 0 {
+				a.l.Refresh()
+			}
 		}
 	}
 }

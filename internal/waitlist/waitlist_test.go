@@ -38,11 +38,17 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 			w.fail("%s at %d is forgotten in %v", a.name, a.rev, w.state())
 		}
 	}
-	for range 2 {
-		w.expire()
+	for len(w.timers) > 0 && !w.failed {
+		w.tick()
+	}
+	if w.l.agent != nil || len(w.agents) > 0 {
+		w.fail("agents: %v", w.agents)
+	}
+	if len(w.l.flights) > 0 || len(w.l.heard) > 0 || len(w.l.entries) > 0 {
+		w.fail("the list remembers what is over")
 	}
 	if !w.l.Empty() || len(w.l.open) > 0 || len(w.watches) > 0 {
-		w.fail("the list keeps %v, %v, %v", w.l.keys, w.l.open, w.watches)
+		w.fail("the list keeps %v, %v, %v", w.l.flights, w.l.open, w.watches)
 	}
 }
 
@@ -66,8 +72,10 @@ func (w *world) happen() {
 				w.downgrade(a)
 			}
 		}
-	case n == 8 && w.choose(4) == 0:
-		w.expire()
+	case n == 8 && w.choose(4) == 0 && len(w.timers) > 0:
+		w.tick()
+	case n > 12 && n < 17 && len(w.agents) > 0:
+		w.ask(w.agents[w.choose(len(w.agents))])
 	case n >= 17 && len(w.watches) > 0:
 		w.deliver(w.watches[w.choose(len(w.watches))])
 	case len(w.own) > 0:
@@ -75,13 +83,13 @@ func (w *world) happen() {
 	}
 }
 
-// expire has the list's timer go off.
-func (w *world) expire() {
-	if w.expires {
-		w.logf("the timer goes off")
-		w.expires = false
-		w.l.expire()
-	}
+// tick has a timer of the list go off.
+func (w *world) tick() {
+	i := w.choose(len(w.timers))
+	f := w.timers[i]
+	w.timers = slices.Delete(w.timers, i, i+1)
+	w.logf("a timer goes off")
+	f()
 }
 
 func (w *world) otherComes() {
@@ -102,7 +110,7 @@ func (w *world) otherComes() {
 		return
 	}
 	rev := w.write(func(s map[string]int64, rev int64) { s[key] = rev })
-	w.others = append(w.others, place{Entry: queue.Entry{Key: key, Rev: rev}, kind: kind})
+	w.others = append(w.others, other{Entry: queue.Entry{Key: key, Rev: rev}, kind: kind})
 	w.logf("others put %s", key)
 	w.checkExclusion()
 }
@@ -171,9 +179,6 @@ func (w *world) downgrade(a *actor) {
 	}
 }
 
-// guards reports whether a sleeper's timer is to go off.
-func (w *world) guards(a *actor) bool { return a.guards && (w.mercy || w.choose(3) == 0) }
-
 // advance has an acquisition go on.
 func (w *world) advance(a *actor) bool {
 	switch {
@@ -187,15 +192,14 @@ func (w *world) advance(a *actor) bool {
 	}
 	select {
 	case <-a.e.Wake():
-		a.asleep = false
+		a.woken = true
 	default:
 	}
-	if a.asleep && !w.guards(a) {
+	if !a.woken || a.rev == 0 {
 		return false
 	}
-	n := len(w.log)
-	w.step(a)
-	return len(w.log) > n
+	a.woken = false
+	return w.look(a)
 }
 
 // rest has all go on until nothing does; then others leave, then holders. It returns true when
@@ -204,6 +208,10 @@ func (w *world) rest() bool {
 	moved := false
 	for _, a := range w.own {
 		moved = w.advance(a) || moved
+	}
+	for _, g := range slices.Clone(w.agents) {
+		w.ask(g)
+		moved = true
 	}
 	for _, ow := range slices.Clone(w.watches) {
 		moved = w.deliver(ow) || moved
@@ -215,7 +223,13 @@ func (w *world) rest() bool {
 	if len(w.watches) > 2 || len(w.watches) != len(w.l.open) {
 		w.fail("watches: %v, and the list knows %v", w.watches, w.l.open)
 	}
-	w.checkNobodyForgotten()
+	if w.l.ticks == nil {
+		w.checkNobodyForgotten()
+	}
+	if len(w.timers) > 0 && (w.l.ticks != nil || w.choose(2) == 0) {
+		w.tick()
+		return false
+	}
 	if len(w.others) > 0 {
 		w.otherLeaves(0)
 		return false
@@ -228,7 +242,7 @@ func (w *world) rest() bool {
 	}
 	for _, a := range w.own {
 		if a.part && !a.over {
-			a.part = false
+			a.part, a.woken = false, true
 			a.e.Begin()
 			return false
 		}
