@@ -33,21 +33,31 @@ type Waits struct {
 	EndError func(ctx context.Context) error // the error of a wait whose ctx, or Life, has ended
 	// Lost is told of entries that had the lock and were not in etcd at revision at.
 	Lost func(entries []*waitlist.Entry, at int64)
+
+	lists *waitlist.Config // see NewList
 }
 
 // ErrGone says that an entry is not in the queue any more.
 var ErrGone = waitlist.ErrGone
 
-// NewList makes the list of a name, and runs its agents. forget: see waitlist.Config.
+// NewList makes the list of a name, and runs its agents. forget, the same for all lists: see waitlist.Config. Calls must
+// not overlap.
 func (ws *Waits) NewList(name string, forget func(name string)) *waitlist.List {
-	return waitlist.New(name, waitlist.Config{
+	if ws.lists == nil {
+		ws.lists = ws.config(forget)
+	}
+	return waitlist.New(name, ws.lists)
+}
+
+func (ws *Waits) config(forget func(name string)) *waitlist.Config {
+	return &waitlist.Config{
 		Life: ws.Life, Forget: forget, GuardAfter: ws.GuardAfter,
 		UpLimit: waitlist.UpLimit,
 		After:   func(d time.Duration, f func()) { time.AfterFunc(d, f) },
 		Ask: func(ctx context.Context, l *waitlist.List) {
 			ws.Go(func(context.Context) { ws.ask(ctx, l) }) // or Life is about to end, and the waits with it
 		},
-	})
+	}
 }
 
 // Wait blocks until the entry has the lock, or ctx or Life ends (the error is EndError), or somebody else removes
@@ -57,6 +67,7 @@ func (ws *Waits) NewList(name string, forget func(name string)) *waitlist.List {
 // then keeps 4 KiB, not 8.
 func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 	own.Begin()
+	wake := own.Wake() // before the first look
 	for {
 		granted, err := own.Outcome()
 		switch {
@@ -66,7 +77,7 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 			return err
 		}
 		select {
-		case <-own.Wake():
+		case <-wake:
 		case <-ws.Life.Done():
 			return ws.EndError(ws.Life)
 		case <-ctx.Done():

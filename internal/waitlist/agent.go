@@ -51,7 +51,7 @@ type asking struct {
 
 // Next is what the agent has to do now. If nobody waits any more, ctx ends, and with it what the agent asks.
 func (l *List) Next(ctx context.Context) Step {
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	if l.agent != ctx {
 		return Step{} // it was dismissed, and there may be another one
@@ -131,7 +131,7 @@ func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, ke
 
 // Saw takes note of what was read for a step.
 func (l *List) Saw(s *Step, seen *Listing) (lost []*Entry) {
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	if s.Upward {
 		l.struck, l.reach = 0, 0
@@ -148,7 +148,7 @@ func (l *List) Saw(s *Step, seen *Listing) (lost []*Entry) {
 // Fail says that a step could not be carried out: the present is read next. If etcd has refused, with err, who waits for
 // the entry of the step waits in vain, and it is asked for the next one.
 func (l *List) Fail(s *Step, err error) {
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	s.overLocked(l)
 	if l.stale = true; err != nil {
@@ -160,7 +160,7 @@ func (l *List) Fail(s *Step, err error) {
 
 // Dropped says that a step was given up, since nobody waits any more.
 func (l *List) Dropped(s *Step) {
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	s.overLocked(l)
 	l.stale = l.stale || s.force
@@ -168,7 +168,7 @@ func (l *List) Dropped(s *Step) {
 
 // Refresh has the list asked anew, since its watches may be silent.
 func (l *List) Refresh() {
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	l.stale = l.frontLocked() != nil
 	l.grantLocked()
@@ -176,7 +176,7 @@ func (l *List) Refresh() {
 
 // Awaited are keys that the watches of the list are to tell of.
 func (l *List) Awaited() (keys []string) {
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	if e := l.frontLocked(); e != nil {
 		for _, t := range l.othersLocked(e) {

@@ -62,7 +62,16 @@ func (s *scene) tell(w *Watch, keys ...string) (lost []*Entry) {
 }
 
 func (s *scene) register(keys ...string) *Entry {
-	return s.l.Register(nil, keyspace.KindOf("a", keys[0]), keys...)
+	e := s.l.Register(nil, keyspace.KindOf("a", keys[0]), keys...)
+	e.Wake()
+	return e
+}
+
+// known is what the list knows, if only that it is nothing.
+func (s *scene) known() *List {
+	s.l.lock()
+	s.l.mu.Unlock()
+	return s.l
 }
 
 // shown is what the txn of an entry shows.
@@ -99,7 +108,7 @@ func (s *scene) blind(keys ...string) *Entry {
 
 // step is what the agent has to do next.
 func (s *scene) step() Step {
-	if s.l.agent == nil {
+	if s.known().agent == nil {
 		return Step{}
 	}
 	return s.l.Next(s.l.agent)
@@ -236,6 +245,7 @@ func TestEntitled_I1(t *testing.T) {
 	for _, c := range clauses {
 		for _, kind := range []keyspace.Kind{keyspace.Exclusive, keyspace.Shared} {
 			l := newList()
+			l.knowledge = &knowledge{}
 			e := &Entry{l: l, keys: []string{"a/5-1"}, kind: kind, rev: rev, seen: 20, state: waiting}
 			l.entries, l.at = []*Entry{e}, 20
 			l.views = [2]view{{listed: 15, upTo: rev}, {listed: 15, upTo: rev}}
@@ -580,7 +590,7 @@ func TestSingleWatchIsKept(t *testing.T) {
 	require.Equal(t, 1, turn())
 	s.l.expire()
 	s.l.expire()
-	require.Empty(t, s.l.open)
+	require.Nil(t, s.l.knowledge)
 	require.Equal(t, 2, turn())
 }
 
@@ -606,7 +616,7 @@ func TestWideWatchOfFew(t *testing.T) {
 		require.Len(t, s.l.open, 1, "nobody closes it while it is in use")
 		s.tell(s.l.open[0], "a/7")
 		s.granted(e, true)
-		require.Equal(t, kept, len(s.l.open) == 1, n)
+		require.Equal(t, kept, len(s.known().open) == 1, n)
 	}
 	for _, told := range []bool{false, true} { // by a watch, or by a listing
 		s := newScene(t)
@@ -915,7 +925,27 @@ func TestGuardTimer(t *testing.T) {
 	}
 	require.Len(t, s.timers, 1)
 	s.timers[0]()
-	require.Nil(t, s.l.ticks)
+	require.Nil(t, s.known().ticks)
+}
+
+// A list with a holder that nobody waits for knows nothing, and costs little: also when others have waited.
+func TestRestsAtAHolder(t *testing.T) {
+	s := newScene(t)
+	h := s.enqueue("a/5", "a/r5")
+	require.Nil(t, s.l.knowledge)
+	e := s.enqueue("a/5-1")
+	require.NotNil(t, s.l.knowledge)
+	s.leave(h)
+	s.granted(e, true)
+	require.NotNil(t, s.l.knowledge, "its timer is set")
+	s.l.tick()
+	require.Nil(t, s.l.knowledge)
+	pending := s.register("a/5-2")
+	require.NotNil(t, s.l.knowledge)
+	pending.Leave(false)
+	require.Nil(t, s.l.knowledge)
+	s.leave(e)
+	require.True(t, s.l.Empty())
 }
 
 // A part that nobody waits for yet asks nothing, so the agent asks for those behind it. When its turn comes it is in front.

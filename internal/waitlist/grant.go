@@ -66,12 +66,26 @@ func (l *List) grantLocked() {
 var ErrGone = errors.New("entry gone")
 
 // Wake has a value when the entry has the lock, or waits in vain, or when what BehindLeft reports may have changed.
-func (e *Entry) Wake() <-chan struct{} { return e.wake }
+// It tells of what happens from its first call on, or from the time at which BehindLeft was true.
+func (e *Entry) Wake() <-chan struct{} { return e.waking() }
+
+func (e *Entry) waking() chan struct{} {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	return e.wakeLocked()
+}
+
+func (e *Entry) wakeLocked() chan struct{} {
+	if e.wake == nil {
+		e.wake = make(chan struct{}, 1)
+	}
+	return e.wake
+}
 
 func (e *Entry) tell() {
 	select {
 	case e.wake <- struct{}{}:
-	default: // it was told, and has not looked yet
+	default: // it was told, and has not looked yet; or nobody will
 	}
 }
 
@@ -84,7 +98,7 @@ func (e *Entry) Granted() bool {
 // Outcome reports whether the entry has the lock, or why it waits in vain: ErrGone, or what etcd has refused with.
 func (e *Entry) Outcome() (granted bool, err error) {
 	e.l.mu.Lock()
-	defer e.l.unlock()
+	defer e.l.mu.Unlock()
 	switch e.state {
 	case held:
 		return true, nil
@@ -98,7 +112,7 @@ func (e *Entry) Outcome() (granted bool, err error) {
 // which has the lock. It is called once or more, with the list's mutex held: it is only to close a channel,
 // or the like.
 func (e *Entry) WhenContended(signal func()) {
-	e.l.mu.Lock()
+	e.l.lock()
 	defer e.l.unlock()
 	e.contended = signal
 	e.l.contendLocked()

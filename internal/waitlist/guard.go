@@ -20,7 +20,7 @@ func (l *List) guardsLocked(e *Entry) bool {
 }
 
 func (l *List) tick() {
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	l.guarded, l.ticks = l.ticks, nil
 	l.grantLocked()

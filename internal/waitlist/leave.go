@@ -14,7 +14,7 @@ import (
 // behind have to wait until it is gone. next are the entries that the request is to look for.
 func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	switch next = e.nextLocked(); {
 	case e.rev == 0: // nobody knows whether it was written; if it was, it counts as another session's
@@ -33,14 +33,14 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 // whatever becomes of e.
 func (e *Entry) Covered() bool {
 	e.l.mu.Lock()
-	defer e.l.unlock()
+	defer e.l.mu.Unlock()
 	return slices.ContainsFunc(e.l.entries, func(o *Entry) bool { return o.state == held && o.kind == keyspace.Exclusive })
 }
 
 // Lost says that the entry, which was held, is not in etcd any more. Nothing is handed over: the lease may be gone, so
 // when the entry is removed those behind are looked for first.
 func (e *Entry) Lost(int64) {
-	e.l.mu.Lock()
+	e.l.lock()
 	defer e.l.unlock()
 	e.state = leaving
 }
@@ -49,7 +49,7 @@ func (e *Entry) Lost(int64) {
 // key by now, since it was downgraded, that is as it should be.
 func (e *Entry) Missing(key string, at int64) (lost []*Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	if e.rev > 0 && e.keys[0] == key {
 		lost = l.absentLocked(nil, e, at)
@@ -63,7 +63,7 @@ func (e *Entry) Missing(key string, at int64) (lost []*Entry) {
 // somebody else may have, and others of the list with it. there are those of next that it found.
 func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost []*Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	i, known := l.findLocked(e.rev)
 	if !known || l.entries[i] != e {
@@ -90,7 +90,7 @@ func (l *List) removedLocked(key string, rev, at int64) {
 
 // Downgrading says that the entry is known by its shared key from now on.
 func (e *Entry) Downgrading() {
-	e.l.mu.Lock()
+	e.l.lock()
 	defer e.l.unlock()
 	e.keys = []string{e.keys[1], e.keys[0]}
 }
@@ -98,7 +98,7 @@ func (e *Entry) Downgrading() {
 // Behind are the entries that the request which removes the exclusive key is to look for.
 func (e *Entry) Behind() (next []queue.Entry) {
 	e.l.mu.Lock()
-	defer e.l.unlock()
+	defer e.l.mu.Unlock()
 	return e.nextLocked()
 }
 
@@ -106,7 +106,7 @@ func (e *Entry) Behind() (next []queue.Entry) {
 // at: readers of the list behind are let in.
 func (e *Entry) Downgraded(at int64, next, there []queue.Entry) (lost []*Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	e.kind = keyspace.Shared
 	l.removedLocked(e.keys[1], e.rev, at)

@@ -17,14 +17,20 @@ import (
 // nobody while its mutex is held, but see WhenContended.
 type List struct {
 	name string
-	Config
+	*Config
 
-	mu      sync.Mutex // released by unlock
+	mu      sync.Mutex // locked by lock and released by unlock, where more than a look is needed
 	entries []*Entry   // those in the queue, in its order
-	views   [2]view    // of the exclusive keys, and of the shared ones
-	at      int64      // see the package's comment; written by goneByLocked
-	size    int64      // of the queue, in keys, as it was last read
 	count   int        // of the keys of all entries
+	*knowledge
+}
+
+// knowledge is what a list needs while somebody waits. A session may hold many locks that nobody else of it wants, so a
+// list has no knowledge from its first grant until a second entry comes: see unlock.
+type knowledge struct {
+	views [2]view // of the exclusive keys, and of the shared ones
+	at    int64   // see the package's comment; written by goneByLocked
+	size  int64   // of the queue, in keys, as it was last read
 	log
 	watches
 	asking
@@ -54,12 +60,12 @@ type Entry struct {
 	keys  []string // the first one stands for the entry
 	kind  keyspace.Kind
 	state state
-	rev   int64 // where it is in the queue, 0 while unknown
-	seen  int64 // see the package's comment; written by seenAtLocked
-	idle  bool  // nobody waits for it yet: see WakeWith
-	stuck bool  // see Stuck
-	err   error // what etcd has refused with
-	wake  chan struct{}
+	rev   int64         // where it is in the queue, 0 while unknown
+	seen  int64         // see the package's comment; written by seenAtLocked
+	idle  bool          // nobody waits for it yet: see WakeWith
+	stuck bool          // see Stuck
+	err   error         // what etcd has refused with
+	wake  chan struct{} // nil until somebody may wait for it
 	// contended is called when another entry of the list waits for it: see WhenContended.
 	contended func()
 }
@@ -76,15 +82,27 @@ const (
 )
 
 // New makes the list of a session's entries in the queue of a name.
-func New(name string, c Config) *List { return &List{name: name, Config: c} }
+func New(name string, c *Config) *List { return &List{name: name, Config: c} }
 
 // Name is that of the lock.
 func (l *List) Name() string { return l.name }
 
-// unlock releases the mutex, and then does what must not be done before.
+func (l *List) lock() {
+	l.mu.Lock()
+	if l.knowledge == nil {
+		l.knowledge = &knowledge{}
+	}
+}
+
+// unlock releases the mutex, and then does what must not be done before. What the list knows it forgets if at most one
+// entry is left, which waits for nothing, and nothing is on its way: for the next entry it is as if the list was new.
 func (l *List) unlock() {
 	later := l.later
 	l.later = nil
+	waits := func(e *Entry) bool { return e.state == waiting }
+	if len(l.entries) <= 1 && len(l.flights) == 0 && len(l.open) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.entries, waits) {
+		l.knowledge = nil
+	}
 	l.mu.Unlock()
 	for _, f := range later {
 		f()
@@ -97,7 +115,7 @@ func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Entry {
 	if slices.ContainsFunc(keys, func(key string) bool { return keyspace.KindOf(l.name, key) == keyspace.Exclusive }) {
 		kind = keyspace.Exclusive // also while it is downgraded, until that key is removed
 	}
-	e := &Entry{Owner: owner, l: l, kind: kind, wake: make(chan struct{}, 1)}
+	e := &Entry{Owner: owner, l: l, kind: kind}
 	e.Rekey(keys...)
 	return e
 }
@@ -108,7 +126,7 @@ func (e *Entry) List() *List { return e.l }
 // Rekey gives the entry other keys, since those that it had are in use by others.
 func (e *Entry) Rekey(keys ...string) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	l.landedLocked(flight{of: e})
 	l.count += len(keys) - len(e.keys)
@@ -121,7 +139,7 @@ func (e *Entry) Rekey(keys ...string) {
 // before it wrote the entry, nil if nothing.
 func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	e.enterLocked(rev, waiting)
 	q, v := queue.Entry{Key: e.keys[0], Rev: rev}, l.viewLocked(keyspace.KindOf(l.name, e.keys[0]))
@@ -154,7 +172,7 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 // Held says that the entry has the lock, at revision rev, without having waited.
 func (e *Entry) Held(rev int64) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	l.landedLocked(flight{of: e})
 	e.enterLocked(rev, held)
@@ -194,7 +212,7 @@ func (l *List) ownLocked(q queue.Entry) *Entry {
 // of n would not show them all.
 func (e *Entry) BehindMore(n int) bool {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	for _, o := range l.entries {
 		for _, key := range o.keys {
@@ -218,10 +236,14 @@ func (e *Entry) BehindMore(n int) bool {
 // Wake tells when that changes.
 func (e *Entry) BehindLeft() bool {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	stays := func(o *Entry) bool { return o.state != left && o.state != leaving || o.stuck }
-	return len(l.entries) > 0 && !slices.ContainsFunc(l.entries, stays)
+	if len(l.entries) == 0 || slices.ContainsFunc(l.entries, stays) {
+		return false
+	}
+	e.wakeLocked() // before the next change, so that Wake tells of it
+	return true
 }
 
 // Stuck says that etcd refuses to remove the entry, which has left. Nil is an entry that is in no list.
@@ -229,7 +251,7 @@ func (e *Entry) Stuck() {
 	if e == nil {
 		return
 	}
-	e.l.mu.Lock()
+	e.l.lock()
 	defer e.l.unlock()
 	e.stuck = true
 	e.l.tellSentLocked()
@@ -247,14 +269,14 @@ func (l *List) tellSentLocked() {
 // Empty reports whether the list has no entry and keeps no watch, so that it can be dropped.
 func (l *List) Empty() bool {
 	l.mu.Lock()
-	defer l.unlock()
-	return l.count == 0 && !l.expires
+	defer l.mu.Unlock()
+	return l.count == 0 && (l.knowledge == nil || !l.expires)
 }
 
 // Owners are those of the entries in the queue.
 func (l *List) Owners() (owners []any) {
 	l.mu.Lock()
-	defer l.unlock()
+	defer l.mu.Unlock()
 	for _, e := range l.entries {
 		owners = append(owners, e.Owner)
 	}

@@ -8,14 +8,15 @@ import "slices"
 // waiter comes to one after the other. Until it says Begin nothing is asked for the entry, which is not in front:
 // the agent asks for those behind it. It may be granted all the same.
 func (e *Entry) WakeWith(o *Entry) {
-	e.l.mu.Lock()
+	wake := o.waking() // before the mutex is locked: o may be of this list
+	e.l.lock()
 	defer e.l.unlock()
-	e.wake, e.idle = o.wake, true
+	e.wake, e.idle = wake, true
 }
 
 // Begin says that somebody waits for the entry from now on.
 func (e *Entry) Begin() {
-	e.l.mu.Lock()
+	e.l.lock()
 	defer e.l.unlock()
 	if e.idle {
 		e.idle = false
@@ -26,7 +27,7 @@ func (e *Entry) Begin() {
 // Gone reports whether the entry's key is known not to be in etcd, also if it had the lock.
 func (e *Entry) Gone() bool {
 	e.l.mu.Lock()
-	defer e.l.unlock()
+	defer e.l.mu.Unlock()
 	return e.state == missing || e.state == leaving
 }
 
@@ -34,7 +35,7 @@ func (e *Entry) Gone() bool {
 // for; then Saw. It is for one that nobody has asked for a while, and that would be in front else.
 func (e *Entry) Look() (s Step, ok bool) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	first := slices.IndexFunc(l.entries, func(o *Entry) bool { return o == e && e.state == waiting || o.asksLocked() })
 	if first < 0 || l.entries[first] != e || l.completeLocked(e) && len(l.othersLocked(e)) == 0 {

@@ -46,7 +46,7 @@ func (l *List) trackedLocked(key string, seen int64) bool {
 
 // Opened says that a watch was opened for a step.
 func (l *List) Opened(_ *Step, w *Watch) {
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	w.l, w.told = l, w.At
 	l.open = append(l.open, w)
@@ -77,7 +77,7 @@ func (l *List) relyLocked(w *Watch) {
 // deleted.
 func (w *Watch) Heard(deletions []Deletion) (lost []*Entry) {
 	l := w.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	for _, d := range deletions {
 		w.told = max(w.told, d.Rev)
@@ -157,7 +157,7 @@ func (l *List) expireLaterLocked() {
 
 // expire closes the watches on which nobody has relied since it was last called.
 func (l *List) expire() {
-	l.mu.Lock()
+	l.lock()
 	l.expires = false
 	for _, w := range slices.Clone(l.open) {
 		switch {
@@ -180,7 +180,7 @@ func (l *List) expire() {
 // Broke says that the watch has ended with err, and may have missed something.
 func (w *Watch) Broke(err error) {
 	l := w.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	if l.need == w { // else it was closed, or nobody asks anew
 		l.broke = err

@@ -1,6 +1,7 @@
 package waitlist
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -548,6 +549,7 @@ func (w *world) checkExclusion() {
 
 // dump is all of a list, for who looks for what went wrong.
 func (l *List) dump() (s string) {
+	l.knowledge = cmp.Or(l.knowledge, &knowledge{})
 	s = fmt.Sprintf("at %d latest %d size %d nested %v stale %v heard %v flights %v views %+v\n", l.at, l.latest, l.size, l.nested, l.stale, l.heard, l.flights, l.views)
 	for _, w := range l.open {
 		s += fmt.Sprintf("watch %s..%s at %d told %d needed %v\n", w.From, w.To, w.At, w.told, w == l.need)
@@ -560,7 +562,7 @@ func (l *List) dump() (s string) {
 
 // newList is a list whose timers go off when the test says so, and whose agent is the test.
 func newList() *List {
-	return New("a", Config{
+	return New("a", &Config{
 		Life: context.Background(), Ask: func(context.Context, *List) {}, Forget: func(string) {},
 		After: func(time.Duration, func()) {}, UpLimit: UpLimit,
 	})
