@@ -174,13 +174,13 @@ func (l *List) Refresh() {
 	l.grantLocked()
 }
 
-// Awaited are keys that the watches of the list are to tell of.
-func (l *List) Awaited() (keys []string) {
+// Awaited are other sessions' keys that the front-most waiter waits for.
+func (l *List) Awaited() (keys []queue.Entry) {
 	l.lock()
 	defer l.unlock()
 	if e := l.frontLocked(); e != nil {
 		for _, t := range l.othersLocked(e) {
-			keys = append(keys, t.Key)
+			keys = append(keys, t.Entry)
 		}
 	}
 	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })

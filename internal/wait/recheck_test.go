@@ -1,0 +1,68 @@
+package wait
+
+import (
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
+)
+
+// mute has the watches that are opened tell nothing but that they are there.
+func (s *scene) mute() {
+	ch := make(chan clientv3.WatchResponse, 1)
+	ch <- fakeetcd.Response(s.f.Write("x"), clientv3.WatchResponse{Created: true})
+	s.Client.UseWatcher(scripted{s.f, ch})
+}
+
+func (s *scene) recheck() {
+	s.Recheck(s.Context(), []*waitlist.List{s.l})
+	synctest.Wait()
+}
+
+// While what an entry waits for is there, a recheck is one request, and asks nothing else. When the watch has missed that
+// it has gone, the recheck finds that out.
+func TestRecheck(t *testing.T) {
+	play(t, func(s *scene) {
+		s.mute()
+		s.f.Write("a/1")
+		ended := s.wait(s.enqueue("a/5"))
+		before := len(s.asked())
+		s.recheck()
+		require.Equal(s, []string{"Range"}, s.asked()[before:])
+		s.f.Remove("a/1")
+		s.recheck()
+		s.grants(ended)
+	})
+}
+
+// The key that an entry waits for is removed, which the watch misses, and then written anew, behind the entry. That is
+// another entry, which waits for this one.
+func TestRecheck_KeyUsedAnew(t *testing.T) {
+	play(t, func(s *scene) {
+		s.mute()
+		s.f.Write("a/1")
+		ended := s.wait(s.enqueue("a/5"))
+		s.f.Remove("a/1")
+		s.f.Write("a/1")
+		s.recheck()
+		s.grants(ended)
+	})
+}
+
+// Where etcd refuses to show one of the keys, as rights were taken away, each list asks for itself.
+func TestRecheck_Refused(t *testing.T) {
+	play(t, func(s *scene) {
+		s.mute()
+		s.f.Write("a/1")
+		ended := s.wait(s.enqueue("a/5"))
+		s.f.Remove("a/1")
+		s.fail = rpctypes.ErrGRPCPermissionDenied
+		s.recheck()
+		s.grants(ended)
+	})
+}
