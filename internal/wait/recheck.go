@@ -16,7 +16,8 @@ const recheckRequests = 8
 
 // Recheck reads whether the entries that these lists wait for are still there, as far as that fits into a few requests:
 // give it the lists in any order, so that in time all of them have their turn. An entry is its key and its revision: the
-// key may have been written anew, behind who waits for it. A list that has missed something reads the present.
+// key may have been written anew, behind who waits for it. A list that has missed something reads the present, whatever
+// its agent is doing.
 func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) {
 	type awaited struct {
 		l *waitlist.List

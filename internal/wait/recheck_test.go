@@ -1,6 +1,7 @@
 package wait
 
 import (
+	"context"
 	"testing"
 	"testing/synctest"
 
@@ -65,4 +66,46 @@ func TestRecheck_Refused(t *testing.T) {
 		s.recheck()
 		s.grants(ended)
 	})
+}
+
+// An agent whose request never returns, whatever ends, is replaced. The keys before the entry leave before the watch is
+// there, behind which they are read, or a watch misses that. One recheck replaces no agent, however many keys have left.
+func TestRecheck_AgentHangs(t *testing.T) {
+	for _, what := range []string{"Watch", "pinned Range", "Range"} {
+		t.Run(what, func(t *testing.T) {
+			play(t, func(s *scene) {
+				hang, step := make(chan struct{}), s.f.Step
+				hung := false
+				s.f.Step = func(ctx context.Context, w string) error {
+					if w == "Watch" && what == "pinned Range" {
+						s.f.Remove("a/1", "a/2")
+					}
+					if w == what && !hung {
+						hung = true
+						<-hang
+					}
+					return step(ctx, w)
+				}
+				if what == "Range" {
+					s.mute()
+				}
+				s.f.Write("a/1")
+				s.f.Write("a/2")
+				ended := s.wait(s.enqueue("a/5"))
+				if what == "Range" {
+					require.False(s, hung)
+					s.l.Refresh()
+					synctest.Wait()
+				}
+				require.True(s, hung)
+				s.f.Remove("a/1", "a/2")
+				require.Empty(s, ended)
+				s.recheck()
+				require.Empty(s, ended)
+				s.recheck()
+				s.grants(ended)
+				close(hang)
+			})
+		})
+	}
 }

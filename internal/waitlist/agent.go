@@ -44,6 +44,7 @@ type asking struct {
 	agent   context.Context // what the agent's requests end with; nil if no agent is at work
 	dismiss func()          // ends agent
 	stale   bool            // watches may have missed something, and no reading of the present was sent since
+	overdue bool            // the agent has not called Next since Refresh was called
 	broke   error           // what ended the watch that was needed
 	reach   int64           // how far the last reading upward came, 0 for the end of the queue
 	struck  int64           // how many keys have left since
@@ -56,6 +57,7 @@ func (l *List) Next(ctx context.Context) Step {
 	if l.agent != ctx {
 		return Step{} // it was dismissed, and there may be another one
 	}
+	l.overdue = false
 	s := l.nextLocked()
 	switch s.Do {
 	case Wait:
@@ -166,22 +168,37 @@ func (l *List) Dropped(s *Step) {
 	l.stale = l.stale || s.force
 }
 
-// Refresh has the list asked anew, since its watches may be silent.
+// Refresh has the list asked anew, since its watches may be silent, or what it believes is wrong. If the agent has not
+// called Next since the last Refresh, it is replaced: its request may never return.
 func (l *List) Refresh() {
 	l.lock()
 	defer l.unlock()
-	l.stale = l.frontLocked() != nil
+	l.refreshLocked()
+}
+
+func (l *List) refreshLocked() {
+	if l.overdue {
+		l.dismissLocked()
+	}
+	l.stale, l.overdue = l.frontLocked() != nil, true
 	l.grantLocked()
 }
 
-// Awaited are other sessions' keys that the front-most waiter waits for.
+// Awaited are other sessions' keys that the front-most waiter waits for. While one of them is there, with its revision, it
+// waits rightly, whatever else the list believes. If it waits for nobody, the list is asked anew: such an entry either has
+// the lock soon, or never.
 func (l *List) Awaited() (keys []queue.Entry) {
 	l.lock()
 	defer l.unlock()
-	if e := l.frontLocked(); e != nil {
-		for _, t := range l.othersLocked(e) {
-			keys = append(keys, t.Entry)
-		}
+	e := l.frontLocked()
+	if e == nil {
+		return nil
+	}
+	for _, t := range l.othersLocked(e) {
+		keys = append(keys, t.Entry)
+	}
+	if len(keys) == 0 && !l.behindOwnLocked(e) {
+		l.refreshLocked()
 	}
 	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
 	return keys[:min(len(keys), nextMax)]

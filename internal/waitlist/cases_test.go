@@ -731,6 +731,51 @@ func TestAgentIsDismissed(t *testing.T) {
 	require.Len(t, agents, 2)
 }
 
+// An agent that does not come for what Refresh wants asked is replaced by the next Refresh. One that comes stays.
+func TestAgentIsReplaced(t *testing.T) {
+	s := newScene(t)
+	var agents []context.Context
+	s.l.Ask = func(ctx context.Context, _ *List) { agents = append(agents, ctx) }
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	require.Equal(t, Open, s.l.Next(agents[0]).Do)
+	s.l.Refresh()
+	step := s.l.Next(agents[0])
+	require.Equal(t, Read, step.Do)
+	s.l.Refresh()
+	require.NoError(t, agents[0].Err(), "it has come since")
+	require.Len(t, agents, 1)
+	s.l.Refresh()
+	require.Error(t, agents[0].Err())
+	require.Len(t, agents, 2)
+	require.Equal(t, Read, s.l.Next(agents[1]).Do)
+	s.l.Dropped(&step)
+	require.NoError(t, agents[1].Err())
+	e.Leave(false)
+	require.Error(t, agents[1].Err())
+}
+
+// A waiter that nobody is known to be before, and that does not have the lock, has the list asked anew. One that is behind
+// an entry of its own list does not.
+func TestAwaited(t *testing.T) {
+	s := newScene(t)
+	at := s.put("a/7")
+	e, second := s.enqueue("a/5"), s.enqueue("a/5-1")
+	require.Equal(t, []queue.Entry{{Key: "a/7", Rev: at}}, s.l.Awaited())
+	require.False(t, s.l.overdue)
+	s.ask()
+	s.tell(s.l.open[0], "a/7")
+	s.granted(e, true)
+	s.ask()
+	require.Empty(t, s.l.Awaited())
+	require.False(t, s.l.overdue, "it waits for its own list")
+	s.remove("a/5", "a/5-1")
+	e.Leave(false)
+	s.granted(second, true)
+	require.Empty(t, s.l.Awaited())
+	require.False(t, s.l.stale, "nobody waits")
+}
+
 // A refusal ends the wait of the entry that etcd was asked for. For the next one it is asked again.
 func TestRefused(t *testing.T) {
 	s := newScene(t)

@@ -22,8 +22,13 @@ func (l *List) entitledLocked(e *Entry) bool {
 			return false
 		}
 	}
+	return !l.behindOwnLocked(e) && l.seenLocked(e) >= l.at
+}
+
+// behindOwnLocked reports whether e waits for an entry of the list.
+func (l *List) behindOwnLocked(e *Entry) bool {
 	inWay := func(o *Entry) bool { return o.rev < e.rev && !o.over() && queue.Blocks(o.kind, e.kind) }
-	return !slices.ContainsFunc(l.entries, inWay) && l.seenLocked(e) >= l.at
+	return slices.ContainsFunc(l.entries, inWay)
 }
 
 // over reports whether the entry is in nobody's way, wherever its key is.

@@ -75,8 +75,14 @@ func (w *world) happen() {
 		}
 	case n == 8 && w.choose(4) == 0 && len(w.timers) > 0:
 		w.tick()
+	case n == 9 && w.choose(4) == 0:
+		w.write(func(map[string]int64, int64) {}) // a holder publishes a value: its key is written anew
+	case n == 9 && w.lossy:
+		w.recheck()
 	case n > 12 && n < 17 && len(w.agents) > 0:
-		w.ask(w.agents[w.choose(len(w.agents))])
+		if g := w.agents[w.choose(len(w.agents))]; !g.hangs {
+			w.ask(g)
+		}
 	case n >= 17 && len(w.watches) > 0:
 		w.deliver(w.watches[w.choose(len(w.watches))])
 	case len(w.own) > 0:
@@ -211,14 +217,19 @@ func (w *world) rest() bool {
 		moved = w.advance(a) || moved
 	}
 	for _, g := range slices.Clone(w.agents) {
-		w.ask(g)
-		moved = true
+		if !g.hangs {
+			w.ask(g)
+			moved = true
+		}
 	}
 	for _, ow := range slices.Clone(w.watches) {
 		moved = w.deliver(ow) || moved
 	}
 	w.checkExclusion()
 	if moved || w.failed {
+		return false
+	}
+	if w.lossy && w.recheck() {
 		return false
 	}
 	k := *cmp.Or(w.l.knowledge, &knowledge{}) // it need not know anything
@@ -230,6 +241,10 @@ func (w *world) rest() bool {
 	}
 	if len(w.timers) > 0 && (k.ticks != nil || w.choose(2) == 0) {
 		w.tick()
+		return false
+	}
+	if i := slices.IndexFunc(w.agents, func(g *asker) bool { return g.hangs && g.ctx.Err() != nil }); i >= 0 {
+		w.agents[i].hangs = false // its reply comes after all
 		return false
 	}
 	if len(w.others) > 0 {

@@ -31,6 +31,7 @@ type world struct {
 	agents  []*asker // the one at work, and those that were dismissed and have a request on its way
 	limit   int      // of every listing
 	mercy   bool     // nothing bad happens any more
+	lossy   bool     // watches miss deletions of other sessions' keys, and agents hang; a recheck is made now and then
 	log     []string
 	failed  bool
 }
@@ -47,6 +48,7 @@ type asker struct {
 	next  func() // what goes on: a request, or its reply
 	asked Step   // the last reading that etcd has answered
 	again int    // so often in a row
+	hangs bool   // its request does not return for long
 }
 
 // actor is an acquisition of the session.
@@ -71,11 +73,36 @@ type actor struct {
 
 type openWatch struct {
 	*Watch
-	told int64
+	told   int64
+	missed map[Deletion]bool
+}
+
+// recheck is what a session does each half TTL: it looks for its own entries, and for what they wait for. It reports whether
+// anything came of that.
+func (w *world) recheck() bool {
+	for _, a := range w.own {
+		if a.rev > 0 && !a.over && a.next == nil && w.state()[a.keys[0]] != a.rev {
+			w.logf("%s is found to be missing", a.name)
+			w.lose(a.e.Missing(a.keys[0], w.now()))
+			return true
+		}
+	}
+	overdue := func() bool { return w.l.knowledge != nil && w.l.overdue }
+	was, agents, missed := overdue(), len(w.agents), false
+	for _, q := range w.l.Awaited() {
+		missed = missed || w.state()[q.Key] != q.Rev
+	}
+	if missed {
+		w.l.Refresh()
+	}
+	refreshed := overdue() != was || len(w.agents) > agents
+	w.logf("a recheck, refreshed %t", refreshed)
+	return refreshed
 }
 
 func newWorld(t *testing.T, choose func(n int) int) *world {
 	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, limit: 2 + choose(4)}
+	w.lossy = choose(4) == 0
 	w.l.UpLimit = int64(w.limit)
 	w.l.After = func(_ time.Duration, f func()) { w.timers = append(w.timers, f) }
 	w.l.Ask = func(ctx context.Context, _ *List) {
@@ -372,6 +399,11 @@ func (w *world) look(a *actor) bool {
 // ask has an agent go on.
 func (w *world) ask(g *asker) {
 	if g.next != nil {
+		if w.lossy && !w.mercy && w.choose(32) == 0 {
+			w.logf("an agent hangs")
+			g.hangs = true
+			return
+		}
 		next := g.next
 		g.next = nil
 		next()
@@ -398,7 +430,7 @@ func (w *world) ask(g *asker) {
 		g.next = func() {
 			at := max(1, w.now()-int64(w.choose(3)))
 			g.next = func() {
-				ow := &openWatch{Watch: newWatch(s.From, s.To, at), told: at}
+				ow := &openWatch{Watch: newWatch(s.From, s.To, at), told: at, missed: map[Deletion]bool{}}
 				ow.Close = func() { w.close(ow) }
 				w.watches = append(w.watches, ow)
 				w.logf("agent watches %s..%s from %d", s.From, s.To, at)
@@ -485,7 +517,11 @@ func (w *world) deliver(ow *openWatch) bool {
 	var told []Deletion
 	for _, d := range w.dels { // all of a revision together
 		switch {
-		case d.Rev <= ow.told || d.Key < ow.From || d.Key >= ow.To:
+		case d.Rev <= ow.told || d.Key < ow.From || d.Key >= ow.To || ow.missed[d]:
+			continue
+		case w.lossy && !w.mercy && keyspace.LeaseOf("a", d.Key) != "5" && w.choose(8) == 0:
+			w.logf("the watch %s..%s misses %v", ow.From, ow.To, d)
+			ow.missed[d] = true
 			continue
 		case len(told) > 0 && told[len(told)-1].Rev < d.Rev && w.choose(2) == 0:
 		default:
