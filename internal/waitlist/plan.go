@@ -67,7 +67,7 @@ func (l *List) nextLocked() Step {
 	case more:
 		targets, deep = writers[:1], true
 	}
-	from, to := l.rangeLocked(e, targets, deep, !complete)
+	from, to := l.rangeLocked(e, targets, deep)
 	w := l.coveringLocked(from, to)
 	if w == nil {
 		if many {
@@ -78,7 +78,7 @@ func (l *List) nextLocked() Step {
 	l.relyLocked(w)
 	missed := func(t target) bool { return !l.trackedLocked(t.Key, t.seen) }
 	switch mine := (target{queue.Entry{Key: e.keys[0]}, l.seenLocked(e)}); {
-	case slices.ContainsFunc(targets, missed), !deep && (missed(mine) || !complete && !more):
+	case slices.ContainsFunc(targets, missed), !deep && missed(mine):
 		return l.readLocked(e, deep)
 	case deep:
 		return Step{}
@@ -152,9 +152,8 @@ func (l *List) lastRuns(writers []target) int {
 }
 
 // rangeLocked is the range to watch for the targets to leave, and near the front for the entry
-// itself and those of the list behind it. A reader's covers all shared keys. So does that of an entry
-// that does not know all that is below: a write lock has a shared key.
-func (l *List) rangeLocked(e *Entry, targets []target, deep, unsure bool) (from, to string) {
+// itself and those of the list behind it. A reader's covers all shared keys.
+func (l *List) rangeLocked(e *Entry, targets []target, deep bool) (from, to string) {
 	from, to = targets[0].Key, targets[0].Key+"\x00"
 	if deep {
 		return from, to
@@ -164,7 +163,7 @@ func (l *List) rangeLocked(e *Entry, targets []target, deep, unsure bool) (from,
 	}
 	// '.' is behind '-': these are the exclusive keys of the session, for those of the list behind it.
 	own := l.name + "/" + keyspace.LeaseOf(l.name, e.keys[0])
-	if from, to = min(from, own), max(to, own+"."); e.kind == keyspace.Shared || unsure {
+	if from, to = min(from, own), max(to, own+"."); e.kind == keyspace.Shared {
 		_, to = keyspace.Shareds(l.name)
 	}
 	return from, to

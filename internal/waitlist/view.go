@@ -113,9 +113,6 @@ func (l *List) applyLocked(seen *Listing, force bool) (lost []*Entry) {
 // betterLocked reports whether a view reaches further than a listing, and is as good. It is not if something is
 // untracked, or if nobody knows what is next below: for these the list asks, and goes on asking until it is answered.
 func (l *List) betterLocked(v *view, seen *Listing) bool {
-	if v.low > 0 && !v.more {
-		return false
-	}
 	untracked := func(q queue.Entry) bool { return l.ownLocked(q) == nil && !l.trackedLocked(q.Key, v.listed) }
 	return seen.UpTo < v.upTo && v.low <= seen.Low && (seen.At < max(v.listed, l.latest) || !slices.ContainsFunc(v.keys, untracked))
 }
