@@ -3,14 +3,14 @@ FUZZTIME ?= 30s
 SEED ?= 0
 T ?= 1m
 
-.PHONY: test race quick lint fmt tidy demo fuzz soak model compat bench benchcmp ci
+.PHONY: test race quick lint fmt tidy latest demo fuzz soak model compat bench benchcmp ci
 
 test:
 	go test ./...
 
-# All tests in full, with the race detector
+# All tests in full, with the race detector and the newest versions of what the module needs
 race:
-	ETCDLOCK_FULL=1 go test -race -timeout 20m ./...
+	ETCDLOCK_FULL=1 go test -modfile=go.latest.mod -race -timeout 20m ./...
 
 # What needs no server: in about 15 s on 2 cores
 quick:
@@ -26,6 +26,12 @@ fmt:
 
 tidy:
 	for m in $$(git ls-files '*go.mod'); do go -C "$$(dirname "$$m")" mod tidy || exit 1; done
+	go mod tidy -modfile=go.latest.mod
+
+# Gets the newest versions into go.latest.mod. go.mod names the lowest that work.
+latest:
+	go get -modfile=go.latest.mod -t -u ./...
+	go mod tidy -modfile=go.latest.mod
 
 demo:
 	go run ./cmd/etcdlock demo
@@ -48,7 +54,8 @@ model:
 	command -v spin >/dev/null || { apt-get update -q && apt-get install -q -y --no-install-recommends spin gcc libc6-dev; }
 	go run ./model
 
-# Runs the tests that need only the address of a server against several versions of etcd, in five to ten minutes.
+# Runs the tests that need only the address of a server against several versions of etcd, with the client of go.mod and that
+# of go.latest.mod, in ten to twenty minutes.
 # To write the table of results: go run ./internal/tool/compat -write docs/compat.md
 compat:
 	go run ./internal/tool/compat

@@ -49,12 +49,13 @@ func build(t *testing.T, pkg string) string {
 	dockerfile, err := os.ReadFile("Dockerfile")
 	require.NoError(t, err)
 	require.Regexp(t, `(?m)^RUN go build -trimpath (-ldflags "-X main\.release=\$VERSION" )?-o /out/`+filepath.Base(pkg)+` `+regexp.QuoteMeta(pkg)+`$`, string(dockerfile))
-	gomod, err := os.ReadFile("../go.mod")
+	require.Contains(t, string(dockerfile), "ENV GOFLAGS=-modfile=/src/go.latest.mod\n")
+	gomod, err := os.ReadFile("../go.latest.mod")
 	require.NoError(t, err)
 	version := regexp.MustCompile(`(?m)^go (1\.\d+)`).FindSubmatch(gomod)[1]
 	require.Contains(t, string(dockerfile), "FROM --platform=$BUILDPLATFORM golang:"+string(version)+" ")
 	bin := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	cmd := exec.Command("go", "build", "-ldflags", "-X main.release="+release, "-o", bin, pkg)
+	cmd := exec.Command("go", "build", "-modfile=go.latest.mod", "-ldflags", "-X main.release="+release, "-o", bin, pkg)
 	cmd.Dir = ".."
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))

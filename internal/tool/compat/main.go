@@ -4,7 +4,9 @@
 // versions, and prints the results. Each version runs as a single member, as
 // a cluster of three, and as a single member behind its own `etcd grpc-proxy`.
 //
-//	go run ./internal/tool/compat [-write docs/compat.md] [server ...]
+//	go run ./internal/tool/compat [-write docs/compat.md] [-modfile go.mod,go.latest.mod] [server ...]
+//
+// The tests are built with the client of each of these go.mod files.
 //
 // A server is a minor version such as v3.5, which stands for its newest patch release; or
 // an exact version such as v3.5.21; or debian, for the package etcd-server of this
@@ -37,7 +39,7 @@ import (
 
 const (
 	// limit bounds the whole program, and testLimit one run of the tests.
-	limit     = 25 * time.Minute
+	limit     = 40 * time.Minute
 	testLimit = 5 * time.Minute
 
 	module = "go.etcd.io/etcd/server/v3"
@@ -48,6 +50,7 @@ const (
 
 func main() {
 	file := flag.String("write", "", "write the table to this `file`, too")
+	modfiles := flag.String("modfile", "go.mod,go.latest.mod", "the go.mod `files` that the tests are built with")
 	flag.Parse()
 	servers := flag.Args()
 	if len(servers) == 0 {
@@ -57,13 +60,13 @@ func main() {
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if err := run(ctx, servers, *file); err != nil {
+	if err := run(ctx, servers, strings.Split(*modfiles, ","), *file); err != nil {
 		fmt.Fprintln(os.Stderr, "compat:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, servers []string, file string) (err error) {
+func run(ctx context.Context, servers, modfiles []string, file string) (err error) {
 	dir, err := os.MkdirTemp("", "etcdlock-compat-")
 	if err != nil {
 		return err
@@ -79,24 +82,31 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 		fmt.Printf("%s is %s (%v)\n", s, b.name, time.Since(began).Round(time.Second))
 		builds = append(builds, b)
 	}
-	suites, err := buildSuites(ctx, dir)
-	if err != nil {
-		return err
+	var trials []trial
+	for _, m := range modfiles {
+		c, err := buildTests(ctx, m, dir)
+		if err != nil {
+			return fmt.Errorf("%s: %w", m, err)
+		}
+		for _, b := range builds {
+			for _, s := range shapes {
+				trials = append(trials, trial{c, b, s})
+			}
+		}
 	}
-	results, errs := make([]result, len(builds)*len(shapes)), make([]error, len(builds)*len(shapes))
+	results, errs := make([]result, len(trials)), make([]error, len(trials))
 	var running errgroup.Group
 	running.SetLimit(atOnce)
-	for i := range results {
-		b, s := builds[i/len(shapes)], shapes[i%len(shapes)]
+	for i, t := range trials {
 		running.Go(func() error {
-			r, err := try(ctx, suites, b, filepath.Join(dir, fmt.Sprint(b.name, "-", i%len(shapes))), s)
+			r, err := t.run(ctx, filepath.Join(dir, fmt.Sprint("trial-", i)))
 			if err != nil {
-				errs[i] = fmt.Errorf("%s, %s: %w", b.name, s, err)
-				fmt.Printf("%s, %s: FAILED\n", b.name, s)
+				errs[i] = fmt.Errorf("%s: %w", t, err)
+				fmt.Printf("%s: FAILED\n", t)
 				return nil // the others go on
 			}
 			results[i] = r
-			fmt.Printf("etcd %s, %s: %d tests passed in %v\n", r.version, s, r.passed, r.took.Round(time.Second))
+			fmt.Printf("%s: %d tests passed in %v\n", t, r.passed, r.took.Round(time.Second))
 			return nil
 		})
 	}
@@ -107,11 +117,7 @@ func run(ctx context.Context, servers []string, file string) (err error) {
 	if err := errors.Join(errs...); err != nil || file == "" {
 		return err
 	}
-	text, err := document(ctx, servers, results)
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(file, []byte(text), 0o644)
+	return os.WriteFile(file, []byte(document(servers, results)), 0o644)
 }
 
 // atOnce is how many runs of the tests there are at the same time: they wait more than they compute.
@@ -150,9 +156,20 @@ var oneMember = regexp.MustCompile(`^Test((Requests|Fault_F1|Fault_F2)_|TryLock_
 // notProxied are tests that count renewals, and the messages of watches, or that have a short TTL.
 var notProxied = []string{"TestHooks_Session", "TestHoldWatch_OnTheWire", "TestMulti_WaitLosesAPart", "TestFault_J12_LogAndHooksBlock", "TestFault_F11_RenewalsAreFew"}
 
-// A result is one run of the tests.
-type result struct {
+// A trial is one run of the tests.
+type trial struct {
+	client
 	build
+	shape
+}
+
+func (t trial) String() string {
+	return fmt.Sprintf("client %s, %s, %s", t.client.version, t.name, t.shape)
+}
+
+// A result is what a trial has shown.
+type result struct {
+	trial
 	version string // as reported by the servers
 	passed  int
 	took    time.Duration
@@ -163,22 +180,22 @@ var (
 	uneventful = regexp.MustCompile(`(?m)^(===| *--- PASS).*\n`)
 )
 
-// try starts a cluster and runs the suites against it, one after the other.
-func try(ctx context.Context, suites []suite, b build, dir string, shape shape) (result, error) {
-	c, err := startCluster(ctx, b.file, dir, shape)
+// run starts a cluster and runs the suites against it, one after the other.
+func (t trial) run(ctx context.Context, dir string) (result, error) {
+	c, err := startCluster(ctx, t.file, dir, t.shape)
 	if err != nil {
 		return result{}, err
 	}
 	defer c.stop()
 	began, passed := time.Now(), 0
-	for _, s := range suites {
-		names := suited(s.tests, shape)
+	for _, s := range t.suites {
+		names := suited(s.tests, t.shape)
 		if err := s.run(ctx, names, c.endpoints, dir); err != nil {
 			return result{}, fmt.Errorf("%w\n%s", err, c.logs())
 		}
 		passed += len(names)
 	}
-	return result{b, c.version, passed, time.Since(began)}, nil
+	return result{t, c.version, passed, time.Since(began)}, nil
 }
 
 // run runs the tests of the suite that are named.
@@ -229,30 +246,26 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 	return strings.TrimSpace(out.String()), nil
 }
 
-func document(ctx context.Context, servers []string, results []result) (string, error) {
-	client, err := output(ctx, "", "go", "list", "-m", "-f", "{{.Version}}", "go.etcd.io/etcd/client/v3")
-	if err != nil {
-		return "", err
-	}
+func document(servers []string, results []result) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, `# The servers it is tested with
+	fmt.Fprintf(&b, `# The servers and clients it is tested with
 
 The tests of this package that need only the address of a server ran against real etcd processes with etcd's default
 settings, except fsync. They include all tests of its behaviour and of faults between client and server. Two kinds of
 tests run with one member that is reached directly only: tests that count requests, because a read that meets a lagging member costs one more
 request, and tests that cut off the client to measure when a lease ends, because only the leader decides that.
 
-Generated on %s by `+"`go run ./internal/tool/compat -write docs/compat.md %s`"+` with client %s, %s, %s/%s. Don't edit.
+Generated on %s by `+"`go run ./internal/tool/compat -write docs/compat.md %s`"+` with %s, %s/%s. Don't edit.
 
-| etcd | from | tests passed on one member | on three | on one behind its `+"`etcd grpc-proxy`"+` |
-|---|---|---|---|---|
-`, time.Now().UTC().Format("2 January 2006"), strings.Join(servers, " "), client, runtime.Version(), runtime.GOOS, runtime.GOARCH)
+| client | etcd | from | tests passed on one member | on three | on one behind its `+"`etcd grpc-proxy`"+` |
+|---|---|---|---|---|---|
+`, time.Now().UTC().Format("2 January 2006"), strings.Join(servers, " "), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	for of := range slices.Chunk(results, len(shapes)) {
-		fmt.Fprintf(&b, "| %s | %s |", of[0].version, of[0].from)
+		fmt.Fprintf(&b, "| %s | %s | %s |", of[0].client.version, of[0].version, of[0].from)
 		for _, r := range of {
 			fmt.Fprintf(&b, " %d |", r.passed)
 		}
 		b.WriteString("\n")
 	}
-	return b.String(), nil
+	return b.String()
 }

@@ -21,29 +21,38 @@ var packages = []string{".", "./internal/test/faults"}
 //go:embed own.txt
 var ownText string
 
+// A client is a version of etcd's client, and the tests that are built with it.
+type client struct {
+	version string
+	suites  []suite
+}
+
 // A suite is a package whose tests share a cluster.
 type suite struct {
 	dir, binary string
 	tests       []string // all but those in own.txt, and the controls (TestControl_), which test etcd's own packages
 }
 
-// buildSuites builds the tests of all packages into dir.
-func buildSuites(ctx context.Context, dir string) (suites []suite, err error) {
+// buildTests builds the tests of all packages into dir, with the versions of modfile.
+func buildTests(ctx context.Context, modfile, dir string) (c client, err error) {
+	if c.version, err = output(ctx, "", "go", "list", "-modfile="+modfile, "-m", "-f", "{{.Version}}", "go.etcd.io/etcd/client/v3"); err != nil {
+		return c, err
+	}
 	for i, p := range packages {
-		s := suite{dir: p, binary: filepath.Join(dir, fmt.Sprint("suite-", i, ".test"))}
-		if _, err := output(ctx, "", "go", "test", "-c", "-o", s.binary, p); err != nil {
-			return nil, err
+		s := suite{dir: p, binary: filepath.Join(dir, fmt.Sprint(c.version, "-", i, ".test"))}
+		if _, err := output(ctx, "", "go", "test", "-modfile="+modfile, "-c", "-o", s.binary, p); err != nil {
+			return c, err
 		}
 		list := command(ctx, s.binary, "-test.list=^Test")
 		list.Env = append(os.Environ(), endpointsVar+"=127.0.0.1:1") // which a list does not use
 		out, err := list.Output()
 		if err != nil {
-			return nil, fmt.Errorf("%s: list of tests: %w", p, err)
+			return c, fmt.Errorf("%s: list of tests: %w", p, err)
 		}
 		s.tests = shared(strings.Fields(string(out)), strings.Fields(ownText))
-		suites = append(suites, s)
+		c.suites = append(c.suites, s)
 	}
-	return suites, nil
+	return c, nil
 }
 
 // shared returns the tests but for the package's own and the controls, in order.
