@@ -37,9 +37,8 @@ func (s *Session) startChecks() {
 	time.AfterFunc(s.TTL()/8*3+rand.N(s.TTL()/4), func() {
 		s.lease.Go(func(ctx context.Context) {
 			defer s.startChecks()
-			if s.checkEntries(ctx) == nil {
-				s.waits.Recheck(ctx, s.allLists())
-			}
+			_ = s.checkEntries(ctx) // what etcd refuses here it may answer there
+			s.waits.Recheck(ctx, s.allLists())
 		})
 	})
 }

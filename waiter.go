@@ -158,7 +158,7 @@ func (e *entry) enlistPart() {
 		s.mu.Lock()
 		l, only := s.lists[e.name], s.only[e.name]
 		if l == nil && only == nil && e.first != nil {
-			l = waitlist.New(e.name, s.forgetList)
+			l = s.waits.NewList(e.name, s.forgetList)
 			s.lists[e.name] = l
 		}
 		switch {
@@ -186,7 +186,7 @@ func (e *entry) makeListLocked() {
 		return // it has left, or there is a list by now
 	}
 	delete(s.only, e.name)
-	l := waitlist.New(e.name, s.forgetList)
+	l := s.waits.NewList(e.name, s.forgetList)
 	s.lists[e.name] = l
 	keys := e.keys()
 	if e.downgraded {

@@ -137,7 +137,8 @@ inline grant(i) {
 	printf("%c: granted\n", name(i));
 	/* I1: at a revision q it was in the queue, and all that blocks it was gone from below, but for entries
 	 * of its own session that were abandoned, or released with no fence in use. (Where such an entry lets
-	 * it in, and somebody else has removed it, it learns so with the reply to that release.) */
+	 * it in, and somebody else has removed it, it learns so with the reply to that release.) The code
+	 * decides this in entitledLocked of internal/waitlist/grant.go. */
 	q = rv(i); a = 0;
 	for (r : 0 .. R - 1) {
 		j = owner(r);

@@ -14,31 +14,38 @@ import (
 // recheckRequests bounds how many requests one recheck makes.
 const recheckRequests = 8
 
-// Recheck reads whether what the entries of these lists are watching for is still there, as far as that fits into a
-// few requests: give it the lists in any order, so that in time all of them have their turn.
+// Recheck reads whether the entries that these lists wait for are still there, as far as that fits into a few requests:
+// give it the lists in any order, so that in time all of them have their turn. An entry is its key and its revision: the
+// key may have been written anew, behind who waits for it. A list that has missed something reads the present, whatever
+// its agent is doing.
 func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) {
 	type awaited struct {
-		l   *waitlist.List
-		key string
+		l *waitlist.List
+		queue.Entry
 	}
 	var all []awaited
 	for _, l := range lists {
-		for _, key := range l.Awaited() {
-			all = append(all, awaited{l, key})
+		for _, q := range l.Awaited() {
+			all = append(all, awaited{l, q})
 		}
 	}
 	all = all[:min(len(all), recheckRequests*etcd.Batch)]
+	missed := map[*waitlist.List]bool{}
 	for some := range slices.Chunk(all, etcd.Batch) {
 		var reads []etcd.Read
 		for _, a := range some {
-			reads = append(reads, etcd.ReadKey(a.key))
+			reads = append(reads, etcd.ReadKey(a.Key))
 		}
-		got, at, err := ws.Client.ReadAt(ctx, ws.Life, 0, reads...)
-		if err != nil {
+		got, _, err := ws.Client.ReadAt(ctx, ws.Life, 0, reads...)
+		refused := etcd.Refused(err) // some of them, and each list finds out by itself
+		if err != nil && !refused {
 			return
 		}
 		for i, a := range some {
-			ws.Lost(a.l.Saw(&waitlist.Listing{At: at, Low: 1, Asked: []string{a.key}, Keys: queue.Entries(got[i].Kvs)}), at)
+			if !missed[a.l] && (refused || !slices.Contains(queue.Entries(got[i].Kvs), a.Entry)) {
+				missed[a.l] = true
+				a.l.Refresh()
+			}
 		}
 	}
 }

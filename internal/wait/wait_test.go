@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -33,13 +34,13 @@ type scene struct {
 	*Waits
 	f       *fakeetcd.Server
 	l       *waitlist.List
-	lost    []*waitlist.Entry
 	opened  int
 	expired atomic.Int32
 
 	mu    sync.Mutex // guards what follows
 	steps []string   // the requests and watches that were asked for
 	fail  error      // of the next one
+	lost  []*waitlist.Entry
 
 	end   context.CancelCauseFunc
 	close context.CancelFunc // of the client
@@ -51,7 +52,6 @@ func play(t *testing.T, do func(*scene)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{T: t, f: fakeetcd.New()}
-		s.l = waitlist.New("a", func(string) { s.expired.Add(1) })
 		ctx, stop := context.WithCancel(context.Background())
 		client := clientv3.NewCtxClient(ctx)
 		client.KV, client.Watcher, s.close = clientv3.NewKVFromKVClient(s.f, client), s.f, stop
@@ -59,10 +59,15 @@ func play(t *testing.T, do func(*scene)) {
 			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
 			Go:   func(f func(context.Context)) bool { go f(nil); return true },
 			Gone: func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
-			Lost: func(lost []*waitlist.Entry, _ int64) { s.lost = append(s.lost, lost...) },
+			Lost: func(lost []*waitlist.Entry, _ int64) {
+				s.mu.Lock()
+				defer s.mu.Unlock()
+				s.lost = append(s.lost, lost...)
+			},
 		}
 		s.Life, s.end = context.WithCancelCause(context.Background())
 		s.Outages = &outage.Source{All: &outage.Outages{}, Client: s.Client, Life: s.Life, Log: slog.New(slog.DiscardHandler), Lease: logtest.NoLease{}}
+		s.l = s.NewList("a", func(string) { s.expired.Add(1) })
 		s.f.Step = func(_ context.Context, what string) error {
 			if what[len(what)-1] == '.' {
 				return nil
@@ -86,7 +91,7 @@ func (s *scene) enqueue(key string) *waitlist.Entry {
 	e := s.l.Register(nil, keyspace.KindOf("a", key), key)
 	before := queue.Entries(s.f.Keys("a/"))
 	rev := s.f.Write(key)
-	e.Enqueued(rev, &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: true, Keys: before, Size: int64(len(before))})
+	e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Shared: true, Keys: before, Size: int64(len(before))})
 	return e
 }
 
@@ -221,15 +226,25 @@ func TestWait_CtxEndsInAPause(t *testing.T) {
 func TestWait_Ends(t *testing.T) {
 	why := errors.New("why")
 	for name, c := range map[string]struct {
-		end  func(s *scene, cancel func())
+		end  func(s *scene, e *waitlist.Entry, cancel func())
 		want error
 	}{
-		"ctx":             {func(_ *scene, cancel func()) { cancel() }, context.Canceled},
-		"life":            {func(s *scene, _ func()) { s.end(why) }, why},
-		"refused":         {func(s *scene, _ func()) { s.fail = rpctypes.ErrGRPCPermissionDenied; s.f.BreakWatches() }, rpctypes.ErrPermissionDenied},
-		"client closed":   {func(s *scene, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
-		"entry removed":   {func(s *scene, _ func()) { s.f.Remove("a/5") }, ErrGone},
-		"another is gone": {func(s *scene, _ func()) { s.Gone = func(*waitlist.Entry) bool { return true }; s.l.Refresh() }, ErrGone},
+		"ctx":  {func(_ *scene, _ *waitlist.Entry, cancel func()) { cancel() }, context.Canceled},
+		"life": {func(s *scene, _ *waitlist.Entry, _ func()) { s.end(why) }, why},
+		"refused": {func(s *scene, _ *waitlist.Entry, _ func()) {
+			s.fail = rpctypes.ErrGRPCPermissionDenied
+			s.f.BreakWatches()
+		}, rpctypes.ErrPermissionDenied},
+		"client closed": {func(s *scene, _ *waitlist.Entry, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
+		"entry removed": {func(s *scene, _ *waitlist.Entry, _ func()) { s.f.Remove("a/5") }, ErrGone},
+		"another is gone": {func(s *scene, e *waitlist.Entry, _ func()) {
+			part := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
+			part.WakeWith(e)
+			rev := s.f.Write("a/5-1")
+			part.Enqueued(rev, nil)
+			s.Gone = func(*waitlist.Entry) bool { return true }
+			part.Missing("a/5-1", rev)
+		}, ErrGone},
 	} {
 		t.Run(name, func(t *testing.T) {
 			play(t, func(s *scene) {
@@ -240,9 +255,10 @@ func TestWait_Ends(t *testing.T) {
 				go func() { ended <- s.Wait(ctx, e) }()
 				synctest.Wait()
 				start := time.Now()
-				c.end(s, cancel)
+				c.end(s, e, cancel)
 				require.ErrorIs(s, <-ended, c.want)
 				require.LessOrEqual(s, time.Since(start), 2*etcd.RetryMin)
+				e.Leave(false)
 				s.idle()
 				require.Empty(s, s.f.Watches())
 			})
@@ -316,6 +332,8 @@ func TestWait_ErrorPasses(t *testing.T) {
 					s.EndError = func(context.Context) error { return s.Outages.All.Why() }
 					cancel()
 					require.ErrorIs(s, <-ended, etcd.ErrWatch, "why it has waited in vain")
+					e.Leave(false)
+					synctest.Wait()
 					log.Require(t, logtest.Outage, logtest.Nobody)
 					return
 				}
@@ -329,16 +347,29 @@ func TestWait_ErrorPasses(t *testing.T) {
 	}
 }
 
-// After a watch that was opened, the pauses begin anew.
+// After a watch that was opened, the pauses begin anew, also of an agent that never rests.
 func TestWait_PausesBeginAnew(t *testing.T) {
 	play(t, func(s *scene) {
 		s.f.Write("a/1")
-		ended := s.wait(s.enqueue("a/5"))
-		for range maxAsked {
-			require.Len(s, s.f.Watches(), 1)
-			s.f.BreakWatches()
-			<-time.After(2 * etcd.RetryMin)
+		var breaks atomic.Int32
+		start, step := time.Now(), s.f.Step
+		s.f.Step = func(ctx context.Context, what string) error {
+			if what == "Watch" && breaks.Load() < 2*maxAsked {
+				s.f.Write("x") // so that it has to read behind the watch, which breaks meanwhile
+			}
+			if strings.HasSuffix(what, "Range") && len(s.f.Watches()) > 0 {
+				breaks.Add(1)
+				s.f.BreakWatches()
+				<-time.After(time.Millisecond) // until the list has heard of it
+			}
+			return step(ctx, what)
 		}
+		ended := s.wait(s.enqueue("a/5"))
+		for breaks.Load() < 2*maxAsked {
+			<-time.After(etcd.RetryMin)
+			require.Less(s, time.Since(start), 2*maxAsked*4*etcd.RetryMin)
+		}
+		<-time.After(2 * etcd.RetryMin)
 		s.f.Remove("a/1")
 		s.grants(ended)
 	})
@@ -373,12 +404,9 @@ func TestWait_NeverWithoutAPause(t *testing.T) {
 		for range 1000 {
 			s.f.Write("x")
 		}
-		s.l.Saw(&waitlist.Listing{At: s.f.Write("x"), Low: 1, High: restored, Shared: true, Keys: queue.Entries(s.f.Keys("a/"))})
+		first.Missing("a/5", s.f.Write("x"))
 		s.f.Restore(restored)
-		e := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
-		e.Enqueued(s.f.Write("a/5-1"), nil)
-		s.leaves(first, "a/5")
-
+		s.f.Remove("a/1")
 		before, step := len(s.asked()), s.f.Step
 		s.f.Step = func(ctx context.Context, what string) error {
 			if s.mu.Lock(); len(s.steps) > before+10_000 {
@@ -387,6 +415,9 @@ func TestWait_NeverWithoutAPause(t *testing.T) {
 			s.mu.Unlock()
 			return step(ctx, what)
 		}
+		e := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
+		e.Enqueued(s.f.Write("a/5-1"), nil)
+		s.leaves(first, "a/5")
 		ended = s.wait(e)
 		<-time.After(10 * time.Second)
 		require.Empty(s, ended, "what the list waits for never comes")
@@ -493,17 +524,17 @@ func (s scripted) Watch(context.Context, string, ...clientv3.OpOption) clientv3.
 // One reading shows what is before all parts that still wait.
 func TestWait_Survey(t *testing.T) {
 	play(t, func(s *scene) {
-		b := waitlist.New("b", func(string) {})
+		b := s.NewList("b", func(string) {})
 		s.f.Write("a/1")
 		at := s.f.Write("b/1")
 		part := func(l *waitlist.List, key, before string) *waitlist.Entry {
 			e := l.Register(nil, keyspace.Exclusive, key)
+			e.WakeWith(e)
 			rev := s.f.Write(key)
-			e.Enqueued(rev, &waitlist.Listing{At: rev, Low: 1, High: rev - 1, Shared: true, Keys: []queue.Entry{{Key: before, Rev: at}}, Size: 1})
+			e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Shared: true, Keys: []queue.Entry{{Key: before, Rev: at}}, Size: 1})
 			return e
 		}
-		parts := []*waitlist.Entry{s.enqueue("a/5"), part(b, "b/5", "b/1")}
-		b.Register(nil, keyspace.Exclusive, "b/5-1") // which reads only after the part has
+		parts := []*waitlist.Entry{part(s.l, "a/5", "a/1"), part(b, "b/5", "b/1")}
 		s.fail = rpctypes.ErrGRPCPermissionDenied
 		s.Survey(s.Context(), parts...)
 		require.Equal(s, []string{"Range"}, s.asked())
@@ -526,7 +557,7 @@ func TestWait_ClosingIsNoSign(t *testing.T) {
 		s.f.Write("b/1")
 		ctx, cancel := context.WithCancel(s.Context())
 		_ = s.wait(s.enqueue("a/5"))
-		b := waitlist.New("b", func(string) {})
+		b := s.NewList("b", func(string) {})
 		e := b.Register(nil, keyspace.Exclusive, "b/5")
 		e.Enqueued(s.f.Write("b/5"), nil)
 		go func() { _ = s.Wait(ctx, e) }()
@@ -534,6 +565,7 @@ func TestWait_ClosingIsNoSign(t *testing.T) {
 		require.False(s, s.Client.Probe(s.Context()), "the watches were opened")
 		require.False(s, s.Client.Probe(s.Context()), "it is asked")
 		cancel()
+		e.Leave(false)
 		<-time.After(2 * etcd.AttemptMin)
 		require.True(s, s.Client.Probe(s.Context()))
 	})

@@ -1,9 +1,11 @@
 package waitlist
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,226 +17,539 @@ import (
 
 // What random worlds find too seldom.
 
-// newList is a list whose timers go off when the test calls expire.
-func newList() *List {
-	l := New("a", func(string) {})
-	l.after = func(time.Duration, func()) {}
-	return l
+// scene is a list, and an etcd that answers what its agent asks, when the test says so. Watches tell only what the test
+// has them tell.
+type scene struct {
+	*testing.T
+	l       *List
+	now     int64
+	keys    []queue.Entry // in the queue
+	before  map[int64][]queue.Entry
+	size    int64 // of the queue, if it is larger than that
+	timers  []func()
+	reading *Step // the last one
 }
 
-func newWatch(from, to string, at int64) *Watch {
-	return &Watch{From: from, To: to, At: at, Close: func() {}}
+func newScene(t *testing.T) *scene {
+	s := &scene{T: t, l: newList(), now: 1, before: map[int64][]queue.Entry{}}
+	s.l.After = func(_ time.Duration, f func()) { s.timers = append(s.timers, f) }
+	return s
 }
 
-func listing(at int64, keys ...queue.Entry) *Listing {
-	return &Listing{At: at, Low: 1, High: at, Shared: true, Keys: keys, Size: int64(len(keys))}
+// put writes keys, of another session unless the list knows them.
+func (s *scene) put(keys ...string) int64 {
+	s.before[s.now] = slices.Clone(s.keys)
+	s.now++
+	for _, key := range keys {
+		s.keys = append(s.keys, queue.Entry{Key: key, Rev: s.now})
+	}
+	return s.now
 }
 
-// holder is a list with an entry that has the lock, at revision 5.
-func holder(t *testing.T) (l *List, h *Entry) {
-	l = newList()
-	h = l.Register(nil, keyspace.Exclusive, "a/5")
-	h.Enqueued(5, listing(4))
-	require.Equal(t, Grant, h.Next().Do)
-	return l, h
+func (s *scene) remove(keys ...string) int64 {
+	s.before[s.now] = s.keys
+	s.now++
+	s.keys = slices.DeleteFunc(slices.Clone(s.keys), func(q queue.Entry) bool { return slices.Contains(keys, q.Key) })
+	return s.now
 }
 
-var held5 = queue.Entry{Key: "a/5", Rev: 5}
+// tell removes keys, and has the watch tell of that.
+func (s *scene) tell(w *Watch, keys ...string) (lost []*Entry) {
+	for _, key := range keys {
+		lost = append(lost, w.Heard([]Deletion{{key, s.remove(key)}})...)
+	}
+	return lost
+}
+
+func (s *scene) register(keys ...string) *Entry {
+	e := s.l.Register(nil, keyspace.KindOf("a", keys[0]), keys...)
+	e.Wake()
+	return e
+}
+
+// known is what the list knows, if only that it is nothing.
+func (s *scene) known() *List {
+	s.l.lock()
+	s.l.mu.Unlock()
+	return s.l
+}
+
+// shown is what the txn of an entry shows.
+func (s *scene) shown(kind keyspace.Kind) *Listing {
+	seen := &Listing{Shared: kind == keyspace.Exclusive, Size: max(s.size, int64(len(s.keys)))}
+	for _, q := range s.keys {
+		if seen.Shared || keyspace.KindOf("a", q.Key) != keyspace.Shared {
+			seen.Keys = append(seen.Keys, q)
+		}
+	}
+	return seen
+}
+
+// enqueue puts an entry into the queue, whose txn shows all that is before it.
+func (s *scene) enqueue(keys ...string) *Entry {
+	e := s.register(keys...)
+	s.enqueued(e)
+	return e
+}
+
+func (s *scene) enqueued(e *Entry) {
+	seen := s.shown(e.kind)
+	seen.At = s.put(e.keys...)
+	seen.UpTo = seen.At
+	e.Enqueued(seen.At, seen)
+}
+
+// blind is enqueue by a txn that shows nothing.
+func (s *scene) blind(keys ...string) *Entry {
+	e := s.register(keys...)
+	e.Enqueued(s.put(keys...), nil)
+	return e
+}
+
+// step is what the agent has to do next.
+func (s *scene) step() Step {
+	if s.known().agent == nil {
+		return Step{}
+	}
+	return s.l.Next(s.l.agent)
+}
+
+// ask has the agent at work until there is nothing to ask. It returns what it did.
+func (s *scene) ask() (did []string) {
+	for step := s.step(); step.Do != Wait; step = s.step() {
+		did = append(did, s.answer(&step))
+		require.Less(s, len(did), 10, did)
+	}
+	return did
+}
+
+func (s *scene) answer(step *Step) string {
+	switch step.Do {
+	case Pause:
+		s.l.Fail(step, nil)
+		return "pause"
+	case Open:
+		s.l.Opened(step, newWatch(step.From, step.To, s.now))
+		return "watch " + step.From + ".." + step.To
+	}
+	what, at := "down", s.now
+	if step.Upward {
+		what = "up"
+	}
+	if step.At > 0 {
+		at = step.At
+		what += fmt.Sprint(" at ", at)
+	}
+	s.reading = step
+	s.l.Saw(step, s.listing(step, at))
+	return what
+}
+
+// listing is what the reading shows now.
+func (s *scene) listing(step *Step, at int64) *Listing {
+	var ranged, asked []queue.Entry
+	keys := s.keys
+	if at < s.now {
+		keys = s.before[at]
+	}
+	for _, q := range keys {
+		if step.From <= q.Key && q.Key < step.To && (step.Upward || q.Rev <= step.Max) {
+			ranged = append(ranged, q)
+		}
+		if slices.Contains(step.Keys, q.Key) {
+			asked = append(asked, q)
+		}
+	}
+	slices.SortFunc(ranged, byRev)
+	if !step.Upward {
+		slices.Reverse(ranged)
+	}
+	more := step.Limit > 0 && int64(len(ranged)) > step.Limit
+	if more {
+		ranged = ranged[:step.Limit]
+	}
+	return step.Listing(at, ranged, more, max(s.size, int64(len(s.keys))), asked)
+}
+
+// leave releases or withdraws an entry, and removes it.
+func (s *scene) leave(e *Entry) {
+	next := e.Leave(false)
+	s.removed(e, next, true)
+}
+
+func (s *scene) removed(e *Entry, next []queue.Entry, found bool) {
+	at := s.remove(e.keys...)
+	there := slices.DeleteFunc(slices.Clone(next), func(q queue.Entry) bool { return !slices.Contains(s.keys, q) })
+	e.Removed(at, found, next, there)
+}
+
+func (s *scene) granted(e *Entry, want bool) {
+	s.Helper()
+	granted, err := e.Outcome()
+	require.NoError(s, err)
+	require.Equal(s, want, granted)
+}
+
+func (s *scene) gone(e *Entry) {
+	s.Helper()
+	_, err := e.Outcome()
+	require.ErrorIs(s, err, ErrGone)
+}
+
+// The predicate, clause by clause: each alone keeps an entry from its lock.
+func TestEntitled_I1(t *testing.T) {
+	const rev = 10
+	own := func(l *List, key string, state state) *Entry {
+		e := &Entry{l: l, keys: []string{key}, kind: keyspace.KindOf("a", key), rev: 5, state: state}
+		l.entries = append([]*Entry{e}, l.entries...)
+		return e
+	}
+	clauses := []struct {
+		name              string
+		change            func(l *List, e *Entry)
+		exclusive, shared bool // entitled all the same
+	}{
+		{"all is well", func(*List, *Entry) {}, true, true},
+		{"it was seen when the last one had gone", func(l *List, _ *Entry) { l.at = 20 }, true, true},
+		{"it was not seen since something had gone", func(l *List, _ *Entry) { l.at = 21 }, false, false},
+		{"a watch would have told that it is not there", func(l *List, _ *Entry) {
+			l.at, l.open = 21, []*Watch{{From: "a/", To: "a0", At: 20, told: 21}}
+		}, true, true},
+		{"a watch that is younger than that would not", func(l *List, _ *Entry) {
+			l.at, l.open = 22, []*Watch{{From: "a/", To: "a0", At: 21, told: 22}}
+		}, false, false},
+		{"a watch on others would not", func(l *List, _ *Entry) {
+			l.at, l.open = 21, []*Watch{{From: "a/6", To: "a/7", At: 20, told: 21}}
+		}, false, false},
+		{"nobody knows what exclusive keys are far below", func(l *List, _ *Entry) { l.views[0].low = 1 }, false, false},
+		{"nobody knows what exclusive keys are next below", func(l *List, _ *Entry) { l.views[0].upTo = rev - 1 }, false, false},
+		{"nobody knows what shared keys are far below", func(l *List, _ *Entry) { l.views[1].low = 1 }, false, true},
+		{"nobody knows what shared keys are next below", func(l *List, _ *Entry) { l.views[1].upTo = rev - 1 }, false, true},
+		{"an exclusive key is below", func(l *List, _ *Entry) { l.views[0].keys = []queue.Entry{{Key: "a/7", Rev: 5}} }, false, false},
+		{"a shared key is below", func(l *List, _ *Entry) { l.views[1].keys = []queue.Entry{{Key: "a/r7", Rev: 5}} }, false, true},
+		{"keys are above", func(l *List, _ *Entry) { l.views[0].keys = []queue.Entry{{Key: "a/7", Rev: 11}} }, true, true},
+		{"an own key of another revision is below", func(l *List, _ *Entry) {
+			own(l, "a/5", left)
+			l.views[0].keys = []queue.Entry{{Key: "a/5", Rev: 4}}
+		}, false, false},
+		{"an own entry is below that was released", func(l *List, _ *Entry) {
+			own(l, "a/5", left)
+			l.views[0].keys = []queue.Entry{{Key: "a/5", Rev: 5}}
+		}, true, true},
+		{"that was lost while it waited", func(l *List, _ *Entry) { own(l, "a/5", missing) }, true, true},
+		{"that waits", func(l *List, _ *Entry) { own(l, "a/5", waiting) }, false, false},
+		{"that has the lock", func(l *List, _ *Entry) { own(l, "a/5", held) }, false, false},
+		{"that left with a fence", func(l *List, _ *Entry) { own(l, "a/5", leaving) }, false, false},
+		{"a reader that has the lock", func(l *List, _ *Entry) { own(l, "a/r5", held) }, false, true},
+	}
+	for _, c := range clauses {
+		for _, kind := range []keyspace.Kind{keyspace.Exclusive, keyspace.Shared} {
+			l := newList()
+			l.knowledge = &knowledge{}
+			e := &Entry{l: l, keys: []string{"a/5-1"}, kind: kind, rev: rev, seen: 20, state: waiting}
+			l.entries, l.at = []*Entry{e}, 20
+			l.views = [2]view{{listed: 15, upTo: rev}, {listed: 15, upTo: rev}}
+			c.change(l, e)
+			require.Equal(t, map[keyspace.Kind]bool{keyspace.Exclusive: c.exclusive, keyspace.Shared: c.shared}[kind], l.entitledLocked(e), "%s, kind %v", c.name, kind)
+		}
+	}
+}
 
 // An entry whose txn has not shown what was below may have been removed while another session's key,
 // which nobody knew of, was still in its way. So that a later reading shows nothing below does not do: it
 // has to show the entry.
 func TestCompleteLater(t *testing.T) {
-	for name, learn := range map[string]func(l *List, e *Entry){
-		"before a reading": func(l *List, e *Entry) {
-			e.Enqueued(12, nil)
-			l.Saw(&Listing{At: 20, Low: 1, High: 20, Keys: []queue.Entry{held5}})
+	for name, learn := range map[string]func(s *scene, e *Entry, rev int64, at *Listing){
+		"before a reading": func(s *scene, e *Entry, rev int64, at *Listing) {
+			e.Enqueued(rev, nil)
+			s.l.Saw(&Step{}, at)
 		},
-		"after it": func(l *List, e *Entry) {
-			l.Saw(&Listing{At: 20, Low: 1, High: 20, Keys: []queue.Entry{held5}})
-			e.Enqueued(12, nil)
+		"after it": func(s *scene, e *Entry, rev int64, at *Listing) {
+			s.l.Saw(&Step{}, at)
+			e.Enqueued(rev, nil)
 		},
-		"after it, with what is gone by then": func(l *List, e *Entry) {
-			l.Saw(&Listing{At: 20, Low: 1, High: 20, Keys: []queue.Entry{held5}})
-			e.Enqueued(12, &Listing{At: 11, Low: 1, High: 11, Keys: []queue.Entry{held5, {Key: "a/7", Rev: 8}}})
+		"after it, with what is gone by then": func(s *scene, e *Entry, rev int64, at *Listing) {
+			s.l.Saw(&Step{}, at)
+			e.Enqueued(rev, &Listing{At: rev, UpTo: rev, Keys: []queue.Entry{{Key: "a/5", Rev: 2}, {Key: "a/7", Rev: 3}}})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			l, h := holder(t)
-			e := l.Register(nil, keyspace.Shared, "a/r5")
-			learn(l, e)
+			s := newScene(t)
+			h := s.enqueue("a/5")
+			s.granted(h, true)
+			s.put("a/7")
+			e := s.register("a/r5")
+			rev := s.put("a/r5")
+			s.remove("a/r5")
+			at := s.remove("a/7")
+			learn(s, e, rev, &Listing{At: at, UpTo: at, Keys: []queue.Entry{{Key: "a/5", Rev: 2}}})
 			h.Leave(false)
-			s := e.Next()
-			require.Equal(t, Read, s.Do)
-			require.GreaterOrEqual(t, s.At, int64(20))
-			e.Saw(&s, s.Listing(20, nil, false, 2, nil))
-			require.Equal(t, Gone, e.Next().Do)
+			s.granted(e, false)
+			s.ask()
+			s.gone(e)
 		})
 	}
 }
 
-// A key that a watch has told of before anybody knew it is not there, whatever an older reading shows.
-func TestToldBeforeKnown(t *testing.T) {
-	l, h := holder(t)
-	e, next := l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
-	e.Enqueued(8, listing(7, held5, queue.Entry{Key: "a/7", Rev: 6}))
-	next.Enqueued(12, nil)
-	s := e.Next()
-	require.Equal(t, Open, s.Do)
-	e.Opened(newWatch(s.From, s.To, 12))
-	s = e.Next()
-	e.Saw(&s, s.Listing(12, []queue.Entry{held5, {Key: "a/7", Rev: 6}, {Key: "a/5-1", Rev: 8}}, true, 5, nil))
-	require.Equal(t, Wait, e.Next().Do)
-	e.watch.Heard([]Deletion{{"a/3", 14}, {"a/7", 15}})
-	h.Leave(false)
-	require.Equal(t, Grant, e.Next().Do)
-	l.Saw(&Listing{At: 13, Low: 1, High: 13, Shared: true, Keys: []queue.Entry{held5, {Key: "a/3", Rev: 9}, {Key: "a/5-1", Rev: 8}, {Key: "a/5-2", Rev: 12}}})
-	require.Equal(t, Step{Guard: true}, next.Next(), "a/3 is not there to wait for")
-	e.Leave(false)
-	require.Equal(t, Grant, next.Next().Do)
+// V3: a reading is behind what a watch tells meanwhile. What it shows, and the watch has told of, is not there; what
+// comes under the same key since then is.
+func TestToldDuringAReading(t *testing.T) {
+	s := newScene(t)
+	s.put("a/6")
+	s.put("a/7")
+	first := s.enqueue("a/5")
+	s.ask()
+	w := s.l.open[0]
+	second := s.blind("a/5-1")
+	s.l.Refresh()
+	step := s.step()
+	require.Equal(t, Read, step.Do)
+	seen := s.listing(&step, s.now)
+	s.tell(w, "a/6")
+	s.put("a/6")
+	for range 200 { // far more than it keeps of what no request can be behind
+		s.tell(w, "a/8")
+	}
+	s.l.Saw(&step, seen)
+	require.Equal(t, []queue.Entry{{Key: "a/7", Rev: 3}, {Key: "a/5", Rev: 4}, {Key: "a/5-1", Rev: 5}}, s.l.views[0].keys)
+	require.Empty(t, s.l.heard, "no request is on its way")
+	require.Empty(t, s.ask())
+	s.tell(w, "a/7")
+	s.granted(first, true)
+	s.leave(first)
+	s.granted(second, true)
 }
 
 // Whoever was behind such a key has to have been there when it had gone.
 func TestThereWhenTheToldHadGone(t *testing.T) {
-	l, h := holder(t)
-	e, next := l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
-	e.Enqueued(8, listing(7, held5))
-	next.Enqueued(12, nil)
-	e.Opened(newWatch("a/3", "a/4", 12))
-	e.watch.Heard([]Deletion{{"a/3", 14}})
-	l.Saw(listing(13, held5, queue.Entry{Key: "a/5-1", Rev: 8}, queue.Entry{Key: "a/3", Rev: 9}, queue.Entry{Key: "a/5-2", Rev: 12}))
+	s := newScene(t)
+	h := s.enqueue("a/5")
+	s.put("a/7")
+	s.l.Opened(&Step{}, newWatch("a/7", "a/7\x00", s.now))
+	w := s.l.open[0]
+	e := s.blind("a/5-1")
+	step := s.step()
+	seen := s.listing(&step, s.now)
+	s.remove("a/5-1")
+	s.tell(w, "a/7")
+	s.l.Saw(&step, seen)
+	require.Equal(t, s.now, s.l.at)
 	h.Leave(false)
-	require.Equal(t, Grant, e.Next().Do)
-	e.Leave(false)
-	s := next.Next()
-	require.Equal(t, Step{Do: Read, At: 14, Keys: []string{"a/5-2"}}, s)
-	next.Saw(&s, s.Listing(14, nil, false, 0, nil))
-	require.Equal(t, Gone, next.Next().Do)
+	s.granted(e, false)
+	s.ask()
+	s.gone(e)
 }
 
-// A reading is behind what a watch tells meanwhile, and so may be the next one, and the next. Still one reading is
-// enough: what it shows, and the watch has not told of, is there.
-func TestToldDuringAReading(t *testing.T) {
-	keys := func(from, n int) (qs []queue.Entry) {
-		for rev := from; rev < from+n; rev++ {
-			qs = append(qs, queue.Entry{Key: fmt.Sprintf("a/6-%x", rev), Rev: int64(rev)})
-		}
-		return qs
+// The log is trimmed of what all requests on their way come after.
+func TestLogIsTrimmed(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	s.enqueue("a/5")
+	s.ask()
+	s.l.fliesLocked(nil)
+	for range 1000 { // one is always on its way
+		s.l.fliesLocked(nil)
+		s.l.landedLocked(s.l.flights[0])
+		s.tell(s.l.open[0], "a/6")
 	}
-	for _, during := range []int{1, maxTold + 1} {
-		l := newList()
-		first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
-		before, between := keys(1, maxTold+2), keys(201, 3)
-		first.Enqueued(200, listing(199, before...))
-		second.Enqueued(300, nil)
-		first.Opened(newWatch("a/0", "a/s", 300))
-		all := slices.Concat(before, []queue.Entry{{Key: "a/5", Rev: 200}}, between, []queue.Entry{{Key: "a/5-1", Rev: 300}})
-		s := second.Next()
-		require.Equal(t, Read, s.Do)
-		for i := range during {
-			first.watch.Heard([]Deletion{{before[i].Key, int64(301 + i)}})
-		}
-		second.Saw(&s, s.Listing(300, all, false, 20, nil))
-		if during > maxTold { // it does not remember that many
-			s = second.Next()
-			require.Equal(t, Read, s.Do)
-			second.Saw(&s, s.Listing(s.At, all[during:], false, 20, nil))
-		}
-		at := int64(301 + during)
-		for _, q := range before[during:] {
-			require.Equal(t, Step{}, first.Next())
-			require.Equal(t, Step{}, second.Next())
-			first.watch.Heard([]Deletion{{q.Key, at}})
-			at++
-		}
-		require.Equal(t, Grant, first.Next().Do)
-		first.Stop()
-		first.Leave(false)
-		for _, q := range between {
-			require.Equal(t, Step{}, second.Next())
-			second.watch.Heard([]Deletion{{q.Key, at}})
-			at++
-		}
-		require.Equal(t, Grant, second.Next().Do)
-	}
+	require.Less(t, len(s.l.heard), 200)
+	require.Equal(t, s.now, s.l.heard[len(s.l.heard)-1].at)
 }
 
 // A key of an entry whose reply is on its way is nobody's until the reply tells whose.
 func TestKeyOfAPendingEntry(t *testing.T) {
-	for name, mine := range map[string]bool{"its own": true, "of others": false} {
+	for name, mine := range map[string]bool{"its own": true, "another session's": false} {
 		t.Run(name, func(t *testing.T) {
-			l, h := holder(t)
-			pending := l.Register(nil, keyspace.Exclusive, "a/5-1", "a/r5")
-			e := l.Register(nil, keyspace.Exclusive, "a/5-2")
-			seen := listing(7, held5, queue.Entry{Key: "a/5-1", Rev: 6}, queue.Entry{Key: "a/r5", Rev: 6})
-			e.Enqueued(8, seen)
-			require.Equal(t, Step{}, e.Next(), "it asks nothing")
+			s := newScene(t)
+			h := s.enqueue("a/5")
+			pending := s.register("a/5-1", "a/r5")
+			seen := s.shown(keyspace.Exclusive)
+			rev := s.put(pending.keys...)
+			seen.At, seen.UpTo = rev, rev
+			e := s.enqueue("a/5-2")
+			require.Empty(t, s.ask())
 			h.Leave(false)
-			require.Equal(t, Step{}, e.Next())
+			require.Empty(t, s.ask(), "it asks nothing")
 			if mine {
-				pending.Enqueued(6, listing(5, held5))
-				require.Equal(t, Grant, pending.Next().Do)
+				pending.Enqueued(rev, seen)
+				s.granted(pending, true)
 				pending.Leave(false)
-				require.Equal(t, Grant, e.Next().Do)
+				s.granted(e, true)
 				return
 			}
 			pending.Rekey("a/5-3", "a/r5-1")
-			require.Equal(t, Open, e.Next().Do)
+			require.NotEmpty(t, s.ask())
 		})
 	}
 }
 
-// A late reply shows an entry that has left since. It is not in the way.
+// A late reply shows an entry that has left since. It is not in the way, but what has its key since then is.
 func TestLeftSince(t *testing.T) {
-	l, h := holder(t)
-	e := l.Register(nil, keyspace.Exclusive, "a/5-1")
-	h.Leave(false)
-	h.Removed(9, true, nil, nil)
-	e.Enqueued(8, listing(7, held5))
-	require.Equal(t, Grant, e.Next().Do)
+	s := newScene(t)
+	h := s.enqueue("a/5")
+	e := s.register("a/5-1")
+	seen := s.shown(keyspace.Exclusive)
+	rev := s.put("a/5-1")
+	seen.At, seen.UpTo = rev, rev
+	s.leave(h)
+	e.Enqueued(rev, seen)
+	s.granted(e, true)
+
+	late := s.register("a/5-2")
+	s.leave(e)
+	s.put("a/5") // another session's: the lease was adopted
+	s.enqueued(late)
+	s.granted(late, false)
 }
 
-// The watch on all of the queue stays for the entries to come: one that enters the queue needs no reading then.
-func TestWideWatchIsKept(t *testing.T) {
-	l := newList()
-	w, closed := newWatch("a/0", "a/s", 6), 0
-	w.Close = func() { closed++ }
-	turn := func(rev int64) {
-		e := l.Register(nil, keyspace.Exclusive, "a/5")
-		other := queue.Entry{Key: "a/7", Rev: rev - 2}
-		e.Enqueued(rev, listing(rev-1, other))
-		if s := e.Next(); rev == 5 {
-			require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
-			e.Opened(w)
-			s = e.Next()
-			e.Saw(&s, s.Listing(6, []queue.Entry{other, {Key: "a/5", Rev: rev}}, false, 2, nil))
+// V5: an entry that a reading is about, and does not show, is lost: at once if it waits, and its holder is told.
+func TestAbsent_V5(t *testing.T) {
+	s := newScene(t)
+	h, e, r := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/r5")
+	at := s.remove("a/5", "a/5-1", "a/r5")
+	lost := s.l.Saw(&Step{}, &Listing{At: at, UpTo: at})
+	require.Equal(t, []*Entry{h}, lost)
+	s.gone(e)
+	s.gone(h)
+	s.granted(r, false)
+	require.Len(t, e.Wake(), 1)
+	require.Equal(t, at, s.l.at, "who is seen before that may have been removed with them")
+	s.ask()
+	s.gone(r)
+}
+
+// V4: what an entry waits for may be known only in part. Whoever is told by a listing that does not show it that nothing
+// is left has to have been there at that time.
+func TestKnownInPart_V4(t *testing.T) {
+	for _, low := range []int64{0, 2} {
+		s := newScene(t)
+		s.put("a/7")
+		e := s.blind("a/r5")
+		if low > 0 {
+			s.l.Saw(&Step{}, &Listing{At: s.now, Low: low, UpTo: s.now, More: true})
 		}
-		require.Equal(t, Step{}, e.Next())
-		second := l.Register(nil, keyspace.Exclusive, "a/5-1")
-		second.Enqueued(rev+1, listing(rev, other, queue.Entry{Key: "a/5", Rev: rev}))
-		l.expire() // one relies on it
-		l.expire()
-		w.Heard([]Deletion{{"a/5", rev - 1}, {"a/7", rev + 2}})
-		require.Equal(t, Grant, e.Next().Do)
-		e.Stop()
-		e.Leave(false)
-		e.Removed(rev+4, true, nil, nil)
-		require.Equal(t, Grant, second.Next().Do)
-		second.Stop()
-		second.Leave(false)
-		second.Removed(rev+5, true, nil, nil)
-		require.True(t, l.expires)
-		require.False(t, l.Empty())
-		l.expire() // nobody does, but somebody did
+		s.remove("a/r5")
+		s.remove("a/7")
+		later := s.enqueue("a/r5-1")
+		s.granted(later, true)
+		s.granted(e, false)
+		s.ask()
+		s.gone(e)
 	}
-	for rev := range int64(3) {
-		turn(5 + 10*rev)
+}
+
+// An entry that a watch has told of before the reply was there is lost, whatever the reply shows.
+func TestToldBeforeTheReply(t *testing.T) {
+	s := newScene(t)
+	s.l.Opened(&Step{}, newWatch("a/5", "a/5\x00", s.now))
+	e := s.register("a/5")
+	rev := s.put("a/5")
+	s.tell(s.l.open[0], "a/5")
+	e.Enqueued(rev, &Listing{At: rev, UpTo: rev, Shared: true})
+	s.gone(e)
+}
+
+// V4: a removal that has not found its entry has those behind looked for; so has one of an entry whose fence was in use,
+// one of a hold that was lost, and a downgrade. One that has certainly removed it hands the lock over.
+func TestLeaves_V4(t *testing.T) {
+	for name, c := range map[string]struct {
+		leave func(s *scene, h *Entry)
+		looks bool
+	}{
+		"found":     {func(s *scene, h *Entry) { h.Leave(false); s.removed(h, nil, true) }, false},
+		"not found": {func(s *scene, h *Entry) { h.Leave(false); s.removed(h, nil, false) }, false}, // it had left before
+		"fence":     {func(s *scene, h *Entry) { h.Leave(true); s.removed(h, nil, true) }, true},
+		"lost":      {func(s *scene, h *Entry) { h.Lost(s.now); h.Leave(false); s.removed(h, nil, true) }, true},
+		"missing":   {func(s *scene, h *Entry) { h.Missing("a/5", s.put("x")); s.removed(h, nil, true) }, true},
+		"downgrade": {func(s *scene, h *Entry) { h.Downgrading(); h.Downgraded(s.remove("a/5"), nil, nil) }, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			h := s.enqueue("a/5", "a/r5")
+			e := s.enqueue("a/r5-1")
+			s.remove("a/r5-1")
+			c.leave(s, h)
+			s.granted(e, !c.looks)
+			if c.looks {
+				require.NotEmpty(t, s.ask())
+				s.gone(e)
+			}
+		})
+	}
+	s := newScene(t)
+	h, e, last := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/5-2")
+	h.Leave(false)
+	s.remove("a/5", "a/5-2")
+	h.Removed(s.now, false, nil, nil) // somebody else may have removed them all
+	e.Leave(false)
+	s.granted(last, false)
+	s.ask()
+	s.gone(last)
+}
+
+// A request that removes an entry, or downgrades it, looks for those that are next.
+func TestLooksForTheNext(t *testing.T) {
+	s := newScene(t)
+	h := s.enqueue("a/5", "a/r5")
+	e, far, w := s.enqueue("a/r5-1"), s.enqueue("a/r5-2"), s.enqueue("a/5-1")
+	h.Downgrading()
+	next := h.Behind()
+	require.Equal(t, []queue.Entry{{Key: "a/r5-1", Rev: e.rev}, {Key: "a/r5-2", Rev: far.rev}}, next)
+	at := s.remove("a/5")
+	require.Empty(t, h.Downgraded(at, next, next[1:]))
+	s.gone(e)
+	s.granted(far, true)
+	far.Leave(false)
+	next = h.Leave(true)
+	require.Equal(t, []queue.Entry{{Key: "a/5-1", Rev: w.rev}}, next)
+	require.Equal(t, keyspace.Exclusive, w.kind)
+	s.removed(h, next, true)
+	s.granted(w, true)
+}
+
+// One that was next may have the lock by now, and be downgraded: then its exclusive key is not there, as it should be.
+func TestLooksForOneThatIsDowngraded(t *testing.T) {
+	s := newScene(t)
+	h, e := s.enqueue("a/5"), s.enqueue("a/5-1", "a/r5")
+	next := h.Leave(false)
+	require.Len(t, next, 1)
+	s.granted(e, true)
+	e.Downgrading()
+	s.remove("a/5-1")
+	h.Removed(s.remove("a/5"), true, next, nil)
+	s.granted(e, true)
+}
+
+// V6: the watch on all of the queue stays for the entries to come: one that enters the queue needs no reading then.
+func TestWideWatchIsKept(t *testing.T) {
+	s := newScene(t)
+	closed := 0
+	for turn := range 3 {
+		s.put("a/7")
+		e, second := s.enqueue("a/5"), s.enqueue("a/5-1")
+		if did := s.ask(); turn == 0 {
+			require.Equal(t, []string{"watch a/0..a/s"}, did)
+			s.l.open[0].Close = func() { closed++ }
+		} else {
+			require.Empty(t, did)
+		}
+		s.l.expire() // it is needed
+		s.l.expire()
+		s.tell(s.l.open[0], "a/7")
+		s.granted(e, true)
+		s.leave(e)
+		s.granted(second, true)
+		s.leave(second)
+		require.True(t, s.l.expires)
+		require.False(t, s.l.Empty())
+		s.l.expire() // it is not, but it was
 	}
 	require.Zero(t, closed)
-	l.expire()
+	w := s.l.open[0]
+	s.l.expire()
 	require.Equal(t, 1, closed)
-	require.True(t, l.Empty())
-	require.Empty(t, l.open)
+	require.True(t, s.l.Empty())
+	require.Empty(t, s.l.open)
 	w.Broke(errors.New("closed")) // which is no news
 	require.Equal(t, 1, closed)
 }
@@ -242,348 +557,350 @@ func TestWideWatchIsKept(t *testing.T) {
 // So is the watch on the one before in a long queue, since that one comes again under the same key. The watch near the
 // front is not.
 func TestSingleWatchIsKept(t *testing.T) {
-	l := newList()
-	at := int64(0)
-	var opened []*Watch
+	s := newScene(t)
 	turn := func() (opens int) {
-		e := l.Register(nil, keyspace.Exclusive, "a/5")
-		first := at + 1
-		var others []queue.Entry
-		for i := range int64(2*ManyShare - 1) {
-			others = append(others, queue.Entry{Key: fmt.Sprintf("a/6%x", i), Rev: first + i})
+		var others []string
+		for i := range 2*ManyShare - 1 {
+			others = append(others, fmt.Sprintf("a/6%x", i))
+			s.put(others[i])
 		}
-		at += 2 * ManyShare
-		mine := queue.Entry{Key: "a/5", Rev: at}
-		e.Enqueued(at, listing(at-1, others...))
-		for s := e.Next(); s.Do != Grant; s = e.Next() {
-			switch s.Do {
-			case Open:
-				opens++
-				opened = append(opened, newWatch(s.From, s.To, at))
-				e.Opened(opened[len(opened)-1])
-				require.LessOrEqual(t, len(l.open), 2)
-			case Read:
-				e.Saw(&s, s.Listing(at, append([]queue.Entry{mine}, others...), false, int64(len(others)+1), nil))
-			default:
-				at++
-				for _, w := range l.open {
-					if w.covers(others[0].Key) {
-						w.Heard([]Deletion{{others[0].Key, at}})
-					}
+		e := s.enqueue("a/5")
+		for _, other := range others {
+			for _, did := range s.ask() {
+				if did[0] == 'w' {
+					opens++
 				}
-				others = others[1:]
+			}
+			require.LessOrEqual(t, len(s.l.open), 2)
+			at := s.remove(other)
+			for _, w := range s.l.open {
+				if w.tells(other, w.At) {
+					w.Heard([]Deletion{{other, at}})
+				}
 			}
 		}
-		e.Stop()
-		require.Len(t, l.open, 1)
-		require.Equal(t, "a/6c", l.open[0].From)
-		e.Leave(false)
-		e.Removed(at+1, true, nil, nil)
-		at++
+		s.granted(e, true)
+		require.Len(t, s.l.open, 1)
+		require.Equal(t, "a/6c", s.l.open[0].From)
+		s.leave(e)
 		return opens
 	}
 	require.Equal(t, 2, turn())
 	require.Equal(t, 1, turn())
 	require.Equal(t, 1, turn())
-	l.expire()
-	l.expire()
-	require.Empty(t, l.open)
+	s.l.expire()
+	s.l.expire()
+	require.Nil(t, s.l.knowledge)
 	require.Equal(t, 2, turn())
 }
 
-// Two entries share a watch, if that covers what both wait for. It stays for the second when the first has the lock.
-func TestNarrowWatchIsShared(t *testing.T) {
-	l := newList()
-	others := []queue.Entry{{Key: "a/7", Rev: 2}, {Key: "a/6", Rev: 6}}
-	first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
-	size := func(seen *Listing) *Listing { seen.Size = 100; return seen }
-	first.Enqueued(5, size(listing(4, others[0])))
-	second.Enqueued(8, size(listing(7, others[0], held5, others[1])))
-	s := first.Next()
-	require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, s)
-	w := newWatch(s.From, s.To, 8)
-	first.Opened(w)
-	for _, e := range []*Entry{first, second} {
-		for s = e.Next(); s.Do == Read; s = e.Next() {
-			e.Saw(&s, s.Listing(8, []queue.Entry{others[0], held5, others[1], {Key: "a/5-1", Rev: 8}}, false, 100, nil))
-		}
-		require.Equal(t, Step{}, s)
-	}
-	w.Heard([]Deletion{{"a/7", 9}})
-	require.Equal(t, Grant, first.Next().Do)
-	first.Stop()
-	require.Equal(t, []*Watch{w}, l.open)
-	require.Equal(t, Step{}, second.Next())
-	w.Heard([]Deletion{{"a/6", 10}})
-	first.Leave(false)
-	require.Equal(t, Grant, second.Next().Do)
-	require.Empty(t, l.open)
-}
-
-// At most two are open, those that nobody relies on included, and two on all of the queue only while both are used.
-func TestTwoWatches(t *testing.T) {
-	l := newList()
-	there := []queue.Entry{{Key: "a/7", Rev: 4}}
-	var es []*Entry
-	for i, key := range []string{"a/5", "a/5-1", "a/5-2"} {
-		e := l.Register(nil, keyspace.Exclusive, key)
-		e.Enqueued(int64(5+i), listing(int64(4+i), there...))
-		es, there = append(es, e), append(there, queue.Entry{Key: key, Rev: int64(5 + i)})
-	}
-	wide := func() *Watch { return newWatch("a/0", "a/s", 8) }
-	single, narrow, third := newWatch("a/7", "a/7\x00", 8), newWatch("a/5", "a/7\x00", 8), wide()
-	es[0].Opened(single)
-	es[0].Opened(narrow)
-	require.Equal(t, []*Watch{single, narrow}, l.open)
-	es[2].Opened(wide())
-	es[1].Opened(third)
-	require.Len(t, l.open, 3, "all are in use")
-	es[2].Next() // others ask for it
-	require.Equal(t, []*Watch{narrow, third}, l.open)
-	es[0].Opened(wide())
-	es[0].Stop()
-	require.Equal(t, []*Watch{third}, l.open)
-}
-
-// A watch that breaks has those that rely on it ask anew, and nobody else.
-func TestWatchBreaks(t *testing.T) {
-	l := newList()
-	other := queue.Entry{Key: "a/7", Rev: 2}
-	first, second := l.Register(nil, keyspace.Exclusive, "a/5"), l.Register(nil, keyspace.Exclusive, "a/5-1")
-	first.Enqueued(5, listing(4, other))
-	second.Enqueued(6, listing(5, other, held5))
-	w := newWatch("a/0", "a/s", 6)
-	w.Close = func() { t.Error("who has broken it closes it") }
-	first.Opened(w)
-	broken := errors.New("broken")
-	w.Broke(broken)
-	require.Empty(t, l.open)
-	require.Equal(t, Step{Do: Pause, Err: broken}, first.Next())
-	require.Equal(t, Read, first.Next().Do)
-	require.Equal(t, Step{}, second.Next(), "that reading serves both")
-	// Also if another one covers the same.
-	l.Saw(listing(6, other, held5, queue.Entry{Key: "a/5-1", Rev: 6}))
-	second.Opened(newWatch("a/0", "a/s", 6))
-	w = newWatch("a/5", "a/7\x00", 6)
-	first.Opened(w)
-	for range len(first.Wake()) {
-		<-first.Wake()
-	}
-	w.Broke(broken)
-	require.Len(t, first.Wake(), 1)
-	require.Equal(t, Step{Do: Pause, Err: broken}, first.Next())
-	second.Stop()
-	l.expire()
-	l.expire()
-	second.Begin()
-	// Nobody relies on one that is kept.
-	w = newWatch("a/7", "a/7\x00", 6)
-	first.Opened(w)
-	first.Stop()
-	first.Begin()
-	require.Equal(t, []*Watch{w}, l.open)
-	w.Broke(broken)
-	require.Empty(t, l.open)
-	require.Equal(t, Read, first.Next().Do)
-}
-
-// A session watches no more than it waits for if keys of other names lie among those of the queue, since their locks may
-// be busy.
-func TestNamesAreNested(t *testing.T) {
-	nested := queue.Entry{Key: "a/b/1", Rev: 1}
-	other := queue.Entry{Key: "a/7", Rev: 2}
-	for _, told := range []bool{false, true} { // by a watch, or by a listing
-		l := newList()
-		e := l.Register(nil, keyspace.Exclusive, "a/5")
-		if told {
-			e.Enqueued(5, listing(4, other))
-			require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, e.Next())
-			e.Opened(newWatch("a/0", "a/s", 4))
-			e.watch.Heard([]Deletion{{nested.Key, 6}})
-			require.Empty(t, l.open)
-		} else {
-			e.Enqueued(5, listing(4, nested, other))
-		}
-		require.Equal(t, Step{Do: Open, From: "a/5", To: "a/7\x00"}, e.Next())
-	}
-}
-
-// It is not kept, nor opened for one that waits, if that would have too many clients hear of each release, and
-// nobody closes it while it is in use.
+// A session watches all of a queue only if it has a good part of it, so that not too many clients hear of each release;
+// nor if keys of other names lie there, since their locks may be busy.
 func TestWideWatchOfFew(t *testing.T) {
-	others := func(n int) (qs []queue.Entry) {
-		for i := range n {
-			qs = append(qs, queue.Entry{Key: fmt.Sprintf("a/6-%x", i+1), Rev: int64(i + 1)})
-		}
-		return qs
-	}
 	for n, wide := range map[int]bool{ManyShare: true, ManyShare + 1: false} {
-		l := newList()
-		e := l.Register(nil, keyspace.Exclusive, "a/5")
-		e.Enqueued(50, listing(49, others(n)...))
-		require.Equal(t, wide, e.Next().To == "a/s", n)
+		s := newScene(t)
+		for i := range n {
+			s.put(fmt.Sprintf("a/6-%x", i+1))
+		}
+		s.enqueue("a/5")
+		require.Equal(t, wide, s.step().To == "a/s", n)
 	}
-	for n, kept := range map[int]bool{ManyShare: true, ManyShare + 1: false} {
-		l := newList()
-		e := l.Register(nil, keyspace.Exclusive, "a/5")
-		e.Enqueued(50, listing(49, others(1)...))
-		w := newWatch("a/0", "a/s", 60)
-		e.Opened(w)
-		l.expire()
-		l.expire()
-		s := Step{}
-		e.Saw(&s, &Listing{At: 60, Low: 1, High: 60, Shared: true, Keys: append(others(1), queue.Entry{Key: "a/5", Rev: 50}), Size: int64(n)})
-		require.Equal(t, Wait, e.Next().Do)
-		require.Len(t, l.open, 1, n)
-		w.Heard([]Deletion{{others(1)[0].Key, 61}})
-		require.Equal(t, Grant, e.Next().Do)
-		e.Stop()
-		require.Equal(t, kept, l.expires, n)
-		require.Equal(t, kept, len(l.open) == 1, n)
+	for n, kept := range map[int64]bool{ManyShare: true, ManyShare + 1: false} {
+		s := newScene(t)
+		s.put("a/7")
+		e := s.enqueue("a/5")
+		s.ask()
+		s.size = n
+		s.l.Refresh()
+		s.ask()
+		require.Len(t, s.l.open, 1, "nobody closes it while it is in use")
+		s.tell(s.l.open[0], "a/7")
+		s.granted(e, true)
+		require.Equal(t, kept, len(s.known().open) == 1, n)
+	}
+	for _, told := range []bool{false, true} { // by a watch, or by a listing
+		s := newScene(t)
+		if !told {
+			s.put("a/b/1")
+		}
+		s.put("a/7")
+		s.enqueue("a/5")
+		if told {
+			require.Equal(t, []string{"watch a/0..a/s"}, s.ask())
+			s.tell(s.l.open[0], "a/b/1")
+			require.Empty(t, s.l.open)
+		}
+		require.Equal(t, "watch a/5..a/7\x00", s.ask()[0])
 	}
 }
 
-// A downgrade lets nobody in whom its request has not looked for, before somebody has.
-func TestDowngradeLooks(t *testing.T) {
-	l := newList()
-	h := l.Register(nil, keyspace.Exclusive, "a/5", "a/r5")
-	h.Enqueued(5, listing(4))
-	h.Downgrading()
-	require.Empty(t, h.Behind())
-	e := l.Register(nil, keyspace.Shared, "a/r5-1")
-	e.Enqueued(8, &Listing{At: 7, Low: 1, High: 7, Keys: []queue.Entry{held5}})
-	h.Downgraded(20, nil, nil)
-	s := e.Next()
-	require.Equal(t, Read, s.Do)
-	e.Saw(&s, s.Listing(20, nil, false, 2, nil))
-	require.Equal(t, Gone, e.Next().Do)
+// A watch that breaks has the agent pause, and then read the present and watch anew. So has a watch that may be silent,
+// but for the pause. Nobody relies on one that is kept.
+func TestWatchBreaks(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	s.enqueue("a/5-1")
+	s.ask()
+	broken := errors.New("broken")
+	w := s.l.open[0]
+	w.Close = func() { t.Error("who has broken it closes it") }
+	w.Broke(broken)
+	require.Empty(t, s.l.open)
+	step := s.step()
+	require.Equal(t, Step{Do: Pause, For: e, Err: broken}, step)
+	s.l.Fail(&step, nil)
+	require.Equal(t, []string{"up", "watch a/0..a/s"}, s.ask())
+	s.l.Refresh()
+	require.Equal(t, []string{"up"}, s.ask())
+
+	s.l.expire()
+	s.leave(e)
+	s.tell(s.l.open[0], "a/7")
+	require.True(t, s.l.expires)
+	s.l.open[0].Broke(broken)
+	require.Empty(t, s.ask())
 }
 
-// Entries whose txns did not show the whole queue are read for together, by one at a time, and before their
-// turn.
-func TestReadsForAll(t *testing.T) {
-	l, h := holder(t)
-	h.Leave(true) // so that nobody has the lock before it is gone
-	var waiting []*Entry
-	state := []queue.Entry{{Key: h.keys[0], Rev: h.rev}}
-	for i := range 20 {
-		key := fmt.Sprintf("a/5-%x", i+1)
-		e := l.Register(nil, keyspace.Exclusive, key)
-		e.Enqueued(h.rev+2+int64(i), nil)
-		waiting, state = append(waiting, e), append(state, queue.Entry{Key: key, Rev: e.rev})
+// A watch that breaks is no news any more for an entry that comes when nobody waits.
+func TestBrokeForNobody(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	s.ask()
+	s.l.open[0].Broke(errors.New("broken"))
+	s.leave(e)
+	s.enqueue("a/5-1")
+	require.NotEqual(t, "pause", s.ask()[0])
+}
+
+// A reading of the present that was sent before the list was told that its watches may be silent is not enough.
+func TestStaleDuringAReading(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	s.enqueue("a/5")
+	s.ask()
+	s.l.Refresh()
+	step := s.step()
+	seen := s.listing(&step, s.now)
+	s.l.Refresh()
+	s.l.Saw(&step, seen)
+	require.NotEmpty(t, s.ask())
+	// Nor is one that failed, or was given up.
+	for _, over := range []func(){func() { s.l.Dropped(&step) }, func() { s.l.Fail(&step, nil) }} {
+		s.l.Refresh()
+		step = s.step()
+		require.Equal(t, Read, step.Do)
+		over()
+		require.Equal(t, []string{"up"}, s.ask())
 	}
-	step := waiting[0].Next()
+}
+
+// What a watch that is silent has not told is not believed to be there, however far the view reaches.
+func TestSilentWatch(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	s.size = ManyShare + 1
+	e, second := s.enqueue("a/5"), s.enqueue("a/5-1")
+	s.ask()
+	s.leave(second)
+	s.remove("a/7")
+	s.l.Refresh()
+	require.Equal(t, []string{"down"}, s.ask())
+	s.granted(e, true)
+}
+
+// An agent ends when nobody waits, also one that is waiting for etcd's answer: what it asks ends then. The next one is
+// another agent.
+func TestAgentIsDismissed(t *testing.T) {
+	s := newScene(t)
+	var agents []context.Context
+	s.l.Ask = func(ctx context.Context, _ *List) { agents = append(agents, ctx) }
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	require.Len(t, agents, 1)
+	require.Equal(t, Open, s.l.Next(agents[0]).Do)
+	e.Leave(false)
+	require.Error(t, agents[0].Err())
+	s.enqueue("a/5-1")
+	require.Len(t, agents, 2)
+	require.Equal(t, Step{}, s.l.Next(agents[0]), "which must not do the same")
+	require.NoError(t, agents[1].Err())
+	require.NotEmpty(t, s.ask())
+	require.Error(t, agents[1].Err())
+	require.Len(t, agents, 2)
+}
+
+// An agent that does not come for what Refresh wants asked is replaced by the next Refresh. One that comes stays.
+func TestAgentIsReplaced(t *testing.T) {
+	s := newScene(t)
+	var agents []context.Context
+	s.l.Ask = func(ctx context.Context, _ *List) { agents = append(agents, ctx) }
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	require.Equal(t, Open, s.l.Next(agents[0]).Do)
+	s.l.Refresh()
+	step := s.l.Next(agents[0])
 	require.Equal(t, Read, step.Do)
-	require.Equal(t, waiting[19].rev, step.At, "at which all are there")
-	require.Equal(t, Wait, waiting[1].Next().Do, "the first one asks for all")
-	require.Equal(t, Wait, waiting[2].Next().Do)
-	waiting[0].Saw(&step, step.Listing(step.At, state[1:5], true, 21, nil)) // as if there was a smaller limit
-	require.Equal(t, Wait, waiting[1].Next().Do, "which is shown")
-	for i, e := range waiting[2:] {
-		want := Wait
-		if i == 2 { // the first behind what was shown
-			want = Read
-		}
-		require.Equal(t, want, e.Next().Do, i)
-	}
+	s.l.Refresh()
+	require.NoError(t, agents[0].Err(), "it has come since")
+	require.Len(t, agents, 1)
+	s.l.Refresh()
+	require.Error(t, agents[0].Err())
+	require.Len(t, agents, 2)
+	require.Equal(t, Read, s.l.Next(agents[1]).Do)
+	s.l.Dropped(&step)
+	require.NoError(t, agents[1].Err())
+	e.Leave(false)
+	require.Error(t, agents[1].Err())
 }
 
-// run is a list whose entries wait one behind the other, behind another session's key at revision 2, in a long queue.
-func run(t *testing.T, n int) (l *List, es []*Entry, there []queue.Entry) {
-	l, there = newList(), []queue.Entry{{Key: "a/7", Rev: 2}}
-	for i := range n {
-		e := l.Register(nil, keyspace.Exclusive, fmt.Sprintf("a/5-%x", i+1))
-		rev := int64(5 + i)
-		seen := listing(rev-1, there...)
-		seen.Size = 1000
-		e.Enqueued(rev, seen)
-		es, there = append(es, e), append(there, queue.Entry{Key: e.keys[0], Rev: rev})
-	}
-	require.Equal(t, Open, es[0].Next().Do)
-	return l, es, there
+// A waiter that nobody is known to be before, and that does not have the lock, has the list asked anew. One that is behind
+// an entry of its own list does not.
+func TestAwaited(t *testing.T) {
+	s := newScene(t)
+	at := s.put("a/7")
+	e, second := s.enqueue("a/5"), s.enqueue("a/5-1")
+	require.Equal(t, []queue.Entry{{Key: "a/7", Rev: at}}, s.l.Awaited())
+	require.False(t, s.l.overdue)
+	s.ask()
+	s.tell(s.l.open[0], "a/7")
+	s.granted(e, true)
+	s.ask()
+	require.Empty(t, s.l.Awaited())
+	require.False(t, s.l.overdue, "it waits for its own list")
+	s.remove("a/5", "a/5-1")
+	e.Leave(false)
+	s.granted(second, true)
+	require.Empty(t, s.l.Awaited())
+	require.False(t, s.l.stale, "nobody waits")
 }
 
-// The first one of a run looks for those behind it, at the revision from which its watch tells of all of them. So the lock
-// goes through the run without a reading, although others have left meanwhile.
-func TestRunIsSeenBefore(t *testing.T) {
-	l, es, there := run(t, 4)
-	behind := l.Register(nil, keyspace.Exclusive, "a/5-5") // not behind this one
-	behind.Enqueued(12, listing(11, append(there, queue.Entry{Key: "a/8", Rev: 11})...))
-	l.size = 1000
-	s := es[0].Next()
-	es[0].Opened(newWatch(s.From, s.To, 20))
-	s = es[0].Next()
-	require.Equal(t, Read, s.Do)
-	require.Equal(t, []string{"a/5-2", "a/5-3", "a/5-4"}, askBehind(&s, es[0]))
-	es[0].Saw(&s, s.Listing(20, there[:2], false, 1000, there[2:]))
-	require.Equal(t, Step{}, es[0].Next())
-	es[0].watch.Heard([]Deletion{{"a/7", 30}})
-	for _, e := range es {
-		require.Equal(t, Grant, e.Next().Do)
-		e.Stop()
+// A refusal ends the wait of the entry that etcd was asked for. For the next one it is asked again.
+func TestRefused(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	first, second := s.enqueue("a/5"), s.enqueue("a/5-1")
+	step := s.step()
+	require.Equal(t, first, step.For)
+	refused := errors.New("refused")
+	s.l.Fail(&step, refused)
+	require.Len(t, first.Wake(), 1)
+	granted, err := first.Outcome()
+	require.False(t, granted)
+	require.Equal(t, refused, err)
+	require.Equal(t, second, s.step().For)
+}
+
+// Behind a watch that tells of all that the front waits for, events that leave it so ask nothing.
+func TestRestsBehindTheWatch(t *testing.T) {
+	s := newScene(t)
+	s.put("a/6")
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	require.Equal(t, []string{"watch a/0..a/s"}, s.ask(), "nothing was written since, so nothing is read")
+	s.tell(s.l.open[0], "a/6")
+	require.Nil(t, s.l.agent)
+	s.tell(s.l.open[0], "a/7")
+	s.granted(e, true)
+}
+
+// What was below may have left between the txn and the watch: it is read behind the watch, and the entry with it.
+func TestReadsBehindTheWatch(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	s.remove("a/7")
+	require.Equal(t, []string{"watch a/0..a/s", "up at 4"}, s.ask())
+	s.granted(e, true)
+}
+
+// While the lock goes through the list, the agent reads ahead of it, once for all.
+func TestReadsAhead(t *testing.T) {
+	s := newScene(t)
+	h := s.enqueue("a/5")
+	var es []*Entry
+	for i := range 20 {
+		es = append(es, s.blind(fmt.Sprintf("a/5-%x", i+1)))
+	}
+	require.Equal(t, []string{fmt.Sprint("up at ", s.now)}, s.ask())
+	for _, e := range append([]*Entry{h}, es...) {
+		s.granted(e, true)
 		e.Leave(false)
 	}
 }
 
-// askBehind has the step read downward, as it does where the list knows that upward would take too long.
-func askBehind(s *Step, e *Entry) []string {
-	if s.Upward {
-		e.notReached = true
-		e.l.reader = nil
-		*s = e.Next()
+// A reading upward that did not come to an entry is not repeated for it, until half of what it showed has left. The entry
+// is read for downward.
+func TestReadsUpwardInVain(t *testing.T) {
+	for before, way := range map[int]string{4: "down", 5: "up"} {
+		s := newScene(t)
+		s.l.UpLimit, s.size = 10, 1000
+		for i := range before {
+			s.put(fmt.Sprintf("a/6-%x", i+1))
+		}
+		e := s.blind("a/5")
+		for i := range 40 {
+			s.put(fmt.Sprintf("a/7-%x", i+1))
+		}
+		far := s.blind("a/5-1")
+		require.Equal(t, fmt.Sprint("up at ", s.now), s.ask()[0])
+		for i := range before {
+			s.tell(s.l.need, fmt.Sprintf("a/6-%x", i+1))
+		}
+		s.granted(e, true)
+		require.Equal(t, way, strings.Fields(s.ask()[0])[0])
+		require.Equal(t, far, s.reading.For)
 	}
-	return s.Keys
 }
 
-// If they were not, one reading finds all of them.
-func TestRunIsConfirmedTogether(t *testing.T) {
-	l, es, there := run(t, 4)
-	l.Saw(&Listing{At: 30, Asked: []string{"a/7"}, Low: 1, High: 0}) // the other one has gone
-	s := es[0].Next()
-	require.Equal(t, Step{Do: Read, At: 30, Keys: []string{"a/5-1", "a/5-2", "a/5-3", "a/5-4"}}, s)
-	es[0].Saw(&s, s.Listing(30, nil, false, 0, there[1:]))
-	for _, e := range es {
-		require.Equal(t, Grant, e.Next().Do)
-		e.Leave(false)
+// If a run of one session's entries is longer than a reading downward shows, what is below is not asked for again and
+// again: the entry waits for the lowest key that it knows.
+func TestReadsALongRun(t *testing.T) {
+	s := newScene(t)
+	s.size = 1000
+	for i := range 5 {
+		s.put(fmt.Sprintf("a/6-%x", i+1))
 	}
+	for i := range 12 {
+		s.put(fmt.Sprintf("a/7-%x", i+1))
+	}
+	e := s.blind("a/5")
+	s.blind("a/5-1")
+	rev := func(key string) int64 {
+		return s.keys[slices.IndexFunc(s.keys, func(q queue.Entry) bool { return q.Key == key })].Rev
+	}
+	low := rev("a/6-5")
+	s.l.Opened(&Step{}, newWatch("a/5", "a/7.", s.now))
+	s.l.Saw(&Step{}, &Listing{At: s.now, Low: low - 1, UpTo: s.now, Shared: true, More: true, Size: 1000, Keys: s.keys[4:]})
+	s.tell(s.l.open[0], "a/6-5")
+	require.Equal(t, low, s.l.views[0].low)
+	require.Less(t, len(s.ask()), 4)
+	s.granted(e, false)
 }
 
-// While the lock goes through the list, the third one reads what nobody knows yet, and not again what is known. If a
-// other session's key is before it, that can wait.
-func TestReadsAheadFromTheMark(t *testing.T) {
-	for _, others := range []int64{0, 8, 30} {
-		l, h := holder(t)
-		seen := &Listing{At: 9, Low: 1, High: 9, Shared: true, Keys: []queue.Entry{held5}}
-		if others > 0 {
-			seen.Keys = append(seen.Keys, queue.Entry{Key: "a/7", Rev: others})
-		}
-		l.Saw(seen)
-		var es []*Entry
-		for i := range 3 {
-			e := l.Register(nil, keyspace.Exclusive, fmt.Sprintf("a/5-%x", i+1))
-			e.Enqueued(int64(20+i), nil)
-			es = append(es, e)
-		}
-		l.marks = [2]int64{20, 20} // as if the first two were complete
-		require.Equal(t, Grant, h.Next().Do)
-		s := es[2].Next()
-		if others == 8 {
-			require.Equal(t, Step{}, s)
-			continue
-		}
-		require.Equal(t, Read, s.Do)
-		require.True(t, s.Upward)
-		require.EqualValues(t, 21, s.Min)
+// The agent does not read ahead for those that are far behind.
+func TestReadsAheadOfFew(t *testing.T) {
+	s := newScene(t)
+	s.enqueue("a/5")
+	for i := range handing {
+		s.enqueue(fmt.Sprintf("a/5-%x", i+1))
 	}
+	s.ask()
+	s.blind("a/5-a0")
+	require.Empty(t, s.ask())
 }
 
 // An entry lists nothing if it is known to be behind more than it would list: of the list, or other sessions' that a
 // watch would tell if they left. Others that may have left long ago do not count.
 func TestBehindMore(t *testing.T) {
-	l, h := holder(t)
-	e, next := l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
-	there := []queue.Entry{held5, {Key: "a/6", Rev: 6}, {Key: "a/7", Rev: 7}, {Key: "a/r8", Rev: 8}}
-	e.Enqueued(12, listing(11, there...))
+	s := newScene(t)
+	h := s.enqueue("a/5")
+	s.put("a/6")
+	s.put("a/7")
+	s.put("a/r8")
+	s.enqueue("a/5-1")
+	next := s.register("a/5-2")
 	behind := func(e *Entry) (n int) {
 		for e.BehindMore(n) {
 			n++
@@ -591,121 +908,174 @@ func TestBehindMore(t *testing.T) {
 		return n
 	}
 	require.Equal(t, 2, behind(next), "the two of the list")
-	e.Opened(newWatch("a/6", "a/z", 20))
+	w := newWatch("a/6", "a/z", s.now+1)
+	s.l.Opened(&Step{}, w)
 	require.Equal(t, 2, behind(next), "the watch would not tell of what left before")
-	l.Saw(listing(20, append(there, queue.Entry{Key: "a/5-1", Rev: 12})...))
+	s.now++
+	seen := &Listing{At: s.now, UpTo: s.now, Shared: true, Keys: slices.Clone(s.keys)}
+	s.l.Saw(&Step{}, seen)
 	require.Equal(t, 5, behind(next))
-	require.Equal(t, 4, behind(l.Register(nil, keyspace.Shared, "a/r5")), "no reader blocks a reader")
-	e.watch.Heard([]Deletion{{"a/7", 22}})
+	require.Equal(t, 4, behind(s.register("a/r5")), "no reader blocks a reader")
+	s.tell(w, "a/7")
 	require.Equal(t, 4, behind(next))
 	h.Leave(false)
 	require.Equal(t, 3, behind(next))
 }
 
-// While the watch on all of the queue tells of all that the two in front wait for, they do nothing, and events that
-// leave it so wake nobody.
-func TestRestsBehindTheWideWatch(t *testing.T) {
-	others := []queue.Entry{{Key: "a/6", Rev: 2}, {Key: "a/7", Rev: 3}, {Key: "a/8", Rev: 4}}
-	all := append(others, queue.Entry{Key: "a/5-1", Rev: 5}, queue.Entry{Key: "a/5-2", Rev: 6})
-	watched := func(t *testing.T) (l *List, first, second *Entry) {
-		l = newList()
-		first, second = l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
-		first.Enqueued(5, listing(4, others...))
-		second.Enqueued(6, listing(5, all[:4]...))
-		s := first.Next()
-		require.Equal(t, Step{Do: Open, From: "a/0", To: "a/s"}, s)
-		first.Opened(newWatch(s.From, s.To, 20))
-		return l, first, second
-	}
-	t.Run("rests", func(t *testing.T) {
-		l, first, second := watched(t)
-		l.Saw(listing(20, all...))
-		for _, e := range []*Entry{first, second} {
-			require.Equal(t, Step{}, e.Next())
-			<-e.Wake()
-		}
-		first.watch.Heard([]Deletion{{"a/7", 21}})
-		require.Empty(t, first.Wake())
-		require.Empty(t, second.Wake())
-		l.Refresh()
-		require.Len(t, first.Wake(), 1)
-		require.Equal(t, Read, first.Next().Do, "what the watch may have missed")
-	})
-	t.Run("not if nobody has seen it behind the watch", func(t *testing.T) {
-		l, first, _ := watched(t)
-		<-first.Wake()
-		l.Saw(&Listing{At: 20, Low: 1, Asked: []string{"a/6", "a/7", "a/8"}, Keys: others})
-		require.Len(t, first.Wake(), 1)
-		require.Equal(t, Read, first.Next().Do)
-	})
-	t.Run("not if others may be in the way that nobody knows", func(t *testing.T) {
-		l, first, second := watched(t)
-		second.Leave(false)
-		l.Saw(listing(20, all...))
-		third := l.Register(nil, keyspace.Exclusive, "a/5-3")
-		l.marks = [2]int64{4, 4} // as if nobody knew the rest
-		third.Enqueued(22, &Listing{At: 21, Low: 10, High: 21, Shared: true, Keys: []queue.Entry{{Key: "a/9", Rev: 15}}})
-		require.Equal(t, Step{}, first.Next())
-		require.Len(t, third.Wake(), 1)
-		require.Equal(t, Read, third.Next().Do)
-	})
+// BehindLeft waits for entries of the list that are on their way out, and for nobody else.
+func TestBehindLeft(t *testing.T) {
+	s := newScene(t)
+	h := s.enqueue("a/5")
+	e := s.register("a/5-1")
+	require.False(t, e.BehindLeft(), "it is held")
+	h.Leave(false)
+	require.True(t, e.BehindLeft())
+	h.Stuck()
+	require.False(t, e.BehindLeft())
+	require.Len(t, e.Wake(), 1)
+	<-e.Wake()
+	s.removed(h, nil, true)
+	require.False(t, e.BehindLeft(), "nobody is there")
+	require.Len(t, e.Wake(), 1)
 }
 
-// The second asks if it waits for others for which the first, a reader, does not.
-func TestSecondAsksMore(t *testing.T) {
-	for readers, want := range []Action{Wait, Open} {
-		l := newList()
-		first, second := l.Register(nil, keyspace.Shared, "a/r5"), l.Register(nil, keyspace.Exclusive, "a/5")
-		there := []queue.Entry{{Key: "a/6", Rev: 2}, {Key: "a/r7", Rev: 3}}[:1+readers]
-		first.Enqueued(5, &Listing{At: 4, Low: 1, High: 4, Keys: there[:1]})
-		second.Enqueued(6, listing(5, append(there, queue.Entry{Key: "a/r5", Rev: 5})...))
-		require.Equal(t, Open, first.Next().Do)
-		require.Equal(t, want, second.Next().Do)
+// One that waits for a holder of its own list has, after a while, a watch on both, and both are read behind that.
+func TestGuard(t *testing.T) {
+	for _, keys := range [][2]string{{"a/5", "a/5-1"}, {"a/5-1", "a/5"}} {
+		s := newScene(t)
+		s.size = 1000
+		h, e := s.enqueue(keys[0]), s.enqueue(keys[1])
+		require.Empty(t, s.ask())
+		s.remove(keys[1])
+		s.l.tick()
+		did := s.ask()
+		require.Equal(t, "watch a/5..a/5.", did[0])
+		require.Len(t, did, 2)
+		s.gone(e)
+		s.granted(h, true)
+		require.Nil(t, s.l.agent)
 	}
 }
 
-// A reading shows what is there at a revision that is not before anything that a watch of the list has told of. One from
-// before would say nothing new, and be asked for again and again.
-func TestReadsWhatTheWatchesHaveTold(t *testing.T) {
-	others := func(revs ...int64) (qs []queue.Entry) {
-		for i, rev := range revs {
-			qs = append(qs, queue.Entry{Key: fmt.Sprintf("a/%x", 7+i), Rev: rev})
-		}
-		return qs
+// While the lock goes from one entry to the next, the guard costs one timer.
+func TestGuardTimer(t *testing.T) {
+	s := newScene(t)
+	h := s.enqueue("a/5")
+	for i := range 5 {
+		e := s.enqueue(fmt.Sprint("a/5-", i+1))
+		s.leave(h)
+		s.granted(e, true)
+		h = e
+		s.leave(s.enqueue("a/5-a"))
 	}
-	two := func(l *List) (first, second *Entry) {
-		first, second = l.Register(nil, keyspace.Exclusive, "a/5-1"), l.Register(nil, keyspace.Exclusive, "a/5-2")
-		return first, second
+	require.Len(t, s.timers, 1)
+	s.timers[0]()
+	require.Nil(t, s.known().ticks)
+}
+
+// A list with a holder that nobody waits for knows nothing, and costs little: also when others have waited.
+func TestRestsAtAHolder(t *testing.T) {
+	s := newScene(t)
+	h := s.enqueue("a/5", "a/r5")
+	require.Nil(t, s.l.knowledge)
+	e := s.enqueue("a/5-1")
+	require.NotNil(t, s.l.knowledge)
+	s.leave(h)
+	s.granted(e, true)
+	require.NotNil(t, s.l.knowledge, "its timer is set")
+	s.l.tick()
+	require.Nil(t, s.l.knowledge)
+	pending := s.register("a/5-2")
+	require.NotNil(t, s.l.knowledge)
+	pending.Leave(false)
+	require.Nil(t, s.l.knowledge)
+	s.leave(e)
+	require.True(t, s.l.Empty())
+}
+
+// A part that nobody waits for yet asks nothing, so the agent asks for those behind it. When its turn comes it is in front.
+func TestPart_Begins(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	part := s.register("a/r5")
+	part.WakeWith(part)
+	s.enqueued(part)
+	require.Nil(t, s.l.agent)
+	e := s.enqueue("a/r5-1")
+	require.Equal(t, e, s.step().For)
+	part.Begin()
+	require.Equal(t, part, s.step().For)
+	s.ask()
+	s.tell(s.l.open[0], "a/7")
+	s.granted(part, true)
+	s.granted(e, true)
+	require.Len(t, part.Wake(), 1)
+}
+
+// It may be removed by somebody. The one behind it asks for it, as for a holder: nobody else does. Behind many of them
+// it asks again only when all that it has asked about have left.
+func TestPart_ManyBeforeTheyBegin(t *testing.T) {
+	s := newScene(t)
+	var parts []*Entry
+	for i := range 3 * nextMax {
+		part := s.register(fmt.Sprintf("a/5-%x", i+1))
+		part.WakeWith(part)
+		s.enqueued(part)
+		parts = append(parts, part)
 	}
-	open := func(e *Entry, at int64) {
-		s := e.Next()
-		require.Equal(t, Open, s.Do)
-		e.Opened(newWatch(s.From, s.To, at))
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	s.ask()
+	s.tell(s.l.open[0], "a/7")
+	s.ask()
+	s.l.tick()
+	for _, part := range parts {
+		s.granted(part, true)
+		s.remove(part.keys...)
+		require.LessOrEqual(t, len(s.ask()), 2)
+		part.Leave(false)
 	}
-	t.Run("deep", func(t *testing.T) {
-		l := newList()
-		first, second := two(l)
-		first.Enqueued(5, listing(4, others(2)...))
-		all := append(others(2, 10, 11, 12), queue.Entry{Key: "a/5-1", Rev: 5})
-		second.Enqueued(20, listing(19, all...))
-		l.size = 1000
-		open(first, 25)
-		open(second, 30)
-		first.watch.Heard([]Deletion{{"a/6", 40}})
-		s := second.Next()
-		require.Equal(t, Step{Do: Read, At: 40, Keys: []string{"a/8"}}, s)
-	})
-	t.Run("guard", func(t *testing.T) {
-		l, h := holder(t)
-		first, second := two(l)
-		first.Enqueued(6, listing(5, held5))
-		second.Enqueued(20, listing(19, append(others(10), held5, queue.Entry{Key: "a/5-1", Rev: 6})...))
-		l.size = 1000
-		first.Guard()
-		open(first, 25)
-		open(second, 30)
-		second.watch.Heard([]Deletion{{"a/6", 40}})
-		s := first.Next()
-		require.Equal(t, Step{Do: Read, At: 40, Keys: []string{"a/5-1", h.keys[0]}}, s)
-	})
+	s.ask()
+	s.granted(e, true)
+}
+
+// A part that still waits may be removed by somebody. A reader behind it, for whom nothing else is in the way, is told.
+func TestPart_RemovedBeforeItBegins(t *testing.T) {
+	s := newScene(t)
+	s.put("a/r7")
+	part := s.register("a/5")
+	part.WakeWith(part)
+	s.enqueued(part)
+	e := s.enqueue("a/r5-1")
+	require.Empty(t, s.ask())
+	s.l.tick()
+	require.NotEmpty(t, s.ask())
+	s.tell(s.l.open[0], "a/5")
+	require.True(t, part.Gone())
+	s.granted(e, true)
+}
+
+// A part is read for beside others if nobody asks for it: nobody waits for it, nor for one before it.
+func TestPart_Look(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	var parts []*Entry
+	for _, key := range []string{"a/5", "a/5-1"} {
+		part := s.register(key)
+		part.WakeWith(part)
+		s.enqueued(part)
+		parts = append(parts, part)
+	}
+	_, ok := parts[1].Look()
+	require.False(t, ok && parts[0].state != waiting)
+	step, ok := parts[0].Look()
+	require.True(t, ok)
+	require.Zero(t, step.At)
+	s.remove("a/7")
+	s.l.Saw(&step, s.listing(&step, s.now))
+	s.granted(parts[0], true)
+	_, ok = parts[0].Look()
+	require.False(t, ok, "it has the lock")
+	parts[0].Begin()
+	require.Empty(t, s.l.flights[1:])
 }

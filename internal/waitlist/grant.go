@@ -1,77 +1,135 @@
-// Who has the lock, and who is in front of those that wait.
+// Who has the lock.
 
 package waitlist
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// grantLocked grants what is entitled, the front-most first, and wakes those who have something
-// to do then: those who come to the front, and, after a change, those who are there.
-func (l *List) grantLocked() {
-	var any, exclusive bool // is in the way
-	for i := 0; i < len(l.places) && !exclusive; i++ {
-		p := l.places[i]
-		e := p.own
-		passes := !any || e != nil && e.kind == keyspace.Shared
-		if e != nil && e.state == waiting && p.Key == e.keys[0] && l.completeLocked(e) && l.seenLocked(e) >= e.minSeen && passes {
-			e.state = held
-			e.clearBelowLocked()
-			i, _ = l.findLocked(p.Entry)
-			e.tell()
-			l.changed = true
+// entitledLocked decides I1. See the package's comment for why this is enough.
+func (l *List) entitledLocked(e *Entry) bool {
+	for i := range l.views {
+		v := &l.views[i]
+		switch {
+		case !queue.Blocks(kindOf(i), e.kind):
+		case v.low > 0, v.upTo < e.rev: // nobody knows all that is below
+			return false
+		case slices.ContainsFunc(v.keys, func(q queue.Entry) bool { return q.Rev < e.rev && l.ownLocked(q) == nil }):
+			return false
 		}
-		if p.inWay() {
-			any, exclusive = true, p.kind == keyspace.Exclusive
+	}
+	return !l.behindOwnLocked(e) && l.seenLocked(e) >= l.at
+}
+
+// behindOwnLocked reports whether e waits for an entry of the list.
+func (l *List) behindOwnLocked(e *Entry) bool {
+	inWay := func(o *Entry) bool { return o.rev < e.rev && !o.over() && queue.Blocks(o.kind, e.kind) }
+	return slices.ContainsFunc(l.entries, inWay)
+}
+
+// over reports whether the entry is in nobody's way, wherever its key is.
+func (e *Entry) over() bool { return e.state == left || e.state == missing }
+
+// overLocked reports whether q is a key of an entry of the list that is over.
+func (l *List) overLocked(q queue.Entry) bool {
+	e := l.ownLocked(q)
+	return e != nil && e.over()
+}
+
+// seenLocked is the last revision at which the entry is known to have been in the queue, also because a watch that
+// would have told of its end did not.
+func (l *List) seenLocked(e *Entry) int64 {
+	seen := e.seen
+	for _, w := range l.open {
+		if w.tells(e.keys[0], e.seen) {
+			seen = max(seen, w.told)
+		}
+	}
+	return seen
+}
+
+// grantLocked grants what is entitled, the front-most first, and has the rest asked for.
+func (l *List) grantLocked() {
+	for _, e := range l.entries {
+		if e.state == waiting && l.entitledLocked(e) {
+			e.state = held
+			e.tell()
+		}
+		if e.kind == keyspace.Exclusive && !e.over() {
+			break // those behind it are no better off
 		}
 	}
 	l.contendLocked()
-	front := l.frontLocked()
-	for i, e := range front {
-		if e != nil && (l.changed || e != l.front[i]) && !l.restsLocked(e) {
-			e.tell()
-		}
-		if was := l.front[i]; was != nil && !slices.Contains(front[:2], was) {
-			was.relyLocked(nil)
-		}
-	}
-	l.front, l.changed = front, false
+	l.agentLocked()
 }
 
-// frontLocked are the two front-most entries that wait, and for which somebody asks Next; and, while the
-// lock goes from one entry of the list to the next, the one that reads ahead: a hand-over takes less time
-// than a reading, so what is below it must be known before its turn. Behind another session's key there is time.
-func (l *List) frontLocked() (front [3]*Entry) {
-	n := 0
-	running := len(l.places) > 0 && l.places[0].own != nil && l.places[0].own.state != waiting
-	for _, p := range l.places {
-		e := p.own
-		running = running && e != nil
-		if e == nil || e.state != waiting || e.idle || p.Key != e.keys[0] {
-			continue
-		}
-		switch {
-		case n < 2:
-			front[n] = e
-		case !running || n == upLimit/2:
-			return front
-		case !l.completeLocked(e):
-			front[2] = e
-			return front
-		}
-		n++
-	}
-	return front
+// ErrGone says that an entry is not in the queue any more.
+var ErrGone = errors.New("entry gone")
+
+// Wake has a value when the entry has the lock, or waits in vain, or when what BehindLeft reports may have changed.
+// It tells of what happens from its first call on, or from the time at which BehindLeft was true.
+func (e *Entry) Wake() <-chan struct{} { return e.waking() }
+
+func (e *Entry) waking() chan struct{} {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	return e.wakeLocked()
 }
 
-// Wake has a value when Next may say something else than it did.
-func (e *Entry) Wake() <-chan struct{} { return e.wake }
+func (e *Entry) wakeLocked() chan struct{} {
+	if e.wake == nil {
+		e.wake = make(chan struct{}, 1)
+	}
+	return e.wake
+}
 
 func (e *Entry) tell() {
 	select {
 	case e.wake <- struct{}{}:
-	default: // it was told, and has not looked yet
+	default: // it was told, and has not looked yet; or nobody will
+	}
+}
+
+// Granted reports whether the entry has the lock.
+func (e *Entry) Granted() bool {
+	granted, _ := e.Outcome()
+	return granted
+}
+
+// Outcome reports whether the entry has the lock, or why it waits in vain: ErrGone, or what etcd has refused with.
+func (e *Entry) Outcome() (granted bool, err error) {
+	e.l.mu.Lock()
+	defer e.l.mu.Unlock()
+	switch e.state {
+	case held:
+		return true, nil
+	case missing, leaving: // the latter before its owner knew that it had the lock
+		return false, ErrGone
+	}
+	return false, e.err
+}
+
+// WhenContended has signal called as soon as another entry of the list waits for what the entry excludes,
+// which has the lock. It is called once or more, with the list's mutex held: it is only to close a channel,
+// or the like.
+func (e *Entry) WhenContended(signal func()) {
+	e.l.lock()
+	defer e.l.unlock()
+	e.contended = signal
+	e.l.contendLocked()
+}
+
+// contendLocked tells those that are waited for.
+func (l *List) contendLocked() {
+	for i, e := range l.entries {
+		waits := func(o *Entry) bool { return o.state == waiting && queue.Blocks(e.kind, o.kind) }
+		if e.contended != nil && e.state == held && slices.ContainsFunc(l.entries[i+1:], waits) {
+			e.contended()
+			e.contended = nil
+		}
 	}
 }

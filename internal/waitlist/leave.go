@@ -14,17 +14,17 @@ import (
 // behind have to wait until it is gone. next are the entries that the request is to look for.
 func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	switch next = e.nextLocked(); {
 	case e.rev == 0: // nobody knows whether it was written; if it was, it counts as another session's
-		e.disownLocked()
+		l.landedLocked(flight{of: e})
+		l.count -= len(e.keys)
 	case fence:
 		e.state = leaving
 	case e.state != leaving: // which it stays
 		e.state = left
 	}
-	l.changed = true
 	l.grantLocked()
 	return next
 }
@@ -33,45 +33,29 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 // whatever becomes of e.
 func (e *Entry) Covered() bool {
 	e.l.mu.Lock()
-	defer e.l.unlock()
-	return slices.ContainsFunc(e.l.places, func(p place) bool {
-		return p.own != nil && p.own.state == held && p.own.kind == keyspace.Exclusive
-	})
+	defer e.l.mu.Unlock()
+	return slices.ContainsFunc(e.l.entries, func(o *Entry) bool { return o.state == held && o.kind == keyspace.Exclusive })
 }
 
-// Lost says that the entry, which was held, was not in etcd at revision at. Nothing is handed
-// over: the lease may be gone, so those behind are looked for first.
-func (e *Entry) Lost(at int64) {
-	e.l.mu.Lock()
+// Lost says that the entry, which was held, is not in etcd any more. Nothing is handed over: the lease may be gone, so
+// when the entry is removed those behind are looked for first.
+func (e *Entry) Lost(int64) {
+	e.l.lock()
 	defer e.l.unlock()
 	e.state = leaving
-	e.l.suspectLocked(queue.Entry{}, at)
-	e.l.grantLocked()
 }
 
 // Missing says that the entry, which has not left, was not in etcd under key at revision at. If it is known by another
 // key by now, since it was downgraded, that is as it should be.
 func (e *Entry) Missing(key string, at int64) (lost []*Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	if e.rev > 0 && e.keys[0] == key {
-		lost = l.goneLocked(nil, queue.Entry{Key: key, Rev: e.rev}, at)
+		lost = l.absentLocked(nil, e, at)
 	}
 	l.grantLocked()
 	return lost
-}
-
-// Owners are those of the entries in the queue.
-func (l *List) Owners() (owners []any) {
-	l.mu.Lock()
-	defer l.unlock()
-	for _, p := range l.places {
-		if p.own != nil && p.Key == p.own.keys[0] {
-			owners = append(owners, p.own.Owner)
-		}
-	}
-	return owners
 }
 
 // Removed says that nothing of the entry is in etcd any more. The request that saw to that was
@@ -79,28 +63,34 @@ func (l *List) Owners() (owners []any) {
 // somebody else may have, and others of the list with it. there are those of next that it found.
 func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost []*Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
-	if l.keys[e.keys[0]] != e {
-		return nil // the request was sent twice
+	i, known := l.findLocked(e.rev)
+	if !known || l.entries[i] != e {
+		return nil // the request was sent twice, or nobody knew that there was anything to remove
 	}
-	e.disownLocked()
-	l.places = slices.DeleteFunc(l.places, func(p place) bool { return p.own == e })
-	if found && e.state == left {
-		for _, key := range e.keys {
-			l.removed[key] = e.rev
-		}
-	} else if e.rev > 0 {
-		l.suspectLocked(queue.Entry{}, at)
+	l.entries = slices.Delete(l.entries, i, i+1)
+	l.count -= len(e.keys)
+	if !found || e.state != left {
+		l.goneByLocked(at)
 	}
-	l.changed = true
-	l.tellPendingLocked()
+	for _, key := range e.keys {
+		l.removedLocked(key, e.rev, at)
+	}
+	l.tellSentLocked()
 	return l.checkNextLocked(at, next, there)
+}
+
+// removedLocked takes note that a key of the list is gone, as a request has told that was carried out at revision at. An
+// entry may have the key anew since.
+func (l *List) removedLocked(key string, rev, at int64) {
+	l.dropLocked(key, rev+1)
+	l.hearLocked(hearsay{key, rev + 1, at, true})
 }
 
 // Downgrading says that the entry is known by its shared key from now on.
 func (e *Entry) Downgrading() {
-	e.l.mu.Lock()
+	e.l.lock()
 	defer e.l.unlock()
 	e.keys = []string{e.keys[1], e.keys[0]}
 }
@@ -108,7 +98,7 @@ func (e *Entry) Downgrading() {
 // Behind are the entries that the request which removes the exclusive key is to look for.
 func (e *Entry) Behind() (next []queue.Entry) {
 	e.l.mu.Lock()
-	defer e.l.unlock()
+	defer e.l.mu.Unlock()
 	return e.nextLocked()
 }
 
@@ -116,12 +106,11 @@ func (e *Entry) Behind() (next []queue.Entry) {
 // at: readers of the list behind are let in.
 func (e *Entry) Downgraded(at int64, next, there []queue.Entry) (lost []*Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	e.kind = keyspace.Shared
-	q := queue.Entry{Key: e.keys[1], Rev: e.rev}
-	l.places = slices.DeleteFunc(l.places, func(p place) bool { return p.Entry == q })
-	l.suspectLocked(q, at)
+	l.removedLocked(e.keys[1], e.rev, at)
+	l.goneByLocked(at)
 	return l.checkNextLocked(at, next, there)
 }
 
@@ -130,14 +119,14 @@ const nextMax = 16
 
 // nextLocked are the entries behind that wait for it, as far as they are granted together.
 func (e *Entry) nextLocked() (next []queue.Entry) {
-	for _, p := range e.l.places {
-		if p.own == nil || p.own.state != waiting || p.Key != p.own.keys[0] || p.Rev <= e.rev {
+	for _, o := range e.l.entries {
+		if o.state != waiting || o.rev <= e.rev {
 			continue
 		}
-		if len(next) == 0 || p.kind == keyspace.Shared {
-			next = append(next, p.Entry)
+		if len(next) == 0 || o.kind == keyspace.Shared {
+			next = append(next, queue.Entry{Key: o.keys[0], Rev: o.rev})
 		}
-		if p.kind == keyspace.Exclusive || len(next) == nextMax {
+		if o.kind == keyspace.Exclusive || len(next) == nextMax {
 			break
 		}
 	}
@@ -146,12 +135,12 @@ func (e *Entry) nextLocked() (next []queue.Entry) {
 
 func (l *List) checkNextLocked(at int64, next, there []queue.Entry) (lost []*Entry) {
 	for _, q := range next {
-		if i, known := l.findLocked(q); !known {
-			continue // it has left meanwhile
-		} else if slices.Contains(there, q) {
-			l.places[i].seen = max(l.places[i].seen, at)
-		} else {
-			lost = l.goneLocked(lost, q, at)
+		switch o := l.ownLocked(q); {
+		case o == nil || q.Key != o.keys[0]: // it has left meanwhile, or was downgraded
+		case slices.Contains(there, q):
+			o.seenAtLocked(at)
+		default:
+			lost = l.absentLocked(lost, o, at)
 		}
 	}
 	l.grantLocked()

@@ -1,17 +1,10 @@
-// Package waitlist keeps what one session has in one lock's queue, and says which of its
-// entries has the lock and what must be asked of etcd for the others. It makes no request: it
-// is told of what was registered, read, heard and released, and each waiting entry asks Next
-// what to do. It knows nothing of sessions and leases.
-//
-// Only the two front-most waiting entries ask etcd, the second to be prepared; while the lock goes
-// from one entry of the list to the next, one more reads ahead. The others have to wait for the
-// entries before them anyway.
-//
-// Invariant (I1): an entry is granted only after a revision at which it was in the queue and
-// every lower key that blocks it was of an entry of its own list that has left without a fence.
+// The entries of a list, from before their txns are sent.
+
 package waitlist
 
 import (
+	"cmp"
+	"context"
 	"slices"
 	"sync"
 	"time"
@@ -23,31 +16,39 @@ import (
 // A List is the entries of one session in one queue. It is safe for concurrent use, and calls
 // nobody while its mutex is held, but see WhenContended.
 type List struct {
-	name   string
-	forget func(name string)           // see New
-	after  func(time.Duration, func()) // runs a function later
+	name string
+	*Config
 
-	mu sync.Mutex // released by unlock
-	// places are the keys of the queue that are known, those of the list and other sessions', by
-	// revision. All there are up to the marks are among them: nothing is ever added below.
-	places []place
-	marks  [2]int64 // of the exclusive and of the shared ones
-	latest int64    // the highest revision at which something was found to be gone
-	size   int64    // of the queue, in keys, as it was last read
-	// keys are those of entries, from before the txn that writes them is sent. A key that is seen is
-	// an entry's only if its revision is the one that etcd gave the entry.
-	keys map[string]*Entry
-	// removed are the revisions of entries that have left, by key. A reading or a reply that is
-	// late still shows them.
-	removed map[string]int64
-	// told are the revisions of the last deletions that the watches have told of, by key: a reading of before may
-	// still show the keys. Those up to toldFrom may be missing.
-	told     map[string]int64
-	toldFrom int64
+	mu      sync.Mutex // locked by lock and released by unlock, where more than a look is needed
+	entries []*Entry   // those in the queue, in its order
+	count   int        // of the keys of all entries
+	*knowledge
+}
+
+// knowledge is what a list needs while somebody waits. A session may hold many locks that nobody else of it wants, so a
+// list has no knowledge from its first grant until a second entry comes: see unlock.
+type knowledge struct {
+	views [2]view // of the exclusive keys, and of the shared ones
+	at    int64   // see the package's comment; written by goneByLocked
+	size  int64   // of the queue, in keys, as it was last read
+	log
 	watches
-	front   [3]*Entry
-	changed bool   // the front may have something to do
-	reader  *Entry // it reads upward, for all: one of them at a time
+	asking
+	guard
+	later []func() // to be called when the mutex is released
+}
+
+// A Config is what a list needs of its surroundings.
+type Config struct {
+	Life context.Context // that of the lists
+	// Ask starts an agent, which calls Next, with ctx, and does what that says, until it says Wait.
+	Ask func(ctx context.Context, l *List)
+	// Forget is called, some time after the last entry has left, when the list may have become Empty since it keeps no
+	// watch any more.
+	Forget     func(name string)
+	After      func(time.Duration, func()) // runs a function later
+	GuardAfter time.Duration               // how long an entry waits for others of its list until they are watched
+	UpLimit    int64                       // of a reading upward
 }
 
 // An Entry is one acquisition of the session's in the queue.
@@ -59,34 +60,12 @@ type Entry struct {
 	keys  []string // the first one stands for the entry
 	kind  keyspace.Kind
 	state state
-	// What is known of the way to its grant:
-	//
-	//	fact        says                                           set by                          needed for
-	//	rev         where it is in the queue, 0 while unknown      Enqueued, Held                  I1
-	//	minSeen     it is granted only when it was seen in the     what finds that a key below or  I1: it was there when
-	//	            queue at this revision or later                another of the list is gone     that had gone
-	//	goneUpTo    what was under its keys up to this revision    Heard, a reading, before rev    I1: a late reply does
-	//	            is gone                                        is known                        not bring it back
-	//	knownFrom   places has every key that was created from     Enqueued, Saw                   I1: every lower key
-	//	            here to rev; with marks that reach it, places
-	//	            has every key below the entry
-	//	mustRead    etcd must be asked at the present: a watch     Fail, Refresh, Look; cleared    an event that nobody
-	//	            may have missed something                      by a reading of the present     has told of
-	//	readAt      the revision of the last reading for it, of a  Saw                             a reading behind the
-	//	            range                                                                          watch; one to read ahead
-	//	notReached  a reading upward did not come so far: it       Saw                             the limit upward
-	//	            reads downward
-	//	noLimit     a reading of few keys downward did not         Saw                             the limit downward
-	//	            suffice
-	rev, minSeen, goneUpTo, knownFrom, readAt int64
-	mustRead, notReached, noLimit             bool
-
-	stuck bool   // see Stuck
-	guard bool   // see Guard
-	idle  bool   // nobody asks Next: see WakeWith and Stop
-	watch *Watch // that it relies on
-	broke error  // what ended that, until the entry has been told
-	wake  chan struct{}
+	rev   int64         // where it is in the queue, 0 while unknown
+	seen  int64         // see the package's comment; written by seenAtLocked
+	idle  bool          // nobody waits for it yet: see WakeWith
+	stuck bool          // see Stuck
+	err   error         // what etcd has refused with
+	wake  chan struct{} // nil until somebody may wait for it
 	// contended is called when another entry of the list waits for it: see WhenContended.
 	contended func()
 }
@@ -102,136 +81,169 @@ const (
 	missing              // its key was lost while it waited, and its owner must be told
 )
 
-// New makes the list of a session's entries in the queue of a name. forget is called, some time after the last entry
-// has left, when the list may have become Empty since it keeps no watch any more.
-func New(name string, forget func(name string)) *List {
-	return &List{
-		name: name, forget: forget, after: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
-		keys: make(map[string]*Entry), removed: make(map[string]int64), told: make(map[string]int64),
+// New makes the list of a session's entries in the queue of a name.
+func New(name string, c *Config) *List { return &List{name: name, Config: c} }
+
+// Name is that of the lock.
+func (l *List) Name() string { return l.name }
+
+func (l *List) lock() {
+	l.mu.Lock()
+	if l.knowledge == nil {
+		l.knowledge = &knowledge{}
 	}
 }
 
-// unlock releases the mutex, and then closes the watches that nobody needs any more.
+// unlock releases the mutex, and then does what must not be done before. What the list knows it forgets if at most one
+// entry is left, which waits for nothing, and nothing is on its way: for the next entry it is as if the list was new.
 func (l *List) unlock() {
-	closing := l.closing
-	l.closing = nil
+	later := l.later
+	l.later = nil
+	waits := func(e *Entry) bool { return e.state == waiting }
+	if len(l.entries) <= 1 && len(l.flights) == 0 && len(l.open) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.entries, waits) {
+		l.knowledge = nil
+	}
 	l.mu.Unlock()
-	for _, w := range closing {
-		w.Close()
+	for _, f := range later {
+		f()
 	}
 }
 
 // Register adds an entry that is about to be written under these keys. The first one is what it
 // is known by; a write lock has a shared one besides.
 func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Entry {
-	e := &Entry{Owner: owner, l: l, kind: kind, wake: make(chan struct{}, 1)}
+	if slices.ContainsFunc(keys, func(key string) bool { return keyspace.KindOf(l.name, key) == keyspace.Exclusive }) {
+		kind = keyspace.Exclusive // also while it is downgraded, until that key is removed
+	}
+	e := &Entry{Owner: owner, l: l, kind: kind}
 	e.Rekey(keys...)
 	return e
 }
 
-// Name is that of the lock.
-func (e *Entry) Name() string { return e.l.name }
+// List is the entry's.
+func (e *Entry) List() *List { return e.l }
 
 // Rekey gives the entry other keys, since those that it had are in use by others.
 func (e *Entry) Rekey(keys ...string) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
-	e.disownLocked()
-	e.keys, e.goneUpTo = keys, 0
-	for _, key := range keys {
-		l.keys[key] = e
-	}
-	l.changed = true
-	l.grantLocked()
-}
-
-func (e *Entry) disownLocked() {
-	for _, key := range e.keys {
-		if e.l.keys[key] == e {
-			delete(e.l.keys, key)
-		}
-	}
+	l.landedLocked(flight{of: e})
+	l.count += len(keys) - len(e.keys)
+	e.keys = keys
+	l.fliesLocked(e)
+	l.grantLocked() // keys that were taken for the entry's are others'
 }
 
 // Enqueued says that the entry is in the queue at revision rev. seen is what its txn showed
 // before it wrote the entry, nil if nothing.
 func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
 	e.enterLocked(rev, waiting)
-	if rev <= e.goneUpTo {
-		e.state = missing
+	q, v := queue.Entry{Key: e.keys[0], Rev: rev}, l.viewLocked(keyspace.KindOf(l.name, e.keys[0]))
+	if v.has(q) {
+		e.seenAtLocked(v.listed)
 	}
-	late := true // nobody may know at which revision what was below has gone
-	if seen != nil {
-		if seen.Low <= seen.High {
-			e.knownFrom = seen.Low
+	for i := range l.views { // of what is below nobody knows when it has gone, but that it had when this was listed
+		if w := &l.views[i]; w.upTo >= rev && w.listed > e.seen && queue.Blocks(kindOf(i), e.kind) {
+			l.goneByLocked(w.listed)
 		}
-		lost = l.applyLocked(seen)
-		late = seen.Low > seen.High || slices.ContainsFunc(seen.Keys, l.forgotLocked)
 	}
-	if late && rev < l.latest {
-		e.minSeen = l.latest
+	if left, _ := l.leftSinceLocked(q); left {
+		lost = l.absentLocked(lost, e, rev)
 	}
-	if e.state == waiting && seen.Clear(l.name, e.kind) {
-		// Nothing was below, whatever the list has yet to hear about its entries that are leaving.
-		e.state = held
-		e.clearBelowLocked()
+	if seen != nil {
+		clear := seen.Clear(l.name, e.kind)
+		for _, key := range e.keys {
+			seen.Keys = append(seen.Keys, queue.Entry{Key: key, Rev: rev})
+		}
+		lost = append(lost, l.applyLocked(seen, false)...)
+		if clear && e.state == waiting {
+			e.state = held // nothing was below, whatever the list has yet to hear about its entries that are leaving
+		}
 	}
+	l.landedLocked(flight{of: e})
 	l.grantLocked()
 	return lost
 }
 
 // Held says that the entry has the lock, at revision rev, without having waited.
 func (e *Entry) Held(rev int64) {
-	e.l.mu.Lock()
-	defer e.l.unlock()
+	l := e.l
+	l.lock()
+	defer l.unlock()
+	l.landedLocked(flight{of: e})
 	e.enterLocked(rev, held)
-	e.clearBelowLocked()
+	seen := &Listing{At: rev, UpTo: rev, Shared: e.kind == keyspace.Exclusive}
+	for _, key := range e.keys {
+		seen.Keys = append(seen.Keys, queue.Entry{Key: key, Rev: rev})
+	}
+	l.applyLocked(seen, false)
 }
 
 func (e *Entry) enterLocked(rev int64, s state) {
-	e.rev, e.knownFrom, e.state = rev, rev, s
-	for _, key := range e.keys {
-		i := e.l.placeLocked(queue.Entry{Key: key, Rev: rev})
-		e.l.places[i].own, e.l.places[i].seen = e, max(e.l.places[i].seen, rev)
+	e.rev, e.state = rev, s
+	e.seenAtLocked(rev)
+	i, _ := e.l.findLocked(rev)
+	e.l.entries = slices.Insert(e.l.entries, i, e)
+}
+
+// seenAtLocked notes that the entry was in the queue at a revision.
+func (e *Entry) seenAtLocked(at int64) { e.seen = max(e.seen, at) }
+
+// findLocked is where in entries the one of a revision is, or would be.
+func (l *List) findLocked(rev int64) (i int, known bool) {
+	return slices.BinarySearchFunc(l.entries, rev, func(o *Entry, rev int64) int { return cmp.Compare(o.rev, rev) })
+}
+
+// ownLocked is the entry of the list that q is a key of, nil if q is another session's, or its entry's revision is not
+// known yet.
+func (l *List) ownLocked(q queue.Entry) *Entry {
+	if i, ok := l.findLocked(q.Rev); ok && slices.Contains(l.entries[i].keys, q.Key) {
+		return l.entries[i]
 	}
+	return nil
 }
 
 // BehindMore reports whether more than n keys are known to be in the entry's way, those of the list that have not
 // left and other sessions' keys that a watch covers: the queue is then so long that a listing
 // of n would not show them all.
 func (e *Entry) BehindMore(n int) bool {
-	e.l.mu.Lock()
-	defer e.l.unlock()
-	for i := range e.l.places {
-		p := &e.l.places[i]
-		there := p.own != nil && p.own.state != left || p.own == nil && e.l.trackedLocked(p)
-		if there && queue.Blocks(p.kind, e.kind) {
-			if n--; n < 0 {
-				return true
+	l := e.l
+	l.lock()
+	defer l.unlock()
+	for _, o := range l.entries {
+		for _, key := range o.keys {
+			if !o.over() && queue.Blocks(keyspace.KindOf(l.name, key), e.kind) {
+				n--
 			}
 		}
 	}
-	return false
+	for i := range l.views {
+		v := &l.views[i]
+		for _, q := range v.keys {
+			if queue.Blocks(kindOf(i), e.kind) && l.ownLocked(q) == nil && l.trackedLocked(q.Key, v.listed) {
+				n--
+			}
+		}
+	}
+	return n < 0
 }
 
 // BehindLeft reports whether the list has no entries in the queue but such that have left, and that are not Stuck.
 // Wake tells when that changes.
 func (e *Entry) BehindLeft() bool {
-	e.l.mu.Lock()
-	defer e.l.unlock()
-	over := false
-	for _, p := range e.l.places {
-		if p.own != nil {
-			if over = (p.own.state == left || p.own.state == leaving) && !p.own.stuck; !over {
-				return false
-			}
-		}
+	l := e.l
+	l.lock()
+	defer l.unlock()
+	stays := func(o *Entry) bool { return o.state != left && o.state != leaving || o.stuck }
+	if len(l.entries) == 0 || slices.ContainsFunc(l.entries, stays) {
+		return false
 	}
-	return over
+	e.wakeLocked() // before the next change, so that Wake tells of it
+	return true
 }
 
 // Stuck says that etcd refuses to remove the entry, which has left. Nil is an entry that is in no list.
@@ -239,17 +251,17 @@ func (e *Entry) Stuck() {
 	if e == nil {
 		return
 	}
-	e.l.mu.Lock()
+	e.l.lock()
 	defer e.l.unlock()
 	e.stuck = true
-	e.l.tellPendingLocked()
+	e.l.tellSentLocked()
 }
 
-// tellPendingLocked wakes those who may wait for what BehindLeft reports.
-func (l *List) tellPendingLocked() {
-	for _, o := range l.keys {
-		if o.rev == 0 {
-			o.tell()
+// tellSentLocked wakes those who may wait for what BehindLeft reports.
+func (l *List) tellSentLocked() {
+	for _, f := range l.flights {
+		if f.of != nil {
+			f.of.tell()
 		}
 	}
 }
@@ -257,6 +269,16 @@ func (l *List) tellPendingLocked() {
 // Empty reports whether the list has no entry and keeps no watch, so that it can be dropped.
 func (l *List) Empty() bool {
 	l.mu.Lock()
-	defer l.unlock()
-	return len(l.keys) == 0 && !l.expires
+	defer l.mu.Unlock()
+	return l.count == 0 && (l.knowledge == nil || !l.expires)
+}
+
+// Owners are those of the entries in the queue.
+func (l *List) Owners() (owners []any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, e := range l.entries {
+		owners = append(owners, e.Owner)
+	}
+	return owners
 }

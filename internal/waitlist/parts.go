@@ -5,17 +5,18 @@ package waitlist
 import "slices"
 
 // WakeWith has the entry wake who waits for another one, before anything can have happened to it. Their
-// waiter comes to one after the other, and asks Next of that one only: from Begin to Stop. Until then the
-// entry is not in front, and those behind it ask for themselves. It may be granted all the same.
+// waiter comes to one after the other. Until it says Begin nothing is asked for the entry, which is not in front:
+// the agent asks for those behind it. It may be granted all the same.
 func (e *Entry) WakeWith(o *Entry) {
-	e.l.mu.Lock()
+	wake := o.waking() // before the mutex is locked: o may be of this list
+	e.l.lock()
 	defer e.l.unlock()
-	e.wake, e.idle = o.wake, true
+	e.wake, e.idle = wake, true
 }
 
-// Begin says that somebody asks Next from now on.
+// Begin says that somebody waits for the entry from now on.
 func (e *Entry) Begin() {
-	e.l.mu.Lock()
+	e.l.lock()
 	defer e.l.unlock()
 	if e.idle {
 		e.idle = false
@@ -26,7 +27,7 @@ func (e *Entry) Begin() {
 // Gone reports whether the entry's key is known not to be in etcd, also if it had the lock.
 func (e *Entry) Gone() bool {
 	e.l.mu.Lock()
-	defer e.l.unlock()
+	defer e.l.mu.Unlock()
 	return e.state == missing || e.state == leaving
 }
 
@@ -34,18 +35,13 @@ func (e *Entry) Gone() bool {
 // for; then Saw. It is for one that nobody has asked for a while, and that would be in front else.
 func (e *Entry) Look() (s Step, ok bool) {
 	l := e.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
-	first := slices.IndexFunc(l.places, func(p place) bool {
-		return p.own != nil && p.own.state == waiting && (p.own == e || !p.own.idle)
-	})
-	if first < 0 || l.places[first].own != e {
-		return Step{}, false
+	first := slices.IndexFunc(l.entries, func(o *Entry) bool { return o == e && e.state == waiting || o.asksLocked() })
+	if first < 0 || l.entries[first] != e || l.completeLocked(e) && len(l.othersLocked(e)) == 0 {
+		return s, false
 	}
-	if l.completeLocked(e) && !l.behindOthersLocked(e) {
-		return Step{}, false
-	}
-	e.mustRead = true
-	s = e.readLocked()
-	return s, s.Do == Read // else another one of the list reads
+	s = l.readLocked(e, false)
+	s.At, s.since = 0, l.fliesLocked(nil)
+	return s, true
 }

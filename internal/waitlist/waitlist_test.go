@@ -1,6 +1,7 @@
 package waitlist
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -38,11 +39,17 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 			w.fail("%s at %d is forgotten in %v", a.name, a.rev, w.state())
 		}
 	}
-	for range 2 {
-		w.expire()
+	for len(w.timers) > 0 && !w.failed {
+		w.tick()
 	}
-	if !w.l.Empty() || len(w.l.open) > 0 || len(w.watches) > 0 {
-		w.fail("the list keeps %v, %v, %v", w.l.keys, w.l.open, w.watches)
+	if len(w.agents) > 0 {
+		w.fail("agents: %v", w.agents)
+	}
+	if w.l.knowledge != nil {
+		w.fail("the list remembers what is over")
+	}
+	if !w.l.Empty() || len(w.l.entries) > 0 || len(w.watches) > 0 {
+		w.fail("the list keeps %v, %v", w.l.entries, w.watches)
 	}
 }
 
@@ -66,8 +73,16 @@ func (w *world) happen() {
 				w.downgrade(a)
 			}
 		}
-	case n == 8 && w.choose(4) == 0:
-		w.expire()
+	case n == 8 && w.choose(4) == 0 && len(w.timers) > 0:
+		w.tick()
+	case n == 9 && w.choose(4) == 0:
+		w.write(func(map[string]int64, int64) {}) // a holder publishes a value: its key is written anew
+	case n == 9 && w.lossy:
+		w.recheck()
+	case n > 12 && n < 17 && len(w.agents) > 0:
+		if g := w.agents[w.choose(len(w.agents))]; !g.hangs {
+			w.ask(g)
+		}
 	case n >= 17 && len(w.watches) > 0:
 		w.deliver(w.watches[w.choose(len(w.watches))])
 	case len(w.own) > 0:
@@ -75,13 +90,13 @@ func (w *world) happen() {
 	}
 }
 
-// expire has the list's timer go off.
-func (w *world) expire() {
-	if w.expires {
-		w.logf("the timer goes off")
-		w.expires = false
-		w.l.expire()
-	}
+// tick has a timer of the list go off.
+func (w *world) tick() {
+	i := w.choose(len(w.timers))
+	f := w.timers[i]
+	w.timers = slices.Delete(w.timers, i, i+1)
+	w.logf("a timer goes off")
+	f()
 }
 
 func (w *world) otherComes() {
@@ -102,7 +117,7 @@ func (w *world) otherComes() {
 		return
 	}
 	rev := w.write(func(s map[string]int64, rev int64) { s[key] = rev })
-	w.others = append(w.others, place{Entry: queue.Entry{Key: key, Rev: rev}, kind: kind})
+	w.others = append(w.others, other{Entry: queue.Entry{Key: key, Rev: rev}, kind: kind})
 	w.logf("others put %s", key)
 	w.checkExclusion()
 }
@@ -171,9 +186,6 @@ func (w *world) downgrade(a *actor) {
 	}
 }
 
-// guards reports whether a sleeper's timer is to go off.
-func (w *world) guards(a *actor) bool { return a.guards && (w.mercy || w.choose(3) == 0) }
-
 // advance has an acquisition go on.
 func (w *world) advance(a *actor) bool {
 	switch {
@@ -187,15 +199,14 @@ func (w *world) advance(a *actor) bool {
 	}
 	select {
 	case <-a.e.Wake():
-		a.asleep = false
+		a.woken = true
 	default:
 	}
-	if a.asleep && !w.guards(a) {
+	if !a.woken || a.rev == 0 {
 		return false
 	}
-	n := len(w.log)
-	w.step(a)
-	return len(w.log) > n
+	a.woken = false
+	return w.look(a)
 }
 
 // rest has all go on until nothing does; then others leave, then holders. It returns true when
@@ -205,6 +216,12 @@ func (w *world) rest() bool {
 	for _, a := range w.own {
 		moved = w.advance(a) || moved
 	}
+	for _, g := range slices.Clone(w.agents) {
+		if !g.hangs {
+			w.ask(g)
+			moved = true
+		}
+	}
 	for _, ow := range slices.Clone(w.watches) {
 		moved = w.deliver(ow) || moved
 	}
@@ -212,10 +229,24 @@ func (w *world) rest() bool {
 	if moved || w.failed {
 		return false
 	}
-	if len(w.watches) > 2 || len(w.watches) != len(w.l.open) {
-		w.fail("watches: %v, and the list knows %v", w.watches, w.l.open)
+	if w.lossy && w.recheck() {
+		return false
 	}
-	w.checkNobodyForgotten()
+	k := *cmp.Or(w.l.knowledge, &knowledge{}) // it need not know anything
+	if len(w.watches) > 2 || len(w.watches) != len(k.open) {
+		w.fail("watches: %v, and the list knows %v", w.watches, k.open)
+	}
+	if k.ticks == nil {
+		w.checkNobodyForgotten()
+	}
+	if len(w.timers) > 0 && (k.ticks != nil || w.choose(2) == 0) {
+		w.tick()
+		return false
+	}
+	if i := slices.IndexFunc(w.agents, func(g *asker) bool { return g.hangs && g.ctx.Err() != nil }); i >= 0 {
+		w.agents[i].hangs = false // its reply comes after all
+		return false
+	}
 	if len(w.others) > 0 {
 		w.otherLeaves(0)
 		return false
@@ -228,7 +259,7 @@ func (w *world) rest() bool {
 	}
 	for _, a := range w.own {
 		if a.part && !a.over {
-			a.part = false
+			a.part, a.woken = false, true
 			a.e.Begin()
 			return false
 		}

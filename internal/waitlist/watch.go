@@ -16,75 +16,87 @@ type Watch struct {
 	At       int64  // each deletion above this revision is told of, in order
 	Close    func() // is called when nobody needs it any more
 
-	l     *List
-	upTo  int64 // each deletion up to this revision was told of
-	users int   // entries that rely on it
-	used  bool  // one has since expire was last called
+	l    *List
+	told int64 // each deletion up to this revision was told of
+	used bool  // somebody has needed it since expire was last called
 }
 
-// watches are those of a list. At most two are open, since only two entries ask. One may stay for a while when no entry
-// relies on it: see keepsLocked.
+// watches are those of a list, at most two: the one that is needed, and one that stays for the entries to come: see
+// keepsLocked.
 type watches struct {
 	open    []*Watch
-	expires bool     // expire will be called
-	nested  bool     // keys of other names lie among those of the queue: see manyLocked
-	closing []*Watch // to be closed when the mutex is released
+	need    *Watch // the agent relies on it; written by relyLocked and forgetLocked
+	expires bool   // expire will be called
+	nested  bool   // keys of other names lie among those of the queue: see manyLocked
 }
 
 // keepFor is how long, up to twice, a watch stays on which nobody relies.
 const keepFor = 100 * time.Millisecond
 
-// A Deletion is that of a key, at revision Rev.
-type Deletion struct {
-	Key string
-	Rev int64
+// tells reports whether the watch would have told if a key that was there at revision seen had
+// been deleted.
+func (w *Watch) tells(key string, seen int64) bool {
+	return w.From <= key && key < w.To && w.At <= seen
 }
 
-func (w *Watch) covers(key string) bool { return w.contains(key, key+"\x00") }
+// trackedLocked reports whether a watch would have told if a key that was there at revision seen had been deleted.
+func (l *List) trackedLocked(key string, seen int64) bool {
+	return slices.ContainsFunc(l.open, func(w *Watch) bool { return w.tells(key, seen) })
+}
 
-func (w *Watch) contains(from, to string) bool { return w.From <= from && to <= w.To }
-
-// single reports whether the range is one key.
-func (w *Watch) single() bool { return w.To == w.From+"\x00" }
-
-// Opened says that a watch was opened for the entry.
-func (e *Entry) Opened(w *Watch) {
-	l := e.l
-	l.mu.Lock()
+// Opened says that a watch was opened for a step.
+func (l *List) Opened(_ *Step, w *Watch) {
+	l.lock()
 	defer l.unlock()
-	w.l, w.upTo = l, w.At
+	w.l, w.told = l, w.At
 	l.open = append(l.open, w)
-	e.relyLocked(w)
+	l.relyLocked(w)
 	for _, o := range slices.Clone(l.open) {
-		if o.users == 0 && len(l.open) > 2 {
+		if o != w && len(l.open) > 2 {
 			l.closeLocked(o)
 		}
 	}
 	l.grantLocked()
 }
 
-// relyLocked has the entry rely on w, if it is not nil, and no more on the watch that it relied on. That is closed if
-// nobody else relies on it, unless it is kept.
-func (e *Entry) relyLocked(w *Watch) {
-	l, was := e.l, e.watch
-	if was == w {
+// relyLocked has w needed, and no more the watch that was, which is closed unless it stays.
+func (l *List) relyLocked(w *Watch) {
+	was := l.need
+	if l.need = w; was == nil || was == w {
 		return
 	}
-	if e.watch = w; w != nil {
-		w.users++
-	}
-	if was == nil {
-		return
-	}
-	if was.users--; was.users > 0 {
-		return
-	}
-	if len(l.open) <= 2 && l.keepsLocked(was) {
+	if l.keepsLocked(was) {
 		was.used = true
 		l.expireLaterLocked()
 	} else {
 		l.closeLocked(was)
 	}
+}
+
+// Heard takes note of what the watch has told: these deletions, in order. lost are entries that had the lock and were
+// deleted.
+func (w *Watch) Heard(deletions []Deletion) (lost []*Entry) {
+	l := w.l
+	l.lock()
+	defer l.unlock()
+	for _, d := range deletions {
+		w.told = max(w.told, d.Rev)
+		l.hearLocked(hearsay{d.Key, d.Rev, d.Rev, false})
+		if q, ok := l.dropLocked(d.Key, d.Rev); ok && !l.overLocked(q) {
+			l.goneByLocked(d.Rev)
+			if l.ownLocked(q) == nil {
+				l.cutLocked(q)
+			}
+		}
+		if i := slices.IndexFunc(l.entries, func(e *Entry) bool { return e.keys[0] == d.Key && e.rev < d.Rev }); i >= 0 {
+			lost = l.absentLocked(lost, l.entries[i], d.Rev)
+		}
+	}
+	if wide := l.coveringLocked(l.allLocked()); l.nested && wide != nil {
+		l.closeLocked(wide)
+	}
+	l.grantLocked()
+	return lost
 }
 
 // ManyShare bounds the queue that a session watches whole: at most ManyShare times the session's keys. Then what an entry's txn
@@ -97,74 +109,59 @@ const ManyShare = 8
 func (l *List) manyLocked() bool { return l.size > 0 && !l.nested && l.manyShareLocked() }
 
 // manyShareLocked reports whether one in ManyShare of the queue's keys, or more, is the list's.
-func (l *List) manyShareLocked() bool { return int64(len(l.keys))*ManyShare >= l.size }
+func (l *List) manyShareLocked() bool { return int64(l.count)*ManyShare >= l.size }
 
-// keepsLocked reports whether a watch stays for a while when no entry relies on it. The one on all of the queue does, and
+// keepsLocked reports whether a watch stays for a while when nobody needs it. The one on all of the queue does, and
 // one on a single key: a session that takes the lock again and again finds the one before it in the queue under the
 // same key.
 func (l *List) keepsLocked(w *Watch) bool {
-	if wide := l.wideLocked(); wide != nil {
-		return wide == w && l.manyShareLocked()
+	if wide := l.coveringLocked(l.allLocked()); wide != nil {
+		return wide == w && !l.nested && l.manyShareLocked()
 	}
-	return w.single()
+	return w.To == w.From+"\x00"
 }
-
-// wideLocked is the watch on all of the queue, nil if there is none.
-func (l *List) wideLocked() *Watch { return l.coveringLocked(l.allLocked()) }
 
 // coveringLocked is a watch that covers the range, nil if there is none.
 func (l *List) coveringLocked(from, to string) *Watch {
-	if i := slices.IndexFunc(l.open, func(w *Watch) bool { return w.contains(from, to) }); i >= 0 {
-		return l.open[i]
+	for _, w := range l.open {
+		if w.From <= from && to <= w.To {
+			return w
+		}
 	}
 	return nil
 }
 
-// relyOnLocked is a watch that covers the range, on which the entry relies from now on, nil if there is none.
-func (e *Entry) relyOnLocked(from, to string) *Watch {
-	w := e.l.coveringLocked(from, to)
-	if w != nil {
-		e.relyLocked(w)
-	}
-	return w
-}
-
 // closeLocked closes a watch, and forgets it.
 func (l *List) closeLocked(w *Watch) {
-	l.forgetLocked(w, nil)
-	l.closing = append(l.closing, w)
+	l.forgetLocked(w)
+	l.later = append(l.later, w.Close)
 }
 
-// forgetLocked forgets a watch, which has ended with err or will be closed. The front-most entry that relies on it
-// asks anew; of the others the list knows since when nothing is told of what they wait for.
-func (l *List) forgetLocked(w *Watch, err error) {
+// forgetLocked forgets a watch, which has ended or will be closed. Up to then it would have told.
+func (l *List) forgetLocked(w *Watch) {
+	for _, e := range l.entries {
+		e.seenAtLocked(l.seenLocked(e))
+	}
 	l.open = slices.DeleteFunc(l.open, func(o *Watch) bool { return o == w })
-	l.changed = true
-	for i := range l.places {
-		p := &l.places[i]
-		if w.tells(p.Key, p.seen) { // else it would have told
-			p.seen = max(p.seen, w.upTo)
-		}
-		if e := p.own; e != nil && e.watch == w {
-			e.watch, e.broke, e.mustRead, err = nil, err, e.mustRead || err != nil, nil
-		}
+	if l.need == w {
+		l.need = nil
 	}
 }
 
 func (l *List) expireLaterLocked() {
 	if !l.expires {
 		l.expires = true
-		l.after(keepFor, l.expire)
+		l.After(keepFor, l.expire)
 	}
 }
 
 // expire closes the watches on which nobody has relied since it was last called.
 func (l *List) expire() {
-	l.mu.Lock()
+	l.lock()
 	l.expires = false
 	for _, w := range slices.Clone(l.open) {
 		switch {
-		case w.users > 0:
+		case w == l.need:
 		case w.used:
 			w.used = false
 			l.expireLaterLocked()
@@ -176,27 +173,20 @@ func (l *List) expire() {
 	l.grantLocked()
 	l.unlock()
 	if over {
-		l.forget(l.name)
+		l.Forget(l.name)
 	}
 }
 
 // Broke says that the watch has ended with err, and may have missed something.
 func (w *Watch) Broke(err error) {
 	l := w.l
-	l.mu.Lock()
+	l.lock()
 	defer l.unlock()
-	l.forgetLocked(w, err) // if it was not closed
+	if l.need == w { // else it was closed, or nobody asks anew
+		l.broke = err
+	}
+	l.forgetLocked(w)
 	l.grantLocked()
-}
-
-// Stop says that nobody waits for the entry any more.
-func (e *Entry) Stop() {
-	e.l.mu.Lock()
-	defer e.l.unlock()
-	e.idle, e.broke = true, nil
-	e.readOverLocked()
-	e.relyLocked(nil)
-	e.l.grantLocked()
 }
 
 // allLocked is the range of all entries.

@@ -1,6 +1,8 @@
 package waitlist
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -22,46 +24,93 @@ type world struct {
 	states  []map[string]int64 // by revision: the keys there, and when they were created
 	dels    []Deletion
 	own     []*actor
-	others  []place
+	others  []other
 	used    map[string]bool // keys of the session that are not free
 	watches []*openWatch
-	expires bool // the list's timer runs
-	limit   int  // of every listing
-	mercy   bool // nothing bad happens any more
+	timers  []func() // of the list
+	agents  []*asker // the one at work, and those that were dismissed and have a request on its way
+	limit   int      // of every listing
+	mercy   bool     // nothing bad happens any more
+	lossy   bool     // watches miss deletions of other sessions' keys, and agents hang; a recheck is made now and then
 	log     []string
 	failed  bool
 }
 
+// other is another session's entry.
+type other struct {
+	queue.Entry
+	kind keyspace.Kind
+}
+
+// asker is an agent of the list.
+type asker struct {
+	ctx   context.Context
+	next  func() // what goes on: a request, or its reply
+	asked Step   // the last reading that etcd has answered
+	again int    // so often in a row
+	hangs bool   // its request does not return for long
+}
+
 // actor is an acquisition of the session.
 type actor struct {
-	name   string
-	e      *Entry
-	kind   keyspace.Kind
-	keys   []string
-	rev    int64 // as etcd says, when that is known
-	put    bool
-	next   func() // what goes on: a request, or its reply
-	held   bool
-	over   bool // released or withdrawn
-	fence  bool
-	lost   bool
-	gone   bool
-	hurt   bool // somebody else removed its entry
-	part   bool // of an acquisition that waits for another one, and has not come to this
-	asleep bool // Next said Wait: until Wake, or an event
-	guards bool // or, for this, a timer
-	asked  Step // the last reading that etcd has answered
-	again  int  // so often in a row
+	name  string
+	e     *Entry
+	kind  keyspace.Kind
+	keys  []string
+	rev   int64 // as etcd says, when that is known
+	put   bool
+	next  func() // what goes on: a request, or its reply
+	held  bool
+	over  bool // released or withdrawn
+	fence bool
+	lost  bool
+	gone  bool
+	hurt  bool  // somebody else removed its entry
+	part  bool  // of an acquisition that waits for another one, and has not come to this
+	woken bool  // it looks what has become of it
+	looks *Step // a reading for it is on its way
 }
 
 type openWatch struct {
 	*Watch
-	told int64
+	told   int64
+	missed map[Deletion]bool
+}
+
+// recheck is what a session does each half TTL: it looks for its own entries, and for what they wait for. It reports whether
+// anything came of that.
+func (w *world) recheck() bool {
+	for _, a := range w.own {
+		if a.rev > 0 && !a.over && a.next == nil && w.state()[a.keys[0]] != a.rev {
+			w.logf("%s is found to be missing", a.name)
+			w.lose(a.e.Missing(a.keys[0], w.now()))
+			return true
+		}
+	}
+	overdue := func() bool { return w.l.knowledge != nil && w.l.overdue }
+	was, agents, missed := overdue(), len(w.agents), false
+	for _, q := range w.l.Awaited() {
+		missed = missed || w.state()[q.Key] != q.Rev
+	}
+	if missed {
+		w.l.Refresh()
+	}
+	refreshed := overdue() != was || len(w.agents) > agents
+	w.logf("a recheck, refreshed %t", refreshed)
+	return refreshed
 }
 
 func newWorld(t *testing.T, choose func(n int) int) *world {
 	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, limit: 2 + choose(4)}
-	w.l.after = func(time.Duration, func()) { w.expires = true }
+	w.lossy = choose(4) == 0
+	w.l.UpLimit = int64(w.limit)
+	w.l.After = func(_ time.Duration, f func()) { w.timers = append(w.timers, f) }
+	w.l.Ask = func(ctx context.Context, _ *List) {
+		if slices.ContainsFunc(w.agents, func(g *asker) bool { return g.ctx.Err() == nil }) {
+			w.fail("a second agent")
+		}
+		w.agents = append(w.agents, &asker{ctx: ctx})
+	}
 	return w
 }
 
@@ -152,7 +201,7 @@ func (w *world) takeKeys(a *actor, write bool) {
 
 // begin starts an acquisition.
 func (w *world) begin() {
-	a := &actor{name: fmt.Sprint("e", len(w.own)), kind: keyspace.Exclusive}
+	a := &actor{name: fmt.Sprint("e", len(w.own)), kind: keyspace.Exclusive, woken: true}
 	write := false
 	switch w.choose(4) {
 	case 0:
@@ -193,9 +242,9 @@ func (w *world) enqueue(a *actor, write bool) {
 	})
 	a.put, a.rev = true, rev
 	w.logf("%s is put", a.name)
-	seen := &Listing{At: rev - 1, Low: 1, High: rev - 1, Shared: a.kind == keyspace.Exclusive, Keys: all}
+	seen := &Listing{At: rev, UpTo: rev, Shared: a.kind == keyspace.Exclusive, Keys: all}
 	if len(all) > w.limit {
-		seen.Keys, seen.High = all[:w.limit], 0
+		seen.Keys, seen.UpTo = all[:w.limit], 0
 	}
 	if seen.Shared {
 		seen.Size = int64(len(all))
@@ -235,8 +284,9 @@ func (w *world) end(a *actor, lost bool) {
 		return
 	}
 	a.over, a.lost = true, lost
-	if !a.held {
-		w.stop(a)
+	if a.looks != nil {
+		w.l.Dropped(a.looks)
+		a.looks = nil
 	}
 	var next []queue.Entry
 	if !lost {
@@ -283,11 +333,6 @@ func (w *world) releaseNext(a *actor, next []queue.Entry) {
 	}
 }
 
-func (w *world) stop(a *actor) {
-	a.e.Stop()
-	w.logf("%s stops", a.name)
-}
-
 // attend has the owner of a part come to it, or not yet. It may be granted before that, or found to be gone.
 func (w *world) attend(a *actor) bool {
 	switch {
@@ -306,14 +351,24 @@ func (w *world) attend(a *actor) bool {
 	case w.mercy:
 		return false
 	case w.choose(4) == 0:
-		a.part = false
+		a.part, a.woken = false, true
 		a.e.Begin()
 		w.logf("%s is waited for", a.name)
 	case w.choose(4) == 0:
 		s, ok := a.e.Look()
 		if ok {
 			w.logf("%s looks: %+v", a.name, s)
-			w.read(a, s)
+			read := w.read(s)
+			a.looks = &s
+			a.next = func() {
+				a.next, a.looks = nil, nil
+				if seen := read(); seen == nil {
+					w.l.Fail(&s, nil)
+				} else {
+					w.logf("%s sees %+v", a.name, seen)
+					w.lose(w.l.Saw(&s, seen))
+				}
+			}
 		}
 		return ok
 	default:
@@ -322,57 +377,99 @@ func (w *world) attend(a *actor) bool {
 	return true
 }
 
-// step has a waiting entry do what Next says.
-func (w *world) step(a *actor) {
-	s := a.e.Next()
-	if s.Do != Wait {
-		w.logf("%s: %+v", a.name, s)
-	}
-	switch s.Do {
-	case Wait:
-		a.asleep, a.guards = true, s.Guard
-		if s.Guard && (w.mercy || w.choose(3) == 0) {
-			a.e.Guard()
-			w.logf("%s guards", a.name)
-			a.asleep = false
-		}
-	case Grant:
+// look has a waiting entry see what has become of it.
+func (w *world) look(a *actor) bool {
+	granted, err := a.e.Outcome()
+	switch {
+	case granted:
 		a.held = true
 		w.checkGrant(a)
-		w.stop(a)
-	case Gone:
+	case err != nil:
 		if !a.hurt {
 			w.fail("%s: gone for no reason", a.name)
 		}
 		a.gone = true
 		w.end(a, false)
-	case Pause:
-		a.e.Fail()
-	case Open:
-		if w.choose(8) == 0 && !w.mercy {
-			a.next = func() { a.next = nil; a.e.Fail() }
+	default:
+		return false
+	}
+	return true
+}
+
+// ask has an agent go on.
+func (w *world) ask(g *asker) {
+	if g.next != nil {
+		if w.lossy && !w.mercy && w.choose(32) == 0 {
+			w.logf("an agent hangs")
+			g.hangs = true
 			return
 		}
-		a.next = func() {
+		next := g.next
+		g.next = nil
+		next()
+		return
+	}
+	s := w.l.Next(g.ctx)
+	w.logf("agent: %+v", s)
+	if s.Do != Wait && s.For.state != waiting {
+		w.fail("it asks for nobody")
+	}
+	if s.Do != Wait && g.ctx.Err() != nil {
+		w.fail("an agent asks that was dismissed")
+	}
+	switch s.Do {
+	case Wait:
+		w.agents = slices.DeleteFunc(w.agents, func(o *asker) bool { return o == g })
+	case Pause:
+		w.l.Fail(&s, nil)
+	case Open:
+		if w.choose(8) == 0 && !w.mercy {
+			g.next = func() { w.l.Fail(&s, nil) }
+			break
+		}
+		g.next = func() {
 			at := max(1, w.now()-int64(w.choose(3)))
-			a.next = func() {
-				a.next = nil
-				ow := &openWatch{Watch: newWatch(s.From, s.To, at), told: at}
+			g.next = func() {
+				ow := &openWatch{Watch: newWatch(s.From, s.To, at), told: at, missed: map[Deletion]bool{}}
 				ow.Close = func() { w.close(ow) }
 				w.watches = append(w.watches, ow)
-				a.e.Opened(ow.Watch)
-				w.logf("%s watches %s..%s from %d", a.name, s.From, s.To, at)
+				w.logf("agent watches %s..%s from %d", s.From, s.To, at)
+				w.l.Opened(&s, ow.Watch)
 			}
 		}
 	case Read:
-		a.next = func() { w.read(a, s) }
+		g.next = func() {
+			read := w.read(s)
+			g.next = func() {
+				seen := read()
+				switch {
+				case g.ctx.Err() != nil && w.choose(2) == 0:
+					w.l.Dropped(&s)
+					return
+				case seen == nil:
+					w.l.Fail(&s, nil)
+					return
+				}
+				asked := s
+				asked.since = 0
+				if g.again++; s.At == 0 || !reflect.DeepEqual(asked, g.asked) {
+					g.asked, g.again = asked, 0
+				}
+				if g.again > 3 {
+					w.fail("asks again and again what etcd has answered: %+v", s)
+				}
+				w.logf("agent sees %+v", seen)
+				w.lose(w.l.Saw(&s, seen))
+			}
+		}
 	}
 }
 
-func (w *world) read(a *actor, s Step) {
+// read is what etcd answers to a reading now, nil if it fails.
+func (w *world) read(s Step) func() *Listing {
 	at := s.At
 	if at > w.now() {
-		w.fail("%s reads the future", a.name)
+		w.fail("reads the future: %+v", s)
 		at = 0
 	}
 	if at == 0 || w.choose(8) == 0 {
@@ -381,18 +478,14 @@ func (w *world) read(a *actor, s Step) {
 	state := w.states[at]
 	var ranged, asked []queue.Entry
 	more := false
-	if s.From != "" {
-		ranged = entries(state, s.From, s.To)
-		slices.SortFunc(ranged, func(a, b queue.Entry) int { return int(a.Rev - b.Rev) })
-		if s.Upward {
-			ranged = slices.DeleteFunc(ranged, func(q queue.Entry) bool { return q.Rev < s.Min })
-		} else {
-			ranged = slices.DeleteFunc(ranged, func(q queue.Entry) bool { return q.Rev > s.Max })
-			slices.Reverse(ranged)
-		}
-		if s.Limit > 0 && len(ranged) > w.limit {
-			ranged, more = ranged[:w.limit], true
-		}
+	ranged = entries(state, s.From, s.To)
+	slices.SortFunc(ranged, func(a, b queue.Entry) int { return int(a.Rev - b.Rev) })
+	if !s.Upward {
+		ranged = slices.DeleteFunc(ranged, func(q queue.Entry) bool { return q.Rev > s.Max })
+		slices.Reverse(ranged)
+	}
+	if s.Limit > 0 && len(ranged) > w.limit {
+		ranged, more = ranged[:w.limit], true
 	}
 	for _, k := range s.Keys {
 		if r := state[k]; r > 0 {
@@ -400,21 +493,11 @@ func (w *world) read(a *actor, s Step) {
 		}
 	}
 	fails := w.choose(10) == 0 && !w.mercy
-	a.next = func() {
-		a.next = nil
+	return func() *Listing {
 		if fails {
-			a.e.Fail()
-			return
+			return nil
 		}
-		if a.again++; s.At == 0 || !reflect.DeepEqual(s, a.asked) {
-			a.asked, a.again = s, 0
-		}
-		if a.again > 3 {
-			w.fail("%s asks again and again what etcd has answered: %+v", a.name, s)
-		}
-		seen := s.Listing(at, ranged, more, int64(len(entries(state, "a/", "a0"))), asked)
-		w.logf("%s sees %+v", a.name, seen)
-		w.lose(a.e.Saw(&s, seen))
+		return s.Listing(at, ranged, more, int64(len(entries(state, "a/", "a0"))), asked)
 	}
 }
 
@@ -434,7 +517,11 @@ func (w *world) deliver(ow *openWatch) bool {
 	var told []Deletion
 	for _, d := range w.dels { // all of a revision together
 		switch {
-		case d.Rev <= ow.told || d.Key < ow.From || d.Key >= ow.To:
+		case d.Rev <= ow.told || d.Key < ow.From || d.Key >= ow.To || ow.missed[d]:
+			continue
+		case w.lossy && !w.mercy && keyspace.LeaseOf("a", d.Key) != "5" && w.choose(8) == 0:
+			w.logf("the watch %s..%s misses %v", ow.From, ow.To, d)
+			ow.missed[d] = true
 			continue
 		case len(told) > 0 && told[len(told)-1].Rev < d.Rev && w.choose(2) == 0:
 		default:
@@ -498,13 +585,25 @@ func (w *world) checkExclusion() {
 
 // dump is all of a list, for who looks for what went wrong.
 func (l *List) dump() (s string) {
-	s = fmt.Sprintf("marks %v latest %d size %d nested %v\n", l.marks, l.latest, l.size, l.nested)
-	for _, p := range l.places {
-		s += fmt.Sprintf("%v seen %d unsure %v", p.Entry, p.seen, p.unsure)
-		if e := p.own; e != nil {
-			s += fmt.Sprintf(" own %v state %d seen %d minSeen %d knownFrom %d readAt %d notReached %v noLimit %v mustRead %v guard %v idle %v watch %+v", e.keys, e.state, l.seenLocked(e), e.minSeen, e.knownFrom, e.readAt, e.notReached, e.noLimit, e.mustRead, e.guard, e.idle, e.watch)
-		}
-		s += "\n"
+	l.knowledge = cmp.Or(l.knowledge, &knowledge{})
+	s = fmt.Sprintf("at %d latest %d size %d nested %v stale %v heard %v flights %v views %+v\n", l.at, l.latest, l.size, l.nested, l.stale, l.heard, l.flights, l.views)
+	for _, w := range l.open {
+		s += fmt.Sprintf("watch %s..%s at %d told %d needed %v\n", w.From, w.To, w.At, w.told, w == l.need)
+	}
+	for _, e := range l.entries {
+		s += fmt.Sprintf("%v at %d state %d seen %d %d idle %v\n", e.keys, e.rev, e.state, e.seen, l.seenLocked(e), e.idle)
 	}
 	return s
+}
+
+// newList is a list whose timers go off when the test says so, and whose agent is the test.
+func newList() *List {
+	return New("a", &Config{
+		Life: context.Background(), Ask: func(context.Context, *List) {}, Forget: func(string) {},
+		After: func(time.Duration, func()) {}, UpLimit: UpLimit,
+	})
+}
+
+func newWatch(from, to string, at int64) *Watch {
+	return &Watch{From: from, To: to, At: at, Close: func() {}}
 }

@@ -1,0 +1,205 @@
+// The agent of a list: the steps that it carries out, and what it says of them.
+
+package waitlist
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// Action is what the agent has to do.
+type Action uint8
+
+// The actions.
+const (
+	Wait  Action = iota // nothing: the agent ends, and the list starts another one when there is something
+	Read                // From..To, and Keys, and then Saw
+	Open                // a watch on From..To, and then Opened
+	Pause               // since the watch has ended with Err, and call Fail
+)
+
+// A Step is an action and what it needs. What becomes of it must be said: Saw, Opened, Fail or Dropped.
+type Step struct {
+	Do  Action
+	For *Entry // the entry that this is asked for
+	Err error
+
+	From, To string // to watch, or to read
+	At       int64  // the revision to read at, 0 for the present
+	Keys     []string
+	// The keys From..To are read in the order of their creation: upward, or downward from Max. At most Limit of them,
+	// 0 for all.
+	Upward     bool
+	Max, Limit int64
+	shared     bool  // the shared keys are among From..To
+	since      int64 // see flight
+	force      bool  // see applyLocked
+}
+
+// asking is what is known of what is asked.
+type asking struct {
+	agent   context.Context // what the agent's requests end with; nil if no agent is at work
+	dismiss func()          // ends agent
+	stale   bool            // watches may have missed something, and no reading of the present was sent since
+	overdue bool            // the agent has not called Next since Refresh was called
+	broke   error           // what ended the watch that was needed
+	reach   int64           // how far the last reading upward came, 0 for the end of the queue
+	struck  int64           // how many keys have left since
+}
+
+// Next is what the agent has to do now. If nobody waits any more, ctx ends, and with it what the agent asks.
+func (l *List) Next(ctx context.Context) Step {
+	l.lock()
+	defer l.unlock()
+	if l.agent != ctx {
+		return Step{} // it was dismissed, and there may be another one
+	}
+	l.overdue = false
+	s := l.nextLocked()
+	switch s.Do {
+	case Wait:
+		l.dismissLocked()
+	case Pause:
+		l.broke = nil
+	case Read:
+		s.since, s.force, l.stale = l.fliesLocked(nil), l.stale, false
+	}
+	return s
+}
+
+// overLocked says that a step is over.
+func (s *Step) overLocked(l *List) {
+	if s.Do == Read {
+		l.landedLocked(flight{since: s.since})
+	}
+}
+
+// frontLocked is the first entry that somebody waits for.
+func (l *List) frontLocked() *Entry {
+	if i := slices.IndexFunc(l.entries, (*Entry).asksLocked); i >= 0 {
+		return l.entries[i]
+	}
+	return nil
+}
+
+// asksLocked reports whether etcd may be asked for the entry.
+func (e *Entry) asksLocked() bool { return e.state == waiting && !e.idle && e.err == nil }
+
+// agentLocked starts an agent if there is something to ask, and none is at work. It dismisses the agent when nobody waits.
+func (l *List) agentLocked() {
+	switch {
+	case l.frontLocked() == nil:
+		l.broke = nil
+		l.relyLocked(nil)
+		l.dismissLocked()
+	case l.agent == nil && l.nextLocked().Do != Wait:
+		ctx, cancel := context.WithCancel(l.Life)
+		l.agent, l.dismiss = ctx, cancel
+		l.later = append(l.later, func() { l.Ask(ctx, l) })
+	}
+}
+
+func (l *List) dismissLocked() {
+	if l.agent != nil {
+		l.later = append(l.later, l.dismiss)
+		l.agent, l.dismiss = nil, nil
+	}
+}
+
+// Listing is what was read for the step, at revision at: of From..To range, more if there is more
+// than the limit, size in all; and those of Keys that are there.
+func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, keys []queue.Entry) *Listing {
+	seen := &Listing{At: at, UpTo: at, Shared: s.shared, More: more, Asked: s.Keys, Keys: slices.Concat(ranged, keys), Size: size}
+	if !s.shared {
+		seen.Size = 0
+	}
+	if !s.Upward {
+		seen.UpTo = s.Max
+	}
+	switch last := len(ranged) - 1; {
+	case !more:
+	case last < 0:
+		seen.UpTo = 0
+	case s.Upward: // a write lock's other key may be cut off
+		seen.UpTo = ranged[last].Rev - 1
+	default:
+		seen.Low = ranged[last].Rev
+	}
+	return seen
+}
+
+// Saw takes note of what was read for a step.
+func (l *List) Saw(s *Step, seen *Listing) (lost []*Entry) {
+	l.lock()
+	defer l.unlock()
+	if s.Upward {
+		l.struck, l.reach = 0, 0
+		if seen.More {
+			l.reach = max(seen.UpTo, 1)
+		}
+	}
+	lost = l.applyLocked(seen, s.force)
+	s.overLocked(l)
+	l.grantLocked()
+	return lost
+}
+
+// Fail says that a step could not be carried out: the present is read next. If etcd has refused, with err, who waits for
+// the entry of the step waits in vain, and it is asked for the next one.
+func (l *List) Fail(s *Step, err error) {
+	l.lock()
+	defer l.unlock()
+	s.overLocked(l)
+	if l.stale = true; err != nil {
+		s.For.err = err
+		s.For.tell()
+	}
+	l.grantLocked()
+}
+
+// Dropped says that a step was given up, since nobody waits any more.
+func (l *List) Dropped(s *Step) {
+	l.lock()
+	defer l.unlock()
+	s.overLocked(l)
+	l.stale = l.stale || s.force
+}
+
+// Refresh has the list asked anew, since its watches may be silent, or what it believes is wrong. If the agent has not
+// called Next since the last Refresh, it is replaced: its request may never return.
+func (l *List) Refresh() {
+	l.lock()
+	defer l.unlock()
+	l.refreshLocked()
+}
+
+func (l *List) refreshLocked() {
+	if l.overdue {
+		l.dismissLocked()
+	}
+	l.stale, l.overdue = l.frontLocked() != nil, true
+	l.grantLocked()
+}
+
+// Awaited are other sessions' keys that the front-most waiter waits for. While one of them is there, with its revision, it
+// waits rightly, whatever else the list believes. If it waits for nobody, the list is asked anew: such an entry either has
+// the lock soon, or never.
+func (l *List) Awaited() (keys []queue.Entry) {
+	l.lock()
+	defer l.unlock()
+	e := l.frontLocked()
+	if e == nil {
+		return nil
+	}
+	for _, t := range l.othersLocked(e) {
+		keys = append(keys, t.Entry)
+	}
+	if len(keys) == 0 && !l.behindOwnLocked(e) {
+		l.refreshLocked()
+	}
+	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	return keys[:min(len(keys), nextMax)]
+}

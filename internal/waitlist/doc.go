@@ -1,0 +1,39 @@
+// Package waitlist keeps what one session has in one lock's queue, its entries, and says which of them has the lock and
+// what must be asked of etcd for the others. It makes no request: it is told of what was registered, read, heard and
+// released. While there is something to ask, a list has one agent, which asks Next what to do; who waits for an entry
+// only waits for Wake. The package knows nothing of sessions and leases.
+//
+// # What is known of a queue
+//
+// What a request has shown is kept as it was shown, for exclusive and for shared keys apart: a view. A reading replaces
+// a view and is never merged into it. From then on keys only leave it, as nothing can be added to a queue but at its end.
+//
+//	view.keys       the keys that were there, less those that have left since
+//	view.listed     the revision of the reading: all of the keys were there at this revision
+//	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
+//	List.at         by this revision all keys had gone that the views are about and do not have, but for those of own
+//	                entries that were in nobody's way
+//	Entry.seen      the last revision at which the entry is known to have been in the queue
+//
+// That a key has gone stays true, so at only rises, whoever tells of it: a reading that no longer shows a key, a watch, a
+// request that does not find an entry. That a key is there is true of one revision only. So listed belongs to a reading,
+// and seen to an entry, and neither says anything about the rest of the queue.
+//
+// Invariant (I1): an entry is granted only after a revision at which it was in the queue and every lower key that
+// blocks it was of an entry of its own list that has left without a fence. Where the entry's own txn has shown that
+// nothing is below, its revision is such a one (Enqueued). Everywhere else entitledLocked decides this. Why that is
+// enough: an entry that was created at rev and is there at seen was there in between. A view with low 0 and an upTo of
+// rev or more is about all keys below the entry. At seen, which is not before at, those that it does not have had gone.
+// So what was below the entry at seen is what the views have, and own entries that are over.
+//
+// # What reaches a list late
+//
+// The reply to a request may show keys whose deletion the list has heard of while the request was on its way. The log has
+// these deletions, and each reply is read through it. It is about keys and revisions, so it can't be wrong for a reply; it
+// is only trimmed, of what every request on its way is known to come after.
+//
+// # What is asked
+//
+// The agent asks for the front-most waiting entry only, as the others have to wait for it anyway, and what it is told
+// serves all. See plan.go.
+package waitlist

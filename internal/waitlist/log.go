@@ -1,0 +1,86 @@
+// What was heard of while requests are on their way, whose replies may not know of it.
+
+package waitlist
+
+import (
+	"slices"
+
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// A Deletion is that of a key, at revision Rev.
+type Deletion struct {
+	Key string
+	Rev int64
+}
+
+// A log has the deletions that the reply to a request on its way may not know of.
+type log struct {
+	heard   []hearsay
+	flights []flight
+	latest  int64 // the highest revision that anything is known of; written by hearLocked
+}
+
+// hearsay is that no key of that name is there that was created before revision before. The list knows that of revision at.
+type hearsay struct {
+	key        string
+	before, at int64
+	own        bool // the list's own entry was removed, which is in nobody's way
+}
+
+// A flight is a request: the txn of an entry, or a reading. It is carried out at a revision not below since.
+type flight struct {
+	of    *Entry // nil for a reading
+	since int64
+}
+
+// fliesLocked says that a request is about to be sent.
+func (l *List) fliesLocked(of *Entry) (since int64) {
+	l.flights = append(l.flights, flight{of, l.latest})
+	return l.latest
+}
+
+// sentLocked reports whether a key is that of an entry whose txn is on its way.
+func (l *List) sentLocked(key string) bool {
+	return slices.ContainsFunc(l.flights, func(f flight) bool { return f.of != nil && f.of.rev == 0 && slices.Contains(f.of.keys, key) })
+}
+
+// landedLocked says that a request is over.
+func (l *List) landedLocked(f flight) {
+	i := slices.IndexFunc(l.flights, func(o flight) bool { return o.of == f.of && (f.of != nil || o.since == f.since) })
+	if i < 0 {
+		return
+	}
+	if l.flights = slices.Delete(l.flights, i, i+1); len(l.flights) == 0 {
+		l.log = log{latest: l.latest}
+	}
+}
+
+// hearLocked notes that a key has left.
+func (l *List) hearLocked(h hearsay) {
+	l.latest = max(l.latest, h.at)
+	if len(l.flights) == 0 {
+		return
+	}
+	if n := len(l.heard); n >= 64 && n&(n-1) == 0 { // now and then
+		oldest := l.latest
+		for _, f := range l.flights {
+			oldest = min(oldest, f.since)
+		}
+		l.heard = slices.DeleteFunc(l.heard, func(h hearsay) bool { return h.at <= oldest })
+	}
+	l.heard = append(l.heard, h)
+}
+
+// leftSinceLocked reports whether a key that a reply shows was heard to have left. If it may have been in anybody's way
+// until then, at is the revision at which it left.
+func (l *List) leftSinceLocked(q queue.Entry) (left bool, at int64) {
+	for _, h := range l.heard {
+		if h.key == q.Key && q.Rev < h.before {
+			if left = true; !h.own {
+				at = max(at, h.at)
+			}
+		}
+	}
+	return left, at
+}

@@ -1,0 +1,228 @@
+// What the agent asks of etcd: for the entry that waits in front, as the others have to wait for it anyway.
+//
+// The watch comes first and the reading after it, so that nothing is missed in between. It is right to wait for any
+// lower key that blocks. Near the front the watch is on all that is left, and on the entry's own key: when the last
+// blocker has gone no reading comes before the grant, so the same watch, which keeps the order of events, has to tell
+// whether the entry was still there. Deeper it is on the key whose leaving brings the entry near the front. A session
+// that has a good part of the queue watches all of it.
+
+package waitlist
+
+import (
+	"slices"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// Lookahead is how many exclusive entries are before a waiter when it prepares for its grant. Those of one session
+// that follow each other count as one, since its session may remove them together. With one instead of two a waiter would
+// have no more time to prepare than one hold takes.
+const Lookahead = 2
+
+// Reads of the queue in the order of revisions have etcd sort all of it, whatever their limit.
+const (
+	// downLimit is how many keys a reading downward shows at first: a writer's own two, the two
+	// each of the writers that are near, and of one more, and one to know that these are all.
+	downLimit = 2 + 2*(Lookahead+1) + 1
+	// UpLimit is how many a reading upward does, for all of the list that are among them.
+	UpLimit = 128
+	// handing is for how many entries the agent reads ahead while the lock goes from one entry of the list to the next,
+	// and watching for how many behind another session's: a hand-over takes less time than a reading.
+	handing, watching = 8, 2
+)
+
+// nextLocked is what there is to ask.
+func (l *List) nextLocked() Step {
+	e := l.frontLocked()
+	switch {
+	case e == nil:
+		return Step{}
+	case l.broke != nil:
+		return Step{Do: Pause, For: e, Err: l.broke}
+	case l.stale, !l.reachedLocked(e):
+		return l.readLocked(e, false)
+	}
+	writers, readers := l.belowLocked(e)
+	complete, many := l.completeLocked(e), l.manyLocked()
+	more := l.views[0].more || e.kind == keyspace.Exclusive && l.views[1].more
+	targets, deep := slices.Concat(writers, readers), false
+	switch n := l.lastRuns(writers); {
+	case len(targets) == 0 && !complete, len(writers) == 0 && more && !complete && !many:
+		s := l.readLocked(e, false)
+		if more { // the last reading has shown nobody, or only readers
+			s.Limit = 0
+		}
+		return s
+	case len(targets) == 0 && l.seenLocked(e) < l.at: // was it there when the last one had gone?
+		return l.readLocked(e, false)
+	case len(targets) == 0:
+		if targets = l.unaskedLocked(e); len(targets) == 0 || !l.guardsLocked(e) {
+			l.relyLocked(nil)
+			return l.aheadLocked(e, handing)
+		}
+	case many, complete && n == 0:
+	case n > 0:
+		targets, deep = writers[n-1:n], true
+	case more:
+		targets, deep = writers[:1], true
+	}
+	from, to := l.rangeLocked(e, targets, deep)
+	w := l.coveringLocked(from, to)
+	if w == nil {
+		if many {
+			from, to = l.allLocked()
+		}
+		return Step{Do: Open, For: e, From: from, To: to}
+	}
+	l.relyLocked(w)
+	missed := func(t target) bool { return !l.trackedLocked(t.Key, t.seen) }
+	switch mine := (target{queue.Entry{Key: e.keys[0]}, l.seenLocked(e)}); {
+	case slices.ContainsFunc(targets, missed), !deep && missed(mine):
+		return l.readLocked(e, deep)
+	case deep:
+		return Step{}
+	}
+	return l.aheadLocked(e, watching)
+}
+
+// A target is a key that blocks, and the last revision at which it is known to have been there.
+type target struct {
+	queue.Entry
+	seen int64
+}
+
+// belowLocked are the keys below e that block it, but for those of the list's entries.
+func (l *List) belowLocked(e *Entry) (writers, readers []target) {
+	for i := range l.views {
+		for _, q := range l.views[i].keys {
+			switch t := (target{q, l.views[i].listed}); {
+			case q.Rev >= e.rev, !queue.Blocks(kindOf(i), e.kind), l.ownLocked(q) != nil:
+			case l.sentLocked(q.Key): // it is probably the entry's, whose reply is on its way
+			case kindOf(i) == keyspace.Exclusive:
+				writers = append(writers, t)
+			default:
+				readers = append(readers, t)
+			}
+		}
+	}
+	return writers, readers
+}
+
+func (l *List) othersLocked(e *Entry) []target {
+	writers, readers := l.belowLocked(e)
+	return append(writers, readers...)
+}
+
+// unaskedLocked are the entries of the list below e that block it, and for which nothing is asked: of holders, and idle
+// ones. The next ones are added only when all of these have left: until then they keep the entry no longer.
+func (l *List) unaskedLocked(e *Entry) (targets []target) {
+	for _, o := range l.entries {
+		if o.rev < e.rev && queue.Blocks(o.kind, e.kind) && (o.state == held || o.state == waiting && o.idle) && len(targets) < nextMax {
+			targets = append(targets, target{queue.Entry{Key: o.keys[0], Rev: o.rev}, o.seen})
+		}
+	}
+	return targets
+}
+
+// completeLocked reports whether the views are about all that may block e.
+func (l *List) completeLocked(e *Entry) bool {
+	return l.reachedLocked(e) && l.views[0].low == 0 && (e.kind == keyspace.Shared || l.views[1].low == 0)
+}
+
+// reachedLocked reports whether the views are about what is next below e.
+func (l *List) reachedLocked(e *Entry) bool {
+	return l.views[0].upTo >= e.rev && (e.kind == keyspace.Shared || l.views[1].upTo >= e.rev)
+}
+
+// lastRuns is where the last Lookahead runs of the writers begin, which are in the order of the queue. A run is of
+// one session.
+func (l *List) lastRuns(writers []target) int {
+	lease := func(i int) string { return keyspace.LeaseOf(l.name, writers[i].Key) }
+	runs := 0
+	for i := len(writers) - 1; i >= 0; i-- {
+		if i == len(writers)-1 || lease(i) != lease(i+1) {
+			runs++
+		}
+		if runs > Lookahead {
+			return i + 1
+		}
+	}
+	return 0
+}
+
+// rangeLocked is the range to watch for the targets to leave, and near the front for the entry
+// itself and those of the list behind it. A reader's covers all shared keys.
+func (l *List) rangeLocked(e *Entry, targets []target, deep bool) (from, to string) {
+	from, to = targets[0].Key, targets[0].Key+"\x00"
+	if deep {
+		return from, to
+	}
+	for _, t := range targets {
+		from, to = min(from, t.Key), max(to, t.Key+"\x00")
+	}
+	// '.' is behind '-': these are the exclusive keys of the session, for those of the list behind it.
+	own := l.name + "/" + keyspace.LeaseOf(l.name, e.keys[0])
+	if from, to = min(from, own), max(to, own+"."); e.kind == keyspace.Shared {
+		_, to = keyspace.Shareds(l.name)
+	}
+	return from, to
+}
+
+// readLocked is a reading of the queue: upward from its beginning, if that reaches the entry and serves others of the
+// list too, else of what is next below the entry. It shows the queue at a revision that is not before anything that the
+// list knows of: an older one would say nothing new, and be asked for again.
+func (l *List) readLocked(e *Entry, deep bool) Step {
+	x := &l.views[0]
+	s := Step{Do: Read, For: e, At: max(l.at, l.latest, l.entries[len(l.entries)-1].rev)}
+	for _, w := range l.open {
+		s.At = max(s.At, w.At)
+	}
+	if l.stale {
+		s.At = 0
+	}
+	far := x.low > 0 && x.more || x.low == 0 && l.beyondLocked(e)
+	if !far && (l.manyLocked() || l.count > len(e.keys)) {
+		return s.upward(l)
+	}
+	s.From, s.To = keyspace.Blocking(l.name, e.kind)
+	s.Max, s.shared = e.rev, e.kind == keyspace.Exclusive
+	if !s.shared {
+		s.Keys = e.keys[:1] // which lies outside of that range
+	}
+	if deep || !l.completeLocked(e) && (!l.nested || len(l.othersLocked(e)) > 0) {
+		s.Limit = downLimit // unless the newest keys of the range are probably of other names, as are those that were seen
+	}
+	return s
+}
+
+func (s Step) upward(l *List) Step {
+	s.From, s.To = keyspace.All(l.name)
+	s.Upward, s.shared, s.Limit, s.Max, s.Keys = true, true, l.UpLimit, 0, nil
+	return s
+}
+
+// beyondLocked reports whether a reading upward would probably not come to e: the last one did not, and not many have
+// left since.
+func (l *List) beyondLocked(e *Entry) bool {
+	return l.reach > 0 && e.rev > l.reach && 2*l.struck < l.UpLimit
+}
+
+// aheadLocked is a reading for the first n waiting entries from e on, if there is one that the views are not about.
+func (l *List) aheadLocked(e *Entry, n int) Step {
+	if !l.completeLocked(e) {
+		return Step{}
+	}
+	for _, o := range l.entries {
+		switch {
+		case o.state != waiting || o.rev < e.rev:
+			continue
+		case n == 0, !l.reachedLocked(o) && l.beyondLocked(o):
+			return Step{}
+		case !l.reachedLocked(o):
+			return l.readLocked(o, false).upward(l)
+		}
+		n--
+	}
+	return Step{}
+}

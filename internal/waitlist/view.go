@@ -1,0 +1,185 @@
+// What is known of the queue: its keys as one reading has shown them, less those that have gone since.
+
+package waitlist
+
+import (
+	"cmp"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
+)
+
+// A Listing is what a request has shown of the queue.
+type Listing struct {
+	At int64 // the revision that it shows
+	// Every key that was created above Low and up to UpTo is in Keys, of exclusive entries and, if Shared, of shared
+	// ones. None if UpTo is 0. More says that there are keys up to Low, or above UpTo.
+	Low, UpTo    int64
+	Shared, More bool
+	Keys         []queue.Entry
+	Asked        []string // keys that were asked for by name; they are in Keys if they are there
+	Size         int64    // keys in the queue, foreign ones included; 0 if that was not counted
+}
+
+// Shown is what the txn of an entry, at revision rev, has shown of the queue before it wrote the entry. got are the keys
+// that may block the entry. Those that it was not asked for are known to block nothing.
+func Shown(rev int64, got *pb.RangeResponse, shared bool) *Listing {
+	seen := &Listing{At: rev, UpTo: rev, Shared: shared, Keys: queue.Entries(got.GetKvs())}
+	if got.GetMore() {
+		seen.UpTo = 0 // these are only some of them
+	}
+	if shared {
+		seen.Size = got.GetCount()
+	}
+	return seen
+}
+
+// Clear reports whether it shows all that may block the kind, and nothing does.
+func (seen *Listing) Clear(name string, kind keyspace.Kind) bool {
+	return seen != nil && seen.Low == 0 && seen.UpTo > 0 && (seen.Shared || kind == keyspace.Shared) &&
+		!queue.Blocked(name, kind, queue.MaxRev, seen.Keys)
+}
+
+// A view is the keys of one kind: see the package's comment. It is replaced as a whole by applyLocked.
+type view struct {
+	listed    int64
+	low, upTo int64
+	more      bool // there were others when it was listed: see Listing
+	keys      []queue.Entry
+}
+
+func kindOf(i int) keyspace.Kind { return keyspace.Exclusive + keyspace.Kind(i) }
+
+func (l *List) viewLocked(kind keyspace.Kind) *view { return &l.views[kind-keyspace.Exclusive] }
+
+func byRev(a, b queue.Entry) int { return cmp.Or(cmp.Compare(a.Rev, b.Rev), cmp.Compare(a.Key, b.Key)) }
+
+func (v *view) has(q queue.Entry) bool {
+	_, ok := slices.BinarySearchFunc(v.keys, q, byRev)
+	return ok
+}
+
+// goneByLocked notes that by a revision something had gone that the views are about.
+func (l *List) goneByLocked(at int64) { l.at = max(l.at, at) }
+
+// applyLocked takes note of a listing. Entries of the list that it is about, and does not show, are gone. It replaces a
+// view, unless the view reaches further and watches have told of all that left it; force says that watches may have
+// been silent.
+func (l *List) applyLocked(seen *Listing, force bool) (lost []*Entry) {
+	l.size = cmp.Or(seen.Size, l.size)
+	for _, e := range slices.Clone(l.entries) {
+		q := queue.Entry{Key: e.keys[0], Rev: e.rev}
+		about := seen.Low < e.rev && e.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.name, q.Key) == keyspace.Exclusive)
+		switch {
+		case e.rev > seen.At || !about && !slices.Contains(seen.Asked, q.Key):
+		case slices.Contains(seen.Keys, q):
+			e.seenAtLocked(seen.At)
+		default:
+			lost = l.absentLocked(lost, e, seen.At)
+		}
+	}
+	var keys [2][]queue.Entry
+	var by [2]int64 // what the listing shows, and was heard to have left, had left by this revision
+	for _, q := range seen.Keys {
+		kind := keyspace.KindOf(l.name, q.Key)
+		left, at := l.leftSinceLocked(q)
+		switch {
+		case kind == keyspace.Foreign:
+			l.nested = true
+		case left:
+			by[kind-keyspace.Exclusive] = max(by[kind-keyspace.Exclusive], at)
+		case seen.Low < q.Rev && q.Rev <= seen.UpTo:
+			keys[kind-keyspace.Exclusive] = append(keys[kind-keyspace.Exclusive], q)
+		}
+	}
+	for i := range l.views {
+		v := &l.views[i]
+		if seen.UpTo == 0 || kindOf(i) == keyspace.Shared && !seen.Shared || !force && l.betterLocked(v, seen) {
+			continue
+		}
+		slices.SortFunc(keys[i], byRev)
+		next := view{seen.At, seen.Low, seen.UpTo, seen.More, keys[i]}
+		if l.goneByLocked(by[i]); l.newsLocked(v, &next) {
+			l.goneByLocked(seen.At)
+		}
+		*v = next
+	}
+	return lost
+}
+
+// betterLocked reports whether a view reaches further than a listing, and is as good. It is not if something is
+// untracked, or if nobody knows what is next below: for these the list asks, and goes on asking until it is answered.
+func (l *List) betterLocked(v *view, seen *Listing) bool {
+	untracked := func(q queue.Entry) bool { return l.ownLocked(q) == nil && !l.trackedLocked(q.Key, v.listed) }
+	return seen.UpTo < v.upTo && v.low <= seen.Low && (seen.At < max(v.listed, l.latest) || !slices.ContainsFunc(v.keys, untracked))
+}
+
+// newsLocked reports whether the next view tells, of what is below any entry, something that the one before did not, and
+// that was not certain to be so when the entry was last seen: that a key has gone, or what is below an entry at all.
+func (l *List) newsLocked(v, next *view) bool {
+	return slices.ContainsFunc(v.keys, func(q queue.Entry) bool {
+		return q.Rev <= next.upTo && !next.has(q) && !l.overLocked(q)
+	}) || slices.ContainsFunc(l.entries, func(e *Entry) bool {
+		return e.state == waiting && e.seen < next.listed && e.rev <= next.upTo && (e.rev > v.upTo || v.low > 0)
+	})
+}
+
+// dropLocked takes a key out of its view that was created before that revision.
+func (l *List) dropLocked(key string, before int64) (q queue.Entry, ok bool) {
+	kind := keyspace.KindOf(l.name, key)
+	if kind == keyspace.Foreign {
+		l.nested = true
+		return q, false
+	}
+	v := l.viewLocked(kind)
+	i := slices.IndexFunc(v.keys, func(q queue.Entry) bool { return q.Key == key && q.Rev < before })
+	if i < 0 {
+		return q, false
+	}
+	q = v.keys[i]
+	v.keys = slices.Delete(v.keys, i, i+1)
+	l.struck++
+	return q, true
+}
+
+// cutLocked forgets what is below q, another session's key which has left, if no watch would have told of that, or if q
+// was the last that was known there: what is below has to be read.
+func (l *List) cutLocked(q queue.Entry) {
+	below, untracked := false, false
+	for i := range l.views {
+		for _, o := range l.views[i].keys {
+			if o.Rev < q.Rev && l.ownLocked(o) == nil {
+				below = true
+				untracked = untracked || i == 0 && !l.trackedLocked(o.Key, l.views[i].listed)
+			}
+		}
+	}
+	if !untracked && (below || l.views[0].low == 0) {
+		return
+	}
+	for i := range l.views {
+		v := &l.views[i]
+		v.low, v.more = max(v.low, q.Rev), false
+		v.keys = slices.DeleteFunc(v.keys, func(o queue.Entry) bool { return o.Rev <= v.low })
+	}
+}
+
+// absentLocked takes note that an entry was not in the queue at revision at. Its owner is told; if it had the lock it is
+// added to those that are lost. One that has left was removed by its own request.
+func (l *List) absentLocked(lost []*Entry, e *Entry, at int64) []*Entry {
+	switch e.state {
+	case held:
+		e.state = leaving
+		lost = append(lost, e)
+	case waiting:
+		e.state = missing
+	default:
+		return lost
+	}
+	e.tell() // if it has the lock, but not all that it was taken with
+	l.goneByLocked(at)
+	return lost
+}
