@@ -301,6 +301,8 @@ func (w *worker) tooLarge(ctx context.Context, h *etcdlock.Held) {
 	switch {
 	case err == nil:
 		w.problem("a request was sent that is too large")
+	case errors.Is(err, etcdlock.ErrOutcomeUnknown) && !strings.Contains(err.Error(), "larger than max"):
+		w.counted("failed before it was too large") // a fault of the network came first
 	case errors.Is(err, etcdlock.ErrOutcomeUnknown):
 		w.problem("the outcome of a request is not known that is too large to be sent: %v", err)
 	case errors.Is(err, etcdlock.ErrLost), ctx.Err() != nil && errors.Is(err, ctx.Err()):
