@@ -3,7 +3,7 @@ FUZZTIME ?= 30s
 SEED ?= 0
 T ?= 1m
 
-.PHONY: test race quick lint fmt tidy latest demo fuzz soak model compat bench benchcmp ci
+.PHONY: test race quick lint fmt tidy api latest demo fuzz soak model compat bench benchcmp ci
 
 test:
 	go test ./...
@@ -27,6 +27,10 @@ fmt:
 tidy:
 	for m in $$(git ls-files '*go.mod'); do go -C "$$(dirname "$$m")" mod tidy || exit 1; done
 	go mod tidy -modfile=go.latest.mod
+
+# Lists what the packages export anew, otherwise, or no more since the last tag, or BASE
+api:
+	bash .ci/api
 
 # Gets the newest versions into go.latest.mod. go.mod names the lowest that work.
 latest:

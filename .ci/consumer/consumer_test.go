@@ -1,4 +1,3 @@
-// Package consumer is a user of the lock and of etcdtest. The section floor of .ci/run tests it in a module of its own.
 package consumer
 
 import (
@@ -18,6 +17,10 @@ func TestLock(t *testing.T) {
 	defer cancel()
 	tap := etcdtest.NewTap()
 	client := etcdtest.Start(t).Client(t, tap)
+	called := 0
+	if err := Report(ctx, client, func(context.Context) error { called++; return nil }); err != nil || called != 1 {
+		t.Fatal(err, called)
+	}
 	locks := etcdlock.New(client)
 	defer locks.Close()
 	mutex := locks.Mutex("consumer")
