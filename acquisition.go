@@ -43,8 +43,8 @@ type entry struct {
 	// announced: the hooks were told of the grant. lossUnreported: the entry is lost and they were not told of that;
 	// see unlockAndNotify.
 	announced, lossUnreported bool
-	// lostWithSession: it was lost because the session ended, by what was known then.
-	lostWithSession bool
+	// lostWithSession: it was lost because the session ended, by what was known then. confirming: that is being asked.
+	lostWithSession, confirming bool
 	// fenced: its holder may have sent a transaction that compares the key; downgraded: of a write lock only the
 	// shared key is left.
 	fenced, downgraded bool

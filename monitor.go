@@ -32,7 +32,7 @@ func (e *entry) holdContextLocked() *holdContext {
 		e.holdCtx = &holdContext{}
 		e.holdCtx.ctx, e.holdCtx.cancel = context.WithCancelCause(loan.Ending(context.Background(), e))
 		e.checkSessionLocked()
-		if e.state != held {
+		if e.state != held && !e.confirming {
 			e.holdCtx.cancel(e.causeLocked())
 		}
 	}
@@ -57,7 +57,7 @@ func (e *entry) endHoldLocked(to state) {
 
 // finishHoldLocked does what follows the end of a hold: its Context ends, and its watch. The caller holds e.mu.
 func (e *entry) finishHoldLocked() {
-	e.lostWithSession = e.state == lost && e.s.Err() != nil
+	e.confirming, e.lostWithSession = false, e.state == lost && e.s.Err() != nil
 	if e.holdCtx != nil {
 		e.holdCtx.cancel(e.causeLocked())
 		e.unwatchLocked()
@@ -109,14 +109,14 @@ func (e *entry) markLostLocked(at int64) {
 			p.own.Lost(at)
 		}
 	}
-	ok := e.s.lease.Go(func(context.Context) {
+	e.confirming = e.s.lease.Go(func(context.Context) {
 		e.s.lease.Confirm(e.s.lease.Ctx)
 		e.mu.Lock()
 		e.finishHoldLocked()
 		e.unlockAndNotify()
 		e.discard(nil, false)
 	})
-	if !ok {
+	if !e.confirming {
 		e.finishHoldLocked()
 	}
 }

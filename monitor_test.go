@@ -202,3 +202,36 @@ func TestAttend_ContendedBySilentWatcher(t *testing.T) {
 		require.True(t, isClosed(contended))
 	})
 }
+
+// A hold was found lost, and etcd is being asked whether it was the lease, when its Context is asked for first. The
+// Context ends when that is known, and its cause is what Err says.
+func TestHeld_ContextWhileTheLossIsConfirmed(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		h, err := NewMutex(s, "a").Lock(t.Context())
+		require.NoError(t, err)
+		var ctx context.Context
+		s.lease.KeepAlive = func(context.Context) (int64, error) { // the lease is asked after
+			require.ErrorIs(t, h.Err(), ErrLost)
+			ctx = h.Context()
+			require.NoError(t, ctx.Err())
+			return 0, nil
+		}
+		f.Remove(h.Key())
+		require.ErrorIs(t, h.markLost(h.Key(), f.Write("x")), ErrLost) // as the watch of its wait does
+		synctest.Wait()
+		require.ErrorIs(t, context.Cause(ctx), ErrSessionExpired)
+		require.Equal(t, h.Err(), context.Cause(ctx))
+	})
+}
+
+// A hold was lost before its Context is asked for first, and all is known.
+func TestHeld_ContextAfterTheLoss(t *testing.T) {
+	holdScene(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		h, err := NewMutex(s, "a").Lock(t.Context())
+		require.NoError(t, err)
+		f.Remove(h.Key())
+		require.ErrorIs(t, h.markLost(h.Key(), f.Write("x")), ErrLost)
+		synctest.Wait()
+		require.Equal(t, ErrLost, context.Cause(h.Context()))
+	})
+}
