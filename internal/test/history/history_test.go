@@ -252,6 +252,34 @@ func TestCheckGrants_Long(t *testing.T) {
 	require.Equal(t, "lock/x, revisions 2002 to 2404,", broken[0].What)
 }
 
+// An entry may be written again with the same lease and nonce: its owner publishes a value.
+func TestLogAllowsSetValue(t *testing.T) {
+	const nonce = `{"nonce":"n.1"}`
+	for name, tc := range map[string]struct {
+		first, then string
+		lease       int64
+		want        int // problems
+	}{
+		"published":         {nonce, `{"nonce":"n.1","value":"v"}`, 1, 0},
+		"another nonce":     {nonce, `{"nonce":"n.2"}`, 1, 1},
+		"no nonce any more": {nonce, "v", 1, 1},
+		"never a nonce":     {"v", "w", 1, 1},
+		"another lease":     {nonce, nonce, 2, 1},
+		"no lease any more": {nonce, nonce, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := NewLog(LockPrefix)
+			l.Add([]*clientv3.Event{
+				event(clientv3.EventTypePut, "lock/x/a", tc.first, 1, 2, 2),
+				event(clientv3.EventTypePut, "lock/x/a", tc.then, tc.lease, 2, 3),
+			}, at(0))
+			problems, _ := l.CheckGrants(nil)
+			require.Len(t, problems, tc.want, problems)
+			require.Len(t, l.Live(), 1, "it is one entry")
+		})
+	}
+}
+
 // Several observers tell the same; whoever is first counts, and nothing counts twice.
 func TestLogPassesOverWhatItHas(t *testing.T) {
 	s := newScript()

@@ -46,6 +46,7 @@ type Entry struct {
 	GoneSeen time.Time
 	// Foreign: somebody else removed it, or was about to.
 	Foreign bool
+	nonce   string // of its value, "" if that has none
 }
 
 func (e *Entry) String() string { return fmt.Sprintf("%s (created at %d)", e.Key, e.Created) }
@@ -157,9 +158,11 @@ func (l *Log) addLocked(ev *clientv3.Event, at time.Time) {
 	case parts == nil:
 		l.oddly("%s is no entry", key)
 	case ev.IsCreate():
-		e := &Entry{Name: parts[1], Key: key, Shared: parts[2] != "", Lease: ev.Kv.Lease, Created: rev}
+		e := &Entry{Name: parts[1], Key: key, Shared: parts[2] != "", Lease: ev.Kv.Lease, Created: rev, nonce: nonceOf(ev)}
 		l.entries = append(l.entries, e)
 		l.live[key] = e
+	case ev.IsModify() && l.live[key].publishes(ev):
+		// SetValue: nothing of the queue changes
 	case ev.IsModify():
 		l.oddly("%s was written again at %d", l.live[key], rev)
 	case l.live[key] == nil:
@@ -169,6 +172,20 @@ func (l *Log) addLocked(ev *clientv3.Event, at time.Time) {
 		e.Gone, e.GoneSeen = rev, at
 		delete(l.live, key)
 	}
+}
+
+// publishes reports whether a put on the entry changes no more than what its owner publishes: the lease and the nonce of
+// the value are as before. An entry without a nonce can't prove that.
+func (e *Entry) publishes(put *clientv3.Event) bool {
+	return e != nil && e.nonce != "" && nonceOf(put) == e.nonce && put.Kv.Lease == e.Lease
+}
+
+func nonceOf(put *clientv3.Event) string {
+	var v struct{ Nonce string }
+	if json.Unmarshal(put.Kv.Value, &v) != nil {
+		return ""
+	}
+	return v.Nonce
 }
 
 func (l *Log) oddly(format string, args ...any) {
