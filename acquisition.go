@@ -266,10 +266,12 @@ func (e *entry) listOps(limit int64, since ...int64) (ops []clientv3.Op) {
 	return ops
 }
 
+func (e *entry) raw() bool { return e.acquiring.published != nil && e.acquiring.published.raw }
+
 // ownRev is the revision of kvs, the key of the entry as etcd has it, if it was written by an earlier attempt of this
 // very entry, else 0.
 func (e *entry) ownRev(kvs []*mvccpb.KeyValue) int64 {
-	if len(kvs) == 0 || string(kvs[0].Value) != e.acquiring.value {
+	if len(kvs) == 0 || string(kvs[0].Value) != e.acquiring.value || e.raw() && !e.s.keys.WroteRaw(e.ambiguous, e.allKeys()...) {
 		return 0
 	}
 	return kvs[0].CreateRevision

@@ -176,9 +176,8 @@ func (c *Client) breakEntry(ctx context.Context, e Entry) error {
 }
 
 // Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner says, and
-// its Value what WithValue or SetValue do. It
-// returns ErrElectionNoLeader if nobody leads. It has no TTLs; see [Client.Inspect]. It blocks until etcd has
-// answered, or ctx ends.
+// its Value what WithValue or SetValue do. It returns ErrElectionNoLeader if nobody leads. It has no TTLs; see
+// [Client.Inspect]. It blocks until etcd has answered, or ctx ends.
 func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	err := e.usable()
 	var leader Entry
@@ -204,8 +203,8 @@ func (q Queue) leader() Entry {
 }
 
 // Observe yields the leader as it is, then again each time another one leads, or another term begins, or the leader
-// publishes another value, or nobody leads any more, which is the zero Entry. It goes by [Client.Watch]; what that says of a slow loop, of outages, of the
-// error that comes last, and of the cost goes for it too.
+// publishes another value, or nobody leads any more, which is the zero Entry. What [Client.Watch] says of a slow loop,
+// of outages, of the error that comes last, and of the cost goes for it too.
 func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		if err := e.usable(); err != nil {

@@ -160,9 +160,9 @@ func (s *Session) Orphan() {
 // ErrNotFound: then Lock. Until an entry is adopted, a Lock of that name waits behind it. The caller ensures that the
 // process before has ended, or has called Orphan: nobody else can tell, and both would believe that they hold the lock.
 //
-// If the entry has the lock, Adopt costs three requests, more for a Multi, and an error leaves the entry as it was. If
-// the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. Its
-// fence is in use.
+// If the entry has the lock, Adopt costs three requests, more for a Multi, and an error leaves the entry as it was. If the
+// entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The fence of the hold is in use.
+// A guard that the process before gave out stays true, so nobody may act on one any more.
 func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
 	l := newLock(s, name)
 	return acquire(ctx, &l, "adopt", mutexMode, ErrWouldDeadlock, adoptEntry)

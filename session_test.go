@@ -614,6 +614,10 @@ func TestSession_SweepsRawValues(t *testing.T) {
 	write("10.0.0.1")
 	require.NoError(t, s.checkEntries(testCtx(t)))
 	require.Empty(t, entries(t, c, name))
+	write("10.0.0.1")
+	h, err = NewMutex(s, name).Raw("10.0.0.1").Lock(testCtx(t))
+	require.NoError(t, err, "one that comes between two looks is in nobody's way")
+	require.NoError(t, h.Unlock(testCtx(t)))
 	write("another's")
 	require.NoError(t, s.checkEntries(testCtx(t)))
 	require.Len(t, entries(t, c, name), 1)
@@ -621,6 +625,112 @@ func TestSession_SweepsRawValues(t *testing.T) {
 	s.Orphan()
 	require.NoError(t, s.checkEntries(testCtx(t)))
 	require.Len(t, entries(t, c, name), 1, "it may be the successor's")
+}
+
+// A raw value has no nonce. Even so a Lock waits behind the entry of the process before, and leaves it there, until the
+// entry is adopted.
+func TestSession_LeavesARawEntryToAdopt(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	h, err := NewMutex(s, name).Raw("10.0.0.1").Lock(testCtx(t))
+	require.NoError(t, err)
+	s2 := succeed(t, s, c)
+	tk, err := NewMutex(s2, name).Raw("10.0.0.1").Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	require.NoError(t, s2.checkEntries(testCtx(t)))
+	queueIs(t, c, name, 2)
+	h2, err := s2.Adopt(testCtx(t), name)
+	require.NoError(t, err)
+	require.Equal(t, h.Token(), h2.Token())
+	require.NoError(t, h2.Unlock(testCtx(t)))
+	next, err := tk.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, []string{next.Key()}, entries(t, c, name))
+}
+
+// A Try takes no entry that waits for its own, not even if it can't tell the two apart.
+func TestSession_RawTryPassesNobody_I1(t *testing.T) {
+	for what, ambiguous := range map[string]bool{"first attempt": false, "repeated": true} {
+		t.Run(what, func(t *testing.T) {
+			tap := etcdtest.NewTap()
+			c := cluster.Client(t)
+			name := lockName(t)
+			holder, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+			require.NoError(t, err)
+			s := newTestSession(t, c)
+			// A process that has died while it waited: nothing of it is removed.
+			_, err = c.Put(testCtx(t), exclusiveBase(name, s.Lease()), "v", clientv3.WithLease(s.Lease()))
+			require.NoError(t, err)
+			before := queueIs(t, c, name, 2)
+			s2 := succeed(t, s, cluster.Client(t, tap))
+			if ambiguous {
+				tap.Postpone("Txn", 1)
+			}
+			m := NewMutex(s2, name).Raw("v")
+			for range 2 {
+				_, err = m.TryLock(testCtx(t))
+				require.ErrorIs(t, err, ErrLocked)
+			}
+			if !ambiguous {
+				require.Equal(t, before, queueIs(t, c, name, 2))
+			}
+			require.NoError(t, holder.Check(testCtx(t)))
+		})
+	}
+}
+
+// A raw entry whose reply was lost is the session's own.
+func TestSession_RawLockWithALostReply(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	s := newTestSession(t, c)
+	name := lockName(t)
+	w.LoseReply("Txn")
+	h, err := NewMutex(s, name).Raw("v").Lock(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, []string{h.Key()}, queueIs(t, c, name, 1))
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+// A request of the process before comes late, when the session that has adopted the lease has used the same key. What it
+// writes is another entry, by its create revision: no guard of the one holds for the other. It is left to Adopt.
+func TestSession_LateWriteOfTheProcessBefore_I5(t *testing.T) {
+	name := lockName(t)
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	// A process that has died while its request was on its way: what this does comes late, and nobody settles it.
+	late := func() {
+		key := exclusiveBase(name, s.Lease())
+		resp, err := c.Txn(testCtx(t)).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
+			Then(clientv3.OpPut(key, s.keys.Value(time.Now(), nil, ""), clientv3.WithLease(s.Lease()))).Commit()
+		require.NoError(t, err)
+		require.True(t, resp.Succeeded)
+	}
+	s2 := succeed(t, s, c)
+	h, err := NewMutex(s2, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, exclusiveBase(name, s.Lease()), h.Key())
+	guard := h.IsOwner()
+	require.NoError(t, h.Unlock(testCtx(t)))
+	late()
+	require.Equal(t, []string{h.Key()}, queueIs(t, c, name, 1))
+	resp, err := c.Txn(testCtx(t)).If(guard).Commit()
+	require.NoError(t, err)
+	require.False(t, resp.Succeeded)
+
+	tk, err := NewMutex(s2, name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	require.NoError(t, s2.checkEntries(testCtx(t)))
+	h2, err := s2.Adopt(testCtx(t), name)
+	require.NoError(t, err)
+	require.Equal(t, h.Key(), h2.Key())
+	require.Greater(t, h2.Token(), h.Token())
+	require.NoError(t, h2.Unlock(testCtx(t)))
+	next, err := tk.Wait(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, next.Check(testCtx(t)))
 }
 
 // A ctx that ends when the hold is the session's by now does not give it up.

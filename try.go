@@ -54,12 +54,15 @@ func (e *entry) tryEnqueue(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	rev := resp.Header.Revision
+	rev, seen := resp.Header.Revision, make([]*pb.ResponseOp, len(free)) // nothing blocks it
 	if !resp.Succeeded {
 		rev = e.ownRev(resp.Responses[0].GetResponseRange().Kvs)
+		if e.raw() { // it may be an entry that waits, of another session of the lease: nothing is known
+			seen = nil
+		}
 	}
 	if rev != 0 { // if not by this txn, then by one before it, which nothing blocked either
-		e.enter(rev, make([]*pb.ResponseOp, len(free))...)
+		e.enter(rev, seen...)
 		return nil
 	}
 	var since []int64

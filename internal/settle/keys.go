@@ -31,7 +31,7 @@ type Keys struct {
 	mu      sync.Mutex // a leaf: no other mutex is taken while it is held
 	inUse   keyspace.InUse
 	skipped map[string]struct{} // keys in use that no entry has, see Skip
-	raw     map[string]string   // by key, the raw value that was last written there, see WriteRaw
+	raw     map[string]rawValue // by key, the raw value that was last written there, see WriteRaw
 	// What follows is for the search for late writes.
 	unsettled []unsettled
 	timer     *time.Timer // of the next scan
@@ -47,7 +47,7 @@ func New(life context.Context, client *etcd.Client, lease clientv3.LeaseID, owne
 	return &Keys{
 		etcd: client, lease: lease, life: life, background: background,
 		owner: inJSON(owner), nonce: rand.Text()[:13] + ".",
-		inUse: make(keyspace.InUse), skipped: make(map[string]struct{}), raw: make(map[string]string),
+		inUse: make(keyspace.InUse), skipped: make(map[string]struct{}), raw: make(map[string]rawValue),
 	}
 }
 

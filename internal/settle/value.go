@@ -88,7 +88,13 @@ func (k *Keys) wrote(kv *mvccpb.KeyValue) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	raw, ok := k.raw[string(kv.Key)]
-	return ok && raw == string(kv.Value) || strings.Contains(string(kv.Value), `"`+k.nonce)
+	return ok && raw.value == string(kv.Value) || strings.Contains(string(kv.Value), `"`+k.nonce)
+}
+
+// A rawValue is what the session writes under a key.
+type rawValue struct {
+	value  string
+	before bool // it has written the same there earlier, which may come late
 }
 
 // WriteRaw takes note that value is about to be written, as it is, under these keys.
@@ -96,8 +102,26 @@ func (k *Keys) WriteRaw(value string, keys ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, key := range keys {
-		k.raw[key] = value
+		old, ok := k.raw[key]
+		k.raw[key] = rawValue{value, ok && old.value == value}
 	}
+}
+
+// WroteRaw reports whether the raw value that was found under these keys may be the session's own: an attempt before may
+// have been carried out, or the session has written the same there earlier. If not, another session of an adopted lease
+// has written it, and the session forgets that it was about to.
+func (k *Keys) WroteRaw(attempted bool, keys ...string) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range keys {
+		attempted = attempted || k.raw[key].before
+	}
+	if !attempted {
+		for _, key := range keys {
+			delete(k.raw, key)
+		}
+	}
+	return attempted
 }
 
 // Orphan forgets the raw values: from now on a successor may write the same under the same keys.
