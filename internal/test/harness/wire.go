@@ -241,8 +241,8 @@ func (w *Wire) WaitForAnswers(t testing.TB, reads, watches int) {
 func (w *Wire) Require(t testing.TB, want map[string]int, watches int) {
 	t.Helper()
 	calls, created := w.Counts()
-	if want["Whom"] == 0 { // a wait has one if it takes long, also by a machine that stalls
-		require.LessOrEqual(t, calls["Whom"], 1)
+	if want["Whom"] == 0 { // each wait has one after a second, also by a machine that stalls
+		require.LessOrEqual(t, calls["Whom"], 8)
 		delete(calls, "Whom")
 	}
 	require.Equal(t, want, calls)
