@@ -268,5 +268,5 @@ Generated on %s by `+"`go run ./internal/tool/compat -write docs/compat.md %s`"+
 		}
 		b.WriteString("\n")
 	}
-	return b.String()
+	return b.String() + "\n" + clientsText
 }

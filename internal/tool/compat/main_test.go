@@ -36,6 +36,21 @@ func TestOwn(t *testing.T) {
 	require.Subset(t, exist, own)
 }
 
+// The document has a row for each kind of wrapped client that is tested.
+func TestDocument_Clients(t *testing.T) {
+	source, err := os.ReadFile("../../test/faults/wrapped_test.go")
+	require.NoError(t, err)
+	var tested []string
+	for _, kind := range regexp.MustCompile(`(?m)^\t"(.+)": func\(`).FindAllSubmatch(source, -1) {
+		tested = append(tested, "TestFault_D4_WrappedClient/"+string(kind[1]))
+	}
+	document := document(nil, nil)
+	require.ElementsMatch(t, tested, regexp.MustCompile(`TestFault_D4_[\w/-]+`).FindAllString(document, -1))
+	written, err := os.ReadFile("../../../docs/compat.md")
+	require.NoError(t, err)
+	require.Contains(t, string(written), clientsText)
+}
+
 func TestSuited(t *testing.T) {
 	names := []string{"TestFault_F1_It", "TestFault_F15_It", "TestRequests_It", "TestSmoke"}
 	require.Equal(t, names, suited(names, shape{members: 1}))

@@ -21,6 +21,11 @@ var packages = []string{".", "./internal/test/faults"}
 //go:embed own.txt
 var ownText string
 
+// clientsText is the part of the document about wrapped clients. It has a row for each test of internal/test/faults/wrapped_test.go.
+//
+//go:embed clients.md
+var clientsText string
+
 // A client is a version of etcd's client, and the tests that are built with it.
 type client struct {
 	version string
