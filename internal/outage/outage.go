@@ -51,11 +51,12 @@ func (o *Outage) Start(ctx context.Context, err error) {
 	if o.lock != "" {
 		args = append(args, "lock", o.lock)
 	}
-	what := "etcd outage: locks wait until it is over"
+	args = append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", whatToCheck(err))
 	if etcd.Refused(err) {
-		what = "etcd refuses this client"
+		s.Log.Warn("etcd refuses this client", args...)
+	} else {
+		s.Log.Warn("etcd outage: locks wait until it is over", args...)
 	}
-	s.Log.Warn(what, append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", whatToCheck(err))...)
 }
 
 // Stop is called when the wait, the hold or the session gets on again, or leaves without having recovered.
