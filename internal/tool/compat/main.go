@@ -155,7 +155,7 @@ var oneMember = regexp.MustCompile(`^Test((Requests|Fault_F1|Fault_F2)_|TryLock_
 
 // notProxied are tests that count renewals, and the messages of watches, that have a short TTL, or that put one proxy
 // before another.
-var notProxied = []string{"TestFault_D4_WrappedClient", "TestHooks_Session", "TestHoldWatch_OnTheWire", "TestMulti_WaitLosesAPart", "TestFault_J12_LogAndHooksBlock", "TestFault_F11_RenewalsAreFew"}
+var notProxied = []string{"TestContended_WatchEnds", "TestFault_D4_WrappedClient", "TestHooks_Session", "TestHoldWatch_OnTheWire", "TestMulti_WaitLosesAPart", "TestFault_J12_LogAndHooksBlock", "TestFault_F11_RenewalsAreFew"}
 
 // A trial is one run of the tests.
 type trial struct {
