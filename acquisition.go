@@ -6,8 +6,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -17,82 +19,113 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// An entry is one acquisition: a key in the lock's queue, waiting or holding. This file puts it there, internal/wait
-// waits, and release.go takes it away.
-type entry struct {
-	s    *Session
-	name string
-	// first is the first part of a Multi's acquisition, itself included: its mu and state are those of all parts. It
-	// is nil in any other entry. See multi.go.
-	first *entry
+// An acquisition is what Lock, Try and Enqueue make. It has one part for each name, at least one, and all parts are
+// written by one txn, at one revision, and removed by one request. This file puts it into the queues, waiter.go waits, and
+// release.go takes it away.
+//
+// Nobody waits in a circle: a part waits for lower revisions only, and all parts have the same one. Where a list hands a
+// part over before the former holder's key is removed, that holder has left: its removal waits for nobody. So among all
+// that wait, the acquisition of the lowest revision waits only for holders.
+type acquisition struct {
+	s     *Session
+	parts []part  // never none; only mu guards what changes in them
+	one   [1]part // the memory of parts where there is one: most acquisitions are of one name
+	multi bool    // it is a Multi's, perhaps of one name
 	// rev is the keys' CreateRevision: place in the queue and token.
 	//
 	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it compares both, so a late or repeated
 	// request of ours can't touch a newer entry under the same key.
 	rev int64
 
-	mu    sync.Mutex // once the entry is held it guards what follows
-	mode  mode
+	mu    sync.Mutex // once the acquisition is held it guards what follows
 	state state
 	// ambiguous: an attempt to write the keys may have been carried out, or may yet be, without our knowing.
 	ambiguous bool
-	// announced: the hooks were told of the grant. lossUnreported: the entry is lost and they were not told of that;
-	// see unlockAndNotify.
+	// announced: the hooks were told of the grant. lossUnreported: the acquisition is lost and they were not told of
+	// that; see unlockAndNotify.
 	announced, lossUnreported bool
 	// lostWithSession: it was lost because the session ended, by what was known then. confirming: that is being asked.
 	lostWithSession, confirming bool
-	// fenced: its holder may have sent a transaction that compares the key; downgraded: of a write lock only the
-	// shared key is left.
+	// fenced: its holder may have sent a transaction that compares a key; downgraded: of a write lock only the shared
+	// key is left.
 	fenced, downgraded bool
-	own                *waitlist.Entry // nil while it is the only one of its name: see enlist
-	// key is what the entry is known by.
-	key       string
-	acquiring *acquiring   // nil of a hold that does without
-	holdCtx   *holdContext // nil until asked for
+	acquiring          *acquiring   // nil of a hold that does without
+	holdCtx            *holdContext // nil until asked for
 }
 
-// acquiring is what an entry needs until it is held, and then only if it is a write lock, a Multi or ambiguous, or has
-// hooks: see grant. Most holds do without; of 10,000 locks it would be half the memory.
+// A part is an acquisition's share in one name.
+type part struct {
+	of   *acquisition
+	name string
+	// keys are written together. The part is known by the first one. A write lock has two, one in the shared range, which
+	// Downgrade leaves.
+	keys []string
+	mode mode
+	own  *waitlist.Entry // its place in the session's waitlist of the name, from before its keys are written: see enlist
+}
+
+// acquiring is what an acquisition needs until it is held, and then only if it is ambiguous or has hooks: see grant.
+// Most holds do without; of 10,000 locks it would be half the memory.
 type acquiring struct {
-	// behind: a part of a Multi had something before it, so that in the end all parts are read: others may have been
+	// behind: a part had something before it. So in the end all parts are read, if there are several: some may have been
 	// removed meanwhile.
-	behind bool
-	trace  *trace // for hooks, nil without
-	// secondKey is a write lock's key in the shared range, of the same revision, which Downgrade leaves.
-	secondKey string
-	downgrade *settle.Outcome // nil before
-	value     string          // of the keys; its nonce is in no other entry's value, if it is not raw
+	behind    bool
+	trace     *trace // for hooks, nil without
+	value     string // of the keys; its nonce is in no other acquisition's value, if it is not raw
 	published *published
-	parts     []*entry // of a Multi, which have this in common
 }
 
-// published is what an entry says to programs: in a field of its value or, if it is raw, as the value itself.
+// newAcquisition makes an acquisition of these names.
+func newAcquisition(s *Session, multi bool, names []Part, with acquiring) *Held {
+	h := &Held{acquisition{s: s, multi: multi, acquiring: &with}}
+	if h.parts = h.one[:]; len(names) > 1 {
+		h.parts = make([]part, len(names))
+	}
+	for i, n := range names {
+		h.parts[i] = part{of: &h.acquisition, name: n.name, mode: n.mode}
+	}
+	return h
+}
+
+// all are the parts, in the order of the names.
+func (a *acquisition) all() iter.Seq[*part] {
+	return func(yield func(*part) bool) {
+		for i := range a.parts {
+			if !yield(&a.parts[i]) {
+				return
+			}
+		}
+	}
+}
+
+// names are those of the parts.
+func (a *acquisition) names() (names []string) {
+	for p := range a.all() {
+		names = append(names, p.name)
+	}
+	return names
+}
+
+// label is the name of the lock, or all names of a Multi, for people.
+func (a *acquisition) label() string { return strings.Join(a.names(), ", ") }
+
+func (a *acquisition) wrap(op string, err error) error {
+	if err == nil {
+		return nil // before the names are listed
+	}
+	return wrapNames(op, a.names(), err)
+}
+
+// published is what an acquisition says to programs: in a field of its value or, if it is raw, as the value itself.
 type published struct {
 	value string
 	raw   bool
 }
 
-// mode is the kind of hold that an entry asks for.
-type mode uint8
-
-const (
-	mutexMode mode = iota
-	readMode
-	writeMode // like mutexMode, but it can be downgraded to readMode
-)
-
-func (m mode) kind() keyspace.Kind {
-	if m == readMode {
-		return keyspace.Shared
-	}
-	return keyspace.Exclusive
-}
-
-// state says how far an entry is. It only goes down this list, and only in transition.
+// state says how far an acquisition is. It only goes down this list, and only in transition.
 type state uint8
 
 const (
@@ -103,94 +136,86 @@ const (
 	lost                   // removed by somebody else, or with its session
 )
 
-// transition changes the state. The caller holds e.mu. It returns false if the entry has come to its end before:
+// transition changes the state. The caller holds a.mu. It returns false if the acquisition has come to its end before:
 // whoever ends it first says why.
-func (e *entry) transition(to state) bool {
+func (a *acquisition) transition(to state) bool {
 	switch {
-	case e.state >= released:
+	case a.state >= released:
 		return false
-	case to == held && e.state == enqueued,
-		to == released && e.state == held,
-		to == abandoned && e.state == enqueued,
-		to == lost && e.state == held:
-		e.state = to
+	case to == held && a.state == enqueued,
+		to == released && a.state == held,
+		to == abandoned && a.state == enqueued,
+		to == lost && a.state == held:
+		a.state = to
 		return true
 	}
-	panic("bug: entry " + e.key + " can't go from state " + strconv.Itoa(int(e.state)) + " to " + strconv.Itoa(int(to)))
+	panic("bug: the acquisition of " + a.label() + " can't go from state " + strconv.Itoa(int(a.state)) + " to " + strconv.Itoa(int(to)))
 }
 
-// reserveKeys reserves the lowest free keys of the name for the entry.
-func (e *entry) reserveKeys() {
-	for p := range e.all() {
-		p.key = e.s.keys.Take(p.name, p.mode.kind())
-	}
-	if e.mode == writeMode {
-		e.acquiring.secondKey = e.s.keys.Take(e.name, keyspace.Shared)
+// reserveKeys reserves the lowest free keys of the names for the acquisition.
+func (a *acquisition) reserveKeys() {
+	for p := range a.all() {
+		p.keys = []string{a.s.keys.Take(p.name, p.mode.kind())}
+		if p.mode == writeMode {
+			p.keys = append(p.keys, a.s.keys.Take(p.name, keyspace.Shared))
+		}
 	}
 	var names []string
-	if e.first != nil {
-		names = e.names()
+	if a.multi {
+		names = a.names()
 	}
-	switch p := e.acquiring.published; {
+	switch p := a.acquiring.published; {
 	case p == nil:
-		e.acquiring.value = e.s.keys.Value(time.Now(), names, "")
+		a.acquiring.value = a.s.keys.Value(time.Now(), names, "")
 	case p.raw:
-		e.acquiring.value = p.value
-		e.s.keys.WriteRaw(p.value, e.allKeys()...)
+		a.acquiring.value = p.value
+		a.s.keys.WriteRaw(p.value, a.allKeys()...)
 	default:
-		e.acquiring.value = e.s.keys.Value(time.Now(), names, p.value)
+		a.acquiring.value = a.s.keys.Value(time.Now(), names, p.value)
 	}
 }
 
-// keys are all keys of the entry, or of the part of a Multi that it is.
-func (e *entry) keys() []string {
-	if e.acquiring != nil && e.acquiring.secondKey != "" {
-		return []string{e.key, e.acquiring.secondKey}
-	}
-	return []string{e.key}
-}
-
-// allKeys are those of all parts.
-func (e *entry) allKeys() []string {
-	if e.first == nil {
-		return e.keys()
+// allKeys are the keys of all parts.
+func (a *acquisition) allKeys() []string {
+	if len(a.parts) == 1 {
+		return a.parts[0].keys
 	}
 	var keys []string
-	for p := range e.all() {
-		keys = append(keys, p.key)
+	for p := range a.all() {
+		keys = append(keys, p.keys...)
 	}
 	return keys
 }
 
-// keysAbsent are the compares, and putOps the operations, that write the entry's keys where there are none.
-func (e *entry) keysAbsent() (cmps []clientv3.Cmp) {
-	for _, key := range e.allKeys() {
+// keysAbsent are the compares, and putOps the operations, that write the keys of the acquisition where there are none.
+func (a *acquisition) keysAbsent() (cmps []clientv3.Cmp) {
+	for _, key := range a.allKeys() {
 		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
 	}
 	return cmps
 }
 
-func (e *entry) putOps() (ops []clientv3.Op) {
-	for _, key := range e.allKeys() {
-		ops = append(ops, clientv3.OpPut(key, e.acquiring.value, clientv3.WithLease(e.s.lease.ID)))
+func (a *acquisition) putOps() (ops []clientv3.Op) {
+	for _, key := range a.allKeys() {
+		ops = append(ops, clientv3.OpPut(key, a.acquiring.value, clientv3.WithLease(a.s.lease.ID)))
 	}
 	return ops
 }
 
-// commit sends the txn that writes the entry. It is safe to repeat, since a repetition finds the keys of an earlier
+// commit sends the txn that writes the keys. It is safe to repeat, since a repetition finds the keys of an earlier
 // attempt.
-func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
-	resp, ambiguous, err := e.s.lease.Txn(ctx, build)
+func (a *acquisition) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
+	resp, ambiguous, err := a.s.lease.Txn(ctx, build)
 	if etcd.ReplyTooLarge(err) { // that to a repetition is short: it finds what the first one has written
-		resp, _, err = e.s.lease.Txn(ctx, build)
+		resp, _, err = a.s.lease.Txn(ctx, build)
 	}
-	e.ambiguous = e.ambiguous || ambiguous
+	a.ambiguous = a.ambiguous || ambiguous
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		e.s.lease.NotFound()
-		err = e.s.Err() // that it is closed, if it was Close that revoked the lease
+		a.s.lease.NotFound()
+		err = a.s.Err() // that it is closed, if it was Close that revoked the lease
 	}
 	if errors.Is(err, rpctypes.ErrTooManyOps) {
-		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, 2*len(e.allKeys()))
+		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, 2*len(a.allKeys()))
 	}
 	return resp, err
 }
@@ -199,63 +224,61 @@ func (e *entry) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Tx
 // 3.7: sixteen keys cost the apply loop 5 us where they are there, a read afterwards costs a round trip.
 const enqueueReadLimit = 16
 
-// enqueue puts the entry at the end of the queue: one request, one commit. The read stands before the writes and so
-// shows the queue without the entry. It is limited, and in key order: to sort by create revision, etcd would load the
+// enqueue puts the acquisition at the end of its queues: one request, one commit. The read stands before the writes and so
+// shows the queue without it. It is limited, and in key order: to sort by create revision, etcd would load the
 // whole queue, in the apply loop of every member. Even so etcd counts all of the queue there, so an entry far behind
 // others of its session leaves the read out: it would not show all, and is asked for again when the entry comes near
 // the front. Before all that it removes what leaves the queue. since are, of each part, the revision at which nothing
 // blocked it, if that is known: then the read shows all that came later.
-func (e *entry) enqueue(ctx context.Context, since ...int64) error {
-	for ; ; e.rekey() {
+func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
+	name := a.parts[0].name // removals of an acquisition are known by its first name
+	for ; ; a.rekey() {
 		var look []clientv3.Op
-		own := e.listed()
-		if own == nil || e.first != nil || !own.BehindMore(enqueueReadLimit) {
-			look = e.listOps(enqueueReadLimit, since...)
+		if len(a.parts) > 1 || !a.parts[0].own.BehindMore(enqueueReadLimit) {
+			look = a.listOps(enqueueReadLimit, since...)
 		}
-		leaving := e.s.removals.Take(e.name, own != nil)
+		leaving := a.s.removals.Take(name, true)
 		leave := leaving.Ops()
 		txn := func(t clientv3.Txn) clientv3.Txn {
-			return t.If(e.keysAbsent()...).Then(slices.Concat(leave, look, e.putOps())...)
+			return t.If(a.keysAbsent()...).Then(slices.Concat(leave, look, a.putOps())...)
 		}
-		resp, err := e.commit(ctx, txn)
-		// What the entry itself needs may be allowed.
+		resp, err := a.commit(ctx, txn)
+		// What the acquisition itself needs may be allowed.
 		if len(leaving) > 0 && (errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err)) {
-			e.s.removals.Return(e.name, leaving, e.ambiguous)
+			a.s.removals.Return(name, leaving, a.ambiguous)
 			leaving, leave = nil, nil
-			resp, err = e.commit(ctx, txn)
+			resp, err = a.commit(ctx, txn)
 		}
-		if own != nil {
-			e.s.removals.Replied(e.name)
-		}
+		a.s.removals.Replied(name)
 		if err != nil {
-			e.s.removals.Return(e.name, leaving, e.ambiguous)
+			a.s.removals.Return(name, leaving, a.ambiguous)
 			return err
 		}
 		if resp.Succeeded {
 			rev, replies := resp.Header.Revision, resp.Responses
 			// No attempt before this one was carried out: it would have left the keys. So this one tells what was removed.
 			leaving.Done(rev, replies[:len(leave)], false)
-			e.enter(rev, replies[len(leave):len(leave)+len(look)]...)
+			a.enter(rev, replies[len(leave):len(leave)+len(look)]...)
 			return nil
 		}
-		e.s.removals.Return(e.name, leaving, e.ambiguous)
+		a.s.removals.Return(name, leaving, a.ambiguous)
 		// This is seldom needed: an Else in the txn would make each uncontended cycle 0.9 % longer.
-		there, err := e.s.etcd.ReadValues(ctx, e.s.lease.Ctx, e.allKeys()...)
+		there, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...)
 		if err != nil {
-			e.ambiguous = true // the client may have repeated the txn by itself
-			return e.s.lease.Translate(err)
+			a.ambiguous = true // the client may have repeated the txn by itself
+			return a.s.lease.Translate(err)
 		}
-		if rev := e.ownRev(there); rev != 0 {
-			e.enter(rev)
+		if rev := a.ownRev(there); rev != 0 {
+			a.enter(rev)
 			return nil
 		}
-		e.s.keys.Skip(e.allKeys(), there)
+		a.s.keys.Skip(a.allKeys(), there)
 	}
 }
 
 // listOps list, for each part, at most limit of the keys that may block it, or all that came after the revision since.
-func (e *entry) listOps(limit int64, since ...int64) (ops []clientv3.Op) {
-	for p := range e.all() {
+func (a *acquisition) listOps(limit int64, since ...int64) (ops []clientv3.Op) {
+	for p := range a.all() {
 		from, to := keyspace.Blocking(p.name, p.mode.kind())
 		some := clientv3.WithLimit(limit)
 		if len(since) > 0 {
@@ -266,12 +289,12 @@ func (e *entry) listOps(limit int64, since ...int64) (ops []clientv3.Op) {
 	return ops
 }
 
-func (e *entry) raw() bool { return e.acquiring.published != nil && e.acquiring.published.raw }
+func (a *acquisition) raw() bool { return a.acquiring.published != nil && a.acquiring.published.raw }
 
-// ownRev is the revision of kvs, the key of the entry as etcd has it, if it was written by an earlier attempt of this
-// very entry, else 0.
-func (e *entry) ownRev(kvs []*mvccpb.KeyValue) int64 {
-	if len(kvs) == 0 || string(kvs[0].Value) != e.acquiring.value || e.raw() && !e.s.keys.WroteRaw(e.ambiguous, e.allKeys()...) {
+// ownRev is the revision of kvs, the first key of the acquisition as etcd has it, if it was written by an earlier attempt
+// of this very acquisition, else 0.
+func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
+	if len(kvs) == 0 || string(kvs[0].Value) != a.acquiring.value || a.raw() && !a.s.keys.WroteRaw(a.ambiguous, a.allKeys()...) {
 		return 0
 	}
 	return kvs[0].CreateRevision

@@ -62,34 +62,31 @@ func (s *Session) checkEntries(ctx context.Context) error {
 	return nil
 }
 
-// placed is an entry in the queue, as it was known at some moment.
+// placed is a part in the queue, as it was known at some moment.
 type placed struct {
-	*entry
+	*part
 	queue.Entry
 }
 
-// entries are those of the session that are in their queues.
+// entries are the parts of the session that are in their queues.
 func (s *Session) entries() (all []placed) {
-	s.mu.Lock()
-	some := slices.Collect(maps.Values(s.only))
-	s.mu.Unlock()
+	var some []*part
 	for _, l := range s.allLists() {
 		for _, owner := range l.Owners() {
-			some = append(some, owner.(*entry))
+			some = append(some, owner.(*part))
 		}
 	}
 	return inQueue(some)
 }
 
-// inQueue are those of the entries that are in their queues.
-func inQueue(some []*entry) (all []placed) {
-	for _, e := range some {
-		w := e.whole()
-		w.mu.Lock()
-		if w.state <= held && e.rev != 0 {
-			all = append(all, placed{e, queue.Entry{Key: e.key, Rev: e.rev}})
+// inQueue are those of the parts that are in their queues.
+func inQueue(some []*part) (all []placed) {
+	for _, p := range some {
+		p.of.mu.Lock()
+		if p.of.state <= held && p.of.rev != 0 {
+			all = append(all, placed{p, queue.Entry{Key: p.keys[0], Rev: p.of.rev}})
 		}
-		w.mu.Unlock()
+		p.of.mu.Unlock()
 	}
 	return all
 }
@@ -109,10 +106,8 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 		if slices.Contains(queue.Entries(got[i].Kvs), p.Entry) {
 			continue
 		}
-		if own := p.listed(); own != nil {
-			markAllLost(own.Missing(p.Key, at), at)
-		}
-		_ = p.whole().markLost(p.Key, at)
+		markAllLost(p.own.Missing(p.Key, at), at)
+		_ = p.of.markLost(p.Key, at)
 	}
 	return nil
 }

@@ -138,10 +138,10 @@ func TestContended(t *testing.T) {
 func entriesOf(h *Held, name string) (keys []string) {
 	for p := range h.all() {
 		if p.name == name {
-			keys = p.keys()
+			keys = p.keys
 		}
 	}
-	if h.mode == readMode && h.first == nil {
+	if h.downgraded {
 		keys = keys[:1] // downgraded: the other one is gone
 	}
 	return keys

@@ -19,7 +19,7 @@ import (
 //
 // What no lock service can do is to stop a process that was paused from going on as if it held its lock. So a hold
 // has a Token, for stores that compare numbers, and Txn, for what is kept in etcd itself.
-type Held struct{ entry }
+type Held struct{ acquisition }
 
 // Context ends when the hold does: at Unlock, at its loss and at the session's deadline, whichever comes first. Its
 // cause is what Err returns then. It has none of the values of the ctx that Lock was called with: those, a span or a
@@ -99,16 +99,23 @@ func (h *Held) Token() int64 { return h.rev }
 func (h *Held) Key() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.key
+	return h.parts[0].keys[0]
 }
 
 // Keys are the keys in etcd that the hold is known by: those of all names of a [Multi], in their order, and otherwise
 // Key alone. As with Key, a comparison that is built from them is unknown to the package.
 func (h *Held) Keys() []string {
-	if h.first != nil {
-		return h.allKeys()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.knownByLocked()
+}
+
+// knownByLocked are the keys that the parts are known by. The caller holds a.mu.
+func (a *acquisition) knownByLocked() (keys []string) {
+	for p := range a.all() {
+		keys = append(keys, p.keys[0])
 	}
-	return []string{h.Key()}
+	return keys
 }
 
 // Session is the session that holds the lock.
@@ -128,15 +135,15 @@ func (h *Held) IsOwner() clientv3.Cmp {
 	if h.checkSessionLocked(); h.state != held {
 		// The next one of the session may be in, and the key still there. No key has this revision, and one that is not
 		// there has 0; etcd asks for rights on the same key.
-		return settle.CreatedAt(h.key, -1)
+		return settle.CreatedAt(h.parts[0].keys[0], -1)
 	}
 	h.fenced = true
-	return settle.CreatedAt(h.key, h.rev)
+	return settle.CreatedAt(h.parts[0].keys[0], h.rev)
 }
 
 // readOnly reports whether the hold is one for reading.
 func (h *Held) readOnly() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.mode == readMode
+	return h.parts[0].mode == readMode
 }

@@ -409,7 +409,7 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 			s.notifyEnded("test", nil)
 		},
 		"enqueued granted lost:lost": func(f *fakeEtcd, s *Session, h *Held) {
-			f.Remove(h.key)
+			f.Remove(h.Key())
 			_ = s.checkEntries(context.Background()) // finds that the key is gone
 		},
 	} {
@@ -417,9 +417,9 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 			f := newFakeEtcd()
 			s := f.session(5)
 			r := &recorder{}
-			s.hooks, s.holds = []*Hooks{r.hooks()}, make(map[*entry]struct{})
+			s.hooks, s.holds = []*Hooks{r.hooks()}, make(map[*acquisition]struct{})
 			l := newLock(s, "a")
-			h := l.entry(t.Context(), s, mutexMode)
+			h := l.acquisition(t.Context(), s, mutexMode)
 			require.NoError(t, h.join(t.Context()))
 			require.NoError(t, h.wait(t.Context()))
 			lose(f, s, h)
@@ -446,10 +446,10 @@ func TestHooks_Several(t *testing.T) {
 	s, err := NewSession(testCtx(t), cluster.Client(t), WithHooks(a.hooks(), &Hooks{}), WithHooks(b.hooks()), WithTTL(time.Minute))
 	require.NoError(t, err)
 	h := mustLock(t, s, lockName(t))
-	_, err = NewMutex(s, h.name).TryLock(testCtx(t))
+	_, err = NewMutex(s, h.label()).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	mustLock(t, s, h.name)
+	mustLock(t, s, h.label())
 	require.NoError(t, s.Refresh(testCtx(t)))
 	require.NoError(t, s.Close())
 	var want []string
@@ -569,25 +569,33 @@ func TestHooks_ManyAtOnce(t *testing.T) {
 // Without hooks, no code that would call them allocates.
 func TestHooks_UnsetCostNothing(t *testing.T) {
 	s := newFakeEtcd().session(5)
-	e := &entry{s: s, name: "a", key: "a/5", rev: 7, acquiring: &acquiring{}}
+	h := playedHold(s)
 	ctx := t.Context()
-	require.Zero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }))
+	require.Zero(t, testing.AllocsPerRun(1000, func() { h.playHooks(ctx) }))
 	require.Nil(t, s.holds)
 	s.hooks = []*Hooks{{}}
-	require.NotZero(t, testing.AllocsPerRun(1000, func() { e.playHooks(ctx) }), "with hooks the same code must allocate, or the test measures nothing")
+	require.NotZero(t, testing.AllocsPerRun(1000, func() { h.playHooks(ctx) }), "with hooks the same code must allocate, or the test measures nothing")
+}
+
+var mutexNamed = []Part{{"a", mutexMode}}
+
+func playedHold(s *Session) *Held {
+	h := newAcquisition(s, false, mutexNamed, acquiring{})
+	h.parts[0].keys, h.rev = []string{"a/5"}, 7
+	return h
 }
 
 // playHooks is all work for hooks during a Lock and its Unlock.
-func (e *entry) playHooks(ctx context.Context) {
-	e.acquiring.trace = e.s.newTrace(ctx, mutexMode, false)
-	e.notifyEnqueued()
-	e.notifyGranted()
-	e.mu.Lock()
-	e.untrackHoldLocked()
-	e.unlockAndNotify()
-	e.notifyOver(time.Now(), nil)
-	e.notifyAbandoned(time.Now(), nil)
-	e.s.notifyRenewed(0, nil)
+func (h *Held) playHooks(ctx context.Context) {
+	h.acquiring.trace = h.s.newTrace(ctx, mutexNamed, false)
+	h.notifyEnqueued()
+	h.notifyGranted()
+	h.mu.Lock()
+	h.untrackHoldLocked()
+	h.unlockAndNotify()
+	h.notifyOver(time.Now(), nil)
+	h.notifyAbandoned(time.Now(), nil)
+	h.s.notifyRenewed(0, nil)
 }
 
 // BenchmarkHooks measures what hooks add to a Lock and its Unlock.
@@ -604,12 +612,12 @@ func BenchmarkHooks(b *testing.B) {
 		b.Run(name, func(b *testing.B) {
 			s := newFakeEtcd().session(5)
 			if s.hooks = hooks; hooks != nil {
-				s.holds = map[*entry]struct{}{}
+				s.holds = map[*acquisition]struct{}{}
 			}
-			e := &entry{s: s, name: "a", key: "a/5", rev: 7, acquiring: &acquiring{}}
+			h := playedHold(s)
 			b.ReportAllocs()
 			for b.Loop() {
-				e.playHooks(b.Context())
+				h.playHooks(b.Context())
 			}
 		})
 	}

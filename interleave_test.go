@@ -163,7 +163,7 @@ func (s *scene) waitBefore(t *testing.T, others []string) (end func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.before = append(append(s.before, s.reserved...), tk.h.key)
+	s.before = append(append(s.before, s.reserved...), tk.h.Key())
 	synctest.Wait() // it watches
 	done := make(chan error)
 	go func() {
@@ -452,7 +452,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 			t.Errorf("%s: granted %v late", name, late)
 		}
 		mu.Unlock()
-		if there && !s.entitled(h.mode.kind(), h.Token(), f.entries("a/")) {
+		if there && !s.entitled(h.parts[0].mode.kind(), h.Token(), f.entries("a/")) {
 			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.entries("a/"))
 		}
 		checkHold(ctx, t, name, h, there, unhurt)
@@ -887,8 +887,8 @@ func (p *holdPlay) finish(t *testing.T) {
 		tickets := slices.Clone(p.tickets)
 		p.mu.Unlock()
 		for _, tk := range tickets {
-			if !isClosed(tk.Done()) && entitled(tk.h.mode.kind(), tk.h.rev, there) {
-				t.Errorf("%s is next in %v, and not in", tk.h.key, there)
+			if !isClosed(tk.Done()) && entitled(tk.h.parts[0].mode.kind(), tk.h.rev, there) {
+				t.Errorf("%s is next in %v, and not in", tk.h.Key(), there)
 			}
 		}
 		holds := p.granted()

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
@@ -56,7 +55,7 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested e
 	}
 }
 
-// start makes an entry, unless there is a reason not to begin an acquisition.
+// start makes an acquisition, unless there is a reason not to begin an acquisition.
 func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error) {
 	if l.loanIn(ctx) != nil {
 		return nil, errNested
@@ -65,17 +64,15 @@ func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error
 	if err != nil {
 		return nil, err
 	}
-	return l.entry(ctx, s, m), nil
+	return l.acquisition(ctx, s, m), nil
 }
 
-func (l *lock) entry(ctx context.Context, s *Session, m mode) *Held {
-	if l.parts != nil {
-		if m = readMode; slices.ContainsFunc(l.parts, func(p Part) bool { return p.mode != readMode }) {
-			m = mutexMode
-		}
-		return newParts(s, l.parts, s.newTrace(ctx, m, l.elect))
+func (l *lock) acquisition(ctx context.Context, s *Session, m mode) *Held {
+	names := l.parts
+	if names == nil {
+		names = []Part{{l.name, m}}
 	}
-	return &Held{entry{s: s, name: l.name, mode: m, acquiring: &acquiring{trace: s.newTrace(ctx, m, l.elect), published: l.published}}}
+	return newAcquisition(s, l.parts != nil, names, acquiring{trace: s.newTrace(ctx, names, l.elect), published: l.published})
 }
 
 // session is the one to begin an acquisition in, unless there is a reason not to.

@@ -76,7 +76,7 @@ func TestLog_Outage(t *testing.T) {
 	for i := range 3 {
 		h := mustLock(t, s, fmt.Sprint(name, i))
 		h.Done()
-		tk, err := NewMutex(s, h.name).Enqueue(testCtx(t))
+		tk, err := NewMutex(s, h.label()).Enqueue(testCtx(t))
 		require.NoError(t, err)
 		holds, tickets = append(holds, h), append(tickets, tk)
 	}
@@ -95,7 +95,7 @@ func TestLog_Outage(t *testing.T) {
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
 	w.OnRecv(nil)
 	log.Require(t, logtest.Up, logtest.Outage, logtest.Over, logtest.Outage, logtest.Loss, logtest.Over)
-	require.Contains(t, log.Lines()[4], fmt.Sprintf(`lock=%s key=%s token=%d cause="its entry was removed"`, holds[0].name, holds[0].Key(), holds[0].Token()))
+	require.Contains(t, log.Lines()[4], fmt.Sprintf(`lock=%s key=%s token=%d cause="its entry was removed"`, holds[0].label(), holds[0].Key(), holds[0].Token()))
 
 	revoke(t, s)
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
@@ -104,7 +104,7 @@ func TestLog_Outage(t *testing.T) {
 	require.Equal(t, []string{logtest.Lost}, lines[6:])
 	// Two locks are held, and one is granted but not claimed.
 	require.Contains(t, log.Lines()[6], fmt.Sprintf(`locks=3 lost="%s (token %d), %s (token %d), %s (token %d)"`,
-		holds[0].name, tickets[0].h.rev, holds[1].name, holds[1].Token(), holds[2].name, holds[2].Token()))
+		holds[0].label(), tickets[0].h.rev, holds[1].label(), holds[1].Token(), holds[2].label(), holds[2].Token()))
 	require.ErrorIs(t, holds[1].Unlock(testCtx(t)), ErrLost)
 	require.Len(t, log.Messages(), 7)
 }
@@ -199,8 +199,8 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	h, err := locks.Mutex(name).Lock(testCtx(t)) // which nobody loses
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	granted := inBackground(t, locks.Mutex(held[0].name).Lock)
-	require.Eventually(t, func() bool { return len(entries(t, cluster.Client(t), held[0].name)) == 2 }, hang, tick)
+	granted := inBackground(t, locks.Mutex(held[0].label()).Lock)
+	require.Eventually(t, func() bool { return len(entries(t, cluster.Client(t), held[0].label())) == 2 }, hang, tick)
 
 	p.Refuse()
 	p.Reset()
@@ -215,7 +215,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	require.Equal(t, []string{logtest.Up, logtest.Outage, logtest.Lost, logtest.Up}, log.Messages())
 	list := ""
 	for _, h := range held[:5] {
-		list += fmt.Sprintf("%s (token %d), ", h.name, h.Token())
+		list += fmt.Sprintf("%s (token %d), ", h.label(), h.Token())
 	}
 	require.Contains(t, log.Lines()[2], fmt.Sprintf(`locks=%d lost="%s%d more"`, holds, list, holds-5))
 	require.Contains(t, log.Lines()[3], "outage=")

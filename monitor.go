@@ -12,6 +12,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -22,118 +23,118 @@ type holdContext struct {
 	cancel  context.CancelCauseFunc
 	watched bool // somebody wants to be told of the hold's end
 
+	downgrade *settle.Outcome // nil before
+
 	contended context.Context // ends when somebody waits for the hold; nil until asked for
 	contend   context.CancelFunc
 }
 
-// holdContextLocked is what tells of the hold's end, made when somebody first asks. The caller holds e.mu.
-func (e *entry) holdContextLocked() *holdContext {
-	if e.holdCtx == nil {
-		e.holdCtx = &holdContext{}
-		e.holdCtx.ctx, e.holdCtx.cancel = context.WithCancelCause(loan.Ending(context.Background(), e))
-		e.checkSessionLocked()
-		if e.state != held && !e.confirming {
-			e.holdCtx.cancel(e.causeLocked())
+// holdContextLocked is what tells of the hold's end, made when somebody first asks. The caller holds a.mu.
+func (a *acquisition) holdContextLocked() *holdContext {
+	if a.holdCtx == nil {
+		a.holdCtx = &holdContext{}
+		a.holdCtx.ctx, a.holdCtx.cancel = context.WithCancelCause(loan.Ending(context.Background(), a))
+		a.checkSessionLocked()
+		if a.state != held && !a.confirming {
+			a.holdCtx.cancel(a.causeLocked())
 		}
 	}
-	return e.holdCtx
+	return a.holdCtx
 }
 
 // untilOver is a ctx that ends with the hold, for requests about it: a member may hang, and the caller's ctx never
 // end.
-func (e *entry) untilOver() (life context.Context, stop func()) {
-	e.mu.Lock()
-	c := e.holdContextLocked()
-	e.unlockAndNotify()
-	return etcd.Bind(c.ctx, e.s.lease.Ctx)
+func (a *acquisition) untilOver() (life context.Context, stop func()) {
+	a.mu.Lock()
+	c := a.holdContextLocked()
+	a.unlockAndNotify()
+	return etcd.Bind(c.ctx, a.s.lease.Ctx)
 }
 
-// endHoldLocked ends a hold. The caller holds e.mu, and lets go with unlockAndNotify.
-func (e *entry) endHoldLocked(to state) {
-	if e.transition(to) {
-		e.finishHoldLocked()
+// endHoldLocked ends a hold. The caller holds a.mu, and lets go with unlockAndNotify.
+func (a *acquisition) endHoldLocked(to state) {
+	if a.transition(to) {
+		a.finishHoldLocked()
 	}
 }
 
-// finishHoldLocked does what follows the end of a hold: its Context ends, and its watch. The caller holds e.mu.
-func (e *entry) finishHoldLocked() {
-	e.confirming, e.lostWithSession = false, e.state == lost && e.s.Err() != nil
-	if e.holdCtx != nil {
-		e.holdCtx.cancel(e.causeLocked())
-		e.unwatchLocked()
+// finishHoldLocked does what follows the end of a hold: its Context ends, and its watch. The caller holds a.mu.
+func (a *acquisition) finishHoldLocked() {
+	a.confirming, a.lostWithSession = false, a.state == lost && a.s.Err() != nil
+	if a.holdCtx != nil {
+		a.holdCtx.cancel(a.causeLocked())
+		a.unwatchLocked()
 	}
-	e.untrackHoldLocked()
-	e.lossUnreported = e.state == lost
+	a.untrackHoldLocked()
+	a.lossUnreported = a.state == lost
 }
 
-// causeLocked is why the entry is not held anymore, nil before. The caller holds e.mu.
-func (e *entry) causeLocked() error {
+// causeLocked is why the acquisition is not held anymore, nil before. The caller holds a.mu.
+func (a *acquisition) causeLocked() error {
 	switch {
-	case e.state < released:
+	case a.state < released:
 		return nil
-	case e.state < lost:
+	case a.state < lost:
 		return ErrNotHeld
-	case e.lostWithSession:
-		return lossOf(e.s.Err())
+	case a.lostWithSession:
+		return lossOf(a.s.Err())
 	}
 	return ErrLost
 }
 
-// checkSessionLocked ends a hold whose session has ended. The caller holds e.mu.
-func (e *entry) checkSessionLocked() {
-	if e.state == held && e.s.Err() != nil {
-		e.endHoldLocked(lost)
+// checkSessionLocked ends a hold whose session has ended. The caller holds a.mu.
+func (a *acquisition) checkSessionLocked() {
+	if a.state == held && a.s.Err() != nil {
+		a.endHoldLocked(lost)
 	}
 }
 
 // markLost ends the hold since its entry was not in etcd under key at revision at, and returns the hold's error: nil
-// if Downgrade has given the entry another key meanwhile.
-func (e *entry) markLost(key string, at int64) error {
-	e.mu.Lock()
-	defer e.unlockAndNotify()
-	if key == e.key || e.first != nil {
-		e.markLostLocked(at)
+// if Downgrade has given the hold another key meanwhile.
+func (a *acquisition) markLost(key string, at int64) error {
+	a.mu.Lock()
+	defer a.unlockAndNotify()
+	if len(a.parts) > 1 || key == a.parts[0].keys[0] {
+		a.markLostLocked(at)
 	}
-	return e.causeLocked()
+	return a.causeLocked()
 }
 
 // markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the lease, within
-// confirmTimeout: the cause is to say whether it was the lease that took the entry. What is left of the entry is
-// removed. The caller holds e.mu.
-func (e *entry) markLostLocked(at int64) {
-	if e.state != held || !e.transition(lost) {
+// confirmTimeout: the cause is to say whether it was the lease that took the key. What is left of the acquisition is
+// removed. The caller holds a.mu.
+func (a *acquisition) markLostLocked(at int64) {
+	if a.state != held || !a.transition(lost) {
 		return
 	}
-	for p := range e.all() {
-		if p.own != nil {
-			p.own.Lost(at)
-		}
+	for p := range a.all() {
+		p.own.Lost(at)
 	}
-	e.confirming = e.s.lease.Go(func(context.Context) {
-		e.s.lease.Confirm(e.s.lease.Ctx)
-		e.mu.Lock()
-		e.finishHoldLocked()
-		e.unlockAndNotify()
-		e.discard(nil, false)
+	a.confirming = a.s.lease.Go(func(context.Context) {
+		a.s.lease.Confirm(a.s.lease.Ctx)
+		a.mu.Lock()
+		a.finishHoldLocked()
+		a.unlockAndNotify()
+		a.discard(nil, false)
 	})
-	if !e.confirming {
-		e.finishHoldLocked()
+	if !a.confirming {
+		a.finishHoldLocked()
 	}
 }
 
-// exists returns wait.ErrGone unless the entry is in etcd under these keys, at revision at or, with 0, at present.
+// exists returns wait.ErrGone unless the acquisition is in etcd under these keys, at revision at or, with 0, at present.
 // seen is the revision at which that is so.
-func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
+func (a *acquisition) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
 	reads := make([]etcd.Read, 0, len(keys))
 	for _, key := range keys {
 		reads = append(reads, etcd.ReadKey(key))
 	}
-	got, seen, err := e.s.lease.Read(ctx, life, at, reads...)
+	got, seen, err := a.s.lease.Read(ctx, life, at, reads...)
 	if err != nil {
 		return seen, err
 	}
 	for i, key := range keys {
-		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: e.rev}) {
+		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: a.rev}) {
 			return seen, wait.ErrGone
 		}
 	}
@@ -141,40 +142,39 @@ func (e *entry) exists(ctx, life context.Context, at int64, keys ...string) (see
 }
 
 // watchesOf are the watches of a session's holds.
-func watchesOf(s *Session) *holdwatch.Watches[*entry] {
-	return holdwatch.New(holdwatch.Config[*entry]{
+func watchesOf(s *Session) *holdwatch.Watches[*part] {
+	return holdwatch.New(holdwatch.Config[*part]{
 		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.probes.Attend,
-		Rev:     func(e *entry) int64 { return e.rev },
-		Deleted: func(e *entry, key string, at int64) { _ = e.whole().markLost(key, at) },
-		Verify: func(ctx context.Context, holds []*entry, at int64) error {
-			if len(holds) > etcd.Batch { // a watch is open anew
+		Rev:     func(p *part) int64 { return p.of.rev },
+		Deleted: func(p *part, key string, at int64) { _ = p.of.markLost(key, at) },
+		Verify: func(ctx context.Context, parts []*part, at int64) error {
+			if len(parts) > etcd.Batch { // a watch is open anew
 				return s.checkEntries(ctx)
 			}
-			return s.verify(ctx, inQueue(holds), at)
+			return s.verify(ctx, inQueue(parts), at)
 		},
-		Ended: func(e *entry) {
-			w := e.whole()
-			w.mu.Lock()
-			w.endHoldLocked(lost)
-			w.unlockAndNotify()
+		Ended: func(p *part) {
+			p.of.mu.Lock()
+			p.of.endHoldLocked(lost)
+			p.of.unlockAndNotify()
 		},
 	})
 }
 
-// watchLocked has the hold looked after, each part of a Multi by itself. The caller holds e.mu.
-func (e *entry) watchLocked() {
-	for p := range e.all() {
-		if !e.s.holdWatches.Watch(p.key, p) {
-			e.endHoldLocked(lost)
+// watchLocked has the hold looked after, each part of a Multi by itself. The caller holds a.mu.
+func (a *acquisition) watchLocked() {
+	for p := range a.all() {
+		if !a.s.holdWatches.Watch(p.keys[0], p) {
+			a.endHoldLocked(lost)
 			return
 		}
 	}
 }
 
-// unwatchLocked is for a hold that has ended, or gets another key. The caller holds e.mu.
-func (e *entry) unwatchLocked() {
-	for p := range e.all() {
-		e.s.holdWatches.Unwatch(p.key)
+// unwatchLocked is for a hold that has ended, or gets another key. The caller holds a.mu.
+func (a *acquisition) unwatchLocked() {
+	for p := range a.all() {
+		a.s.holdWatches.Unwatch(p.keys[0])
 	}
 }
 
@@ -201,42 +201,38 @@ func (h *Held) Contended() <-chan struct{} {
 
 // startContentionLocked looks for waiters behind the hold: those of the session in its list, other sessions' in etcd.
 // The goroutines, one for each part, are the session's; they end with the hold, or the first waiter. The caller holds
-// e.mu.
-func (e *entry) startContentionLocked() {
-	if e.state != held {
+// a.mu.
+func (a *acquisition) startContentionLocked() {
+	if a.state != held {
 		return
 	}
-	c := e.holdCtx
-	for p := range e.all() {
-		if p.own == nil {
-			p.makeListLocked()
-		}
+	c := a.holdCtx
+	for p := range a.all() {
 		p.own.WhenContended(c.contend)
-		e.s.lease.Go(func(context.Context) {
+		a.s.lease.Go(func(context.Context) {
 			ctx, stop := etcd.Bind(c.ctx, c.contended)
 			defer stop()
-			if e.s.holdWatches.AwaitWaiter(ctx, p.name, p.rev, p.excludes) {
+			if a.s.holdWatches.AwaitWaiter(ctx, p.name, a.rev, p.excludes) {
 				c.contend()
 			}
 		})
 	}
 }
 
-// excludes reports whether the entry, or part of one, excludes others of that kind: a writer excludes all, and a
+// excludes reports whether the part excludes others of that kind: a writer excludes all, and a
 // reader writers. Downgrade makes a writer a reader.
-func (e *entry) excludes(kind keyspace.Kind) bool {
-	w := e.whole()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return kind != keyspace.Foreign && queue.Blocks(e.mode.kind(), kind)
+func (p *part) excludes(kind keyspace.Kind) bool {
+	p.of.mu.Lock()
+	defer p.of.mu.Unlock()
+	return kind != keyspace.Foreign && queue.Blocks(p.mode.kind(), kind)
 }
 
-// markAllLost ends the holds of entries that were not in etcd at revision at.
+// markAllLost ends the holds whose entries were not in etcd at revision at.
 func markAllLost(gone []*waitlist.Entry, at int64) {
 	for _, g := range gone {
-		e := g.Owner.(*entry).whole()
-		e.mu.Lock()
-		e.markLostLocked(at)
-		e.unlockAndNotify()
+		a := g.Owner.(*part).of
+		a.mu.Lock()
+		a.markLostLocked(at)
+		a.unlockAndNotify()
 	}
 }

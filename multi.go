@@ -5,9 +5,7 @@ package etcdlock
 import (
 	"context"
 	"fmt"
-	"iter"
 	"slices"
-	"strings"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
@@ -27,6 +25,22 @@ type Multi struct{ l lock }
 type Part struct {
 	name string
 	mode mode
+}
+
+// mode is the kind of hold that a part asks for.
+type mode uint8
+
+const (
+	mutexMode mode = iota
+	readMode
+	writeMode // like mutexMode, but it can be downgraded to readMode
+)
+
+func (m mode) kind() keyspace.Kind {
+	if m == readMode {
+		return keyspace.Shared
+	}
+	return keyspace.Exclusive
 }
 
 // Write is a part that excludes everybody else. It can't be downgraded.
@@ -81,71 +95,11 @@ func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context, h *Held) er
 	return m.l.do(ctx, "do", mutexMode, fn)
 }
 
-// The acquisition of a Multi is an entry for each part. All of them are written by one txn, and removed by one. The
-// first one stands for all: its owner has it, its mutex guards all, and its state is theirs. Each has its place in
-// the list of its own queue, and is granted there by itself.
-//
-// Nobody waits in a circle: a part waits for lower revisions only, and all parts have the same one. Where the list
-// hands a part over before the former holder's key is gone, that holder has left: its removal waits for nobody. So
-// among all that wait, that of the lowest revision waits only for holders.
-
-// newParts makes the entries of an acquisition, and returns the first one.
-func newParts(s *Session, parts []Part, trace *trace) *Held {
-	h := &Held{entry{s: s, name: parts[0].name, mode: parts[0].mode, acquiring: &acquiring{trace: trace}}}
-	h.first = &h.entry
-	h.acquiring.parts = append(h.acquiring.parts, h.first)
-	for _, p := range parts[1:] {
-		h.acquiring.parts = append(h.acquiring.parts, &entry{s: s, name: p.name, mode: p.mode, first: h.first, acquiring: h.acquiring})
-	}
-	return h
-}
-
-// whole is the entry that stands for all of its parts: itself if it has none.
-func (e *entry) whole() *entry {
-	if e.first != nil {
-		return e.first
-	}
-	return e
-}
-
-// all are the parts of the entry, or itself if it has none.
-func (e *entry) all() iter.Seq[*entry] {
-	return func(yield func(*entry) bool) {
-		if e.first == nil {
-			yield(e)
-			return
-		}
-		for _, p := range e.acquiring.parts {
-			if !yield(p) {
-				return
-			}
-		}
-	}
-}
-
-// names are those of the parts.
-func (e *entry) names() (names []string) {
-	for p := range e.all() {
-		names = append(names, p.name)
-	}
-	return names
-}
-
-// label is the name of the lock, or all names of a Multi, for people.
-func (e *entry) label() string { return strings.Join(e.names(), ", ") }
-
-func (e *entry) wrap(op string, err error) error {
-	if err == nil {
-		return nil // before the names are listed
-	}
-	return wrapNames(op, e.names(), err)
-}
-
 // nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading what l
 // would write.
 func (h *Held) nests(l *lock, m mode) bool {
 	if l.parts == nil {
-		return h.first == nil && (m == readMode || !h.readOnly())
+		return !h.multi && (m == readMode || !h.readOnly())
 	}
 	n := 0
 	for p := range h.all() {
@@ -153,5 +107,5 @@ func (h *Held) nests(l *lock, m mode) bool {
 			n++
 		}
 	}
-	return h.first != nil && n == len(l.parts) && n == len(h.acquiring.parts)
+	return h.multi && n == len(l.parts) && n == len(h.parts)
 }

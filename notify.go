@@ -16,7 +16,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
-// trace is what the hooks are told of an entry. It is nil if there are no hooks.
+// trace is what the hooks are told of an acquisition. It is nil if there are no hooks.
 type trace struct {
 	ctx                      context.Context // of the call that asked for the lock
 	read, elector            bool
@@ -24,36 +24,36 @@ type trace struct {
 	story                    outbox.Story
 }
 
-func (s *Session) newTrace(ctx context.Context, m mode, elector bool) *trace {
+func (s *Session) newTrace(ctx context.Context, names []Part, elector bool) *trace {
 	if len(s.hooks) == 0 {
 		return nil
 	}
-	return &trace{ctx: ctx, read: m == readMode, elector: elector, asked: time.Now()}
+	return &trace{ctx: ctx, read: !slices.ContainsFunc(names, func(n Part) bool { return n.mode != readMode }), elector: elector, asked: time.Now()}
 }
 
-// acquisition is what the hooks are told of an entry that nobody changes: its owner does not have it yet, or not
+// info is what the hooks are told of an acquisition that nobody changes: its owner does not have it yet, or not
 // anymore.
-func (e *entry) acquisition() Acquisition {
-	t := e.trace()
-	a := Acquisition{Session: e.s, Name: e.label(), Read: t.read, Elector: t.elector, Token: e.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
-	if e.rev != 0 {
-		a.Key = e.key
+func (a *acquisition) info() Acquisition {
+	t := a.trace()
+	i := Acquisition{Session: a.s, Name: a.label(), Read: t.read, Elector: t.elector, Token: a.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
+	if a.rev != 0 {
+		i.Key = a.parts[0].keys[0]
 	}
-	return a
+	return i
 }
 
 // trace is nil if there are no hooks.
-func (e *entry) trace() *trace {
-	if e.acquiring == nil {
+func (a *acquisition) trace() *trace {
+	if a.acquiring == nil {
 		return nil
 	}
-	return e.acquiring.trace
+	return a.acquiring.trace
 }
 
 // tell tells the hooks of an acquisition.
-func tell[I any](e *entry, hook func(*Hooks) func(context.Context, I), info I) {
-	t := e.trace()
-	t.story.Tell(e.s.outbox, outbox.Each(e.s.hooks, func(h *Hooks) func(I) {
+func tell[I any](a *acquisition, hook func(*Hooks) func(context.Context, I), info I) {
+	t := a.trace()
+	t.story.Tell(a.s.outbox, outbox.Each(a.s.hooks, func(h *Hooks) func(I) {
 		if f := hook(h); f != nil {
 			return func(info I) { f(t.ctx, info) }
 		}
@@ -61,100 +61,100 @@ func tell[I any](e *entry, hook func(*Hooks) func(context.Context, I), info I) {
 	}, info))
 }
 
-func (e *entry) notifyEnqueued() {
-	if t := e.trace(); t != nil {
+func (a *acquisition) notifyEnqueued() {
+	if t := a.trace(); t != nil {
 		t.enqueued = time.Now()
-		tell(e, func(h *Hooks) func(context.Context, EnqueuedInfo) { return h.Enqueued }, EnqueuedInfo{e.acquisition()})
+		tell(a, func(h *Hooks) func(context.Context, EnqueuedInfo) { return h.Enqueued }, EnqueuedInfo{a.info()})
 	}
 }
 
-// notifyGranted is called when the entry is held, before its owner has it.
-func (e *entry) notifyGranted() {
-	if t := e.trace(); t != nil {
+// notifyGranted is called when the acquisition is held, before its owner has it.
+func (a *acquisition) notifyGranted() {
+	if t := a.trace(); t != nil {
 		t.granted = time.Now()
-		tell(e, func(h *Hooks) func(context.Context, GrantedInfo) { return h.Granted }, GrantedInfo{e.acquisition(), t.granted.Sub(t.asked)})
+		tell(a, func(h *Hooks) func(context.Context, GrantedInfo) { return h.Granted }, GrantedInfo{a.info(), t.granted.Sub(t.asked)})
 	}
-	e.trackHold()
-	e.mu.Lock()
-	e.announced = true
-	e.unlockAndNotify() // it may be lost by now
+	a.trackHold()
+	a.mu.Lock()
+	a.announced = true
+	a.unlockAndNotify() // it may be lost by now
 }
 
-// notifyAbandoned tells that the entry was given up at, which is before another one could have the lock.
-func (e *entry) notifyAbandoned(at time.Time, err error) {
-	if t := e.trace(); t != nil {
-		tell(e, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{e.acquisition(), at.Sub(t.asked), err})
+// notifyAbandoned tells that the acquisition was given up at, which is before another one could have the lock.
+func (a *acquisition) notifyAbandoned(at time.Time, err error) {
+	if t := a.trace(); t != nil {
+		tell(a, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{a.info(), at.Sub(t.asked), err})
 	}
 }
 
 // notifyOver tells that a hold is over since at: err is what Unlock returns, or Err after a loss.
-func (e *entry) notifyOver(at time.Time, err error) {
+func (a *acquisition) notifyOver(at time.Time, err error) {
 	lost := errors.Is(err, ErrLost)
-	e.mu.Lock()
-	listed := e.lostWithSession // in the line of notifyEnded; a release that the session's end overtakes is not
-	e.mu.Unlock()
+	a.mu.Lock()
+	listed := a.lostWithSession // in the line of notifyEnded; a release that the session's end overtakes is not
+	a.mu.Unlock()
 	if lost && !listed && !errors.Is(err, ErrSessionClosed) { // whose caller knows
 		cause := err.Error()
 		if cause == ErrLost.Error() { // of a session that lives
 			cause = "its entry was removed"
 		}
-		e.s.log.Warn("lock lost", "lock", e.label(), "key", e.key, "token", e.rev, "cause", cause)
+		a.s.log.Warn("lock lost", "lock", a.label(), "key", a.parts[0].keys[0], "token", a.rev, "cause", cause)
 	}
-	t := e.trace()
+	t := a.trace()
 	switch {
 	case t == nil:
 	case lost:
-		tell(e, func(h *Hooks) func(context.Context, LostInfo) { return h.Lost }, LostInfo{e.acquisition(), at.Sub(t.granted), err})
+		tell(a, func(h *Hooks) func(context.Context, LostInfo) { return h.Lost }, LostInfo{a.info(), at.Sub(t.granted), err})
 	default:
-		tell(e, func(h *Hooks) func(context.Context, ReleasedInfo) { return h.Released }, ReleasedInfo{e.acquisition(), at.Sub(t.granted), err})
+		tell(a, func(h *Hooks) func(context.Context, ReleasedInfo) { return h.Released }, ReleasedInfo{a.info(), at.Sub(t.granted), err})
 	}
 }
 
-// unlockAndNotify unlocks e.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
+// unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
 // in this way. A loss that comes before the hooks were told of the grant is told after it.
-func (e *entry) unlockAndNotify() {
-	unreported, cause := e.lossUnreported && e.announced, e.causeLocked()
-	e.lossUnreported = e.lossUnreported && !unreported
-	e.mu.Unlock()
+func (a *acquisition) unlockAndNotify() {
+	unreported, cause := a.lossUnreported && a.announced, a.causeLocked()
+	a.lossUnreported = a.lossUnreported && !unreported
+	a.mu.Unlock()
 	if unreported {
-		e.notifyOver(time.Now(), cause)
+		a.notifyOver(time.Now(), cause)
 	}
 }
 
 // trackHold has the hold notified when the session ends, if somebody observes that: its owner may not look for long.
-func (e *entry) trackHold() {
-	s := e.s
+func (a *acquisition) trackHold() {
+	s := a.s
 	if s.holds == nil {
 		return
 	}
 	s.mu.Lock()
 	ended := s.lease.Ctx.Err() != nil // then notifyEnded may have been there before
 	if !ended {
-		s.holds[e] = struct{}{}
+		s.holds[a] = struct{}{}
 	}
 	s.mu.Unlock()
 	if ended {
-		e.noticeSessionEnd()
+		a.noticeSessionEnd()
 	}
 }
 
 // noticeSessionEnd ends the hold if the session has ended.
-func (e *entry) noticeSessionEnd() {
-	e.mu.Lock()
-	e.checkSessionLocked()
-	e.unlockAndNotify()
+func (a *acquisition) noticeSessionEnd() {
+	a.mu.Lock()
+	a.checkSessionLocked()
+	a.unlockAndNotify()
 }
 
 // untrackHoldLocked is called when the hold has ended: what the session's end has taken is for notifyEnded. The
-// caller holds e.mu.
-func (e *entry) untrackHoldLocked() {
-	s := e.s
+// caller holds a.mu.
+func (a *acquisition) untrackHoldLocked() {
+	s := a.s
 	if s.holds == nil {
 		return
 	}
 	s.mu.Lock()
 	if s.lease.Ctx.Err() == nil {
-		delete(s.holds, e)
+		delete(s.holds, a)
 	}
 	s.mu.Unlock()
 }
@@ -183,7 +183,7 @@ func (s *Session) notifyRenewed(took time.Duration, err error) {
 func (s *Session) notifyEnded(reason string, unrenewed error) {
 	cause := s.Err()
 	s.mu.Lock()
-	holds := slices.SortedFunc(maps.Keys(s.holds), func(a, b *entry) int { return cmp.Compare(a.rev, b.rev) })
+	holds := slices.SortedFunc(maps.Keys(s.holds), func(a, b *acquisition) int { return cmp.Compare(a.rev, b.rev) })
 	clear(s.holds)
 	s.mu.Unlock()
 	if errors.Is(cause, ErrSessionExpired) {
@@ -198,20 +198,20 @@ func (s *Session) notifyEnded(reason string, unrenewed error) {
 		s.log.Warn("session lost", args...)
 	}
 	s.story.Tell(s.outbox, outbox.Each(s.hooks, func(h *Hooks) func(SessionEndedInfo) { return h.SessionEnded }, SessionEndedInfo{s, cause, time.Now()}))
-	for _, e := range holds {
-		e.noticeSessionEnd()
+	for _, a := range holds {
+		a.noticeSessionEnd()
 	}
 }
 
 // listHolds names the first of them for the log.
-func listHolds(holds []*entry) string {
+func listHolds(holds []*acquisition) string {
 	text := ""
-	for i, e := range holds {
+	for i, a := range holds {
 		if i == 5 {
 			text += fmt.Sprintf(", %d more", len(holds)-i)
 			break
 		}
-		text += fmt.Sprintf(", %s (token %d)", e.name, e.rev)
+		text += fmt.Sprintf(", %s (token %d)", a.parts[0].name, a.rev)
 	}
 	return strings.TrimPrefix(text, ", ")
 }

@@ -1,6 +1,6 @@
-// How entries are taken out of the queue. Unlock is giveUp, which ends the hold in this process, hands the lock over and
-// puts the entry on the list of those to be removed, and then release, which waits for etcd. abandon is the same for an
-// entry that was never granted. Behind both, settle frees the keys.
+// How acquisitions are taken out of the queue. Unlock is giveUp, which ends the hold in this process, hands the lock over and
+// has its keys removed, and then release, which waits for etcd. abandon is the same for an
+// acquisition that was never granted. Behind both, settle frees the keys.
 
 package etcdlock
 
@@ -20,27 +20,27 @@ import (
 // keys of a Multi that makes about half of the 128 operations that etcd allows in a txn.
 const maxLooked = 32
 
-// leaving puts the entry on the session's list of those to be removed. next are the entries of the session behind it.
+// leaving has the session remove the keys of the acquisition. next are the entries of the session behind it.
 // now says that somebody of another session may have the lock then.
-func (e *entry) leaving(next []queue.Entry, now bool) *settle.Leaving {
-	return e.s.removals.Add(e.name, &settle.Leaving{Keys: e.allKeys(), Rev: e.rev, Next: next, Now: now, Refused: e.stuck, Removed: func(r settle.Removal) {
-		e.delist(&r)
-		e.settle()
+func (a *acquisition) leaving(next []queue.Entry, now bool) *settle.Leaving {
+	return a.s.removals.Add(a.parts[0].name, &settle.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Refused: a.stuck, Removed: func(r settle.Removal) {
+		a.delist(&r)
+		a.settle()
 	}})
 }
 
-func (e *entry) stuck() {
-	for p := range e.all() {
-		p.listed().Stuck()
+func (a *acquisition) stuck() {
+	for p := range a.all() {
+		p.own.Stuck()
 	}
 }
 
-// release removes the entry of a hold that was released in this process.
+// release removes the keys of a hold that was released in this process.
 func (h *Held) release(ctx context.Context, l *settle.Leaving) error {
-	r, err := h.s.removals.Remove(ctx, h.name, l)
+	r, err := h.s.removals.Remove(ctx, h.parts[0].name, l)
 	err = h.s.lease.Translate(err)
 	switch cause := h.s.Err(); {
-	case err == nil && !r.Found(h.first != nil):
+	case err == nil && !r.Found(len(h.parts) > 1):
 		return ErrLost
 	case err != nil && cause != nil && ctx.Err() == nil:
 		return lossOf(cause)
@@ -48,110 +48,85 @@ func (h *Held) release(ctx context.Context, l *settle.Leaving) error {
 	return err
 }
 
-// abandon gives up an entry that its owner did not get: whatever of it is in the queue, or comes there late, is
+// abandon gives up an acquisition that its owner did not get: whatever of it is in the queue, or comes there late, is
 // removed in the background.
-func (e *entry) abandon(cause error) {
+func (a *acquisition) abandon(cause error) {
 	at := time.Now() // before it is handed over
-	e.mu.Lock()
-	ok := e.transition(abandoned)
+	a.mu.Lock()
+	ok := a.transition(abandoned)
 	var next []queue.Entry
 	if ok {
-		next = e.leaveLocked()
+		next = a.leaveLocked()
 	}
-	e.mu.Unlock()
+	a.mu.Unlock()
 	switch {
 	case !ok:
 		return
-	case e.rev == 0 && !e.ambiguous:
-		e.s.keys.Free(e.allKeys()...) // never written
+	case a.rev == 0 && !a.ambiguous:
+		a.s.keys.Free(a.allKeys()...) // never written
 	default:
-		e.discard(next, false)
+		a.discard(next, false)
 	}
-	e.notifyAbandoned(at, cause)
+	a.notifyAbandoned(at, cause)
 }
 
-// discard removes the entry in the background, and settles it. done is closed when etcd has confirmed that; of an entry
+// discard removes the keys in the background, and settles it. done is closed when etcd has confirmed that; of an acquisition
 // that was never known to be in the queue at once, since the session goes on looking for it for a while. now says that
 // somebody waits for that: it waits for no other request of the name.
-func (e *entry) discard(next []queue.Entry, now bool) (done <-chan struct{}) {
-	if e.rev != 0 {
-		return e.s.removals.RemoveLater(e.name, e.leaving(next, now))
+func (a *acquisition) discard(next []queue.Entry, now bool) (done <-chan struct{}) {
+	if a.rev != 0 {
+		return a.s.removals.RemoveLater(a.parts[0].name, a.leaving(next, now))
 	}
-	e.settle()
+	a.settle()
 	settled := make(chan struct{})
 	close(settled)
 	return settled
 }
 
-// settle frees the entry's keys, once nothing of it is left or to come.
-func (e *entry) settle() {
-	if e.ambiguous {
-		e.s.keys.Settle(e.acquiring.value, e.allKeys()...)
+// settle frees the keys of the acquisition, once nothing of it is left or to come.
+func (a *acquisition) settle() {
+	if a.ambiguous {
+		a.s.keys.Settle(a.acquiring.value, a.allKeys()...)
 	} else {
-		e.s.keys.Free(e.allKeys()...)
+		a.s.keys.Free(a.allKeys()...)
 	}
 }
 
-// fencedLocked reports whether those behind the entry have to wait until etcd has removed it: what its holder has
-// made of it may still be carried out, or nobody knows how much of it is in etcd. The caller holds e.mu.
-func (e *entry) fencedLocked() bool {
-	return e.fenced || e.ambiguous
+// fencedLocked reports whether those behind the acquisition have to wait until etcd has removed it: what its holder has
+// made of it may still be carried out, or nobody knows how much of it is in etcd. The caller holds a.mu.
+func (a *acquisition) fencedLocked() bool {
+	return a.fenced || a.ambiguous
 }
 
-// leaveLocked says that the entry must be removed, which may hand the lock over. next are the entries that the
-// request is to look for. The caller holds e.mu.
+// leaveLocked says that the keys must be removed, which may hand the lock over. next are the entries that the
+// request is to look for. The caller holds a.mu.
 //
 // A Multi that did not get all of its locks hands none of them over. Those that it had may have been lost, with its
 // lease for example, and that may be why it is given up.
-func (e *entry) leaveLocked() (next []queue.Entry) {
-	fence := e.state == released && e.fencedLocked() || e.state == abandoned && e.first != nil
-	for p := range e.all() {
-		if p.own != nil {
-			next = append(next, p.own.Leave(fence)...)
-		}
-		if p.own != nil || p.rev == 0 {
-			p.delistLocked()
+func (a *acquisition) leaveLocked() (next []queue.Entry) {
+	fence := a.state == released && a.fencedLocked() || a.state == abandoned && len(a.parts) > 1
+	for p := range a.all() {
+		next = append(next, p.own.Leave(fence)...)
+		if a.rev == 0 {
+			a.s.forgetList(p.name)
 		}
 	}
 	return next[:min(len(next), maxLooked)]
 }
 
-// delist takes note that nothing of the entry is in etcd: see waitlist.Entry.Removed. Where an earlier attempt may
+// delist takes note that nothing of the acquisition is in etcd: see waitlist.Entry.Removed. Where an earlier attempt may
 // have removed it, nobody can tell whether that was the session's request.
-func (e *entry) delist(r *settle.Removal) {
-	e.mu.Lock()
+func (a *acquisition) delist(r *settle.Removal) {
+	a.mu.Lock()
 	var gone []*waitlist.Entry
 	i := 0
-	for p := range e.all() {
-		if p.own != nil {
-			gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
-		}
-		p.delistLocked()
-		i++
+	for p := range a.all() {
+		gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
+		a.s.forgetList(p.name)
+		i += len(p.keys)
 	}
-	e.mu.Unlock()
+	a.mu.Unlock()
 	markAllLost(gone, r.At)
-}
-
-// delistLocked forgets what the session keeps for the entry's name, if nobody needs it any more. The caller holds
-// e.mu.
-func (e *entry) delistLocked() {
-	s := e.s
-	s.mu.Lock()
-	if s.only[e.name] == e {
-		delete(s.only, e.name)
-	}
-	s.mu.Unlock()
-	s.forgetList(e.name)
-}
-
-// forgetList forgets the list of a name, if nobody needs it any more.
-func (s *Session) forgetList(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.lists[name]; l != nil && l.Empty() {
-		delete(s.lists, name)
-	}
 }
 
 // Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then
@@ -168,7 +143,7 @@ func (h *Held) Unlock(ctx context.Context) error {
 }
 
 func (h *Held) unlock(ctx context.Context) error {
-	at, own := time.Now(), loan.EndsWith(ctx, &h.entry) // before it is handed over, and ctx ends
+	at, own := time.Now(), loan.EndsWith(ctx, &h.acquisition) // before it is handed over, and ctx ends
 	l, err := h.giveUp()
 	if err != nil {
 		return err
@@ -193,12 +168,12 @@ func (h *Held) Release() {
 	if err != nil {
 		return
 	}
-	h.s.removals.RemoveLater(h.name, l)
+	h.s.removals.RemoveLater(h.parts[0].name, l)
 	h.notifyOver(at, nil)
 }
 
 // giveUp ends the hold in this process, before anybody else can have the lock; then one of the same session may have
-// it. It returns why it is not held if that is so, or the entry, which must be removed.
+// it. It returns why it is not held if that is so, or what must be removed.
 //
 // The goroutines of those that were let in run first. Measured with 16 goroutines on two cores: the lock goes from
 // one to the next in 12 to 20 us instead of 37; and the request that removes the entry removes theirs too.
@@ -211,7 +186,7 @@ func (h *Held) giveUp() (*settle.Leaving, error) {
 	h.endHoldLocked(released)
 	next := h.leaveLocked()
 	// If another entry of the session has the lock alone now, everybody else waits for that entry.
-	now := h.own == nil || h.first != nil || !h.own.Covered()
+	now := len(h.parts) > 1 || !h.parts[0].own.Covered()
 	h.unlockAndNotify()
 	l := h.leaving(next, now)
 	if len(next) > 0 {

@@ -7,7 +7,6 @@ import (
 	"errors"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -88,31 +87,29 @@ func (h *Held) beginDowngrade(ctx context.Context) (*settle.Outcome, error) {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
 	h.checkSessionLocked()
+	p := &h.parts[0]
 	switch {
 	case h.state != held:
 		return nil, h.causeLocked()
-	case h.first != nil:
+	case h.multi:
 		return nil, errors.New("a Multi keeps what it has: give it back, and take another one")
-	case h.mode == mutexMode:
+	case p.mode == mutexMode:
 		return nil, errors.New("a Mutex has no read holds: use an RWMutex")
-	case h.mode == readMode && (h.downgraded || len(h.keys()) == 1):
+	case p.mode == readMode && (h.downgraded || len(p.keys) == 1):
 		return nil, nil
-	case h.mode == readMode:
-		return h.acquiring.downgrade, nil
+	case p.mode == readMode:
+		return h.holdCtx.downgrade, nil
 	case ctx.Err() != nil:
 		return nil, etcd.CtxError(ctx, nil)
 	}
 	// From here on the hold is known by the shared entry: that is there from the start, and stays in any case.
 	h.unwatchLocked()
-	h.key, h.acquiring.secondKey, h.mode, h.fenced = h.acquiring.secondKey, h.key, readMode, true
-	if h.own != nil {
-		h.own.Downgrading()
-	}
-	if h.holdCtx != nil && h.holdCtx.watched {
+	p.keys, p.mode, h.fenced = []string{p.keys[1], p.keys[0]}, readMode, true
+	p.own.Downgrading()
+	c, d := h.holdContextLocked(), settle.NewOutcome()
+	if c.downgrade = d; c.watched {
 		h.watchLocked()
 	}
-	d := settle.NewOutcome()
-	h.acquiring.downgrade = d
 	if !h.s.lease.Go(func(context.Context) { h.runDowngrade(d) }) {
 		h.checkSessionLocked()
 		return nil, h.causeLocked()
@@ -125,14 +122,11 @@ func (h *Held) beginDowngrade(ctx context.Context) (*settle.Outcome, error) {
 func (h *Held) runDowngrade(d *settle.Outcome) {
 	life, stop := h.untilOver()
 	defer stop()
+	p := &h.parts[0]
 	h.mu.Lock()
-	key, exclusive := h.key, h.acquiring.secondKey
-	var next []queue.Entry
-	if h.own != nil {
-		next = h.own.Behind()
-	}
+	key, exclusive := p.keys[0], p.keys[1]
 	h.mu.Unlock()
-	r, there, err := settle.RemoveBeside(life, h.s.etcd, key, exclusive, h.rev, next, d.Refused)
+	r, there, err := settle.RemoveBeside(life, h.s.etcd, key, exclusive, h.rev, p.own.Behind(), d.Refused)
 	var gone []*waitlist.Entry
 	switch {
 	case err != nil:
@@ -142,9 +136,7 @@ func (h *Held) runDowngrade(d *settle.Outcome) {
 	default:
 		h.mu.Lock()
 		h.downgraded = true
-		if h.own != nil {
-			gone = h.own.Downgraded(r.At, r.Sought, r.There)
-		}
+		gone = p.own.Downgraded(r.At, r.Sought, r.There)
 		h.mu.Unlock()
 	}
 	markAllLost(gone, r.At)

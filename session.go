@@ -42,18 +42,15 @@ type Session struct {
 	client   source         // the Client whose current session it is, or was; nil of NewSession's
 	slashes  bool           // see WithTrailingSlash
 
-	mu sync.Mutex
-	// only are the entries that are alone in the session with their name, and lists the waitlists of the other names:
-	// see enlist.
-	only  map[string]*entry
-	lists map[string]*waitlist.List
+	mu    sync.Mutex
+	lists map[string]*waitlist.List // by name: see register
 	// holds are those to notify when the session ends; nil if nobody observes that.
-	holds map[*entry]struct{}
+	holds map[*acquisition]struct{}
 	waits wait.Waits
 	ahead ahead.Waits // what a Lock says that ends with its ctx
 
 	probes      *etcd.Prober
-	holdWatches *holdwatch.Watches[*entry]
+	holdWatches *holdwatch.Watches[*part]
 }
 
 // NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has answered or ctx ends; ctx
@@ -92,10 +89,10 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
 		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, slashes: c.slash, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
-		only: make(map[string]*entry), lists: make(map[string]*waitlist.List),
+		lists: make(map[string]*waitlist.List),
 	}
 	if c.observed() {
-		s.holds = make(map[*entry]struct{})
+		s.holds = make(map[*acquisition]struct{})
 	}
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
@@ -106,7 +103,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
 		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError,
-		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*entry).goneBeside() },
+		Gone: func(own *waitlist.Entry) bool { return own.Owner.(*part).of.goneBeside() },
 	}
 	s.ahead.KV, s.ahead.Go, s.ahead.Log = client, s.lease.Go, c.log
 	s.holdWatches = watchesOf(s)
@@ -172,33 +169,36 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	s := h.s
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
-	a, err := s.keys.Adopt(bound, h.name, maxParts)
+	a, err := s.keys.Adopt(bound, h.parts[0].name, maxParts)
 	switch {
 	case err != nil:
 		return nil, cmp.Or(s.Err(), s.lease.Translate(err))
 	case a == nil:
 		return nil, ErrNotFound
 	}
-	first, modes := a.Parts[0], map[bool]mode{false: mutexMode, true: readMode}
-	l, m := lock{name: h.name}, modes[first.Read]
-	if first.SharedKey != "" {
-		m = writeMode
-	}
-	var seen []*pb.ResponseOp // as if an enqueue had shown nothing before the entry; none: nothing is known
+	var names []Part
 	for _, p := range a.Parts {
-		if a.Multi {
-			l.parts = append(l.parts, Part{p.Name, modes[p.Read]})
+		m := mutexMode
+		switch {
+		case p.Read:
+			m = readMode
+		case p.SharedKey != "":
+			m = writeMode
+		}
+		names = append(names, Part{p.Name, m})
+	}
+	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, false)})
+	var seen []*pb.ResponseOp // as if an enqueue had shown nothing before the entry; none: nothing is known
+	for i, p := range a.Parts {
+		if h.parts[i].keys = []string{p.Key}; p.SharedKey != "" {
+			h.parts[i].keys = append(h.parts[i].keys, p.SharedKey)
 		}
 		if a.Holds {
 			seen = append(seen, nil)
 		}
 	}
-	h = l.entry(ctx, s, m)
-	for p := range h.all() {
-		p.key, a.Parts = a.Parts[0].Key, a.Parts[1:]
-	}
 	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
-	h.fenced, h.ambiguous, h.acquiring.secondKey, h.acquiring.value = true, true, first.SharedKey, a.Value
+	h.fenced, h.ambiguous, h.acquiring.value = true, true, a.Value
 	h.enlist()
 	h.enter(a.Rev, seen...)
 	h.notifyEnqueued()

@@ -34,7 +34,7 @@ type Ticket struct {
 // errCancelled is what Wait and Ahead return after Cancel.
 var errCancelled = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
 
-// newTicket starts to wait for an entry that is in the queue. The goroutine is the session's; it ends with the grant,
+// newTicket starts to wait for an acquisition that is in the queue. The goroutine is the session's; it ends with the grant,
 // Cancel or the session.
 func newTicket(h *Held) (*Ticket, error) {
 	ctx, cancel := context.WithCancel(context.Background())
@@ -108,24 +108,20 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	return n, h.wrap("count before", err)
 }
 
-// ahead counts the acquisitions that have to leave before the entry is granted.
-func (e *entry) ahead(ctx context.Context) (int, error) {
-	e.mu.Lock()
-	kind := e.mode.kind() // which Downgrade changes, if a ticket is granted meanwhile
-	e.mu.Unlock()
+// ahead counts the acquisitions that have to leave before this one is granted.
+func (a *acquisition) ahead(ctx context.Context) (int, error) {
 	var reads []etcd.Read
-	for p := range e.all() {
-		if p.first != nil {
-			kind = p.mode.kind()
-		}
-		from, to := keyspace.Blocking(p.name, kind)
-		reads = append(reads, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(e.rev-1)))
+	a.mu.Lock() // for the modes: Downgrade changes one, if a ticket is granted meanwhile
+	for p := range a.all() {
+		from, to := keyspace.Blocking(p.name, p.mode.kind())
+		reads = append(reads, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(a.rev-1)))
 	}
-	got, _, err := e.s.lease.Read(ctx, e.s.lease.Ctx, 0, reads...)
+	a.mu.Unlock()
+	got, _, err := a.s.lease.Read(ctx, a.s.lease.Ctx, 0, reads...)
 	if err != nil {
 		return 0, err
 	}
-	return queue.Ahead(e.names(), e.rev, got), nil
+	return queue.Ahead(a.names(), a.rev, got), nil
 }
 
 // Cancel gives the place back, or the grant that nobody has claimed. It blocks until etcd has confirmed that or the

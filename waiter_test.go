@@ -218,7 +218,7 @@ func TestWaitlist_WatchesBreak(t *testing.T) {
 func TestWaitlist_EntryRemoved(t *testing.T) {
 	inCrowd(t, 3*enqueueReadLimit, 5, func(c *crowd) {
 		start := time.Now()
-		c.f.Remove(c.tickets[3].h.key)
+		c.f.Remove(c.tickets[3].h.Key())
 		_, err := c.tickets[3].Wait(c.Context())
 		require.ErrorIs(c, err, ErrLost)
 		require.LessOrEqual(c, time.Since(start), c.s.lease.TTL/8*5)
