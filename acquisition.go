@@ -119,12 +119,6 @@ func (a *acquisition) wrap(op string, err error) error {
 	return wrapNames(op, a.names(), err)
 }
 
-// published is what an acquisition says to programs: in a field of its value or, if it is raw, as the value itself.
-type published struct {
-	value string
-	raw   bool
-}
-
 // state says how far an acquisition is. It only goes down this list, and only in transition.
 type state uint8
 

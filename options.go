@@ -147,3 +147,9 @@ func WithValue(value string) ElectorOption {
 		}
 	})
 }
+
+// published is what an acquisition says to programs: in a field of its value or, if it is raw, as the value itself.
+type published struct {
+	value string
+	raw   bool
+}

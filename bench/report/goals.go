@@ -117,5 +117,5 @@ func (rep Report) goalsAtRest(g *goals) {
 		both.values = []float64{heap.median() + stacks.median()}
 	}
 	g.atMost("a waiter's heap and stacks, beyond 2 KiB of its caller's goroutine", WaiterBytes, both.plus(-GoroutineBytes), size)
-	g.atMost("heap of a lock that is held", 200, rep.get(atRest("held", 10_000, "heap_bytes")), size)
+	g.atMost("heap of a lock that is held", 320, rep.get(atRest("held", 10_000, "heap_bytes")), size)
 }

@@ -110,7 +110,7 @@ func TestReport_Readme(t *testing.T) {
 		"failed: far, grants/1x64, zookeeper, round 1: gone",
 		"| waiters of 8 sessions, for one lock | 10 | – | 14.0 |",
 		"|  | 100 | – | 14.0 |",
-		"| heap of a lock that is held | at most 200 B | – | **no** |",
+		"| heap of a lock that is held | at most 320 B | – | **no** |",
 		"| 4 | 600 µs | 300 µs | 0.50× |",
 		"| a Multi of 8 names: commits, uncontended | at most 2.00 | 2.00 | yes |",
 		"| etcdlock, Contended | – | – | – | 5,000 µs | – | 2.00× |",
