@@ -29,6 +29,7 @@ func replica(dir string, locks *etcdlock.Client) *httptest.Server {
 	tuslock.New(locks, "uploads/").UseIn(composer)
 	h, err := handler.NewHandler(handler.Config{
 		BasePath: "/files/", StoreComposer: composer, Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
+		GracefulRequestCompletionTimeout: 100 * time.Millisecond, // for this example: a goroutine of each request lasts as long
 	})
 	if err != nil {
 		log.Fatal(err)

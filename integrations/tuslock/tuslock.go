@@ -13,11 +13,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync/atomic"
 
 	"github.com/tus/tusd/v2/pkg/handler"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/integrations/internal/hold"
 )
 
 // A Locker is tusd's Locker on etcd. It is safe for concurrent use.
@@ -34,12 +34,13 @@ func (l *Locker) UseIn(composer *handler.StoreComposer) { composer.UseLocker(l) 
 
 // NewLock makes the lock of an upload. It makes no request.
 func (l *Locker) NewLock(id string) (handler.Lock, error) {
-	return &lock{mutex: l.locks.Mutex(l.prefix + id)}, nil
+	return &lock{id: id, mutex: l.locks.Mutex(l.prefix + id)}, nil
 }
 
 type lock struct {
+	id    string
 	mutex *etcdlock.Mutex
-	held  atomic.Pointer[etcdlock.Held]
+	holds hold.ByName // one, unless a hold was lost and the lock taken again before its Unlock
 }
 
 // Lock waits for the lock. Its error is handler.ErrLockTimeout if ctx ends first, and else what etcd says.
@@ -55,7 +56,7 @@ func (l *lock) Lock(ctx context.Context, requestUnlock func()) error {
 	case err != nil:
 		return err
 	}
-	l.held.Store(h)
+	l.holds.Add(l.id, h)
 	go func() { // ends with the hold
 		select {
 		case <-h.Contended():
@@ -70,10 +71,4 @@ func (l *lock) Lock(ctx context.Context, requestUnlock func()) error {
 
 // Unlock releases the lock. It waits until etcd has confirmed that, or the lease must have expired. Its error is
 // etcdlock.ErrLost if the lock was lost before: then another replica may have written to the upload meanwhile.
-func (l *lock) Unlock() error {
-	h := l.held.Swap(nil)
-	if h == nil {
-		return etcdlock.ErrNotHeld
-	}
-	return h.Unlock(context.Background())
-}
+func (l *lock) Unlock() error { return l.holds.Unlock(context.Background(), l.id) }

@@ -106,7 +106,7 @@ func replica(t *testing.T, dir string, locks *etcdlock.Client) string {
 	composer := handler.NewStoreComposer()
 	filestore.New(dir).UseIn(composer)
 	New(locks, "uploads/").UseIn(composer)
-	h, err := handler.NewHandler(handler.Config{BasePath: "/files/", StoreComposer: composer, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
+	h, err := handler.NewHandler(handler.Config{BasePath: "/files/", StoreComposer: composer, GracefulRequestCompletionTimeout: 100 * time.Millisecond, Logger: slog.New(slog.NewTextHandler(io.Discard, nil))})
 	require.NoError(t, err)
 	server := httptest.NewServer(http.StripPrefix("/files/", h))
 	t.Cleanup(server.Close)
