@@ -28,6 +28,7 @@ type member struct {
 	status *clientv3.StatusResponse // nil if it did not answer
 	took   time.Duration
 	err    error // why it did not
+	hangs  bool  // it did not say anything in time
 }
 
 func (m member) answers() bool { return m.status != nil }
@@ -118,7 +119,7 @@ func (d *doctor) askEach(ctx context.Context, members []member) {
 		if what == "" {
 			what = fmt.Sprintf("connected, but there was no answer within %v", statusTimeout)
 		}
-		silent[i].err = errors.New(what)
+		silent[i].err, silent[i].hangs = errors.New(what), true
 	}
 }
 
@@ -146,10 +147,10 @@ func (d *doctor) members(ctx context.Context, unread error) error {
 	default:
 		d.attention("look at the members' logs and disks, and run this again", "the queue can't be read: %s", line(unread))
 	}
+	full := d.alarms(all)
 	for _, m := range all {
-		d.member(m, unread)
+		d.member(m, unread, full)
 	}
-	d.alarms(all)
 	d.versions(all, of)
 	return nil
 }
@@ -164,10 +165,13 @@ func answering(n, of int) string {
 	return fmt.Sprintf("%d of %d members answer", n, of)
 }
 
-func (d *doctor) member(m member, unread error) {
+func (d *doctor) member(m member, unread error, full bool) {
 	do := "see to it that it comes back"
 	if unread == nil {
-		do = "locks go on while more than half of the members are well; " + do
+		do = "locks are taken and renewed while more than half of the members are well; " + do
+	}
+	if m.hangs {
+		do = "stop it if it hangs (kill -9): until then what clients have sent to it has no answer, each Held.Txn among it; " + do
 	}
 	switch s := m.status; {
 	case s == nil && m.named:
@@ -178,17 +182,20 @@ func (d *doctor) member(m member, unread error) {
 		d.attention(do, "etcd's member %v does not answer, and --endpoints does not name it: %v", m, m.err)
 	case s.Leader == 0 && unread == nil:
 		d.attention("it does not see the other members: look at its network and log", "etcd's member %v knows no leader", m)
-	case s.DbSizeQuota > 0 && s.DbSize > s.DbSizeQuota/10*9:
-		d.attention(fmt.Sprintf("free space before it is full and refuses every lock: etcdctl compact --physical %d, then etcdctl defrag for one member after the other", s.Header.Revision),
-			"etcd's member %v has used %d of %d MiB", m, s.DbSize>>20, s.DbSizeQuota>>20)
+	case s.DbSizeQuota > 0 && s.DbSize > s.DbSizeQuota/10*9 && !full: // else alarms has said that
+		d.attention(fmt.Sprintf("free space before it is full and refuses every lock: etcdctl compact --physical %d, then etcdctl defrag for one member after the other. %s", s.Header.Revision, liveData),
+			"etcd's member %v has used %.1f of %.1f MiB", m, float64(s.DbSize)/(1<<20), float64(s.DbSizeQuota)/(1<<20))
 	}
 	if m.took > 500*time.Millisecond {
 		d.note("etcd's member %v took %v to answer", m, m.took.Round(time.Millisecond))
 	}
 }
 
-// alarms lists etcd's alarms. Every member reports the alarms of all members.
-func (d *doctor) alarms(all []member) {
+// liveData is what to do when freeing space does not help.
+const liveData = "If IN USE (etcdctl endpoint status -w table) stays near the quota, current keys fill it: delete keys, which a full etcd allows, or start the members with a larger --quota-backend-bytes"
+
+// alarms lists etcd's alarms, and reports whether etcd is full. Every member reports the alarms of all members.
+func (d *doctor) alarms(all []member) (full bool) {
 	alarms, revision := make(map[string]bool), int64(0)
 	for _, m := range all {
 		if m.status == nil {
@@ -201,13 +208,12 @@ func (d *doctor) alarms(all []member) {
 			}
 		}
 	}
-	full := false
 	for _, a := range slices.Sorted(maps.Keys(alarms)) {
 		switch {
 		case strings.Contains(a, "alarm:NOSPACE") && full:
 		case strings.Contains(a, "alarm:NOSPACE"):
 			full = true
-			d.attention(fmt.Sprintf("free space, then lift the alarm: etcdctl compact --physical %d; etcdctl defrag for one member after the other; etcdctl alarm disarm. Repeat it if the alarm comes back: the members compact in the background", revision),
+			d.attention(fmt.Sprintf("free space, then lift the alarm: etcdctl compact --physical %d; etcdctl defrag for one member after the other; etcdctl alarm disarm. Repeat it once if the alarm comes back: the members compact in the background. %s", revision, liveData),
 				"etcd is out of space (alarm NOSPACE): it refuses every attempt to take a lock")
 		case strings.Contains(a, "alarm:CORRUPT"):
 			d.attention("etcdctl alarm list names it: stop it, remove it from the cluster, and add it anew with empty data", "a member of etcd has other data than the rest (%s)", plain(a))
@@ -215,6 +221,7 @@ func (d *doctor) alarms(all []member) {
 			d.attention("see etcdctl alarm list: etcd may refuse locks until this is mended", "etcd says: %s", plain(a))
 		}
 	}
+	return full
 }
 
 func (d *doctor) versions(all []member, of int) {

@@ -23,14 +23,39 @@ func (d *doctor) queue(ctx context.Context, q etcdlock.Queue, now time.Time) err
 	d.clocks(q, now)
 	d.manyKeys(ctx, q)
 	d.foreign(q)
+	if err := d.label(ctx, q); err != nil {
+		return err
+	}
 	return d.multis(ctx, q)
+}
+
+// label looks for what is no lock but the label of a Multi in metrics, errors and the log: its names, with commas.
+func (d *doctor) label(ctx context.Context, q etcdlock.Queue) error {
+	names := strings.Split(q.Name, ", ")
+	if len(names) == 1 || len(q.Entries) > 0 {
+		return nil
+	}
+	var ask []string
+	busy := false
+	for _, name := range names {
+		one, err := d.inspect(ctx, name)
+		if err != nil {
+			return err
+		}
+		busy = busy || len(one.Entries) > 0
+		ask = append(ask, "etcdlock doctor "+quote(name))
+	}
+	if busy {
+		d.attention(strings.Join(ask, "; "), "no lock has this name: metrics, errors and the log write the names of a Multi so, and its locks are in use")
+	}
+	return nil
 }
 
 func (d *doctor) noLease(q etcdlock.Queue) {
 	for i, e := range q.Entries {
 		switch {
 		case e.Data:
-			d.attention(fmt.Sprintf("give the lock or the data another name; only if nobody needs the key: etcdlock break %s %s, which deletes it", quote(e.Name), quote(ref(e))),
+			d.attention(fmt.Sprintf("give the lock or the data another name; only if nobody needs the key: etcdlock break %s %s --delete-data %s, which deletes it", quote(e.Name), quote(ref(e)), quote(e.Key)),
 				"%s (%s, value %s)", looksLikeData(e), state(q, i), data(e))
 		case !hasLease(e):
 			d.attention(breakHint(e), "%s (%s) has no lease: it stays until somebody removes it, even when its owner has ended", shown(ref(e)), state(q, i))
@@ -92,8 +117,8 @@ func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
 			continue
 		}
 		if l := later.Entries[i]; overdue(l) && l.TTL < e.TTL {
-			d.attention(fmt.Sprintf("wait: etcd removes its entry in %v. If its owner still works, it can't reach etcd", l.TTL),
-				"nobody renews the lease of %s (%s): of %v it has %v left; its process has ended, is stopped, or can't reach etcd", owner(l), state(later, i), l.GrantedTTL, l.TTL)
+			d.attention(fmt.Sprintf("wait: etcd removes its entry in %v. If its owner still works, its log says why: it can't reach etcd, or a right was taken from its user", l.TTL),
+				"nobody renews the lease of %s (%s): of %v it has %v left; its process has ended, is stopped, can't reach etcd, or is refused by etcd", owner(l), state(later, i), l.GrantedTTL, l.TTL)
 		}
 	}
 	return nil
@@ -156,6 +181,8 @@ func (d *doctor) multis(ctx context.Context, q etcdlock.Queue) error {
 			switch {
 			case i < 0:
 				d.note("%s has no entry in %s any more: it gives all of them back, or does not know yet that it has lost them", party(e), shown(name))
+			case !other.Entries[i].Holds && (other.Entries[0].Data || !hasLease(other.Entries[0])):
+				d.attention("etcdlock doctor "+quote(name), "%s is first here, and does not work yet: it waits for %s, where an entry without a lease is first", party(e), shown(name))
 			case !other.Entries[i].Holds:
 				d.note("%s is first here, and does not work yet: it waits for %s, which %s holds", party(e), shown(name), owner(other.Entries[0]))
 			}
@@ -174,7 +201,11 @@ func (d *doctor) foreign(q etcdlock.Queue) {
 		if n > some {
 			keys = append(keys, fmt.Sprintf("and %d more", n-some))
 		}
-		d.note("below %s/ are keys that are not entries, and this lock ignores them: %s. Etcd's own clients (etcdctl lock, concurrency.Mutex) would wait for them, so don't nest the names that these use",
-			shown(q.Name), strings.Join(keys, ", "))
+		locks := ""
+		if len(q.Entries) == 0 {
+			locks = " (if locks have such names: etcdlock ls " + quote(q.Name+"/") + ")"
+		}
+		d.note("below %s/ are keys that are not entries, and this lock ignores them: %s%s. Etcd's own clients (etcdctl lock, concurrency.Mutex) would wait for them, so don't nest the names that these use",
+			shown(q.Name), strings.Join(keys, ", "), locks)
 	}
 }
