@@ -123,6 +123,9 @@ func TestKeepAlive_FewPasswordChecks(t *testing.T) {
 
 	tap.OnStream(nil)
 	settled(t, k, id) // they are over
+	k.mu.Lock()
+	k.again = time.Time{} // of the stream
+	k.mu.Unlock()
 	asked := make(chan struct{})
 	ctx, cancel = context.WithCancel(t.Context())
 	tap.OnKeepAliveResponse(func(ctx context.Context, _ *pb.LeaseKeepAliveResponse) error {
