@@ -130,6 +130,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
