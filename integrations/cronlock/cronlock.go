@@ -22,8 +22,8 @@ import (
 // least the time holdFor from its grant, and skips the run if somebody has the mutex or waits for it. Each job needs a
 // mutex of its own, so this is for the job's own chain, and not for cron.WithChain.
 //
-// What etcd refuses, and the loss of the lock, is logged as an error, a run that is skipped at Info. ctx ends the wait
-// for etcd's answer. A cron.Job has no ctx, so it can't be stopped when its lock is lost: see [Job].
+// It also skips the run if etcd refuses, or has not answered after 5 s, or ctx has ended. That and the loss of the lock
+// are logged as errors, a run that is skipped for another replica at Info. A cron.Job has no ctx, so it can't be stopped when its lock is lost: see [Job].
 func SkipIfLocked(ctx context.Context, m *etcdlock.Mutex, holdFor time.Duration, logger cron.Logger) cron.JobWrapper {
 	return func(j cron.Job) cron.Job {
 		return Job(ctx, m, holdFor, logger, func(context.Context, *etcdlock.Held) error {
@@ -37,7 +37,7 @@ func SkipIfLocked(ctx context.Context, m *etcdlock.Mutex, holdFor time.Duration,
 // got does. In all else it is like a job in SkipIfLocked. An error of the function is logged.
 func Job(ctx context.Context, m *etcdlock.Mutex, holdFor time.Duration, logger cron.Logger, fn func(context.Context, *etcdlock.Held) error) cron.Job {
 	return cron.FuncJob(func() {
-		h, err := m.TryLock(ctx)
+		h, err := hold.Try(ctx, m)
 		switch {
 		case errors.Is(err, etcdlock.ErrLocked):
 			logger.Info("skip", "reason", err)

@@ -40,9 +40,9 @@ func NewLocker(locks *etcdlock.Client, prefix string, holdFor time.Duration) *Lo
 }
 
 // Lock takes the lock of a job, or returns etcdlock.ErrLocked: then another replica runs the job, and gocron skips it
-// here. It waits only for etcd's answer.
+// here, as it does for any other error. It waits for etcd's answer, for 5 s at most.
 func (l *Locker) Lock(ctx context.Context, key string) (gocron.Lock, error) {
-	h, err := l.locks.Mutex(l.prefix + key).TryLock(ctx)
+	h, err := hold.Try(ctx, l.locks.Mutex(l.prefix+key))
 	if err != nil {
 		return nil, err
 	}

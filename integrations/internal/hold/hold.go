@@ -1,5 +1,5 @@
-// Package hold has what several integrations share: holds that are found by their name, holds that last at least for a
-// while, and a ctx that ends with one.
+// Package hold has what several integrations share: holds that are found by their name, the lock of a job, and a ctx that
+// ends with another one.
 package hold
 
 import (
@@ -51,6 +51,17 @@ func (b *ByName) take(name string) *etcdlock.Held {
 		b.holds[name] = holds[1:]
 	}
 	return holds[0]
+}
+
+// answer is how long Try waits for etcd.
+const answer = 5 * time.Second
+
+// Try takes the lock of a job if it is free. If etcd does not answer within a few seconds, the job must not run: else its
+// runs would pile up while etcd is away, and all begin when it is back.
+func Try(ctx context.Context, m *etcdlock.Mutex) (*etcdlock.Held, error) {
+	ctx, cancel := context.WithTimeout(ctx, answer)
+	defer cancel()
+	return m.TryLock(ctx)
 }
 
 // UnlockAfter releases the hold: now, and waits for etcd, if it was granted at least that long ago. Else it returns at

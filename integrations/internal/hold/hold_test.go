@@ -41,6 +41,22 @@ func TestByName_UnlockOfAnotherGoroutine(t *testing.T) {
 	require.ErrorIs(t, b.Unlock(harness.Ctx(t), name), etcdlock.ErrNotHeld)
 }
 
+// Etcd is away for longer than Try waits, and nothing of the lock is in etcd when it is back.
+func TestTry_EtcdAway(t *testing.T) {
+	t.Parallel()
+	c := cluster.Client(t)
+	proxy := cluster.Proxy(t)
+	locks := locktest.Client(t, cluster.Client(t, proxy))
+	require.NoError(t, locks.Ready(harness.Ctx(t)))
+	name := harness.LockName(t)
+	proxy.Hold(etcdtest.Both)
+	tried := harness.Async(func() error { _, err := Try(t.Context(), locks.Mutex(name)); return err })
+	require.ErrorIs(t, harness.Result(t, tried), context.DeadlineExceeded)
+	proxy.Heal()
+	require.NoError(t, locks.Close())
+	require.Empty(t, harness.Entries(t, c, name))
+}
+
 func TestUnlockAfter(t *testing.T) {
 	c := cluster.Client(t)
 	take := func(t *testing.T) (*etcdlock.Client, string, *etcdlock.Held) {
