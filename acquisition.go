@@ -288,7 +288,7 @@ func (a *acquisition) raw() bool { return a.acquiring.published != nil && a.acqu
 // ownRev is the revision of kvs, the first key of the acquisition as etcd has it, if it was written by an earlier attempt
 // of this very acquisition, else 0.
 func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
-	if len(kvs) == 0 || string(kvs[0].Value) != a.acquiring.value || a.raw() && !a.s.keys.WroteRaw(a.ambiguous, a.allKeys()...) {
+	if len(kvs) == 0 || string(kvs[0].Value) != a.acquiring.value || a.raw() && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
 		return 0
 	}
 	return kvs[0].CreateRevision

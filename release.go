@@ -86,7 +86,7 @@ func (a *acquisition) discard(next []queue.Entry, now bool) (done <-chan struct{
 // settle frees the keys of the acquisition, once nothing of it is left or to come.
 func (a *acquisition) settle() {
 	if a.ambiguous {
-		a.s.keys.Settle(a.acquiring.value, a.allKeys()...)
+		a.s.keys.Settle(a.allKeys()...)
 	} else {
 		a.s.keys.Free(a.allKeys()...)
 	}

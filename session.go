@@ -198,7 +198,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		}
 	}
 	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
-	h.fenced, h.ambiguous, h.acquiring.value = true, true, a.Value
+	h.fenced, h.ambiguous = true, true
 	h.enlist()
 	h.enter(a.Rev, seen...)
 	h.notifyEnqueued()

@@ -652,7 +652,10 @@ func TestSession_LeavesARawEntryToAdopt(t *testing.T) {
 
 // A Try takes no entry that waits for its own, not even if it can't tell the two apart.
 func TestSession_RawTryPassesNobody_I1(t *testing.T) {
-	for what, ambiguous := range map[string]bool{"first attempt": false, "repeated": true} {
+	for what, tc := range map[string]struct{ ambiguous, late bool }{
+		"first attempt": {}, "repeated": {ambiguous: true},
+		"late, first attempt": {late: true}, "late, repeated": {ambiguous: true, late: true},
+	} {
 		t.Run(what, func(t *testing.T) {
 			tap := etcdtest.NewTap()
 			c := cluster.Client(t)
@@ -660,12 +663,20 @@ func TestSession_RawTryPassesNobody_I1(t *testing.T) {
 			holder, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 			require.NoError(t, err)
 			s := newTestSession(t, c)
-			// A process that has died while it waited: nothing of it is removed.
-			_, err = c.Put(testCtx(t), exclusiveBase(name, s.Lease()), "v", clientv3.WithLease(s.Lease()))
-			require.NoError(t, err)
-			before := queueIs(t, c, name, 2)
+			// A process that has died while it waited: nothing of it is removed. Its request may come late.
+			wait := func() {
+				_, err := c.Put(testCtx(t), exclusiveBase(name, s.Lease()), "v", clientv3.WithLease(s.Lease()))
+				require.NoError(t, err)
+			}
+			if !tc.late {
+				wait()
+			}
 			s2 := succeed(t, s, cluster.Client(t, tap))
-			if ambiguous {
+			if tc.late {
+				wait()
+			}
+			before := queueIs(t, c, name, 2)
+			if tc.ambiguous {
 				tap.Postpone("Txn", 1)
 			}
 			m := NewMutex(s2, name).Raw("v")
@@ -673,12 +684,32 @@ func TestSession_RawTryPassesNobody_I1(t *testing.T) {
 				_, err = m.TryLock(testCtx(t))
 				require.ErrorIs(t, err, ErrLocked)
 			}
-			if !ambiguous {
+			if !tc.ambiguous || !tc.late { // else nobody can tell whose it is
 				require.Equal(t, before, queueIs(t, c, name, 2))
 			}
 			require.NoError(t, holder.Check(testCtx(t)))
 		})
 	}
+}
+
+// The reply to a Lock is lost beside the entry of the process before, with the same raw value. That is older than the
+// request, so it is not the session's own.
+func TestSession_RawLockWithALostReplyBesideAnother(t *testing.T) {
+	c, w := wiredClient(t, cluster)
+	name := lockName(t)
+	s := newTestSession(t, c)
+	h, err := NewMutex(s, name).Raw("v").Lock(testCtx(t))
+	require.NoError(t, err)
+	s2 := succeed(t, s, c)
+	w.LoseReply("Txn")
+	tk, err := NewMutex(s2, name).Raw("v").Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, tk, 1)
+	require.NoError(t, s2.checkEntries(testCtx(t)))
+	queueIs(t, c, name, 2)
+	h2, err := s2.Adopt(testCtx(t), name)
+	require.NoError(t, err)
+	require.Equal(t, h.Token(), h2.Token())
 }
 
 // A raw entry whose reply was lost is the session's own.

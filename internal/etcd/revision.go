@@ -37,6 +37,9 @@ type shown struct {
 	asking   atomic.Bool
 }
 
+// Shown is the highest revision that etcd has shown. What is written from now on has a higher one.
+func (c *Client) Shown() int64 { return c.shown.revision.Load() }
+
 // Get reads a key or a range.
 func (c *Client) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
 	before := c.shown.revision.Load()

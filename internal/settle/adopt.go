@@ -89,7 +89,7 @@ func (k *Keys) Adopt(ctx context.Context, name string, limit int) (*Adopted, err
 		if err != nil {
 			return nil, err
 		}
-		if there && k.claim(a.keys()) {
+		if there && k.claim(a) {
 			return a, nil
 		}
 		// It was removed meanwhile, or adopted by another call.
@@ -146,10 +146,12 @@ func (k *Keys) find(ctx context.Context, attached []string, name string) (found 
 	return found, nil
 }
 
-// claim reserves keys that nobody uses, all or none.
-func (k *Keys) claim(keys []string) bool {
+// claim reserves the keys of a, which nobody uses, all or none. From then on a late write of the process before, which has
+// the same value, is the session's own.
+func (k *Keys) claim(a *Adopted) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	keys := a.keys()
 	for i, key := range keys {
 		if _, skipped := k.skipped[key]; skipped {
 			delete(k.skipped, key) // it is in use by whom it was left to
@@ -159,6 +161,9 @@ func (k *Keys) claim(keys []string) bool {
 			}
 			return false
 		}
+	}
+	for _, key := range keys {
+		k.raw[key] = rawValue{value: a.Value, since: a.Rev}
 	}
 	return true
 }

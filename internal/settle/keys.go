@@ -31,7 +31,7 @@ type Keys struct {
 	mu      sync.Mutex // a leaf: no other mutex is taken while it is held
 	inUse   keyspace.InUse
 	skipped map[string]struct{} // keys in use that no entry has, see Skip
-	raw     map[string]rawValue // by key, the raw value that was last written there, see WriteRaw
+	raw     map[string]rawValue // by key, the value there that has no nonce of the session, see WriteRaw and claim
 	// What follows is for the search for late writes.
 	unsettled []unsettled
 	timer     *time.Timer // of the next scan

@@ -29,20 +29,19 @@ const (
 // the entry's own requests go. A restore may bring back what another entry wrote to one of them.
 type unsettled struct {
 	keys  []string
-	value string
 	since time.Time
 }
 
-// Settle frees the keys of an entry later than Free does: the outcome of an attempt to write value there is
+// Settle frees the keys of an entry later than Free does: the outcome of an attempt to write there is
 // unknown. So it first looks for a late write, again and again for a while, and removes what it finds: a
 // request that was given up may still be on its way.
 //
 // Invariant (I6): no key is used anew while a write of its last user may yet come. So a key of the
 // session that holds another entry's nonce is a late write and never a neighbour.
-func (k *Keys) Settle(value string, keys ...string) {
+func (k *Keys) Settle(keys ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.unsettled = append(k.unsettled, unsettled{keys, value, time.Now()})
+	k.unsettled = append(k.unsettled, unsettled{keys, time.Now()})
 	k.delay = settleFirst
 	if k.timer == nil {
 		k.timer = time.AfterFunc(0, func() { k.background(k.findLateWrites) })
@@ -90,12 +89,8 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 // them.
 func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
 	var keys []string
-	value := make(map[string]string)
 	for _, u := range some {
-		for _, key := range u.keys {
-			keys = append(keys, key)
-			value[key] = u.value
-		}
+		keys = append(keys, u.keys...)
 	}
 	there, err := k.etcd.ReadValues(ctx, k.life, keys...)
 	if n := len(some); n > 1 && err != nil && etcd.Refused(err) {
@@ -107,8 +102,8 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
 	}
 	var ops []clientv3.Op
 	for _, kv := range there {
-		// Or what another entry of the session wrote there once, and a restore has brought back: nobody uses the key now.
-		if string(kv.Value) == value[string(kv.Key)] || k.wrote(kv) {
+		// By this entry, or by another one of the session once, and a restore has brought it back: nobody uses the key now.
+		if k.wrote(kv) {
 			ops = append(ops, deleteOps([]string{string(kv.Key)}, kv.CreateRevision)...)
 		}
 	}

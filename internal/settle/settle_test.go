@@ -77,9 +77,9 @@ func TestInvariant_I6_UnsettledKeys(t *testing.T) {
 		keys, value := w.take("a")
 		require.Equal(t, []string{"a/5", "a/r5"}, keys)
 		began := time.Now()
-		w.Settle(value, keys...)
+		w.Settle(keys...)
 		other := w.Take("b", keyspace.Exclusive)
-		w.Settle(w.Value(time.Now(), nil, ""), other)
+		w.Settle(other)
 		w.put("a value of another user of the lease", other)
 		for elapse(settleFor / 10); time.Since(began) < settleFor; elapse(settleMax) {
 			w.put(value, keys...)
@@ -100,7 +100,7 @@ func TestInvariant_I6_UnsettledKeys(t *testing.T) {
 
 		// The next search is quick at first again, and goes on for as long as etcd does not answer.
 		keys, value = w.take("a")
-		w.Settle(value, keys...)
+		w.Settle(keys...)
 		synctest.Wait()
 		w.put(value, keys...)
 		elapse(settleFirst)
@@ -122,12 +122,37 @@ func TestFault_J2_SecondKeyComesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		_, older := w.take("b")
-		keys, value := w.take("a")
-		w.Settle(value, keys...)
+		keys, _ := w.take("a")
+		w.Settle(keys...)
 		synctest.Wait()
 		w.put(older, keys[1])
 		elapse(settleMax)
 		require.Empty(t, w.there("a/"))
+	})
+}
+
+// A raw value has no nonce. Settling removes what the session itself may have written, and neither the same value of the
+// process that had the lease before nor that of its successor.
+func TestSettle_RawValuesOfOtherProcesses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.put("v", "a/5")
+		_, err := w.etcd.Get(t.Context(), "a/5") // as Adopt may have seen it
+		require.NoError(t, err)
+		key := w.Take("a", keyspace.Exclusive)
+		require.Equal(t, "a/5", key)
+		w.WriteRaw("v", key)
+		w.Settle(key)
+		elapse(2 * settleMax)
+		require.Equal(t, []string{key}, w.there("a/"), "the process before has written it")
+		w.Do(fakeetcd.RemoveOp(key))
+		w.put("v", key)
+		elapse(2 * settleMax)
+		require.Empty(t, w.there("a/"), "a late write")
+		w.Orphan()
+		w.put("v", key)
+		elapse(2 * settleMax)
+		require.Equal(t, []string{key}, w.there("a/"), "the successor may have written it")
 	})
 }
 
@@ -149,12 +174,12 @@ func TestSettle_ManyInOneRequest(t *testing.T) {
 		for i := range 10 * etcd.Batch {
 			keys, value := w.take(fmt.Sprintf("a/%d", i))
 			w.put(value, keys...)
-			w.Settle(value, keys...)
+			w.Settle(keys...)
 		}
 		elapse(2 * settleFirst) // up to the second search: some came during the first one
 		require.Zero(t, len(w.there("a/")))
 		w.calls.Store(0)
-		w.Settle(w.Value(time.Now(), nil, ""), w.Take("b", keyspace.Exclusive))
+		w.Settle(w.Take("b", keyspace.Exclusive))
 		elapse(settleFirst - time.Millisecond)
 		require.EqualValues(t, 10+1, w.calls.Load(), "a read for each batch")
 	})
@@ -168,7 +193,7 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 	for _, name := range []string{"a", "b", "c", "d"} {
 		keys, value := w.take(name)
 		w.put(value, keys...)
-		some = append(some, unsettled{keys, value, time.Now()})
+		some = append(some, unsettled{keys, time.Now()})
 	}
 	var reads atomic.Int32
 	w.Step = func(_ context.Context, what string) error {
@@ -178,9 +203,9 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 		return nil
 	}
 	// Another user of the same lease has the key of the next entry.
-	keys, value := w.take("e")
+	keys, _ := w.take("e")
 	w.put("", keys[0])
-	some = append(some, unsettled{keys, value, time.Now()})
+	some = append(some, unsettled{keys, time.Now()})
 	require.NoError(t, w.removeLateWrites(t.Context(), some))
 	require.Equal(t, []string{"e/5"}, w.there(""))
 	w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }

@@ -83,34 +83,42 @@ func inJSON[T string | []string](v T) []byte {
 
 // wrote reports whether the session wrote kv, by the nonce.
 //
-// A raw value has none. It is the session's own if the session has written that value there.
+// A raw value has none, and an adopted one that of the process before. It is the session's own if the session has written
+// or adopted that value there, and it is newer than that.
 func (k *Keys) wrote(kv *mvccpb.KeyValue) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	raw, ok := k.raw[string(kv.Key)]
-	return ok && raw.value == string(kv.Value) || strings.Contains(string(kv.Value), `"`+k.nonce)
+	return ok && raw.value == string(kv.Value) && kv.CreateRevision > raw.since || strings.Contains(string(kv.Value), `"`+k.nonce)
 }
 
-// A rawValue is what the session writes under a key.
+// A rawValue is what the session writes under a key, or has adopted there.
 type rawValue struct {
-	value  string
+	value string
+	// since is what etcd had shown before the session first wrote the value there. What the session writes has a higher
+	// CreateRevision.
+	since  int64
 	before bool // it has written the same there earlier, which may come late
 }
 
 // WriteRaw takes note that value is about to be written, as it is, under these keys.
 func (k *Keys) WriteRaw(value string, keys ...string) {
+	shown := k.etcd.Shown()
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, key := range keys {
-		old, ok := k.raw[key]
-		k.raw[key] = rawValue{value, ok && old.value == value}
+		raw, ok := k.raw[key]
+		if raw.before = ok && raw.value == value; !raw.before {
+			raw.value, raw.since = value, shown
+		}
+		k.raw[key] = raw
 	}
 }
 
-// WroteRaw reports whether the raw value that was found under these keys may be the session's own: an attempt before may
-// have been carried out, or the session has written the same there earlier. If not, another session of an adopted lease
-// has written it, and the session forgets that it was about to.
-func (k *Keys) WroteRaw(attempted bool, keys ...string) bool {
+// WroteRaw reports whether the raw value that was found under the first of these keys, with the create revision rev, may
+// be the session's own: an attempt before may have been carried out, or the session has written the same there earlier.
+// If neither is so, another session of an adopted lease has written it, and the session forgets that it was about to.
+func (k *Keys) WroteRaw(rev int64, attempted bool, keys ...string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, key := range keys {
@@ -121,7 +129,7 @@ func (k *Keys) WroteRaw(attempted bool, keys ...string) bool {
 			delete(k.raw, key)
 		}
 	}
-	return attempted
+	return attempted && rev > k.raw[keys[0]].since
 }
 
 // Orphan forgets the raw values: from now on a successor may write the same under the same keys.
