@@ -12,10 +12,11 @@ import (
 
 // StartWithAuth starts a cluster that requires passwords. Its tokens expire after two seconds
 // without use. It has three users: root; worker, which may only read and write below a/; and
-// reader, which may only read there.
-func StartWithAuth(t testing.TB) (own *etcdtest.Cluster, as func(user string, opts ...etcdtest.ClientOption) *clientv3.Client) {
+// reader, which may only read there. The options come after what this says.
+func StartWithAuth(t testing.TB, opts ...etcdtest.Option) (own *etcdtest.Cluster, as func(user string, opts ...etcdtest.ClientOption) *clientv3.Client) {
 	t.Helper()
-	own = etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL, c.BcryptCost = 2, 4 }))
+	auth := etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL, c.BcryptCost = 2, 4 })
+	own = etcdtest.Start(t, append([]etcdtest.Option{auth}, opts...)...)
 	c := own.Client(t)
 	for user, perm := range map[string]clientv3.PermissionType{"root": 0, "worker": clientv3.PermissionType(clientv3.PermReadWrite), "reader": clientv3.PermissionType(clientv3.PermRead)} {
 		_, err := c.RoleAdd(Ctx(t), user)
