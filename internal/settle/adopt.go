@@ -163,7 +163,7 @@ func (k *Keys) claim(a *Adopted) bool {
 		}
 	}
 	for _, key := range keys {
-		k.raw[key] = rawValue{value: a.Value, since: a.Rev}
+		k.raw[key] = rawValue{value: a.Value}
 	}
 	return true
 }

@@ -156,6 +156,21 @@ func TestSettle_RawValuesOfOtherProcesses(t *testing.T) {
 	})
 }
 
+// A raw value that the session wrote late under a key is still its own when it writes the same there again, however much
+// etcd has shown meanwhile.
+func TestSettle_RawValueWrittenBefore(t *testing.T) {
+	w := newWorld(t)
+	key := w.Take("a", keyspace.Exclusive)
+	w.WriteRaw("v", key)
+	late := w.put("v", key)
+	_, err := w.etcd.Get(t.Context(), key)
+	require.NoError(t, err)
+	w.WriteRaw("v", key)
+	require.True(t, w.WroteRaw(late, false, key))
+	w.WriteRaw("another", key)
+	require.False(t, w.WroteRaw(late, true, key))
+}
+
 // One request looks after many unsettled entries, and there is one at a time.
 func TestSettle_ManyInOneRequest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -84,7 +84,7 @@ func inJSON[T string | []string](v T) []byte {
 // wrote reports whether the session wrote kv, by the nonce.
 //
 // A raw value has none, and an adopted one that of the process before. It is the session's own if the session has written
-// or adopted that value there, and it is newer than that.
+// or adopted that value there, and no other session wrote it before.
 func (k *Keys) wrote(kv *mvccpb.KeyValue) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
