@@ -86,6 +86,37 @@ func TestLease_EarlierAttemptsEnd(t *testing.T) {
 	})
 }
 
+// An attempt ends at the deadline that was known when it was sent, also where a reply to an earlier one has moved that on:
+// while it waits for a password check on the only member, no other stream is opened.
+func TestLease_AttemptsEndAtTheirDeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLease(t, 12*time.Second)
+		began := time.Now()
+		type attempt struct{ sent, ended time.Duration }
+		hung := make(chan attempt, 100)
+		first := make(chan struct{}, 1)
+		first <- struct{}{}
+		l.KeepAlive = func(ctx context.Context) (int64, error) {
+			sent := time.Since(began)
+			select {
+			case <-first:
+				<-time.After(2500 * time.Millisecond) // from 4 s to 6.5 s: the second attempt is sent at 6 s
+				return 12, nil
+			case <-ctx.Done():
+				hung <- attempt{sent, time.Since(began)}
+				return 0, ctx.Err()
+			}
+		}
+		l.Record(began, 12)
+		until := l.Deadline().Sub(began)
+		l.Run()
+		require.Equal(t, attempt{6 * time.Second, until}, <-hung)
+		require.NoError(t, l.Err())
+		require.Greater(t, l.Deadline().Sub(began), until)
+		finish(l)
+	})
+}
+
 // Where answers may be shared, one counts from the earliest attempt that has none, and the next renewal is due as if it
 // had been sent then.
 func TestLease_SharedAnswers(t *testing.T) {
