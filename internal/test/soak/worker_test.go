@@ -292,6 +292,8 @@ func (w *worker) section(h *etcdlock.Held, k kind) {
 		if w.slot.limited {
 			w.tooLarge(ctx, h)
 		}
+	case 5:
+		w.returned(ctx, "SetValue", h.SetValue(ctx, fmt.Sprintf("worker %d", w.id)))
 	}
 }
 
