@@ -61,12 +61,19 @@ func (c *Client) Txn(ctx context.Context, build func(clientv3.Txn) clientv3.Txn)
 	before := c.shown.revision.Load()
 	resp, err := build(c.Client.Txn(ctx)).Commit()
 	if err == nil {
-		if slices.ContainsFunc(resp.Responses, func(r *pb.ResponseOp) bool { return r.GetResponsePut() != nil }) {
+		if puts(resp.Responses) {
 			before++
 		}
 		c.proves(resp.Header, before)
 	}
 	return resp, err
+}
+
+// puts reports whether something was put, by the transaction itself or by one in it.
+func puts(replies []*pb.ResponseOp) bool {
+	return slices.ContainsFunc(replies, func(r *pb.ResponseOp) bool {
+		return r.GetResponsePut() != nil || puts(r.GetResponseTxn().GetResponses())
+	})
 }
 
 // txnPinned sends reads that are serializable.

@@ -29,10 +29,13 @@ func (h *headers) Range(context.Context, *pb.RangeRequest, ...grpc.CallOption) (
 	return &pb.RangeResponse{Header: h.reply()}, nil
 }
 
-func (h *headers) Txn(context.Context, *pb.TxnRequest, ...grpc.CallOption) (*pb.TxnResponse, error) {
+func (h *headers) Txn(_ context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
 	resp := &pb.TxnResponse{Header: h.reply()}
 	if h.wrote {
 		resp.Responses = []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{}}}}
+	}
+	if len(r.Success) > 0 && r.Success[0].GetRequestTxn() != nil {
+		resp.Responses = []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponseTxn{ResponseTxn: &pb.TxnResponse{Responses: resp.Responses}}}}
 	}
 	return resp, nil
 }
@@ -40,6 +43,11 @@ func (h *headers) Txn(context.Context, *pb.TxnRequest, ...grpc.CallOption) (*pb.
 func TestRestored(t *testing.T) {
 	txn := func(c *Client) {
 		_, _ = c.Txn(t.Context(), func(t clientv3.Txn) clientv3.Txn { return t.Then(clientv3.OpPut("a", "")) })
+	}
+	nested := func(c *Client) {
+		_, _ = c.Txn(t.Context(), func(t clientv3.Txn) clientv3.Txn {
+			return t.Then(clientv3.OpTxn(nil, []clientv3.Op{clientv3.OpPut("a", "")}, nil))
+		})
 	}
 	read := func(n int, at int64) func(*Client) {
 		return func(c *Client) {
@@ -59,6 +67,7 @@ func TestRestored(t *testing.T) {
 		{"a txn", false, 1, 9, txn, false, "etcd's revision went back from 10 to 9: a snapshot was restored, or etcd has lost its data"},
 		{"a txn that wrote", true, 1, 11, txn, false, ""},
 		{"a txn that wrote what was there", true, 1, 10, txn, false, "etcd's revision went back from 10 to 10: a snapshot was restored, or etcd has lost its data"},
+		{"one in another one that wrote what was there", true, 1, 10, nested, false, "etcd's revision went back from 10 to 10: a snapshot was restored, or etcd has lost its data"},
 		{"a read", false, 1, 9, read(1, 0), false, "etcd's revision went back from 10 to 9: a snapshot was restored, or etcd has lost its data"},
 		{"two reads", false, 1, 9, read(2, 0), false, "etcd's revision went back from 10 to 9: a snapshot was restored, or etcd has lost its data"},
 		{"a read of a member that lags", false, 1, 9, read(1, 5), true, ""},

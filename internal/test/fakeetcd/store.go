@@ -46,9 +46,13 @@ func (f *Server) rangeLocked(r *pb.RangeRequest) *pb.RangeResponse {
 	if at == 0 {
 		at = f.rev
 	}
+	return f.rangeIn(f.states[at], r)
+}
+
+func (f *Server) rangeIn(state map[string]*mvccpb.KeyValue, r *pb.RangeRequest) *pb.RangeResponse {
 	resp := &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: f.rev}}
-	for _, key := range slices.Sorted(maps.Keys(f.states[at])) {
-		if kv := f.states[at][key]; within(key, string(r.Key), string(r.RangeEnd)) {
+	for _, key := range slices.Sorted(maps.Keys(state)) {
+		if kv := state[key]; within(key, string(r.Key), string(r.RangeEnd)) {
 			resp.Count++
 			if kv.CreateRevision >= r.MinCreateRevision && (r.MaxCreateRevision == 0 || kv.CreateRevision <= r.MaxCreateRevision) {
 				resp.Kvs = append(resp.Kvs, kv)
@@ -76,8 +80,10 @@ func (f *Server) applyLocked(ops []*pb.RequestOp, resp *pb.TxnResponse) int64 {
 		for _, op := range ops {
 			r := &pb.ResponseOp{}
 			switch {
-			case op.GetRequestRange() != nil: // before the writes of the same txn
+			case op.GetRequestRange().GetRevision() > 0:
 				r.Response = &pb.ResponseOp_ResponseRange{ResponseRange: f.rangeLocked(op.GetRequestRange())}
+			case op.GetRequestRange() != nil: // it sees what stands before it in the same txn
+				r.Response = &pb.ResponseOp_ResponseRange{ResponseRange: f.rangeIn(next, op.GetRequestRange())}
 			case op.GetRequestPut() != nil:
 				p := op.GetRequestPut()
 				kv := &mvccpb.KeyValue{Key: p.Key, Value: bytes.Clone(p.Value), Lease: p.Lease, CreateRevision: f.rev + 1, ModRevision: f.rev + 1}
@@ -89,11 +95,13 @@ func (f *Server) applyLocked(ops []*pb.RequestOp, resp *pb.TxnResponse) int64 {
 				r.Response = &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{}}
 			case op.GetRequestDeleteRange() != nil:
 				key := string(op.GetRequestDeleteRange().Key)
+				deleted := &pb.DeleteRangeResponse{}
 				if next[key] != nil {
 					delete(next, key)
+					deleted.Deleted = 1
 					events = append(events, &clientv3.Event{Type: clientv3.EventTypeDelete, Kv: &mvccpb.KeyValue{Key: []byte(key), ModRevision: f.rev + 1}})
 				}
-				r.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: &pb.DeleteRangeResponse{}}
+				r.Response = &pb.ResponseOp_ResponseDeleteRange{ResponseDeleteRange: deleted}
 			case op.GetRequestTxn() != nil:
 				inner := op.GetRequestTxn()
 				ir := &pb.TxnResponse{Succeeded: !slices.ContainsFunc(inner.Compare, func(c *pb.Compare) bool { return !f.holdsLocked(c) })}
