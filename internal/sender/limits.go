@@ -1,0 +1,76 @@
+// When a request may go, and how much it may carry: what the session has learnt.
+
+package sender
+
+import (
+	"errors"
+	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+const (
+	// minSeats is how many requests may be on their way however near etcd is. With one or two, goroutines that do not run
+	// in step lose a fifth of their rate.
+	minSeats = 3
+	// perSeat is how much latency makes for one request more: a client 10 ms away has twenty on their way.
+	perSeat = 500 * time.Microsecond
+	// far is from which latency on a command waits for a part of it at most, by a timer. (Of a process that is idle the
+	// timers may be a millisecond late, so nearer to etcd a timer would be later than the next reply.)
+	far          = 2 * time.Millisecond
+	patienceFar  = 200 * time.Microsecond
+	patienceNear = 5 * time.Millisecond // while all requests on their way meet a member that hangs
+	// maxLatency bounds what one slow answer says of the next ones.
+	maxLatency = 100 * time.Millisecond
+)
+
+// pace is how long answers took lately: the mean of a few.
+type pace struct{ latency time.Duration }
+
+func (p *pace) took(d time.Duration) { p.latency += (min(d, maxLatency) - p.latency) / 8 }
+
+// seats is how many requests may be on their way together, each of at most most commands.
+func (p *pace) seats(most int) int {
+	return max(minSeats, int(p.latency/perSeat)) * maxCommands / most
+}
+
+// patience is how long a command waits for a seat: then it is sent in any case, with all that waits.
+func (p *pace) patience() time.Duration {
+	if p.latency > far {
+		return patienceFar
+	}
+	return patienceNear
+}
+
+// refusedFor is how long a name stays by itself after etcd has refused a command of that name that went by itself: each
+// request with it is refused with it, and taken apart.
+const refusedFor = 10 * time.Second
+
+// limits is what etcd has refused before.
+type limits struct {
+	most    int // commands in a request
+	refused Recent
+}
+
+// alone reports whether a command shares its request with no other.
+func (l *limits) alone(c *Command) bool {
+	return l.most == 1 || c.ops() > maxOps || l.refused.Has(c.Names)
+}
+
+// refusedAlone takes note of err, the error of a command that went by itself. What etcd says of all commands says nothing
+// of its names: that etcd is full, or that the lease is gone.
+func (l *limits) refusedAlone(c *Command, err error) {
+	if etcd.Refused(err) && !etcd.Alarm(err) && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		l.refused.Add(c.Names, refusedFor)
+	}
+}
+
+// tooMany takes note that etcd, or a limit of the client, has refused n commands in one request for their number.
+func (l *limits) tooMany(n int) { l.most = max(1, min(l.most, n/2)) }
+
+// tooLarge reports whether a request was refused for its size.
+func tooLarge(err error) bool {
+	return errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err) || etcd.ReplyTooLarge(err)
+}

@@ -1,0 +1,181 @@
+package sender
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+func ops(n int) []clientv3.Op { return make([]clientv3.Op, n) }
+
+func enqueueOf(names ...string) *member {
+	return &member{Command: &Command{Names: names, Enqueue: true, Then: ops(2)}}
+}
+
+func removalOf(name string) *member {
+	return &member{Command: &Command{Names: []string{name}, Then: ops(1)}}
+}
+
+// takeAll takes requests until nothing waits.
+func (q *queue) takeAll(l *limits) (all [][]*member) {
+	for q.len() > 0 {
+		b := q.take(l)
+		for _, c := range b {
+			c.state = sent
+		}
+		all = append(all, b)
+	}
+	return all
+}
+
+func TestQueue_WhatGoesTogether(t *testing.T) {
+	a1, a2, b1, ab, b2 := enqueueOf("a"), enqueueOf("a"), enqueueOf("b"), enqueueOf("a", "b"), enqueueOf("b")
+	ra, rb, c1 := removalOf("a"), removalOf("b"), enqueueOf("c")
+	large, huge := enqueueOf("d"), enqueueOf("e")
+	large.Then = ops(maxOps + 1)
+	huge.Then[0] = clientv3.OpPut("e", string(make([]byte, maxBytes)))
+	for name, tc := range map[string]struct {
+		waiting []*member
+		limits  *limits
+		want    [][]*member
+	}{
+		"different names":                    {[]*member{a1, b1, c1}, &limits{most: 64}, [][]*member{{a1, b1, c1}}},
+		"two enqueues of a name":             {[]*member{a1, a2, b1}, &limits{most: 64}, [][]*member{{a1, b1}, {a2}}},
+		"several names at once":              {[]*member{a1, ab, b1, b2}, &limits{most: 64}, [][]*member{{a1}, {ab}, {b1}, {b2}}},
+		"removals go before enqueues":        {[]*member{a1, ra, b1, rb}, &limits{most: 64}, [][]*member{{ra, rb, a1, b1}}},
+		"removals pass what is left behind":  {[]*member{a1, a2, ra}, &limits{most: 64}, [][]*member{{ra, a1}, {a2}}},
+		"no more than etcd allows":           {[]*member{a1, b1, c1, ra, rb}, &limits{most: 2}, [][]*member{{a1, b1}, {ra, c1}, {rb}}},
+		"etcd allows nothing else":           {[]*member{a1, b1}, &limits{most: 1}, [][]*member{{a1}, {b1}}},
+		"one of many operations goes alone":  {[]*member{a1, large, b1}, &limits{most: 64}, [][]*member{{a1, b1}, {large}}},
+		"at once, if nobody came before":     {[]*member{large, a1, b1}, &limits{most: 64}, [][]*member{{large}, {a1, b1}}},
+		"so does one that puts much":         {[]*member{a1, huge, b1}, &limits{most: 64}, [][]*member{{a1, b1}, {huge}}},
+		"what was refused, stays by itself":  {[]*member{a1, b1, c1}, refusing("b"), [][]*member{{a1, c1}, {b1}}},
+		"and keeps the order with its names": {[]*member{a1, ab, b2, c1}, refusing("a"), [][]*member{{a1}, {ab}, {b2, c1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var q queue
+			for _, c := range tc.waiting {
+				c.state = waits
+				q.add(c)
+			}
+			require.Equal(t, labels(tc.want), labels(q.takeAll(tc.limits)))
+			require.Empty(t, q.names)
+			require.Nil(t, q.commands)
+		})
+	}
+}
+
+func labels(all [][]*member) (s []string) {
+	for _, b := range all {
+		text := ""
+		for _, c := range b {
+			text += fmt.Sprintf("%p %v %t, ", c, c.Names, c.Enqueue)
+		}
+		s = append(s, text)
+	}
+	return s
+}
+
+func refusing(name string) *limits {
+	l := &limits{most: 64}
+	l.refused.Add([]string{name}, time.Minute)
+	return l
+}
+
+// Whatever waits, and whoever gives up: each command goes once; no two enqueues of a name go together, or in another
+// order than they came; and who waits longest goes next.
+func TestQueue_Random(t *testing.T) {
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 0))
+		l := &limits{most: 1 + r.IntN(8)}
+		var q queue
+		var came, gone []*member
+		for len(gone) < 200 {
+			for range r.IntN(12) {
+				c := enqueueOf(string(rune('a' + r.IntN(5))))
+				switch r.IntN(4) {
+				case 0:
+					c.Enqueue = false
+				case 1:
+					c.Names = append(c.Names, string(rune('f'+r.IntN(5))), string(rune('k'+r.IntN(2))))
+				}
+				if r.IntN(10) == 0 {
+					c.Then = ops(maxOps + 1)
+				}
+				q.add(c)
+				came = append(came, c)
+			}
+			for range r.IntN(3) {
+				if c := came[max(0, len(came)-1-r.IntN(20)):]; len(c) > 0 && c[0].state == waits {
+					q.forget(c[0])
+				}
+			}
+			if q.len() == 0 {
+				continue
+			}
+			first, before := q.first(), q.len()
+			b := q.take(l)
+			require.Equal(t, before-len(b), q.len(), "seed %d", seed)
+			require.Contains(t, b, first, "seed %d", seed)
+			require.LessOrEqual(t, len(b), l.most)
+			require.True(t, slices.IsSortedFunc(b, func(x, y *member) int { return btoi(x.Enqueue) - btoi(y.Enqueue) }))
+			names := map[string]bool{}
+			for _, c := range b {
+				require.Equal(t, waits, c.state, "seed %d", seed)
+				require.True(t, len(b) == 1 || c.ops() <= maxOps)
+				c.state = sent
+				for _, name := range c.Names {
+					require.False(t, c.Enqueue && names[name], "seed %d: two enqueues of %s", seed, name)
+					names[name] = names[name] || c.Enqueue
+				}
+			}
+			for _, c := range b {
+				for _, o := range came[:slices.Index(came, c)] {
+					shares := slices.ContainsFunc(o.Names, func(n string) bool { return slices.Contains(c.Names, n) })
+					require.False(t, c.Enqueue && o.Enqueue && shares && o.state == waits, "seed %d: an enqueue was passed", seed)
+				}
+			}
+			gone = append(gone, b...)
+		}
+		q.takeAll(l)
+		require.Empty(t, q.names)
+		require.Zero(t, q.len())
+	}
+}
+
+func btoi(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// A burst costs few requests, whether all stay or most give up, and leaves nothing.
+func TestQueue_Burst(t *testing.T) {
+	for _, leave := range []bool{false, true} {
+		var q queue
+		l := &limits{most: maxCommands}
+		var all []*member
+		for i := range 10_000 {
+			c := enqueueOf(fmt.Sprint(i))
+			all = append(all, c)
+			q.add(c)
+		}
+		want := 157
+		if leave {
+			for _, c := range all[:9_900] {
+				q.forget(c)
+			}
+			require.LessOrEqual(t, len(q.commands), 200, "those that have left don't stay")
+			want = 2
+		}
+		require.Len(t, q.takeAll(l), want)
+		require.Nil(t, q.commands)
+		require.Empty(t, q.names)
+	}
+}

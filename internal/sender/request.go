@@ -1,0 +1,193 @@
+// One request, with one command or many.
+
+package sender
+
+import (
+	"context"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller.
+func (s *Sender) alone(ctx, life context.Context, c *Command) (r Reply, ambiguous bool, err error) {
+	start := time.Now()
+	defer s.landed(c)
+	r, ambiguous, err = Send(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, c)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err == nil && !ambiguous {
+		s.pace.took(time.Since(start))
+	}
+	s.limits.refusedAlone(c, err)
+	return r, ambiguous, err
+}
+
+// Send sends a command by itself, and without a Sender.
+func Send(ctx context.Context, client *etcd.Client, p etcd.Policy, c *Command) (r Reply, ambiguous bool, err error) {
+	r, ambiguous, err = etcd.DoFirst(ctx, client, p, func(ctx context.Context) (Reply, error) { return c.txn(ctx, client) }, c.Did)
+	// The first attempt that etcd carries out changes all that there is to change. So a reply that says that something was
+	// changed is the reply to that attempt.
+	return r, ambiguous && (err != nil || c.Did == nil || !c.Did(r)), err
+}
+
+func (c *Command) txn(ctx context.Context, client *etcd.Client) (Reply, error) {
+	resp, err := client.Txn(ctx, func(t clientv3.Txn) clientv3.Txn {
+		if len(c.Cmps) > 0 { // each of these allocates
+			t = t.If(c.Cmps...)
+		}
+		if t = t.Then(c.Then...); len(c.Else) > 0 {
+			t = t.Else(c.Else...)
+		}
+		return t
+	})
+	if err != nil {
+		return Reply{}, err
+	}
+	return Reply{resp.Header.Revision, resp.Succeeded, resp.Responses}, nil
+}
+
+// A flight is a request on its way that many wait for.
+type flight struct {
+	cancel context.CancelFunc
+	wanted int // commands whose callers wait
+}
+
+// fly sends commands that go together, and tells those that wait for them.
+func (s *Sender) fly(ctx context.Context, b []*member) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	f := &flight{cancel: cancel}
+	s.mu.Lock()
+	for _, c := range b {
+		if c.state == sent {
+			c.flight = f
+			f.wanted++
+		}
+	}
+	s.mu.Unlock()
+	start, calls := time.Now(), 0
+	_, ambiguous, err := etcd.DoFirst(ctx, s.etcd, etcd.Policy{Hedge: true}, func(ctx context.Context) (wanted []*member, err error) {
+		if wanted = s.wanted(b, &calls); len(wanted) == 0 {
+			cancel()
+			return nil, context.Canceled
+		}
+		return wanted, s.together(ctx, wanted)
+	}, s.allDid)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range b {
+		s.arriveLocked(c.Command)
+	}
+	if err == nil && calls == 1 {
+		s.pace.took(time.Since(start))
+	}
+	if len(b) > 1 && etcd.Refused(err) {
+		s.apartLocked(b, ambiguous, err)
+		return
+	}
+	s.limits.refusedAlone(b[0].Command, err)
+	for _, c := range b {
+		switch {
+		case err != nil:
+			s.overLocked(c, ambiguous || !etcd.Refused(err), err)
+		case c.Did != nil:
+			s.overLocked(c, ambiguous && !c.changed, nil)
+		default: // one of its attempts may have been carried out after somebody has removed what another one wrote
+			s.overLocked(c, c.calls > 1, nil)
+		}
+	}
+}
+
+// overLocked ends a command.
+func (s *Sender) overLocked(c *member, ambiguous bool, err error) {
+	c.ambiguous, c.err = c.ambiguous || ambiguous, err
+	if c.state == sent {
+		c.state = over
+	}
+	close(c.done)
+}
+
+// wanted are the commands whose callers have not left: only these are in an attempt that begins now. So what a caller
+// gives up is written by no attempt that begins later, which is what the settling of late writes relies on.
+func (s *Sender) wanted(b []*member, calls *int) (wanted []*member) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	*calls++
+	for _, c := range b {
+		if c.state == sent {
+			c.calls++
+			wanted = append(wanted, c)
+		}
+	}
+	return wanted
+}
+
+// together is one attempt to send commands. It takes note of the reply to each. Of several replies to a command the one
+// counts that says that it has changed something, since that is of the attempt that etcd has carried out first.
+func (s *Sender) together(ctx context.Context, b []*member) error {
+	replies := make([]Reply, len(b))
+	if len(b) == 1 {
+		r, err := b[0].txn(ctx, s.etcd)
+		if err != nil {
+			return err
+		}
+		replies[0] = r
+	} else {
+		ops := make([]clientv3.Op, len(b))
+		for i, c := range b {
+			ops[i] = clientv3.OpTxn(c.Cmps, c.Then, c.Else)
+		}
+		resp, err := s.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
+		if err != nil {
+			return err
+		}
+		for i := range b {
+			t := resp.Responses[i].GetResponseTxn()
+			replies[i] = Reply{resp.Header.Revision, t.Succeeded, t.Responses}
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i, c := range b {
+		did := c.Did != nil && c.Did(replies[i])
+		if c.reply.At == 0 || did && !c.changed {
+			c.reply, c.changed = replies[i], did
+		}
+	}
+	return nil
+}
+
+// allDid reports whether the replies to the commands need no other attempt's: see etcd.DoFirst.
+func (s *Sender) allDid(b []*member) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, c := range b {
+		if c.Did != nil && !c.changed {
+			return false
+		}
+	}
+	return true
+}
+
+// apartLocked sends each command of a request that was refused by itself, beside each other: the refusal may be for one
+// of them, or for their number, and must harm no other.
+func (s *Sender) apartLocked(b []*member, ambiguous bool, err error) {
+	if tooLarge(err) {
+		s.limits.tooMany(len(b))
+	}
+	ambiguous = ambiguous || !etcd.NotCarriedOut(err)
+	for _, c := range b {
+		c.ambiguous, c.calls, c.flight = c.ambiguous || ambiguous, 0, nil
+		if c.state == sent {
+			s.beginLocked(c)
+			if s.background(func(ctx context.Context) { s.fly(ctx, []*member{c}) }) {
+				continue
+			}
+			s.arriveLocked(c.Command)
+		}
+		s.overLocked(c, false, context.Canceled) // its caller has left, or will be told of the end of the session
+	}
+}
