@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -19,6 +18,8 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/sender"
+	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -181,28 +182,21 @@ func (a *acquisition) allKeys() []string {
 	return keys
 }
 
-// keysAbsent are the compares, and putOps the operations, that write the keys of the acquisition where there are none.
-func (a *acquisition) keysAbsent() (cmps []clientv3.Cmp) {
-	for _, key := range a.allKeys() {
-		cmps = append(cmps, clientv3.Compare(clientv3.CreateRevision(key), "=", 0))
+// queues are those of the parts.
+func (a *acquisition) queues() (queues []keyspace.Queue) {
+	for p := range a.all() {
+		queues = append(queues, keyspace.Queue{Name: p.name, Kind: p.mode.kind()})
 	}
-	return cmps
-}
-
-func (a *acquisition) putOps() (ops []clientv3.Op) {
-	for _, key := range a.allKeys() {
-		ops = append(ops, clientv3.OpPut(key, a.acquiring.value, clientv3.WithLease(a.s.lease.ID)))
-	}
-	return ops
+	return queues
 }
 
 // commit sends the txn that writes the keys. It is safe to repeat, since a repetition finds the keys of an earlier
 // attempt.
-func (a *acquisition) commit(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
-	resp, ambiguous, err := a.s.lease.Txn(ctx, build)
-	if etcd.ReplyTooLarge(err) { // that to a repetition is short: it finds what the first one has written
-		resp, _, err = a.s.lease.Txn(ctx, build)
-	}
+func (a *acquisition) commit(ctx context.Context, c *sender.Command) (r sender.Reply, err error) {
+	ambiguous, err := a.s.lease.Put(ctx, c.Then[len(c.Then)-1], func() (ambiguous bool, err error) {
+		r, ambiguous, err = a.s.sender.Do(ctx, a.s.lease.Ctx, c)
+		return ambiguous, err
+	})
 	a.ambiguous = a.ambiguous || ambiguous
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		a.s.lease.NotFound()
@@ -211,7 +205,7 @@ func (a *acquisition) commit(ctx context.Context, build func(clientv3.Txn) clien
 	if errors.Is(err, rpctypes.ErrTooManyOps) {
 		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, 2*len(a.allKeys()))
 	}
-	return resp, err
+	return r, err
 }
 
 // enqueueReadLimit is how many keys the txn of enqueue reads: enough to show all of most queues. Measured on etcd
@@ -225,23 +219,21 @@ const enqueueReadLimit = 16
 // the front. Before all that it removes what leaves the queue. since are, of each part, the revision at which nothing
 // blocked it, if that is known: then the read shows all that came later.
 func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
-	name := a.parts[0].name // removals of an acquisition are known by its first name
+	queues, name := a.queues(), a.parts[0].name // removals of an acquisition are known by its first name
 	for ; ; a.rekey() {
 		var look []clientv3.Op
 		if len(a.parts) > 1 || !a.parts[0].own.BehindMore(enqueueReadLimit) {
-			look = a.listOps(enqueueReadLimit, since...)
+			look = settle.List(queues, enqueueReadLimit, since...)
 		}
 		leaving := a.s.removals.Take(name, true)
 		leave := leaving.Ops()
-		txn := func(t clientv3.Txn) clientv3.Txn {
-			return t.If(a.keysAbsent()...).Then(slices.Concat(leave, look, a.putOps())...)
-		}
-		resp, err := a.commit(ctx, txn)
+		keys := a.allKeys()
+		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, append(leave, look...)...))
 		// What the acquisition itself needs may be allowed.
 		if len(leaving) > 0 && (errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err)) {
 			a.s.removals.Return(name, leaving, a.ambiguous)
 			leaving, leave = nil, nil
-			resp, err = a.commit(ctx, txn)
+			resp, err = a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, look...))
 		}
 		a.s.removals.Replied(name)
 		if err != nil {
@@ -249,7 +241,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 			return err
 		}
 		if resp.Succeeded {
-			rev, replies := resp.Header.Revision, resp.Responses
+			rev, replies := resp.At, resp.Responses
 			// No attempt before this one was carried out: it would have left the keys. So this one tells what was removed.
 			leaving.Done(rev, replies[:len(leave)], false)
 			a.enter(rev, replies[len(leave):len(leave)+len(look)]...)
@@ -257,7 +249,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 		}
 		a.s.removals.Return(name, leaving, a.ambiguous)
 		// This is seldom needed: an Else in the txn would make each uncontended cycle 0.9 % longer.
-		there, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...)
+		there, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, keys...)
 		if err != nil {
 			a.ambiguous = true // the client may have repeated the txn by itself
 			return a.s.lease.Translate(err)
@@ -266,21 +258,8 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 			a.enter(rev)
 			return nil
 		}
-		a.s.keys.Skip(a.allKeys(), there)
+		a.s.keys.Skip(keys, there)
 	}
-}
-
-// listOps list, for each part, at most limit of the keys that may block it, or all that came after the revision since.
-func (a *acquisition) listOps(limit int64, since ...int64) (ops []clientv3.Op) {
-	for p := range a.all() {
-		from, to := keyspace.Blocking(p.name, p.mode.kind())
-		some := clientv3.WithLimit(limit)
-		if len(since) > 0 {
-			some = clientv3.WithMinCreateRev(since[len(ops)] + 1)
-		}
-		ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), some))
-	}
-	return ops
 }
 
 func (a *acquisition) raw() bool { return a.acquiring.published != nil && a.acquiring.published.raw }

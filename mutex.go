@@ -39,9 +39,9 @@ func (m *Mutex) Raw(value string) *Mutex {
 func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
 
 // TryLock takes the lock if nobody holds it or waits for it, and otherwise returns ErrLocked. It never waits for
-// others, costs one request, and writes nothing when it fails. It blocks until etcd has answered or ctx or the
-// session ends; nothing of it stays in the queue then. Beside keys of locks below its name ("a/b" of "a") it costs one
-// or two requests more. If another entry comes in between, it takes its own out of the queue again.
+// others, costs one request, and writes nothing when it fails. It blocks until etcd has answered or ctx or the session
+// ends; nothing of it stays in the queue then. It costs one request more if the session's last one was refused within
+// 10 s and the lock is free now, and one or two beside keys of locks below its name ("a/b" of "a"). If another entry comes in between, it takes its own out of the queue again.
 func (m *Mutex) TryLock(ctx context.Context) (*Held, error) {
 	return m.l.try(ctx, "try to lock", mutexMode)
 }

@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
@@ -66,12 +67,12 @@ func TestRequests_TryOnAHeldLock(t *testing.T) {
 	h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
 	require.NoError(t, err)
 	before := entries(t, c, name)
-	for _, try := range []func(context.Context) (*Held, error){NewMutex(s, name).TryLock, NewRWMutex(s, name).TryLock, NewRWMutex(s, name).TryRLock} {
+	for i, try := range []func(context.Context) (*Held, error){NewMutex(s, name).TryLock, NewRWMutex(s, name).TryLock, NewRWMutex(s, name).TryRLock} {
 		rev := revision(t, cluster.Client(t))
 		w.Reset()
 		_, err := try(testCtx(t))
 		require.ErrorIs(t, err, ErrLocked)
-		w.Require(t, map[string]int{"Txn": 1}, 0)
+		w.Require(t, map[string]int{[]string{"Txn", "Range", "Range"}[i]: 1}, 0)
 		require.Equal(t, rev, revision(t, cluster.Client(t)), "it writes nothing")
 	}
 	require.Equal(t, before, entries(t, cluster.Client(t), name))
@@ -185,9 +186,89 @@ func TestRequests_TryOnAHeldLockBesideNestedNames(t *testing.T) {
 		w.Reset()
 		_, err := try(testCtx(t))
 		require.ErrorIs(t, err, ErrLocked)
-		w.Require(t, map[string]int{"Txn": 1, "Range": 1}, 0)
+		calls, _ := w.Counts()
+		require.Equal(t, 2, calls["Txn"]+calls["Range"], calls)
 		require.Equal(t, rev, revision(t, cluster.Client(t)), "it writes nothing")
 	}
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
+// A Try that is refused again and again is an entry in no member's raft log. One of a lock that has become free costs one
+// request more, once.
+func TestRequests_TryAgain(t *testing.T) {
+	own := etcdtest.Start(t)
+	name := lockName(t)
+	for kind, busy := range map[string]func(*Session) func(context.Context) (*Held, error){
+		"Mutex":  func(s *Session) func(context.Context) (*Held, error) { return NewMutex(s, name).TryLock },
+		"reader": func(s *Session) func(context.Context) (*Held, error) { return NewRWMutex(s, name).TryRLock },
+		"Multi": func(s *Session) func(context.Context) (*Held, error) {
+			return NewMulti(s, Write("a"), Read(name), Write("b")).TryLock
+		},
+	} {
+		for _, nested := range []int{0, 1} {
+			t.Run(fmt.Sprintf("%s beside %d", kind, nested), func(t *testing.T) {
+				onlooker := own.Client(t)
+				for range nested {
+					_, err := onlooker.Put(testCtx(t), name+"/1/5", "")
+					require.NoError(t, err)
+				}
+				c, w := wiredClient(t, own)
+				s := unhedged(t, c)
+				try := busy(s)
+				h := mustLock(t, newTestSession(t, own.Client(t)), name)
+				index := func() uint64 {
+					status, err := onlooker.Status(testCtx(t), onlooker.Endpoints()[0])
+					require.NoError(t, err)
+					return status.RaftIndex
+				}
+				refused := func() {
+					_, err := try(testCtx(t))
+					require.ErrorIs(t, err, ErrLocked)
+				}
+				refused()
+				w.Reset()
+				before := index()
+				for range 40 {
+					refused()
+				}
+				require.LessOrEqual(t, index()-before, uint64(2), "what etcd does by itself")
+				w.Require(t, map[string]int{"Range": 40}, 0)
+				require.NoError(t, h.Unlock(testCtx(t)))
+				for _, want := range []map[string]int{{"Range": 1, "Txn": 1}, {"Txn": 1 + nested}} {
+					w.Reset()
+					h, err := try(testCtx(t))
+					require.NoError(t, err)
+					w.Require(t, want, 0)
+					require.NoError(t, h.Unlock(testCtx(t)))
+				}
+				_, err := onlooker.Delete(testCtx(t), name+"/1/5")
+				require.NoError(t, err)
+			})
+		}
+	}
+}
+
+// A Try that reads first, and that another entry overtakes then, writes nothing either.
+func TestRequests_TryAgainIsOvertaken(t *testing.T) {
+	name := lockName(t)
+	other := newTestSession(t, cluster.Client(t))
+	c, w := wiredClient(t, cluster)
+	m := NewMutex(unhedged(t, c), name)
+	h := mustLock(t, other, name)
+	_, err := m.TryLock(testCtx(t))
+	require.ErrorIs(t, err, ErrLocked)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	w.Reset()
+	w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+		if method == "Txn" {
+			h = mustLock(t, other, name)
+		}
+		return send(ctx)
+	})
+	_, err = m.TryLock(testCtx(t))
+	w.OnUnary(nil)
+	require.ErrorIs(t, err, ErrLocked)
+	w.Require(t, map[string]int{"Range": 1, "Txn": 1}, 0) // none for a removal
 	require.NoError(t, h.Unlock(testCtx(t)))
 }
 

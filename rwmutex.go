@@ -126,7 +126,7 @@ func (h *Held) runDowngrade(d *settle.Outcome) {
 	h.mu.Lock()
 	key, exclusive := p.keys[0], p.keys[1]
 	h.mu.Unlock()
-	r, there, err := settle.RemoveBeside(life, h.s.etcd, key, exclusive, h.rev, p.own.Behind(), d.Refused)
+	r, there, err := h.s.removals.RemoveBeside(life, h.parts[0].name, key, exclusive, h.rev, p.own.Behind(), d.Refused)
 	var gone []*waitlist.Entry
 	switch {
 	case err != nil:

@@ -19,6 +19,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/lease"
 	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/outbox"
+	"github.com/etcdlock/etcdlock/internal/sender"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
@@ -34,7 +35,9 @@ type Session struct {
 	lease    *lease.Lease
 	etcd     *etcd.Client
 	keys     *settle.Keys
+	sender   *sender.Sender
 	removals *settle.Removals
+	tried    sender.Recent // the names whose last Try was refused
 	log      *slog.Logger
 	hooks    []*Hooks
 	outbox   *outbox.Outbox // calls both
@@ -98,7 +101,8 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.lease.InTheWay = s.keys.InTheWay
-	s.removals = settle.NewRemovals(s.lease.Ctx, s.etcd, s.lease.Go, s.lease.WaitError)
+	s.sender = sender.New(s.etcd, s.lease.Go)
+	s.removals = settle.NewRemovals(s.lease.Ctx, s.etcd, s.sender, s.lease.Go, s.lease.WaitError)
 	s.probes = &etcd.Prober{Client: s.etcd, Life: s.lease.Ctx, Go: s.lease.Go, Silent: s.refreshWatches, Every: func() time.Duration { return s.TTL() / 2 }}
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,

@@ -5,7 +5,10 @@ package etcdlock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -13,16 +16,26 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 // tryReadLimit is how many keys of a queue a Try lists that is refused.
 const tryReadLimit = 8
+
+// triedFor is how long a session remembers that a Try was refused. The next one of that name reads first: etcd takes a
+// txn for a write if it could be one, and each member syncs its log for it. A read is no entry in that log.
+const triedFor = 10 * time.Second
 
 func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 	err := h.tryEnqueue(ctx)
 	if err == nil {
 		h.notifyEnqueued()
 		err = h.unlessBlocked(ctx)
+	}
+	if errors.Is(err, ErrLocked) {
+		h.s.tried.Add(h.names(), triedFor)
+	} else if err == nil {
+		h.s.tried.Forget(h.names())
 	}
 	return h.result(err)
 }
@@ -34,27 +47,31 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 // read, unless the reply has shown all of it. If nothing blocks the entry, a txn writes it in any case, and shows what
 // came since: see unlessBlocked. To compare that nothing came would fail, again and again, while foreign keys are written.
 func (a *acquisition) tryEnqueue(ctx context.Context) error {
-	var free []clientv3.Cmp // of each part
-	for p := range a.all() {
-		from, to := keyspace.Blocking(p.name, p.mode.kind())
-		free = append(free, clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0))
-	}
 	a.reserveKeys()
 	a.enlist()
 	if err := a.awaitLeft(ctx); err != nil {
 		return err
 	}
-	resp, err := a.commit(ctx, func(t clientv3.Txn) clientv3.Txn {
-		var look []clientv3.Op
-		for p := range a.all() {
-			look = append(look, clientv3.OpGet(p.keys[0]))
+	queues := a.queues()
+	if a.s.tried.Has(a.names()) {
+		// Linearizably, so what blocks the entry was there during the call. If all is empty, one request still decides.
+		var reads []etcd.Read
+		for _, p := range queues {
+			from, to := p.Blocking()
+			reads = append(reads, etcd.ReadRange(from, to, clientv3.WithLimit(tryReadLimit)))
 		}
-		return t.If(append(a.keysAbsent(), free...)...).Then(a.putOps()...).Else(append(look, a.listOps(tryReadLimit)...)...)
-	})
+		got, at, err := a.s.lease.Read(ctx, a.s.lease.Ctx, 0, reads...)
+		if err != nil {
+			return err
+		} else if slices.ContainsFunc(got, func(r *pb.RangeResponse) bool { return r.Count > 0 }) {
+			return a.enqueueIfVacant(ctx, queues, at, got)
+		}
+	}
+	resp, err := a.commit(ctx, settle.WriteIfFree(queues, a.allKeys(), a.acquiring.value, a.s.lease.ID, tryReadLimit))
 	if err != nil {
 		return err
 	}
-	rev, seen := resp.Header.Revision, make([]*pb.ResponseOp, len(free)) // nothing blocks it
+	rev, seen := resp.At, make([]*pb.ResponseOp, len(queues)) // nothing blocks it
 	if !resp.Succeeded {
 		rev = a.ownRev(resp.Responses[0].GetResponseRange().Kvs)
 		if a.raw() { // it may be an entry that waits, of another session of the lease: nothing is known
@@ -65,27 +82,25 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 		a.enter(rev, seen...)
 		return nil
 	}
-	var since []int64
-	for p := range a.all() {
-		at, err := p.vacantAt(ctx, resp.Header.Revision, resp.Responses[len(free)+len(since)].GetResponseRange())
-		if err != nil {
-			return err
-		}
-		since = append(since, at)
+	var got []*pb.RangeResponse
+	for _, r := range resp.Responses[1:] {
+		got = append(got, r.GetResponseRange())
 	}
-	return a.enqueue(ctx, since...)
+	return a.enqueueIfVacant(ctx, queues, resp.At, got)
 }
 
-// vacantAt is a revision at which nothing in the queue blocked the part. got are keys at revision at, some or all. It
-// returns ErrLocked if something blocks.
-func (p *part) vacantAt(ctx context.Context, at int64, got *pb.RangeResponse) (int64, error) {
-	at, ok, why, err := inspect.Vacant(p.name, p.mode.kind(), at, got, func(r etcd.Read) ([]*pb.RangeResponse, int64, error) {
-		return p.of.s.lease.Read(ctx, p.of.s.lease.Ctx, 0, r)
+// enqueueIfVacant returns ErrLocked if something blocks a part. got are keys of each queue at revision at, some or all.
+func (a *acquisition) enqueueIfVacant(ctx context.Context, queues []keyspace.Queue, at int64, got []*pb.RangeResponse) error {
+	since, why, err := inspect.Vacant(queues, at, got, func(r ...etcd.Read) ([]*pb.RangeResponse, int64, error) {
+		return a.s.lease.Read(ctx, a.s.lease.Ctx, 0, r...)
 	})
-	if err == nil && !ok {
+	if err == nil && since == nil {
 		err = fmt.Errorf("%w%s", ErrLocked, why)
 	}
-	return at, err
+	if err != nil {
+		return err
+	}
+	return a.enqueue(ctx, since...)
 }
 
 // unlessBlocked grants the acquisition, or returns ErrLocked if something below blocks it, which came since tryEnqueue found

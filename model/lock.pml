@@ -7,6 +7,10 @@
  * Etcd keeps every revision: a read that is pinned at a revision, however late
  * and from whatever member, is a look at rec[] as of that revision. So what a
  * waiter knows is one number, the revision at which it judged the queue last.
+ *
+ * A request of the code may carry the commands of many names. For this name it is removals, and then at most
+ * one enqueue, with nothing in between: steps of this model that follow each other. Nothing here depends on
+ * another name, and the revisions of other names are never compared with those of this one.
  */
 #include "bounds.pml"
 

@@ -86,24 +86,27 @@ func TTLs(ctx context.Context, client *etcd.Client, leases []clientv3.LeaseID) (
 	return ttls, some.Wait()
 }
 
-// Vacant returns a revision at which nothing in the queue blocked an entry of that kind. got are some of the keys, as they
-// were at revision at. It returns false if something blocks, and then what an error should add, if it should. read reads
-// the present of a range.
-func Vacant(name string, kind keyspace.Kind, at int64, got *pb.RangeResponse, read func(etcd.Read) ([]*pb.RangeResponse, int64, error)) (since int64, ok bool, why string, err error) {
-	blocked := func() bool { return queue.Blocked(name, kind, queue.MaxRev, queue.Entries(got.Kvs)) }
-	if !blocked() && got.Count > int64(len(got.Kvs)) {
-		from, to := keyspace.Blocking(name, kind)
-		all, now, err := read(etcd.ReadRange(from, to))
-		if err != nil {
-			return 0, false, "", err
+// Vacant returns, for each queue, a revision at which nothing in the queue blocked an entry. got are some of the keys of
+// each, as they were at revision at. It returns nil if something blocks, and then what an error should add, if it should.
+// read reads the present of ranges.
+func Vacant(queues []keyspace.Queue, at int64, got []*pb.RangeResponse, read func(...etcd.Read) ([]*pb.RangeResponse, int64, error)) (since []int64, why string, err error) {
+	for i, p := range queues {
+		at, got := at, got[i]
+		blocked := func() bool { return queue.Blocked(p.Name, p.Kind, queue.MaxRev, queue.Entries(got.Kvs)) }
+		if !blocked() && got.Count > int64(len(got.Kvs)) {
+			all, now, err := read(etcd.ReadRange(p.Blocking()))
+			if err != nil {
+				return nil, "", err
+			}
+			got, at = all[0], now
 		}
-		got, at = all[0], now
-	}
-	if blocked() {
-		if key := queue.WithoutLease(name, got.Kvs); key != "" {
-			why = ": " + key + " has no lease, so it may be data; keep data and lock names apart"
+		if blocked() {
+			if key := queue.WithoutLease(p.Name, got.Kvs); key != "" {
+				why = ": " + key + " has no lease, so it may be data; keep data and lock names apart"
+			}
+			return nil, why, nil
 		}
-		return 0, false, why, nil
+		since = append(since, at)
 	}
-	return at, true, "", nil
+	return since, "", nil
 }

@@ -81,6 +81,15 @@ func Blocking(name string, k Kind) (from, to string) {
 	return All(name)
 }
 
+// A Queue is that of a name, as an entry of that kind sees it.
+type Queue struct {
+	Name string
+	Kind Kind
+}
+
+// Blocking is the range of keys that can block the entry.
+func (q Queue) Blocking() (from, to string) { return Blocking(q.Name, q.Kind) }
+
 // Base is the first key, the one without <n>, of a lease's entries of that kind.
 func Base(name string, k Kind, lease int64) string {
 	if k == Shared {

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -16,29 +15,20 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// Txn sends a transaction that puts an entry, until etcd has answered, or ctx or l.Ctx ends. It must be safe to repeat,
-// and to run beside itself.
-func (l *Lease) Txn(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (resp *clientv3.TxnResponse, ambiguous bool, err error) {
-	before := l.Outages.All.Alarm()
-	resp, ambiguous, err = etcd.Do(ctx, l.Client, etcd.Policy{Life: l.Ctx, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return l.Client.Txn(ctx, build)
-	})
-	put := clientv3.Op{}
+// Put has send send a request that puts entries, one of them by put, and says what its error means. send blocks until etcd
+// has answered, or ctx or l.Ctx ends. A repetition of the request finds what was written.
+func (l *Lease) Put(ctx context.Context, put clientv3.Op, send func() (ambiguous bool, err error)) (ambiguous bool, err error) {
+	before, key := l.Outages.All.Alarm(), ""
+	ambiguous, err = send()
+	if etcd.ReplyTooLarge(err) { // the reply to a repetition is short
+		_, err = send()
+	}
 	if etcd.Alarm(err) {
-		put = firstPut(build)
+		key = string(put.KeyBytes())
 		ambiguous = ambiguous || before == nil && errors.Is(err, rpctypes.ErrNoSpace) && l.written(ctx, put)
 	}
-	l.Outages.Answered(before, string(put.KeyBytes()), err)
-	return resp, ambiguous, l.Translate(l.refusedInstead(ctx, err))
-}
-
-// firstPut is the first key that the txn puts.
-func firstPut(build func(clientv3.Txn) clientv3.Txn) (put clientv3.Op) {
-	_, _ = build(etcd.Build(func(t *etcd.Txn) (*clientv3.TxnResponse, error) {
-		put = t.Then[slices.IndexFunc(t.Then, clientv3.Op.IsPut)]
-		return nil, nil
-	})).Commit()
-	return put
+	l.Outages.Answered(before, key, err)
+	return ambiguous, l.Translate(l.refusedInstead(ctx, err))
 }
 
 // written reports whether etcd has what it was asked to put, or may have. Etcd refuses the request by which it becomes

@@ -8,9 +8,8 @@ import (
 	"slices"
 	"sync"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
 // Removals removes entries of one session from their queues, each until etcd has confirmed it or the lease
@@ -26,6 +25,7 @@ import (
 // It is safe for concurrent use.
 type Removals struct {
 	etcd       *etcd.Client
+	sender     *sender.Sender
 	life       context.Context // of Remove
 	background func(f func(ctx context.Context)) bool
 	ended      func(ctx context.Context) error // is the error of a wait whose ctx has ended
@@ -42,8 +42,8 @@ type removals struct {
 
 // NewRemovals makes the Removals of a session. life ends what waits in Remove. background runs a function in
 // the background until the lease is gone, or returns false. ended is the error of a wait whose ctx has ended.
-func NewRemovals(life context.Context, client *etcd.Client, background func(f func(ctx context.Context)) bool, ended func(ctx context.Context) error) *Removals {
-	return &Removals{etcd: client, life: life, background: background, ended: ended, names: make(map[string]*removals)}
+func NewRemovals(life context.Context, client *etcd.Client, s *sender.Sender, background func(f func(ctx context.Context)) bool, ended func(ctx context.Context) error) *Removals {
+	return &Removals{etcd: client, sender: s, life: life, background: background, ended: ended, names: make(map[string]*removals)}
 }
 
 // Add has an entry of the name wait for its removal. Remove or RemoveLater follows; others may take the entry
@@ -72,7 +72,7 @@ func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal
 	case 0:
 	case 1: // by itself, with ctx: an Unlock takes less time
 		defer r.Replied(name)
-		if ambiguous, err := r.request(ctx, r.life, b); err != nil {
+		if ambiguous, err := r.request(ctx, r.life, name, b); err != nil {
 			r.Return(name, b, ambiguous)
 			return Removal{}, err
 		}
@@ -204,7 +204,7 @@ func (r *Removals) Return(name string, b Batch, ambiguous bool) {
 // remove removes a batch. What etcd refuses is tried again after a pause, for which nobody else waits: the refusal may
 // pass.
 func (r *Removals) remove(ctx context.Context, name string, b Batch) {
-	ambiguous, err := r.request(ctx, nil, b)
+	ambiguous, err := r.request(ctx, nil, name, b)
 	if err == nil {
 		return
 	}
@@ -236,24 +236,27 @@ func (r *Removals) remove(ctx context.Context, name string, b Batch) {
 	})
 }
 
-// request sends one request for the batch. ctx and life, if there is one, end it.
-func (r *Removals) request(ctx, life context.Context, b Batch) (ambiguous bool, err error) {
-	p := etcd.Policy{Life: life, Hedge: true}
+// request sends one command for the batch. ctx and life, if there is one, end it.
+func (r *Removals) request(ctx, life context.Context, name string, b Batch) (ambiguous bool, err error) {
+	w := r.way(life, name)
 	if len(b) == 1 {
 		l := b[0]
-		removal, err := Remove(ctx, r.etcd, p, l.Keys, l.Rev, l.Next...)
+		removal, err := remove(ctx, w, l.Keys, l.Rev, l.Next)
 		if err != nil {
 			return removal.Ambiguous, err
 		}
 		l.finish(removal)
 		return false, nil
 	}
-	ops := b.Ops()
-	resp, ambiguous, err := send(ctx, r.etcd, p, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
+	reply, ambiguous, err := w.send(ctx, &sender.Command{Then: b.Ops()})
 	if err == nil {
-		b.Done(resp.Header.Revision, resp.Responses, ambiguous)
+		b.Done(reply.At, reply.Responses, ambiguous)
 	}
 	return ambiguous, err
+}
+
+func (r *Removals) way(life context.Context, name string) way {
+	return way{r.etcd, etcd.Policy{Life: life, Hedge: true}, r.sender, []string{name}}
 }
 
 // Any reports whether a removal waits or is on its way. It is for tests.

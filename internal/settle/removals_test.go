@@ -16,6 +16,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
 var errEnded = errors.New("ctx has ended, and why")
@@ -43,13 +44,15 @@ func newRow(t *testing.T) *row {
 	ctx, stop := context.WithCancel(context.Background())
 	client := clientv3.NewCtxClient(ctx)
 	client.KV, r.close = clientv3.NewKVFromKVClient(w.Server, client), stop
-	r.Removals = NewRemovals(life, etcd.NewClient(client), func(f func(context.Context)) bool {
+	background := func(f func(context.Context)) bool {
 		return ctx.Err() == nil && w.background(func(life context.Context) {
 			bound, unbind := etcd.Bind(life, ctx)
 			defer unbind()
 			f(bound)
 		})
-	}, func(context.Context) error { return errEnded })
+	}
+	c := etcd.NewClient(client)
+	r.Removals = NewRemovals(life, c, sender.New(c, background), background, func(context.Context) error { return errEnded })
 	w.Step = func(ctx context.Context, what string) error {
 		r.mu.Lock()
 		held := r.held

@@ -16,6 +16,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/sender"
 	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
 )
 
@@ -304,8 +305,9 @@ func TestRemove_I5(t *testing.T) {
 	require.Equal(t, []bool{false, true}, remove(rev, "a/5", "a/r5"))
 	require.Equal(t, []string{"a/6", "a/8"}, w.there("a/"))
 
+	removals := NewRemovals(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background, nil)
 	beside := func(rev int64) ([]bool, bool) {
-		r, there, err := RemoveBeside(t.Context(), w.etcd, "a/r5", "a/5", rev, next, nil)
+		r, there, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, nil)
 		require.NoError(t, err)
 		require.Equal(t, next, r.Sought)
 		return r.Removed, there
@@ -327,7 +329,7 @@ func TestRemove_I5(t *testing.T) {
 		w.Step = func(context.Context, string) error { return nil }
 		return rpctypes.ErrGRPCTooManyOps
 	}
-	r, _, err := RemoveBeside(t.Context(), w.etcd, "a/r5", "a/5", rev, next, func(err error) { require.NoError(t, err) })
+	r, _, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, func(err error) { require.NoError(t, err) })
 	require.NoError(t, err)
 	require.Empty(t, r.Sought)
 
@@ -343,7 +345,7 @@ func TestRemove_I5(t *testing.T) {
 		}
 		return nil
 	}
-	r, _, err = RemoveBeside(t.Context(), w.etcd, "a/r5", "a/5", rev, nil, func(error) { told++ })
+	r, _, err = removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, nil, func(error) { told++ })
 	require.NoError(t, err)
 	require.True(t, r.Ambiguous)
 	require.Equal(t, 1, told)

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -93,6 +94,7 @@ func newRun(t *testing.T, seed uint64) *run {
 		}
 		c.proxy = at.Proxy(t)
 		limits := etcdtest.WithClientConfig(func(cfg *clientv3.Config) {
+			cfg.DialOptions = append(cfg.DialOptions, grpc.WithChainUnaryInterceptor(r.countPacked))
 			if i == limited {
 				cfg.MaxCallSendMsgSize, cfg.MaxCallRecvMsgSize = sendLimit, receiveLimit
 			}
@@ -137,6 +139,17 @@ func (r *run) counts() string {
 		all = append(all, fmt.Sprintf("%s %d", what, r.count[what]))
 	}
 	return strings.Join(all, ", ")
+}
+
+// countPacked counts the requests that carry an entry together with what else its session has to write: only then the put
+// of an entry is nested.
+func (r *run) countPacked(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	if txn, ok := req.(*pb.TxnRequest); ok && slices.ContainsFunc(txn.Success, func(op *pb.RequestOp) bool {
+		return slices.ContainsFunc(op.GetRequestTxn().GetSuccess(), func(op *pb.RequestOp) bool { return op.GetRequestPut() != nil })
+	}) {
+		r.counted("packed")
+	}
+	return call(ctx, method, req, reply, cc, opts...)
 }
 
 // fewOps reports whether etcd allows maxTxnOps in this round.

@@ -70,6 +70,9 @@ func soak(t *testing.T, seed uint64, d time.Duration) {
 		t.Fatalf("seed %d: %d problems; the history is in %s", seed, len(v.Problems), dir)
 	}
 	require.NotZero(t, r.count["add"]+r.count["read"], "nobody did anything")
+	if d >= 20*time.Second {
+		require.NotZero(t, r.count["packed"], "no entry has shared a request")
+	}
 	if d >= 50*time.Second { // each lane has had the time for all of its faults
 		r.everyFault()
 	}

@@ -1,0 +1,50 @@
+// How entries are written: one request, one commit.
+
+package settle
+
+import (
+	"slices"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/sender"
+)
+
+// Write is what writes the keys of an entry, if none of them is there. first are operations that stand before that.
+func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, first ...clientv3.Op) *sender.Command {
+	c := &sender.Command{Enqueue: true, Then: slices.Grow(first, len(keys))}
+	for _, p := range queues {
+		c.Names = append(c.Names, p.Name)
+	}
+	for _, key := range keys {
+		c.Cmps = append(c.Cmps, CreatedAt(key, 0))
+		c.Then = append(c.Then, clientv3.OpPut(key, value, clientv3.WithLease(lease)))
+	}
+	return c
+}
+
+// WriteIfFree is Write that writes only if no key is there that could block the entry. Else it looks for the entry's first
+// key, and lists, for each queue, at most limit of the keys that may block the entry.
+func WriteIfFree(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, limit int64) *sender.Command {
+	c := Write(queues, keys, value, lease)
+	for _, p := range queues {
+		from, to := p.Blocking()
+		c.Cmps = append(c.Cmps, clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0))
+	}
+	c.Else = append([]clientv3.Op{clientv3.OpGet(keys[0])}, List(queues, limit)...)
+	return c
+}
+
+// List lists, for each queue, at most limit of the keys that may block an entry, or all that came after the revision since.
+func List(queues []keyspace.Queue, limit int64, since ...int64) (ops []clientv3.Op) {
+	for i, p := range queues {
+		from, to := p.Blocking()
+		some := clientv3.WithLimit(limit)
+		if len(since) > 0 {
+			some = clientv3.WithMinCreateRev(since[i] + 1)
+		}
+		ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), some))
+	}
+	return ops
+}
