@@ -48,22 +48,26 @@ func TestRole_Script(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.BcryptCost = 4 }))
 	admin, ctx := cluster.Client(t), bounded(t)
-	for _, err := range []error{
-		second(admin.UserAdd(ctx, "root", "root")), second(admin.UserGrantRole(ctx, "root", "root")), second(admin.AuthEnable(ctx)),
-	} {
-		require.NoError(t, err)
-	}
-	path := etcdctl.Path(t)
+	path, said := etcdctl.Path(t), ""
 	run := func(user string) error {
 		cmd := exec.CommandContext(ctx, "sh", "etcd/role.sh")
 		cmd.Env = append(os.Environ(), "PATH="+path, "ETCDCTL_ENDPOINTS="+cluster.Endpoints()[0], "ETCDCTL_USER="+user)
 		out, err := cmd.CombinedOutput()
 		t.Logf("%s", out)
+		said = string(out)
 		return err
+	}
+	require.NoError(t, run(""))
+	require.Contains(t, said, "authentication is off: these roles do nothing yet")
+	for _, err := range []error{
+		second(admin.UserAdd(ctx, "root", "root")), second(admin.UserGrantRole(ctx, "root", "root")), second(admin.AuthEnable(ctx)),
+	} {
+		require.NoError(t, err)
 	}
 	root := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Username, c.Password = "root", "root" }))
 	for range 2 {
 		require.NoError(t, run("root:root"))
+		require.NotContains(t, said, "authentication is off")
 		var got []grant
 		for _, g := range grants(t) {
 			role, err := root.RoleGet(ctx, g.role)
