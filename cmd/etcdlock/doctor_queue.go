@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
@@ -96,6 +97,8 @@ func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
 	if wait == 0 {
 		return nil
 	}
+	// Somebody sits before it, and would take the silence for a command that hangs.
+	fmt.Fprintf(os.Stderr, "etcdlock: looking for %v whether the leases are renewed...\n", wait.Round(time.Second))
 	select {
 	case <-time.After(wait):
 	case <-ctx.Done():
