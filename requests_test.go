@@ -623,11 +623,14 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 					require.NoError(t, h.Unlock(testCtx(t)))
 				}
 				calls, created := w.Counts()
-				watches := sessions
-				reads := calls["Range"]
-				if atOnce { // one for the first, and one on all of the queue when there are many
-					watches = len(created)
-					require.LessOrEqual(t, watches, 2*sessions)
+				reads, watches := calls["Range"], len(created)
+				require.LessOrEqual(t, watches, 2*sessions)
+				if !atOnce { // else one for the first, and one on all of the queue when there are many
+					ranges := map[string]int{} // a watch that a stalled machine opens late is asked for twice
+					for _, c := range created {
+						ranges[string(c.Key)+" "+string(c.RangeEnd)]++
+					}
+					require.LessOrEqual(t, len(ranges), sessions)
 				}
 				require.LessOrEqual(t, reads, 5*sessions)
 				w.Require(t, map[string]int{"Txn": 2 * readers, "Range": max(sessions, reads)}, watches)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -40,7 +41,10 @@ func (d *doctor) label(ctx context.Context, q etcdlock.Queue) error {
 	busy := false
 	for _, name := range names {
 		one, err := d.inspect(ctx, name)
-		if err != nil {
+		switch {
+		case errors.Is(err, etcdlock.ErrInvalidName):
+			return nil // it is no Multi's
+		case err != nil:
 			return err
 		}
 		busy = busy || len(one.Entries) > 0

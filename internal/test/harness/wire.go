@@ -242,7 +242,6 @@ func (w *Wire) Require(t testing.TB, want map[string]int, watches int) {
 	t.Helper()
 	calls, created := w.Counts()
 	if want["Whom"] == 0 { // each wait has one after a second, also by a machine that stalls
-		require.LessOrEqual(t, calls["Whom"], 8)
 		delete(calls, "Whom")
 	}
 	require.Equal(t, want, calls)
