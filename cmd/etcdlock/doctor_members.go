@@ -119,7 +119,7 @@ func (d *doctor) askEach(ctx context.Context, members []member) {
 		if what == "" {
 			what = fmt.Sprintf("connected, but there was no answer within %v", statusTimeout)
 		}
-		silent[i].err, silent[i].hangs = errors.New(what), true
+		silent[i].err, silent[i].hangs = errors.New(what), p.What == ""
 	}
 }
 

@@ -187,7 +187,7 @@ func (d *doctor) multis(ctx context.Context, q etcdlock.Queue) error {
 			i := slices.IndexFunc(other.Entries, func(o etcdlock.Entry) bool { return o.Token == e.Token })
 			switch {
 			case i < 0:
-				d.note("%s has no entry in %s any more: it gives all of them back, or does not know yet that it has lost them", party(e), shown(name))
+				d.note("%s has no entry in %s any more: it releases all of them, or does not know yet that it has lost them", party(e), shown(name))
 			case !other.Entries[i].Holds && (other.Entries[0].Data || !hasLease(other.Entries[0])):
 				d.attention("etcdlock doctor "+quote(name), "%s is first here, and does not work yet: it waits for %s, where an entry without a lease is first", party(e), shown(name))
 			case !other.Entries[i].Holds:

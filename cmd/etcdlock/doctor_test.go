@@ -127,6 +127,7 @@ func TestDoctor_MemberDown(t *testing.T) {
 	require.Regexp(t, "ATTENTION  etcd's member m1 at "+cluster.Member(1).Endpoint()+" does not answer: .*connection refused", out)
 	require.Contains(t, out, "(2 of 3 members)")
 	require.Equal(t, 1, strings.Count(out, "ATTENTION"))
+	require.NotContains(t, out, "hangs", "it is down")
 
 	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Member(0).Endpoint()}, "doctor", "x")
 	require.Zero(t, r.wait(t), "locks work, and --endpoints does not name that member")
