@@ -21,6 +21,7 @@ func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} 
 // Raw is the same Mutex, but the value of its entries in etcd is that text and nothing else, as etcd's own
 // concurrency.Election has it, instead of an object of JSON with owner and time. It is for an election that programs
 // with that package observe. Two sessions of one lease that both go on must not use the same value for the same name.
+// In a session with [WithLease] an acquisition costs one read more.
 func (m *Mutex) Raw(value string) *Mutex {
 	l := m.l
 	l.published = &published{value, true}

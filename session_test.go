@@ -700,6 +700,12 @@ func TestSession_RawLockWithALostReplyBesideAnother(t *testing.T) {
 	s := newTestSession(t, c)
 	h, err := NewMutex(s, name).Raw("v").Lock(testCtx(t))
 	require.NoError(t, err)
+	w.OnRecv(func(_ string, m any) (bool, error) { // the member that renews the lease lags
+		if r, ok := m.(*pb.LeaseKeepAliveResponse); ok {
+			r.Header.Revision = 1
+		}
+		return true, nil
+	})
 	s2 := succeed(t, s, c)
 	w.LoseReply("Txn")
 	tk, err := NewMutex(s2, name).Raw("v").Enqueue(testCtx(t))

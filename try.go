@@ -49,7 +49,7 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 func (a *acquisition) tryEnqueue(ctx context.Context) error {
 	a.reserveKeys()
 	a.enlist()
-	if err := a.awaitLeft(ctx); err != nil {
+	if err := cmp.Or(a.awaitLeft(ctx), a.proveRaw(ctx)); err != nil {
 		return err
 	}
 	queues := a.queues()

@@ -31,11 +31,25 @@ import (
 func (h *Held) join(ctx context.Context) error {
 	h.reserveKeys()
 	h.enlist()
-	err := h.enqueue(ctx)
+	err := h.proveRaw(ctx)
+	if err == nil {
+		err = h.enqueue(ctx)
+	}
 	if err == nil {
 		h.notifyEnqueued()
 	}
 	return err
+}
+
+// proveRaw has etcd show the present before a raw value is written on an adopted lease: the process before may have written
+// the same, and a member that lags may not have shown that.
+func (a *acquisition) proveRaw(ctx context.Context) error {
+	if !a.raw() || !a.s.lease.Adopted {
+		return nil
+	}
+	_, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...)
+	a.s.keys.ProvenRaw(a.allKeys()...)
+	return a.s.lease.Translate(err)
 }
 
 // wait waits for what is before the acquisition, for one part after the other, and grants it.

@@ -21,7 +21,9 @@ import (
 type Lease struct {
 	Client *etcd.Client
 	ID     clientv3.LeaseID
-	TTL    time.Duration // that etcd has granted, once it has
+	// Adopted: another process has had the lease before.
+	Adopted bool
+	TTL     time.Duration // that etcd has granted, once it has
 	// Expired is the cause of Ctx if the lease was lost.
 	Expired error
 	Outages outage.Source
@@ -76,7 +78,7 @@ type Lease struct {
 // New makes a Lease for that client, without a request. id is that of a lease to adopt, or NoLease.
 func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outage.Outages, log *slog.Logger) *Lease {
 	l := &Lease{
-		Client: client, ID: id, TTL: ttl,
+		Client: client, ID: id, Adopted: id != clientv3.NoLease, TTL: ttl,
 		WallClock:   func() time.Time { return time.Now().Round(0) },
 		renewals:    make(chan renewal, 64),
 		closing:     make(chan struct{}),

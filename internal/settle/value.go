@@ -115,6 +115,19 @@ func (k *Keys) WriteRaw(value string, keys ...string) {
 	}
 }
 
+// ProvenRaw is called when etcd has shown the present since WriteRaw, and nothing was sent: what is there is older.
+func (k *Keys) ProvenRaw(keys ...string) {
+	shown := k.etcd.Shown()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range keys {
+		if raw := k.raw[key]; !raw.before {
+			raw.since = shown
+			k.raw[key] = raw
+		}
+	}
+}
+
 // WroteRaw reports whether the raw value that was found under the first of these keys, with the create revision rev, may
 // be the session's own: an attempt before may have been carried out, or the session has written the same there earlier.
 // If neither is so, another session of an adopted lease has written it, and the session forgets that it was about to.
