@@ -51,8 +51,9 @@ func (o *Outage) Start(ctx context.Context, err error) {
 	if o.lock != "" {
 		args = append(args, "lock", o.lock)
 	}
-	args = append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", whatToCheck(err))
-	if etcd.Refused(err) {
+	check := whatToCheck(err)
+	args = append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", check)
+	if check == access { // a watch that was compacted is refused too, and opened anew
 		s.Log.Warn("etcd refuses this client", args...)
 	} else {
 		s.Log.Warn("etcd outage: locks wait until it is over", args...)

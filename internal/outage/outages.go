@@ -66,6 +66,9 @@ func (o *Outages) Up() (lasted time.Duration) {
 	return lasted
 }
 
+// access is what to check where etcd answers, and refuses the client.
+const access = "the client's user and password, or its certificate, and the user's role"
+
 // whatToCheck is what an operator can do about an error of an outage.
 func whatToCheck(err error) string {
 	text := strings.ToLower(err.Error())
@@ -73,7 +76,7 @@ func whatToCheck(err error) string {
 		{"first record does not look like a tls handshake|server preface", "the endpoints, and whether they want https"},
 		{"x509|certificate|tls", "the client's TLS config: CA, certificate, key and server name"},
 		{"unexpected http status|unimplemented", "the endpoints, and that the proxies between pass gRPC on to etcd"},
-		{"permission denied|user name is empty|invalid auth|authentication failed", "the client's user and password, or its certificate, and the user's role"},
+		{"permission denied|user name is empty|invalid auth|authentication failed", access},
 		{"larger than max", "clientv3.Config: MaxCallSendMsgSize and MaxCallRecvMsgSize"},
 		{"permissiondenied|unauthenticated", "the rules and the credentials of the proxy or mesh between"},
 		{"refused|no such host|no route|timeout|do not answer|network is unreachable", "the endpoints, and that etcd is up there"},
