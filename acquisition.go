@@ -41,7 +41,7 @@ type acquisition struct {
 	// request of ours can't touch a newer entry under the same key.
 	rev int64
 
-	mu    sync.Mutex // once the acquisition is held it guards what follows
+	mu    sync.Mutex // guards what follows; before the grant only the acquiring goroutine writes ambiguous
 	state state
 	// ambiguous: an attempt to write the keys may have been carried out, or may yet be, without our knowing.
 	ambiguous bool
@@ -214,10 +214,10 @@ const enqueueReadLimit = 16
 
 // enqueue puts the acquisition at the end of its queues: one request, one commit. The read stands before the writes and so
 // shows the queue without it. It is limited, and in key order: to sort by create revision, etcd would load the
-// whole queue, in the apply loop of every member. Even so etcd counts all of the queue there, so an entry far behind
-// others of its session leaves the read out: it would not show all, and is asked for again when the entry comes near
-// the front. Before all that it removes what leaves the queue. since are, of each part, the revision at which nothing
-// blocked it, if that is known: then the read shows all that came later.
+// whole queue, in the apply loop of every member. The limit does not keep etcd from counting the range, so an entry with more
+// than that many known blockers leaves the read out: it is asked for again when the entry comes near the front. Before
+// all that the txn removes what leaves the queue. since[i], if given, is a revision at which nothing blocked part i: then
+// only later keys are read.
 func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 	queues, name := a.queues(), a.parts[0].name // removals of an acquisition are known by its first name
 	for ; ; a.rekey() {

@@ -16,12 +16,13 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// maxLooked is how many entries a request that removes one looks for, behind all parts of a Multi together. With the 32
+// maxLooked is how many entries a request that removes one looks for, in total over all parts of a Multi. With the 32
 // keys of a Multi that makes about half of the 128 operations that etcd allows in a txn.
 const maxLooked = 32
 
 // leaving has the session remove the keys of the acquisition. next are the entries of the session behind it.
-// now says that somebody of another session may have the lock then.
+// now: send the request at once, and do not wait for a request of this name that is under way, since another session may
+// have the lock then.
 func (a *acquisition) leaving(next []queue.Entry, now bool) *settle.Leaving {
 	return a.s.removals.Add(a.parts[0].name, &settle.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Refused: a.stuck, Removed: func(r settle.Removal) {
 		a.delist(&r)
@@ -70,9 +71,9 @@ func (a *acquisition) abandon(cause error) {
 	a.notifyAbandoned(at, cause)
 }
 
-// discard removes the keys in the background, and settles it. done is closed when etcd has confirmed that; of an acquisition
-// that was never known to be in the queue at once, since the session goes on looking for it for a while. now says that
-// somebody waits for that: it waits for no other request of the name.
+// discard removes the keys in the background, and settles them. done is closed when etcd has confirmed that. If the
+// revision was never known, done is closed at once, and the search for a late write goes on. now is that of leaving:
+// somebody waits for the removal.
 func (a *acquisition) discard(next []queue.Entry, now bool) (done <-chan struct{}) {
 	if a.rev != 0 {
 		return a.s.removals.RemoveLater(a.parts[0].name, a.leaving(next, now))
@@ -172,8 +173,8 @@ func (h *Held) Release() {
 	h.notifyOver(at, nil)
 }
 
-// giveUp ends the hold in this process, before anybody else can have the lock; then one of the same session may have
-// it. It returns why it is not held if that is so, or what must be removed.
+// giveUp ends the hold in this process, before anybody else can have the lock. After it returns, another entry of this
+// session may hold the lock already. It returns why the lock is not held, if so, or what must be removed.
 //
 // The goroutines of those that were let in run first. Measured with 16 goroutines on two cores: the lock goes from
 // one to the next in 12 to 20 us instead of 37; and the request that removes the entry removes theirs too.

@@ -1,10 +1,10 @@
-// Package sender sends what a session writes of its own keys, in as few requests as costs nobody time. It knows nothing
-// of queues, waits and holds.
+// Package sender sends what a session writes of its own keys, in as few requests as possible without delaying any. It
+// knows nothing of queues, waits and holds.
 //
 // A command that comes while few requests are on their way is sent at once, by itself. What comes meanwhile waits for
 // company: the next request carries all that waits, each command as a txn of its own in it, with its own comparisons.
-// Etcd evaluates all of them against the state before the request, and then carries the operations out one after the
-// other, with nothing in between.
+// Etcd evaluates all comparisons against the state before the request, and then carries the operations out one after the
+// other, with nothing in between: a read sees the operations before it.
 package sender
 
 import (
@@ -24,9 +24,9 @@ import (
 type Command struct {
 	// Names are the queues that the command writes to.
 	Names []string
-	// Enqueue: the command puts an entry into the queues of its names. Of two in one request both would see the queue
-	// without the other, and have one revision: so a request has one of each name. Enqueues of a name are sent in the order
-	// in which they came.
+	// Enqueue: the command puts an entry into the queues of its names. Two in one request would have one
+	// revision, so a request has one of each name. Enqueues of a name leave in the order in which they came; of two that are
+	// under way together etcd decides.
 	Enqueue    bool
 	Cmps       []clientv3.Cmp
 	Then, Else []clientv3.Op
@@ -97,8 +97,8 @@ func (s *Sender) Sent() (requests, packed int) {
 }
 
 // Do sends a command, and blocks until etcd has carried it out or refused it, or ctx, life (if there is one) or the
-// client ends. ambiguous says that an attempt may have been carried out, or may yet be, that is not the one that was
-// answered. When ctx or life ends, the request goes on if others have a part in it; no attempt that begins later has the
+// client ends. ambiguous says that an attempt other than the answered one may have been carried out, or may
+// yet be. When ctx or life ends, the request goes on if others have a part in it; no attempt that begins later has the
 // command. A command that shares its request has none of the values of its ctx there.
 func (s *Sender) Do(ctx, life context.Context, c *Command) (r Reply, ambiguous bool, err error) {
 	if life == nil {
@@ -165,8 +165,8 @@ func (s *Sender) ended(ctx, life context.Context, err error) error {
 	return err
 }
 
-// mustWaitLocked reports whether a command waits for a request to go with. It does not where it would find no company,
-// or only one that waits for it: behind the enqueue of its name that is on its way.
+// mustWaitLocked reports whether a command waits for a request to go with. It does not if its name has a request
+// under way: the next request of that name would only wait for it.
 func (s *Sender) mustWaitLocked(c *Command) bool {
 	switch {
 	case c.Enqueue && s.queue.enqueues(c):

@@ -11,8 +11,8 @@
 //	view.keys       the keys that were there, less those that have left since
 //	view.listed     the revision of the reading: all of the keys were there at this revision
 //	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
-//	List.at         by this revision all keys had gone that the views are about and do not have, but for those of own
-//	                entries that were in nobody's way
+//	List.at         each key that the views are about and lack was deleted at or before this revision, but for keys
+//	                of own entries that blocked nobody
 //	Entry.seen      the last revision at which the entry is known to have been in the queue
 //
 // That a key has gone stays true, so at only rises, whoever tells of it: a reading that no longer shows a key, a watch, a
