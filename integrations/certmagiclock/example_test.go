@@ -9,21 +9,13 @@ import (
 	"github.com/caddyserver/certmagic"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/integrations/certmagiclock"
+	"github.com/etcdlock/etcdlock/integrations/internal/locktest"
 )
 
 func Example() {
-	cluster, err := etcdtest.New("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer cluster.Close()
-	client, err := cluster.NewClient()
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer client.Close()
+	client, stop := locktest.Etcd()
+	defer stop()
 	dir, err := os.MkdirTemp("", "certmagiclock-example-") // a service has what all its servers share
 	if err != nil {
 		log.Fatal(err)

@@ -9,21 +9,13 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/integrations/cronlock"
+	"github.com/etcdlock/etcdlock/integrations/internal/locktest"
 )
 
 func Example() {
-	cluster, err := etcdtest.New("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer cluster.Close()
-	client, err := cluster.NewClient()
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer client.Close()
+	client, stop := locktest.Etcd()
+	defer stop()
 	ctx := context.Background()
 
 	struck := make(chan struct{}, 2)

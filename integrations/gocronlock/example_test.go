@@ -8,27 +8,14 @@ import (
 	"time"
 
 	"github.com/go-co-op/gocron/v2"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/integrations/gocronlock"
+	"github.com/etcdlock/etcdlock/integrations/internal/locktest"
 )
 
-func start() (client *clientv3.Client, stop func()) {
-	cluster, err := etcdtest.New("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	client, err = cluster.NewClient()
-	if err != nil {
-		log.Fatal(err)
-	}
-	return client, func() { client.Close(); cluster.Close() }
-}
-
 func ExampleElector() {
-	client, stop := start()
+	client, stop := locktest.Etcd()
 	defer stop()
 	locks := etcdlock.New(client)
 	defer locks.Close()
@@ -64,7 +51,7 @@ func ExampleElector() {
 }
 
 func ExampleLocker() {
-	client, stop := start()
+	client, stop := locktest.Etcd()
 	defer stop()
 
 	done := make(chan struct{}, 2)

@@ -11,21 +11,13 @@ import (
 	"github.com/pressly/goose/v3"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/integrations/gooselock"
+	"github.com/etcdlock/etcdlock/integrations/internal/locktest"
 )
 
 func Example() {
-	cluster, err := etcdtest.New("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer cluster.Close()
-	client, err := cluster.NewClient()
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer client.Close()
+	client, stop := locktest.Etcd()
+	defer stop()
 	db := sql.OpenDB(noDatabase{})
 	defer db.Close()
 	ctx := context.Background()

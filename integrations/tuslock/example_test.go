@@ -18,7 +18,7 @@ import (
 	"golang.org/x/exp/slog"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/integrations/internal/locktest"
 	"github.com/etcdlock/etcdlock/integrations/tuslock"
 )
 
@@ -57,16 +57,8 @@ func send(method, url string, body io.Reader, header map[string]string) *http.Re
 // The connection of an upload is stuck. Its client asks another replica how much has arrived, and has the answer at
 // once: the first replica stores what it has, and lets go of the lock.
 func Example() {
-	cluster, err := etcdtest.New("")
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer cluster.Close()
-	client, err := cluster.NewClient()
-	if err != nil {
-		log.Fatal(err)
-	}
-	defer client.Close()
+	client, stop := locktest.Etcd()
+	defer stop()
 	dir, err := os.MkdirTemp("", "tuslock-example-")
 	if err != nil {
 		log.Fatal(err)

@@ -1,8 +1,9 @@
-// Package locktest has the test that every integration with a Lock and an Unlock must pass.
+// Package locktest has the test that every integration with a Lock and an Unlock must pass, and the etcd of their examples.
 package locktest
 
 import (
 	"context"
+	"log"
 	"testing"
 	"time"
 
@@ -14,6 +15,22 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
+
+// Etcd starts an etcd for an example. client is one of its clients.
+func Etcd() (client *clientv3.Client, stop func()) {
+	cluster, err := etcdtest.New("")
+	if err != nil {
+		log.Fatal(err)
+	}
+	client, err = cluster.NewClient()
+	if err != nil {
+		log.Fatal(err)
+	}
+	return client, func() {
+		_ = client.Close()
+		cluster.Close()
+	}
+}
 
 // A Lock is one lock of an integration, as one process has it.
 type Lock struct {
