@@ -225,7 +225,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 		if len(a.parts) > 1 || !a.parts[0].own.BehindMore(enqueueReadLimit) {
 			look = settle.List(queues, enqueueReadLimit, since...)
 		}
-		leaving := a.s.removals.Take(name, true)
+		leaving := a.s.removals.Take(name)
 		leave := leaving.Ops()
 		keys := a.allKeys()
 		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, append(leave, look...)...))

@@ -160,25 +160,18 @@ func (n *removals) take(l *Leaving) Batch {
 }
 
 // Take takes what waits of the name for a txn that does more, as far as there is room. The caller sends Ops of
-// it, and then calls Done, or Return with what was not removed. If delays, others are removed only when it has called
-// Replied too.
-func (r *Removals) Take(name string, delays bool) (b Batch) {
+// it, and then calls Replied, and Done, or Return with what was not removed. Others are removed only when it has called
+// Replied.
+func (r *Removals) Take(name string) (b Batch) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	n := r.names[name]
-	if n == nil && delays {
+	if n == nil {
 		n = &removals{}
 		r.names[name] = n
 	}
-	if n == nil {
-		return nil
-	}
-	if delays {
-		n.sent++
-	}
-	b = n.takeMore(nil)
-	r.forget(name)
-	return b
+	n.sent++
+	return n.takeMore(nil)
 }
 
 // forget forgets the name if nothing of it is left.

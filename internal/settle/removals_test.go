@@ -179,14 +179,14 @@ func TestRemovals_BesideAnEnqueue(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		qs := r.enterMany(6)
 		for range 2 {
-			require.Empty(t, r.Take("a", true))
+			require.Empty(t, r.Take("a"))
 		}
 		r.RemoveLater("a", r.leave(qs[0], false))
 		r.Replied("a")
 		synctest.Wait()
 		r.requireTxns(0) // one is on its way still
 		r.RemoveLater("a", r.leave(qs[1], false))
-		taken := r.Take("a", true)
+		taken := r.Take("a")
 		require.Len(t, taken, 2)
 		r.RemoveLater("a", r.leave(qs[2], false))
 		r.Return("a", taken, false) // else each txn to come might take it along, and fail
@@ -197,7 +197,7 @@ func TestRemovals_BesideAnEnqueue(t *testing.T) {
 		r.Replied("a")
 
 		for range 2 {
-			require.Empty(t, r.Take("a", true))
+			require.Empty(t, r.Take("a"))
 		}
 		r.RemoveLater("a", r.leave(qs[5], false))
 		r.Replied("a")
@@ -207,14 +207,15 @@ func TestRemovals_BesideAnEnqueue(t *testing.T) {
 		synctest.Wait()
 		r.requireTxns(1)
 
-		require.Empty(t, r.Take("a", true))
+		require.Empty(t, r.Take("a"))
 		r.RemoveLater("a", r.leave(qs[3], true))
 		synctest.Wait()
 		r.requireTxns(1)
 		r.Replied("a")
 		require.False(t, r.Any())
 
-		require.Empty(t, r.Take("a", false))
+		require.Empty(t, r.Take("a"))
+		r.Replied("a")
 		require.False(t, r.Any())
 		r.RemoveLater("a", r.leave(qs[4], false))
 		synctest.Wait()
@@ -287,7 +288,8 @@ func TestRemovals_Many(t *testing.T) {
 		rev := r.put("", keys...)
 		other := r.leave(r.enter("a/6"), false)
 		l := r.Add("a", &Leaving{Keys: keys, Rev: rev, Now: true})
-		require.Equal(t, Batch{other}, r.Take("a", false), "nor does it travel")
+		require.Equal(t, Batch{other}, r.Take("a"), "nor does it travel")
+		r.Replied("a")
 		r.Return("a", Batch{other}, false)
 		_, err := r.Remove(t.Context(), "a", l)
 		require.NoError(t, err)
@@ -398,16 +400,18 @@ func TestRemovals_WaitEnds(t *testing.T) {
 // What leaves travels with a txn that does more, which says what became of it.
 func TestRemovals_Take(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
-		require.Empty(t, r.Take("a", false))
+		require.Empty(t, r.Take("a"))
+		r.Replied("a")
 		qs := r.enterMany(3)
 		a, b := r.leave(qs[0], true, qs[2]), r.leave(qs[1], true)
-		taken := r.Take("a", false)
+		taken := r.Take("a")
 		require.Equal(t, Batch{a, b}, taken)
 		r.RemoveLater("a", a)
 		synctest.Wait()
 		r.requireTxns(0)
 		resp, err := r.world.etcd.Client.Txn(t.Context()).Then(taken.Ops()...).Commit()
 		require.NoError(t, err)
+		r.Replied("a")
 		taken.Done(resp.Header.Revision, resp.Responses, false)
 		require.Equal(t, Removal{At: resp.Header.Revision, Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.removal)
 		require.Equal(t, []string{"a/5-3"}, r.there("a/"))
@@ -415,8 +419,9 @@ func TestRemovals_Take(t *testing.T) {
 		<-b.done
 
 		c := r.leave(qs[2], true)
-		taken = r.Take("a", false)
+		taken = r.Take("a")
 		r.world.Server.Remove("a/5-3") // by the txn, whose reply is lost
+		r.Replied("a")
 		r.Return("a", taken, true)
 		<-c.done
 		require.True(t, c.removal.Ambiguous)
