@@ -75,7 +75,7 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 	}
 	s := makeSession(client, c)
 	take := func(ctx context.Context) error { return s.lease.Grant(ctx, c.ttl) }
-	if c.lease != clientv3.NoLease {
+	if s.lease.Adopted {
 		take = s.lease.Adopt
 	}
 	if err := take(ctx); err != nil {

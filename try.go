@@ -47,9 +47,10 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 // read, unless the reply has shown all of it. If nothing blocks the entry, a txn writes it in any case, and shows what
 // came since: see unlessBlocked. To compare that nothing came would fail, again and again, while foreign keys are written.
 func (a *acquisition) tryEnqueue(ctx context.Context) error {
-	a.reserveKeys()
-	a.enlist()
-	if err := cmp.Or(a.awaitLeft(ctx), a.proveRaw(ctx)); err != nil {
+	if err := a.prepare(ctx); err != nil {
+		return err
+	}
+	if err := a.awaitLeft(ctx); err != nil {
 		return err
 	}
 	queues := a.queues()

@@ -29,9 +29,7 @@ import (
 
 // join puts the acquisition into the queue, to be waited for.
 func (h *Held) join(ctx context.Context) error {
-	h.reserveKeys()
-	h.enlist()
-	err := h.proveRaw(ctx)
+	err := h.prepare(ctx)
 	if err == nil {
 		err = h.enqueue(ctx)
 	}
@@ -41,15 +39,20 @@ func (h *Held) join(ctx context.Context) error {
 	return err
 }
 
-// proveRaw has etcd show the present before a raw value is written on an adopted lease: the process before may have written
-// the same, and a member that lags may not have shown that.
-func (a *acquisition) proveRaw(ctx context.Context) error {
+// prepare reserves the keys, and takes the acquisition's place in the lists. Before a raw value is written on an adopted
+// lease, etcd has to show the present: the process before may have written the same, and a member that lags may not have
+// shown that.
+func (a *acquisition) prepare(ctx context.Context) error {
+	a.reserveKeys()
+	a.enlist()
 	if !a.raw() || !a.s.lease.Adopted {
 		return nil
 	}
-	_, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...)
+	if _, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...); err != nil {
+		return a.s.lease.Translate(err)
+	}
 	a.s.keys.ProvenRaw(a.allKeys()...)
-	return a.s.lease.Translate(err)
+	return nil
 }
 
 // wait waits for what is before the acquisition, for one part after the other, and grants it.
