@@ -627,6 +627,22 @@ func TestSession_SweepsRawValues(t *testing.T) {
 	require.Len(t, entries(t, c, name), 1, "it may be the successor's")
 }
 
+// adoptAhead enqueues in the session that has adopted the lease of h, with its raw value. The entry must stand behind that of h,
+// and leave it there until it is adopted.
+func adoptAhead(t *testing.T, s *Session, c *clientv3.Client, h *Held, raw string) (behind *Ticket, adopted *Held) {
+	t.Helper()
+	name := h.label()
+	behind, err := NewMutex(s, name).Raw(raw).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	notGranted(t, behind, 1)
+	require.NoError(t, s.checkEntries(testCtx(t)))
+	queueIs(t, c, name, 2)
+	adopted, err = s.Adopt(testCtx(t), name)
+	require.NoError(t, err)
+	require.Equal(t, h.Token(), adopted.Token())
+	return behind, adopted
+}
+
 // A raw value has no nonce. Even so a Lock waits behind the entry of the process before, and leaves it there, until the
 // entry is adopted.
 func TestSession_LeavesARawEntryToAdopt(t *testing.T) {
@@ -636,14 +652,7 @@ func TestSession_LeavesARawEntryToAdopt(t *testing.T) {
 	h, err := NewMutex(s, name).Raw("10.0.0.1").Lock(testCtx(t))
 	require.NoError(t, err)
 	s2 := succeed(t, s, c)
-	tk, err := NewMutex(s2, name).Raw("10.0.0.1").Enqueue(testCtx(t))
-	require.NoError(t, err)
-	notGranted(t, tk, 1)
-	require.NoError(t, s2.checkEntries(testCtx(t)))
-	queueIs(t, c, name, 2)
-	h2, err := s2.Adopt(testCtx(t), name)
-	require.NoError(t, err)
-	require.Equal(t, h.Token(), h2.Token())
+	tk, h2 := adoptAhead(t, s2, c, h, "10.0.0.1")
 	require.NoError(t, h2.Unlock(testCtx(t)))
 	next, err := tk.Wait(testCtx(t))
 	require.NoError(t, err)
@@ -708,14 +717,7 @@ func TestSession_RawLockWithALostReplyBesideAnother(t *testing.T) {
 	})
 	s2 := succeed(t, s, c)
 	w.LoseReply("Txn")
-	tk, err := NewMutex(s2, name).Raw("v").Enqueue(testCtx(t))
-	require.NoError(t, err)
-	notGranted(t, tk, 1)
-	require.NoError(t, s2.checkEntries(testCtx(t)))
-	queueIs(t, c, name, 2)
-	h2, err := s2.Adopt(testCtx(t), name)
-	require.NoError(t, err)
-	require.Equal(t, h.Token(), h2.Token())
+	adoptAhead(t, s2, c, h, "v")
 }
 
 // A raw entry whose reply was lost is the session's own.
