@@ -181,8 +181,7 @@ func TestMulti_Interleavings(t *testing.T) {
 					if harness.Race && rand.N(3) > 0 {
 						continue // without the detector all of them are played
 					}
-					for at := 0; at < 60; at++ {
-						reached := false
+					eachStep(&scenes, len(others) == 0, 8, 16, func(at int) (reached bool) {
 						for leaveAt := at - 3; leaveAt <= at+4; leaveAt++ {
 							if len(others) == 0 && leaveAt != at {
 								continue
@@ -191,7 +190,7 @@ func TestMulti_Interleavings(t *testing.T) {
 								switch {
 								case len(others) < 2 && lag > 0:
 									continue
-								case (leaveAt != at || lag > 0) && rand.N(40) > 0, !scenes.Plays(4):
+								case (leaveAt != at || lag > 0) && (rand.N(40) > 0 || !scenes.Plays(4)):
 									continue // all of them take minutes
 								}
 								ok := true
@@ -201,14 +200,12 @@ func TestMulti_Interleavings(t *testing.T) {
 									ok = !t.Failed()
 								})
 								if !ok {
-									return
+									t.FailNow()
 								}
 							}
 						}
-						if !reached {
-							break
-						}
-					}
+						return reached
+					})
 				}
 			}
 		})

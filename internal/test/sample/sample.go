@@ -32,16 +32,33 @@ func OnlyInFull(t testing.TB) {
 	}
 }
 
+// Some is all of a test's variants in full, and else one of them at random.
+func Some[V any](variants []V) []V {
+	if Full() || len(variants) == 0 {
+		return variants
+	}
+	i := rand.N(len(variants))
+	return variants[i : i+1]
+}
+
 // Scenes are what a test plays of all scenes that there are. They are safe for concurrent use.
 type Scenes struct{ played, left atomic.Int64 }
 
 // Plays reports whether to play a scene: all are played in full, and else one in that many, at random.
 func (s *Scenes) Plays(oneIn int) bool {
-	if !Full() && rand.N(oneIn) > 0 {
-		s.left.Add(1)
+	if s.LeavesOut(oneIn, 1) {
 		return false
 	}
 	s.played.Add(1)
+	return true
+}
+
+// LeavesOut reports whether to play none of n scenes: in full never, and else all but one time in that many, at random.
+func (s *Scenes) LeavesOut(oneIn, n int) bool {
+	if Full() || rand.N(oneIn) == 0 {
+		return false
+	}
+	s.left.Add(int64(n))
 	return true
 }
 
