@@ -30,6 +30,7 @@ func renewals() (<-chan etcdlock.RenewedInfo, etcdlock.Option) {
 // attempt to renew may be the answer to the first one, and counts from when that was sent: also if the first attempt
 // has failed meanwhile.
 func TestFault_J1_OneReplyForSeveralRenewals(t *testing.T) {
+	t.Parallel()
 	for name, breaks := range map[string]bool{"all are answered": false, "the first one breaks": true} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

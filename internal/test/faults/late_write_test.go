@@ -154,6 +154,7 @@ func TestFault_A1_LateRequestAfterUnlock(t *testing.T) {
 // acquisition with its key finds it, does not wait for it, and does not take it for its
 // own entry.
 func TestFault_A1_LateWriteUnderTheOwnKey(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	mutex, read := harness.ExclusiveKey, harness.SharedKey
 	lock, rlock := (*etcdlock.RWMutex).Lock, (*etcdlock.RWMutex).RLock

@@ -104,6 +104,7 @@ func TestFault_F10_GrantedTTLCounts(t *testing.T) {
 // The session renews once in a third of its TTL, even if nobody listens, and not after its
 // end.
 func TestFault_F11_RenewalsAreFew(t *testing.T) {
+	t.Parallel()
 	tap := etcdtest.NewTap()
 	began := time.Now()
 	s := newSession(t, cluster.Client(t, tap), etcdlock.WithTTL(time.Second))

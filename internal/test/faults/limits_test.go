@@ -99,6 +99,7 @@ func TestFault_J8_Txn(t *testing.T) {
 // A queue and a list of names over the receive limit are read in smaller pages, a hold's removal is noticed, and a
 // lock is taken, by a client whose receive limit is small.
 func TestFault_J8_ReplyOverTheReceiveLimit(t *testing.T) {
+	t.Parallel()
 	const ttl, many = 2 * time.Second, 300
 	receive := 10 << 10
 	ctx := harness.Ctx(t)
@@ -250,6 +251,7 @@ func TestFault_J8_RefusedInBetween(t *testing.T) {
 
 // Where no lease was ever granted, Close has nothing to revoke.
 func TestFault_J8_CloseWithoutALease(t *testing.T) {
+	t.Parallel()
 	for what, endpoint := range map[string]string{
 		"nobody listens":  "http://127.0.0.1:1",
 		"nobody answers":  silent(t),

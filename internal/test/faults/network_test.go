@@ -135,11 +135,11 @@ func TestFault_B3_CreationCtx(t *testing.T) {
 }
 
 func TestFault_B4_CloseOnPartition(t *testing.T) {
+	t.Parallel()
 	const limit = 5 * time.Second // of Close
-	proxy := cluster.Proxy(t)
-	c := cluster.Client(t)
-	before := harness.Leases(t, c)
-	s, err := etcdlock.NewSession(harness.Ctx(t), cluster.Client(t, proxy), etcdlock.WithTTL(time.Minute))
+	own := etcdtest.Start(t)
+	proxy, c := own.Proxy(t), own.Client(t)
+	s, err := etcdlock.NewSession(harness.Ctx(t), own.Client(t, proxy), etcdlock.WithTTL(time.Minute))
 	require.NoError(t, err)
 	h, err := etcdlock.NewMutex(s, harness.LockName(t)).Lock(harness.Ctx(t))
 	require.NoError(t, err)
@@ -148,11 +148,11 @@ func TestFault_B4_CloseOnPartition(t *testing.T) {
 	require.ErrorContains(t, s.Close(), "not known to be revoked")
 	require.WithinRange(t, time.Now(), began.Add(limit), began.Add(limit+harness.Hang/2))
 	require.ErrorIs(t, h.Err(), etcdlock.ErrSessionClosed)
-	require.Equal(t, []clientv3.LeaseID{s.Lease()}, harness.Leases(t, c, before...))
+	require.Equal(t, []clientv3.LeaseID{s.Lease()}, harness.Leases(t, c))
 	proxy.Heal()
 	proxy.Reset()
 	require.NoError(t, s.Close(), "the revocation must go on in the background, and another Close must wait for it")
-	require.Empty(t, harness.Leases(t, c, before...))
+	require.Empty(t, harness.Leases(t, c))
 }
 
 // 1,000 calls on a slow link, each with a ctx of 0 to 5 ms, leave nothing behind.
@@ -203,6 +203,7 @@ func TestFault_B8_NothingLeaks(t *testing.T) {
 
 // The waiter's watch is on a member that is isolated from the others.
 func TestFault_C1_IsolatedMember(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithMembers(3))
 	leader, err := own.Leader(harness.Ctx(t))
 	require.NoError(t, err)
@@ -332,6 +333,7 @@ func TestFault_C3_C4_CompactionInBetween(t *testing.T) {
 
 // The event of the deletion never arrives: a waiter finds out by asking from time to time.
 func TestFault_C5_LostEvent(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
 		name := harness.LockName(t)
 		h, err := etcdlock.NewMutex(newSession(t, cluster.Client(t)), name).Lock(harness.Ctx(t))
@@ -360,6 +362,7 @@ func TestFault_C5_LostEvent(t *testing.T) {
 
 // The same for a hold: its watch is silent, as if the member hangs.
 func TestFault_C5_LostEventOfAHold(t *testing.T) {
+	t.Parallel()
 	client, w := harness.WiredClient(t, cluster)
 	s := newSession(t, client, etcdlock.WithTTL(2*time.Second))
 	w.OnRecv(func(_ string, msg any) (bool, error) {
@@ -439,6 +442,7 @@ func TestFault_C6_ClientClosed(t *testing.T) {
 
 // The messages of the watch arrive seconds late.
 func TestFault_C7_DelayedEvents(t *testing.T) {
+	t.Parallel()
 	name := harness.LockName(t)
 	h, err := etcdlock.NewMutex(newSession(t, cluster.Client(t)), name).Lock(harness.Ctx(t))
 	require.NoError(t, err)

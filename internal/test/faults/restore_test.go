@@ -17,6 +17,7 @@ import (
 // A snapshot is restored while locks are held and waited for. Owners of newer entries are told of the loss. If the
 // revision was raised, entries older than the snapshot are not affected; else see TestFault_J2_RestoreToLowerRevisions.
 func TestFault_F5_SnapshotRestored(t *testing.T) {
+	t.Parallel()
 	for _, bump := range []uint64{0, 1_000_000} {
 		t.Run(fmt.Sprint("bump ", bump), func(t *testing.T) {
 			t.Parallel()

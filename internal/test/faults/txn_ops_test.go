@@ -18,6 +18,7 @@ import (
 
 // An etcd whose --max-txn-ops is small. What a session would do in one request that is larger it does in several.
 func TestFault_J9_FewOperationsInATxn(t *testing.T) {
+	t.Parallel()
 	for _, most := range []uint{16, 8} {
 		t.Run(fmt.Sprint(most), func(t *testing.T) {
 			t.Parallel()
