@@ -43,7 +43,7 @@ import (
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/internal/outcome"
+	"github.com/etcdlock/etcdlock/outcome"
 )
 
 // An Option changes what Hooks makes.

@@ -7,7 +7,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/internal/outcome"
+	"github.com/etcdlock/etcdlock/outcome"
 )
 
 // maxNames bounds the values of the label name; see the package's documentation.

@@ -8,7 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/internal/outcome"
+	"github.com/etcdlock/etcdlock/outcome"
 )
 
 // A Collector collects the metrics of all sessions that get its Hooks. It is safe

@@ -15,7 +15,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/outcome"
+	"github.com/etcdlock/etcdlock/outcome"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
@@ -30,7 +30,7 @@ const (
 // countErrors is a hook, and counts what metrics count as outcome="error".
 func countErrors(n *atomic.Int64) etcdlock.Option {
 	return etcdlock.WithHooks(&etcdlock.Hooks{Abandoned: func(_ context.Context, i etcdlock.AbandonedInfo) {
-		if outcome.Of(i.Err) == "error" {
+		if outcome.Of(i.Err) == outcome.Error {
 			n.Add(1)
 		}
 	}})
