@@ -11,6 +11,7 @@ test:
 # All tests in full, with the race detector and the newest versions of what the module needs
 race:
 	ETCDLOCK_FULL=1 go test -modfile=go.latest.mod -race -timeout 20m ./...
+	go -C examples test -race ./... github.com/etcdlock/etcdlock/promlock github.com/etcdlock/etcdlock/otellock
 
 # What needs no server: in about 15 s on 2 cores
 quick:
@@ -19,7 +20,7 @@ quick:
 	go test ./internal/etcd ./internal/keyspace ./internal/tool/layout ./internal/lease ./internal/queue ./internal/settle ./internal/waitlist ./internal/ahead
 
 lint:
-	for d in . bench deploy integrations; do (cd $$d && $(LINT) run ./...) || exit 1; done
+	for d in . promlock otellock examples bench deploy integrations; do (cd $$d && $(LINT) run ./...) || exit 1; done
 
 fmt:
 	$(LINT) fmt

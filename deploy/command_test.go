@@ -29,7 +29,7 @@ const release = "1.2.3-test" // VERSION of the Dockerfile
 // The image's command says its version: in the image there is no repository to ask.
 func TestCommands_Version(t *testing.T) {
 	t.Parallel()
-	out, err := exec.Command(build(t, "./cmd/etcdlock"), "--version").Output()
+	out, err := exec.Command(build(t, "etcdlock"), "--version").Output()
 	require.NoError(t, err)
 	require.Contains(t, string(out), release)
 }
@@ -42,21 +42,28 @@ func TestDockerfile_Platforms(t *testing.T) {
 	require.Regexp(t, `(?s)FROM --platform=\$BUILDPLATFORM golang:\S+ AS build\n.*\nARG TARGETOS TARGETARCH .*\nENV CGO_ENABLED=0 GOOS=\$TARGETOS GOARCH=\$TARGETARCH\nRUN go build`, string(dockerfile))
 }
 
-// build builds a command of the repository as the Dockerfile does, but with the flags
-// that the packages are compiled with already.
-func build(t *testing.T, pkg string) string {
+// build builds a program of the images with the Dockerfile's line for it, but with the flags that the packages are compiled
+// with already.
+func build(t *testing.T, name string) string {
 	t.Helper()
 	dockerfile, err := os.ReadFile("Dockerfile")
 	require.NoError(t, err)
-	require.Regexp(t, `(?m)^RUN go build -trimpath (-ldflags "-X main\.release=\$VERSION" )?-o /out/`+filepath.Base(pkg)+` `+regexp.QuoteMeta(pkg)+`$`, string(dockerfile))
-	require.Contains(t, string(dockerfile), "ENV GOFLAGS=-modfile=/src/go.latest.mod\n")
-	gomod, err := os.ReadFile("../go.latest.mod")
+	line := regexp.MustCompile(`(?m)^RUN (go .*build) -trimpath (.*-o )/out/` + name + `( \S+)$`).FindStringSubmatch(string(dockerfile))
+	require.NotNil(t, line, name)
+	gomod := "../go.latest.mod"
+	if name == "cron" {
+		gomod = "../examples/go.mod"
+	} else {
+		require.Contains(t, line[2], "-modfile=go.latest.mod ")
+	}
+	text, err := os.ReadFile(gomod)
 	require.NoError(t, err)
-	version := regexp.MustCompile(`(?m)^go (1\.\d+)`).FindSubmatch(gomod)[1]
+	version := regexp.MustCompile(`(?m)^go (1\.\d+)`).FindSubmatch(text)[1]
 	require.Contains(t, string(dockerfile), "FROM --platform=$BUILDPLATFORM golang:"+string(version)+" ")
-	bin := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	cmd := exec.Command("go", "build", "-modfile=go.latest.mod", "-ldflags", "-X main.release="+release, "-o", bin, pkg)
+	bin := filepath.Join(t.TempDir(), name)
+	cmd := exec.Command("sh", "-c", line[1]+" "+line[2]+bin+line[3])
 	cmd.Dir = ".."
+	cmd.Env = append(os.Environ(), "VERSION="+release)
 	out, err := cmd.CombinedOutput()
 	require.NoError(t, err, string(out))
 	return bin
@@ -101,7 +108,7 @@ func reportCommand(t *testing.T, wait string, program ...string) *exec.Cmd {
 	if wait != "" {
 		args[slices.Index(args, "--wait")+1] = wait
 	}
-	return exec.CommandContext(bounded(t), build(t, "./cmd/etcdlock"), append(args, program...)...)
+	return exec.CommandContext(bounded(t), build(t, "etcdlock"), append(args, program...)...)
 }
 
 // The CronJob's command runs a program under the lock.
@@ -140,7 +147,7 @@ func TestCommands_Cron(t *testing.T) {
 		require.Contains(t, []string{"LISTEN", "POD_NAME"}, e.Name, "examples/cron has no such variable")
 	}
 	ctx := bounded(t)
-	cmd := exec.CommandContext(ctx, build(t, "./examples/cron"))
+	cmd := exec.CommandContext(ctx, build(t, "cron"))
 	cmd.Env = append(env, "POD_NAME=cron-0", "LISTEN=127.0.0.1:0")
 	require.NoError(t, cmd.Start())
 	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.TLS = clientTLS(t, env) }))

@@ -3,7 +3,8 @@ module github.com/etcdlock/etcdlock/deploy
 go 1.26.0
 
 require (
-	github.com/etcdlock/etcdlock v0.0.0-00010101000000-000000000000
+	github.com/etcdlock/etcdlock v0.0.0
+	github.com/etcdlock/etcdlock/promlock v0.0.0
 	github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring v0.95.1
 	github.com/prometheus/client_golang v1.24.1
 	github.com/prometheus/client_model v0.6.3
@@ -183,4 +184,7 @@ require (
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 )
 
-replace github.com/etcdlock/etcdlock => ../
+replace (
+	github.com/etcdlock/etcdlock => ../
+	github.com/etcdlock/etcdlock/promlock => ../promlock
+)

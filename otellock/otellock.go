@@ -1,5 +1,5 @@
 // Package otellock makes OpenTelemetry spans of the waits and holds of etcdlock's
-// locks.
+// locks. It is a module of its own: go get github.com/etcdlock/etcdlock/otellock
 //
 //	locks := etcdlock.New(client, etcdlock.WithHooks(otellock.Hooks()))
 //

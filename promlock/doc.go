@@ -1,4 +1,5 @@
-// Package promlock exports metrics of etcdlock's locks to Prometheus.
+// Package promlock exports metrics of etcdlock's locks to Prometheus. It is a module of its own:
+// go get github.com/etcdlock/etcdlock/promlock
 //
 //	metrics := promlock.New()
 //	prometheus.MustRegister(metrics)

@@ -1,7 +1,7 @@
 // Command batch works through many items that each need the same lock. It takes the lock once and keeps it for
 // as long as nobody else wants it, instead of locking and unlocking for each item.
 //
-//	go run ./examples/batch
+//	go -C examples run ./batch
 //
 // starts an etcd and two processes' worth of work: one has 1,000 items, the other one comes in the middle, and
 // gets in as soon as the item that is under way is done.

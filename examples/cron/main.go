@@ -1,7 +1,7 @@
 // Command cron is a service with several replicas. One of them, the leader, runs
 // the jobs that are due.
 //
-//	go run ./examples/cron
+//	go -C examples run ./cron
 //
 // starts an etcd and three replicas, ends the leader as a rolling update does, and
 // checks that another replica went on at once. With ETCDCTL_ENDPOINTS it is one

@@ -3,7 +3,7 @@
 // Fencing shows what no lock can do: stop a process that was paused from continuing
 // after its lock is lost. It also shows how to protect the data nevertheless.
 //
-//	go run ./examples/fencing
+//	go -C examples run ./fencing
 //
 // Process A takes a lock and is stopped (SIGSTOP) for twice its TTL, in the middle of
 // its work. B gets the lock and writes. Then A is resumed and continues where it was

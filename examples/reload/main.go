@@ -2,7 +2,7 @@
 // the configuration holds a read lock, so it sees all of the old version or all of the
 // new one. When the change is done, nobody uses the old version any more.
 //
-//	go run ./examples/reload
+//	go -C examples run ./reload
 //
 // starts an etcd, four readers and a writer, and checks that.
 package main

@@ -1,7 +1,7 @@
 // Command service is a whole service with several replicas: an HTTP API whose requests take a lock
 // each, a leader, health checks, metrics, a log, and an end that leaves nothing behind.
 //
-//	go run ./examples/service
+//	go -C examples run ./service
 //
 // starts an etcd and two replicas, sends them requests, stops etcd for a while in the middle, and
 // checks that nothing was lost and that all goes on. With ETCDCTL_ENDPOINTS it is one replica in

@@ -14,6 +14,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/examples/internal/ops"
+	"github.com/etcdlock/etcdlock/otellock"
 	"github.com/etcdlock/etcdlock/promlock"
 )
 
@@ -34,7 +35,8 @@ type service struct {
 	log      *slog.Logger
 }
 
-// newService makes no request: it may start before etcd does.
+// newService makes no request: it may start before etcd does. Its spans go to the global TracerProvider, which is
+// that of the program, or none.
 func newService(client *clientv3.Client, owner string, log *slog.Logger, opts ...etcdlock.Option) *service {
 	metrics, registry := promlock.New(promlock.WithName(func(lock string) string {
 		if lock == leadership {
@@ -43,7 +45,8 @@ func newService(client *clientv3.Client, owner string, log *slog.Logger, opts ..
 		return "accounts/*" // not a time series for each account
 	})), prometheus.NewRegistry()
 	registry.MustRegister(metrics)
-	locks := etcdlock.New(client, append(opts, etcdlock.WithOwner(owner), etcdlock.WithLogger(log), etcdlock.WithHooks(metrics.Hooks()))...)
+	locks := etcdlock.New(client, append(opts, etcdlock.WithOwner(owner), etcdlock.WithLogger(log),
+		etcdlock.WithHooks(metrics.Hooks(), otellock.Hooks()))...)
 	return &service{client, locks, locks.Elector(leadership), registry, log}
 }
 

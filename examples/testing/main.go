@@ -2,8 +2,8 @@
 // test, into which etcdtest can inject faults. The tests are in importer_test.go. This
 // program does the same as one of them and prints what happens.
 //
-//	go test ./examples/testing
-//	go run ./examples/testing
+//	go -C examples test ./testing
+//	go -C examples run ./testing
 package main
 
 import (

@@ -15,9 +15,9 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/outcome"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
+	"github.com/etcdlock/etcdlock/outcome"
 )
 
 // Row J19: etcd has an alarm. It answers, renews leases, and refuses new locks.

@@ -17,10 +17,13 @@ import (
 
 // A Package is one package of the library, or one that it depends on.
 type Package struct {
-	ImportPath   string
-	Dir          string
-	Standard     bool
-	Module       *struct{ Main bool }
+	ImportPath string
+	Dir        string
+	Standard   bool
+	Module     *struct {
+		Path string
+		Main bool
+	}
 	GoFiles      []string // without tests
 	TestGoFiles  []string // of the package itself
 	XTestGoFiles []string // of its external test package

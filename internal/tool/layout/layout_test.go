@@ -180,3 +180,24 @@ func TestDropInIsALayerAboveTheRoot(t *testing.T) {
 		require.LessOrEqual(t, lines(t, file), maxLines)
 	}
 }
+
+// A program that locks has neither Prometheus nor OpenTelemetry by the root's module. promlock and otellock are modules of
+// their own, which a program may combine with another version of the root: what they import of it must be public.
+func TestHooksAreModulesOfTheirOwn(t *testing.T) {
+	for _, line := range strings.Split(read(t, "go.mod"), "\n") {
+		if strings.Contains(line, "prometheus") || strings.Contains(line, "opentelemetry") {
+			require.True(t, strings.HasSuffix(line, "// indirect"), "the root's module requires %s", line)
+		}
+	}
+	for _, dir := range []string{"promlock", "otellock"} {
+		packages, err := list(filepath.Join(root, dir), "./...")
+		require.NoError(t, err)
+		require.NotEmpty(t, packages)
+		for _, p := range packages {
+			require.Equal(t, module+"/"+dir, p.Module.Path)
+			for _, path := range p.Imports {
+				require.False(t, strings.HasPrefix(path, module+"/internal/"), "%s imports %s", p.ImportPath, path)
+			}
+		}
+	}
+}
