@@ -38,7 +38,10 @@ holders that have been in the queue for longer than --max-hold, clocks that diff
 are not entries.
 
 It looks at the leases twice, some seconds apart, and changes nothing. The exit status is 2 if
-something needs attention.`,
+something needs attention.
+
+NAME may be what metrics and the log call a lock by: for "a, b", the names of a Multi, it looks at
+both locks, and for a name that nobody uses itself at the locks below NAME/.`,
 		Example: `  etcdlock doctor jobs/report
   etcdlock doctor --max-hold 1h jobs/report || page-somebody`,
 		Args: wants(lockName),
@@ -72,15 +75,22 @@ type doctor struct {
 }
 
 func (d *doctor) attention(do, what string, args ...any) {
-	d.findings = append(d.findings, finding{true, fmt.Sprintf(what, args...), do})
+	d.find(finding{true, fmt.Sprintf(what, args...), do})
 }
 
 func (d *doctor) note(what string, args ...any) {
-	d.findings = append(d.findings, finding{What: fmt.Sprintf(what, args...)})
+	d.find(finding{What: fmt.Sprintf(what, args...)})
+}
+
+// find adds a finding once: the queues of several names may lead to the same.
+func (d *doctor) find(f finding) {
+	if !slices.Contains(d.findings, f) {
+		d.findings = append(d.findings, f)
+	}
 }
 
 func (d *doctor) run(ctx context.Context, name string, output format) error {
-	q, unread := d.inspect(ctx, name)
+	queues, unread := d.read(ctx, name)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -94,7 +104,7 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 	}
 	now := time.Now()
 	if unread == nil {
-		if unread = d.queue(ctx, q, now); unread != nil { // etcd went away between the two looks
+		if unread = d.queues(ctx, queues, now); unread != nil { // etcd went away between the two looks
 			d.findings = nil
 			if err := d.members(ctx, unread); err != nil {
 				return err
@@ -112,13 +122,16 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 			Revision  int64     `json:"revision"`
 			Attention bool      `json:"attention"`
 			Findings  []finding `json:"findings"`
-		}{name, q.Revision, needs, append([]finding{}, d.findings...)})
+		}{name, queues[len(queues)-1].Revision, needs, append([]finding{}, d.findings...)})
 	} else {
-		title := screen.Line{screen.Bold(shown(name)), screen.Plain(": unknown, because etcd does not answer")}
+		titles := []screen.Line{{screen.Bold(shown(name)), screen.Plain(": unknown, because etcd does not answer")}}
 		if unread == nil {
-			title = heading(q, now)
+			titles = nil
+			for _, q := range queues {
+				titles = append(titles, heading(q, now))
+			}
 		}
-		err = d.print(title, needs)
+		err = d.print(titles, needs)
 	}
 	if err == nil && needs {
 		err = ending{status: statusAttention}
@@ -126,7 +139,7 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 	return err
 }
 
-// inspect reads the queue. It waits as long as etcd may take for its first answer.
+// inspect reads a queue. It waits as long as etcd may take for its first answer.
 func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, error) {
 	ctx, cancel := context.WithTimeout(ctx, cmp.Or(d.etcd.CommandTimeout, d.etcd.DialTimeout))
 	defer cancel()
@@ -142,9 +155,9 @@ func heading(q etcdlock.Queue, now time.Time) screen.Line {
 	return title
 }
 
-func (d *doctor) print(title screen.Line, needs bool) error {
+func (d *doctor) print(titles []screen.Line, needs bool) error {
 	view := screen.New(os.Stdout)
-	view.Print(title)
+	view.Print(titles...)
 	for _, f := range d.findings {
 		if f.Attention {
 			view.Print(screen.Line{screen.Red("ATTENTION  "), screen.Plain(f.What)}, screen.Text("           "+f.Do))

@@ -184,7 +184,7 @@ func (d *doctor) member(m member, unread error, full bool) {
 		d.attention("it does not see the other members: look at its network and log", "etcd's member %v knows no leader", m)
 	case s.DbSizeQuota > 0 && s.DbSize > s.DbSizeQuota/10*9 && !full: // else alarms has said that
 		d.attention(fmt.Sprintf("free space before it is full and refuses every lock: etcdctl compact --physical %d, then etcdctl defrag for one member after the other. %s", s.Header.Revision, liveData),
-			"etcd's member %v has used %.1f of %.1f MiB", m, float64(s.DbSize)/(1<<20), float64(s.DbSizeQuota)/(1<<20))
+			"etcd's member %v has used %s MiB of %s, and %s of it hold keys and their history", m, mib(s.DbSize), mib(s.DbSizeQuota), mib(s.DbSizeInUse))
 	}
 	if m.took > 500*time.Millisecond {
 		d.note("etcd's member %v took %v to answer", m, m.took.Round(time.Millisecond))
@@ -214,7 +214,7 @@ func (d *doctor) alarms(all []member) (full bool) {
 		case strings.Contains(a, "alarm:NOSPACE"):
 			full = true
 			d.attention(fmt.Sprintf("free space, then lift the alarm: etcdctl compact --physical %d; etcdctl defrag for one member after the other; etcdctl alarm disarm. Repeat it once if the alarm comes back: the members compact in the background. %s", revision, liveData),
-				"etcd is out of space (alarm NOSPACE): it refuses every attempt to take a lock")
+				"etcd is out of space (alarm NOSPACE; %s): it refuses every attempt to take a lock", inUse(all))
 		case strings.Contains(a, "alarm:CORRUPT"):
 			d.attention("etcdctl alarm list names it: stop it, remove it from the cluster, and add it anew with empty data", "a member of etcd has other data than the rest (%s)", plain(a))
 		default:
@@ -222,6 +222,23 @@ func (d *doctor) alarms(all []member) (full bool) {
 		}
 	}
 	return full
+}
+
+// mib writes a size in MiB. A quota may be a few of them, so one decimal counts.
+func mib(bytes int64) string { return fmt.Sprintf("%.1f", float64(bytes)/(1<<20)) }
+
+// inUse says how full the fullest of the members that answer is. Before etcd 3.6 they do not tell their quota.
+func inUse(all []member) string {
+	var used, quota int64
+	for _, m := range all {
+		if m.answers() && m.status.DbSizeInUse >= used {
+			used, quota = m.status.DbSizeInUse, m.status.DbSizeQuota
+		}
+	}
+	if quota == 0 {
+		return mib(used) + " MiB are in use"
+	}
+	return mib(used) + " MiB of " + mib(quota) + " are in use"
 }
 
 func (d *doctor) versions(all []member, of int) {

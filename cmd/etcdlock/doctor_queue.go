@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -16,42 +15,23 @@ import (
 
 // What `etcdlock doctor` looks for in the queue of a lock.
 
-func (d *doctor) queue(ctx context.Context, q etcdlock.Queue, now time.Time) error {
-	d.noLease(q)
-	d.tooOld(q, now)
-	if err := d.leases(ctx, q); err != nil {
+func (d *doctor) queues(ctx context.Context, queues []etcdlock.Queue, now time.Time) error {
+	for _, q := range queues {
+		d.noLease(q)
+		d.tooOld(q, now)
+	}
+	if err := d.leases(ctx, queues); err != nil {
 		return err
 	}
-	d.clocks(q, now)
-	d.manyKeys(ctx, q)
-	d.foreign(q)
-	if err := d.label(ctx, q); err != nil {
-		return err
-	}
-	return d.multis(ctx, q)
-}
-
-// label looks for what is no lock but the label of a Multi in metrics, errors and the log: its names, with commas.
-func (d *doctor) label(ctx context.Context, q etcdlock.Queue) error {
-	names := strings.Split(q.Name, ", ")
-	if len(names) == 1 || len(q.Entries) > 0 {
-		return nil
-	}
-	var ask []string
-	busy := false
-	for _, name := range names {
-		one, err := d.inspect(ctx, name)
-		switch {
-		case errors.Is(err, etcdlock.ErrInvalidName):
-			return nil // it is no Multi's
-		case err != nil:
+	for _, q := range queues {
+		d.clocks(q, now)
+		d.manyKeys(ctx, q)
+		if err := d.multis(ctx, q, now); err != nil {
 			return err
 		}
-		busy = busy || len(one.Entries) > 0
-		ask = append(ask, "etcdlock doctor "+quote(name))
-	}
-	if busy {
-		d.attention(strings.Join(ask, "; "), "no lock has this name: metrics, errors and the log write the names of a Multi so, and its locks are in use")
+		if !d.below(ctx, q, now) {
+			d.foreign(q)
+		}
 	}
 	return nil
 }
@@ -74,13 +54,18 @@ func breakHint(e etcdlock.Entry) string {
 
 func (d *doctor) tooOld(q etcdlock.Queue, now time.Time) {
 	for _, e := range q.Holders() {
-		if d.maxHold > 0 && !e.Queued.IsZero() && now.Sub(e.Queued) > d.maxHold {
+		if d.tooLong(e, now) {
 			d.attention("find out what it does; "+breakHint(e), "%s holds the lock, and has been in the queue for %s, longer than %v", owner(e), age(now.Sub(e.Queued)), d.maxHold)
 		}
 		if e.GrantedTTL > time.Minute {
 			d.note("if %s dies, the lock stays taken for up to %v, the TTL of its lease", owner(e), e.GrantedTTL)
 		}
 	}
+}
+
+// tooLong reports whether an entry has been in the queue for longer than --max-hold.
+func (d *doctor) tooLong(e etcdlock.Entry, now time.Time) bool {
+	return d.maxHold > 0 && !e.Queued.IsZero() && now.Sub(e.Queued) > d.maxHold
 }
 
 // watchLeases bounds the time between the two looks at the leases. It is enough for
@@ -91,11 +76,13 @@ const watchLeases = 6 * time.Second
 // leases looks for leases that nobody renews. A process that lives renews its lease
 // every third of the TTL, so two thirds are always left, less the rounding to whole
 // seconds by etcd. A lease that has less, and does not get more, is not renewed.
-func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
+func (d *doctor) leases(ctx context.Context, queues []etcdlock.Queue) error {
 	wait := time.Duration(0)
-	for _, e := range q.Entries {
-		if need := e.TTL - overdueBelow(e) + time.Second; e.Lease != 0 && need <= watchLeases {
-			wait = max(wait, need, 1500*time.Millisecond)
+	for _, q := range queues {
+		for _, e := range q.Entries {
+			if need := e.TTL - overdueBelow(e) + time.Second; e.Lease != 0 && need <= watchLeases {
+				wait = max(wait, need, 1500*time.Millisecond)
+			}
 		}
 	}
 	if wait == 0 {
@@ -108,10 +95,18 @@ func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	later, err := d.inspect(ctx, q.Name)
-	if err != nil {
-		return err
+	for _, q := range queues {
+		later, err := d.inspect(ctx, q.Name)
+		if err != nil {
+			return err
+		}
+		d.renewed(q, later)
 	}
+	return nil
+}
+
+// renewed compares the leases of a queue with what they are later.
+func (d *doctor) renewed(q, later etcdlock.Queue) {
 	for _, e := range q.Entries {
 		i := slices.IndexFunc(later.Entries, func(l etcdlock.Entry) bool { return l.Key == e.Key && l.Token == e.Token })
 		if e.Lease == 0 {
@@ -128,7 +123,6 @@ func (d *doctor) leases(ctx context.Context, q etcdlock.Queue) error {
 				"nobody renews the lease of %s (%s): of %v it has %v left; its process has ended, is stopped, can't reach etcd, or is refused by etcd", owner(l), state(later, i), l.GrantedTTL, l.TTL)
 		}
 	}
-	return nil
 }
 
 // overdueBelow is the rest of a lease below which its renewal is overdue.
@@ -176,28 +170,6 @@ func (d *doctor) clocks(q etcdlock.Queue, now time.Time) {
 	}
 }
 
-// multis looks where else a Multi stands that has the lock: it keeps that while it waits for another.
-func (d *doctor) multis(ctx context.Context, q etcdlock.Queue) error {
-	for _, e := range q.Holders() {
-		for _, name := range others(e) {
-			other, err := d.inspect(ctx, name)
-			if err != nil {
-				return err
-			}
-			i := slices.IndexFunc(other.Entries, func(o etcdlock.Entry) bool { return o.Token == e.Token })
-			switch {
-			case i < 0:
-				d.note("%s has no entry in %s any more: it releases all of them, or does not know yet that it has lost them", party(e), shown(name))
-			case !other.Entries[i].Holds && (other.Entries[0].Data || !hasLease(other.Entries[0])):
-				d.attention("etcdlock doctor "+quote(name), "%s is first here, and does not work yet: it waits for %s, where an entry without a lease is first", party(e), shown(name))
-			case !other.Entries[i].Holds:
-				d.note("%s is first here, and does not work yet: it waits for %s, which %s holds", party(e), shown(name), owner(other.Entries[0]))
-			}
-		}
-	}
-	return nil
-}
-
 func (d *doctor) foreign(q etcdlock.Queue) {
 	const some = 3
 	if n := len(q.Foreign); n > 0 {
@@ -208,11 +180,7 @@ func (d *doctor) foreign(q etcdlock.Queue) {
 		if n > some {
 			keys = append(keys, fmt.Sprintf("and %d more", n-some))
 		}
-		locks := ""
-		if len(q.Entries) == 0 {
-			locks = " (if locks have such names: etcdlock ls " + quote(q.Name+"/") + ")"
-		}
-		d.note("below %s/ are keys that are not entries, and this lock ignores them: %s%s. Etcd's own clients (etcdctl lock, concurrency.Mutex) would wait for them, so don't nest the names that these use",
-			shown(q.Name), strings.Join(keys, ", "), locks)
+		d.note("below %s/ are keys that are not entries, and this lock ignores them: %s. Etcd's own clients (etcdctl lock, concurrency.Mutex) would wait for them, so don't nest the names that these use",
+			shown(q.Name), strings.Join(keys, ", "))
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"os"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -25,7 +26,12 @@ func TestMulti_ShowListDoctor(t *testing.T) {
 
 	status, out, says := ask(t, cluster, "show", "a")
 	require.Zero(t, status, says)
-	require.Regexp(t, `holds +exclusive +\d+s +≤\d+s +\d+ of 10s +ann \(with b, c d, e and 1 more\) +a/[0-9a-f]+@\d+$`, out)
+	require.Regexp(t, `holds +exclusive +\d+s +≤\d+s +\d+ of 10s +ann \(with b, c d, e and 1 more\) +a/[0-9a-f]+@\d+
+ann \(with b, c d, e and 1 more\) works only when it has all of its names: etcdlock doctor a says whether it has$`, out)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "show", "a", "--watch")
+	r.until(t, `^ann .* works only when it has all of its names: `)
+	require.NoError(t, r.cmd.Process.Signal(os.Interrupt))
+	require.Equal(t, 130, r.wait(t))
 	_, shown, _ := ask(t, cluster, "show", "b")
 	require.Regexp(t, `place 1 .* ann \(with a, c.*\) +b/`, shown)
 	q, err := etcdlock.New(client).Inspect(bounded(t), "e")
@@ -40,9 +46,9 @@ func TestMulti_ShowListDoctor(t *testing.T) {
 	require.Regexp(t, `(?m)^e +ann \(with a, b, `, out)
 
 	_, out, _ = ask(t, cluster, "doctor", "a")
-	require.Regexp(t, `note +ann \(with .*\) is first here, and does not work yet: it waits for b, which bob holds`, out)
+	require.Regexp(t, `note +ann \(with .*\) is first in a, and does not work yet: it waits for b, which bob holds \(etcdlock doctor b\)`, out)
 	_, out, _ = ask(t, cluster, "doctor", "b")
-	require.NotContains(t, out, "first here")
+	require.NotContains(t, out, "first in")
 	_, err = client.Delete(bounded(t), q.Entries[0].Key)
 	require.NoError(t, err)
 	_, out, _ = ask(t, cluster, "doctor", "a")

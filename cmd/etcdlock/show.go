@@ -69,6 +69,17 @@ func dataIn(q etcdlock.Queue) string {
 	return lines
 }
 
+// partsOf has a line for each holder that may still wait for its other names.
+func partsOf(q etcdlock.Queue) string {
+	lines := ""
+	for _, e := range q.Holders() {
+		if len(others(e)) > 0 {
+			lines += fmt.Sprintf("%s works only when it has all of its names: etcdlock doctor %s says whether it has\n", who(e), quote(q.Name))
+		}
+	}
+	return lines
+}
+
 // showQueue writes a queue for people.
 func showQueue(q etcdlock.Queue, now time.Time) string {
 	title := fmt.Sprintf("%s: %s\n", shown(q.Name), standing(q))
@@ -79,5 +90,5 @@ func showQueue(q etcdlock.Queue, now time.Time) string {
 	for i, e := range q.Entries {
 		rows = append(rows, []string{state(q, i), kindOf(e), queued(e, now), held(e, time.Time{}, now), lease(e), party(e), quote(ref(e))})
 	}
-	return title + "\n" + table(rows) + dataIn(q)
+	return title + "\n" + table(rows) + dataIn(q) + partsOf(q)
 }

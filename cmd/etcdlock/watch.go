@@ -209,6 +209,9 @@ func (b *board) lines(now time.Time) []screen.Line {
 	for l := range strings.Lines(dataIn(q)) {
 		lines = append(lines, screen.Line{screen.Red(strings.TrimSuffix(l, "\n"))})
 	}
+	for l := range strings.Lines(partsOf(q)) {
+		lines = append(lines, screen.Text(strings.TrimSuffix(l, "\n")))
+	}
 	if len(b.events) > 0 {
 		lines = append(lines, screen.Line{})
 	}

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/etcdlock/etcdlock"
+)
+
+// What `etcdlock doctor` makes of a name that is several locks, and of an acquisition of several names (a Multi).
+
+// read reads the queue of a name. If nobody uses that name, it may be the label of a Multi in metrics, errors and the
+// log: its names, with ", " between them. Then read reads the queues of these names.
+func (d *doctor) read(ctx context.Context, name string) ([]etcdlock.Queue, error) {
+	q, err := d.inspect(ctx, name)
+	own, names := []etcdlock.Queue{q}, strings.Split(name, ", ")
+	if err != nil || len(q.Entries) > 0 || len(names) == 1 {
+		return own, err
+	}
+	var parts []etcdlock.Queue
+	used := false
+	for _, name := range names {
+		q, err := d.inspect(ctx, name)
+		switch {
+		case errors.Is(err, etcdlock.ErrInvalidName):
+			return own, nil // it is one name with a comma
+		case err != nil:
+			return own, err
+		}
+		parts, used = append(parts, q), used || len(q.Entries) > 0
+	}
+	if !used {
+		return own, nil
+	}
+	return parts, nil
+}
+
+// multis looks where else a Multi stands that is first here: it keeps the lock while it waits for its other names.
+func (d *doctor) multis(ctx context.Context, q etcdlock.Queue, now time.Time) error {
+	for _, e := range q.Holders() {
+		for _, name := range others(e) {
+			other, err := d.inspect(ctx, name)
+			if err != nil {
+				return err
+			}
+			i := slices.IndexFunc(other.Entries, func(o etcdlock.Entry) bool { return o.Token == e.Token })
+			if i < 0 {
+				d.note("%s has no entry in %s any more: it releases all of them, or does not know yet that it has lost them", party(e), shown(name))
+				continue
+			}
+			if other.Entries[i].Holds {
+				continue
+			}
+			stands := fmt.Sprintf("%s is first in %s, and does not work yet: it waits for %s", party(e), shown(q.Name), shown(name))
+			do := "etcdlock doctor " + quote(name)
+			switch first := other.Entries[0]; {
+			case stuck(other.Entries[:i]) != "":
+				d.attention(do, "%s, where %s", stands, stuck(other.Entries[:i]))
+			case d.tooLong(first, now):
+				d.attention(do, "%s; %s holds that, and has been in the queue for %s", stands, owner(first), age(now.Sub(first.Queued)))
+			default:
+				d.note("%s, which %s holds (%s)", stands, owner(first), do)
+			}
+		}
+	}
+	return nil
+}
+
+// stuck says what is wrong with the first of the entries that has no lease. Nothing removes it by itself.
+func stuck(entries []etcdlock.Entry) string {
+	for _, e := range entries {
+		switch {
+		case e.Data:
+			return looksLikeData(e)
+		case !hasLease(e):
+			return shown(ref(e)) + " has no lease: it stays until somebody removes it"
+		}
+	}
+	return ""
+}
+
+// below looks at the locks below a name that nobody uses itself: metrics may call all of them by it (promlock.WithName).
+// It reports whether there are any.
+func (d *doctor) below(ctx context.Context, q etcdlock.Queue, now time.Time) bool {
+	const most, some = 1000, 3
+	if len(q.Entries) > 0 || len(q.Foreign) == 0 {
+		return false
+	}
+	prefix := q.Name + "/"
+	ctx, cancel := context.WithTimeout(ctx, cmp.Or(d.etcd.CommandTimeout, belowTimeout))
+	defer cancel()
+	names, err := listNames(ctx, d.client, prefix)
+	var queues []etcdlock.Queue
+	if err == nil {
+		queues, err = inspectAll(ctx, d.client, names[:min(most, len(names))])
+	}
+	if err != nil {
+		d.note("the locks below %s could not be read: %s", shown(prefix), line(err))
+		return false
+	}
+	// As in ls: a name without a lease on any key is most likely no lock.
+	queues = slices.DeleteFunc(queues, func(q etcdlock.Queue) bool { return !slices.ContainsFunc(q.Entries, hasLease) })
+	if len(queues) == 0 {
+		return false
+	}
+	found := 0
+	for _, q := range queues {
+		what := d.blocked(q, now)
+		if what == "" {
+			continue
+		}
+		if found++; found <= some {
+			d.attention("etcdlock doctor "+quote(q.Name), "%s: %s; %s", shown(q.Name), standing(q), what)
+		}
+	}
+	if found > some {
+		d.attention("etcdlock ls "+quote(prefix), "%s more below %s wait for an entry that has no lease or is too old", count(found-some, "lock"), shown(prefix))
+	}
+	longest := ""
+	if q, waits := longestWait(queues); !waits.IsZero() {
+		longest = fmt.Sprintf("; the longest wait is for %s, for %s (etcdlock doctor %s)", shown(q.Name), age(now.Sub(waits)), quote(q.Name))
+	}
+	d.note("nobody uses %s itself. Metrics may call all locks below it so (WithName): %s (etcdlock ls %s)%s", shown(q.Name), count(len(queues), "lock"), quote(prefix), longest)
+	if len(names) > most {
+		d.note("only the first %d of %d names below %s were looked at", most, len(names), shown(prefix))
+	}
+	return true
+}
+
+// belowTimeout bounds how long the locks below a name are read.
+const belowTimeout = 10 * time.Second
+
+// blocked says why nobody of those who wait gets the lock, if that won't end by itself or lasts for longer than
+// --max-hold.
+func (d *doctor) blocked(q etcdlock.Queue, now time.Time) string {
+	if len(q.Waiters()) == 0 {
+		return ""
+	}
+	if what := stuck(q.Entries[:len(q.Entries)-1]); what != "" { // the last one waits
+		return what
+	}
+	for _, e := range q.Holders() {
+		if d.tooLong(e, now) {
+			return fmt.Sprintf("%s holds it, and has been in the queue for %s", owner(e), age(now.Sub(e.Queued)))
+		}
+	}
+	return ""
+}
+
+// longestWait is the queue whose waiter has been in it for the longest time, and since when. The time is zero if nobody
+// waits.
+func longestWait(queues []etcdlock.Queue) (longest etcdlock.Queue, since time.Time) {
+	for _, q := range queues {
+		for _, e := range q.Waiters() {
+			if !e.Queued.IsZero() && (since.IsZero() || e.Queued.Before(since)) {
+				longest, since = q, e.Queued
+			}
+		}
+	}
+	return longest, since
+}
