@@ -82,10 +82,10 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 }
 
 // Ready is nil if the Client has a session that lives, and so can take locks. If it has none, it grants one, which
-// costs a request, and blocks until etcd has answered or ctx ends. It is for readiness checks: give it a ctx that
-// ends within the check's time. Its error says whether there ever was a session, and what is wrong. An etcd that is
-// full (alarm NOSPACE) or CORRUPT lets sessions live and refuses new locks. Ready is nil until an acquisition of the
-// Client was refused; then each Ready asks etcd, with a request that writes nothing, until etcd takes locks again.
+// costs a request, and blocks until etcd has answered or ctx ends. It is for readiness checks, and needs a ctx with a
+// deadline within the check's time: without a session, it blocks for as long as etcd is away. Its error says if there
+// ever was a session, and what is wrong. An etcd that is full (alarm NOSPACE) or CORRUPT lets sessions live and refuses
+// new locks. Ready is nil until a lock was refused; then each Ready asks etcd, writing nothing, until that is over.
 func (c *Client) Ready(ctx context.Context) error {
 	s, err := c.session(ctx)
 	if err == nil {
