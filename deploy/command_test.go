@@ -2,6 +2,7 @@ package deploy
 
 import (
 	"crypto/tls"
+	"go/version"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,6 +43,67 @@ func TestDockerfile_Platforms(t *testing.T) {
 	require.Regexp(t, `(?s)FROM --platform=\$BUILDPLATFORM golang:\S+ AS build\n.*\nARG TARGETOS TARGETARCH .*\nENV CGO_ENABLED=0 GOOS=\$TARGETOS GOARCH=\$TARGETARCH\nRUN go build`, string(dockerfile))
 }
 
+// Each image that is built from is pinned by its digest, with a tag that tells people what it is. It has the Go that the
+// sources ask for: the image of golang does not fetch another one.
+func TestDockerfile_Pinned(t *testing.T) {
+	t.Parallel()
+	dockerfile, err := os.ReadFile("Dockerfile")
+	require.NoError(t, err)
+	var needs []string
+	for _, gomod := range []string{"../go.latest.mod", "../examples/go.mod"} {
+		text, err := os.ReadFile(gomod)
+		require.NoError(t, err)
+		needs = append(needs, "go"+string(regexp.MustCompile(`(?m)^go (\S+)$`).FindSubmatch(text)[1]))
+	}
+	pinned := 0
+	for _, image := range images(t, string(dockerfile)) {
+		m := regexp.MustCompile(`^([a-z0-9./-]+):([a-z0-9._-]+)@sha256:[0-9a-f]{64}$`).FindStringSubmatch(image)
+		require.NotNil(t, m, "%s: a tag can be moved to other contents; add @sha256:... as README.md says", image)
+		pinned++
+		if m[1] == "golang" {
+			require.GreaterOrEqual(t, version.Compare("go"+m[2], slices.MaxFunc(needs, version.Compare)), 0, "%s is older than %s", image, needs)
+		}
+	}
+	require.NotZero(t, pinned)
+	require.Equal(t, []string{"a:1", "b", "c@sha256:0", "$IMAGE"}, images(t, "# FROM x\nFROM a:1 AS one\n from --platform=p b\nFROM scratch\nFROM one AS two\nFROM ONE\n"+
+		"COPY --from=two /x /y\nCOPY --chown=1:1 --from=c@sha256:0 /x /y\nCOPY --from=0 /x /y\nFROM $IMAGE"))
+	bot, err := os.ReadFile("../.github/dependabot.yml")
+	require.NoError(t, err)
+	require.Contains(t, string(bot), "package-ecosystem: docker\n    directory: /deploy\n", "a digest that nobody renews keeps what is mended elsewhere")
+}
+
+// images lists what a Dockerfile takes from elsewhere: neither its own stages nor nothing (scratch).
+func images(t *testing.T, dockerfile string) (from []string) {
+	t.Helper()
+	stages := []string{"scratch"}
+	for line := range strings.Lines(dockerfile) {
+		fields := strings.Fields(line)
+		if len(fields) < 2 {
+			continue
+		}
+		image := ""
+		switch instruction := strings.ToUpper(fields[0]); {
+		case instruction == "FROM":
+			fields = slices.DeleteFunc(fields, func(f string) bool { return strings.HasPrefix(f, "--") })
+			image = fields[1]
+		case instruction == "COPY":
+			for _, f := range fields {
+				if of, ok := strings.CutPrefix(f, "--from="); ok {
+					image = of
+				}
+			}
+		}
+		number := regexp.MustCompile(`^\d*$`).MatchString(image) // of a stage, or it is no such instruction
+		if !number && !slices.Contains(stages, strings.ToLower(image)) {
+			from = append(from, image)
+		}
+		if n := len(fields); n == 4 && strings.EqualFold(fields[0], "FROM") && strings.EqualFold(fields[2], "AS") {
+			stages = append(stages, strings.ToLower(fields[3]))
+		}
+	}
+	return from
+}
+
 // build builds a program of the images with the Dockerfile's line for it, but with the flags that the packages are compiled
 // with already.
 func build(t *testing.T, name string) string {
@@ -58,8 +120,8 @@ func build(t *testing.T, name string) string {
 	}
 	text, err := os.ReadFile(gomod)
 	require.NoError(t, err)
-	version := regexp.MustCompile(`(?m)^go (1\.\d+)`).FindSubmatch(text)[1]
-	require.Contains(t, string(dockerfile), "FROM --platform=$BUILDPLATFORM golang:"+string(version)+" ")
+	minor := regexp.MustCompile(`(?m)^go (1\.\d+)`).FindSubmatch(text)[1]
+	require.Contains(t, string(dockerfile), "FROM --platform=$BUILDPLATFORM golang:"+string(minor)+".")
 	bin := filepath.Join(t.TempDir(), name)
 	cmd := exec.Command("sh", "-c", line[1]+" "+line[2]+bin+line[3])
 	cmd.Dir = ".."
