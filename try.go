@@ -11,7 +11,6 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/inspect"
@@ -59,7 +58,7 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 		var reads []etcd.Read
 		for _, p := range queues {
 			from, to := p.Blocking()
-			reads = append(reads, etcd.ReadRange(from, to, clientv3.WithLimit(tryReadLimit)))
+			reads = append(reads, etcd.ReadRange(from, to).Limit(tryReadLimit))
 		}
 		got, at, err := a.s.lease.Read(ctx, a.s.lease.Ctx, 0, reads...)
 		if err != nil {

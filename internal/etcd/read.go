@@ -19,8 +19,9 @@ const Batch = 32
 
 // A Read is a key, or a range of keys, to get.
 type Read struct {
-	key  string
-	opts []clientv3.OpOption
+	key   string
+	opts  []clientv3.OpOption
+	limit int64 // 0 for all keys
 	// order is that of a range by create revision, SortNone for key order.
 	order clientv3.SortOrder
 }
@@ -42,6 +43,12 @@ func ReadRange(from, to string, opts ...clientv3.OpOption) Read {
 func ReadByAge(order clientv3.SortOrder, from, to string, opts ...clientv3.OpOption) Read {
 	r := ReadRange(from, to, append(opts, clientv3.WithSort(clientv3.SortByCreateRevision, order))...)
 	r.order = order
+	return r
+}
+
+// Limit is the Read of the first n keys, of all for 0.
+func (r Read) Limit(n int64) Read {
+	r.opts, r.limit = append(slices.Clone(r.opts), clientv3.WithLimit(n)), n
 	return r
 }
 
@@ -92,7 +99,7 @@ const maxPage = 256
 // from any key. What etcd would have sorted and cut off it sorts and cuts off itself.
 func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...clientv3.OpOption) (got []*pb.RangeResponse, at int64, err error) {
 	op := clientv3.OpGet(of.key, of.opts...)
-	all, from, limit := &pb.RangeResponse{}, of.key, op.Limit()
+	all, from, limit := &pb.RangeResponse{}, of.key, of.limit
 	page := int64(maxPage)
 	if of.order == clientv3.SortNone && limit > 0 {
 		page = min(page, max(1, limit/2))

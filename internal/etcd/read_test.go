@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -30,7 +31,7 @@ func TestReadAt(t *testing.T) {
 	require.Equal(t, "1", string(got[0].Kvs[0].Value))
 	require.Empty(t, got[1].Kvs)
 
-	got, at, err = c.ReadAt(ctx, ctx, 0, ReadRange("a", "z", clientv3.WithLimit(1)))
+	got, at, err = c.ReadAt(ctx, ctx, 0, ReadRange("a", "z").Limit(1))
 	require.NoError(t, err)
 	require.Equal(t, now, at)
 	require.EqualValues(t, 2, got[0].Count)
@@ -48,6 +49,43 @@ func TestReadAt(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, now, at)
 	require.Len(t, got[0].Kvs, 1)
+}
+
+// A reply that is too large for the client is read in pages. The result is that of one read: the first keys up to the limit,
+// in the order that was asked for, and More if there are others.
+func TestReadAt_Pages(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	c := NewClient(own.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.MaxCallRecvMsgSize = 2 << 10 })))
+	ctx := t.Context()
+	const keys, limit = 60, 30 // the client can receive about 13 keys at once
+	key := func(i int) string { return fmt.Sprintf("a%0120d", i) }
+	aged := func(i int) string { return key(7 * i % keys) } // in the order of age, which is another than that of the keys
+	for i := range keys {
+		_, err := c.Put(ctx, aged(i), "")
+		require.NoError(t, err)
+	}
+	for name, r := range map[string]struct {
+		read        Read
+		first, last string
+	}{
+		"keys":   {ReadRange("a", "b"), key(0), key(limit - 1)},
+		"oldest": {ReadByAge(clientv3.SortAscend, "a", "b"), aged(0), aged(limit - 1)},
+		"newest": {ReadByAge(clientv3.SortDescend, "a", "b"), aged(keys - 1), aged(keys - limit)},
+	} {
+		got, _, err := c.ReadAt(ctx, ctx, 0, r.read.Limit(limit))
+		require.NoError(t, err, name)
+		require.Len(t, got[0].Kvs, limit, name)
+		require.True(t, got[0].More, name)
+		require.EqualValues(t, keys, got[0].Count, name)
+		require.Equal(t, r.first, string(got[0].Kvs[0].Key), name)
+		require.Equal(t, r.last, string(got[0].Kvs[limit-1].Key), name)
+
+		got, _, err = c.ReadAt(ctx, ctx, 0, r.read)
+		require.NoError(t, err, name)
+		require.Len(t, got[0].Kvs, keys, name)
+		require.False(t, got[0].More, name)
+	}
 }
 
 // Do ends when the client is closed, and says so.

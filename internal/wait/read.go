@@ -45,11 +45,11 @@ func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Entry) {
 }
 
 func readsOf(step *waitlist.Step) (reads []etcd.Read) {
-	order, opts := clientv3.SortAscend, []clientv3.OpOption{clientv3.WithLimit(step.Limit)}
+	listing := etcd.ReadByAge(clientv3.SortAscend, step.From, step.To)
 	if !step.Upward {
-		order, opts = clientv3.SortDescend, append(opts, clientv3.WithMaxCreateRev(step.Max))
+		listing = etcd.ReadByAge(clientv3.SortDescend, step.From, step.To, clientv3.WithMaxCreateRev(step.Max))
 	}
-	reads = append(reads, etcd.ReadByAge(order, step.From, step.To, opts...))
+	reads = append(reads, listing.Limit(step.Limit))
 	for _, key := range step.Keys {
 		reads = append(reads, etcd.ReadKey(key))
 	}
