@@ -52,8 +52,8 @@ func (ws *Waits) NewList(name string, forget func(name string)) *waitlist.List {
 func (ws *Waits) config(forget func(name string)) *waitlist.Config {
 	return &waitlist.Config{
 		Life: ws.Life, Forget: forget, GuardAfter: ws.GuardAfter,
-		UpLimit: waitlist.UpLimit,
-		After:   func(d time.Duration, f func()) { time.AfterFunc(d, f) },
+		UpLimit: waitlist.UpLimit, ManyShare: waitlist.ManyShare,
+		After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
 		Ask: func(ctx context.Context, l *waitlist.List) {
 			ws.Go(func(context.Context) { ws.ask(ctx, l) }) // or Life is about to end, and the waits with it
 		},

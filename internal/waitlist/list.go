@@ -49,6 +49,7 @@ type Config struct {
 	After      func(time.Duration, func()) // runs a function later
 	GuardAfter time.Duration               // how long an entry waits for others of its list until they are watched
 	UpLimit    int64                       // of a reading upward
+	ManyShare  int64                       // how long a queue is watched whole: see the constant of that name
 }
 
 // An Entry is one acquisition of the session's in the queue.

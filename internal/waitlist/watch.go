@@ -108,8 +108,8 @@ const ManyShare = 8
 // in this one: their locks may be busy, and a watch on all would tell of them.
 func (l *List) manyLocked() bool { return l.size > 0 && !l.nested && l.manyShareLocked() }
 
-// manyShareLocked reports whether one in ManyShare of the queue's keys, or more, is the list's.
-func (l *List) manyShareLocked() bool { return int64(l.count)*ManyShare >= l.size }
+// manyShareLocked reports whether one in Config.ManyShare of the queue's keys, or more, is the list's.
+func (l *List) manyShareLocked() bool { return int64(l.count)*l.ManyShare >= l.size }
 
 // keepsLocked reports whether a watch stays for a while when nobody needs it. The one on all of the queue does, and
 // one on a single key: a session that takes the lock again and again finds the one before it in the queue under the

@@ -103,7 +103,7 @@ func (w *world) recheck() bool {
 func newWorld(t *testing.T, choose func(n int) int) *world {
 	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, limit: 2 + choose(4)}
 	w.lossy = choose(4) == 0
-	w.l.UpLimit = int64(w.limit)
+	w.l.UpLimit, w.l.ManyShare = int64(w.limit), []int64{ManyShare, 2, 1, 0}[choose(4)]
 	w.l.After = func(_ time.Duration, f func()) { w.timers = append(w.timers, f) }
 	w.l.Ask = func(ctx context.Context, _ *List) {
 		if slices.ContainsFunc(w.agents, func(g *asker) bool { return g.ctx.Err() == nil }) {
@@ -600,7 +600,7 @@ func (l *List) dump() (s string) {
 func newList() *List {
 	return New("a", &Config{
 		Life: context.Background(), Ask: func(context.Context, *List) {}, Forget: func(string) {},
-		After: func(time.Duration, func()) {}, UpLimit: UpLimit,
+		After: func(time.Duration, func()) {}, UpLimit: UpLimit, ManyShare: ManyShare,
 	})
 }
 
