@@ -108,7 +108,7 @@ func (a *acquisition) markLostLocked(at int64) {
 		return
 	}
 	for p := range a.all() {
-		p.own.Lost(at)
+		p.own.Lost()
 	}
 	a.confirming = a.s.lease.Go(func(context.Context) {
 		a.s.lease.Confirm(a.s.lease.Ctx)

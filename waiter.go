@@ -219,7 +219,7 @@ func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
 // goneBeside reports whether a part of the acquisition is gone, while another one waits.
 func (a *acquisition) goneBeside() bool {
 	for p := range a.all() {
-		if p.own.Gone() {
+		if _, err := p.own.Outcome(); errors.Is(err, wait.ErrGone) {
 			return true
 		}
 	}

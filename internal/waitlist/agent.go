@@ -44,7 +44,6 @@ type asking struct {
 	agent   context.Context // what the agent's requests end with; nil if no agent is at work
 	dismiss func()          // ends agent
 	stale   bool            // watches may have missed something, and no reading of the present was sent since
-	overdue bool            // the agent has not called Next since Refresh was called
 	broke   error           // what ended the watch that was needed
 	reach   int64           // how far the last reading upward came, 0 for the end of the queue
 	struck  int64           // how many keys have left since
@@ -57,7 +56,6 @@ func (l *List) Next(ctx context.Context) Step {
 	if l.agent != ctx {
 		return Step{} // it was dismissed, and there may be another one
 	}
-	l.overdue = false
 	s := l.nextLocked()
 	switch s.Do {
 	case Wait:
@@ -169,7 +167,7 @@ func (l *List) Dropped(s *Step) {
 }
 
 // Refresh has the list asked anew, since its watches may be silent, or what it believes is wrong. If the agent has not
-// called Next since the last Refresh, it is replaced: its request may never return.
+// done so since the last Refresh, it is replaced: its request may never return.
 func (l *List) Refresh() {
 	l.lock()
 	defer l.unlock()
@@ -177,10 +175,10 @@ func (l *List) Refresh() {
 }
 
 func (l *List) refreshLocked() {
-	if l.overdue {
+	if l.stale {
 		l.dismissLocked()
 	}
-	l.stale, l.overdue = l.frontLocked() != nil, true
+	l.stale = l.frontLocked() != nil
 	l.grantLocked()
 }
 

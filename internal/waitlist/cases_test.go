@@ -82,6 +82,7 @@ func (s *scene) shown(kind keyspace.Kind) *Listing {
 			seen.Keys = append(seen.Keys, q)
 		}
 	}
+	slices.SortFunc(seen.Keys, func(a, b queue.Entry) int { return strings.Compare(a.Key, b.Key) }) // as etcd does
 	return seen
 }
 
@@ -219,7 +220,7 @@ func TestEntitled_I1(t *testing.T) {
 			l.at, l.open = 22, []*Watch{{From: "a/", To: "a0", At: 21, told: 22}}
 		}, false, false},
 		{"a watch on others would not", func(l *List, _ *Entry) {
-			l.at, l.open = 21, []*Watch{{From: "a/6", To: "a/7", At: 20, told: 21}}
+			l.at, l.open = 21, []*Watch{{From: "a/6", To: "a/7", At: 20, told: 21}, {From: "a/4", To: "a/5", At: 20, told: 21}}
 		}, false, false},
 		{"nobody knows what exclusive keys are far below", func(l *List, _ *Entry) { l.views[0].low = 1 }, false, false},
 		{"nobody knows what exclusive keys are next below", func(l *List, _ *Entry) { l.views[0].upTo = rev - 1 }, false, false},
@@ -231,6 +232,10 @@ func TestEntitled_I1(t *testing.T) {
 		{"an own key of another revision is below", func(l *List, _ *Entry) {
 			own(l, "a/5", left)
 			l.views[0].keys = []queue.Entry{{Key: "a/5", Rev: 4}}
+		}, false, false},
+		{"another session's key is below, with the revision of an own entry that was released", func(l *List, _ *Entry) {
+			own(l, "a/5", left)
+			l.views[0].keys = []queue.Entry{{Key: "a/7", Rev: 5}}
 		}, false, false},
 		{"an own entry is below that was released", func(l *List, _ *Entry) {
 			own(l, "a/5", left)
@@ -273,21 +278,24 @@ func TestCompleteLater(t *testing.T) {
 			e.Enqueued(rev, &Listing{At: rev, UpTo: rev, Keys: []queue.Entry{{Key: "a/5", Rev: 2}, {Key: "a/7", Rev: 3}}})
 		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			s := newScene(t)
-			h := s.enqueue("a/5")
-			s.granted(h, true)
-			s.put("a/7")
-			e := s.register("a/r5")
-			rev := s.put("a/r5")
-			s.remove("a/r5")
-			at := s.remove("a/7")
-			learn(s, e, rev, &Listing{At: at, UpTo: at, Keys: []queue.Entry{{Key: "a/5", Rev: 2}}})
-			h.Leave(false)
-			s.granted(e, false)
-			s.ask()
-			s.gone(e)
-		})
+		for _, key := range []string{"a/r5", "a/5-1"} {
+			t.Run(name+" "+key, func(t *testing.T) {
+				s := newScene(t)
+				h := s.enqueue("a/5")
+				s.granted(h, true)
+				s.put("a/7")
+				e := s.register(key)
+				rev := s.put(key)
+				s.remove(key)
+				at := s.remove("a/7")
+				learn(s, e, rev, &Listing{At: at, UpTo: at, Shared: e.kind == keyspace.Exclusive, Keys: []queue.Entry{{Key: "a/5", Rev: 2}}})
+				h.Leave(false)
+				granted, _ := e.Outcome()
+				require.False(t, granted)
+				s.ask()
+				s.gone(e)
+			})
+		}
 	}
 }
 
@@ -338,6 +346,124 @@ func TestThereWhenTheToldHadGone(t *testing.T) {
 	s.granted(e, false)
 	s.ask()
 	s.gone(e)
+}
+
+// It was there when the last of several had gone, in whatever order the reply shows them.
+func TestThereWhenTheLastOfTheToldHadGone(t *testing.T) {
+	s := newScene(t)
+	s.enqueue("a/5")
+	s.put("a/6")
+	s.put("a/7")
+	s.blind("a/5-1")
+	step := s.step()
+	s.l.Opened(&Step{}, newWatch("a/6", "a/7\x00", s.now))
+	seen := s.listing(&step, s.now)
+	s.tell(s.l.open[0], "a/7", "a/6")
+	s.l.Saw(&step, seen)
+	require.Equal(t, s.now, s.l.at)
+}
+
+// A watch may be behind what a request has shown: what it tells of a key says nothing about an entry that was written
+// under that key since then.
+func TestKeyUsedAnewBehindTheWatch(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	first := s.enqueue("a/5")
+	s.ask()
+	at := s.remove("a/7")
+	s.put("a/7")
+	second := s.enqueue("a/5-1")
+	s.l.open[0].Heard([]Deletion{{"a/7", at}})
+	s.granted(first, true)
+	s.leave(first)
+	s.granted(second, false)
+}
+
+// Nor does an older reading say anything about an entry that has the key since then.
+func TestKeyUsedAnewDuringAReading(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	e := s.blind("a/r5")
+	step := s.step()
+	seen := s.listing(&step, s.now)
+	s.leave(e)
+	e = s.enqueue("a/r5")
+	s.l.Saw(&step, seen)
+	s.granted(e, false)
+}
+
+// V4: a watch on what an entry waits for says that this has gone, and not that the entry was still there.
+func TestThereWhenAWatchTells_V4(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	e := s.enqueue("a/5")
+	s.l.Opened(&Step{}, newWatch("a/7", "a/7\x00", s.now))
+	s.remove("a/5")
+	s.tell(s.l.open[0], "a/7")
+	s.granted(e, false)
+	s.ask()
+	s.gone(e)
+}
+
+// V4: who has removed an entry that waited may have removed those behind it.
+func TestAbsentWhileItWaited_V4(t *testing.T) {
+	s := newScene(t)
+	h, first, second := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/5-2")
+	first.Missing("a/5-1", s.remove("a/5-1", "a/5-2"))
+	h.Leave(false)
+	s.granted(second, false)
+	s.ask()
+	s.gone(second)
+}
+
+// A waiter that is missing keeps nobody. One that is known by its other key by now, since it was downgraded, is not missing.
+func TestMissing(t *testing.T) {
+	s := newScene(t)
+	h, w, r := s.enqueue("a/r5"), s.enqueue("a/5"), s.enqueue("a/r5-1")
+	require.Empty(t, s.ask())
+	require.Empty(t, w.Missing("a/5", s.remove("a/5")))
+	s.ask()
+	s.granted(r, true)
+	require.Equal(t, []*Entry{h}, h.Missing("a/r5", s.remove("a/r5")))
+
+	s = newScene(t)
+	h = s.enqueue("a/5", "a/r5")
+	h.Downgrading()
+	require.Empty(t, h.Missing("a/5", s.remove("a/5")))
+	s.granted(h, true)
+	pending := s.register("a/5-1")
+	require.Empty(t, pending.Missing("a/5-1", s.now), "nobody knows whether it was written")
+}
+
+// V5: a reading is at a revision that is not before any deletion that the list has heard of, in whatever order.
+func TestReadsAtTheLatest_V5(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	e := s.blind("a/5")
+	w, late := newWatch("a/6", "a/z", s.now), newWatch("a/6", "a/7", s.now)
+	s.l.Opened(&Step{}, w)
+	s.l.Opened(&Step{}, late)
+	first := s.remove("a/6")
+	last := s.remove("a/8")
+	w.Heard([]Deletion{{"a/6", first}, {"a/8", last}})
+	late.Heard([]Deletion{{"a/6", first}})
+	require.Equal(t, last, s.step().At)
+	e.Leave(false)
+}
+
+// The log keeps what a request that is on its way may not know of, whichever other one is answered.
+func TestLogOfTwoReadings_V3(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	s.enqueue("a/5")
+	s.ask()
+	first := s.l.fliesLocked(nil)
+	s.tell(s.l.open[0], "a/6")
+	second := s.l.fliesLocked(nil)
+	s.l.landedLocked(flight{since: second})
+	require.Len(t, s.l.heard, 1)
+	s.l.landedLocked(flight{since: first})
+	require.Empty(t, s.l.heard)
 }
 
 // The log is trimmed of what all requests on their way come after.
@@ -459,7 +585,7 @@ func TestLeaves_V4(t *testing.T) {
 		"found":     {func(s *scene, h *Entry) { h.Leave(false); s.removed(h, nil, true) }, false},
 		"not found": {func(s *scene, h *Entry) { h.Leave(false); s.removed(h, nil, false) }, false}, // it had left before
 		"fence":     {func(s *scene, h *Entry) { h.Leave(true); s.removed(h, nil, true) }, true},
-		"lost":      {func(s *scene, h *Entry) { h.Lost(s.now); h.Leave(false); s.removed(h, nil, true) }, true},
+		"lost":      {func(s *scene, h *Entry) { h.Lost(); h.Leave(false); s.removed(h, nil, true) }, true},
 		"missing":   {func(s *scene, h *Entry) { h.Missing("a/5", s.put("x")); s.removed(h, nil, true) }, true},
 		"downgrade": {func(s *scene, h *Entry) { h.Downgrading(); h.Downgraded(s.remove("a/5"), nil, nil) }, true},
 	} {
@@ -492,6 +618,7 @@ func TestLooksForTheNext(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5", "a/r5")
 	e, far, w := s.enqueue("a/r5-1"), s.enqueue("a/r5-2"), s.enqueue("a/5-1")
+	s.enqueue("a/r5-3") // behind the writer
 	h.Downgrading()
 	next := h.Behind()
 	require.Equal(t, []queue.Entry{{Key: "a/r5-1", Rev: e.rev}, {Key: "a/r5-2", Rev: far.rev}}, next)
@@ -505,6 +632,10 @@ func TestLooksForTheNext(t *testing.T) {
 	require.Equal(t, keyspace.Exclusive, w.kind)
 	s.removed(h, next, true)
 	s.granted(w, true)
+	for i := range 2 * nextMax {
+		s.enqueue(fmt.Sprintf("a/r5-%x", i+4))
+	}
+	require.Len(t, w.Behind(), nextMax)
 }
 
 // One that was next may have the lock by now, and be downgraded: then its exclusive key is not there, as it should be.
@@ -561,7 +692,7 @@ func TestSingleWatchIsKept(t *testing.T) {
 	turn := func() (opens int) {
 		var others []string
 		for i := range 2*ManyShare - 1 {
-			others = append(others, fmt.Sprintf("a/6%x", i))
+			others = append(others, fmt.Sprintf("a/6%x", 2*ManyShare-2-i)) // not in the order of their keys
 			s.put(others[i])
 		}
 		e := s.enqueue("a/5")
@@ -581,7 +712,7 @@ func TestSingleWatchIsKept(t *testing.T) {
 		}
 		s.granted(e, true)
 		require.Len(t, s.l.open, 1)
-		require.Equal(t, "a/6c", s.l.open[0].From)
+		require.Equal(t, "a/62", s.l.open[0].From)
 		s.leave(e)
 		return opens
 	}
@@ -592,6 +723,19 @@ func TestSingleWatchIsKept(t *testing.T) {
 	s.l.expire()
 	require.Nil(t, s.l.knowledge)
 	require.Equal(t, 2, turn())
+}
+
+// Of the watches that stay at most one is kept beside the one that is needed.
+func TestTwoWatches_V6(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	s.enqueue("a/5")
+	for _, key := range []string{"a/6", "a/7", "a/8"} {
+		s.l.Opened(&Step{}, newWatch(key, key+"\x00", s.now))
+	}
+	require.Len(t, s.l.open, 2)
+	require.Equal(t, "a/7", s.l.open[0].From)
+	require.Equal(t, s.l.need, s.l.open[1])
 }
 
 // A session watches all of a queue only if it has a good part of it, so that not too many clients hear of each release;
@@ -762,13 +906,13 @@ func TestAwaited(t *testing.T) {
 	at := s.put("a/7")
 	e, second := s.enqueue("a/5"), s.enqueue("a/5-1")
 	require.Equal(t, []queue.Entry{{Key: "a/7", Rev: at}}, s.l.Awaited())
-	require.False(t, s.l.overdue)
+	require.False(t, s.l.stale)
 	s.ask()
 	s.tell(s.l.open[0], "a/7")
 	s.granted(e, true)
 	s.ask()
 	require.Empty(t, s.l.Awaited())
-	require.False(t, s.l.overdue, "it waits for its own list")
+	require.False(t, s.l.stale, "it waits for its own list")
 	s.remove("a/5", "a/5-1")
 	e.Leave(false)
 	s.granted(second, true)
@@ -1051,7 +1195,7 @@ func TestPart_RemovedBeforeItBegins(t *testing.T) {
 	s.l.tick()
 	require.NotEmpty(t, s.ask())
 	s.tell(s.l.open[0], "a/5")
-	require.True(t, part.Gone())
+	s.gone(part)
 	s.granted(e, true)
 }
 

@@ -39,7 +39,7 @@ func (e *Entry) Covered() bool {
 
 // Lost says that the entry, which was held, is not in etcd any more. Nothing is handed over: the lease may be gone, so
 // when the entry is removed those behind are looked for first.
-func (e *Entry) Lost(int64) {
+func (e *Entry) Lost() {
 	e.l.lock()
 	defer e.l.unlock()
 	e.state = leaving
@@ -66,7 +66,7 @@ func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost [
 	l.lock()
 	defer l.unlock()
 	i, known := l.findLocked(e.rev)
-	if !known || l.entries[i] != e {
+	if !known {
 		return nil // the request was sent twice, or nobody knew that there was anything to remove
 	}
 	l.entries = slices.Delete(l.entries, i, i+1)
@@ -74,18 +74,12 @@ func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost [
 	if !found || e.state != left {
 		l.goneByLocked(at)
 	}
-	for _, key := range e.keys {
-		l.removedLocked(key, e.rev, at)
+	for _, key := range e.keys { // an entry may have the key anew since
+		l.dropLocked(key, e.rev+1)
+		l.hearLocked(hearsay{key, e.rev + 1, at, true})
 	}
 	l.tellSentLocked()
 	return l.checkNextLocked(at, next, there)
-}
-
-// removedLocked takes note that a key of the list is gone, as a request has told that was carried out at revision at. An
-// entry may have the key anew since.
-func (l *List) removedLocked(key string, rev, at int64) {
-	l.dropLocked(key, rev+1)
-	l.hearLocked(hearsay{key, rev + 1, at, true})
 }
 
 // Downgrading says that the entry is known by its shared key from now on.
@@ -109,7 +103,6 @@ func (e *Entry) Downgraded(at int64, next, there []queue.Entry) (lost []*Entry) 
 	l.lock()
 	defer l.unlock()
 	e.kind = keyspace.Shared
-	l.removedLocked(e.keys[1], e.rev, at)
 	l.goneByLocked(at)
 	return l.checkNextLocked(at, next, there)
 }

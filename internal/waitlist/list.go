@@ -142,7 +142,10 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	l := e.l
 	l.lock()
 	defer l.unlock()
-	e.enterLocked(rev, waiting)
+	e.rev, e.state = rev, waiting
+	e.seenAtLocked(rev)
+	i, _ := l.findLocked(rev)
+	l.entries = slices.Insert(l.entries, i, e)
 	q, v := queue.Entry{Key: e.keys[0], Rev: rev}, l.viewLocked(keyspace.KindOf(l.name, e.keys[0]))
 	if v.has(q) {
 		e.seenAtLocked(v.listed)
@@ -156,39 +159,14 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 		lost = l.absentLocked(lost, e, rev)
 	}
 	if seen != nil {
-		clear := seen.Clear(l.name, e.kind)
 		for _, key := range e.keys {
 			seen.Keys = append(seen.Keys, queue.Entry{Key: key, Rev: rev})
 		}
 		lost = append(lost, l.applyLocked(seen, false)...)
-		if clear && e.state == waiting {
-			e.state = held // nothing was below, whatever the list has yet to hear about its entries that are leaving
-		}
 	}
 	l.landedLocked(flight{of: e})
 	l.grantLocked()
 	return lost
-}
-
-// Held says that the entry has the lock, at revision rev, without having waited.
-func (e *Entry) Held(rev int64) {
-	l := e.l
-	l.lock()
-	defer l.unlock()
-	l.landedLocked(flight{of: e})
-	e.enterLocked(rev, held)
-	seen := &Listing{At: rev, UpTo: rev, Shared: e.kind == keyspace.Exclusive}
-	for _, key := range e.keys {
-		seen.Keys = append(seen.Keys, queue.Entry{Key: key, Rev: rev})
-	}
-	l.applyLocked(seen, false)
-}
-
-func (e *Entry) enterLocked(rev int64, s state) {
-	e.rev, e.state = rev, s
-	e.seenAtLocked(rev)
-	i, _ := e.l.findLocked(rev)
-	e.l.entries = slices.Insert(e.l.entries, i, e)
 }
 
 // seenAtLocked notes that the entry was in the queue at a revision.

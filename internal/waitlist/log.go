@@ -42,7 +42,7 @@ func (l *List) fliesLocked(of *Entry) (since int64) {
 
 // sentLocked reports whether a key is that of an entry whose txn is on its way.
 func (l *List) sentLocked(key string) bool {
-	return slices.ContainsFunc(l.flights, func(f flight) bool { return f.of != nil && f.of.rev == 0 && slices.Contains(f.of.keys, key) })
+	return slices.ContainsFunc(l.flights, func(f flight) bool { return f.of != nil && slices.Contains(f.of.keys, key) })
 }
 
 // landedLocked says that a request is over.
@@ -51,25 +51,20 @@ func (l *List) landedLocked(f flight) {
 	if i < 0 {
 		return
 	}
-	if l.flights = slices.Delete(l.flights, i, i+1); len(l.flights) == 0 {
-		l.log = log{latest: l.latest}
+	l.flights = slices.Delete(l.flights, i, i+1)
+	oldest := l.latest
+	for _, f := range l.flights {
+		oldest = min(oldest, f.since)
 	}
+	l.heard = slices.DeleteFunc(l.heard, func(h hearsay) bool { return h.at <= oldest })
 }
 
 // hearLocked notes that a key has left.
 func (l *List) hearLocked(h hearsay) {
 	l.latest = max(l.latest, h.at)
-	if len(l.flights) == 0 {
-		return
+	if len(l.flights) > 0 {
+		l.heard = append(l.heard, h)
 	}
-	if n := len(l.heard); n >= 64 && n&(n-1) == 0 { // now and then
-		oldest := l.latest
-		for _, f := range l.flights {
-			oldest = min(oldest, f.since)
-		}
-		l.heard = slices.DeleteFunc(l.heard, func(h hearsay) bool { return h.at <= oldest })
-	}
-	l.heard = append(l.heard, h)
 }
 
 // leftSinceLocked reports whether a key that a reply shows was heard to have left. If it may have been in anybody's way
@@ -78,7 +73,7 @@ func (l *List) leftSinceLocked(q queue.Entry) (left bool, at int64) {
 	for _, h := range l.heard {
 		if h.key == q.Key && q.Rev < h.before {
 			if left = true; !h.own {
-				at = max(at, h.at)
+				at = h.at
 			}
 		}
 	}

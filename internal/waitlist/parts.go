@@ -24,13 +24,6 @@ func (e *Entry) Begin() {
 	}
 }
 
-// Gone reports whether the entry's key is known not to be in etcd, also if it had the lock.
-func (e *Entry) Gone() bool {
-	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
-	return e.state == missing || e.state == leaving
-}
-
 // Look is a reading of the present that tells an entry what is before it, if there is anything that it waits
 // for; then Saw. It is for one that nobody has asked for a while, and that would be in front else.
 func (e *Entry) Look() (s Step, ok bool) {

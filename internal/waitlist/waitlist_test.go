@@ -156,7 +156,7 @@ func (w *world) giveUp(a *actor) {
 	case a.over, a.rev == 0, a.next != nil:
 	case a.held && a.hurt && w.choose(2) == 0:
 		w.logf("%s finds itself lost", a.name)
-		a.e.Lost(w.now())
+		a.e.Lost()
 		w.end(a, true)
 	default:
 		w.end(a, false)
@@ -172,8 +172,8 @@ func (w *world) downgrade(a *actor) {
 	w.logf("%s is to be downgraded", a.name)
 	a.next = func() {
 		s := w.state()
-		if at := w.now(); s[exclusive] != a.rev || s[a.keys[0]] != a.rev {
-			a.next = func() { a.next = nil; a.e.Lost(at); w.end(a, true) }
+		if s[exclusive] != a.rev || s[a.keys[0]] != a.rev {
+			a.next = func() { a.next = nil; a.e.Lost(); w.end(a, true) }
 			return
 		}
 		there := slices.DeleteFunc(slices.Clone(next), func(q queue.Entry) bool { return s[q.Key] != q.Rev })

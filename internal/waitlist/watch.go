@@ -51,10 +51,8 @@ func (l *List) Opened(_ *Step, w *Watch) {
 	w.l, w.told = l, w.At
 	l.open = append(l.open, w)
 	l.relyLocked(w)
-	for _, o := range slices.Clone(l.open) {
-		if o != w && len(l.open) > 2 {
-			l.closeLocked(o)
-		}
+	if len(l.open) > 2 {
+		l.closeLocked(l.open[0])
 	}
 	l.grantLocked()
 }
@@ -80,7 +78,7 @@ func (w *Watch) Heard(deletions []Deletion) (lost []*Entry) {
 	l.lock()
 	defer l.unlock()
 	for _, d := range deletions {
-		w.told = max(w.told, d.Rev)
+		w.told = d.Rev
 		l.hearLocked(hearsay{d.Key, d.Rev, d.Rev, false})
 		if q, ok := l.dropLocked(d.Key, d.Rev); ok && !l.overLocked(q) {
 			l.goneByLocked(d.Rev)

@@ -87,15 +87,15 @@ func (w *world) recheck() bool {
 			return true
 		}
 	}
-	overdue := func() bool { return w.l.knowledge != nil && w.l.overdue }
-	was, agents, missed := overdue(), len(w.agents), false
+	stale := func() bool { return w.l.knowledge != nil && w.l.stale }
+	was, agents, missed := stale(), len(w.agents), false
 	for _, q := range w.l.Awaited() {
 		missed = missed || w.state()[q.Key] != q.Rev
 	}
 	if missed {
 		w.l.Refresh()
 	}
-	refreshed := overdue() != was || len(w.agents) > agents
+	refreshed := stale() != was || len(w.agents) > agents
 	w.logf("a recheck, refreshed %t", refreshed)
 	return refreshed
 }
@@ -336,7 +336,7 @@ func (w *world) releaseNext(a *actor, next []queue.Entry) {
 // attend has the owner of a part come to it, or not yet. It may be granted before that, or found to be gone.
 func (w *world) attend(a *actor) bool {
 	switch {
-	case a.e.Gone():
+	case isGone(a.e):
 		if !a.hurt {
 			w.fail("%s: gone for no reason", a.name)
 		}
@@ -606,4 +606,9 @@ func newList() *List {
 
 func newWatch(from, to string, at int64) *Watch {
 	return &Watch{From: from, To: to, At: at, Close: func() {}}
+}
+
+func isGone(e *Entry) bool {
+	_, err := e.Outcome()
+	return errors.Is(err, ErrGone)
 }
