@@ -88,9 +88,7 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 
 // An agent asks etcd what a list wants to know, one request after the other.
 //
-//  1. It asks for the front-most waiting entry of the list only: the others have to wait for it anyway. When that is
-//     settled it reads ahead for those that come next, since entries of a list hand the lock to each other faster than
-//     etcd answers.
+//  1. It asks for the front-most waiting entry of the list only: the others have to wait for it anyway.
 //  2. It reads what blocks the entry, unless the list knows that. If writers of at most waitlist.Lookahead sessions
 //     are before the entry, it waits for all of them; otherwise for the key whose removal leaves Lookahead sessions ahead.
 //  3. It opens a watch on these blockers from now, and verifies that the blockers were there when the watch began. In a

@@ -959,8 +959,8 @@ func TestReadsBehindTheWatch(t *testing.T) {
 	s.granted(e, true)
 }
 
-// While the lock goes through the list, the agent reads ahead of it, once for all.
-func TestReadsAhead(t *testing.T) {
+// What is read for the front serves those behind it.
+func TestReadsForAll(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5")
 	var es []*Entry
@@ -1023,47 +1023,21 @@ func TestReadsALongRun(t *testing.T) {
 	s.granted(e, false)
 }
 
-// The agent does not read ahead for those that are far behind.
-func TestReadsAheadOfFew(t *testing.T) {
-	s := newScene(t)
-	s.enqueue("a/5")
-	for i := range handing {
-		s.enqueue(fmt.Sprintf("a/5-%x", i+1))
-	}
-	s.ask()
-	s.blind("a/5-a0")
-	require.Empty(t, s.ask())
-}
-
-// An entry lists nothing if it is known to be behind more than it would list: of the list, or other sessions' that a
-// watch would tell if they left. Others that may have left long ago do not count.
+// An entry lists nothing if it is behind more keys of its list than it would list.
 func TestBehindMore(t *testing.T) {
 	s := newScene(t)
-	h := s.enqueue("a/5")
-	s.put("a/6")
-	s.put("a/7")
-	s.put("a/r8")
-	s.enqueue("a/5-1")
-	next := s.register("a/5-2")
+	h := s.enqueue("a/5", "a/r5")
+	s.enqueue("a/r5-1")
 	behind := func(e *Entry) (n int) {
 		for e.BehindMore(n) {
 			n++
 		}
 		return n
 	}
-	require.Equal(t, 2, behind(next), "the two of the list")
-	w := newWatch("a/6", "a/z", s.now+1)
-	s.l.Opened(&Step{}, w)
-	require.Equal(t, 2, behind(next), "the watch would not tell of what left before")
-	s.now++
-	seen := &Listing{At: s.now, UpTo: s.now, Shared: true, Keys: slices.Clone(s.keys)}
-	s.l.Saw(&Step{}, seen)
-	require.Equal(t, 5, behind(next))
-	require.Equal(t, 4, behind(s.register("a/r5")), "no reader blocks a reader")
-	s.tell(w, "a/7")
-	require.Equal(t, 4, behind(next))
+	require.Equal(t, 3, behind(s.register("a/5-1")))
+	require.Equal(t, 1, behind(s.register("a/r5-2")), "no reader blocks a reader")
 	h.Leave(false)
-	require.Equal(t, 3, behind(next))
+	require.Equal(t, 1, behind(s.register("a/5-2")))
 }
 
 // BehindLeft waits for entries of the list that are on their way out, and for nobody else.

@@ -20,8 +20,7 @@
 // and seen to an entry, and neither says anything about the rest of the queue.
 //
 // Invariant (I1): an entry is granted only after a revision at which it was in the queue and every lower key that
-// blocks it was of an entry of its own list that has left without a fence. Where the entry's own txn has shown that
-// nothing is below, its revision is such a one (Enqueued). Everywhere else entitledLocked decides this. Why that is
+// blocks it was of an entry of its own list that has left without a fence. entitledLocked decides this. Why that is
 // enough: an entry that was created at rev and is there at seen was there in between. A view with low 0 and an upTo of
 // rev or more is about all keys below the entry. At seen, which is not before at, those that it does not have had gone.
 // So what was below the entry at seen is what the views have, and own entries that are over.

@@ -186,9 +186,7 @@ func (l *List) ownLocked(q queue.Entry) *Entry {
 	return nil
 }
 
-// BehindMore reports whether more than n keys are known to be in the entry's way, those of the list that have not
-// left and other sessions' keys that a watch covers: the queue is then so long that a listing
-// of n would not show them all.
+// BehindMore reports whether more than n keys of the list are in the entry's way: a listing of n would not show them all.
 func (e *Entry) BehindMore(n int) bool {
 	l := e.l
 	l.lock()
@@ -196,14 +194,6 @@ func (e *Entry) BehindMore(n int) bool {
 	for _, o := range l.entries {
 		for _, key := range o.keys {
 			if !o.over() && queue.Blocks(keyspace.KindOf(l.name, key), e.kind) {
-				n--
-			}
-		}
-	}
-	for i := range l.views {
-		v := &l.views[i]
-		for _, q := range v.keys {
-			if queue.Blocks(kindOf(i), e.kind) && l.ownLocked(q) == nil && l.trackedLocked(q.Key, v.listed) {
 				n--
 			}
 		}

@@ -27,9 +27,6 @@ const (
 	downLimit = 2 + 2*(Lookahead+1) + 1
 	// UpLimit is how many a reading upward does, for all of the list that are among them.
 	UpLimit = 128
-	// handing is for how many entries the agent reads ahead while the lock goes from one entry of the list to the next,
-	// and watching for how many behind another session's: a hand-over takes less time than a reading.
-	handing, watching = 8, 2
 )
 
 // nextLocked is what there is to ask.
@@ -59,7 +56,7 @@ func (l *List) nextLocked() Step {
 	case len(targets) == 0:
 		if targets = l.unaskedLocked(e); len(targets) == 0 || !l.guardsLocked(e) {
 			l.relyLocked(nil)
-			return l.aheadLocked(e, handing)
+			return Step{}
 		}
 	case many, complete && n == 0:
 	case n > 0:
@@ -77,13 +74,11 @@ func (l *List) nextLocked() Step {
 	}
 	l.relyLocked(w)
 	missed := func(t target) bool { return !l.trackedLocked(t.Key, t.seen) }
-	switch mine := (target{queue.Entry{Key: e.keys[0]}, l.seenLocked(e)}); {
-	case slices.ContainsFunc(targets, missed), !deep && missed(mine):
+	mine := target{queue.Entry{Key: e.keys[0]}, l.seenLocked(e)}
+	if slices.ContainsFunc(targets, missed) || !deep && missed(mine) {
 		return l.readLocked(e, deep)
-	case deep:
-		return Step{}
 	}
-	return l.aheadLocked(e, watching)
+	return Step{}
 }
 
 // A target is a key that blocks, and the last revision at which it is known to have been there.
@@ -183,7 +178,9 @@ func (l *List) readLocked(e *Entry, deep bool) Step {
 	}
 	far := x.low > 0 && x.more || x.low == 0 && l.beyondLocked(e)
 	if !far && (l.manyLocked() || l.count > len(e.keys)) {
-		return s.upward(l)
+		s.From, s.To = keyspace.All(l.name)
+		s.Upward, s.shared, s.Limit = true, true, l.UpLimit
+		return s
 	}
 	s.From, s.To = keyspace.Blocking(l.name, e.kind)
 	s.Max, s.shared = e.rev, e.kind == keyspace.Exclusive
@@ -196,33 +193,8 @@ func (l *List) readLocked(e *Entry, deep bool) Step {
 	return s
 }
 
-func (s Step) upward(l *List) Step {
-	s.From, s.To = keyspace.All(l.name)
-	s.Upward, s.shared, s.Limit, s.Max, s.Keys = true, true, l.UpLimit, 0, nil
-	return s
-}
-
 // beyondLocked reports whether a reading upward would probably not come to e: the last one did not, and not many have
 // left since.
 func (l *List) beyondLocked(e *Entry) bool {
 	return l.reach > 0 && e.rev > l.reach && 2*l.struck < l.UpLimit
-}
-
-// aheadLocked is a reading for the first n waiting entries from e on, if there is one that the views are not about.
-func (l *List) aheadLocked(e *Entry, n int) Step {
-	if !l.completeLocked(e) {
-		return Step{}
-	}
-	for _, o := range l.entries {
-		switch {
-		case o.state != waiting || o.rev < e.rev:
-			continue
-		case n == 0, !l.reachedLocked(o) && l.beyondLocked(o):
-			return Step{}
-		case !l.reachedLocked(o):
-			return l.readLocked(o, false).upward(l)
-		}
-		n--
-	}
-	return Step{}
 }
