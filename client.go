@@ -14,7 +14,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/outage"
 )
 
 // A Client makes the locks of one etcd, for as long as the process lives. It keeps one session at a time: it grants
@@ -56,7 +55,6 @@ type Client struct {
 func New(client *clientv3.Client, opts ...Option) *Client {
 	c := &Client{etcd: client, config: newConfig(opts), granting: make(chan struct{}, 1), closed: make(chan struct{})}
 	c.ctx, c.cancel = context.WithCancel(context.Background())
-	c.config.outages = &outage.Outages{}
 	c.err = c.config.check(client)
 	if c.config.lease != clientv3.NoLease {
 		c.err = errors.New("WithLease is for NewSession: New grants a lease whenever the last one is lost")

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -81,7 +82,7 @@ func TestLog_Outage(t *testing.T) {
 		holds, tickets = append(holds, h), append(tickets, tk)
 	}
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
-	require.Equal(t, []string{logtest.Up, logtest.Outage}, log.Messages())
+	log.Require(t, logtest.Up, logtest.Outage)
 	w.OnRecv(nil)
 	log.Require(t, logtest.Up, logtest.Outage, logtest.Over)
 	require.Regexp(t, `lease=`+s.lease.String()+` lock=`+name+`. endpoints=.* error="(the watch was not opened: )?watch ended`, log.Lines()[1])
@@ -93,9 +94,13 @@ func TestLog_Outage(t *testing.T) {
 	<-holds[0].Done()
 	<-tickets[0].Done()
 	require.Eventually(t, func() bool { return failed.Load() > 12 }, hang, tick)
+	require.Eventually(t, func() bool { return len(log.Lines()) == 5 }, hang, tick)
+	loss := slices.Index(log.Messages(), logtest.Loss) // the outage is told of after a while, most likely later
+	require.ElementsMatch(t, []string{logtest.Loss, logtest.Outage}, log.Messages()[3:])
 	w.OnRecv(nil)
-	log.Require(t, logtest.Up, logtest.Outage, logtest.Over, logtest.Outage, logtest.Loss, logtest.Over)
-	require.Contains(t, log.Lines()[4], fmt.Sprintf(`lock=%s key=%s token=%d cause="its entry was removed"`, holds[0].label(), holds[0].Key(), holds[0].Token()))
+	require.Eventually(t, func() bool { return len(log.Lines()) == 6 }, hang, tick)
+	require.Equal(t, logtest.Over, log.Messages()[5])
+	require.Contains(t, log.Lines()[loss], fmt.Sprintf(`lock=%s key=%s token=%d cause="its entry was removed"`, holds[0].label(), holds[0].Key(), holds[0].Token()))
 
 	revoke(t, s)
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
@@ -116,6 +121,7 @@ func TestLog_OutageConcernsNobody(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	var log logtest.Log
 	s := newTestSession(t, c, WithTTL(time.Minute), WithLogger(log.Logger()))
+	require.Equal(t, outage.Blip, s.lease.Outages.All.Blip)
 	name := lockName(t)
 	lines := []string{logtest.Up}
 	requireNext := func(line string) {
@@ -185,7 +191,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	p := cluster.Proxy(t)
 	var log logtest.Log
 	r := &recorder{}
-	locks := newTestClient(t, cluster.Client(t, p), WithTTL(2*time.Second), WithLogger(log.Logger()), WithHooks(r.hooks()))
+	locks := newTestClient(t, cluster.Client(t, p), WithTTL(4*time.Second), WithLogger(log.Logger()), WithHooks(r.hooks()))
 	name := lockName(t)
 	var held []*Held
 	for i := range holds {
@@ -213,6 +219,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	require.NoError(t, (<-granted).Unlock(testCtx(t)))
 	reported(t, locks.liveSession())
 	require.Equal(t, []string{logtest.Up, logtest.Outage, logtest.Lost, logtest.Up}, log.Messages())
+	require.Equal(t, outage.Blip, locks.liveSession().lease.Outages.All.Blip)
 	list := ""
 	for _, h := range held[:5] {
 		list += fmt.Sprintf("%s (token %d), ", h.label(), h.Token())

@@ -29,14 +29,14 @@ type config struct {
 	log     *slog.Logger
 	hooks   []*Hooks
 	slash   bool            // see WithTrailingSlash
-	outages *outage.Outages // of all sessions, nil: each has its own
+	outages *outage.Outages // of all sessions of a Client
 	outbox  *outbox.Outbox  // of all sessions, for log and hooks
 	err     error           // of an option
 }
 
 // newConfig is what opts make of the defaults.
 func newConfig(opts []Option) config {
-	c := config{ttl: defaultTTL, log: slog.New(slog.DiscardHandler), outbox: &outbox.Outbox{}}
+	c := config{ttl: defaultTTL, log: slog.New(slog.DiscardHandler), outbox: &outbox.Outbox{}, outages: &outage.Outages{Blip: outage.Blip}}
 	for _, o := range opts {
 		if o == nil {
 			o = option(func(c *config) { c.err = errNilOption })
@@ -95,8 +95,9 @@ func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.l
 
 // WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up.
 // It logs one line when it is lost, which names the first of the locks that are lost with it, and one for a lock that
-// is lost alone. When etcd is away, also from the start, it logs one line, with the cause and what to check, and one
-// when it is back; the same when etcd refuses all locks (full, CORRUPT). What Close and Orphan end is not logged.
+// is lost alone. When etcd is away for a second, also from the start, it logs one line, with the cause and what to check,
+// and one when it is back; the same, at once, when etcd refuses all locks (full, CORRUPT). What Close and Orphan end is
+// not logged.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.log = l }) }
 
 // WithHooks sets functions to be called when something happens to a session or to its locks. If it is given more than

@@ -41,23 +41,30 @@ func (o *Outage) Start(ctx context.Context, err error) {
 	}
 	o.open, o.stall.Client = true, s.Client
 	o.stall.Set(true)
-	if !s.All.begin(err) || !s.Log.Enabled(ctx, slog.LevelWarn) {
+	if !s.Log.Enabled(ctx, slog.LevelWarn) {
+		s.All.begin(err, nil)
 		return
 	}
+	lock := o.lock
+	s.All.begin(err, func() func() { return s.line(lock, err) })
+}
+
+// line makes the first line of an outage. It waits a moment for the connection's own error, which says more.
+func (s *Source) line(lock string, err error) (write func()) {
 	if why := s.Client.ConnectionError(50 * time.Millisecond); why != nil {
 		err = why
 	}
 	args := []any{"lease", s.Lease.String()}
-	if o.lock != "" {
-		args = append(args, "lock", o.lock)
+	if lock != "" {
+		args = append(args, "lock", lock)
 	}
 	check := whatToCheck(err)
 	args = append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", check)
+	what := "etcd outage: locks wait until it is over"
 	if check == access { // a watch that was compacted is refused too, and opened anew
-		s.Log.Warn("etcd refuses this client", args...)
-	} else {
-		s.Log.Warn("etcd outage: locks wait until it is over", args...)
+		what = "etcd refuses this client"
 	}
+	return func() { s.Log.Warn(what, args...) }
 }
 
 // Stop is called when the wait, the hold or the session gets on again, or leaves without having recovered.

@@ -9,27 +9,63 @@ import (
 	"time"
 )
 
-// Outages are those of all that need etcd together. The log gets a line when the first of them can't get on,
-// and another when the last of them can again: not one for each, and not one for each attempt.
+// Blip is how long a broken connection or a new leader may keep etcd away without a line in the log. It is less than
+// what is left of the shortest session when an outage begins.
+const Blip = time.Second
+
+// Outages are those of all that need etcd together. The log gets a line when one of them has not got on for Blip, and
+// another when the last of them can again: not one for each, and not one for each attempt.
 type Outages struct {
+	Blip time.Duration // an outage that is over before that has no lines
+
 	alarm     atomic.Pointer[Alarm]
 	mu        sync.Mutex
 	count     int       // of what can't get on
 	since     time.Time // of the outage whose end the log has not told, zero if there is none
 	recovered bool      // at least one of them since then
 	why       error     // of the last outage
+	told      bool      // the log has its first line
+	timer     *time.Timer
 }
 
-// begin reports whether the log is to have a line.
-func (o *Outages) begin(why error) bool {
+// begin counts one more that can't get on. line makes the first line of the log, which write writes when the outage has
+// lasted for Blip; line may take its time, and write must not. A nil line is none.
+func (o *Outages) begin(why error, line func() (write func())) {
 	o.mu.Lock()
-	defer o.mu.Unlock()
 	o.count++
-	if !o.since.IsZero() {
-		return false
+	if o.since.IsZero() {
+		o.since, o.recovered, o.told, o.why = time.Now(), false, false, why
 	}
-	o.since, o.recovered, o.why = time.Now(), false, why
-	return true
+	now := false
+	switch left := o.Blip - time.Since(o.since); {
+	case line == nil, o.told, o.timer != nil:
+	case left <= 0:
+		o.told, now = true, true
+	default:
+		var timer *time.Timer
+		timer = time.AfterFunc(left, func() {
+			write := line()
+			o.mu.Lock()
+			defer o.mu.Unlock() // after write, so that the line of the end comes later
+			if o.timer == timer {
+				o.timer, o.told = nil, true
+				write()
+			}
+		})
+		o.timer = timer
+	}
+	o.mu.Unlock()
+	if now {
+		line()()
+	}
+}
+
+// hushLocked stops the timer. Called with o.mu.
+func (o *Outages) hushLocked() {
+	if o.timer != nil {
+		o.timer.Stop()
+		o.timer = nil // if it has fired, it has come too late
+	}
 }
 
 // Why says why etcd can't be asked. It is nil if there is no outage.
@@ -49,17 +85,22 @@ func (o *Outages) end(recovered, lives bool) (lasted time.Duration, over, all bo
 	defer o.mu.Unlock()
 	o.count--
 	o.recovered = o.recovered || recovered
-	if o.count > 0 || !o.recovered && !lives || o.since.IsZero() {
+	if o.count > 0 {
+		return 0, false, false
+	}
+	o.hushLocked()
+	if !o.recovered && !lives || o.since.IsZero() {
 		return 0, false, false
 	}
 	lasted, o.since = time.Since(o.since), time.Time{}
-	return lasted, true, o.recovered
+	return lasted, o.told, o.recovered
 }
 
 // Up ends the outage, if there is one, and says how long it lasted: the log has a line anyway.
 func (o *Outages) Up() (lasted time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.hushLocked()
 	if !o.since.IsZero() {
 		lasted, o.since = time.Since(o.since), time.Time{}
 	}

@@ -202,7 +202,7 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
 	var log logtest.Log
-	locks := newClient(t, cluster.Client(t, p), etcdlock.WithTTL(2*time.Second), etcdlock.WithLogger(log.Logger()))
+	locks := newClient(t, cluster.Client(t, p), etcdlock.WithTTL(4*time.Second), etcdlock.WithLogger(log.Logger()))
 	require.NoError(t, locks.Ready(harness.Ctx(t)))
 	want := []string{logtest.Up}
 	for range 2 {
