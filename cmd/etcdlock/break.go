@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -112,13 +113,29 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 		}
 		return b.remove(ctx, client, e)
 	}
-	return fmt.Errorf("%s: %s@%d is not in the queue (any more): it was released, it expired, or somebody broke it", shown(name), shown(key), token)
+	return notQueued(q, key, token)
+}
+
+// notQueued says why there is nothing to break: most often, KEY@TOKEN was copied from somewhere else.
+func notQueued(q etcdlock.Queue, key string, token int64) error {
+	at := fmt.Sprintf("%s: %s@%d is not in the queue", shown(q.Name), shown(key), token)
+	i := slices.IndexFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Key == key })
+	switch {
+	case i >= 0:
+		return fmt.Errorf("%s: that key has token %d now, so it is another entry; etcdlock show %s has the queue as it is", at, q.Entries[i].Token, quote(q.Name))
+	case !strings.HasPrefix(key, q.Name+"/"):
+		return fmt.Errorf("%s: it is no entry of this lock; copy NAME and KEY@TOKEN from the same etcdlock show", at)
+	}
+	return fmt.Errorf("%s (any more): it was released, it expired, or somebody broke it", at)
 }
 
 func (b *breaker) remove(ctx context.Context, client *clientv3.Client, e etcdlock.Entry) error {
 	ctx, cancel := b.etcd.Bound(ctx) // without the time that somebody has taken to answer
 	defer cancel()
 	if err := etcdlock.New(client).Break(ctx, e); err != nil {
+		if ctx.Err() != nil { // etcd may carry it out, or has
+			err = fmt.Errorf("%w; whether %s was removed is not known: etcdlock show %s says it", context.Cause(ctx), shown(ref(e)), quote(e.Name))
+		}
 		return err
 	}
 	_, err := fmt.Printf("%s: %s is out of the queue\n", shown(e.Name), shown(ref(e)))
