@@ -54,7 +54,10 @@ both locks, and for a name that nobody uses itself at the locks below NAME/.`,
 				return err
 			}
 			client, err := etcd.Client()
-			if err != nil {
+			switch ctx := cmd.Context(); {
+			case err != nil && ctx.Err() != nil:
+				return context.Cause(ctx)
+			case err != nil:
 				return err
 			}
 			defer func() { _ = client.Close() }() // the process ends anyway
@@ -99,23 +102,21 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 	case errors.Is(unread, rpctypes.ErrUserEmpty), errors.Is(unread, rpctypes.ErrUserNotFound):
 		return d.etcd.Explain(unread)
 	}
-	if err := d.members(ctx, unread); err != nil {
-		return err
-	}
+	err := d.members(ctx, unread)
 	now := time.Now()
-	if unread == nil {
-		if unread = d.queues(ctx, queues, now); unread != nil { // etcd went away between the two looks
+	if err == nil && unread == nil {
+		if unread = d.queues(ctx, queues, now); unread != nil && ctx.Err() == nil { // etcd went away between the two looks
 			d.findings = nil
-			if err := d.members(ctx, unread); err != nil {
-				return err
-			}
+			err = d.members(ctx, unread)
 		}
 	}
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil: // it is no fault of etcd's that there was no answer
 		return context.Cause(ctx)
+	case err != nil:
+		return err
 	}
 	needs := slices.ContainsFunc(d.findings, func(f finding) bool { return f.Attention })
-	var err error
 	if output == asJSON {
 		err = printJSON(struct {
 			Name      string    `json:"name"`

@@ -179,6 +179,28 @@ note       etcd 3\.\S+ \(1 of 3 members\)$`, r.output())
 	require.Regexp(t, `^etcdlock: no etcd answers at .* is it running, and is this its address\?`, says)
 }
 
+// Ctrl-C while doctor looks at the leases, or at the members, says nothing of etcd.
+func TestDoctor_Interrupted(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	enqueued(t, cluster.Client(t), "ann", "x", etcdlock.WithTTL(9*time.Second))
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	defer silent.Close()
+	for _, endpoints := range [][]string{cluster.Endpoints(), {silent.Addr().String()}} {
+		c := onConsole(t, endpoints, binary, "doctor", "x")
+		if endpoints[0] != silent.Addr().String() {
+			c.until(t, "looking for")
+		} else {
+			_, err := silent.Accept()
+			require.NoError(t, err)
+		}
+		c.types(t, ctrlC)
+		c.until(t, "etcdlock: ended by signal: interrupt")
+		require.Equal(t, 130, c.ends(t).ExitStatus())
+	}
+}
+
 // Etcd loses its quorum between the two looks at the leases: what doctor has found
 // before is not true any more.
 func TestDoctor_QuorumLost(t *testing.T) {

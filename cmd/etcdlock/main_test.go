@@ -7,12 +7,14 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -20,7 +22,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
 // These tests run the built command, as users do.
@@ -121,6 +126,48 @@ func command(t *testing.T, env []string, args ...string) *invocation {
 		"GORACE=atexit_sleep_ms=100") // the default makes each process take a second to end
 	r.cmd.Env = append(r.cmd.Env, env...)
 	return r
+}
+
+// A signal while etcd is asked ends each command that looks at locks with the signal's status, and says nothing of etcd.
+func TestSignalWhileEtcdIsAsked(t *testing.T) {
+	t.Parallel()
+	asked, end := make(chan string, 10), make(chan struct{})
+	cluster := etcdtest.Start(t, intercepted(func(_ context.Context, req any) {
+		if r, ok := req.(*pb.RangeRequest); ok && strings.HasPrefix(string(r.Key), "x") {
+			asked <- string(r.Key)
+			<-end
+		}
+	}))
+	defer close(end)
+	for i, args := range [][]string{{"ls"}, {"show"}, {"show", "--watch"}, {"doctor"}, {"break", "key@7"}} {
+		name := fmt.Sprint("x", i)
+		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, slices.Insert(args, 1, name)...)
+		for !strings.HasPrefix(<-asked, name) {
+		}
+		require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, 143, r.wait(t), args)
+		if slices.Contains(args, "--watch") { // nothing else ends it
+			require.Empty(t, r.stderr.String())
+			continue
+		}
+		require.Regexp(t, `^etcdlock: ((inspect|watch|list)[^\n]*: context canceled: )?ended by signal: terminated\n$`, r.stderr.String(), args)
+	}
+}
+
+// The same while etcd is asked for a token.
+func TestSignalWhileATokenIsAskedFor(t *testing.T) {
+	t.Parallel()
+	for _, command := range []string{"show", "doctor"} {
+		silent, err := net.Listen("tcp", "127.0.0.1:0")
+		require.NoError(t, err)
+		defer silent.Close()
+		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + silent.Addr().String()}, command, "x", "--user=ann:secret", "--dial-timeout=1s")
+		_, err = silent.Accept()
+		require.NoError(t, err)
+		require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+		require.Equal(t, 143, r.wait(t), command)
+		require.Equal(t, "etcdlock: ended by signal: terminated\n", r.stderr.String(), command)
+	}
 }
 
 // unread runs the command with an output that nobody reads. The command must report

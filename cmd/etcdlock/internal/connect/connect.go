@@ -162,7 +162,10 @@ func (c *Config) At() string { return strings.Join(c.endpoints(), ", ") }
 // Open makes a client and waits until etcd answers it, for DialTimeout at most.
 func (c *Config) Open(ctx context.Context) (*clientv3.Client, error) {
 	client, err := c.Client()
-	if err != nil {
+	switch {
+	case err != nil && ctx.Err() != nil: // nobody waits for an explanation
+		return nil, context.Cause(ctx)
+	case err != nil:
 		return nil, err
 	}
 	bounded, cancel := context.WithTimeout(ctx, c.DialTimeout)
