@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -53,6 +54,7 @@ both locks, and for a name that nobody uses itself at the locks below NAME/.`,
 			if err := etcd.Complete(cmd.Flags()); err != nil {
 				return err
 			}
+			etcd.NoAnswer = "stop those that hang (kill -9), and start them again; more than half of etcd's members must run and reach each other"
 			client, err := etcd.Client()
 			switch ctx := cmd.Context(); {
 			case err != nil && ctx.Err() != nil:
@@ -62,7 +64,8 @@ both locks, and for a name that nobody uses itself at the locks below NAME/.`,
 			}
 			defer func() { _ = client.Close() }() // the process ends anyway
 			d := doctor{client: client, etcd: etcd, maxHold: maxHold}
-			return d.run(cmd.Context(), args[0], output)
+			// No name of a lock ends in "/", but etcdlock ls wants its prefix so, and somebody has copied that.
+			return d.run(cmd.Context(), strings.TrimSuffix(args[0], "/"), output)
 		},
 	}
 	output.addFlag(cmd)

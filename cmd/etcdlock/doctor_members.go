@@ -27,8 +27,9 @@ type member struct {
 	voter  bool
 	status *clientv3.StatusResponse // nil if it did not answer
 	took   time.Duration
-	err    error // why it did not
-	hangs  bool  // it did not say anything in time
+	err    error  // why it did not
+	do     string // what to do about that, if the probe knows it
+	hangs  bool   // it did not say anything in time
 }
 
 func (m member) answers() bool { return m.status != nil }
@@ -119,7 +120,7 @@ func (d *doctor) askEach(ctx context.Context, members []member) {
 		if what == "" {
 			what = fmt.Sprintf("connected, but there was no answer within %v", statusTimeout)
 		}
-		silent[i].err, silent[i].hangs = errors.New(what), p.What == ""
+		silent[i].err, silent[i].do, silent[i].hangs = errors.New(what), p.Do, p.What == ""
 	}
 }
 
@@ -170,7 +171,10 @@ func (d *doctor) member(m member, unread error, full bool) {
 	if unread == nil {
 		do = "locks are taken and renewed while more than half of the members are well; " + do
 	}
-	if m.hangs {
+	switch {
+	case m.do != "":
+		do = m.do
+	case m.hangs:
 		do = "stop it if it hangs (kill -9): until then what clients have sent to it has no answer, each Held.Txn among it; " + do
 	}
 	switch s := m.status; {

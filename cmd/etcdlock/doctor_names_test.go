@@ -144,7 +144,7 @@ ok `, out)
 	longAgo(t, client, "bob", "customers/2x")
 	longAgo(t, client, "zoe", "customers/2x")
 	enqueued(t, client, "bob", "customers/1", etcdlock.WithTTL(2*time.Second)) // waits, and came just now
-	status, out, _ = ask(t, cluster, "doctor", "customers")
+	status, out, _ = ask(t, cluster, "doctor", "customers/")                   // as ls wants it
 	require.Zero(t, status, out)
 	require.Contains(t, out, "3 locks (etcdlock ls customers/); the longest wait is for customers/2x, for 2h00m (etcdlock doctor customers/2x)")
 	status, out, _ = ask(t, cluster, "doctor", "customers", "--max-hold=1h")

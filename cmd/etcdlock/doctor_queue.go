@@ -29,8 +29,13 @@ func (d *doctor) queues(ctx context.Context, queues []etcdlock.Queue, now time.T
 		if err := d.multis(ctx, q, now); err != nil {
 			return err
 		}
-		if !d.below(ctx, q, now) {
-			d.foreign(q)
+		if d.below(ctx, q, now) {
+			continue
+		}
+		d.foreign(q)
+		if len(q.Entries) == 0 && len(queues) == 1 { // else it is one name of a Multi
+			dir := q.Name[:strings.LastIndexByte(q.Name, '/')+1]
+			d.note("nobody holds or waits for %s now. If somebody should, see whether the name is right: etcdlock ls%s", shown(q.Name), strings.TrimSuffix(" "+quote(dir), " ''"))
 		}
 	}
 	return nil

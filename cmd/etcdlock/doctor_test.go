@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"regexp"
 	"slices"
 	"strings"
@@ -30,7 +32,10 @@ func TestDoctor(t *testing.T) {
 	require.Zero(t, status, says)
 	require.Regexp(t, `^x: free
 note +etcd 3\.\S+ \(1 of 1 members\)
+note +nobody holds or waits for x now. If somebody should, see whether the name is right: etcdlock ls
 ok +nothing needs attention$`, out)
+	_, out, _ = ask(t, cluster, "doctor", "the jobs/x") // a wrong name is the likeliest cause of that
+	require.Contains(t, out, "nobody holds or waits for the jobs/x now. If somebody should, see whether the name is right: etcdlock ls 'the jobs/'\n")
 
 	// In the queue: an entry without a lease, one whose lease nobody renews, one whose
 	// clock is ahead, one that is well; and a key that is not an entry.
@@ -66,7 +71,7 @@ note +the clock of the future is (1h00m|59m\d\ds) ahead of this machine's.*
 	status, out, _ = ask(t, cluster, "doctor", "-o", "json", "y")
 	require.Zero(t, status)
 	require.JSONEq(t, `{"name":"y","revision":`+fmt.Sprint(head(t, client))+`,"attention":false,"findings":[{"attention":false,"what":"etcd `+
-		regexp.MustCompile(`etcd (3\.\S+ \(1 of 1 members\))`).FindStringSubmatch(out)[1]+`"}]}`, out)
+		regexp.MustCompile(`etcd (3\.\S+ \(1 of 1 members\))`).FindStringSubmatch(out)[1]+`"},{"attention":false,"what":"nobody holds or waits for y now. If somebody should, see whether the name is right: etcdlock ls"}]}`, out)
 }
 
 func head(t *testing.T, client *clientv3.Client) int64 {
@@ -325,6 +330,31 @@ func TestDoctor_MemberHangs(t *testing.T) {
 	require.Equal(t, 2, r.wait(t), r.stderr.String())
 	require.Regexp(t, `does not answer: .*
            stop it if it hangs \(kill -9\): until then what clients have sent to it has no answer`, r.output())
+	// If no member answers, doctor does not send its reader to doctor.
+	_, _, says := askAt(t, silent.Addr().String(), "doctor", "x", "--dial-timeout=300ms")
+	require.Contains(t, says, ", but there was no answer): stop those that hang (kill -9), and start them again; more than half")
+	require.NotContains(t, says, "etcdlock doctor")
+	_, _, says = askAt(t, silent.Addr().String(), "show", "x", "--dial-timeout=300ms")
+	require.Contains(t, says, "etcdlock doctor says which of them answer")
+}
+
+// What answers there is no etcd, or not at its port for clients: nobody must stop it.
+func TestDoctor_OtherPort(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	other := httptest.NewServer(http.NotFoundHandler()) // etcd's ports for members and for metrics are such
+	defer other.Close()
+	at := other.Listener.Addr().String()
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0] + "," + at}, "doctor", "x")
+	require.Equal(t, 2, r.wait(t), r.stderr.String())
+	require.Contains(t, r.output(), "ATTENTION  etcd's member at "+at+" does not answer: "+at+` answers in HTTP/1, as no etcd does at its port for clients
+           name that port, 2379 by default, with --endpoints (or ETCDCTL_ENDPOINTS)
+`)
+	for _, command := range []string{"doctor", "show"} {
+		status, out, says := askAt(t, at, command, "x", "--dial-timeout=300ms")
+		require.Equal(t, 1, status, out)
+		require.Equal(t, "etcdlock: no etcd answers at "+at+" within 300ms ("+at+" answers in HTTP/1, as no etcd does at its port for clients): name that port, 2379 by default, with --endpoints (or ETCDCTL_ENDPOINTS)\n", says)
+	}
 }
 
 // How full etcd is: where compaction frees nothing, the numbers show it. A member before etcd 3.6 does not tell its quota.

@@ -142,7 +142,12 @@ func enqueued(t *testing.T, client *clientv3.Client, owner, name string, opts ..
 // ask runs a command to its end.
 func ask(t *testing.T, cluster *etcdtest.Cluster, args ...string) (status int, stdout, stderr string) {
 	t.Helper()
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, args...)
+	return askAt(t, strings.Join(cluster.Endpoints(), ","), args...)
+}
+
+func askAt(t *testing.T, endpoints string, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + endpoints}, args...)
 	status = r.wait(t)
 	return status, r.output(), r.stderr.String()
 }

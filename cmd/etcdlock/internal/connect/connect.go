@@ -40,6 +40,8 @@ type Config struct {
 	DialTimeout time.Duration `json:"dialTimeout,omitempty"`
 	// CommandTimeout bounds what a command that looks at locks asks of etcd once it is connected. 0 is no bound.
 	CommandTimeout time.Duration `json:"-"`
+	// NoAnswer is what to do where endpoints take connections and none answers; "" is to ask etcdlock doctor.
+	NoAnswer string `json:"-"`
 }
 
 // AddFlags adds the flags to fs. Call Complete when they are parsed.

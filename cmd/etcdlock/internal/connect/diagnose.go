@@ -1,6 +1,7 @@
 package connect
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -51,7 +52,7 @@ func (c *Config) diagnose(err error) (reason, advice string) {
 		}
 		reasons = slices.Insert(reasons, 0, what)
 		if advice == "" {
-			advice = "more than half of etcd's members must run and reach each other; etcdlock doctor says which of them answer"
+			advice = cmp.Or(c.NoAnswer, "more than half of etcd's members must run and reach each other; etcdlock doctor says which of them answer")
 		}
 	}
 	return strings.Join(reasons, "; "), advice
@@ -92,7 +93,10 @@ func (c *Config) probe(ctx context.Context, endpoint string) Problem {
 	defer func() { _ = conn.Close() }()
 	_ = conn.SetDeadline(time.Now().Add(probeTimeout)) // can't fail on a fresh connection
 	if !encrypted {
-		return probePlain(conn, host)
+		if p := probePlain(conn, host); p.What != "" {
+			return p
+		}
+		return probeHTTP1(ctx, host)
 	}
 	if config.ServerName == "" {
 		config.ServerName, _, _ = net.SplitHostPort(host)
@@ -118,6 +122,25 @@ func probePlain(conn net.Conn, host string) Problem {
 	err := tls.Client(conn, &tls.Config{InsecureSkipVerify: true}).Handshake()
 	if err == nil || fromServer(err) {
 		return Problem{host + " asks for TLS", "write https://" + host + ", and name the file of its CA with " + option("cacert")}
+	}
+	return Problem{}
+}
+
+// probeHTTP1 finds out whether the server speaks HTTP/1 only, as etcd does at its ports for members and for metrics. It
+// begins as gRPC does, with the preface of HTTP/2 and settings.
+func probeHTTP1(ctx context.Context, host string) Problem {
+	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", host)
+	if err != nil {
+		return Problem{}
+	}
+	defer func() { _ = conn.Close() }()
+	_ = conn.SetDeadline(time.Now().Add(probeTimeout)) // can't fail on a fresh connection
+	answer := make([]byte, len("HTTP/1"))
+	if _, err = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00"); err == nil {
+		_, err = io.ReadFull(conn, answer)
+	}
+	if err == nil && string(answer) == "HTTP/1" {
+		return Problem{host + " answers in HTTP/1, as no etcd does at its port for clients", "name that port, 2379 by default, with " + option("endpoints")}
 	}
 	return Problem{}
 }
