@@ -337,3 +337,69 @@ func TestElection_Restart(t *testing.T) {
 	require.NoError(t, again.Resign(harness.Ctx(t)))
 	require.NoError(t, harness.Result(t, campaign))
 }
+
+// A process that is restarted takes its lock again, while it has it and while it waits: nobody else could release it. A
+// TryLock takes it only if it has it.
+func TestMutex_Restart(t *testing.T) {
+	c := cluster.Client(t)
+	restart := func(s *concurrency.Session) *concurrency.Session {
+		s.Orphan()
+		return session(t, c, concurrency.WithLease(s.Lease()))
+	}
+	for what, take := range map[string]func(m *concurrency.Mutex) error{
+		"Lock":    func(m *concurrency.Mutex) error { return m.Lock(harness.Ctx(t)) },
+		"TryLock": func(m *concurrency.Mutex) error { return m.TryLock(harness.Ctx(t)) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			name := harness.LockName(t)
+			s := session(t, c)
+			m := concurrency.NewMutex(s, name)
+			require.NoError(t, m.Lock(harness.Ctx(t)))
+			behind := concurrency.NewMutex(session(t, c), name)
+			waits := harness.Async(func() error { return behind.Lock(harness.Ctx(t)) })
+			harness.QueueIs(t, c, name, 2)
+			s = restart(s)
+			again := concurrency.NewMutex(s, name)
+			require.NoError(t, take(again))
+			require.Equal(t, []any{m.Key(), m.Header().Revision}, []any{again.Key(), again.Header().Revision})
+			require.Equal(t, concurrency.ErrLocked, concurrency.NewMutex(s, name).TryLock(harness.Ctx(t)), "it is taken once")
+			require.NoError(t, again.Unlock(harness.Ctx(t)))
+			require.NoError(t, harness.Result(t, waits))
+
+			// The process before has died while it waited.
+			lease, err := c.Grant(harness.Ctx(t), 60)
+			require.NoError(t, err)
+			place := harness.ExclusiveKey(name, lease.ID)
+			_, err = c.Put(harness.Ctx(t), place, "", clientv3.WithLease(lease.ID))
+			require.NoError(t, err)
+			s = session(t, c, concurrency.WithLease(lease.ID))
+			heir := concurrency.NewMutex(s, name)
+			require.Equal(t, concurrency.ErrLocked, heir.TryLock(harness.Ctx(t)))
+			harness.QueueIs(t, c, name, 2)
+			lock := harness.Async(func() error { return heir.Lock(harness.Ctx(t)) })
+			require.NoError(t, behind.Unlock(harness.Ctx(t)))
+			require.NoError(t, harness.Result(t, lock))
+			require.Equal(t, place, heir.Key())
+
+			// It has left a second place, behind what the heir has by now: a TryLock does not wait there.
+			_, err = c.Put(harness.Ctx(t), place+"-1", "", clientv3.WithLease(lease.ID))
+			require.NoError(t, err)
+			another := concurrency.NewMutex(s, name)
+			require.Equal(t, concurrency.ErrLocked, another.TryLock(harness.Ctx(t)))
+			require.NoError(t, heir.Unlock(harness.Ctx(t)))
+			require.NoError(t, another.TryLock(harness.Ctx(t)))
+			require.Equal(t, place+"-1", another.Key())
+			require.NoError(t, another.Unlock(harness.Ctx(t)))
+			harness.RequireGone(t, c, name)
+		})
+	}
+}
+
+// The errors are those of etcd's package, for the files of a program that still import it.
+func TestErrorsAreEtcds(t *testing.T) {
+	require.ErrorIs(t, concurrency.ErrLocked, etcds.ErrLocked)
+	require.ErrorIs(t, concurrency.ErrSessionExpired, etcds.ErrSessionExpired)
+	require.ErrorIs(t, concurrency.ErrLockReleased, etcds.ErrLockReleased)
+	require.ErrorIs(t, concurrency.ErrElectionNotLeader, etcds.ErrElectionNotLeader)
+	require.ErrorIs(t, concurrency.ErrElectionNoLeader, etcds.ErrElectionNoLeader)
+}

@@ -14,12 +14,6 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// The errors of an Election.
-var (
-	ErrElectionNotLeader = errors.New("election: not leader")
-	ErrElectionNoLeader  = errors.New("election: no leader")
-)
-
 // An Election is a name that sessions lead one at a time. All Elections of a session and a name share one candidacy. It
 // is safe for concurrent use, and must not be copied.
 type Election struct {

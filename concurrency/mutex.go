@@ -6,19 +6,13 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
-)
-
-// The errors of a Mutex. ErrSessionExpired says besides that the entry of a waiter was removed.
-var (
-	ErrLocked         = errors.New("mutex: Locked by another session")
-	ErrSessionExpired = errors.New("mutex: session is expired")
-	ErrLockReleased   = errors.New("mutex: lock has already been released")
 )
 
 // noKey is what Key returns after Unlock. No entry has this key.
@@ -53,11 +47,47 @@ func NewMutex(s *Session, pfx string) *Mutex {
 }
 
 // Lock takes the lock, and waits for it. It returns at once if this Mutex has the lock. When it returns an error, for
-// example since ctx has ended, its entry in the queue is removed in the background.
-func (m *Mutex) Lock(ctx context.Context) error { return m.acquire(ctx, m.inner.Lock) }
+// example since ctx has ended, its entry in the queue is removed in the background. In a session with WithLease it takes up
+// the entry that hangs on the lease, at three requests more if the lock is not free.
+func (m *Mutex) Lock(ctx context.Context) error { return m.acquire(ctx, m.lock) }
 
-// TryLock takes the lock if nobody has it or waits for it, and otherwise returns ErrLocked.
-func (m *Mutex) TryLock(ctx context.Context) error { return m.acquire(ctx, m.inner.TryLock) }
+// TryLock takes the lock if nobody has it or waits for it, and otherwise returns ErrLocked. In a session with WithLease
+// it takes up the entry that hangs on the lease if that has the lock.
+func (m *Mutex) TryLock(ctx context.Context) error { return m.acquire(ctx, m.try) }
+
+func (m *Mutex) lock(ctx context.Context) (*etcdlock.Held, error) {
+	if !m.s.adopted {
+		return m.inner.Lock(ctx)
+	}
+	h, err := m.inner.TryLock(ctx)
+	if errors.Is(err, etcdlock.ErrLocked) {
+		h, err = m.s.inner.Adopt(ctx, m.name)
+	}
+	if errors.Is(err, etcdlock.ErrNotFound) {
+		h, err = m.inner.Lock(ctx)
+	}
+	return h, err
+}
+
+func (m *Mutex) try(ctx context.Context) (*etcdlock.Held, error) {
+	h, err := m.inner.TryLock(ctx)
+	if !m.s.adopted || !errors.Is(err, etcdlock.ErrLocked) {
+		return h, err
+	}
+	q, look := m.s.looks.Inspect(ctx, m.name)
+	if look != nil {
+		return nil, look
+	}
+	// Adopt waits for an entry that waits. It takes the oldest one, so if there is one, and it has the lock, it waits for none.
+	mine := slices.DeleteFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Lease != m.s.Lease() })
+	if len(mine) != 1 || !mine[0].Holds {
+		return nil, err
+	}
+	if h, found := m.s.inner.Adopt(ctx, m.name); !errors.Is(found, etcdlock.ErrNotFound) {
+		return h, found
+	}
+	return nil, err
+}
 
 func (m *Mutex) acquire(ctx context.Context, way func(context.Context) (*etcdlock.Held, error)) error {
 	defer runtime.KeepAlive(m)

@@ -108,8 +108,9 @@ func WithTTL(ttl int) SessionOption {
 	}
 }
 
-// WithLease takes a lease that was granted elsewhere, for example to this process before it was restarted. A Campaign
-// then takes up the candidacy that hangs on the lease, and leads at once if that did.
+// WithLease takes a lease that was granted elsewhere, for example to this process before it was restarted. A Lock then
+// takes up the entry that hangs on the lease, and a Campaign the candidacy: each has what the process before had, at once.
+// An entry that nobody takes up blocks other sessions for as long as this one lives.
 func WithLease(id clientv3.LeaseID) SessionOption {
 	return func(o *sessionOptions) { o.lease = id }
 }

@@ -155,8 +155,23 @@ func prepare(tmp string, own bool) (args []string, err error) {
 	if err := alias(filepath.Join(tmp, "client/concurrency")); err != nil {
 		return nil, err
 	}
-	// Without STM, which the drop-in has from etcd's package: that would import the drop-in, and so itself.
-	overlay := map[string]any{"Replace": map[string]string{filepath.Join(repo, "concurrency/stm.go"): ""}}
+	// Without STM, which the drop-in has from etcd's package: that would import the drop-in, and so itself. Its errors are
+	// others here, of the same texts.
+	texts := "package concurrency\n\nimport \"errors\"\n\n"
+	for name, text := range map[string]string{
+		"ErrLocked": "mutex: Locked by another session", "ErrSessionExpired": "mutex: session is expired", "ErrLockReleased": "mutex: lock has already been released",
+		"ErrElectionNotLeader": "election: not leader", "ErrElectionNoLeader": "election: no leader",
+	} {
+		texts += fmt.Sprintf("var %s = errors.New(%q)\n", name, text)
+	}
+	errorsFile := filepath.Join(tmp, "errors.go")
+	if err := os.WriteFile(errorsFile, []byte(texts), 0o644); err != nil {
+		return nil, err
+	}
+	overlay := map[string]any{"Replace": map[string]string{
+		filepath.Join(repo, "concurrency/stm.go"):    "",
+		filepath.Join(repo, "concurrency/errors.go"): errorsFile,
+	}}
 	b, err := json.Marshal(overlay)
 	if err != nil {
 		return nil, err

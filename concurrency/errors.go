@@ -1,0 +1,18 @@
+// The errors: etcd's own, so that a file of a program that still imports etcd's package can compare with them.
+
+package concurrency
+
+import "go.etcd.io/etcd/client/v3/concurrency"
+
+// The errors of a Mutex. ErrSessionExpired says besides that the entry of a waiter was removed.
+var (
+	ErrLocked         = concurrency.ErrLocked
+	ErrSessionExpired = concurrency.ErrSessionExpired
+	ErrLockReleased   = concurrency.ErrLockReleased
+)
+
+// The errors of an Election.
+var (
+	ErrElectionNotLeader = concurrency.ErrElectionNotLeader
+	ErrElectionNoLeader  = concurrency.ErrElectionNoLeader
+)
