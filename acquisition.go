@@ -113,12 +113,7 @@ func (a *acquisition) names() (names []string) {
 // label is the name of the lock, or all names of a Multi, for people.
 func (a *acquisition) label() string { return strings.Join(a.names(), ", ") }
 
-func (a *acquisition) wrap(op string, err error) error {
-	if err == nil {
-		return nil // before the names are listed
-	}
-	return wrapNames(op, a.names(), err)
-}
+func (a *acquisition) wrap(op string, err error) error { return wrapNames(op, a.names, err) }
 
 // state says how far an acquisition is. It only goes down this list, and only in transition.
 type state uint8

@@ -163,13 +163,22 @@ func (c *Client) liveSession() *Session {
 	return s
 }
 
+// finish revokes the session's lease, for the Client that made it, unless Orphan has left that to a successor.
+func (s *Session) finish() error {
+	if !s.lease.Orphaned() {
+		<-s.lease.Close(ErrSessionClosed)
+	}
+	s.lease.Wait()
+	return s.closeError()
+}
+
 // setCurrent makes s the current session. The lease of the one before is revoked in case that it still lives: its
 // entries are only in the way.
 func (c *Client) setCurrent(s *Session) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if old := c.current; old != nil {
-		c.revoking.Go(func() { <-old.lease.Close(ErrSessionClosed) }) // or the lease expires by itself
+		c.revoking.Go(func() { _ = old.finish() }) // or the lease expires by itself
 	}
 	c.current = s
 	c.had.Store(true)
@@ -216,7 +225,7 @@ func (c *Client) Close() error {
 			defer close(c.closed)
 			c.granting <- struct{}{}      // a grant under way ends with c.ctx
 			if s := c.current; s != nil { // beside what was left behind, which may take its time
-				c.revoking.Go(func() { <-s.lease.Close(ErrSessionClosed); c.closeErr = s.closeError() })
+				c.revoking.Go(func() { c.closeErr = s.finish() })
 			}
 			c.revoking.Wait()
 		}()

@@ -530,3 +530,35 @@ func TestClient_BadInput(t *testing.T) {
 	require.ErrorContains(t, err, "NewMutex")
 	require.NoError(t, (&Client{}).Close())
 }
+
+// A session that was handed to a successor is not the Client's to revoke: not when it grants the next one, and not when
+// it closes.
+func TestClient_LeavesAnOrphanedSession(t *testing.T) {
+	c := cluster.Client(t)
+	for what, end := range map[string]func(locks *Client) error{
+		"the next session": func(locks *Client) error {
+			_, err := locks.Mutex(lockName(t) + ".2").Lock(testCtx(t))
+			return err
+		},
+		"Close": (*Client).Close,
+	} {
+		t.Run(what, func(t *testing.T) {
+			locks := newTestClient(t, c)
+			s, err := locks.Session(testCtx(t))
+			require.NoError(t, err)
+			name := lockName(t)
+			h, err := NewMutex(s, name).Lock(testCtx(t))
+			require.NoError(t, err)
+			s2 := succeed(t, s, c)
+			h2, err := s2.Adopt(testCtx(t), name)
+			require.NoError(t, err)
+			require.Equal(t, h.Token(), h2.Token())
+			require.NoError(t, end(locks))
+			require.NoError(t, locks.Close())
+			require.NoError(t, s2.Refresh(testCtx(t)))
+			require.NoError(t, h2.Check(testCtx(t)))
+			require.NoError(t, s.Close(), "its own Close revokes it")
+			require.ErrorIs(t, s2.Refresh(testCtx(t)), ErrSessionExpired)
+		})
+	}
+}

@@ -44,7 +44,8 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 }
 
 // NewElector makes an Elector whose terms are in that session. It makes no request. Its Run returns when the session
-// has ended, with ErrSessionExpired or ErrSessionClosed.
+// has ended, with ErrSessionExpired or ErrSessionClosed. In a session with WithLease, Run begins with [Session.Adopt]: if the
+// process before led, this one goes on with its term and Token.
 func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	if s == nil {
 		return &Elector{name: name, err: errNilSession}
@@ -148,7 +149,11 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 	var h *Held
 	term, err := acquire(ctx, l, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, it *Held) (*Held, error) {
-		h = it
+		if h = it; it.s.lease.Adopted {
+			if term, err := e.adopt(ctx, it); !errors.Is(err, ErrNotFound) {
+				return term, err
+			}
+		}
 		return lockEntry(ctx, it)
 	})
 	if err != nil && ctx.Err() != nil && h != nil && h.rev != 0 {
@@ -156,6 +161,23 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 		defer cancel()
 		// Beside the removal that goes on in the background, to wait for it.
 		_, _ = settle.Remove(bound, h.s.etcd, etcd.Policy{Life: h.s.lease.Gone, Hedge: true}, h.allKeys(), h.rev)
+	}
+	return term, err
+}
+
+// adopt takes up the term, or the place in the queue, that the process before has left on the lease.
+func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
+	term, err := adoptEntry(ctx, h)
+	switch {
+	case err != nil:
+		return nil, err
+	case term.readOnly():
+		err = errors.New("the process before had the lock for reading")
+	case e.config.value != "":
+		err = term.setValue(ctx, e.config.value)
+	}
+	if err != nil {
+		term.Release()
 	}
 	return term, err
 }

@@ -716,3 +716,50 @@ func TestElector_BesideConcurrency(t *testing.T) {
 	_, err = NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrInvalidName, "without the option such a name stays an error")
 }
+
+// A process that is restarted goes on with its term, or with its place in the queue, and its own value is published. A
+// read lock of that name is no term.
+func TestElector_Adopts(t *testing.T) {
+	c := cluster.Client(t)
+	name := lockName(t)
+	first := make(chan *Held, 1)
+	s := newTestSession(t, c)
+	before := async(func() error {
+		return NewElector(s, name, WithValue("10.0.0.1")).Run(testCtx(t), func(_ context.Context, term *Held) error {
+			first <- term
+			s.Orphan()
+			return nil
+		})
+	})
+	term := <-first
+	require.ErrorIs(t, result(t, before), ErrSessionClosed)
+	next := make(chan int64, 1)
+	other := async(func() error {
+		return NewElector(newTestSession(t, c), name).Run(testCtx(t), func(_ context.Context, term *Held) error {
+			next <- term.Token()
+			return nil
+		})
+	})
+	queueIs(t, c, name, 2)
+	s = newTestSession(t, c, WithLease(s.Lease()))
+	e := NewElector(s, name, WithValue("10.0.0.2"))
+	require.NoError(t, e.Run(testCtx(t), func(ctx context.Context, again *Held) error {
+		require.Equal(t, []any{term.Token(), term.Key()}, []any{again.Token(), again.Key()})
+		leader, err := e.Leader(ctx)
+		require.NoError(t, err)
+		require.Equal(t, "10.0.0.2", leader.Value)
+		require.Empty(t, next)
+		return nil
+	}))
+	require.NoError(t, result(t, other))
+	require.Greater(t, <-next, term.Token())
+	require.NoError(t, e.Run(testCtx(t), func(context.Context, *Held) error { return nil }), "nothing is left to adopt")
+
+	_, err := NewRWMutex(s, name).RLock(testCtx(t))
+	require.NoError(t, err)
+	s = succeed(t, s, c)
+	led := false
+	err = NewElector(s, name).Run(testCtx(t), func(context.Context, *Held) error { led = true; return nil })
+	require.ErrorContains(t, err, "for reading")
+	require.False(t, led)
+}

@@ -9,7 +9,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -42,7 +41,10 @@ func (c *Client) inspect(ctx context.Context, name string) (Queue, error) {
 		return Queue{}, err
 	}
 	q := newQueue(s)
-	if err := q.readTTLs(ctx, client); err != nil {
+	err = inspect.TTLs(ctx, client, q.Entries, func(e Entry) clientv3.LeaseID { return e.Lease }, func(e *Entry, ttl inspect.TTL) {
+		e.TTL, e.GrantedTTL = ttl.Left, ttl.Granted
+	})
+	if err != nil {
 		return Queue{}, err
 	}
 	return q, nil
@@ -125,25 +127,6 @@ func newQueue(s *queue.Snapshot) Queue {
 		q.Entries = append(q.Entries, e)
 	}
 	return q
-}
-
-// readTTLs asks after the leases in the queue.
-func (q Queue) readTTLs(ctx context.Context, client *etcd.Client) error {
-	var leases []clientv3.LeaseID
-	for _, e := range q.Entries {
-		leases = append(leases, e.Lease)
-	}
-	ttls, err := inspect.TTLs(ctx, client, leases)
-	if err != nil {
-		return err
-	}
-	for i, e := range q.Entries {
-		if r := ttls[e.Lease]; r != nil {
-			q.Entries[i].TTL = time.Duration(r.TTL) * time.Second
-			q.Entries[i].GrantedTTL = time.Duration(r.GrantedTTL) * time.Second
-		}
-	}
-	return nil
 }
 
 // Break removes an entry from its queue: that very acquisition, and no other of the same owner, lease or key. It is

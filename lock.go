@@ -106,12 +106,7 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 	return newTicket(h)
 }
 
-func (l *lock) wrap(op string, err error) error {
-	if err == nil {
-		return nil // before the names are listed
-	}
-	return wrapNames(op, l.names(), err)
-}
+func (l *lock) wrap(op string, err error) error { return wrapNames(op, l.names, err) }
 
 func (l *lock) names() []string {
 	if l.parts == nil {

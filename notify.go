@@ -205,13 +205,13 @@ func (s *Session) notifyEnded(reason string, unrenewed error) {
 
 // listHolds names the first of them for the log.
 func listHolds(holds []*acquisition) string {
-	text := ""
-	for i, a := range holds {
-		if i == 5 {
-			text += fmt.Sprintf(", %d more", len(holds)-i)
-			break
-		}
-		text += fmt.Sprintf(", %s (token %d)", a.parts[0].name, a.rev)
+	const most = 5
+	var texts []string
+	for _, a := range holds[:min(len(holds), most)] {
+		texts = append(texts, fmt.Sprintf("%s (token %d)", a.parts[0].name, a.rev))
 	}
-	return strings.TrimPrefix(text, ", ")
+	if len(holds) > most {
+		texts = append(texts, fmt.Sprintf("%d more", len(holds)-most))
+	}
+	return strings.Join(texts, ", ")
 }

@@ -149,9 +149,9 @@ func (s *Session) Refresh(ctx context.Context) error {
 
 // Orphan ends the session and leaves its lease, with the entries of its holds, until the TTL has passed. It is for a
 // process that hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. It
-// makes no request. Close after it still revokes.
+// makes no request. The session's own Close still revokes the lease, and a [Client] that made the session does not.
 func (s *Session) Orphan() {
-	s.lease.End(ErrSessionClosed, "orphaned")
+	s.lease.Orphan(ErrSessionClosed)
 	s.keys.Orphan()
 }
 
@@ -191,7 +191,8 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		}
 		names = append(names, Part{p.Name, m})
 	}
-	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, false)})
+	elector := h.trace() != nil && h.trace().elector
+	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, elector)})
 	var seen []*pb.ResponseOp // as if an enqueue had shown nothing before the entry; none: nothing is known
 	for i, p := range a.Parts {
 		if h.parts[i].keys = []string{p.Key}; p.SharedKey != "" {

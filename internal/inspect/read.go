@@ -5,8 +5,8 @@ package inspect
 import (
 	"context"
 	"errors"
-	"slices"
 	"sync"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -59,18 +59,22 @@ func readPages(ctx context.Context, client *etcd.Client, s *queue.Snapshot) erro
 	}
 }
 
-// TTLs asks after leases, a request for each, eight at a time. A lease that is gone is not in the answer, nor is the
-// zero one.
-func TTLs(ctx context.Context, client *etcd.Client, leases []clientv3.LeaseID) (map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse, error) {
-	ttls := make(map[clientv3.LeaseID]*clientv3.LeaseTimeToLiveResponse)
-	var mu sync.Mutex // guards ttls
+// A TTL is for how long a lease lives, if nobody renews it, and after a renewal.
+type TTL struct{ Left, Granted time.Duration }
+
+// TTLs asks after the leases of entries, a request for each lease, eight at a time. set is told of each entry whose lease
+// is there, one after the other.
+func TTLs[E any](ctx context.Context, client *etcd.Client, entries []E, lease func(E) clientv3.LeaseID, set func(e *E, ttl TTL)) error {
+	of := make(map[clientv3.LeaseID][]*E)
+	for i := range entries {
+		if id := lease(entries[i]); id != clientv3.NoLease {
+			of[id] = append(of[id], &entries[i])
+		}
+	}
+	var mu sync.Mutex // held while set is called
 	some, ctx := errgroup.WithContext(ctx)
 	some.SetLimit(8)
-	slices.Sort(leases)
-	for _, id := range slices.Compact(leases) {
-		if id == clientv3.NoLease {
-			continue
-		}
+	for id, entries := range of {
 		some.Go(func() error {
 			resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
 				return client.TimeToLive(ctx, id)
@@ -78,12 +82,14 @@ func TTLs(ctx context.Context, client *etcd.Client, leases []clientv3.LeaseID) (
 			if err == nil && resp.TTL >= 0 {
 				mu.Lock()
 				defer mu.Unlock()
-				ttls[id] = resp
+				for _, e := range entries {
+					set(e, TTL{time.Duration(resp.TTL) * time.Second, time.Duration(resp.GrantedTTL) * time.Second})
+				}
 			}
 			return err
 		})
 	}
-	return ttls, some.Wait()
+	return some.Wait()
 }
 
 // Vacant returns, for each queue, a revision at which nothing in the queue blocked an entry. got are some of the keys of

@@ -155,6 +155,19 @@ func (l *Lease) End(cause error, reason string) {
 	}
 }
 
+// Orphan ends the use of the lease, and leaves the lease to a successor.
+func (l *Lease) Orphan(cause error) { l.End(cause, orphaned) }
+
+// orphaned is how Orphan ends the use of the lease.
+const orphaned = "orphaned"
+
+// Orphaned reports whether Orphan has ended the use of the lease.
+func (l *Lease) Orphaned() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.endReason == orphaned
+}
+
 // NotFound is called when etcd has answered that the lease is gone.
 func (l *Lease) NotFound() {
 	l.End(l.Expired, "lease not found")
