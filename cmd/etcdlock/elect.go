@@ -75,7 +75,7 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 			return err
 		}
 		say(name, "leads with token %d, starts %s", term.Token(), filepath.Base(path))
-		outcome, err = u.runUnder(term, name, path, argv, in.sigs)
+		outcome, err = u.runUnder(term, name, path, argv, in.sigs, notice.why)
 		switch {
 		case err != nil:
 		case outcome.Asked || outcome.Lost == nil:

@@ -121,7 +121,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	granted := time.Now()
 	outcome, err := supervise.Outcome{}, context.Cause(in.ctx)
 	if err == nil {
-		outcome, err = r.runUnder(h, r.name, path, r.argv, in.sigs)
+		outcome, err = r.runUnder(h, r.name, path, r.argv, in.sigs, notice.why)
 	}
 	lost := outcome.Lost
 	ran := lost == nil && err == nil // with the lock, to its end

@@ -116,11 +116,26 @@ func TestRun_EtcdAway(t *testing.T) {
 	require.Len(t, waiters(t, client, "x", 2), 2, "the lease lives yet")
 	require.False(t, outlived(pids...))
 	require.Equal(t, 76, r.wait(t))
-	require.Regexp(t, `^etcdlock: x: sh: etcd has not confirmed the lock in time; process group \d+ gets SIGTERM, and SIGKILL in \d+ms
+	require.Regexp(t, `^etcdlock: x: sh: etcd has not confirmed the lock in time(: [^\n]+)?; process group \d+ gets SIGTERM, and SIGKILL in \d+ms
 (etcdlock: x: killing process group \d+
 )?etcdlock: x: the lock was not held all the time that sh ran: .+\n$`, r.stderr.String())
 	free()
 	noKeys(t, client)
+}
+
+// It also says why etcd has not answered, in the lines that somebody reads in the morning.
+func TestRun_EtcdAwayAndWhy(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "run", "x", "--ttl=9s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; exec sleep 1000")
+	r.inSection(t)
+	proxy.Refuse()
+	proxy.Reset()
+	require.Equal(t, 76, r.wait(t))
+	const why = `etcd has not confirmed the lock in time: no connection to etcd: [^\n]+`
+	require.Regexp(t, `^etcdlock: x: sh: `+why+`; process group \d+ gets SIGTERM, and SIGKILL in [^\n]+
+etcdlock: x: the lock was not held all the time that sh ran: `+why+`\n$`, r.stderr.String())
 }
 
 // Changes of the leader, and members that stop and come back, have no effect.

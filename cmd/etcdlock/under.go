@@ -89,7 +89,7 @@ func say(name, format string, args ...any) {
 }
 
 // runUnder runs a command under a hold.
-func (u *under) runUnder(h *etcdlock.Held, name, path string, argv []string, sigs chan os.Signal) (supervise.Outcome, error) {
+func (u *under) runUnder(h *etcdlock.Held, name, path string, argv []string, sigs chan os.Signal, why func() error) (supervise.Outcome, error) {
 	return supervise.Run(h, sigs, supervise.Command{
 		Path: path, Args: argv, Grace: u.grace,
 		Env: environ(
@@ -97,6 +97,7 @@ func (u *under) runUnder(h *etcdlock.Held, name, path string, argv []string, sig
 			tokenVariable+"="+strconv.FormatInt(h.Token(), 10),
 			keyVariable+"="+h.Key()),
 		Say: func(format string, args ...any) { say(name, format, args...) },
+		Why: why,
 	})
 }
 

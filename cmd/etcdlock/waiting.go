@@ -120,9 +120,7 @@ func notify(ctx context.Context, logged <-chan struct{}, look func(context.Conte
 
 // look finds out what the command waits for.
 func (n *waitNotice) look(ctx context.Context) (obstacle, string) {
-	n.mu.Lock()
-	refusal := n.refusal
-	n.mu.Unlock()
+	refusal := n.why()
 	if errors.Is(refusal, rpctypes.ErrNoSpace) {
 		return waitsForSpace, "waiting for etcd, which is out of space and refuses the lock: " + doctorHint(n.name)
 	}
@@ -143,6 +141,13 @@ func (n *waitNotice) look(ctx context.Context) (obstacle, string) {
 		return waitsUnsaid, "" // it is about to be granted
 	}
 	return waitsForHolder, "waiting: " + heldBy(q, n.self)
+}
+
+// why is why etcd can't be asked, as the library has logged it, or nil.
+func (n *waitNotice) why() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.refusal
 }
 
 // logger is for the sessions of the command.

@@ -44,6 +44,8 @@ type Command struct {
 	Grace time.Duration // between SIGTERM and SIGKILL
 	// Say prints a line about what happens to the command, and why.
 	Say func(format string, args ...any)
+	// Why is why etcd can't be asked, or nil: what happens to the command then is told with it.
+	Why func() error
 }
 
 // An Outcome says how a command ended.

@@ -138,6 +138,17 @@ func (s *supervisor) endedBySomebody() bool {
 	return s.status.Signaled() && Ends(s.status.Signal()) && s.status.Signal() != syscall.SIGTERM
 }
 
+// unconfirmed is the error for a lock whose renewals had no answer.
+func (s *supervisor) unconfirmed() error {
+	err := errors.New("etcd has not confirmed the lock in time")
+	if s.Why != nil {
+		if why := s.Why(); why != nil {
+			err = fmt.Errorf("%w: %w", err, why)
+		}
+	}
+	return err
+}
+
 // look does what is due.
 func (s *supervisor) look() {
 	deadline := s.lock.Deadline()
@@ -149,7 +160,7 @@ func (s *supervisor) look() {
 		case err != nil:
 			s.lost = err
 		case past(deadline.Add(-s.Grace)):
-			s.lost = errors.New("etcd has not confirmed the lock in time")
+			s.lost = s.unconfirmed()
 		}
 		if s.lost != nil && s.killAt.IsZero() && !s.exited {
 			s.terminate(s.lost.Error(), deadline)
