@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
@@ -178,6 +179,8 @@ func (d *doctor) member(m member, unread error, full bool) {
 		do = "stop it if it hangs (kill -9): until then what clients have sent to it has no answer, each Held.Txn among it; " + do
 	}
 	switch s := m.status; {
+	case errors.Is(m.err, rpctypes.ErrPermissionDenied): // of etcd 3.6.0 and some later ones
+		d.note("the members tell only a user with the role root of their state: whether one is full or alone is not known")
 	case s == nil && m.named:
 		d.attention(do, "etcd's member %v does not answer: %v", m, m.err)
 	case s == nil && unread == nil:

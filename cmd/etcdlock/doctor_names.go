@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
 	"github.com/etcdlock/etcdlock"
 )
 
@@ -45,7 +47,11 @@ func (d *doctor) multis(ctx context.Context, q etcdlock.Queue, now time.Time) er
 	for _, e := range q.Holders() {
 		for _, name := range others(e) {
 			other, err := d.inspect(ctx, name)
-			if err != nil {
+			switch {
+			case errors.Is(err, rpctypes.ErrPermissionDenied):
+				d.note("%s is first in %s, and locks %s too, which this user may not read: whether it works is not known", party(e), shown(q.Name), shown(name))
+				continue
+			case err != nil:
 				return err
 			}
 			i := slices.IndexFunc(other.Entries, func(o etcdlock.Entry) bool { return o.Token == e.Token })

@@ -12,6 +12,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
 // multi puts a Multi into its queues.
@@ -83,6 +84,23 @@ func TestDoctor_MultiHolds(t *testing.T) {
 	require.Zero(t, status, out)
 	require.Equal(t, 1, strings.Count(out, "note       if ann dies"), out)
 	require.NotContains(t, out, "does not work yet")
+}
+
+// A Multi of somebody else has a name that this user may not read. It is no fault of etcd's.
+func TestDoctor_MultiOfOtherRights(t *testing.T) {
+	t.Parallel()
+	own, as := harness.StartWithAuth(t)
+	multi(t, as("root"), "ann", 30*time.Second, "a/1", "z")
+	status, out, says := ask(t, own, "doctor", "--user=worker:secret", "a/1")
+	require.Zero(t, status, out+says)
+	require.Regexp(t, `^a/1: held, .*
+note +(etcd 3|the members tell only a user with the role root of their state).*
+note +ann \(with z\) is first in a/1, and locks z too, which this user may not read: whether it works is not known`, out)
+	for _, name := range []string{"z", "a/1, z"} {
+		status, _, says = ask(t, own, "doctor", "--user=worker:secret", name)
+		require.Equal(t, 1, status, name)
+		require.Contains(t, says, `needs read on the prefix "z/"`)
+	}
 }
 
 // A comma may be a part of a name, and what is no name stays a part of one.
