@@ -60,6 +60,11 @@ func TestDoctor_MultiStuck(t *testing.T) {
 		require.Regexp(t, want, out)
 		require.Equal(t, 1, strings.Count(out, "note       etcd 3."), "the members are asked once")
 	}
+	for _, name := range []string{"x/a, x/b", "x"} {
+		status, out, _ := ask(t, cluster, "show", name)
+		require.Zero(t, status)
+		require.Equal(t, name+": free\nif metrics or the log call several locks so: etcdlock doctor "+quote(name)+" looks at them", out)
+	}
 	status, out, _ := ask(t, cluster, "doctor", "x/a, x/b", "-o", "json")
 	require.Equal(t, 2, status)
 	var report struct {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -80,11 +81,19 @@ func partsOf(q etcdlock.Queue) string {
 	return lines
 }
 
+// several has a line for a name that nobody uses itself, if metrics may call several locks by it.
+func several(q etcdlock.Queue) string {
+	if !strings.Contains(q.Name, ", ") && len(q.Foreign) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("if metrics or the log call several locks so: etcdlock doctor %s looks at them\n", quote(q.Name))
+}
+
 // showQueue writes a queue for people.
 func showQueue(q etcdlock.Queue, now time.Time) string {
 	title := fmt.Sprintf("%s: %s\n", shown(q.Name), standing(q))
 	if len(q.Entries) == 0 {
-		return title
+		return title + several(q)
 	}
 	rows := [][]string{{"STATE", "KIND", "QUEUED", "HELD", "LEASE", "OWNER", "ENTRY"}}
 	for i, e := range q.Entries {
