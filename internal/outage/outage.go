@@ -60,11 +60,10 @@ func (s *Source) line(lock string, err error) (write func()) {
 	}
 	check := whatToCheck(err)
 	args = append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", check)
-	what := "etcd outage: locks wait until it is over"
 	if check == access { // a watch that was compacted is refused too, and opened anew
-		what = "etcd refuses this client"
+		return func() { s.Log.Warn("etcd refuses this client", args...) }
 	}
-	return func() { s.Log.Warn(what, args...) }
+	return func() { s.Log.Warn("etcd outage: locks wait until it is over", args...) }
 }
 
 // Stop is called when the wait, the hold or the session gets on again, or leaves without having recovered.
