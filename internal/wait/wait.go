@@ -44,20 +44,16 @@ var ErrGone = waitlist.ErrGone
 // not overlap.
 func (ws *Waits) NewList(name string, forget func(name string)) *waitlist.List {
 	if ws.lists == nil {
-		ws.lists = ws.config(forget)
+		ws.lists = &waitlist.Config{
+			Life: ws.Life, Forget: forget, GuardAfter: ws.GuardAfter,
+			UpLimit: waitlist.UpLimit, ManyShare: waitlist.ManyShare,
+			After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
+			Ask: func(ctx context.Context, l *waitlist.List) {
+				ws.Go(func(context.Context) { ws.ask(ctx, l) }) // or Life is about to end, and the waits with it
+			},
+		}
 	}
 	return waitlist.New(name, ws.lists)
-}
-
-func (ws *Waits) config(forget func(name string)) *waitlist.Config {
-	return &waitlist.Config{
-		Life: ws.Life, Forget: forget, GuardAfter: ws.GuardAfter,
-		UpLimit: waitlist.UpLimit, ManyShare: waitlist.ManyShare,
-		After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
-		Ask: func(ctx context.Context, l *waitlist.List) {
-			ws.Go(func(context.Context) { ws.ask(ctx, l) }) // or Life is about to end, and the waits with it
-		},
-	}
 }
 
 // Wait blocks until the entry has the lock, or ctx or Life ends (the error is EndError), or somebody else removes
@@ -86,19 +82,8 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 	}
 }
 
-// An agent asks etcd what a list wants to know, one request after the other.
-//
-//  1. It asks for the front-most waiting entry of the list only: the others have to wait for it anyway.
-//  2. It reads what blocks the entry, unless the list knows that. If writers of at most waitlist.Lookahead sessions
-//     are before the entry, it waits for all of them; otherwise for the key whose removal leaves Lookahead sessions ahead.
-//  3. It opens a watch on these blockers from now, and verifies that the blockers were there when the watch began. In a
-//     short queue the watch is on all of it. Such a watch stays for the entries to come, and so does one on a single key.
-//     Where there is a watch that covers what the entry needs, the agent opens and verifies nothing.
-//  4. When the blockers are gone, and nothing else is below, the entry has the lock. Behind a holder of the same list it
-//     has the lock as soon as the holder releases it.
-//
-// An entry with few before it is watched too, in the same watch. Of one with more before it the list learns that it was
-// removed when somebody tells the list, or when fewer are before it.
+// An agent asks etcd what a list wants to know, one request after the other. What that is, and why in this order, says
+// plan.go of package waitlist.
 //
 // Invariant (I1): see package waitlist, which decides who has the lock.
 //
@@ -182,7 +167,7 @@ func (a *agent) open(ctx context.Context, step *waitlist.Step) error {
 	a.Waits.Opened()
 	a.retry.Reset()
 	watch := &waitlist.Watch{From: step.From, To: step.To, At: on.At, Close: on.Close}
-	a.l.Opened(step, watch)
+	a.l.Opened(watch)
 	a.Go(func(context.Context) { a.follow(on, watch) }) // or Life is about to end, and the watch with it
 	return nil
 }

@@ -39,14 +39,18 @@ type Step struct {
 	force      bool  // see applyLocked
 }
 
-// asking is what is known of what is asked.
+// asking is what is known of what is asked. dismissLocked ends the agent.
 type asking struct {
-	agent   context.Context // what the agent's requests end with; nil if no agent is at work
+	agent   context.Context // what the agent's requests end with; nil if no agent is at work; agentLocked starts it
 	dismiss func()          // ends agent
 	stale   bool            // watches may have missed something, and no reading of the present was sent since
 	broke   error           // what ended the watch that was needed
-	reach   int64           // how far the last reading upward came, 0 for the end of the queue
-	struck  int64           // how many keys have left since
+}
+
+// upward is what the last reading upward says about another one.
+type upward struct {
+	reach  int64 // how far it came, 0 for the end of the queue; written by Saw
+	struck int64 // how many keys have left since; counted by dropLocked, from Saw on
 }
 
 // Next is what the agent has to do now. If nobody waits any more, ctx ends, and with it what the agent asks.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -130,7 +131,7 @@ func (s *scene) answer(step *Step) string {
 		s.l.Fail(step, nil)
 		return "pause"
 	case Open:
-		s.l.Opened(step, newWatch(step.From, step.To, s.now))
+		s.l.Opened(newWatch(step.From, step.To, s.now))
 		return "watch " + step.From + ".." + step.To
 	}
 	what, at := "down", s.now
@@ -263,7 +264,7 @@ func TestEntitled_I1(t *testing.T) {
 // An entry whose txn has not shown what was below may have been removed while another session's key,
 // which nobody knew of, was still in its way. So that a later reading shows nothing below does not do: it
 // has to show the entry.
-func TestCompleteLater(t *testing.T) {
+func TestCompleteLater_V4(t *testing.T) {
 	for name, learn := range map[string]func(s *scene, e *Entry, rev int64, at *Listing){
 		"before a reading": func(s *scene, e *Entry, rev int64, at *Listing) {
 			e.Enqueued(rev, nil)
@@ -299,9 +300,9 @@ func TestCompleteLater(t *testing.T) {
 	}
 }
 
-// V3: a reading is behind what a watch tells meanwhile. What it shows, and the watch has told of, is not there; what
+// A reading is behind what a watch tells meanwhile. What it shows, and the watch has told of, is not there; what
 // comes under the same key since then is.
-func TestToldDuringAReading(t *testing.T) {
+func TestToldDuringAReading_V3(t *testing.T) {
 	s := newScene(t)
 	s.put("a/6")
 	s.put("a/7")
@@ -329,11 +330,11 @@ func TestToldDuringAReading(t *testing.T) {
 }
 
 // Whoever was behind such a key has to have been there when it had gone.
-func TestThereWhenTheToldHadGone(t *testing.T) {
+func TestThereWhenTheToldHadGone_V3(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5")
 	s.put("a/7")
-	s.l.Opened(&Step{}, newWatch("a/7", "a/7\x00", s.now))
+	s.l.Opened(newWatch("a/7", "a/7\x00", s.now))
 	w := s.l.open[0]
 	e := s.blind("a/5-1")
 	step := s.step()
@@ -349,14 +350,14 @@ func TestThereWhenTheToldHadGone(t *testing.T) {
 }
 
 // It was there when the last of several had gone, in whatever order the reply shows them.
-func TestThereWhenTheLastOfTheToldHadGone(t *testing.T) {
+func TestThereWhenTheLastOfTheToldHadGone_V3(t *testing.T) {
 	s := newScene(t)
 	s.enqueue("a/5")
 	s.put("a/6")
 	s.put("a/7")
 	s.blind("a/5-1")
 	step := s.step()
-	s.l.Opened(&Step{}, newWatch("a/6", "a/7\x00", s.now))
+	s.l.Opened(newWatch("a/6", "a/7\x00", s.now))
 	seen := s.listing(&step, s.now)
 	s.tell(s.l.open[0], "a/7", "a/6")
 	s.l.Saw(&step, seen)
@@ -365,7 +366,7 @@ func TestThereWhenTheLastOfTheToldHadGone(t *testing.T) {
 
 // A watch may be behind what a request has shown: what it tells of a key says nothing about an entry that was written
 // under that key since then.
-func TestKeyUsedAnewBehindTheWatch(t *testing.T) {
+func TestKeyUsedAnewBehindTheWatch_V3(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
 	first := s.enqueue("a/5")
@@ -379,8 +380,22 @@ func TestKeyUsedAnewBehindTheWatch(t *testing.T) {
 	s.granted(second, false)
 }
 
+// Nor does the reply to a removal, which has not found its entry.
+func TestKeyUsedAnewBeforeTheRemoval_V3(t *testing.T) {
+	s := newScene(t)
+	h := s.enqueue("a/5")
+	s.remove("a/5")
+	rev := s.put("a/5") // another session's: the lease was adopted
+	e := s.enqueue("a/5-1")
+	s.gone(h)
+	h.Removed(s.put("x"), false, nil, nil)
+	require.Contains(t, s.l.views[0].keys, queue.Entry{Key: "a/5", Rev: rev})
+	s.ask()
+	s.granted(e, false)
+}
+
 // Nor does an older reading say anything about an entry that has the key since then.
-func TestKeyUsedAnewDuringAReading(t *testing.T) {
+func TestKeyUsedAnewDuringAReading_V2(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
 	e := s.blind("a/r5")
@@ -397,7 +412,7 @@ func TestThereWhenAWatchTells_V4(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
 	e := s.enqueue("a/5")
-	s.l.Opened(&Step{}, newWatch("a/7", "a/7\x00", s.now))
+	s.l.Opened(newWatch("a/7", "a/7\x00", s.now))
 	s.remove("a/5")
 	s.tell(s.l.open[0], "a/7")
 	s.granted(e, false)
@@ -441,8 +456,8 @@ func TestReadsAtTheLatest_V5(t *testing.T) {
 	s.put("a/7")
 	e := s.blind("a/5")
 	w, late := newWatch("a/6", "a/z", s.now), newWatch("a/6", "a/7", s.now)
-	s.l.Opened(&Step{}, w)
-	s.l.Opened(&Step{}, late)
+	s.l.Opened(w)
+	s.l.Opened(late)
 	first := s.remove("a/6")
 	last := s.remove("a/8")
 	w.Heard([]Deletion{{"a/6", first}, {"a/8", last}})
@@ -467,7 +482,7 @@ func TestLogOfTwoReadings_V3(t *testing.T) {
 }
 
 // The log is trimmed of what all requests on their way come after.
-func TestLogIsTrimmed(t *testing.T) {
+func TestLogIsTrimmed_V3(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
 	s.enqueue("a/5")
@@ -480,6 +495,35 @@ func TestLogIsTrimmed(t *testing.T) {
 	}
 	require.Less(t, len(s.l.heard), 200)
 	require.Equal(t, s.now, s.l.heard[len(s.l.heard)-1].at)
+}
+
+// What a reading says, and what the txn of an entry has shown. Truncated, it is about the keys that come first; a write lock's
+// other key may be cut off.
+func TestListing(t *testing.T) {
+	q := []queue.Entry{{Key: "a/5", Rev: 5}, {Key: "a/7", Rev: 7}}
+	up, down := Step{Upward: true, shared: true}, Step{Max: 8, shared: true}
+	for name, c := range map[string]struct {
+		seen                  *Listing
+		low, upTo, size       int64
+		exclusive, shared, of bool // Clear, for an exclusive entry and for a shared one; of shared keys too
+	}{
+		"all":               {up.Listing(9, nil, false, 3, nil), 0, 9, 3, true, true, true},
+		"upward":            {up.Listing(9, q, true, 3, nil), 0, 6, 3, false, false, true},
+		"upward, no key":    {up.Listing(9, nil, true, 3, nil), 0, 0, 3, false, false, true},
+		"downward":          {down.Listing(9, q[:0], false, 3, nil), 0, 8, 3, true, true, true},
+		"downward, in part": {down.Listing(9, []queue.Entry{q[1], q[0]}, true, 3, nil), 5, 8, 3, false, false, true},
+		"exclusive keys":    {(&Step{Max: 8}).Listing(9, nil, false, 3, nil), 0, 8, 0, false, true, false},
+		"txn":               {Shown(9, &pb.RangeResponse{Count: 3}, true), 0, 9, 3, true, true, true},
+		"txn of a reader":   {Shown(9, &pb.RangeResponse{Count: 3}, false), 0, 9, 0, false, true, false},
+		"txn, in part":      {Shown(9, &pb.RangeResponse{Count: 3, More: true}, true), 0, 0, 3, false, false, true},
+		"a key that blocks": {up.Listing(9, q, false, 3, nil), 0, 9, 3, false, false, true},
+		"low":               {&Listing{Low: 1, UpTo: 9, Shared: true}, 1, 9, 0, false, false, true},
+		"a shared key":      {up.Listing(9, []queue.Entry{{Key: "a/r5", Rev: 5}}, false, 3, nil), 0, 9, 3, false, true, true},
+	} {
+		require.Equal(t, []int64{c.low, c.upTo, c.size}, []int64{c.seen.Low, c.seen.UpTo, c.seen.Size}, name)
+		require.Equal(t, []bool{c.exclusive, c.shared, c.of}, []bool{c.seen.Clear("a", keyspace.Exclusive), c.seen.Clear("a", keyspace.Shared), c.seen.Shared}, name)
+	}
+	require.False(t, (*Listing)(nil).Clear("a", keyspace.Exclusive))
 }
 
 // A key of an entry whose reply is on its way is nobody's until the reply tells whose.
@@ -510,7 +554,7 @@ func TestKeyOfAPendingEntry(t *testing.T) {
 }
 
 // A late reply shows an entry that has left since. It is not in the way, but what has its key since then is.
-func TestLeftSince(t *testing.T) {
+func TestLeftSince_V3(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5")
 	e := s.register("a/5-1")
@@ -565,9 +609,9 @@ func TestKnownInPart_V4(t *testing.T) {
 }
 
 // An entry that a watch has told of before the reply was there is lost, whatever the reply shows.
-func TestToldBeforeTheReply(t *testing.T) {
+func TestToldBeforeTheReply_V3(t *testing.T) {
 	s := newScene(t)
-	s.l.Opened(&Step{}, newWatch("a/5", "a/5\x00", s.now))
+	s.l.Opened(newWatch("a/5", "a/5\x00", s.now))
 	e := s.register("a/5")
 	rev := s.put("a/5")
 	s.tell(s.l.open[0], "a/5")
@@ -651,8 +695,8 @@ func TestLooksForOneThatIsDowngraded(t *testing.T) {
 	s.granted(e, true)
 }
 
-// V6: the watch on all of the queue stays for the entries to come: one that enters the queue needs no reading then.
-func TestWideWatchIsKept(t *testing.T) {
+// The watch on all of the queue stays for the entries to come: one that enters the queue needs no reading then.
+func TestWideWatchIsKept_V6(t *testing.T) {
 	s := newScene(t)
 	closed := 0
 	for turn := range 3 {
@@ -687,7 +731,7 @@ func TestWideWatchIsKept(t *testing.T) {
 
 // So is the watch on the one before in a long queue, since that one comes again under the same key. The watch near the
 // front is not.
-func TestSingleWatchIsKept(t *testing.T) {
+func TestSingleWatchIsKept_V6(t *testing.T) {
 	s := newScene(t)
 	turn := func() (opens int) {
 		var others []string
@@ -731,7 +775,7 @@ func TestTwoWatches_V6(t *testing.T) {
 	s.put("a/7")
 	s.enqueue("a/5")
 	for _, key := range []string{"a/6", "a/7", "a/8"} {
-		s.l.Opened(&Step{}, newWatch(key, key+"\x00", s.now))
+		s.l.Opened(newWatch(key, key+"\x00", s.now))
 	}
 	require.Len(t, s.l.open, 2)
 	require.Equal(t, "a/7", s.l.open[0].From)
@@ -740,7 +784,7 @@ func TestTwoWatches_V6(t *testing.T) {
 
 // A session watches all of a queue only if it has a good part of it, so that not too many clients hear of each release;
 // nor if keys of other names lie there, since their locks may be busy.
-func TestWideWatchOfFew(t *testing.T) {
+func TestWideWatchOfFew_V6(t *testing.T) {
 	for n, wide := range map[int]bool{ManyShare: true, ManyShare + 1: false} {
 		s := newScene(t)
 		for i := range n {
@@ -841,7 +885,7 @@ func TestStaleDuringAReading(t *testing.T) {
 }
 
 // What a watch that is silent has not told is not believed to be there, however far the view reaches.
-func TestSilentWatch(t *testing.T) {
+func TestSilentWatch_V2(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
 	s.size = ManyShare + 1
@@ -856,7 +900,7 @@ func TestSilentWatch(t *testing.T) {
 
 // An agent ends when nobody waits, also one that is waiting for etcd's answer: what it asks ends then. The next one is
 // another agent.
-func TestAgentIsDismissed(t *testing.T) {
+func TestAgentIsDismissed_V1(t *testing.T) {
 	s := newScene(t)
 	var agents []context.Context
 	s.l.Ask = func(ctx context.Context, _ *List) { agents = append(agents, ctx) }
@@ -876,7 +920,7 @@ func TestAgentIsDismissed(t *testing.T) {
 }
 
 // An agent that does not come for what Refresh wants asked is replaced by the next Refresh. One that comes stays.
-func TestAgentIsReplaced(t *testing.T) {
+func TestAgentIsReplaced_V1(t *testing.T) {
 	s := newScene(t)
 	var agents []context.Context
 	s.l.Ask = func(ctx context.Context, _ *List) { agents = append(agents, ctx) }
@@ -976,7 +1020,7 @@ func TestReadsForAll(t *testing.T) {
 
 // A reading upward that did not come to an entry is not repeated for it, until half of what it showed has left. The entry
 // is read for downward.
-func TestReadsUpwardInVain(t *testing.T) {
+func TestReadsUpwardInVain_V6(t *testing.T) {
 	for before, way := range map[int]string{4: "down", 5: "up"} {
 		s := newScene(t)
 		s.l.UpLimit, s.size = 10, 1000
@@ -998,9 +1042,20 @@ func TestReadsUpwardInVain(t *testing.T) {
 	}
 }
 
+// Behind such a run it watches that key alone: others of the run are not told of.
+func TestWatchesOneOfALongRun_V6(t *testing.T) {
+	s := newScene(t)
+	s.size = 1000
+	for i := range 12 {
+		s.put(fmt.Sprintf("a/7-%x", i+1))
+	}
+	s.blind("a/5")
+	require.Equal(t, []string{"down at 14", "watch a/7-6..a/7-6\x00"}, s.ask())
+}
+
 // If a run of one session's entries is longer than a reading downward shows, what is below is not asked for again and
 // again: the entry waits for the lowest key that it knows.
-func TestReadsALongRun(t *testing.T) {
+func TestReadsALongRun_V6(t *testing.T) {
 	s := newScene(t)
 	s.size = 1000
 	for i := range 5 {
@@ -1015,7 +1070,7 @@ func TestReadsALongRun(t *testing.T) {
 		return s.keys[slices.IndexFunc(s.keys, func(q queue.Entry) bool { return q.Key == key })].Rev
 	}
 	low := rev("a/6-5")
-	s.l.Opened(&Step{}, newWatch("a/5", "a/7.", s.now))
+	s.l.Opened(newWatch("a/5", "a/7.", s.now))
 	s.l.Saw(&Step{}, &Listing{At: s.now, Low: low - 1, UpTo: s.now, Shared: true, More: true, Size: 1000, Keys: s.keys[4:]})
 	s.tell(s.l.open[0], "a/6-5")
 	require.Equal(t, low, s.l.views[0].low)

@@ -31,8 +31,14 @@
 // these deletions, and each reply is read through it. It is about keys and revisions, so it can't be wrong for a reply; it
 // is only trimmed, of what every request on its way is known to come after.
 //
-// # What is asked
+// # Rules
 //
-// The agent asks for the front-most waiting entry only, as the others have to wait for it anyway, and what it is told
-// serves all. See plan.go.
+// Each has tests that fail without it: go test -run _V3 ./internal/waitlist. Random worlds (TestModel_I1) try all together.
+//
+//	V1 one agent asks, for the front-most waiting entry, as the others have to wait for it anyway: agent.go
+//	V2 a reading replaces a view: applyLocked
+//	V3 each reply is read through the log: log.go
+//	V4 at rises with all that may have gone: goneByLocked; who is granted was there at that time: entitledLocked
+//	V5 what is covered and absent is lost: absentLocked; no reading is older than what is known: readLocked
+//	V6 few clients are told of a release: a watch on all is for a good part of the queue only: plan.go, watch.go
 package waitlist

@@ -72,9 +72,7 @@ var ErrGone = errors.New("entry gone")
 
 // Wake has a value when the entry has the lock, or waits in vain, or when what BehindLeft reports may have changed.
 // It tells of what happens from its first call on, or from the time at which BehindLeft was true.
-func (e *Entry) Wake() <-chan struct{} { return e.waking() }
-
-func (e *Entry) waking() chan struct{} {
+func (e *Entry) Wake() chan struct{} {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
 	return e.wakeLocked()

@@ -19,7 +19,6 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	switch next = e.nextLocked(); {
 	case e.rev == 0: // nobody knows whether it was written; if it was, it counts as another session's
 		l.landedLocked(flight{of: e})
-		l.count -= len(e.keys)
 	case fence:
 		e.state = leaving
 	case e.state != leaving: // which it stays
@@ -70,7 +69,6 @@ func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost [
 		return nil // the request was sent twice, or nobody knew that there was anything to remove
 	}
 	l.entries = slices.Delete(l.entries, i, i+1)
-	l.count -= len(e.keys)
 	if !found || e.state != left {
 		l.goneByLocked(at)
 	}

@@ -21,19 +21,19 @@ type List struct {
 
 	mu      sync.Mutex // locked by lock and released by unlock, where more than a look is needed
 	entries []*Entry   // those in the queue, in its order
-	count   int        // of the keys of all entries
 	*knowledge
 }
 
 // knowledge is what a list needs while somebody waits. A session may hold many locks that nobody else of it wants, so a
 // list has no knowledge from its first grant until a second entry comes: see unlock.
 type knowledge struct {
-	views [2]view // of the exclusive keys, and of the shared ones
+	views [2]view // of the exclusive keys, and of the shared ones; replaced by applyLocked
 	at    int64   // see the package's comment; written by goneByLocked
-	size  int64   // of the queue, in keys, as it was last read
+	size  int64   // of the queue, in keys, as it was last read; written by applyLocked
 	log
 	watches
 	asking
+	upward
 	guard
 	later []func() // to be called when the mutex is released
 }
@@ -75,11 +75,11 @@ type state uint8
 
 const (
 	sent    state = iota // its txn is on its way
-	waiting              // in the queue
-	held                 // it has the lock
-	left                 // released or withdrawn: over, wherever its key is
-	leaving              // likewise, or lost when it was held, but in the way until etcd has removed it
-	missing              // its key was lost while it waited, and its owner must be told
+	waiting              // in the queue: Enqueued
+	held                 // it has the lock: grantLocked, and nobody else
+	left                 // released or withdrawn: over, wherever its key is: Leave
+	leaving              // likewise, or lost when it was held, but in the way until etcd has removed it: Leave, Lost, absentLocked
+	missing              // its key was lost while it waited, and its owner must be told: absentLocked
 )
 
 // New makes the list of a session's entries in the queue of a name.
@@ -130,7 +130,6 @@ func (e *Entry) Rekey(keys ...string) {
 	l.lock()
 	defer l.unlock()
 	l.landedLocked(flight{of: e})
-	l.count += len(keys) - len(e.keys)
 	e.keys = keys
 	l.fliesLocked(e)
 	l.grantLocked() // keys that were taken for the entry's are others'
@@ -171,6 +170,19 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 
 // seenAtLocked notes that the entry was in the queue at a revision.
 func (e *Entry) seenAtLocked(at int64) { e.seen = max(e.seen, at) }
+
+// keysLocked is how many keys the list has in the queue, and is about to have.
+func (l *List) keysLocked() (n int64) {
+	for _, e := range l.entries {
+		n += int64(len(e.keys))
+	}
+	for _, f := range l.flights {
+		if f.of != nil && f.of.rev == 0 {
+			n += int64(len(f.of.keys))
+		}
+	}
+	return n
+}
 
 // findLocked is where in entries the one of a revision is, or would be.
 func (l *List) findLocked(rev int64) (i int, known bool) {
@@ -239,7 +251,7 @@ func (l *List) tellSentLocked() {
 func (l *List) Empty() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.count == 0 && (l.knowledge == nil || !l.expires)
+	return len(l.entries) == 0 && (l.knowledge == nil || !l.expires && l.keysLocked() == 0)
 }
 
 // Owners are those of the entries in the queue.

@@ -8,7 +8,7 @@ import "slices"
 // waiter comes to one after the other. Until it says Begin nothing is asked for the entry, which is not in front:
 // the agent asks for those behind it. It may be granted all the same.
 func (e *Entry) WakeWith(o *Entry) {
-	wake := o.waking() // before the mutex is locked: o may be of this list
+	wake := o.Wake() // before the mutex is locked: o may be of this list
 	e.l.lock()
 	defer e.l.unlock()
 	e.wake, e.idle = wake, true

@@ -177,7 +177,7 @@ func (l *List) readLocked(e *Entry, deep bool) Step {
 		s.At = 0
 	}
 	far := x.low > 0 && x.more || x.low == 0 && l.beyondLocked(e)
-	if !far && (l.manyLocked() || l.count > len(e.keys)) {
+	if !far && (l.manyLocked() || l.keysLocked() > int64(len(e.keys))) {
 		s.From, s.To = keyspace.All(l.name)
 		s.Upward, s.shared, s.Limit = true, true, l.UpLimit
 		return s

@@ -44,8 +44,8 @@ func (l *List) trackedLocked(key string, seen int64) bool {
 	return slices.ContainsFunc(l.open, func(w *Watch) bool { return w.tells(key, seen) })
 }
 
-// Opened says that a watch was opened for a step.
-func (l *List) Opened(_ *Step, w *Watch) {
+// Opened says that a watch was opened.
+func (l *List) Opened(w *Watch) {
 	l.lock()
 	defer l.unlock()
 	w.l, w.told = l, w.At
@@ -107,7 +107,7 @@ const ManyShare = 8
 func (l *List) manyLocked() bool { return l.size > 0 && !l.nested && l.manyShareLocked() }
 
 // manyShareLocked reports whether one in Config.ManyShare of the queue's keys, or more, is the list's.
-func (l *List) manyShareLocked() bool { return int64(l.count)*l.ManyShare >= l.size }
+func (l *List) manyShareLocked() bool { return l.keysLocked()*l.ManyShare >= l.size }
 
 // keepsLocked reports whether a watch stays for a while when nobody needs it. The one on all of the queue does, and
 // one on a single key: a session that takes the lock again and again finds the one before it in the queue under the

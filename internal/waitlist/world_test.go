@@ -434,7 +434,7 @@ func (w *world) ask(g *asker) {
 				ow.Close = func() { w.close(ow) }
 				w.watches = append(w.watches, ow)
 				w.logf("agent watches %s..%s from %d", s.From, s.To, at)
-				w.l.Opened(&s, ow.Watch)
+				w.l.Opened(ow.Watch)
 			}
 		}
 	case Read:
