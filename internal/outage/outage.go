@@ -45,16 +45,16 @@ func (o *Outage) Start(ctx context.Context, err error) {
 		s.All.begin(err, nil)
 		return
 	}
-	lock := o.lock
-	s.All.begin(err, func() func() { return s.line(lock, err) })
+	lease, lock := s.Lease.String(), o.lock // now: while a lease is granted, its ID changes with each attempt
+	s.All.begin(err, func() func() { return s.line(lease, lock, err) })
 }
 
 // line makes the first line of an outage. It waits a moment for the connection's own error, which says more.
-func (s *Source) line(lock string, err error) (write func()) {
+func (s *Source) line(lease, lock string, err error) (write func()) {
 	if why := s.Client.ConnectionError(50 * time.Millisecond); why != nil {
 		err = why
 	}
-	args := []any{"lease", s.Lease.String()}
+	args := []any{"lease", lease}
 	if lock != "" {
 		args = append(args, "lock", lock)
 	}

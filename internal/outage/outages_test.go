@@ -94,6 +94,29 @@ func TestOutages_BlipTakesTheSession(t *testing.T) {
 	})
 }
 
+// idOf is a lease whose ID changes.
+type idOf struct{ id *string }
+
+func (l idOf) String() string { return *l.id }
+
+// The line names the lease that could not be asked for when the outage began. Whoever grants it tries another ID
+// meanwhile, so the timer must not look.
+func TestOutages_LeaseOfTheBegin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := newSource(t)
+		id := "first"
+		s.Lease, s.All.Blip = idOf{&id}, Blip
+		o := s.Outage("")
+		o.Start(t.Context(), errAway)
+		id = "second"
+		pass(Blip)
+		synctest.Wait()
+		require.Len(t, log.Lines(), 1)
+		require.Contains(t, log.Lines()[0], "lease=first ")
+		o.Stop(false)
+	})
+}
+
 // The outage ends while its line is made. The line of an end never comes before it.
 func TestOutages_EndsMeanwhile(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
