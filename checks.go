@@ -7,9 +7,7 @@ package etcdlock
 import (
 	"context"
 	"maps"
-	"math/rand/v2"
 	"slices"
-	"time"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -31,15 +29,11 @@ func (s *Session) allLists() []*waitlist.List {
 	return slices.Collect(maps.Values(s.lists))
 }
 
-// startChecks has the session check its entries for as long as it lives: each half TTL or so, jittered, so that the
-// sessions of a service don't do so together.
+// startChecks has the session check its entries for as long as it lives: see lease.StartChecks.
 func (s *Session) startChecks() {
-	time.AfterFunc(s.TTL()/8*3+rand.N(s.TTL()/4), func() {
-		s.lease.Go(func(ctx context.Context) {
-			defer s.startChecks()
-			_ = s.checkEntries(ctx) // what etcd refuses here it may answer there
-			s.waits.Recheck(ctx, s.allLists())
-		})
+	s.lease.StartChecks(s.keys.None, func(ctx context.Context) bool {
+		err := s.checkEntries(ctx) // what etcd refuses here it may answer there
+		return s.waits.Recheck(ctx, s.allLists()) && err == nil && s.keys.Swept()
 	})
 }
 

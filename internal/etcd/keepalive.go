@@ -34,6 +34,8 @@ var ErrOpening = errors.New("the password is being checked, or a renewal has no 
 type KeepAlive struct {
 	client *Client
 	life   context.Context // of all streams
+	// Broken tells that the stream that Stream named has ended.
+	Broken chan struct{}
 
 	mu      sync.Mutex
 	kept    *keepAliveStream // for the next renewal, nil: open one
@@ -42,6 +44,8 @@ type KeepAlive struct {
 	relayed bool             // a stream leads to a proxy
 	opening int              // streams that are being opened
 	asking  int              // streams on which a renewal has no answer
+	streams int              // that were opened
+	answers int              // which of them has answered last, counted from 1; 0 when it has ended
 	again   time.Time        // until then no other stream is opened beside those if that costs a password check
 	closed  bool
 	readers sync.WaitGroup
@@ -49,7 +53,7 @@ type KeepAlive struct {
 
 // NewKeepAlive makes a KeepAlive without a stream, which is used until life ends.
 func NewKeepAlive(life context.Context, client *Client) *KeepAlive {
-	return &KeepAlive{client: client, life: life}
+	return &KeepAlive{client: client, life: life, Broken: make(chan struct{}, 1)}
 }
 
 // Close waits for the goroutines, once life has ended.
@@ -73,6 +77,17 @@ func (k *KeepAlive) Relayed() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.relayed
+}
+
+// Stream tells which stream has answered the last renewal: 0 if that has ended, or if none is known to lead to etcd. While it
+// stays the same, the same process of etcd answers: nobody has restored a snapshot, for which all members are stopped.
+func (k *KeepAlive) Stream() int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !k.direct {
+		return 0
+	}
+	return k.answers
 }
 
 // Renew asks once to renew a lease, and returns the TTL, which is not positive if the lease is gone. The client's own
@@ -119,6 +134,7 @@ func (k *KeepAlive) renewOn(ctx context.Context, s *keepAliveStream, id clientv3
 		return 0, RequestError(ctx, err)
 	}
 	k.client.hints(resp.GetHeader(), before)
+	k.answered(s)
 	if !s.asked && !k.Relayed() {
 		s.asked = true
 		_ = s.Send(&pb.LeaseKeepAliveRequest{ID: int64(clientv3.NoLease)}) // an error is the stream's end
@@ -167,8 +183,9 @@ func (k *KeepAlive) open(ctx context.Context) (*keepAliveStream, error) {
 	k.opening++
 	k.opened = true
 	k.readers.Add(1)
+	k.streams++
+	s := &keepAliveStream{n: k.streams, replies: make(chan *pb.LeaseKeepAliveResponse), ended: make(chan struct{})}
 	k.mu.Unlock()
-	s := &keepAliveStream{replies: make(chan *pb.LeaseKeepAliveResponse), ended: make(chan struct{})}
 	var life context.Context
 	life, s.cancel = context.WithCancel(k.life)
 	unbind := context.AfterFunc(ctx, s.cancel)
@@ -211,6 +228,13 @@ func (k *KeepAlive) read(s *keepAliveStream) {
 			if k.kept == s {
 				k.kept = nil
 			}
+			if k.answers == s.n {
+				k.answers = 0
+				select {
+				case k.Broken <- struct{}{}:
+				default: // it was told of another one
+				}
+			}
 			k.mu.Unlock()
 			return
 		case resp.ID == int64(clientv3.NoLease):
@@ -221,6 +245,17 @@ func (k *KeepAlive) read(s *keepAliveStream) {
 			case <-s.Context().Done():
 			}
 		}
+	}
+}
+
+// answered notes that s has answered, if it has not ended.
+func (k *KeepAlive) answered(s *keepAliveStream) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	select {
+	case <-s.ended:
+	default:
+		k.answers = s.n
 	}
 }
 
@@ -247,6 +282,7 @@ type keepAliveStream struct {
 	ended   chan struct{} // closed when err is set
 	err     error
 	asked   bool // whether it leads to a proxy
+	n       int  // counts the streams
 }
 
 // renew renews a lease. It ends with the stream.

@@ -112,6 +112,8 @@ func TestKeepAlive_StreamEndsAtRest(t *testing.T) {
 		defer k.mu.Unlock()
 		return k.kept == nil
 	}, 10*time.Second, time.Millisecond)
+	<-k.Broken
+	require.Zero(t, k.Stream())
 }
 
 // A refusal for want of rights is etcd's answer, and is not asked for once more on another stream.
@@ -196,7 +198,7 @@ func (w *wire) Recv() (*pb.LeaseKeepAliveResponse, error) {
 func wired(t *testing.T) (k *KeepAlive, s *keepAliveStream, w *wire) {
 	life, cancel := context.WithCancel(t.Context())
 	w = &wire{broken: io.EOF, life: life, replies: make(chan *pb.LeaseKeepAliveResponse)}
-	s = &keepAliveStream{w, cancel, make(chan *pb.LeaseKeepAliveResponse), make(chan struct{}), nil, false}
+	s = &keepAliveStream{w, cancel, make(chan *pb.LeaseKeepAliveResponse), make(chan struct{}), nil, false, 1}
 	return NewKeepAlive(t.Context(), newTestClient()), s, w
 }
 

@@ -42,9 +42,11 @@ func TestKeepAlive_OneStream(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, int64(60), ttl)
 	}
+	require.Zero(t, k.Stream())
 	settled(t, k, id)
 	renew()
 	require.Equal(t, 1, tap.Calls("LeaseKeepAlive"))
+	require.Equal(t, 1, k.Stream())
 
 	held := make(chan struct{})
 	tap.OnKeepAliveResponse(func(ctx context.Context, _ *pb.LeaseKeepAliveResponse) error {
@@ -67,6 +69,7 @@ func TestKeepAlive_OneStream(t *testing.T) {
 	require.ErrorIs(t, <-late, context.Canceled)
 	renew()
 	require.Equal(t, 2, tap.Calls("LeaseKeepAlive"))
+	require.Equal(t, 2, k.Stream(), "another member may answer")
 	_, err := k.client.Revoke(t.Context(), id)
 	require.NoError(t, err)
 	ttl, err := k.Renew(t.Context(), id)
@@ -191,6 +194,7 @@ func TestKeepAlive_BehindAProxy(t *testing.T) {
 	_, err := k.Renew(t.Context(), id)
 	require.NoError(t, err)
 	require.Eventually(t, k.Relayed, 10*time.Second, time.Millisecond)
+	require.Zero(t, k.Stream())
 	for n := range 3 {
 		_, err := k.Renew(t.Context(), id)
 		require.NoError(t, err)

@@ -58,3 +58,7 @@ func (p *Prober) Probe() {
 		}
 	}
 }
+
+// Jitter is a duration below most, by which the sessions of a service come to differ. It is no secret, and clones of a
+// virtual machine may draw the same.
+func Jitter(most time.Duration) time.Duration { return rand.N(most) }

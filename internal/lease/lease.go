@@ -38,7 +38,11 @@ type Lease struct {
 	// Shared reports whether etcd's answer to a call of KeepAlive may be the answer to an earlier call: see attempts.
 	Shared func() bool
 	// Relayed reports whether calls of KeepAlive are known to go to a proxy, which takes up to RelayTime for an answer.
-	Relayed   func() bool
+	Relayed func() bool
+	// Stream tells on which stream etcd answers, 0 if that may change unseen: see etcd.KeepAlive.
+	Stream func() int
+	// Broken tells that such a stream has ended.
+	Broken    <-chan struct{}
 	WallClock func() time.Time
 	// InTheWay is a key that hangs on the lease and that the client has no right to write, "" if it finds none.
 	InTheWay func(ctx context.Context) (key string)
@@ -52,6 +56,7 @@ type Lease struct {
 	gone context.CancelFunc
 
 	stream *etcd.KeepAlive
+	checks *checks // nil without
 	// renewals tells Run how the attempts to renew end.
 	renewals  chan renewal
 	closeOnce sync.Once
@@ -93,7 +98,7 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 	l.Outages = outage.Source{All: all, Client: client, Life: l.Ctx, Log: log, Lease: l}
 	l.stream = etcd.NewKeepAlive(l.Ctx, client)
 	l.KeepAlive = func(ctx context.Context) (int64, error) { return l.stream.Renew(ctx, l.ID) }
-	l.Shared, l.Relayed = l.stream.Shared, l.stream.Relayed
+	l.Shared, l.Relayed, l.Stream, l.Broken = l.stream.Shared, l.stream.Relayed, l.stream.Stream, l.stream.Broken
 	client.Deadline, client.Background = l.Deadline, l.Go
 	client.Restored = func(err error) { l.End(fmt.Errorf("%w: %w", l.Expired, err), err.Error()) }
 	return l

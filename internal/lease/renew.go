@@ -23,7 +23,8 @@ type renewal struct {
 }
 
 // lookInterval is how often Run looks, without a request, whether the client is connected: waits for locks
-// make no request that could fail, and clientv3 keeps it from their watches.
+// make no request that could fail, and clientv3 keeps it from their watches. It does not look while the stream for the
+// renewals lives, which has a connection.
 const lookInterval = 500 * time.Millisecond
 
 // errNoAnswer says that a renewal takes so long that another one is sent beside it.
@@ -73,8 +74,13 @@ func (l *Lease) run() {
 		case <-l.Client.Ctx().Done():
 			l.End(l.Expired, "client closed")
 			return
+		case <-l.Broken:
+			look.Reset(lookInterval)
 		case <-look.C:
-			stall.Set(!l.Client.Connected())
+			connected := l.Client.Connected()
+			if stall.Set(!connected); connected && l.Stream() != 0 {
+				look.Stop()
+			}
 		case <-next.C:
 			if since := time.Since(asked); !asked.IsZero() {
 				l.renewed(since, errNoAnswer)
@@ -213,6 +219,9 @@ func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, from time.
 		err = l.Expired
 	case err == nil:
 		l.Record(from, ttl)
+		if l.checks != nil {
+			l.checks.renewed()
+		}
 	}
 	return took, from, err
 }

@@ -214,3 +214,29 @@ func TestLease_RefusedForAnotherKey(t *testing.T) {
 		l.Wait()
 	})
 }
+
+// While the stream for the renewals lives Run does not look whether there is a connection. When that has ended it does.
+func TestLease_LooksForAConnection(t *testing.T) {
+	own := etcdtest.Start(t)
+	p := own.Proxy(t)
+	l := New(etcd.NewClient(own.Client(t, p)), 5, time.Minute, &outage.Outages{}, slog.New(slog.DiscardHandler))
+	l.Expired = errExpired
+	broken, looks := make(chan struct{}), make(chan struct{})
+	l.Broken, l.Stream = broken, func() int { looks <- struct{}{}; return 1 }
+	_, err := l.Client.Get(t.Context(), "x") // connects
+	require.NoError(t, err)
+	l.Record(time.Now(), 60)
+	l.Run()
+	<-looks
+	select {
+	case <-looks:
+		t.Fatal("it looks on")
+	case <-time.After(3 * lookInterval):
+	}
+	p.Refuse()
+	p.Reset()
+	require.Eventually(t, func() bool { return !l.Client.Connected() }, 10*time.Second, time.Millisecond)
+	broken <- struct{}{}
+	require.Eventually(t, l.Client.Stalled, 10*time.Second, time.Millisecond)
+	finish(l)
+}

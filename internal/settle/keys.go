@@ -33,6 +33,8 @@ type Keys struct {
 	skipped map[string]struct{} // keys in use that no entry has, see Skip
 	raw     map[string]rawValue // by key, the value there that has no nonce of the session, see WriteRaw and claim
 	// What follows is for the search for late writes.
+	doubted   bool // ever: a request may write a key late
+	unswept   bool // the last Sweep has left some
 	unsettled []unsettled
 	timer     *time.Timer // of the next scan
 	delay     time.Duration
@@ -77,6 +79,21 @@ func (k *Keys) InUse() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return len(k.inUse) > 0
+}
+
+// None reports whether the lease has no keys of the session, nor ever had a request that may yet write one, as far as
+// the session can know.
+func (k *Keys) None() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.doubted && len(k.inUse) == 0
+}
+
+// Swept reports whether the last Sweep has left no late write.
+func (k *Keys) Swept() bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return !k.unswept
 }
 
 // uses reports whether an entry uses the key.

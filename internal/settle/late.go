@@ -3,6 +3,7 @@
 package settle
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -41,6 +42,7 @@ type unsettled struct {
 func (k *Keys) Settle(keys ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.doubted = true
 	k.unsettled = append(k.unsettled, unsettled{keys, time.Now()})
 	k.delay = settleFirst
 	if k.timer == nil {
@@ -136,22 +138,27 @@ func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error)
 		return nil, err
 	}
 	there = make(map[string]struct{}, len(attached))
+	var failed error
 	for _, key := range attached {
 		there[key] = struct{}{}
 		if keyspace.IsKeyOf(key, int64(k.lease)) && !k.uses(key) {
-			k.sweepKey(ctx, key)
+			failed = cmp.Or(k.sweepKey(ctx, key), failed)
 		}
 	}
+	k.mu.Lock()
+	k.unswept = failed != nil
+	k.mu.Unlock()
 	return there, nil
 }
 
-func (k *Keys) sweepKey(ctx context.Context, key string) {
+func (k *Keys) sweepKey(ctx context.Context, key string) error {
 	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, etcd.ReadValue(key))
 	// uses is asked again, since an entry may have been written under this key meanwhile. If none
 	// uses it now, then what was read is a late write, or gone.
 	if err == nil && len(got[0].Kvs) > 0 && k.wrote(got[0].Kvs[0]) && !k.uses(key) {
-		k.removeLateWrite(ctx, got[0].Kvs[0])
+		return k.removeLateWrite(ctx, got[0].Kvs[0])
 	}
+	return err
 }
 
 // Skip leaves an entry's keys to whoever has them: another user of an adopted lease, or a late write of this
@@ -165,11 +172,12 @@ func (k *Keys) Skip(keys []string, kvs []*mvccpb.KeyValue) {
 	k.mu.Unlock()
 	for _, kv := range kvs {
 		if k.wrote(kv) {
-			k.background(func(ctx context.Context) { k.removeLateWrite(ctx, kv) })
+			k.background(func(ctx context.Context) { _ = k.removeLateWrite(ctx, kv) })
 		}
 	}
 }
 
-func (k *Keys) removeLateWrite(ctx context.Context, kv *mvccpb.KeyValue) {
-	_, _ = Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
+func (k *Keys) removeLateWrite(ctx context.Context, kv *mvccpb.KeyValue) error {
+	_, err := Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
+	return err
 }

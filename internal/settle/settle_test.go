@@ -263,6 +263,30 @@ func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 	_, err = w.Sweep(t.Context())
 	require.NoError(t, err)
 	require.Equal(t, []string{"d/5"}, w.there("d/"), "it is not known what was written")
+	require.False(t, w.Swept())
+	w.Step = func(context.Context, string) error { return nil }
+	_, err = w.Sweep(t.Context())
+	require.NoError(t, err)
+	require.True(t, w.Swept())
+}
+
+// There is nothing to look for on the lease until a key was taken, nor after its removal. But where a request may have
+// been carried out unseen, another copy of it may write the key in minutes.
+func TestNone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		require.True(t, w.None())
+		keys, _ := w.take("a")
+		require.False(t, w.None())
+		w.Free(keys...)
+		require.True(t, w.None())
+		keys, _ = w.take("a")
+		w.Settle(keys...)
+		<-time.After(2 * settleFor)
+		synctest.Wait()
+		require.False(t, w.InUse())
+		require.False(t, w.None())
+	})
 }
 
 // Keys that somebody else has are left to them, for good.

@@ -17,21 +17,21 @@ const recheckRequests = 8
 // Recheck reads whether the entries that these lists wait for are still there, as far as that fits into a few requests:
 // give it the lists in any order, so that in time all of them have their turn. An entry is its key and its revision: the
 // key may have been written anew, behind who waits for it. A list that has missed something reads the present, whatever
-// its agent is doing.
-func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) {
+// its agent is doing. It returns false unless it has found that all are there.
+func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) (all bool) {
 	type awaited struct {
 		l *waitlist.List
 		queue.Entry
 	}
-	var all []awaited
+	var awaiting []awaited
 	for _, l := range lists {
 		for _, q := range l.Awaited() {
-			all = append(all, awaited{l, q})
+			awaiting = append(awaiting, awaited{l, q})
 		}
 	}
-	all = all[:min(len(all), recheckRequests*etcd.Batch)]
+	now := awaiting[:min(len(awaiting), recheckRequests*etcd.Batch)]
 	missed := map[*waitlist.List]bool{}
-	for some := range slices.Chunk(all, etcd.Batch) {
+	for some := range slices.Chunk(now, etcd.Batch) {
 		var reads []etcd.Read
 		for _, a := range some {
 			reads = append(reads, etcd.ReadKey(a.Key))
@@ -39,7 +39,7 @@ func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) {
 		got, _, err := ws.Client.ReadAt(ctx, ws.Life, 0, reads...)
 		refused := etcd.Refused(err) // some of them, and each list finds out by itself
 		if err != nil && !refused {
-			return
+			return false
 		}
 		for i, a := range some {
 			if !missed[a.l] && (refused || !slices.Contains(queue.Entries(got[i].Kvs), a.Entry)) {
@@ -48,4 +48,5 @@ func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) {
 			}
 		}
 	}
+	return len(missed) == 0 && len(now) == len(awaiting)
 }

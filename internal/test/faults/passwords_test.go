@@ -19,7 +19,7 @@ func TestFault_J5_ManySessionsWithPasswords(t *testing.T) {
 	t.Parallel()
 	const sessions, rounds = 200, 3
 	// The cost of a check is the least: with the default cost 200 sessions need 20 s to begin. Tokens last as long as they do
-	// by default, so a session at rest, which reads in each half TTL, needs no other one.
+	// by default, so a session at rest, which renews in each third of its TTL, needs no other one.
 	_, as := harness.StartWithAuth(t, etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL = 300 }))
 	tap := etcdtest.NewTap()
 	var all []*etcdlock.Session

@@ -1,0 +1,89 @@
+// When the user of a lease looks what has become of its keys.
+
+package lease
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// checks are when the user of a lease asks etcd what has become of its keys: in each half TTL or so, since correctness
+// depends on no event. A check that can find nothing waits until a renewal shows that there may be something. So a
+// session at rest sends renewals only. There is nothing to be found in two cases:
+//
+//   - Etcd has not changed since the last check: its revision is the same.
+//   - The user has no keys, and no request that may yet write one.
+//
+// Both hold only while the same process of etcd answers the renewals: who restores a snapshot, which brings back keys and
+// revisions, stops all members before. And they are trusted for trustedFor only: a member that lags shows an old revision,
+// and what is between client and etcd may send a request twice.
+type checks struct {
+	lease *Lease
+	none  func() bool
+	ask   func(ctx context.Context) bool
+
+	// What follows is of the last check that returned true. Only check changes it, and it runs alone.
+	stream int // on which etcd had answered before it, 0 if there was no such check
+	rev    int64
+	until  time.Time
+
+	mu      sync.Mutex
+	waiting bool // for a renewal
+}
+
+// trustedFor is for how many TTLs, less up to one, a check may wait.
+const trustedFor = 4
+
+// StartChecks has the user's checks made by ask for as long as the lease is used: see checks. They are jittered, so that
+// the sessions of a service don't make them together. none reports whether the user has no keys, and no request that may
+// yet write one. If ask returns false it is called again although etcd has not changed. Call StartChecks before Run.
+func (l *Lease) StartChecks(none func() bool, ask func(ctx context.Context) bool) {
+	l.checks = &checks{lease: l, none: none, ask: ask}
+	l.checks.after()
+}
+
+func (c *checks) after() {
+	time.AfterFunc(c.lease.TTL/8*3+etcd.Jitter(c.lease.TTL/4), c.due)
+}
+
+// due has the check made, now or when a renewal shows something new.
+func (c *checks) due() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting = c.nothingNew(); !c.waiting {
+		c.lease.Go(c.check)
+	}
+}
+
+// renewed is called when etcd has answered a renewal.
+func (c *checks) renewed() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.waiting && !c.nothingNew() {
+		c.waiting = false
+		c.lease.Go(c.check)
+	}
+}
+
+func (c *checks) check(ctx context.Context) {
+	ttl, rev, stream := c.lease.TTL, c.lease.Client.Shown(), c.lease.Stream()
+	c.stream, c.rev, c.until = 0, rev, time.Now().Add(trustedFor*ttl-etcd.Jitter(ttl))
+	if c.ask(ctx) {
+		c.stream = stream
+	}
+	c.after()
+}
+
+// nothingNew reports whether a check would find nothing, as far as the last renewal shows.
+func (c *checks) nothingNew() bool {
+	switch stream := c.lease.Stream(); {
+	case stream == 0, stream != c.stream, time.Now().After(c.until):
+		return false
+	case c.lease.Client.Shown() == c.rev:
+		return true
+	}
+	return !c.lease.Adopted && c.none() // the process before may have requests that write
+}

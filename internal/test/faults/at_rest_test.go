@@ -1,0 +1,114 @@
+package faults
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/embed"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+)
+
+// Row J5: what a session at rest asks of etcd.
+
+// hold has the session hold n locks, in a few requests.
+func hold(t *testing.T, s *etcdlock.Session, n int) (holds []*etcdlock.Held) {
+	t.Helper()
+	for n > 0 {
+		parts := make([]etcdlock.Part, min(n, 32))
+		for i := range parts {
+			parts[i] = etcdlock.Read(fmt.Sprint("a/", n-i))
+		}
+		n -= len(parts)
+		h, err := etcdlock.NewMulti(s, parts...).Lock(harness.Ctx(t))
+		require.NoError(t, err)
+		holds = append(holds, h)
+	}
+	return holds
+}
+
+// A session at rest sends three renewals in a TTL, on one stream, and nothing else, however much it holds: etcd has not
+// changed since the session looked at its keys. So it needs no password check either. Its log and its holds tell nothing.
+func TestFault_J5_AtRest(t *testing.T) {
+	for name, n := range map[string]int{"idle": 0, "one lock": 1, "1,000 locks": 1000} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			// Nobody else writes there. Tokens last as long as they do by default.
+			_, as := harness.StartWithAuth(t, etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL = 300 }))
+			tap := etcdtest.NewTap()
+			messages := make(chan struct{}, 1000)
+			tap.OnKeepAliveRequest(func(context.Context, *pb.LeaseKeepAliveRequest) error { messages <- struct{}{}; return nil })
+			renewed, hooks := renewals()
+			s := newSession(t, as("worker", tap), etcdlock.WithTTL(6*time.Second), hooks)
+			holds := hold(t, s, n)
+			<-renewed // its stream leads to etcd
+			look := tap.Calls("LeaseTimeToLive")
+			require.Eventually(t, func() bool { return tap.Calls("LeaseTimeToLive") > look }, harness.Hang, harness.Tick)
+			for range 1 + len(renewed) {
+				<-renewed
+			}
+			calls, sent := tap.Calls(), len(messages)
+			const ttls = 2 // less than those after which it looks again
+			for range 3 * ttls {
+				<-renewed
+			}
+			require.Equal(t, calls, tap.Calls(), "requests and streams")
+			require.Equal(t, 3*ttls, len(messages)-sent)
+			for _, h := range holds {
+				require.NoError(t, h.Check(harness.Ctx(t)))
+			}
+		})
+	}
+}
+
+// An entry that is removed where nobody watches, and nobody writes anything else, is found with the next renewal.
+func TestFault_J5_RemovedAtRest(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	tap := etcdtest.NewTap()
+	s := newSession(t, own.Client(t, tap), etcdlock.WithTTL(6*time.Second))
+	h := hold(t, s, 1)[0]
+	rests := func() { // until the session has looked at its keys, and some time more
+		renewed := make(chan struct{}, 100)
+		tap.OnKeepAliveResponse(func(context.Context, *pb.LeaseKeepAliveResponse) error { renewed <- struct{}{}; return nil })
+		before := tap.Calls("LeaseTimeToLive")
+		require.Eventually(t, func() bool { return tap.Calls("LeaseTimeToLive") > before }, harness.Hang, harness.Tick)
+		for range 3 + len(renewed) {
+			<-renewed
+		}
+		require.Equal(t, before+1, tap.Calls("LeaseTimeToLive"))
+	}
+	rests()
+	_, err := own.Client(t).Delete(harness.Ctx(t), h.Key())
+	require.NoError(t, err)
+	removed := time.Now()
+	require.Eventually(t, func() bool { return h.Err() != nil }, harness.Hang, harness.Tick)
+	t.Logf("shown: found after %.2f of the TTL", time.Since(removed).Seconds()/6)
+	require.NoError(t, s.Err())
+}
+
+// A session that holds nothing removes what a snapshot has brought back of it, although nothing else would have it look
+// at its keys.
+func TestFault_J2_ReleasedEntryComesBackToAnIdleSession(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	renewed, hooks := renewals()
+	s := newSession(t, own.Client(t), etcdlock.WithTTL(9*time.Second), hooks)
+	h := harness.Take(t, etcdlock.NewMutex(s, "a").Lock)
+	restore := harness.Snapshot(t, own)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	for range 3 { // it has looked at its keys
+		<-renewed
+	}
+	restore(1_000_000)
+	restored := time.Now()
+	require.NoError(t, harness.Take(t, etcdlock.NewMutex(newSession(t, own.Client(t)), "a").Lock).Unlock(harness.Ctx(t)))
+	require.Less(t, time.Since(restored), 2*s.TTL(), "without the restore it would not look for three TTLs or more")
+	require.NoError(t, s.Err())
+}
