@@ -198,7 +198,7 @@ func (a *acquisition) commit(ctx context.Context, c *sender.Command) (r sender.R
 		err = a.s.Err() // that it is closed, if it was Close that revoked the lease
 	}
 	if errors.Is(err, rpctypes.ErrTooManyOps) {
-		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, 2*len(a.allKeys()))
+		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, len(a.parts)+len(a.allKeys()))
 	}
 	return r, err
 }

@@ -343,6 +343,8 @@ func TestMulti_ServerOfFewOperations(t *testing.T) {
 	})
 	_, err := NewMulti(s, writes(names...)...).Lock(harness.Ctx(t))
 	require.ErrorContains(t, err, "--max-txn-ops allows less than the 40 that these names need")
+	_, err = NewRWMutex(s, names[0]).Lock(harness.Ctx(t))
+	require.ErrorContains(t, err, "less than the 3 that", "a listing and two keys: see TestFault_J9_LeastOperationsInATxn")
 	require.Empty(t, entriesIn(t, c, names...))
 }
 

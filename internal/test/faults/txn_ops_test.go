@@ -190,3 +190,23 @@ func TestFault_J9_CancelBesideALock(t *testing.T) {
 	require.NoError(t, theirs.Unlock(harness.Ctx(t)))
 	require.NoError(t, (<-granted).Unlock(harness.Ctx(t)))
 }
+
+// What the error of a write lock says that it needs is what it needs.
+func TestFault_J9_LeastOperationsInATxn(t *testing.T) {
+	for _, most := range []uint{2, 3} {
+		t.Run(fmt.Sprint(most), func(t *testing.T) {
+			t.Parallel()
+			own := etcdtest.Start(t, etcdtest.WithConfig(func(cfg *embed.Config) { cfg.MaxTxnOps = most }))
+			rw := etcdlock.NewRWMutex(newSession(t, own.Client(t)), "a")
+			for _, lock := range []func(context.Context) (*etcdlock.Held, error){rw.Lock, rw.TryLock} {
+				h, err := lock(harness.Ctx(t))
+				if most < 3 {
+					require.ErrorContains(t, err, "less than the 3 that these names need")
+					continue
+				}
+				require.NoError(t, err)
+				require.NoError(t, h.Unlock(harness.Ctx(t)))
+			}
+		})
+	}
+}
