@@ -104,8 +104,8 @@ func (a *acquisition) markLost(key string, at int64) error {
 // confirmTimeout: the cause is to say whether it was the lease that took the key. What is left of the acquisition is
 // removed. The caller holds a.mu.
 func (a *acquisition) markLostLocked(at int64) {
-	if a.state != held || !a.transition(lost) {
-		return
+	if a.checkSessionLocked(); a.state != held || !a.transition(lost) {
+		return // after the end of the session nothing is removed: after Orphan it may be the successor's
 	}
 	for p := range a.all() {
 		p.own.Lost()

@@ -1,0 +1,35 @@
+package faults
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+)
+
+// successor is the session of the process that comes after s.
+func successor(t *testing.T, s *etcdlock.Session, c *clientv3.Client) *etcdlock.Session {
+	s.Orphan()
+	return newSession(t, c, etcdlock.WithLease(s.Lease()))
+}
+
+// The successor downgrades what it has adopted. The process before, which has called Orphan and lives on, leaves the rest.
+func TestAdopt_DowngradedWhileTheProcessBeforeLives(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := newSession(t, c, etcdlock.WithTTL(3*time.Second))
+	_, err := etcdlock.NewRWMutex(s, name).Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	s2 := successor(t, s, c)
+	h, err := s2.Adopt(harness.Ctx(t), name)
+	require.NoError(t, err)
+	require.NoError(t, h.Downgrade(harness.Ctx(t)))
+	select {
+	case <-h.Done():
+	case <-time.After(4 * time.Second): // the checks of the process before end with its TTL
+	}
+	require.NoError(t, h.Err(), "the process before has removed it")
+}
