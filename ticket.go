@@ -155,7 +155,7 @@ func (t *Ticket) giveBack(ctx context.Context) {
 	h, at := t.h, time.Now()
 	h.mu.Lock()
 	to := released
-	if h.state == enqueued {
+	if h.checkSessionLocked(); h.state == enqueued {
 		to = abandoned
 	}
 	ok := h.transition(to)
@@ -164,7 +164,7 @@ func (t *Ticket) giveBack(ctx context.Context) {
 		h.finishHoldLocked()
 		next = h.leaveLocked()
 	}
-	h.mu.Unlock()
+	h.unlockAndNotify()
 	if ok && to == released {
 		h.notifyOver(at, nil)
 	}

@@ -33,3 +33,18 @@ func TestAdopt_DowngradedWhileTheProcessBeforeLives(t *testing.T) {
 	}
 	require.NoError(t, h.Err(), "the process before has removed it")
 }
+
+// A grant that nobody has claimed is adopted by the successor. The deferred Cancel of the process before leaves it, as its
+// Unlock does.
+func TestAdopt_TicketCancelledByTheProcessBefore(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := newSession(t, c)
+	tk, err := etcdlock.NewMutex(s, name).Enqueue(harness.Ctx(t))
+	require.NoError(t, err)
+	<-tk.Done()
+	s2 := successor(t, s, c)
+	h, err := s2.Adopt(harness.Ctx(t), name)
+	require.NoError(t, err)
+	_ = tk.Cancel(harness.Ctx(t))
+	require.NoError(t, h.Check(harness.Ctx(t)), "the process before has removed it")
+}
