@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -21,8 +22,8 @@ type Election struct {
 	name string
 
 	mu     sync.Mutex
-	leads  bool           // since Campaign or ResumeElection
-	hold   *etcdlock.Held // nil if the leader is another session's: see ResumeElection
+	leads  bool  // since Campaign or ResumeElection
+	term   *term // nil after ResumeElection
 	key    string
 	rev    int64
 	header *pb.ResponseHeader
@@ -30,9 +31,20 @@ type Election struct {
 
 // candidacy is that of a session for a name.
 type candidacy struct {
-	turn chan struct{} // held by whoever uses what follows
+	turn chan struct{} // held by a Campaign, also while it waits: so nothing else may ask for it
+	term atomic.Pointer[term]
+}
+
+// A term is a leadership of this session, which may have ended.
+type term struct {
 	hold *etcdlock.Held
-	mod  int64 // the revision at which the value was last written, as far as is known
+	mod  atomic.Int64 // the revision at which the value was last written, as far as is known
+}
+
+func newTerm(h *etcdlock.Held) *term {
+	t := &term{hold: h}
+	t.mod.Store(h.Token())
+	return t
 }
 
 // NewElection makes an Election. It makes no request. The name may end in "/".
@@ -48,84 +60,90 @@ func ResumeElection(s *Session, pfx string, leaderKey string, leaderRev int64) *
 	return e
 }
 
-// candidacy is that of the session for this name. done ends the turn of the caller.
-func (s *Session) candidacy(ctx context.Context, name string) (c *candidacy, done func(), err error) {
+// candidacy is that of the session for this name.
+func (s *Session) candidacy(name string) *candidacy {
 	s.mu.Lock()
-	c = s.candidacies[name]
+	defer s.mu.Unlock()
+	c := s.candidacies[name]
 	if c == nil {
 		c = &candidacy{turn: make(chan struct{}, 1)}
 		s.candidacies[name] = c
 	}
-	s.mu.Unlock()
-	select {
-	case c.turn <- struct{}{}:
-		return c, func() { <-c.turn }, nil
-	case <-ctx.Done():
-		return nil, nil, ctx.Err()
-	}
+	return c
 }
 
 // Campaign stands for election with that value, and waits until this session leads. If it leads already, through any
 // Election of the session, it proclaims the value. In a session with WithLease it takes up the candidacy that hangs on
 // the lease. When it returns an error, the candidacy is withdrawn in the background.
 func (e *Election) Campaign(ctx context.Context, val string) error {
-	c, done, err := e.s.candidacy(ctx, e.name)
-	if err != nil {
-		return err
+	c := e.s.candidacy(e.name)
+	select {
+	case c.turn <- struct{}{}:
+		defer func() { <-c.turn }()
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	defer done()
-	header, err := c.campaign(ctx, e.s, e.name, val)
+	t, header, err := c.campaign(ctx, e.s, e.name, val)
 	if err != nil {
 		return plain(ctx, err)
 	}
+	c.term.Store(t)
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.leads, e.hold, e.key, e.rev, e.header = true, c.hold, c.hold.Key(), c.hold.Token(), header
+	e.leads, e.term, e.key, e.rev, e.header = true, t, t.hold.Key(), t.hold.Token(), header
 	return nil
 }
 
-func (c *candidacy) campaign(ctx context.Context, s *Session, name, val string) (*pb.ResponseHeader, error) {
-	known := c.hold != nil && c.hold.Err() == nil
-	if !known && s.adopted {
+func (c *candidacy) campaign(ctx context.Context, s *Session, name, val string) (*term, *pb.ResponseHeader, error) {
+	t := c.term.Load()
+	if t != nil && t.hold.Err() != nil {
+		t = nil
+	}
+	if t == nil && s.adopted {
 		h, err := s.inner.Adopt(ctx, name)
-		if err != nil && !errors.Is(err, etcdlock.ErrNotFound) {
-			return nil, err
-		}
-		if known = err == nil; known {
-			c.hold, c.mod = h, h.Token()
+		switch {
+		case err == nil:
+			t = newTerm(h)
+		case !errors.Is(err, etcdlock.ErrNotFound):
+			return nil, nil, err
 		}
 	}
-	if known {
-		return c.proclaim(ctx, val)
+	if t != nil {
+		header, err := t.proclaim(ctx, val)
+		return t, header, err
 	}
 	h, err := etcdlock.NewMutex(s.inner, name).Raw(val).Lock(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	c.hold, c.mod = h, h.Token()
-	return &pb.ResponseHeader{Revision: h.Token()}, nil
+	return newTerm(h), &pb.ResponseHeader{Revision: h.Token()}, nil
+}
+
+// ended reports whether an error says that the term has ended.
+func ended(err error) bool {
+	return errors.Is(err, etcdlock.ErrLost) || errors.Is(err, etcdlock.ErrNotHeld)
 }
 
 // proclaim writes the value, unless somebody has written another one since the last that is known. So an attempt that
 // comes late overwrites nothing.
-func (c *candidacy) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, error) {
+func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, error) {
+	key := t.hold.Key()
 	for sent := false; ; {
-		key := c.hold.Key()
-		resp, err := c.hold.Txn(ctx).
-			If(clientv3.Compare(clientv3.ModRevision(key), "=", c.mod)).
-			Then(clientv3.OpPut(key, val, clientv3.WithLease(c.hold.Session().Lease()))).
+		resp, err := t.hold.Txn(ctx).
+			If(clientv3.Compare(clientv3.ModRevision(key), "=", t.mod.Load())).
+			Then(clientv3.OpPut(key, val, clientv3.WithLease(t.hold.Session().Lease()))).
 			Else(clientv3.OpGet(key)).Commit()
 		switch {
-		case errors.Is(err, etcdlock.ErrOutcomeUnknown) && ctx.Err() == nil && c.hold.Err() == nil:
+		case errors.Is(err, etcdlock.ErrOutcomeUnknown) && ctx.Err() == nil && t.hold.Err() == nil:
 			sent = true
 		case err != nil:
 			return nil, err
 		case resp.Succeeded:
-			c.mod = resp.Header.Revision
+			t.mod.Store(resp.Header.Revision)
 			return resp.Header, nil
 		default:
 			kv := resp.Responses[0].GetResponseRange().Kvs[0] // it is there: the transaction compares that
-			if c.mod = kv.ModRevision; sent && string(kv.Value) == val {
+			if t.mod.Store(kv.ModRevision); sent && string(kv.Value) == val {
 				return resp.Header, nil
 			}
 		}
@@ -135,29 +153,21 @@ func (c *candidacy) proclaim(ctx context.Context, val string) (*pb.ResponseHeade
 // Proclaim publishes another value without another election. It returns ErrElectionNotLeader if this Election does not
 // lead.
 func (e *Election) Proclaim(ctx context.Context, val string) error {
-	c, done, err := e.s.candidacy(ctx, e.name)
-	if err != nil {
-		return err
-	}
-	defer done()
 	e.mu.Lock()
-	leads, hold, key, rev := e.leads, e.hold, e.key, e.rev
+	leads, t, key, rev := e.leads, e.term, e.key, e.rev
 	e.mu.Unlock()
-	if hold == nil && c.leads(key, rev) {
-		hold = c.hold
+	if !leads {
+		return ErrElectionNotLeader
+	}
+	if t == nil {
+		t = e.resumed(key, rev)
 	}
 	var header *pb.ResponseHeader
-	switch {
-	case !leads:
-		return ErrElectionNotLeader
-	case hold == nil:
+	var err error
+	if t == nil {
 		header, err = e.s.ifLeader(ctx, key, rev, clientv3.OpPut(key, val, clientv3.WithLease(e.s.Lease())))
-	case hold != c.hold:
+	} else if header, err = t.proclaim(ctx, val); ended(err) {
 		err = ErrElectionNotLeader
-	default:
-		if header, err = c.proclaim(ctx, val); errors.Is(err, etcdlock.ErrLost) || errors.Is(err, etcdlock.ErrNotHeld) {
-			err = ErrElectionNotLeader
-		}
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -170,9 +180,13 @@ func (e *Election) Proclaim(ctx context.Context, val string) error {
 	return plain(ctx, err)
 }
 
-// leads reports whether the session leads with that entry.
-func (c *candidacy) leads(key string, rev int64) bool {
-	return c.hold != nil && c.hold.Err() == nil && c.hold.Key() == key && c.hold.Token() == rev
+// resumed is the term of this session that ResumeElection was given, nil if it is not this session's.
+func (e *Election) resumed(key string, rev int64) *term {
+	t := e.s.candidacy(e.name).term.Load()
+	if t == nil || t.hold.Err() != nil || t.hold.Key() != key || t.hold.Token() != rev {
+		return nil
+	}
+	return t
 }
 
 // ifLeader does something if the entry of another session is there.
@@ -194,29 +208,22 @@ func (s *Session) ifLeader(ctx context.Context, key string, rev int64, op client
 // ends first the release goes on in the background.
 func (e *Election) Resign(ctx context.Context) error {
 	e.mu.Lock()
-	leads, hold, key, rev := e.leads, e.hold, e.key, e.rev
-	e.leads, e.hold, e.key = false, nil, ""
+	leads, t, key, rev := e.leads, e.term, e.key, e.rev
+	e.leads, e.term, e.key = false, nil, ""
 	e.mu.Unlock()
 	if !leads {
 		return nil
 	}
-	var err error
-	if hold == nil {
-		c, done, cerr := e.s.candidacy(ctx, e.name)
-		if cerr != nil {
-			return cerr
-		}
-		if c.leads(key, rev) {
-			hold = c.hold
-		}
-		done()
+	if t == nil {
+		t = e.resumed(key, rev)
 	}
-	if hold != nil {
-		err = hold.Unlock(ctx)
+	var err error
+	if t != nil {
+		err = t.hold.Unlock(ctx)
 	} else {
 		_, err = e.s.ifLeader(ctx, key, rev, clientv3.OpDelete(key))
 	}
-	if errors.Is(err, etcdlock.ErrLost) || errors.Is(err, etcdlock.ErrNotHeld) || errors.Is(err, ErrElectionNotLeader) {
+	if ended(err) || errors.Is(err, ErrElectionNotLeader) {
 		return nil // it did not lead any more
 	}
 	return plain(ctx, err)
