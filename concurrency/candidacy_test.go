@@ -1,11 +1,14 @@
 package concurrency_test
 
 import (
+	"context"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/etcdlock/etcdlock/concurrency"
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
@@ -36,4 +39,123 @@ func TestElection_ResignForTheLeaderThatItWaitsFor(t *testing.T) {
 	resign := harness.Async(func() error { return r.Resign(harness.Ctx(t)) })
 	require.NoError(t, harness.Result(t, resign))
 	require.NoError(t, harness.Result(t, campaign))
+}
+
+// A Campaign that adopts the leadership of the process before, and can't publish its value, leaves nobody who leads and
+// can't resign.
+func TestElection_AdoptedAndNotProclaimed(t *testing.T) {
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
+	c := cluster.Client(t, tap)
+	s := session(t, c)
+	before := concurrency.NewElection(s, name)
+	require.NoError(t, before.Campaign(harness.Ctx(t), "before"))
+	s.Orphan()
+	after := session(t, c, concurrency.WithLease(s.Lease()))
+	e := concurrency.NewElection(after, name)
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	tap.NextKey("Txn", before.Key(), func(ctx context.Context, call *etcdtest.Call) error { return call.Send(ctx) }) // the reading
+	tap.NextKey("Txn", before.Key(), func(ctx context.Context, call *etcdtest.Call) error {
+		assert.Contains(t, call.Request.String(), "after") // the value
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	require.Equal(t, context.Canceled, e.Campaign(ctx, "after"))
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+	harness.RequireGone(t, c, name)
+}
+
+// A session that leads, and whose next Campaign ends with its ctx, leads until somebody resigns.
+func TestElection_CampaignAgainInVain(t *testing.T) {
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
+	c := cluster.Client(t, tap)
+	e := concurrency.NewElection(session(t, c), name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	key, rev := e.Key(), e.Rev()
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	tap.NextKey("Txn", key, func(ctx context.Context, _ *etcdtest.Call) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	require.Equal(t, context.Canceled, e.Campaign(ctx, "b"))
+	require.Equal(t, []any{key, rev}, []any{e.Key(), e.Rev()})
+	require.NoError(t, e.Proclaim(harness.Ctx(t), "c"))
+	require.Equal(t, []string{key}, harness.Entries(t, c, name))
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+	harness.RequireGone(t, c, name)
+}
+
+// A leader whose entry somebody has removed campaigns again, and leads, though it has not heard of the removal.
+func TestElection_CampaignAfterRemoval(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	e := concurrency.NewElection(session(t, c), name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	before := e.Rev()
+	_, err := c.Delete(harness.Ctx(t), e.Key())
+	require.NoError(t, err)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "b"))
+	require.Greater(t, e.Rev(), before)
+	require.NoError(t, e.Proclaim(harness.Ctx(t), "c"))
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+	harness.RequireGone(t, c, name)
+}
+
+// An Election that has lost its term says so while another one of its session waits for the next term.
+func TestElection_ProclaimWhileAnotherOneCampaigns(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	e := concurrency.NewElection(s, name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	old := concurrency.ResumeElection(s, name, e.Key(), e.Rev())
+	leader := concurrency.NewElection(session(t, c), name)
+	leads := harness.Async(func() error { return leader.Campaign(harness.Ctx(t), "leader") })
+	harness.QueueIs(t, c, name, 2)
+	_, err := c.Delete(harness.Ctx(t), e.Key())
+	require.NoError(t, err)
+	require.NoError(t, harness.Result(t, leads))
+	campaign := harness.Async(func() error { return concurrency.NewElection(s, name).Campaign(harness.Ctx(t), "waits") })
+	harness.QueueIs(t, c, name, 2)
+	for _, lost := range []*concurrency.Election{e, old} {
+		proclaim := harness.Async(func() error { return lost.Proclaim(harness.Ctx(t), "x") })
+		require.Equal(t, concurrency.ErrElectionNotLeader, harness.Result(t, proclaim))
+		require.NoError(t, lost.Resign(harness.Ctx(t)))
+	}
+	require.NoError(t, leader.Resign(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, campaign))
+}
+
+// A session is one candidate: what two of its Elections want at once is one entry, and both lead with it.
+func TestElection_TwoCampaignsOfASession(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	leader := concurrency.NewElection(session(t, c), name)
+	require.NoError(t, leader.Campaign(harness.Ctx(t), "leader"))
+	s := session(t, c)
+	a, b := concurrency.NewElection(s, name), concurrency.NewElection(s, name)
+	campaigns := []<-chan error{
+		harness.Async(func() error { return a.Campaign(harness.Ctx(t), "a") }),
+		harness.Async(func() error { return b.Campaign(harness.Ctx(t), "b") }),
+	}
+	harness.QueueIs(t, c, name, 2)
+	require.NoError(t, leader.Resign(harness.Ctx(t)))
+	for _, campaign := range campaigns {
+		require.NoError(t, harness.Result(t, campaign))
+	}
+	require.Equal(t, []string{a.Key()}, harness.Entries(t, c, name))
+	require.Equal(t, a.Key(), b.Key())
+}
+
+// An earlier term of the session, which somebody resumes, is not its present one, though that has the same key.
+func TestElection_ResumeAnEarlierTerm(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	e := concurrency.NewElection(s, name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	earlier := concurrency.ResumeElection(s, name, e.Key(), e.Rev())
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+	require.NoError(t, e.Campaign(harness.Ctx(t), "b"))
+	require.Equal(t, earlier.Key(), e.Key())
+	require.NoError(t, earlier.Resign(harness.Ctx(t)))
+	require.NoError(t, e.Proclaim(harness.Ctx(t), "c"))
+	require.Equal(t, concurrency.ErrElectionNotLeader, concurrency.ResumeElection(s, name, earlier.Key(), earlier.Rev()).Proclaim(harness.Ctx(t), "x"))
 }

@@ -334,8 +334,17 @@ func TestElection_Restart(t *testing.T) {
 	got, err := next.Leader(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Equal(t, "b", string(got.Kvs[0].Value))
+	// The process before had a second place, which the next campaign takes.
+	_, err = c.Put(harness.Ctx(t), again.Key()+"-1", "", clientv3.WithLease(s.Lease()))
+	require.NoError(t, err)
+	place := again.Key() + "-1"
 	require.NoError(t, again.Resign(harness.Ctx(t)))
 	require.NoError(t, harness.Result(t, campaign))
+	second := harness.Async(func() error { return again.Campaign(harness.Ctx(t), "c") })
+	require.NoError(t, next.Resign(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, second))
+	require.Equal(t, []string{place}, harness.Entries(t, c, name))
+	require.Equal(t, place, again.Key())
 }
 
 // A process that is restarted takes its lock again, while it has it and while it waits: nobody else could release it. A

@@ -74,7 +74,8 @@ func (s *Session) candidacy(name string) *candidacy {
 
 // Campaign stands for election with that value, and waits until this session leads. If it leads already, through any
 // Election of the session, it proclaims the value. In a session with WithLease it takes up the candidacy that hangs on
-// the lease. When it returns an error, the candidacy is withdrawn in the background.
+// the lease. When it returns an error, the candidacy is withdrawn in the background, also one that it took up. But a
+// session that led before the call goes on leading, with either value, until Resign.
 func (e *Election) Campaign(ctx context.Context, val string) error {
 	c := e.s.candidacy(e.name)
 	select {
@@ -95,7 +96,7 @@ func (e *Election) Campaign(ctx context.Context, val string) error {
 }
 
 func (c *candidacy) campaign(ctx context.Context, s *Session, name, val string) (*term, *pb.ResponseHeader, error) {
-	t := c.term.Load()
+	t, adopted := c.term.Load(), false
 	if t != nil && t.hold.Err() != nil {
 		t = nil
 	}
@@ -103,14 +104,19 @@ func (c *candidacy) campaign(ctx context.Context, s *Session, name, val string) 
 		h, err := s.inner.Adopt(ctx, name)
 		switch {
 		case err == nil:
-			t = newTerm(h)
+			t, adopted = newTerm(h), true
 		case !errors.Is(err, etcdlock.ErrNotFound):
 			return nil, nil, err
 		}
 	}
 	if t != nil {
 		header, err := t.proclaim(ctx, val)
-		return t, header, err
+		if !ended(err) {
+			if err != nil && adopted {
+				t.hold.Release() // no Election could resign
+			}
+			return t, header, err
+		}
 	}
 	h, err := etcdlock.NewMutex(s.inner, name).Raw(val).Lock(ctx)
 	if err != nil {
@@ -160,7 +166,7 @@ func (e *Election) Proclaim(ctx context.Context, val string) error {
 		return ErrElectionNotLeader
 	}
 	if t == nil {
-		t = e.resumed(key, rev)
+		t = e.resumed(rev)
 	}
 	var header *pb.ResponseHeader
 	var err error
@@ -181,9 +187,9 @@ func (e *Election) Proclaim(ctx context.Context, val string) error {
 }
 
 // resumed is the term of this session that ResumeElection was given, nil if it is not this session's.
-func (e *Election) resumed(key string, rev int64) *term {
+func (e *Election) resumed(rev int64) *term {
 	t := e.s.candidacy(e.name).term.Load()
-	if t == nil || t.hold.Err() != nil || t.hold.Key() != key || t.hold.Token() != rev {
+	if t == nil || t.hold.Token() != rev {
 		return nil
 	}
 	return t
@@ -215,7 +221,7 @@ func (e *Election) Resign(ctx context.Context) error {
 		return nil
 	}
 	if t == nil {
-		t = e.resumed(key, rev)
+		t = e.resumed(rev)
 	}
 	var err error
 	if t != nil {
