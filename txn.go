@@ -85,8 +85,8 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 
 // SetValue publishes a value with the hold's entry, in the place of the one before: see [WithValue]. It is text, and the
 // empty one publishes nothing. It costs a read and a transaction that does nothing unless the lock is held, both repeated
-// until etcd has confirmed, or ctx or the hold ends. After an error of ctx the value may be either. Of two calls at once
-// the one counts that etcd carries out last. The fence of the hold is in use then, as after Txn.
+// until etcd has confirmed, or ctx or the hold ends. After an error of ctx, or of a full etcd, the value may be either. Of two
+// calls at once the one counts that etcd carries out last. The fence of the hold is in use then, as after Txn.
 func (h *Held) SetValue(ctx context.Context, value string) error {
 	return h.wrap("set the value of", h.setValue(ctx, value))
 }
@@ -98,6 +98,9 @@ func (h *Held) setValue(ctx context.Context, value string) error {
 	h.useFence()
 	life, stop := h.untilOver()
 	defer stop()
+	either, end := etcd.Bind(ctx, life)
+	defer end()
+	var pause etcd.Backoff
 	for sent := false; ; sent = true {
 		h.mu.Lock()
 		keys := h.allKeys()
@@ -113,11 +116,11 @@ func (h *Held) setValue(ctx context.Context, value string) error {
 			return nil
 		}
 		resp, err := h.commitIfHeld(ctx, publish)
-		switch open := errors.Is(err, ErrOutcomeUnknown) && ctx.Err() == nil && h.Err() == nil; {
-		case err != nil && !open:
+		switch {
+		case errors.Is(err, ErrOutcomeUnknown) && !etcd.Alarm(err) && ctx.Err() == nil && h.Err() == nil:
+			_ = pause.Wait(either) // the next reading tells which has ended
+		case err != nil || resp.Succeeded:
 			return err
-		case err == nil && resp.Succeeded:
-			return nil
 		}
 	}
 }

@@ -8,8 +8,10 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
@@ -134,14 +136,21 @@ func ended(err error) bool {
 // comes late overwrites nothing.
 func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, error) {
 	key := t.hold.Key()
+	pause := 10 * time.Millisecond
 	for sent := false; ; {
 		resp, err := t.hold.Txn(ctx).
 			If(clientv3.Compare(clientv3.ModRevision(key), "=", t.mod.Load())).
 			Then(clientv3.OpPut(key, val, clientv3.WithLease(t.hold.Session().Lease()))).
 			Else(clientv3.OpGet(key)).Commit()
 		switch {
-		case errors.Is(err, etcdlock.ErrOutcomeUnknown) && ctx.Err() == nil && t.hold.Err() == nil:
+		case errors.Is(err, etcdlock.ErrOutcomeUnknown) && !errors.Is(err, rpctypes.ErrNoSpace) && ctx.Err() == nil && t.hold.Err() == nil:
 			sent = true
+			select { // the next transaction tells what has ended
+			case <-time.After(pause):
+			case <-ctx.Done():
+			case <-t.hold.Session().Done():
+			}
+			pause = min(2*pause, 500*time.Millisecond)
 		case err != nil:
 			return nil, err
 		case resp.Succeeded:
