@@ -3,6 +3,7 @@ package concurrency_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -158,4 +159,42 @@ func TestElection_ResumeAnEarlierTerm(t *testing.T) {
 	require.NoError(t, earlier.Resign(harness.Ctx(t)))
 	require.NoError(t, e.Proclaim(harness.Ctx(t), "c"))
 	require.Equal(t, concurrency.ErrElectionNotLeader, concurrency.ResumeElection(s, name, earlier.Key(), earlier.Rev()).Proclaim(harness.Ctx(t), "x"))
+}
+
+// A session that ends while etcd does not answer may lead still, for all that anybody knows: ErrElectionNotLeader would
+// be wrong. Etcd's package returns the error of ctx too.
+func TestElection_ProclaimInAnOutage(t *testing.T) {
+	proxy, name := cluster.Proxy(t), harness.LockName(t)
+	s := session(t, cluster.Client(t, proxy), concurrency.WithTTL(2))
+	e := concurrency.NewElection(s, name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	key := e.Key()
+	proxy.Blackhole(etcdtest.Both)
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	defer cancel()
+	proclaim := harness.Async(func() error { return e.Proclaim(ctx, "b") })
+	<-s.Done()
+	harness.Hangs(t, proclaim, 100*time.Millisecond)
+	cancel()
+	require.Equal(t, context.Canceled, harness.Result(t, proclaim))
+	require.Equal(t, key, e.Key())
+	proxy.Heal()
+	harness.RequireGone(t, cluster.Client(t), name) // its lease expires
+	require.Equal(t, concurrency.ErrElectionNotLeader, e.Proclaim(harness.Ctx(t), "c"))
+	require.Empty(t, e.Key())
+}
+
+// The key of an orphaned session leads as long as it is there. So it is with etcd's package.
+func TestElection_ProclaimOfAnOrphan(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	e := concurrency.NewElection(s, name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	s.Orphan()
+	require.NoError(t, e.Proclaim(harness.Ctx(t), "b"))
+	got, err := e.Leader(harness.Ctx(t))
+	require.NoError(t, err)
+	require.Equal(t, "b", string(got.Kvs[0].Value))
+	require.NoError(t, s.Close())
+	require.Equal(t, concurrency.ErrElectionNotLeader, e.Proclaim(harness.Ctx(t), "c"))
 }

@@ -166,7 +166,8 @@ func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, er
 }
 
 // Proclaim publishes another value without another election. It returns ErrElectionNotLeader if this Election does not
-// lead.
+// lead. If its session has ended, which etcd need not have heard of, etcd tells whether it leads: Proclaim waits for that
+// answer, and returns the error of ctx if there is none.
 func (e *Election) Proclaim(ctx context.Context, val string) error {
 	e.mu.Lock()
 	leads, t, key, rev := e.leads, e.term, e.key, e.rev
@@ -179,9 +180,14 @@ func (e *Election) Proclaim(ctx context.Context, val string) error {
 	}
 	var header *pb.ResponseHeader
 	var err error
-	if t == nil {
+	if t != nil {
+		header, err = t.proclaim(ctx, val)
+	}
+	switch {
+	// The session may have ended since etcd did not answer. Then etcd alone can tell who leads.
+	case t == nil || errors.Is(err, etcdlock.ErrLost) && e.s.inner.Err() != nil:
 		header, err = e.s.ifLeader(ctx, key, rev, clientv3.OpPut(key, val, clientv3.WithLease(e.s.Lease())))
-	} else if header, err = t.proclaim(ctx, val); ended(err) {
+	case ended(err):
 		err = ErrElectionNotLeader
 	}
 	e.mu.Lock()
