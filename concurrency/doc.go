@@ -8,7 +8,7 @@
 // that goes on after its ctx has ended, an entry that nobody owns and that blocks the lock, a second goroutine of the
 // session that gets in, a session that ends after its lease, and 90 ms for each hand-over.
 //
-// What this package can't give is the notice of a loss, and writes that etcd refuses after one: a Mutex returns no
-// hold. New programs use package etcdlock itself. docs/coming-from.md has the calls of both side by side, and what is
-// different here from etcd's package.
+// A Mutex returns no hold. So there is no Done for each lock: Done of the session tells that all of its locks are lost,
+// and nothing tells of one whose entry was removed. Fence with IsOwner as before. New programs use package etcdlock
+// itself. docs/coming-from.md has the calls of both side by side, and what is different here from etcd's package.
 package concurrency
