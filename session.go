@@ -147,11 +147,12 @@ func (s *Session) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Orphan ends the session and leaves its lease, with the entries of its holds, until the TTL has passed. It is for a
-// process that hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. It
-// makes no request. The session's own Close still revokes the lease, and a [Client] that made the session does not.
+// Orphan ends the session and leaves its lease, with the entries there, until the TTL has passed. It is for a process that
+// hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. It makes no request,
+// and from then on the session removes nothing. A request that is on its way may still be carried out, so tell the
+// successor when the calls under way have returned. Close after it still revokes.
 func (s *Session) Orphan() {
-	s.lease.Orphan(ErrSessionClosed)
+	s.lease.Leave(ErrSessionClosed, "orphaned")
 	s.keys.Orphan()
 }
 

@@ -623,7 +623,7 @@ func TestSession_SweepsRawValues(t *testing.T) {
 	require.Len(t, entries(t, c, name), 1)
 	write("10.0.0.1")
 	s.Orphan()
-	require.NoError(t, s.checkEntries(testCtx(t)))
+	require.Error(t, s.checkEntries(testCtx(t)), "an orphaned session looks no more")
 	require.Len(t, entries(t, c, name), 1, "it may be the successor's")
 }
 

@@ -51,7 +51,7 @@ type Lease struct {
 	Ctx    context.Context
 	cancel context.CancelCauseFunc
 	// Gone ends when there is no use any more in removing what hangs on the lease: it is known to be gone, Close has
-	// done what it can, or a TTL has passed since the end of Ctx.
+	// done what it can, Leave was called, or a TTL has passed since the end of Ctx.
 	Gone context.Context
 	gone context.CancelFunc
 
@@ -171,6 +171,13 @@ func (l *Lease) Orphaned() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.endReason == orphaned
+}
+
+// Leave ends the use of the lease with that cause, and leaves what hangs on it to a successor, which may have taken it
+// over by now: from now on nothing of it is removed.
+func (l *Lease) Leave(cause error, reason string) {
+	l.End(cause, reason)
+	l.gone()
 }
 
 // NotFound is called when etcd has answered that the lease is gone.

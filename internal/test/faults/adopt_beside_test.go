@@ -1,6 +1,7 @@
 package faults
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
@@ -47,4 +49,35 @@ func TestAdopt_TicketCancelledByTheProcessBefore(t *testing.T) {
 	require.NoError(t, err)
 	_ = tk.Cancel(harness.Ctx(t))
 	require.NoError(t, h.Check(harness.Ctx(t)), "the process before has removed it")
+}
+
+// The process before calls Orphan while the reply to its Lock is on its way. What its successor has adopted it leaves.
+func TestAdopt_OrphanedWhileALockIsUnderWay(t *testing.T) {
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
+	c, c2 := cluster.Client(t, tap), cluster.Client(t)
+	s := newSession(t, c)
+	orphaned, adopted := make(chan struct{}), make(chan struct{})
+	written := tap.Next("Txn", func(ctx context.Context, call *etcdtest.Call) error {
+		err := call.Send(context.WithoutCancel(ctx))
+		tap.Every("Range", etcdtest.Before(func() { <-adopted }))
+		tap.Every("Txn", etcdtest.Before(func() { <-adopted }))
+		<-orphaned
+		return err
+	})
+	lock := harness.Async(func() error { _, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t)); return err })
+	harness.QueueIs(t, c2, name, 1)
+	s.Orphan()
+	close(orphaned)
+	<-written
+	err := harness.Result(t, lock)
+	require.ErrorIs(t, err, etcdlock.ErrSessionClosed)
+	s2 := newSession(t, c2, etcdlock.WithLease(s.Lease()))
+	h, err := s2.Adopt(harness.Ctx(t), name)
+	require.NoError(t, err)
+	close(adopted)
+	select {
+	case <-h.Done():
+	case <-time.After(2 * time.Second):
+	}
+	require.NoError(t, h.Err(), "the process before has removed it")
 }
