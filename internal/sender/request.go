@@ -180,6 +180,10 @@ func (s *Sender) apartLocked(b []*member, ambiguous bool, err error) {
 	}
 	ambiguous = ambiguous || !etcd.NotCarriedOut(err)
 	for _, c := range b {
+		if c.reply.At != 0 { // to another copy
+			s.overLocked(c, !c.changed && c.calls > 1, nil)
+			continue
+		}
 		c.ambiguous, c.calls, c.flight = c.ambiguous || ambiguous, 0, nil
 		if c.state == sent {
 			s.beginLocked(c)
