@@ -141,7 +141,7 @@ func (r *Removals) takeFor(name string, l *Leaving) Batch {
 	if n == nil || !slices.Contains(n.waiting, l) {
 		return nil
 	}
-	if n.sent > 0 && !l.returned && !slices.ContainsFunc(n.waiting, now) {
+	if n.sent > 0 && !l.returned && l.ops() <= etcd.Batch && !slices.ContainsFunc(n.waiting, now) {
 		l.share()
 		return nil
 	}
