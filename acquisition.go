@@ -237,8 +237,8 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 		}
 		if resp.Succeeded {
 			rev, replies := resp.At, resp.Responses
-			// An attempt before this one may have been carried out too, and somebody has broken the entry that it wrote.
-			leaving.Done(rev, replies[:len(leave)], a.ambiguous)
+			// No attempt before this one was carried out: it would have left the keys. So this one tells what was removed.
+			leaving.Done(rev, replies[:len(leave)], false)
 			a.enter(rev, replies[len(leave):len(leave)+len(look)]...)
 			return nil
 		}

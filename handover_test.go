@@ -651,31 +651,6 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 	}
 }
 
-// The removal of an entry travels with the next Lock, the reply is lost, and somebody breaks the entry of that Lock before
-// the repetition. The repetition finds neither: nobody can tell who removed the first entry, so Unlock returns nil.
-func TestRelease_WithTheNextLockThatIsBroken(t *testing.T) {
-	onStage(t, func(st *stage) {
-		h := st.lock(st.mutex().Lock)
-		l := st.offer(h)
-		txns := 0
-		st.f.Step = func(_ context.Context, what string) error {
-			if what != "Txn." {
-				return nil
-			}
-			if txns++; txns == 1 {
-				st.f.Remove("a/5-1")
-				return errLostReply
-			}
-			return nil
-		}
-		next := st.lock(st.mutex().Lock)
-		require.NoError(st, h.release(st.Context(), l))
-		require.NoError(st, next.Check(st.Context()))
-		require.NoError(st, next.Unlock(st.Context()))
-		require.Empty(st, st.f.entries("a/"))
-	})
-}
-
 // A waiter of another session that was there before gets the lock, and not the caller that comes back at once.
 func TestRelease_WithTheNextLockIsFair(t *testing.T) {
 	onStage(t, func(st *stage) {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
 // A Leaving is an entry on its way out of the queue.
@@ -77,10 +76,8 @@ func (b Batch) Ops() (ops []clientv3.Op) {
 	return ops
 }
 
-// Done takes note of what a txn, carried out at revision at, has replied to Ops. ambiguous says that another attempt may
-// have been carried out: it was not, before this one, if this one has removed something.
+// Done takes note of what a txn, carried out at revision at, has replied to Ops.
 func (b Batch) Done(at int64, replies []*pb.ResponseOp, ambiguous bool) {
-	ambiguous = ambiguous && !removed(sender.Reply{Responses: replies})
 	for _, l := range b {
 		removal := result(at, replies[:l.ops()], len(l.Next))
 		removal.Ambiguous = ambiguous

@@ -412,7 +412,7 @@ func TestRemovals_Take(t *testing.T) {
 		resp, err := r.world.etcd.Client.Txn(t.Context()).Then(taken.Ops()...).Commit()
 		require.NoError(t, err)
 		r.Replied("a")
-		taken.Done(resp.Header.Revision, resp.Responses, true) // nothing is in doubt: this reply says that it was the first
+		taken.Done(resp.Header.Revision, resp.Responses, false)
 		require.Equal(t, Removal{At: resp.Header.Revision, Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.removal)
 		require.Equal(t, []string{"a/5-3"}, r.there("a/"))
 		<-a.done
