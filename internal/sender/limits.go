@@ -52,17 +52,22 @@ const refusedFor = 10 * time.Second
 type limits struct {
 	most    int // commands in a request
 	refused Recent
+	alarm   bool // etcd has refused an enqueue that went by itself, for all names, and has taken none since
 }
 
-// alone reports whether a command shares its request with no other.
+// alone reports whether a command shares its request with no other. While etcd is full, no enqueue does: etcd 3.6 carries
+// out a put in a nested transaction all the same, so locks would be granted and refused by turns.
 func (l *limits) alone(c *Command) bool {
-	return l.most == 1 || c.ops() > maxOps || l.refused.Has(c.Names)
+	return l.most == 1 || c.ops() > maxOps || l.alarm && c.Enqueue || l.refused.Has(c.Names)
 }
 
-// refusedAlone takes note of err, the error of a command that went by itself. What etcd says of all commands says nothing
-// of its names: that etcd is full, or that the lease is gone.
-func (l *limits) refusedAlone(c *Command, err error) {
-	if etcd.Refused(err) && !etcd.Alarm(err) && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
+// answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. What etcd says of all
+// commands says nothing of its names: that etcd is full, or that the lease is gone.
+func (l *limits) answeredAlone(c *Command, err error) {
+	if c.Enqueue && (err == nil || etcd.Alarm(err)) {
+		l.alarm = err != nil
+	}
+	if err != nil && etcd.Refused(err) && !etcd.Alarm(err) && !errors.Is(err, rpctypes.ErrLeaseNotFound) {
 		l.refused.Add(c.Names, refusedFor)
 	}
 }

@@ -21,7 +21,7 @@ func (s *Sender) alone(ctx, life context.Context, c *Command) (r Reply, ambiguou
 	if err == nil && !ambiguous {
 		s.pace.took(time.Since(start))
 	}
-	s.limits.refusedAlone(c, err)
+	s.limits.answeredAlone(c, err)
 	return r, ambiguous, err
 }
 
@@ -88,7 +88,9 @@ func (s *Sender) fly(ctx context.Context, b []*member) {
 		s.apartLocked(b, ambiguous, err)
 		return
 	}
-	s.limits.refusedAlone(b[0].Command, err)
+	if len(b) == 1 {
+		s.limits.answeredAlone(b[0].Command, err)
+	}
 	for _, c := range b {
 		switch {
 		case err != nil:

@@ -545,7 +545,7 @@ func TestSender_EtcdIsFull(t *testing.T) {
 		p.send(p.Context(), "gone", remove("r/1", p.got["r/1"].At))
 		p.set(func() {
 			p.after = func(_ context.Context, r *pb.TxnRequest) error {
-				if !strings.Contains(strings.Join(keysOf(r), ""), "r/1") || len(r.Success) > 1 {
+				if keys := strings.Join(keysOf(r), " "); strings.Contains(keys, "a/1") || strings.Contains(keys, "b/1") {
 					return rpctypes.ErrGRPCNoSpace
 				}
 				return nil

@@ -1,0 +1,74 @@
+package faults
+
+import (
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
+)
+
+// What was released while etcd refuses everything is tried again after pauses that grow.
+func TestAlarm_ReleasesAreTriedSeldom(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	admin, tap := own.Client(t), etcdtest.NewTap()
+	locks := newClient(t, own.Client(t, tap))
+	var held []*etcdlock.Held
+	for i := range 300 {
+		held = append(held, harness.Take(t, locks.Mutex(fmt.Sprint("name", i)).Lock))
+	}
+	alarm(t, admin, pb.AlarmRequest_ACTIVATE, pb.AlarmType_CORRUPT)
+	for _, h := range held {
+		h.Release()
+	}
+	harness.Elapse(4 * time.Second)
+	before := tap.Calls("Txn")
+	harness.Elapse(3 * time.Second)
+	n := tap.Calls("Txn") - before
+	alarm(t, admin, pb.AlarmRequest_DEACTIVATE, pb.AlarmType_CORRUPT)
+	require.LessOrEqual(t, n, 2*len(held), "together with others, and by itself")
+	t.Logf("shown: %d requests in three seconds, for %d locks", n, len(held))
+}
+
+// A full etcd refuses locks, also those that share a request: else the log and Ready change with every second request.
+func TestAlarm_LocksOfManyNames(t *testing.T) {
+	own := etcdtest.Start(t)
+	admin, tap := own.Client(t), etcdtest.NewTap()
+	var log logtest.Log
+	locks := newClient(t, own.Client(t, tap), etcdlock.WithLogger(log.Logger()))
+	_, err := locks.Session(harness.Ctx(t))
+	require.NoError(t, err)
+	alarm(t, admin, pb.AlarmRequest_ACTIVATE, pb.AlarmType_NOSPACE)
+	_, err = locks.Mutex("first").Lock(harness.Ctx(t)) // so the session knows
+	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
+	defer tap.Every("Txn", etcdtest.Before(func() { harness.Elapse(5 * time.Millisecond) }))()
+	var all sync.WaitGroup
+	var granted atomic.Int64
+	for i := range 64 {
+		all.Go(func() {
+			for range 3 {
+				h, err := locks.Mutex(fmt.Sprint("name", i)).Lock(harness.Ctx(t))
+				if !errors.Is(err, rpctypes.ErrNoSpace) {
+					granted.Add(1)
+				}
+				if err == nil {
+					h.Release()
+				}
+			}
+		})
+	}
+	all.Wait()
+	require.Zero(t, granted.Load(), "of 192 locks")
+	log.Require(t, logtest.Up, logRefuses)
+}
