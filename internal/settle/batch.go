@@ -4,6 +4,7 @@ package settle
 
 import (
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -24,6 +25,7 @@ type Leaving struct {
 	// Refused is called when etcd refuses the removal, which goes on even so. It may be nil.
 	Refused func()
 
+	pause     time.Duration // before it is tried again, if etcd refuses it
 	ambiguous bool          // an earlier request may have removed it
 	returned  bool          // an earlier request has failed: it waits for no other any more
 	done      chan struct{} // closed behind Removed; see share

@@ -7,6 +7,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/sender"
@@ -194,8 +195,11 @@ func (r *Removals) Return(name string, b Batch, ambiguous bool) {
 	}
 }
 
-// remove removes a batch. What etcd refuses is tried again after a pause, for which nobody else waits: the refusal may
-// pass.
+// refusedMax is the longest pause between two attempts of a removal that etcd refuses.
+const refusedMax = 10 * time.Second
+
+// remove removes a batch. What etcd refuses is tried again after a pause, which grows, and for which nobody else waits: the
+// refusal may pass.
 func (r *Removals) remove(ctx context.Context, name string, b Batch) {
 	ambiguous, err := r.request(ctx, nil, name, b)
 	if err == nil {
@@ -222,8 +226,13 @@ func (r *Removals) remove(ctx context.Context, name string, b Batch) {
 		default: // it was told of another one
 		}
 	}
+	pause := etcd.RetryMax
+	if etcd.Refused(err) { // it is alone
+		pause = min(max(pause, 2*b[0].pause), refusedMax)
+		b[0].pause = pause
+	}
 	r.background(func(ctx context.Context) {
-		if etcd.Sleep(ctx, etcd.RetryMax) == nil {
+		if etcd.Sleep(ctx, pause) == nil {
 			r.Return(name, b, false)
 		}
 	})
