@@ -82,11 +82,11 @@ func images(t *testing.T, dockerfile string) (from []string) {
 			continue
 		}
 		image := ""
-		switch instruction := strings.ToUpper(fields[0]); {
-		case instruction == "FROM":
+		switch strings.ToUpper(fields[0]) {
+		case "FROM":
 			fields = slices.DeleteFunc(fields, func(f string) bool { return strings.HasPrefix(f, "--") })
 			image = fields[1]
-		case instruction == "COPY":
+		case "COPY":
 			for _, f := range fields {
 				if of, ok := strings.CutPrefix(f, "--from="); ok {
 					image = of
