@@ -184,6 +184,33 @@ func TestMutex_Dropped(t *testing.T) {
 	require.NoError(t, harness.Result(t, other))
 }
 
+// Of those who wait in a session, one takes over what was dropped. All others keep their places.
+func TestMutex_DroppedWakesOne(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	dropped := concurrency.NewMutex(s, name)
+	require.NoError(t, dropped.Lock(harness.Ctx(t)))
+	first, second := concurrency.NewMutex(s, name), concurrency.NewMutex(s, name)
+	locking := harness.Async(func() error { return first.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 2)
+	waits := harness.Async(func() error { return second.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 3)
+	other := harness.Async(func() error { return concurrency.NewMutex(session(t, c), name).Lock(harness.Ctx(t)) })
+	before := harness.QueueIs(t, c, name, 4)
+	runtime.KeepAlive(dropped) // and no longer
+	require.Eventually(t, func() bool {
+		runtime.GC()
+		return len(locking) == 1
+	}, harness.Hang, harness.Tick)
+	require.NoError(t, <-locking)
+	after := harness.QueueIs(t, c, name, 3)
+	require.Equal(t, []string{before[0], before[2], before[3]}, after)
+	require.NoError(t, first.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, waits))
+	require.NoError(t, second.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, other))
+}
+
 func TestLocker(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)
 	s := session(t, c)

@@ -20,7 +20,10 @@ type dropped struct {
 	waiters map[string][]*waiter
 }
 
-type waiter struct{ cancel context.CancelFunc }
+type waiter struct {
+	cancel context.CancelFunc
+	hold   *etcdlock.Held // handed over; then the waiter is in no list any more
+}
 
 // drop is called when nobody can reach the Mutex of that state any more.
 func (s *Session) drop(name string, st *mutexState) {
@@ -30,30 +33,49 @@ func (s *Session) drop(name string, st *mutexState) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.dropped.holds == nil {
-		s.dropped.holds = make(map[string][]*etcdlock.Held)
-	}
-	s.dropped.holds[name] = append(s.dropped.holds[name], h)
-	for _, w := range s.dropped.waiters[name] {
+	s.hand(name, h)
+}
+
+// hand hands a dropped hold to the first of those who wait, or keeps it for the next who asks. All others go on waiting: who
+// is woken has left its place in the queue. s.mu is locked.
+func (s *Session) hand(name string, h *etcdlock.Held) {
+	d := &s.dropped
+	if len(d.waiters[name]) > 0 {
+		w := d.waiters[name][0]
+		d.stopWaiting(name, w)
+		w.hold = h
 		w.cancel()
+		return
 	}
+	if d.holds == nil {
+		d.holds = make(map[string][]*etcdlock.Held)
+	}
+	d.holds[name] = append(d.holds[name], h)
 }
 
 // acquire takes over a dropped hold of the name, or takes the lock in that way.
 func (s *Session) acquire(ctx context.Context, name string, way func(context.Context) (*etcdlock.Held, error)) (*etcdlock.Held, error) {
 	for {
 		again, cancel := context.WithCancel(ctx)
-		w := &waiter{cancel}
+		w := &waiter{cancel: cancel}
 		if h := s.takeDropped(name, w); h != nil {
 			cancel()
 			return h, nil
 		}
 		h, err := way(again)
-		s.stopWaiting(name, w)
-		woken := again.Err() != nil && ctx.Err() == nil
 		cancel()
-		if err == nil || !woken {
+		s.mu.Lock()
+		s.dropped.stopWaiting(name, w)
+		refused := w.hold != nil && (err == nil || ctx.Err() != nil)
+		if refused {
+			s.hand(name, w.hold)
+		}
+		s.mu.Unlock()
+		switch {
+		case w.hold == nil || refused:
 			return h, err
+		case w.hold.Err() == nil:
+			return w.hold, nil
 		}
 	}
 }
@@ -79,10 +101,8 @@ func (s *Session) takeDropped(name string, w *waiter) *etcdlock.Held {
 	return nil
 }
 
-func (s *Session) stopWaiting(name string, w *waiter) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	d := &s.dropped
+// stopWaiting takes w from the list, if it is there.
+func (d *dropped) stopWaiting(name string, w *waiter) {
 	if d.waiters[name] = slices.DeleteFunc(d.waiters[name], func(o *waiter) bool { return o == w }); len(d.waiters[name]) == 0 {
 		delete(d.waiters, name)
 	}
