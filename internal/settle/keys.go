@@ -71,6 +71,10 @@ func (k *Keys) Free(keys ...string) {
 	defer k.mu.Unlock()
 	for _, key := range keys {
 		k.inUse.Free(key)
+		if raw, ok := k.raw[key]; ok {
+			raw.freed = time.Now()
+			k.raw[key] = raw
+		}
 	}
 }
 

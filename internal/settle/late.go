@@ -133,6 +133,7 @@ func (k *Keys) commit(ctx context.Context, ops []clientv3.Op) error {
 // late writes: a member that hung for minutes may carry out, as it wakes, what was given up long ago, when
 // findLateWrites does not look for it any more.
 func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error) {
+	k.forgetRaw()
 	attached, err := k.attached(ctx)
 	if err != nil {
 		return nil, err

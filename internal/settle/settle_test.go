@@ -157,6 +157,40 @@ func TestSettle_RawValuesOfOtherProcesses(t *testing.T) {
 	})
 }
 
+// What is known of raw values does not grow with the names that were locked once. It stays while a key is in use, and for as
+// long as a late write is expected there.
+func TestKeys_RawValuesAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		sweep := func() {
+			_, err := w.Sweep(t.Context())
+			require.NoError(t, err)
+		}
+		used := w.Take("used", keyspace.Exclusive)
+		w.WriteRaw("", used)
+		w.Free(used)
+		require.Equal(t, used, w.Take("used", keyspace.Exclusive))
+		w.WriteRaw("", used)
+		var keys []string
+		for i := range 1000 {
+			key := w.Take(fmt.Sprint("name", i), keyspace.Exclusive)
+			w.WriteRaw("", key)
+			w.Free(key)
+			keys = append(keys, key)
+		}
+		elapse(settleFor - time.Second)
+		w.put("", keys[0])
+		sweep()
+		require.Empty(t, w.there("name"), "a late write")
+		elapse(time.Second)
+		w.put("", keys[0])
+		sweep()
+		require.Len(t, w.there("name"), 1, "another's")
+		require.Len(t, w.raw, 1)
+		require.Contains(t, w.raw, used)
+	})
+}
+
 // A raw value that the session wrote late under a key is still its own when it writes the same there again, however much
 // etcd has shown meanwhile.
 func TestSettle_RawValueWrittenBefore(t *testing.T) {

@@ -5,6 +5,7 @@ package settle
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -99,6 +100,8 @@ type rawValue struct {
 	// CreateRevision.
 	since  int64
 	before bool // it has written the same there earlier, which may come late
+	// freed is since when the key is free, zero while it is in use: see forgetRaw.
+	freed time.Time
 }
 
 // WriteRaw takes note that value is about to be written, as it is, under these keys.
@@ -111,6 +114,7 @@ func (k *Keys) WriteRaw(value string, keys ...string) {
 		if raw.before = ok && raw.value == value; !raw.before {
 			raw.value, raw.since = value, shown
 		}
+		raw.freed = time.Time{}
 		k.raw[key] = raw
 	}
 }
@@ -143,6 +147,16 @@ func (k *Keys) WroteRaw(rev int64, attempted bool, keys ...string) bool {
 		}
 	}
 	return attempted && rev > k.raw[keys[0]].since
+}
+
+// forgetRaw forgets the raw values of keys that have been free for so long that nothing of them is expected any more. Else
+// a session would remember all names that it ever locked, and take what others write there for its own.
+func (k *Keys) forgetRaw() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	maps.DeleteFunc(k.raw, func(_ string, raw rawValue) bool {
+		return !raw.freed.IsZero() && time.Since(raw.freed) >= settleFor
+	})
 }
 
 // Orphan forgets the raw values: from now on a successor may write the same under the same keys.
