@@ -192,8 +192,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		}
 		names = append(names, Part{p.Name, m})
 	}
-	elector := h.trace() != nil && h.trace().elector
-	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, elector)})
+	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, h.trace() != nil && h.trace().elector)})
 	var seen []*pb.ResponseOp // as if an enqueue had shown nothing before the entry; none: nothing is known
 	for i, p := range a.Parts {
 		if h.parts[i].keys = []string{p.Key}; p.SharedKey != "" {
