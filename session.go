@@ -150,16 +150,16 @@ func (s *Session) Refresh(ctx context.Context) error {
 // Orphan ends the session and leaves its lease, with the entries there, until the TTL has passed. It is for a process that
 // hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. It makes no request,
 // and from then on the session removes nothing. A request that is on its way may still be carried out, so tell the
-// successor when the calls under way have returned. Close after it still revokes.
+// successor when the calls under way have returned. The session's own Close still revokes, that of its [Client] does not.
 func (s *Session) Orphan() {
-	s.lease.Leave(ErrSessionClosed, "orphaned")
+	s.lease.Orphan(ErrSessionClosed)
 	s.keys.Orphan()
 }
 
 // Adopt takes over a lock from the process before, whose lease this session has adopted with WithLease: the oldest entry
 // of that name which hangs on the lease and is not yet the session's, with its keys and Token, of a [Multi] with all its
 // names. So a process that is restarted within its TTL goes on with what it had. If there is no such entry the error is
-// ErrNotFound: then Lock. Until an entry is adopted, a Lock of that name waits behind it. The caller ensures that the
+// ErrNotFound: then Lock. Adopt before you lock: a Lock of that name waits behind the entry, and beside it Adopt may miss keys. The caller ensures that the
 // process before has ended, or has called Orphan: nobody else can tell, and both would believe that they hold the lock.
 //
 // If the entry has the lock, Adopt costs three requests, more for a Multi, and an error leaves the entry as it was. If the

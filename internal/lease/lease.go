@@ -160,8 +160,12 @@ func (l *Lease) End(cause error, reason string) {
 	}
 }
 
-// Orphan ends the use of the lease, and leaves the lease to a successor.
-func (l *Lease) Orphan(cause error) { l.End(cause, orphaned) }
+// Orphan ends the use of the lease with that cause, and leaves what hangs on it to a successor, which may have taken it
+// over by now: from now on nothing of it is removed.
+func (l *Lease) Orphan(cause error) {
+	l.End(cause, orphaned)
+	l.gone()
+}
 
 // orphaned is how Orphan ends the use of the lease.
 const orphaned = "orphaned"
@@ -171,13 +175,6 @@ func (l *Lease) Orphaned() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.endReason == orphaned
-}
-
-// Leave ends the use of the lease with that cause, and leaves what hangs on it to a successor, which may have taken it
-// over by now: from now on nothing of it is removed.
-func (l *Lease) Leave(cause error, reason string) {
-	l.End(cause, reason)
-	l.gone()
 }
 
 // NotFound is called when etcd has answered that the lease is gone.
