@@ -12,7 +12,7 @@ import (
 
 // The pages are those of the committed results: no figure in them was written by hand.
 func TestCommittedPages(t *testing.T) {
-	r, err := report.Read("results.json", "scale.json")
+	r, err := report.Read("results.json", "scale.json", "names.json")
 	require.NoError(t, err)
 	dir := t.TempDir()
 	require.NoError(t, r.WriteReadme(dir))

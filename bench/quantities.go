@@ -67,7 +67,7 @@ func (b *bench) onEmbedded(ctx context.Context) (err error) {
 
 // onThree measures on three etcd processes.
 func (b *bench) onThree(ctx context.Context) error {
-	return b.onProcesses(ctx, nil, func(_ *server.Etcd, clients server.Clients) error {
+	return b.onProcesses(ctx, 3, nil, func(_ *server.Etcd, clients server.Clients) error {
 		b.passing(ctx, clients.Get, nil)
 		return nil
 	})
@@ -77,7 +77,7 @@ func (b *bench) onThree(ctx context.Context) error {
 // takes 2 ms between members and 1 ms between a client and a member.
 func (b *bench) onFar(ctx context.Context) error {
 	delays := &server.Delays{Peer: server.NewDelay(time.Millisecond), Client: server.NewDelay(time.Millisecond / 2)}
-	return b.onProcesses(ctx, delays, func(etcd *server.Etcd, clients server.Clients) (err error) {
+	return b.onProcesses(ctx, 3, delays, func(etcd *server.Etcd, clients server.Clients) (err error) {
 		b.passing(ctx, clients.Get, nil)
 
 		// All clients are connected to the leader while round trips are counted:
@@ -107,9 +107,9 @@ func (b *bench) onFar(ctx context.Context) error {
 	})
 }
 
-// onProcesses starts three members, with clients for all contenders.
-func (b *bench) onProcesses(ctx context.Context, delays *server.Delays, f func(*server.Etcd, server.Clients) error) (err error) {
-	etcd, err := server.Processes(b.etcd, 3, delays)
+// onProcesses starts members, with clients for all contenders.
+func (b *bench) onProcesses(ctx context.Context, members int, delays *server.Delays, f func(*server.Etcd, server.Clients) error) (err error) {
+	etcd, err := server.Processes(b.etcd, members, delays)
 	if err != nil {
 		return err
 	}

@@ -48,6 +48,7 @@ func (b *bench) measureAll(ctx context.Context, dir string) (err error) {
 			measure func(context.Context) error
 		}{
 			{"embedded", b.onEmbedded},
+			{"one", b.onOne},
 			{"three", b.onThree},
 			{"far", b.onFar},
 			{"scale", b.onScale},

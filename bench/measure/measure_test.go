@@ -2,6 +2,7 @@ package measure
 
 import (
 	"context"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -78,6 +79,15 @@ func TestContended(t *testing.T) {
 			require.NoError(t, err)
 			require.InDelta(t, 0, v["overlaps"], 0)
 		})
+	}
+	count, client := counted(t, c)
+	many := func(int) *clientv3.Client { return client }
+	for _, p := range []peer.Peer{peer.Etcdlock(many), peer.Releasing(many), peer.Concurrency(many)} {
+		v, err := ManyNames(t.Context(), p, two, count, []int{os.Getpid()}, 200*time.Millisecond)
+		require.NoError(t, err)
+		for _, value := range []string{"per_s", "p50_us", "client_cpu_us", "requests"} {
+			require.Positive(t, v[value], value)
+		}
 	}
 	v, err := Ring(t.Context(), get, two, 300*time.Millisecond)
 	require.NoError(t, err)

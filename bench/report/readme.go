@@ -33,6 +33,7 @@ func (rep Report) WriteReadme(dir string) error {
 		"sets":      func() []int { return Sets },
 		"goals":     rep.goals,
 		"grants":    rep.grants,
+		"names":     rep.names,
 		"handovers": rep.handovers,
 		"requests":  rep.requests,
 		"readers":   rep.readers,

@@ -8,6 +8,7 @@ var (
 	Handovers  = shapes(2, 1, 8, 16, 1, 16)
 	Requests   = shapes(1, 1, 2, 1, 16, 1, 8, 16, 1, 16)
 	Readers    = shapes(16, 1, 8, 16, 8, 64)
+	OwnNames   = shapes(1, 1, 1, 4, 1, 16, 1, 64, 1, 256)
 )
 
 // Sets are how many names are locked together.

@@ -72,6 +72,40 @@ func (rep Report) grants(servers string) string {
 	return t.String()
 }
 
+// names is the table of locks of many names: a value of each peer, and the ratio to concurrency.
+func (rep Report) names(value string) string {
+	what, format := "cycles a second", number
+	switch value {
+	case "p50_us", "p99_us":
+		what, format = strings.TrimSuffix(value, "_us")+" of a cycle", duration
+	case "cpu_us":
+		what, format = "CPU of client and etcd for a cycle", duration
+	case "requests":
+		what = "requests for a cycle"
+	}
+	head := []string{what}
+	for _, c := range OwnNames {
+		head = append(head, c.String())
+	}
+	t := newTable(head...)
+	row := func(name string, format func(float64) string, peer, by string) {
+		var all []sample
+		for _, c := range OwnNames {
+			f, over := figure{servers: "one", value: value, quantity: "own names/" + c.String()}, figure{}
+			if by != "" {
+				over = f.of(by)
+			}
+			all = append(all, rep.ratio(f.of(peer), over))
+		}
+		t.rowOf(name, format, all)
+	}
+	for _, p := range []string{"floor", "concurrency", "etcdlock"} {
+		row(p, format, p, "")
+	}
+	row("etcdlock over concurrency", factor, "etcdlock", "concurrency")
+	return t.String() + "\n"
+}
+
 // handovers is the table of the time from one holder to the next.
 func (rep Report) handovers(servers string) string {
 	head := []string{titles[servers], "2x1: p50", "mean", "p99"}
