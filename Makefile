@@ -70,7 +70,7 @@ compat:
 # bench/README.md, bench/goals.md, the plots and docs/capacity.md.
 bench:
 	bench/setup.sh
-	cd bench && go run . && go run . -rounds 1 -servers scale -out scale.json && go run . report
+	cd bench && go run . && go run . -servers one -out names.json && go run . -rounds 1 -servers scale -out scale.json && go run . report
 
 # Runs the Go benchmarks of bench/ in the last tag (or main) and here, six rounds of each in turn, and shows the difference:
 # BASE=v1.0.0 BENCH=Handover COUNT=10 make benchcmp
