@@ -435,7 +435,7 @@ func TestMutex_Restart(t *testing.T) {
 func TestErrorsAreEtcds(t *testing.T) {
 	require.ErrorIs(t, concurrency.ErrLocked, etcds.ErrLocked)
 	require.ErrorIs(t, concurrency.ErrSessionExpired, etcds.ErrSessionExpired)
-	require.ErrorIs(t, concurrency.ErrLockReleased, etcds.ErrLockReleased)
+	require.EqualError(t, concurrency.ErrLockReleased, etcds.ErrLockReleased.Error())
 	require.ErrorIs(t, concurrency.ErrElectionNotLeader, etcds.ErrElectionNotLeader)
 	require.ErrorIs(t, concurrency.ErrElectionNoLeader, etcds.ErrElectionNoLeader)
 }

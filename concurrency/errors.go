@@ -2,13 +2,17 @@
 
 package concurrency
 
-import "go.etcd.io/etcd/client/v3/concurrency"
+import (
+	"errors"
+
+	"go.etcd.io/etcd/client/v3/concurrency"
+)
 
 // The errors of a Mutex. ErrSessionExpired says besides that the entry of a waiter was removed.
 var (
 	ErrLocked         = concurrency.ErrLocked
 	ErrSessionExpired = concurrency.ErrSessionExpired
-	ErrLockReleased   = concurrency.ErrLockReleased
+	ErrLockReleased   = errors.New("mutex: lock has already been released") // client 3.5 has none
 )
 
 // The errors of an Election.
