@@ -189,6 +189,7 @@ func TestHooksAreModulesOfTheirOwn(t *testing.T) {
 			require.True(t, strings.HasSuffix(line, "// indirect"), "the root's module requires %s", line)
 		}
 	}
+	t.Setenv("GOFLAGS", "-mod=readonly") // not the -modfile of the root's module
 	for _, dir := range []string{"promlock", "otellock"} {
 		packages, err := list(filepath.Join(root, dir), "./...")
 		require.NoError(t, err)
