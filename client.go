@@ -165,10 +165,11 @@ func (c *Client) liveSession() *Session {
 
 // finish revokes the session's lease, for the Client that made it, unless Orphan has left that to a successor.
 func (s *Session) finish() error {
-	if !s.lease.Orphaned() {
+	if s.lease.Orphaned() {
+		s.lease.Wait()
+	} else {
 		<-s.lease.Close(ErrSessionClosed)
 	}
-	s.lease.Wait()
 	return s.closeError()
 }
 

@@ -56,16 +56,15 @@ func (e *WaitError) Error() string { return e.text + ": " + e.err.Error() }
 func (e *WaitError) Unwrap() error { return e.err } // ctx's
 
 // wrap adds the operation and the lock's name to err. It is applied once, at the exported boundary.
-func wrap(op, name string, err error) error {
-	return wrapNeeding("readwrite", name+"/", op, name, err)
-}
+func wrap(op, name string, err error) error { return wrapNeeding("readwrite", name+"/", op, name, err) }
 
 // wrapNames is wrap for a lock of several names.
 func wrapNames(op string, names func() []string, err error) error {
 	if err == nil {
 		return nil // before the names are listed
 	}
-	return wrapNeeding("readwrite", strings.Join(names(), "/, ")+"/", op, strings.Join(names(), ", "), err)
+	all := names()
+	return wrapNeeding("readwrite", strings.Join(all, "/, ")+"/", op, strings.Join(all, ", "), err)
 }
 
 // wrapNeeding is wrap for an operation that needs that right on that prefix.

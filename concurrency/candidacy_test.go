@@ -7,17 +7,25 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/concurrency"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
+// newLeader is an Election that leads, in a session of its own.
+func newLeader(t *testing.T, c *clientv3.Client, name string) *concurrency.Election {
+	t.Helper()
+	e := concurrency.NewElection(session(t, c), name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "leader"))
+	return e
+}
+
 // While one goroutine campaigns, a Proclaim of another one says at once that the session does not lead.
 func TestElection_ProclaimWhileCampaignWaits(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)
-	leader := concurrency.NewElection(session(t, c), name)
-	require.NoError(t, leader.Campaign(harness.Ctx(t), "leader"))
+	leader := newLeader(t, c, name)
 	e := concurrency.NewElection(session(t, c), name)
 	campaign := harness.Async(func() error { return e.Campaign(harness.Ctx(t), "waits") })
 	harness.QueueIs(t, c, name, 2)
@@ -30,8 +38,7 @@ func TestElection_ProclaimWhileCampaignWaits(t *testing.T) {
 // A session that waits behind a leader may resign for that leader, whose key it knows.
 func TestElection_ResignForTheLeaderThatItWaitsFor(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)
-	leader := concurrency.NewElection(session(t, c), name)
-	require.NoError(t, leader.Campaign(harness.Ctx(t), "leader"))
+	leader := newLeader(t, c, name)
 	s := session(t, c)
 	e := concurrency.NewElection(s, name)
 	campaign := harness.Async(func() error { return e.Campaign(harness.Ctx(t), "waits") })
@@ -129,8 +136,7 @@ func TestElection_ProclaimWhileAnotherOneCampaigns(t *testing.T) {
 // A session is one candidate: what two of its Elections want at once is one entry, and both lead with it.
 func TestElection_TwoCampaignsOfASession(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)
-	leader := concurrency.NewElection(session(t, c), name)
-	require.NoError(t, leader.Campaign(harness.Ctx(t), "leader"))
+	leader := newLeader(t, c, name)
 	s := session(t, c)
 	a, b := concurrency.NewElection(s, name), concurrency.NewElection(s, name)
 	campaigns := []<-chan error{

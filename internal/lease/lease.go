@@ -51,7 +51,7 @@ type Lease struct {
 	Ctx    context.Context
 	cancel context.CancelCauseFunc
 	// Gone ends when there is no use any more in removing what hangs on the lease: it is known to be gone, Close has
-	// done what it can, Leave was called, or a TTL has passed since the end of Ctx.
+	// done what it can, Orphan was called, or a TTL has passed since the end of Ctx.
 	Gone context.Context
 	gone context.CancelFunc
 

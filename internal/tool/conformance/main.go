@@ -17,6 +17,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -158,10 +159,7 @@ func prepare(tmp string, own bool) (args []string, err error) {
 	// Without STM, which the drop-in has from etcd's package: that would import the drop-in, and so itself. Its errors are
 	// others here, of the same texts.
 	texts := "package concurrency\n\nimport \"errors\"\n\n"
-	for name, text := range map[string]string{
-		"ErrLocked": "mutex: Locked by another session", "ErrSessionExpired": "mutex: session is expired", "ErrLockReleased": "mutex: lock has already been released",
-		"ErrElectionNotLeader": "election: not leader", "ErrElectionNoLeader": "election: no leader",
-	} {
+	for name, text := range errorTexts {
 		texts += fmt.Sprintf("var %s = errors.New(%q)\n", name, text)
 	}
 	errorsFile := filepath.Join(tmp, "errors.go")
@@ -216,6 +214,12 @@ func edit(tmp, repo string, own bool) error {
 	return os.WriteFile(filepath.Join(tests, "go.sum"), sums, 0o644)
 }
 
+// errorTexts are the errors of etcd's package.
+var errorTexts = map[string]string{
+	"ErrLocked": "mutex: Locked by another session", "ErrSessionExpired": "mutex: session is expired", "ErrLockReleased": "mutex: lock has already been released",
+	"ErrElectionNotLeader": "election: not leader", "ErrElectionNoLeader": "election: no leader",
+}
+
 // alias puts the drop-in in the place of what is in dir.
 func alias(dir string) error {
 	for _, file := range []string{"session.go", "mutex.go", "election.go", "key.go"} {
@@ -227,10 +231,8 @@ func alias(dir string) error {
 	for _, name := range []string{"Session", "SessionOption", "Mutex", "Election"} {
 		text += fmt.Sprintf("type %s = dropin.%[1]s\n", name)
 	}
-	for _, name := range []string{
-		"ErrLocked", "ErrSessionExpired", "ErrLockReleased", "ErrElectionNotLeader", "ErrElectionNoLeader",
-		"NewSession", "WithTTL", "WithLease", "WithContext", "NewMutex", "NewLocker", "NewElection", "ResumeElection",
-	} {
+	functions := []string{"NewSession", "WithTTL", "WithLease", "WithContext", "NewMutex", "NewLocker", "NewElection", "ResumeElection"}
+	for _, name := range slices.AppendSeq(functions, maps.Keys(errorTexts)) {
 		text += fmt.Sprintf("var %s = dropin.%[1]s\n", name)
 	}
 	return os.WriteFile(filepath.Join(dir, "dropin.go"), []byte(text), 0o644)
