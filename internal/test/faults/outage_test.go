@@ -240,7 +240,7 @@ func TestFault_I13_LogOfARenewal(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
 	var log logtest.Log
-	s := newSession(t, cluster.Client(t, p), etcdlock.WithTTL(9*time.Second), etcdlock.WithLogger(log.Logger()))
+	s := newSession(t, cluster.Client(t, p), etcdlock.WithTTL(6*time.Second), etcdlock.WithLogger(log.Logger()))
 	p.Refuse()
 	p.Reset()
 	log.Require(t, logtest.Up, logtest.Outage)
