@@ -96,7 +96,7 @@ func TestFault_J12_SessionUpUsesItsClient(t *testing.T) {
 		in <- locks.Mutex(name+"/hook").Do(harness.Ctx(t), func(context.Context, *etcdlock.Held) error { return nil })
 		<-goOn
 	}}
-	locks = newClient(t, cluster.Client(t), etcdlock.WithTTL(time.Second), etcdlock.WithHooks(up))
+	locks = newClient(t, cluster.Client(t), etcdlock.WithTTL(3*time.Second), etcdlock.WithHooks(up))
 	h, err := locks.Mutex(name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	require.NoError(t, harness.Result(t, in))
