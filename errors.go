@@ -52,7 +52,6 @@ type WaitError struct {
 }
 
 func (e *WaitError) Error() string { return e.text + ": " + e.err.Error() }
-
 func (e *WaitError) Unwrap() error { return e.err } // ctx's
 
 // wrap adds the operation and the lock's name to err. It is applied once, at the exported boundary.
@@ -64,18 +63,22 @@ func wrapNames(op string, names func() []string, err error) error {
 		return nil // before the names are listed
 	}
 	all := names()
-	return wrapNeeding("readwrite", strings.Join(all, "/, ")+"/", op, strings.Join(all, ", "), err)
+	return wrapNeeding("readwrite", strings.Join(all, "/\n")+"/", op, strings.Join(all, ", "), err)
 }
 
-// wrapNeeding is wrap for an operation that needs that right on that prefix.
+const txnOp = "transaction under" // for which a role needs more than for other operations
+
+// wrapNeeding is wrap for an operation that needs that right on that prefix, or on each of several, one a line.
 func wrapNeeding(right, prefix, op, name string, err error) error {
 	if err == nil {
 		return nil
 	}
 	hint := ""
-	switch {
-	case errors.Is(err, rpctypes.ErrPermissionDenied):
-		hint = fmt.Sprintf(" (the client's role needs %s on the prefix %q)", right, prefix)
+	switch denied := errors.Is(err, rpctypes.ErrPermissionDenied); {
+	case denied && op == txnOp:
+		hint = fmt.Sprintf(" (the client's role needs %s on %s, and rights on the transaction's own keys)", right, keyspace.Prefixes(prefix))
+	case denied:
+		hint = fmt.Sprintf(" (the client's role needs %s on %s)", right, keyspace.Prefixes(prefix))
 	case errors.Is(err, ErrWouldDeadlock):
 		hint = " (use the hold that Do or Run gave, or call this with a ctx from outside of it)"
 	}
@@ -84,11 +87,10 @@ func wrapNeeding(right, prefix, op, name string, err error) error {
 
 // checkName says what is wrong with a name. slash says that it may end in "/".
 func checkName(name string, slash bool) error {
-	check := name
 	if slash {
-		check = strings.TrimRight(name, "/")
+		name = strings.TrimRight(name, "/")
 	}
-	if err := keyspace.CheckName(check); err != nil {
+	if err := keyspace.CheckName(name); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidName, err)
 	}
 	return nil

@@ -41,10 +41,9 @@ func (c *Client) inspect(ctx context.Context, name string) (Queue, error) {
 		return Queue{}, err
 	}
 	q := newQueue(s)
-	err = inspect.TTLs(ctx, client, q.Entries, func(e Entry) clientv3.LeaseID { return e.Lease }, func(e *Entry, ttl inspect.TTL) {
+	if err = inspect.TTLs(ctx, client, q.Entries, func(e Entry) clientv3.LeaseID { return e.Lease }, func(e *Entry, ttl inspect.TTL) {
 		e.TTL, e.GrantedTTL = ttl.Left, ttl.Granted
-	})
-	if err != nil {
+	}); err != nil {
 		return Queue{}, err
 	}
 	return q, nil
@@ -92,8 +91,7 @@ const namesPage = 10000
 // loop has seen all.
 func (c *Client) ListNames(ctx context.Context, prefix string) iter.Seq2[string, error] {
 	return func(yield func(string, error) bool) {
-		ok := true
-		err := c.usable()
+		ok, err := true, c.usable()
 		if err == nil {
 			err = inspect.Names(ctx, etcd.NewClient(c.etcd), prefix, namesPage, func(name string) bool {
 				ok = yield(name, nil)

@@ -82,6 +82,7 @@ func (a *acquisition) notifyGranted() {
 
 // notifyAbandoned tells that the acquisition was given up at, which is before another one could have the lock.
 func (a *acquisition) notifyAbandoned(at time.Time, err error) {
+	a.s.lease.Outages.Refused("take", err, a.wrap)
 	if t := a.trace(); t != nil {
 		tell(a, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{a.info(), at.Sub(t.asked), err})
 	}

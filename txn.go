@@ -30,7 +30,8 @@ func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.useFence()
 	return etcd.Build(func(t *etcd.Txn) (*clientv3.TxnResponse, error) {
 		resp, err := h.commitIfHeld(ctx, t.Op())
-		return resp, h.wrap("transaction under", err)
+		h.s.lease.Outages.Refused(txnOp, err, h.wrap)
+		return resp, h.wrap(txnOp, err)
 	})
 }
 
@@ -58,9 +59,7 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 				held = append(held, settle.CreatedAt(key, h.rev))
 			}
 			// Not under an attempt's time limit, which would only leave its outcome open.
-			resp, err = h.s.etcd.Txn(ctx, func(txn clientv3.Txn) clientv3.Txn {
-				return txn.If(held...).Then(op)
-			})
+			resp, err = h.s.etcd.Txn(ctx, func(txn clientv3.Txn) clientv3.Txn { return txn.If(held...).Then(op) })
 			switch {
 			case err == nil && !resp.Succeeded:
 				if last = h.markLost(keys[0], resp.Header.Revision); last == nil {

@@ -6,7 +6,22 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 )
+
+// Prefixes puts prefixes into words, one or several with a line break between them, which no name has.
+func Prefixes(lines string) string {
+	all := strings.Split(lines, "\n")
+	if len(all) == 1 {
+		return "the prefix " + strconv.Quote(all[0])
+	}
+	last := len(all) - 1
+	for i := range all {
+		all[i] = strconv.Quote(all[i])
+	}
+	return "the prefixes " + strings.Join(all[:last], ", ") + " and " + all[last]
+}
 
 // CheckNames returns why these can't be the names of one Multi, which has at most max; nil if they can.
 func CheckNames(names []string, limit int) error {

@@ -66,6 +66,7 @@ func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 	})
 	outage.Stop(etcd.Refused(err)) // else the log's next line is that a session is up
 	l.Outages.Answered(before, "", err)
+	l.Outages.Refused("grant a lease", err, func(op string, err error) error { return fmt.Errorf("%s: %w", op, err) })
 	if err != nil {
 		l.End(l.Expired, "not granted")
 	}

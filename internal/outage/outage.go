@@ -4,9 +4,12 @@ package outage
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
@@ -61,9 +64,33 @@ func (s *Source) line(lease, lock string, err error) (write func()) {
 	check := whatToCheck(err)
 	args = append(args, "endpoints", s.Client.Endpoints(), "error", err, "check", check)
 	if check == access { // a watch that was compacted is refused too, and opened anew
-		return func() { s.Log.Warn("etcd refuses this client", args...) }
+		return func() { s.refuses(args) }
 	}
 	return func() { s.Log.Warn("etcd outage: locks wait until it is over", args...) }
+}
+
+func (s *Source) refuses(args []any) { s.Log.Warn("etcd refuses this client", args...) }
+
+// refusedAgain is after how long the log says again that etcd refuses rights.
+const refusedAgain = time.Minute
+
+// Refused is called with the error of a call that has ended. If etcd has refused rights, the log has a line, once for
+// all calls in refusedAgain: what op, and the names that wrap knows, are the first call's.
+func (s *Source) Refused(op string, err error, wrap func(op string, err error) error) {
+	var refusal rpctypes.EtcdError
+	if !errors.As(err, &refusal) || whatToCheck(refusal) != access {
+		return
+	}
+	o := s.All
+	o.mu.Lock()
+	told := !o.refused.IsZero() && time.Since(o.refused) < refusedAgain
+	if !told {
+		o.refused = time.Now()
+	}
+	o.mu.Unlock()
+	if !told { // as text: the caller has the error
+		s.refuses([]any{"lease", s.Lease.String(), "endpoints", s.Client.Endpoints(), "user", s.Client.Username, "error", wrap(op, err).Error(), "check", access})
+	}
 }
 
 // Stop is called when the wait, the hold or the session gets on again, or leaves without having recovered.

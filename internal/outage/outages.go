@@ -26,6 +26,7 @@ type Outages struct {
 	why       error     // of the last outage
 	told      bool      // the log has its first line
 	timer     *time.Timer
+	refused   time.Time // when the log was last told that etcd refuses rights
 }
 
 // begin counts one more that can't get on. line makes the first line of the log, which write writes when the outage has

@@ -1,12 +1,14 @@
 package faults
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
@@ -82,4 +84,50 @@ func TestFault_J13_RightsTakenAwayAtRest(t *testing.T) {
 	require.ErrorContains(t, s.Close(), `no right to write the key "customers/1/`)
 	require.Contains(t, strings.Join(log.Lines(), "\n"), `no right to write the key`)
 	require.NotContains(t, strings.Join(log.Lines(), "\n"), "outage")
+}
+
+// What etcd refuses to a user is in the log once, in the words of the call's error: each prefix that the role needs, and
+// for a transaction its own keys.
+func TestFault_B2_RightsRefused(t *testing.T) {
+	t.Parallel()
+	own, as := harness.StartWithAuth(t)
+	var log logtest.Log
+	of := func(client *clientv3.Client) *etcdlock.Client {
+		return newClient(t, client, etcdlock.WithLogger(log.Logger()))
+	}
+	locks := of(as("worker"))
+	multi := locks.Multi(etcdlock.Write("a/1"), etcdlock.Read("c"), etcdlock.Write("b"))
+	const needs = `(the client's role needs readwrite on the prefixes "a/1/", "c/" and "b/")`
+	for _, lock := range []func(context.Context) (*etcdlock.Held, error){multi.Lock, multi.TryLock, locks.Mutex("d").Lock} {
+		_, err := lock(harness.Ctx(t))
+		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+		if !strings.Contains(err.Error(), `"d"`) {
+			require.ErrorContains(t, err, needs)
+		}
+	}
+	const refused = "WARN etcd refuses this client"
+	log.Require(t, logtest.Up, refused)
+	require.Contains(t, strings.ReplaceAll(log.Lines()[1], `\"`, `"`), `user=worker error="etcdlock: take "a/1, c, b": etcdserver: permission denied `+needs)
+
+	locks = of(as("worker"))
+	h, err := locks.Mutex("a/2").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	put := clientv3.OpPut("b", "")
+	_, nested := as("worker").Txn(harness.Ctx(t)).Then(clientv3.OpTxn(nil, []clientv3.Op{put}, nil)).Commit()
+	want := []string{logtest.Up, refused, logtest.Up}
+	if nested != nil { // else it is an etcd before 3.6.9
+		_, err = h.Txn(harness.Ctx(t)).Then(put).Commit()
+		require.ErrorContains(t, err, `readwrite on the prefix "a/2/", and rights on the transaction's own keys`)
+		want = append(want, refused)
+	}
+	log.Require(t, want...)
+
+	// Without a user, newer versions of etcd refuse the lease, and others the lock.
+	nobody := own.Client(t)
+	if _, err := nobody.Grant(harness.Ctx(t), 60); err == nil {
+		want = append(want, logtest.Up)
+	}
+	_, err = of(nobody).Mutex("a/3").Lock(harness.Ctx(t))
+	require.ErrorIs(t, err, rpctypes.ErrUserEmpty)
+	log.Require(t, append(want, refused)...)
 }

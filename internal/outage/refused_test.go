@@ -1,0 +1,41 @@
+package outage
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"testing/synctest"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
+)
+
+// That etcd refuses rights has one line for all calls, and again after a while. Other errors have none.
+func TestRefused_OneLineAMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := newSource(t)
+		s.Lease = logtest.NoLease{}
+		call := func(name string, err error) {
+			s.Refused("take", err, func(op string, err error) error { return fmt.Errorf("%s %s: %w", op, name, err) })
+		}
+		for _, err := range []error{nil, errors.New("held by permission denied"), rpctypes.ErrNoSpace, rpctypes.ErrLeaseNotFound} {
+			call("a", err)
+		}
+		require.Empty(t, log.Messages())
+		for range 3 {
+			for _, name := range []string{"a", "b", "c"} {
+				call(name, fmt.Errorf("wrapped: %w", rpctypes.ErrPermissionDenied))
+			}
+			pass(refusedAgain / 2)
+		}
+		call("d", rpctypes.ErrUserEmpty) // the half of a minute after the second line
+		pass(refusedAgain)
+		call("e", rpctypes.ErrUserEmpty)
+		const refused = "WARN etcd refuses this client"
+		require.Equal(t, []string{refused, refused, refused}, log.Messages())
+		require.Contains(t, log.Lines()[0], `error="take a: wrapped: etcdserver: permission denied" check="the client's user and password,`)
+		require.Contains(t, log.Lines()[2], `error="take e: etcdserver: user name is empty"`)
+	})
+}
