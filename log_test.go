@@ -85,7 +85,7 @@ func TestLog_Outage(t *testing.T) {
 	log.Require(t, logtest.Up, logtest.Outage)
 	w.OnRecv(nil)
 	log.Require(t, logtest.Up, logtest.Outage, logtest.Over)
-	require.Regexp(t, `lease=`+s.lease.String()+` lock=`+name+`. endpoints=.* error="(the watch was not opened: )?watch ended`, log.Lines()[1])
+	require.Regexp(t, `lease=`+s.lease.String()+` lock=`+name+`. endpoints=.* error="(the watch was not opened: )?no watch tells of etcd's changes`, log.Lines()[1])
 
 	// Another outage: an event breaks all watches, and it is the deletion of one of the locks.
 	failed = failWatches(w)

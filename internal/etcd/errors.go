@@ -22,7 +22,7 @@ var (
 	ErrNotSent = fmt.Errorf("%w", errNoConnection)
 	// ErrWatch says that a watch could not be opened, or ended. What it watched for may have
 	// happened unseen.
-	ErrWatch = errors.New("watch ended")
+	ErrWatch = errors.New("no watch tells of etcd's changes")
 )
 
 // CtxError is the error of a call whose ctx ended: ctx's error, its cause, and why it had no answer, if that

@@ -319,7 +319,7 @@ func TestDirectoryRefused(t *testing.T) {
 		s.requireWatches(0)
 		require.Empty(s, s.ended)
 		require.Equal(s, []string{logtest.Outage, logtest.Nobody}, s.log.Messages())
-		require.Contains(s, s.log.Lines()[0], `lock=dir/ endpoints=[] error="the watch was not opened: watch ended"`)
+		require.Contains(s, s.log.Lines()[0], `lock=dir/ endpoints=[] error="the watch was not opened: no watch tells of etcd's changes"`)
 	})
 }
 
