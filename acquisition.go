@@ -1,30 +1,24 @@
-// An acquisition in the queue: its keys, and the txn that writes them.
+// An acquisition: its parts and their modes, and its states.
 
 package etcdlock
 
 import (
 	"context"
 	"errors"
-	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
-	"time"
 
-	"go.etcd.io/etcd/api/v3/mvccpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
-
-	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/sender"
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // An acquisition is what Lock, Try and Enqueue make. It has one part for each name, at least one, and all parts are
-// written by one txn, at one revision, and removed by one request. This file puts it into the queues, waiter.go waits, and
+// written by one txn, at one revision, and removed by one request. enqueue.go puts it into the queues, waiter.go waits, and
 // release.go takes it away.
 //
 // Nobody waits in a circle: a part waits for lower revisions only, and all parts have the same one. Where a list hands a
@@ -79,16 +73,10 @@ type acquiring struct {
 	published *published
 }
 
-// newAcquisition makes an acquisition of these names.
-func newAcquisition(s *Session, multi bool, names []Part, with acquiring) *Held {
-	h := &Held{acquisition{s: s, multi: multi, acquiring: &with}}
-	if h.parts = h.one[:]; len(names) > 1 {
-		h.parts = make([]part, len(names))
-	}
-	for i, n := range names {
-		h.parts[i] = part{of: &h.acquisition, name: n.name, mode: n.mode}
-	}
-	return h
+// A Part is a name that a [Multi] locks; [Write] and [Read] make it.
+type Part struct {
+	name string
+	mode mode
 }
 
 // all are the parts, in the order of the names.
@@ -102,16 +90,43 @@ func (a *acquisition) all() iter.Seq[*part] {
 	}
 }
 
-// names are those of the parts.
-func (a *acquisition) names() (names []string) {
+// ofEach is what f says of each part.
+func ofEach[T any](a *acquisition, f func(*part) T) []T {
+	some := make([]T, 0, len(a.parts))
 	for p := range a.all() {
-		names = append(names, p.name)
+		some = append(some, f(p))
 	}
-	return names
+	return some
 }
+
+// names are those of the parts.
+func (a *acquisition) names() []string { return ofEach(a, func(p *part) string { return p.name }) }
 
 // label is the name of the lock, or all names of a Multi, for people.
 func (a *acquisition) label() string { return strings.Join(a.names(), ", ") }
+
+// allKeys are the keys of all parts.
+func (a *acquisition) allKeys() []string {
+	if len(a.parts) == 1 {
+		return a.parts[0].keys
+	}
+	return slices.Concat(ofEach(a, func(p *part) []string { return p.keys })...)
+}
+
+// queues are those of the parts.
+func (a *acquisition) queues() []keyspace.Queue {
+	return ofEach(a, func(p *part) keyspace.Queue { return keyspace.Queue{Name: p.name, Kind: p.mode.kind()} })
+}
+
+// goneBeside reports whether a part of the acquisition is gone, while another one waits.
+func (a *acquisition) goneBeside() bool {
+	for p := range a.all() {
+		if _, err := p.own.Outcome(); errors.Is(err, wait.ErrGone) {
+			return true
+		}
+	}
+	return false
+}
 
 func (a *acquisition) wrap(op string, err error) error { return wrapNames(op, a.names, err) }
 
@@ -142,128 +157,30 @@ func (a *acquisition) transition(to state) bool {
 	panic("bug: the acquisition of " + a.label() + " can't go from state " + strconv.Itoa(int(a.state)) + " to " + strconv.Itoa(int(to)))
 }
 
-// reserveKeys reserves the lowest free keys of the names for the acquisition.
-func (a *acquisition) reserveKeys() {
-	for p := range a.all() {
-		p.keys = []string{a.s.keys.Take(p.name, p.mode.kind())}
-		if p.mode == writeMode {
-			p.keys = append(p.keys, a.s.keys.Take(p.name, keyspace.Shared))
-		}
-	}
-	var names []string
-	if a.multi {
-		names = a.names()
-	}
-	switch p := a.acquiring.published; {
-	case p == nil:
-		a.acquiring.value = a.s.keys.Value(time.Now(), names, "")
-	case p.raw:
-		a.acquiring.value = p.value
-		a.s.keys.WriteRaw(p.value, a.allKeys()...)
-	default:
-		a.acquiring.value = a.s.keys.Value(time.Now(), names, p.value)
-	}
+// holdContext is what tells of a hold's end.
+type holdContext struct {
+	ctx     context.Context // of the hold
+	cancel  context.CancelCauseFunc
+	watched bool // somebody wants to be told of the hold's end
+
+	downgrade *settle.Outcome // nil before
+
+	contended context.Context // ends when somebody waits for the hold; nil until asked for
+	contend   context.CancelFunc
 }
 
-// allKeys are the keys of all parts.
-func (a *acquisition) allKeys() []string {
-	if len(a.parts) == 1 {
-		return a.parts[0].keys
-	}
-	var keys []string
-	for p := range a.all() {
-		keys = append(keys, p.keys...)
-	}
-	return keys
-}
+// mode is the kind of hold that a part asks for.
+type mode uint8
 
-// queues are those of the parts.
-func (a *acquisition) queues() (queues []keyspace.Queue) {
-	for p := range a.all() {
-		queues = append(queues, keyspace.Queue{Name: p.name, Kind: p.mode.kind()})
-	}
-	return queues
-}
+const (
+	mutexMode mode = iota
+	readMode
+	writeMode // like mutexMode, but it can be downgraded to readMode
+)
 
-// commit sends the txn that writes the keys. It is safe to repeat, since a repetition finds the keys of an earlier
-// attempt.
-func (a *acquisition) commit(ctx context.Context, c *sender.Command) (r sender.Reply, err error) {
-	ambiguous, err := a.s.lease.Put(ctx, c.Then[len(c.Then)-1], func() (ambiguous bool, err error) {
-		r, ambiguous, err = a.s.sender.Do(ctx, a.s.lease.Ctx, c)
-		return ambiguous, err
-	})
-	a.ambiguous = a.ambiguous || ambiguous
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-		a.s.lease.NotFound()
-		err = a.s.Err() // that it is closed, if it was Close that revoked the lease
+func (m mode) kind() keyspace.Kind {
+	if m == readMode {
+		return keyspace.Shared
 	}
-	if errors.Is(err, rpctypes.ErrTooManyOps) {
-		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, len(a.parts)+len(a.allKeys()))
-	}
-	return r, err
-}
-
-// enqueueReadLimit is how many keys the txn of enqueue reads: enough to show all of most queues. Measured on etcd
-// 3.7: sixteen keys cost the apply loop 5 us where they are there, a read afterwards costs a round trip.
-const enqueueReadLimit = 16
-
-// enqueue puts the acquisition at the end of its queues: one request, one commit. The read stands before the writes and so
-// shows the queue without it. It is limited, and in key order: to sort by create revision, etcd would load the
-// whole queue, in the apply loop of every member. The limit does not keep etcd from counting the range, so an entry with more
-// than that many known blockers leaves the read out: it is asked for again when the entry comes near the front. Before
-// all that the txn removes what leaves the queue. since[i], if given, is a revision at which nothing blocked part i: then
-// only later keys are read.
-func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
-	queues, name := a.queues(), a.parts[0].name // removals of an acquisition are known by its first name
-	for ; ; a.rekey() {
-		var look []clientv3.Op
-		if len(a.parts) > 1 || !a.parts[0].own.BehindMore(enqueueReadLimit) {
-			look = settle.List(queues, enqueueReadLimit, since...)
-		}
-		leaving := a.s.removals.Take(name)
-		leave := leaving.Ops()
-		keys := a.allKeys()
-		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, append(leave, look...)...))
-		// What the acquisition itself needs may be allowed.
-		if len(leaving) > 0 && (errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err)) {
-			a.s.removals.Return(name, leaving, a.ambiguous)
-			leaving, leave = nil, nil
-			resp, err = a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, look...))
-		}
-		a.s.removals.Replied(name)
-		if err != nil {
-			a.s.removals.Return(name, leaving, a.ambiguous)
-			return err
-		}
-		if resp.Succeeded {
-			rev, replies := resp.At, resp.Responses
-			// No attempt before this one was carried out: it would have left the keys. So this one tells what was removed.
-			leaving.Done(rev, replies[:len(leave)], false)
-			a.enter(rev, replies[len(leave):len(leave)+len(look)]...)
-			return nil
-		}
-		a.s.removals.Return(name, leaving, a.ambiguous)
-		// This is seldom needed: an Else in the txn would make each uncontended cycle 0.9 % longer.
-		there, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, keys...)
-		if err != nil {
-			a.ambiguous = true // the client may have repeated the txn by itself
-			return a.s.lease.Translate(err)
-		}
-		if rev := a.ownRev(there); rev != 0 {
-			a.enter(rev)
-			return nil
-		}
-		a.s.keys.Skip(keys, there)
-	}
-}
-
-func (a *acquisition) raw() bool { return a.acquiring.published != nil && a.acquiring.published.raw }
-
-// ownRev is the revision of kvs, the first key of the acquisition as etcd has it, if it was written by an earlier attempt
-// of this very acquisition, else 0.
-func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
-	if len(kvs) == 0 || string(kvs[0].Value) != a.acquiring.value || a.raw() && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
-		return 0
-	}
-	return kvs[0].CreateRevision
+	return keyspace.Exclusive
 }

@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -104,4 +105,24 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 		_ = p.of.markLost(p.Key, at)
 	}
 	return nil
+}
+
+// watchesOf are the watches of a session's holds.
+func watchesOf(s *Session) *holdwatch.Watches[*part] {
+	return holdwatch.New(holdwatch.Config[*part]{
+		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.probes.Attend,
+		Rev:     func(p *part) int64 { return p.of.rev },
+		Deleted: func(p *part, key string, at int64) { _ = p.of.markLost(key, at) },
+		Verify: func(ctx context.Context, parts []*part, at int64) error {
+			if len(parts) > etcd.Batch { // a watch is open anew
+				return s.checkEntries(ctx)
+			}
+			return s.verify(ctx, inQueue(parts), at)
+		},
+		Ended: func(p *part) {
+			p.of.mu.Lock()
+			p.of.endHoldLocked(lost)
+			p.of.unlockAndNotify()
+		},
+	})
 }

@@ -204,9 +204,6 @@ func (c *Client) retryable(ctx context.Context, s *Session, err error) bool {
 	return s.Err() != nil || ctx.Err() != nil || rerr == nil && !removed
 }
 
-// closeLimit bounds what Close takes, beside the TTL.
-const closeLimit = 5 * time.Second
-
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. Calls that wait
 // return ErrSessionClosed. It is an io.Closer: it blocks until etcd has confirmed the revocation, all goroutines have
 // ended, and the hooks and the log have been told, for 5 s or the TTL at the most, whichever is less. Then it returns

@@ -5,6 +5,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loan"
@@ -14,11 +15,6 @@ import (
 // caller's own whatever session the next acquisition would be in.
 func (h *Held) lend(ctx context.Context, lead bool) (context.Context, *loan.Loan[*Held]) {
 	return loan.Lend(loan.Ending(ctx, &h.acquisition), h, lead, h.names(), h.s, h.s.client)
-}
-
-// loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
-func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
-	return loan.In(ctx, any(l.from), l.names(), func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
 }
 
 func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Context, *Held) error) error {
@@ -63,4 +59,19 @@ func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Cont
 		}
 	}
 	return err
+}
+
+// nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading what l
+// would write.
+func (h *Held) nests(l *lock, m mode) bool {
+	if l.parts == nil {
+		return !h.multi && (m == readMode || !h.readOnly())
+	}
+	n := 0
+	for p := range h.all() {
+		if slices.Contains(l.parts, Part{p.name, readMode}) || p.mode != readMode && slices.Contains(l.parts, Part{p.name, mutexMode}) {
+			n++
+		}
+	}
+	return h.multi && n == len(l.parts) && n == len(h.parts)
 }

@@ -7,11 +7,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"sync"
 	"time"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/lead"
+	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
@@ -223,4 +226,54 @@ func (e *Elector) Check(grace time.Duration) error {
 	}
 	err := fmt.Errorf("lead has not returned, %v after its term was lost", over.Round(time.Millisecond))
 	return wrap("check elector", e.name, fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
+}
+
+// Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner says, and
+// its Value what WithValue or SetValue do. It returns ErrElectionNoLeader if nobody leads. It has no TTLs; see
+// [Client.Inspect]. It blocks until etcd has answered, or ctx ends.
+func (e *Elector) Leader(ctx context.Context) (Entry, error) {
+	err := e.usable()
+	var leader Entry
+	if err == nil {
+		var s *queue.Snapshot
+		if s, err = inspect.Read(ctx, etcd.NewClient(e.client.etcd), e.name); err == nil {
+			leader = newQueue(s).leader()
+		}
+	}
+	if err == nil && leader == (Entry{}) {
+		err = ErrElectionNoLeader
+	}
+	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
+}
+
+// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead
+// nobody.
+func (q Queue) leader() Entry {
+	if len(q.Entries) == 0 || q.Entries[0].Read {
+		return Entry{}
+	}
+	return q.Entries[0]
+}
+
+// Observe yields the leader as it is, then again each time another one leads, or another term begins, or the leader
+// publishes another value, or nobody leads any more, which is the zero Entry. What [Client.Watch] says of a slow loop,
+// of outages, of the error that comes last, and of the cost goes for it too.
+func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
+	return func(yield func(Entry, error) bool) {
+		if err := e.usable(); err != nil {
+			yield(Entry{}, wrap("observe", e.name, err))
+			return
+		}
+		first, last := true, Entry{}
+		for q, err := range e.client.Watch(ctx, e.name) {
+			leader := q.leader()
+			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token && leader.ModRevision == last.ModRevision {
+				continue // something changed behind it
+			}
+			if !yield(leader, err) {
+				return
+			}
+			first, last = false, leader
+		}
+	}
 }

@@ -107,15 +107,7 @@ func (h *Held) Key() string {
 func (h *Held) Keys() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.knownByLocked()
-}
-
-// knownByLocked are the keys that the parts are known by. The caller holds a.mu.
-func (a *acquisition) knownByLocked() (keys []string) {
-	for p := range a.all() {
-		keys = append(keys, p.keys[0])
-	}
-	return keys
+	return ofEach(&h.acquisition, func(p *part) string { return p.keys[0] })
 }
 
 // Session is the session that holds the lock.
@@ -146,4 +138,25 @@ func (h *Held) readOnly() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.parts[0].mode == readMode
+}
+
+// Contended is closed when somebody waits for what the hold excludes, and stays closed, also if the waiter is gone
+// again. So a holder that needs a lock again and again may keep it, at no request at all, and give it up when it is
+// wanted. Nobody is passed: the waiter is next in the queue.
+//
+// A reader does not contend with a read hold, a Try with none since it does not wait; a [Multi] is contended in any
+// of its names. Of a hold that has ended nothing is told: wait for Done too.
+//
+// The first use opens a watch on the queue, with a goroutine, and makes at most one read; for a Multi, for each of
+// its names. Waiters of the same session are seen without a request. The news takes about as long as that of a loss,
+// and where etcd is away until it is back.
+func (h *Held) Contended() <-chan struct{} {
+	h.mu.Lock()
+	defer h.unlockAndNotify()
+	c := h.holdContextLocked()
+	if c.contended == nil {
+		c.contended, c.contend = context.WithCancel(context.Background())
+		h.startContentionLocked()
+	}
+	return c.contended.Done()
 }

@@ -5,6 +5,8 @@ package etcdlock
 import (
 	"context"
 	"time"
+
+	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
 // Hooks are functions that a session calls when something happens to it or to an acquisition of its locks: for
@@ -124,4 +126,12 @@ type LostInfo struct {
 	Held time.Duration // from Granted to when the loss was found, or Unlock was called
 	// Cause is ErrLost, and also ErrSessionExpired or ErrSessionClosed if that is why; see Held.Err.
 	Cause error
+}
+
+// trace is what the hooks are told of an acquisition. It is nil if there are no hooks.
+type trace struct {
+	ctx                      context.Context // of the call that asked for the lock
+	read, elector            bool
+	asked, enqueued, granted time.Time
+	story                    outbox.Story
 }

@@ -406,7 +406,7 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 	for want, lose := range map[string]func(f *fakeEtcd, s *Session, h *Held){
 		"enqueued granted lost:expired": func(_ *fakeEtcd, s *Session, _ *Held) {
 			s.lease.End(ErrSessionExpired, "test")
-			s.notifyEnded("test", nil)
+			s.sessionEnded("test", nil)
 		},
 		"enqueued granted lost:lost": func(f *fakeEtcd, s *Session, h *Held) {
 			f.Remove(h.Key())

@@ -8,6 +8,7 @@ import (
 	"fmt"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/loan"
 )
 
 // A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts instead
@@ -67,12 +68,29 @@ func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error
 	return l.acquisition(ctx, s, m), nil
 }
 
+// loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
+func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
+	return loan.In(ctx, any(l.from), l.names(), func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
+}
+
 func (l *lock) acquisition(ctx context.Context, s *Session, m mode) *Held {
 	names := l.parts
 	if names == nil {
 		names = []Part{{l.name, m}}
 	}
 	return newAcquisition(s, l.parts != nil, names, acquiring{trace: s.newTrace(ctx, names, l.elect), published: l.published})
+}
+
+// newAcquisition makes an acquisition of these names.
+func newAcquisition(s *Session, multi bool, names []Part, with acquiring) *Held {
+	h := &Held{acquisition{s: s, multi: multi, acquiring: &with}}
+	if h.parts = h.one[:]; len(names) > 1 {
+		h.parts = make([]part, len(names))
+	}
+	for i, n := range names {
+		h.parts[i] = part{of: &h.acquisition, name: n.name, mode: n.mode}
+	}
+	return h
 }
 
 // session is the one to begin an acquisition in, unless there is a reason not to.

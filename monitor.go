@@ -4,30 +4,19 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
+	"maps"
 	"slices"
+	"time"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
-
-// holdContext is what tells of a hold's end.
-type holdContext struct {
-	ctx     context.Context // of the hold
-	cancel  context.CancelCauseFunc
-	watched bool // somebody wants to be told of the hold's end
-
-	downgrade *settle.Outcome // nil before
-
-	contended context.Context // ends when somebody waits for the hold; nil until asked for
-	contend   context.CancelFunc
-}
 
 // holdContextLocked is what tells of the hold's end, made when somebody first asks. The caller holds a.mu.
 func (a *acquisition) holdContextLocked() *holdContext {
@@ -125,11 +114,7 @@ func (a *acquisition) markLostLocked(at int64) {
 // exists returns wait.ErrGone unless the acquisition is in etcd under these keys, at revision at or, with 0, at present.
 // seen is the revision at which that is so.
 func (a *acquisition) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
-	reads := make([]etcd.Read, 0, len(keys))
-	for _, key := range keys {
-		reads = append(reads, etcd.ReadKey(key))
-	}
-	got, seen, err := a.s.lease.Read(ctx, life, at, reads...)
+	got, seen, err := a.s.lease.Read(ctx, life, at, etcd.ReadKeys(keys)...)
 	if err != nil {
 		return seen, err
 	}
@@ -139,26 +124,6 @@ func (a *acquisition) exists(ctx, life context.Context, at int64, keys ...string
 		}
 	}
 	return seen, nil
-}
-
-// watchesOf are the watches of a session's holds.
-func watchesOf(s *Session) *holdwatch.Watches[*part] {
-	return holdwatch.New(holdwatch.Config[*part]{
-		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.probes.Attend,
-		Rev:     func(p *part) int64 { return p.of.rev },
-		Deleted: func(p *part, key string, at int64) { _ = p.of.markLost(key, at) },
-		Verify: func(ctx context.Context, parts []*part, at int64) error {
-			if len(parts) > etcd.Batch { // a watch is open anew
-				return s.checkEntries(ctx)
-			}
-			return s.verify(ctx, inQueue(parts), at)
-		},
-		Ended: func(p *part) {
-			p.of.mu.Lock()
-			p.of.endHoldLocked(lost)
-			p.of.unlockAndNotify()
-		},
-	})
 }
 
 // watchLocked has the hold looked after, each part of a Multi by itself. The caller holds a.mu.
@@ -176,27 +141,6 @@ func (a *acquisition) unwatchLocked() {
 	for p := range a.all() {
 		a.s.holdWatches.Unwatch(p.keys[0])
 	}
-}
-
-// Contended is closed when somebody waits for what the hold excludes, and stays closed, also if the waiter is gone
-// again. So a holder that needs a lock again and again may keep it, at no request at all, and give it up when it is
-// wanted. Nobody is passed: the waiter is next in the queue.
-//
-// A reader does not contend with a read hold, a Try with none since it does not wait; a [Multi] is contended in any
-// of its names. Of a hold that has ended nothing is told: wait for Done too.
-//
-// The first use opens a watch on the queue, with a goroutine, and makes at most one read; for a Multi, for each of
-// its names. Waiters of the same session are seen without a request. The news takes about as long as that of a loss,
-// and where etcd is away until it is back.
-func (h *Held) Contended() <-chan struct{} {
-	h.mu.Lock()
-	defer h.unlockAndNotify()
-	c := h.holdContextLocked()
-	if c.contended == nil {
-		c.contended, c.contend = context.WithCancel(context.Background())
-		h.startContentionLocked()
-	}
-	return c.contended.Done()
 }
 
 // startContentionLocked looks for waiters behind the hold: those of the session in its list, other sessions' in etcd.
@@ -234,5 +178,75 @@ func markAllLost(gone []*waitlist.Entry, at int64) {
 		a.mu.Lock()
 		a.markLostLocked(at)
 		a.unlockAndNotify()
+	}
+}
+
+// announce tells that the acquisition is held, before its owner has it.
+func (a *acquisition) announce() {
+	a.notifyGranted()
+	a.trackHold()
+	a.mu.Lock()
+	a.announced = true
+	a.unlockAndNotify() // it may be lost by now
+}
+
+// trackHold has the hold notified when the session ends, if somebody observes that: its owner may not look for long.
+func (a *acquisition) trackHold() {
+	s := a.s
+	if s.holds == nil {
+		return
+	}
+	s.mu.Lock()
+	ended := s.lease.Ctx.Err() != nil // then sessionEnded may have been there before
+	if !ended {
+		s.holds[a] = struct{}{}
+	}
+	s.mu.Unlock()
+	if ended {
+		a.noticeSessionEnd()
+	}
+}
+
+// noticeSessionEnd ends the hold if the session has ended.
+func (a *acquisition) noticeSessionEnd() {
+	a.mu.Lock()
+	a.checkSessionLocked()
+	a.unlockAndNotify()
+}
+
+// sessionEnded ends the holds of a session that has ended: see notifyEnded.
+func (s *Session) sessionEnded(reason string, unrenewed error) {
+	s.mu.Lock()
+	holds := slices.SortedFunc(maps.Keys(s.holds), func(a, b *acquisition) int { return cmp.Compare(a.rev, b.rev) })
+	clear(s.holds)
+	s.mu.Unlock()
+	s.notifyEnded(reason, unrenewed, holds)
+	for _, a := range holds {
+		a.noticeSessionEnd()
+	}
+}
+
+// untrackHoldLocked is called when the hold has ended: what the session's end has taken is for sessionEnded. The
+// caller holds a.mu.
+func (a *acquisition) untrackHoldLocked() {
+	s := a.s
+	if s.holds == nil {
+		return
+	}
+	s.mu.Lock()
+	if s.lease.Ctx.Err() == nil {
+		delete(s.holds, a)
+	}
+	s.mu.Unlock()
+}
+
+// unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
+// in this way. A loss that comes before the hooks were told of the grant is told after it.
+func (a *acquisition) unlockAndNotify() {
+	unreported, cause := a.lossUnreported && a.announced, a.causeLocked()
+	a.lossUnreported = a.lossUnreported && !unreported
+	a.mu.Unlock()
+	if unreported {
+		a.notifyOver(time.Now(), cause)
 	}
 }

@@ -5,7 +5,6 @@ package etcdlock
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
@@ -21,37 +20,11 @@ import (
 // for concurrent use.
 type Multi struct{ l lock }
 
-// A Part is a name that a [Multi] locks; [Write] and [Read] make it.
-type Part struct {
-	name string
-	mode mode
-}
-
-// mode is the kind of hold that a part asks for.
-type mode uint8
-
-const (
-	mutexMode mode = iota
-	readMode
-	writeMode // like mutexMode, but it can be downgraded to readMode
-)
-
-func (m mode) kind() keyspace.Kind {
-	if m == readMode {
-		return keyspace.Shared
-	}
-	return keyspace.Exclusive
-}
-
 // Write is a part that excludes everybody else. It can't be downgraded.
 func Write(name string) Part { return Part{name, mutexMode} }
 
 // Read is a part that excludes writers, as [RWMutex.RLock] does.
 func Read(name string) Part { return Part{name, readMode} }
-
-// maxParts is how many names a Multi may have: with a read and a write for each, and as much again to spare, its
-// requests keep within the 128 operations that etcd allows in a transaction by default.
-const maxParts = 32
 
 // NewMulti makes a Multi that ends with its session; [Client.Multi] makes one that does not. It makes no request. It
 // is for 1 to 32 names. No name, more, one that is given twice or one that is not valid is an error of every call
@@ -93,19 +66,4 @@ func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) {
 // ErrLocked.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "do", mutexMode, fn)
-}
-
-// nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading what l
-// would write.
-func (h *Held) nests(l *lock, m mode) bool {
-	if l.parts == nil {
-		return !h.multi && (m == readMode || !h.readOnly())
-	}
-	n := 0
-	for p := range h.all() {
-		if slices.Contains(l.parts, Part{p.name, readMode}) || p.mode != readMode && slices.Contains(l.parts, Part{p.name, mutexMode}) {
-			n++
-		}
-	}
-	return h.multi && n == len(l.parts) && n == len(h.parts)
 }

@@ -3,26 +3,16 @@
 package etcdlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/etcdlock/etcdlock/internal/outbox"
 )
-
-// trace is what the hooks are told of an acquisition. It is nil if there are no hooks.
-type trace struct {
-	ctx                      context.Context // of the call that asked for the lock
-	read, elector            bool
-	asked, enqueued, granted time.Time
-	story                    outbox.Story
-}
 
 func (s *Session) newTrace(ctx context.Context, names []Part, elector bool) *trace {
 	if len(s.hooks) == 0 {
@@ -68,16 +58,11 @@ func (a *acquisition) notifyEnqueued() {
 	}
 }
 
-// notifyGranted is called when the acquisition is held, before its owner has it.
 func (a *acquisition) notifyGranted() {
 	if t := a.trace(); t != nil {
 		t.granted = time.Now()
 		tell(a, func(h *Hooks) func(context.Context, GrantedInfo) { return h.Granted }, GrantedInfo{a.info(), t.granted.Sub(t.asked)})
 	}
-	a.trackHold()
-	a.mu.Lock()
-	a.announced = true
-	a.unlockAndNotify() // it may be lost by now
 }
 
 // notifyAbandoned tells that the acquisition was given up at, which is before another one could have the lock.
@@ -111,55 +96,6 @@ func (a *acquisition) notifyOver(at time.Time, err error) {
 	}
 }
 
-// unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
-// in this way. A loss that comes before the hooks were told of the grant is told after it.
-func (a *acquisition) unlockAndNotify() {
-	unreported, cause := a.lossUnreported && a.announced, a.causeLocked()
-	a.lossUnreported = a.lossUnreported && !unreported
-	a.mu.Unlock()
-	if unreported {
-		a.notifyOver(time.Now(), cause)
-	}
-}
-
-// trackHold has the hold notified when the session ends, if somebody observes that: its owner may not look for long.
-func (a *acquisition) trackHold() {
-	s := a.s
-	if s.holds == nil {
-		return
-	}
-	s.mu.Lock()
-	ended := s.lease.Ctx.Err() != nil // then notifyEnded may have been there before
-	if !ended {
-		s.holds[a] = struct{}{}
-	}
-	s.mu.Unlock()
-	if ended {
-		a.noticeSessionEnd()
-	}
-}
-
-// noticeSessionEnd ends the hold if the session has ended.
-func (a *acquisition) noticeSessionEnd() {
-	a.mu.Lock()
-	a.checkSessionLocked()
-	a.unlockAndNotify()
-}
-
-// untrackHoldLocked is called when the hold has ended: what the session's end has taken is for notifyEnded. The
-// caller holds a.mu.
-func (a *acquisition) untrackHoldLocked() {
-	s := a.s
-	if s.holds == nil {
-		return
-	}
-	s.mu.Lock()
-	if s.lease.Ctx.Err() == nil {
-		delete(s.holds, a)
-	}
-	s.mu.Unlock()
-}
-
 // observed reports whether there is anybody to tell of what happens to holds that nobody looks at.
 func (c *config) observed() bool {
 	return len(c.hooks) > 0 || c.log.Handler() != slog.DiscardHandler
@@ -179,14 +115,10 @@ func (s *Session) notifyRenewed(took time.Duration, err error) {
 	s.outbox.Tell(outbox.Each(s.hooks, func(h *Hooks) func(RenewedInfo) { return h.Renewed }, RenewedInfo{s, took, err, time.Now()}))
 }
 
-// notifyEnded tells that the session has ended, and of the losses that come with it. unrenewed is why the last
+// notifyEnded tells that the session has ended, and that these holds are lost with it. unrenewed is why the last
 // attempt to renew failed, nil if it did not.
-func (s *Session) notifyEnded(reason string, unrenewed error) {
+func (s *Session) notifyEnded(reason string, unrenewed error, holds []*acquisition) {
 	cause := s.Err()
-	s.mu.Lock()
-	holds := slices.SortedFunc(maps.Keys(s.holds), func(a, b *acquisition) int { return cmp.Compare(a.rev, b.rev) })
-	clear(s.holds)
-	s.mu.Unlock()
 	if errors.Is(cause, ErrSessionExpired) {
 		args := []any{"lease", s.lease.String(), "why", reason}
 		if unrenewed != nil && reason == "deadline passed" { // else that attempt is not why
@@ -199,9 +131,6 @@ func (s *Session) notifyEnded(reason string, unrenewed error) {
 		s.log.Warn("session lost", args...)
 	}
 	s.story.Tell(s.outbox, outbox.Each(s.hooks, func(h *Hooks) func(SessionEndedInfo) { return h.SessionEnded }, SessionEndedInfo{s, cause, time.Now()}))
-	for _, a := range holds {
-		a.noticeSessionEnd()
-	}
 }
 
 // listHolds names the first of them for the log.

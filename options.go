@@ -20,7 +20,12 @@ import (
 const (
 	defaultTTL = 10 * time.Second
 	minTTL     = time.Second
+	closeLimit = 5 * time.Second // bounds what Close takes, beside the TTL
 )
+
+// maxParts is how many names a Multi may have: with a read and a write for each, and as much again to spare, its
+// requests keep within the 128 operations that etcd allows in a transaction by default.
+const maxParts = 32
 
 type config struct {
 	ttl     time.Duration

@@ -98,7 +98,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		s.holds = make(map[*acquisition]struct{})
 	}
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
-	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.notifyEnded
+	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.sessionEnded
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.lease.InTheWay = s.keys.InTheWay
 	s.sender = sender.New(s.etcd, s.lease.Go)

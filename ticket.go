@@ -45,7 +45,7 @@ func newTicket(h *Held) (*Ticket, error) {
 		t.err = h.wait(ctx)
 		switch {
 		case t.err == nil:
-			h.notifyGranted()
+			h.announce()
 		case ctx.Err() == nil:
 			h.abandon(t.err)
 		default:

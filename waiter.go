@@ -20,40 +20,10 @@ import (
 	"context"
 	"errors"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
-
-// join puts the acquisition into the queue, to be waited for.
-func (h *Held) join(ctx context.Context) error {
-	err := h.prepare(ctx)
-	if err == nil {
-		err = h.enqueue(ctx)
-	}
-	if err == nil {
-		h.notifyEnqueued()
-	}
-	return err
-}
-
-// prepare reserves the keys, and takes the acquisition's place in the lists. Before a raw value is written on an adopted
-// lease, etcd has to show the present: the process before may have written the same, and a member that lags may not have
-// shown that.
-func (a *acquisition) prepare(ctx context.Context) error {
-	a.reserveKeys()
-	a.enlist()
-	if !a.raw() || !a.s.lease.Adopted {
-		return nil
-	}
-	if _, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...); err != nil {
-		return a.s.lease.Translate(err)
-	}
-	a.s.keys.ProvenRaw(a.allKeys()...)
-	return nil
-}
 
 // wait waits for what is before the acquisition, for one part after the other, and grants it.
 func (h *Held) wait(ctx context.Context) error {
@@ -150,86 +120,11 @@ func (h *Held) result(err error) (*Held, error) {
 		h.abandon(err)
 		return nil, err
 	}
-	h.notifyGranted()
+	h.announce()
 	return h, nil
 }
 
-// enlist makes the acquisition known in its session, before the txn that writes its keys is sent. Each part has a place
-// in the list of its own queue, is granted there by itself, and wakes the one waiter of the acquisition.
-func (a *acquisition) enlist() {
-	for p := range a.all() {
-		p.own = a.s.register(p)
-		if first := a.parts[0].own; p.own != first {
-			p.own.WakeWith(first)
-		}
-	}
-}
-
-// register gives the part a place in the list of its name, which is made if there is none. A list that has an entry is not
-// forgotten.
-func (s *Session) register(p *part) *waitlist.Entry {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.lists[p.name]
-	if l == nil {
-		l = s.waits.NewList(p.name, s.forgetList)
-		s.lists[p.name] = l
-	}
-	return l.Register(p, p.mode.kind(), p.keys...)
-}
-
-// forgetList forgets the list of a name, if nobody needs it any more.
-func (s *Session) forgetList(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.lists[name]; l != nil && l.Empty() {
-		delete(s.lists, name)
-	}
-}
-
-// rekey gives the acquisition other keys, since somebody else has those that it had.
-func (a *acquisition) rekey() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reserveKeys()
-	for p := range a.all() {
-		p.own.Rekey(p.keys...)
-	}
-}
-
-// enter takes note that the acquisition is in the queue, at revision rev. replies say, for each part, what its txn showed
-// before it wrote the keys; there are none if nobody knows.
-func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
-	a.mu.Lock()
-	a.rev = rev
-	var gone []*waitlist.Entry
-	for i := range a.parts {
-		p := &a.parts[i]
-		var seen *waitlist.Listing
-		if len(replies) > 0 {
-			seen = waitlist.Shown(rev, replies[i].GetResponseRange(), p.mode != readMode)
-		}
-		a.acquiring.behind = a.acquiring.behind || !seen.Clear(p.name, p.mode.kind())
-		gone = append(gone, p.own.Enqueued(rev, seen)...)
-	}
-	a.mu.Unlock()
-	markAllLost(gone, rev)
-}
-
-// goneBeside reports whether a part of the acquisition is gone, while another one waits.
-func (a *acquisition) goneBeside() bool {
-	for p := range a.all() {
-		if _, err := p.own.Outcome(); errors.Is(err, wait.ErrGone) {
-			return true
-		}
-	}
-	return false
-}
-
 // places are those of the parts in their lists.
-func (a *acquisition) places() (places []*waitlist.Entry) {
-	for p := range a.all() {
-		places = append(places, p.own)
-	}
-	return places
+func (a *acquisition) places() []*waitlist.Entry {
+	return ofEach(a, func(p *part) *waitlist.Entry { return p.own })
 }

@@ -34,6 +34,15 @@ func ReadKey(key string) Read {
 	return Read{key: key, opts: []clientv3.OpOption{clientv3.WithKeysOnly()}}
 }
 
+// ReadKeys reads of each of them whether it is there.
+func ReadKeys(keys []string) []Read {
+	reads := make([]Read, len(keys))
+	for i, key := range keys {
+		reads[i] = ReadKey(key)
+	}
+	return reads
+}
+
 // ReadRange reads the keys, without values, from from to before to.
 func ReadRange(from, to string, opts ...clientv3.OpOption) Read {
 	return Read{key: from, opts: append(opts, clientv3.WithRange(to), clientv3.WithKeysOnly())}

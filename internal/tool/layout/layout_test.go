@@ -12,11 +12,12 @@ import (
 )
 
 const (
-	module    = "github.com/etcdlock/etcdlock"
-	maxLines  = 300  // of a file; a longer file has more than one concept
-	rootLines = 3900 // of the root package: what is more goes into a layer
-	rootFiles = 24
-	rootTests = 26 // test files of the root package: of its API, not of faults or layers
+	module     = "github.com/etcdlock/etcdlock"
+	maxLines   = 300  // of a file; a longer file has more than one concept
+	rootLines  = 3900 // of the root package: what is more goes into a layer
+	rootFiles  = 24
+	rootClimbs = 11 // arrows between files of the root package that run back up
+	rootTests  = 26 // test files of the root package: of its API, not of faults or layers
 )
 
 // may lists what each layer of the library may import from this module. The test fails for a package
@@ -135,6 +136,19 @@ func TestRootIsSmall(t *testing.T) {
 	if len(tests) > rootTests {
 		t.Errorf("the root package has %d test files, more than %d: tests of faults stand in internal/test/faults, those of a layer beside it", len(tests), rootTests)
 	}
+}
+
+// stages are the files of the root package from the top down: who calls comes before what it calls.
+var stages = strings.Fields(`doc elector inspect multi client mutex rwmutex do lock try ticket waiter txn release held session
+	enqueue checks monitor notify acquisition options errors hooks`)
+
+// The files of the root package can be read from the top down: what a file uses stands in it or below it, but for a few
+// arrows. Most of these lead to the Session, which all acquisitions use.
+func TestRootRunsDown(t *testing.T) {
+	packages := library(t)
+	climbs, err := Climbs(packages[len(packages)-1], stages)
+	require.NoError(t, err)
+	require.LessOrEqual(t, len(climbs), rootClimbs, "too many arrows of the root package run back up: %s", strings.Join(climbs, "\n"))
 }
 
 // The library has no package-level state: state that a mutex guards belongs to a session or a client.

@@ -1,0 +1,217 @@
+// How an acquisition comes into its queues: its keys, its places in the session's waitlists, and the txn that writes the keys.
+
+package etcdlock
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/mvccpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/sender"
+	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
+)
+
+// join puts the acquisition into the queue, to be waited for.
+func (a *acquisition) join(ctx context.Context) error {
+	err := a.prepare(ctx)
+	if err == nil {
+		err = a.enqueue(ctx)
+	}
+	if err == nil {
+		a.notifyEnqueued()
+	}
+	return err
+}
+
+// prepare reserves the keys, and takes the acquisition's place in the lists. Before a raw value is written on an adopted
+// lease, etcd has to show the present: the process before may have written the same, and a member that lags may not have
+// shown that.
+func (a *acquisition) prepare(ctx context.Context) error {
+	a.reserveKeys()
+	a.enlist()
+	if !a.raw() || !a.s.lease.Adopted {
+		return nil
+	}
+	if _, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...); err != nil {
+		return a.s.lease.Translate(err)
+	}
+	a.s.keys.ProvenRaw(a.allKeys()...)
+	return nil
+}
+
+// reserveKeys reserves the lowest free keys of the names for the acquisition.
+func (a *acquisition) reserveKeys() {
+	for p := range a.all() {
+		p.keys = []string{a.s.keys.Take(p.name, p.mode.kind())}
+		if p.mode == writeMode {
+			p.keys = append(p.keys, a.s.keys.Take(p.name, keyspace.Shared))
+		}
+	}
+	var names []string
+	if a.multi {
+		names = a.names()
+	}
+	switch p := a.acquiring.published; {
+	case p == nil:
+		a.acquiring.value = a.s.keys.Value(time.Now(), names, "")
+	case p.raw:
+		a.acquiring.value = p.value
+		a.s.keys.WriteRaw(p.value, a.allKeys()...)
+	default:
+		a.acquiring.value = a.s.keys.Value(time.Now(), names, p.value)
+	}
+}
+
+// enlist makes the acquisition known in its session, before the txn that writes its keys is sent. Each part has a place
+// in the list of its own queue, is granted there by itself, and wakes the one waiter of the acquisition.
+func (a *acquisition) enlist() {
+	for p := range a.all() {
+		p.own = a.s.register(p)
+		if first := a.parts[0].own; p.own != first {
+			p.own.WakeWith(first)
+		}
+	}
+}
+
+// register gives the part a place in the list of its name, which is made if there is none. A list that has an entry is not
+// forgotten.
+func (s *Session) register(p *part) *waitlist.Entry {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	l := s.lists[p.name]
+	if l == nil {
+		l = s.waits.NewList(p.name, s.forgetList)
+		s.lists[p.name] = l
+	}
+	return l.Register(p, p.mode.kind(), p.keys...)
+}
+
+// forgetList forgets the list of a name, if nobody needs it any more.
+func (s *Session) forgetList(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.lists[name]; l != nil && l.Empty() {
+		delete(s.lists, name)
+	}
+}
+
+// commit sends the txn that writes the keys. It is safe to repeat, since a repetition finds the keys of an earlier
+// attempt.
+func (a *acquisition) commit(ctx context.Context, c *sender.Command) (r sender.Reply, err error) {
+	ambiguous, err := a.s.lease.Put(ctx, c.Then[len(c.Then)-1], func() (ambiguous bool, err error) {
+		r, ambiguous, err = a.s.sender.Do(ctx, a.s.lease.Ctx, c)
+		return ambiguous, err
+	})
+	a.ambiguous = a.ambiguous || ambiguous
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) {
+		a.s.lease.NotFound()
+		err = a.s.Err() // that it is closed, if it was Close that revoked the lease
+	}
+	if errors.Is(err, rpctypes.ErrTooManyOps) {
+		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, len(a.parts)+len(a.allKeys()))
+	}
+	return r, err
+}
+
+// enqueueReadLimit is how many keys the txn of enqueue reads: enough to show all of most queues. Measured on etcd
+// 3.7: sixteen keys cost the apply loop 5 us where they are there, a read afterwards costs a round trip.
+const enqueueReadLimit = 16
+
+// enqueue puts the acquisition at the end of its queues: one request, one commit. The read stands before the writes and so
+// shows the queue without it. It is limited, and in key order: to sort by create revision, etcd would load the
+// whole queue, in the apply loop of every member. The limit does not keep etcd from counting the range, so an entry with more
+// than that many known blockers leaves the read out: it is asked for again when the entry comes near the front. Before
+// all that the txn removes what leaves the queue. since[i], if given, is a revision at which nothing blocked part i: then
+// only later keys are read.
+func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
+	queues, name := a.queues(), a.parts[0].name // removals of an acquisition are known by its first name
+	for ; ; a.rekey() {
+		var look []clientv3.Op
+		if len(a.parts) > 1 || !a.parts[0].own.BehindMore(enqueueReadLimit) {
+			look = settle.List(queues, enqueueReadLimit, since...)
+		}
+		leaving := a.s.removals.Take(name)
+		leave := leaving.Ops()
+		keys := a.allKeys()
+		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, append(leave, look...)...))
+		// What the acquisition itself needs may be allowed.
+		if len(leaving) > 0 && (errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err)) {
+			a.s.removals.Return(name, leaving, a.ambiguous)
+			leaving, leave = nil, nil
+			resp, err = a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, look...))
+		}
+		a.s.removals.Replied(name)
+		if err != nil {
+			a.s.removals.Return(name, leaving, a.ambiguous)
+			return err
+		}
+		if resp.Succeeded {
+			rev, replies := resp.At, resp.Responses
+			// No attempt before this one was carried out: it would have left the keys. So this one tells what was removed.
+			leaving.Done(rev, replies[:len(leave)], false)
+			a.enter(rev, replies[len(leave):len(leave)+len(look)]...)
+			return nil
+		}
+		a.s.removals.Return(name, leaving, a.ambiguous)
+		// This is seldom needed: an Else in the txn would make each uncontended cycle 0.9 % longer.
+		there, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, keys...)
+		if err != nil {
+			a.ambiguous = true // the client may have repeated the txn by itself
+			return a.s.lease.Translate(err)
+		}
+		if rev := a.ownRev(there); rev != 0 {
+			a.enter(rev)
+			return nil
+		}
+		a.s.keys.Skip(keys, there)
+	}
+}
+
+// rekey gives the acquisition other keys, since somebody else has those that it had.
+func (a *acquisition) rekey() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.reserveKeys()
+	for p := range a.all() {
+		p.own.Rekey(p.keys...)
+	}
+}
+
+func (a *acquisition) raw() bool { return a.acquiring.published != nil && a.acquiring.published.raw }
+
+// ownRev is the revision of kvs, the first key of the acquisition as etcd has it, if it was written by an earlier attempt
+// of this very acquisition, else 0.
+func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
+	if len(kvs) == 0 || string(kvs[0].Value) != a.acquiring.value || a.raw() && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
+		return 0
+	}
+	return kvs[0].CreateRevision
+}
+
+// enter takes note that the acquisition is in the queue, at revision rev. replies say, for each part, what its txn showed
+// before it wrote the keys; there are none if nobody knows.
+func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
+	a.mu.Lock()
+	a.rev = rev
+	var gone []*waitlist.Entry
+	for i := range a.parts {
+		p := &a.parts[i]
+		var seen *waitlist.Listing
+		if len(replies) > 0 {
+			seen = waitlist.Shown(rev, replies[i].GetResponseRange(), p.mode != readMode)
+		}
+		a.acquiring.behind = a.acquiring.behind || !seen.Clear(p.name, p.mode.kind())
+		gone = append(gone, p.own.Enqueued(rev, seen)...)
+	}
+	a.mu.Unlock()
+	markAllLost(gone, rev)
+}
