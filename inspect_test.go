@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"strings"
 	"sync"
 	"testing"
@@ -17,7 +16,6 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
-	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
@@ -128,56 +126,6 @@ func TestInspectOthers(t *testing.T) {
 		TTL: inspected(t, c, name).Entries[0].TTL, GrantedTTL: 9 * time.Second}}, inspected(t, c, name).Entries)
 	require.NoError(t, m.Unlock(testCtx(t)))
 	require.Empty(t, inspected(t, c, name).Entries)
-}
-
-// deepQueue puts n entries without a lease into the queue of name.
-func deepQueue(t *testing.T, c *clientv3.Client, name string, n int) {
-	t.Helper()
-	for from := 1; from <= n; from += 100 {
-		var ops []clientv3.Op
-		for i := from; i < from+100 && i <= n; i++ {
-			ops = append(ops, clientv3.OpPut(fmt.Sprintf("%s/%x", name, i), ""))
-		}
-		_, err := c.Txn(testCtx(t)).Then(ops...).Commit()
-		require.NoError(t, err)
-	}
-}
-
-// A queue of many pages is read at one revision, even if it changes between the reads. If
-// that revision is compacted, the queue is read again at another one.
-func TestInspectOneRevision(t *testing.T) {
-	t.Parallel()
-	own := etcdtest.Start(t)
-	direct := own.Client(t)
-	tap := etcdtest.NewTap()
-	c := own.Client(t, tap)
-	const n = 2*inspect.Page + 5
-	deepQueue(t, direct, "a", n)
-
-	var rev int64 // the revision before the change
-	change := func(key string) func() {
-		return func() {
-			rev = revision(t, direct)
-			_, err := direct.Txn(testCtx(t)).Then(clientv3.OpPut("a/"+key, ""), clientv3.OpDelete("a/1")).Commit()
-			require.NoError(t, err)
-		}
-	}
-	// In key order, "fffffff" is after the first page.
-	tap.Next("Range", etcdtest.After(change("fffffff")))
-	q := inspected(t, c, "a")
-	require.Len(t, q.Entries, n)
-	require.Equal(t, rev, q.Revision)
-	require.Equal(t, 3, tap.Calls("Range"))
-	require.Zero(t, tap.Calls("LeaseTimeToLive"))
-
-	tap.Next("Range", etcdtest.After(func() {
-		change("ffffffff")()
-		_, err := own.Compact(testCtx(t))
-		require.NoError(t, err)
-	}))
-	q = inspected(t, c, "a")
-	require.Len(t, q.Entries, n+1) // a/1 was deleted, two keys were added
-	require.Greater(t, q.Revision, rev)
 }
 
 // Inspect costs one read, and one request for each lease.
@@ -514,4 +462,26 @@ func TestBreakNoEntry(t *testing.T) {
 	require.ErrorIs(t, New(c).Break(testCtx(t), Entry{Name: name, Key: name + "/2f", Token: rev}), ErrNotFound)
 	require.ErrorIs(t, New(c).Break(testCtx(t), Entry{Name: name, Key: name + "/1f", Token: rev}), ErrNotFound)
 	require.Len(t, entries(t, c, name), 2)
+}
+
+// ListNames yields each name once, and reads nothing when the loop has ended.
+func TestListNames(t *testing.T) {
+	t.Parallel()
+	tap, name := etcdtest.NewTap(), lockName(t)
+	c := cluster.Client(t, tap)
+	for _, key := range []string{"/a/1f", "/a/2f", "/b/1f", "/stray"} {
+		_, err := cluster.Client(t).Put(testCtx(t), name+key, "")
+		require.NoError(t, err)
+	}
+	var got []string
+	for name, err := range New(c).ListNames(testCtx(t), name) {
+		require.NoError(t, err)
+		got = append(got, name)
+	}
+	require.Equal(t, []string{name + "/a", name + "/b"}, got)
+	require.Equal(t, 1, tap.Calls())
+	for range New(c).ListNames(testCtx(t), name) {
+		break
+	}
+	require.Equal(t, 2, tap.Calls())
 }

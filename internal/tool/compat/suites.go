@@ -13,7 +13,7 @@ import (
 )
 
 // packages are those whose tests share a cluster; see internal/test/harness.
-var packages = []string{".", "./internal/test/faults"}
+var packages = []string{".", "./internal/inspect", "./internal/test/faults"}
 
 // own.txt names the tests that start servers of their own, or need none: other servers don't matter to them. A new test
 // that is missing there runs once more than it must.
