@@ -19,7 +19,7 @@ import (
 )
 
 // What was released while etcd refuses everything is tried again after pauses that grow.
-func TestAlarm_ReleasesAreTriedSeldom(t *testing.T) {
+func TestFault_J19_ReleasesAreTriedSeldom(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	admin, tap := own.Client(t), etcdtest.NewTap()
@@ -42,7 +42,7 @@ func TestAlarm_ReleasesAreTriedSeldom(t *testing.T) {
 }
 
 // A full etcd refuses locks, also those that share a request: else the log and Ready change with every second request.
-func TestAlarm_LocksOfManyNames(t *testing.T) {
+func TestFault_J19_LocksOfManyNames(t *testing.T) {
 	own := etcdtest.Start(t)
 	admin, tap := own.Client(t), etcdtest.NewTap()
 	var log logtest.Log
