@@ -117,6 +117,9 @@ func looksLikeData(e etcdlock.Entry) string {
 	return shown(e.Key) + " has no lease: it looks like data; keep data and lock names apart"
 }
 
+// stays says what is wrong with an entry without a lease that this package wrote. It stands behind the entry.
+const stays = "has no lease: it stays until somebody removes it, even when its owner has ended"
+
 // party is the owner of an entry, what it publishes, and of a Multi's the other names that it locks too.
 func party(e etcdlock.Entry) string {
 	return who(e) + value(e)

@@ -78,6 +78,8 @@ type doctor struct {
 	etcd     *connect.Config
 	maxHold  time.Duration
 	findings []finding
+	// unrenewed are the leases that nobody renews.
+	unrenewed []clientv3.LeaseID
 }
 
 func (d *doctor) attention(do, what string, args ...any) {
@@ -106,9 +108,9 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 		return d.etcd.Explain(unread)
 	}
 	err := d.members(ctx, unread)
-	now := time.Now()
+	var now time.Time
 	if err == nil && unread == nil {
-		if unread = d.queues(ctx, queues, now); unread != nil && ctx.Err() == nil { // etcd went away between the two looks
+		if now, unread = d.queues(ctx, queues); unread != nil && ctx.Err() == nil { // etcd went away between the two looks
 			d.findings = nil
 			err = d.members(ctx, unread)
 		}
@@ -132,7 +134,7 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 		if unread == nil {
 			titles = nil
 			for _, q := range queues {
-				titles = append(titles, heading(q, now))
+				titles = append(titles, d.heading(q, now))
 			}
 		}
 		err = d.print(titles, needs)
@@ -151,10 +153,14 @@ func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, erro
 }
 
 // heading says in a line who has the lock.
-func heading(q etcdlock.Queue, now time.Time) screen.Line {
+func (d *doctor) heading(q etcdlock.Queue, now time.Time) screen.Line {
 	title := screen.Line{screen.Bold(shown(q.Name)), screen.Plain(": " + standing(q))}
 	if len(q.Entries) > 0 {
-		title = append(title, screen.Plain("; first is "+describe(q.Entries[0], now)))
+		first := q.Entries[0]
+		title = append(title, screen.Plain("; first is "+describe(first, now)))
+		if slices.Contains(d.unrenewed, first.Lease) {
+			title = append(title, screen.Plain(", whose lease nobody renews"))
+		}
 	}
 	return title
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
 )
@@ -84,10 +85,47 @@ func stuck(entries []etcdlock.Entry) string {
 		case e.Data:
 			return looksLikeData(e)
 		case !hasLease(e):
-			return shown(ref(e)) + " has no lease: it stays until somebody removes it"
+			return shown(ref(e)) + " " + stays
 		}
 	}
 	return ""
+}
+
+// itself looks whether a name is itself a key in etcd, and so most likely data, or an entry of the lock that the name is
+// nested in. Somebody has copied it from where keys are named. It reports whether it is.
+func (d *doctor) itself(ctx context.Context, name string) (bool, error) {
+	bounded, cancel := context.WithTimeout(ctx, cmp.Or(d.etcd.CommandTimeout, d.etcd.DialTimeout))
+	defer cancel()
+	got, err := d.client.Get(bounded, name, clientv3.WithCountOnly())
+	switch {
+	case errors.Is(err, rpctypes.ErrPermissionDenied): // the right to lock does not include it
+		return false, nil
+	case err != nil || got.Count == 0:
+		return false, err
+	}
+	is := shown(name) + " is itself a key in etcd"
+	if dir := name[:max(0, strings.LastIndexByte(name, '/'))]; dir != "" {
+		q, err := d.inspect(ctx, dir)
+		i := slices.IndexFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Key == name || e.SharedKey == name })
+		do := "etcdlock doctor " + quote(dir)
+		switch {
+		case errors.Is(err, rpctypes.ErrPermissionDenied), errors.Is(err, etcdlock.ErrInvalidName):
+		case err != nil:
+			return false, err
+		case i < 0: // no entry
+		case hasLease(q.Entries[i]):
+			d.note("%s: the entry of %s in the lock %s (%s), which is another lock: %s", is, owner(q.Entries[i]), shown(dir), state(q, i), do)
+			return true, nil
+		case slices.ContainsFunc(q.Entries[i+1:], hasLease):
+			d.attention(do, "%s, and blocks another lock, %s: %s", is, shown(dir), stuck(q.Entries[i:i+1]))
+			return true, nil
+		default:
+			d.note("%s. It would block a lock of the name %s, for which nobody waits now: %s", is, shown(dir), do)
+			return true, nil
+		}
+	}
+	d.note("%s. It is no entry of a lock, and blocks none: etcdctl get %s shows its value", is, quote(name))
+	return true, nil
 }
 
 // below looks at the locks below a name that nobody uses itself: metrics may call all of them by it (promlock.WithName).

@@ -52,7 +52,7 @@ func TestDoctor_MultiStuck(t *testing.T) {
 		"x/a":      `^x/a: held, nobody waits; first is ann .*\n` + stuck,
 		"x/b":      `^x/b: held, 1 waiting; .*\n` + blocks,
 		"x/a, x/b": `^x/a: held, nobody waits; first is ann .*\nx/b: held, 1 waiting; .*\n` + blocks + stuck,
-		"x/d": `ATTENTION  ben \(with x/c\) is first in x/d, and does not work yet: it waits for x/c, where x/c/def@\d+ has no lease: it stays until somebody removes it
+		"x/d": `ATTENTION  ben \(with x/c\) is first in x/d, and does not work yet: it waits for x/c, where x/c/def@\d+ has no lease: it stays until somebody removes it, even when its owner has ended
  +etcdlock doctor x/c\n`,
 	} {
 		status, out, says := ask(t, cluster, "doctor", name)
@@ -146,6 +146,54 @@ func TestDoctor_MultiWaitsLong(t *testing.T) {
 	require.Equal(t, 2, status)
 	require.Regexp(t, `ATTENTION  ann .* is first in a, .* it waits for b; bob holds that, and has been in the queue for 2h00m
  +etcdlock doctor b\n`, out)
+}
+
+// Somebody has copied the key of an entry, or of data, and takes it for the name of a lock.
+func TestDoctor_NameIsAKey(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	for _, key := range []string{"customers/42", "orders/4711", "config", "a/config", "a"} {
+		_, err := client.Put(bounded(t), key, "somebody's data")
+		require.NoError(t, err)
+	}
+	enqueued(t, client, "ann", "customers", etcdlock.WithTTL(2*time.Second))
+	lease := enqueued(t, client, "ben", "y", etcdlock.WithTTL(2*time.Second)).Lease()
+	own := fmt.Sprintf("y/%x", lease)
+	for name, want := range map[string]string{
+		"customers/42": `ATTENTION  customers/42 is itself a key in etcd, and blocks another lock, customers: customers/42 has no lease: it looks like data; keep data and lock names apart
+           etcdlock doctor customers
+`,
+		"orders/4711": "note       orders/4711 is itself a key in etcd. It would block a lock of the name orders, for which nobody waits now: etcdlock doctor orders\n",
+		"config":      "note       config is itself a key in etcd. It is no entry of a lock, and blocks none: etcdctl get config shows its value\n",
+		"a/config":    "note       a/config is itself a key in etcd. It is no entry of a lock, and blocks none: etcdctl get a/config shows its value\n",
+		own:           "note       " + own + " is itself a key in etcd: the entry of ben in the lock y (holds), which is another lock: etcdlock doctor y\n",
+	} {
+		status, out, says := ask(t, cluster, "doctor", name)
+		require.Equal(t, name == "customers/42", status == 2, out+says)
+		require.True(t, strings.HasPrefix(out, name+": free\n"), out)
+		require.Contains(t, out, want)
+		require.NotContains(t, out, "whether the name is right")
+	}
+	enqueued(t, client, "eva", "a", etcdlock.WithTTL(2*time.Second))
+	status, out, _ := ask(t, cluster, "doctor", "a")
+	require.Zero(t, status, "a service may keep its data in a key that has the name of its lock")
+	require.Contains(t, out, "a: held, nobody waits; first is eva")
+}
+
+// The role of a user has the prefix of a lock, and not the key of its name.
+func TestDoctor_NameIsAKeyOfOtherRights(t *testing.T) {
+	t.Parallel()
+	own, as := harness.StartWithAuth(t)
+	_, err := as("root").Put(bounded(t), "a", "")
+	require.NoError(t, err)
+	for _, name := range []string{"a", "a/1"} {
+		_, err = as("root").Put(bounded(t), name, "")
+		require.NoError(t, err)
+		status, out, says := ask(t, own, "doctor", "--user=worker:secret", name)
+		require.Zero(t, status, out+says)
+		require.Equal(t, name == "a/1", strings.Contains(out, "a/1 is itself a key in etcd"), out)
+	}
 }
 
 // WithName calls many locks by their prefix: doctor looks at the locks below it.

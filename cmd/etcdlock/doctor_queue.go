@@ -15,30 +15,39 @@ import (
 
 // What `etcdlock doctor` looks for in the queue of a lock.
 
-func (d *doctor) queues(ctx context.Context, queues []etcdlock.Queue, now time.Time) error {
-	for _, q := range queues {
+// queues says what is wrong with the queues, and leaves in them what it has seen last: the head lines must not say
+// less than the findings. now is the time of that.
+func (d *doctor) queues(ctx context.Context, queues []etcdlock.Queue) (now time.Time, err error) {
+	first := slices.Clone(queues)
+	if err := d.lookAgain(ctx, queues); err != nil {
+		return now, err
+	}
+	now = time.Now()
+	for i, q := range queues {
 		d.noLease(q)
 		d.tooOld(q, now)
-	}
-	if err := d.leases(ctx, queues); err != nil {
-		return err
+		d.renewed(first[i], q)
 	}
 	for _, q := range queues {
 		d.clocks(q, now)
 		d.manyKeys(ctx, q)
 		if err := d.multis(ctx, q, now); err != nil {
-			return err
+			return now, err
+		}
+		is, err := d.itself(ctx, q.Name)
+		if err != nil {
+			return now, err
 		}
 		if d.below(ctx, q, now) {
 			continue
 		}
 		d.foreign(q)
-		if len(q.Entries) == 0 && len(queues) == 1 { // else it is one name of a Multi
+		if len(q.Entries) == 0 && len(queues) == 1 && !is { // else it is one name of a Multi
 			dir := q.Name[:strings.LastIndexByte(q.Name, '/')+1]
 			d.note("nobody holds or waits for %s now. If somebody should, see whether the name is right: etcdlock ls%s", shown(q.Name), strings.TrimSuffix(" "+quote(dir), " ''"))
 		}
 	}
-	return nil
+	return now, nil
 }
 
 func (d *doctor) noLease(q etcdlock.Queue) {
@@ -48,7 +57,7 @@ func (d *doctor) noLease(q etcdlock.Queue) {
 			d.attention(fmt.Sprintf("give the lock or the data another name; only if nobody needs the key: etcdlock break %s %s --delete-data %s, which deletes it", quote(e.Name), quote(ref(e)), quote(e.Key)),
 				"%s (%s, value %s)", looksLikeData(e), state(q, i), data(e))
 		case !hasLease(e):
-			d.attention(breakHint(e), "%s (%s) has no lease: it stays until somebody removes it, even when its owner has ended", shown(ref(e)), state(q, i))
+			d.attention(breakHint(e), "%s (%s) %s", shown(ref(e)), state(q, i), stays)
 		}
 	}
 }
@@ -78,10 +87,10 @@ func (d *doctor) tooLong(e etcdlock.Entry, now time.Time) bool {
 // within that time.
 const watchLeases = 6 * time.Second
 
-// leases looks for leases that nobody renews. A process that lives renews its lease
+// lookAgain reads queues again, when leases that nobody renews can be told from others. A process that lives renews its lease
 // every third of the TTL, so two thirds are always left, less the rounding to whole
 // seconds by etcd. A lease that has less, and does not get more, is not renewed.
-func (d *doctor) leases(ctx context.Context, queues []etcdlock.Queue) error {
+func (d *doctor) lookAgain(ctx context.Context, queues []etcdlock.Queue) error {
 	wait := time.Duration(0)
 	for _, q := range queues {
 		for _, e := range q.Entries {
@@ -100,12 +109,12 @@ func (d *doctor) leases(ctx context.Context, queues []etcdlock.Queue) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	for _, q := range queues {
+	for i, q := range queues {
 		later, err := d.inspect(ctx, q.Name)
 		if err != nil {
 			return err
 		}
-		d.renewed(q, later)
+		queues[i] = later
 	}
 	return nil
 }
@@ -124,6 +133,7 @@ func (d *doctor) renewed(q, later etcdlock.Queue) {
 			continue
 		}
 		if l := later.Entries[i]; overdue(l) && l.TTL < e.TTL {
+			d.unrenewed = append(d.unrenewed, l.Lease)
 			d.attention(fmt.Sprintf("wait: etcd removes its entry in %v. If its owner still works, its log says why: it can't reach etcd, or a right was taken from its user", l.TTL),
 				"nobody renews the lease of %s (%s): of %v it has %v left; its process has ended, is stopped, can't reach etcd, or is refused by etcd", owner(l), state(later, i), l.GrantedTTL, l.TTL)
 		}

@@ -96,6 +96,26 @@ func TestDoctor_NotRenewed(t *testing.T) {
 	require.Regexp(t, `ATTENTION  nobody renews the lease of dead \(holds\): of 9s it has [1-4]s left; its process has ended, is stopped, can't reach etcd, or is refused by etcd
  +wait: etcd removes its entry in [1-4]s`, out)
 	require.Equal(t, 1, strings.Count(out, "ATTENTION"), "the other lease is renewed")
+	require.Regexp(t, `^x: held, 1 waiting; first is dead, whose lease nobody renews\n`, out, "the head line is of the same look")
+}
+
+// While doctor looks at the leases, the holder leaves: the head line and the findings are of what is there then.
+func TestDoctor_LeavesMeanwhile(t *testing.T) {
+	t.Parallel()
+	looked := make(chan struct{}, 100)
+	cluster := etcdtest.Start(t, intercepted(func(_ context.Context, req any) {
+		if _, ok := req.(*pb.MemberListRequest); ok { // comes after the first look
+			looked <- struct{}{}
+		}
+	}))
+	client := cluster.Client(t)
+	first := enqueued(t, client, "ann", "x", etcdlock.WithTTL(9*time.Second))
+	enqueued(t, client, "ben", "x", etcdlock.WithTTL(9*time.Second))
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, "doctor", "x")
+	<-looked
+	require.NoError(t, first.Close())
+	require.Zero(t, r.wait(t), r.output())
+	require.Regexp(t, `^x: held, nobody waits; first is ben \(queued `, r.output())
 }
 
 func TestDoctor_MaxHold(t *testing.T) {
