@@ -1,7 +1,9 @@
 package layout
 
 import (
+	"encoding/xml"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -80,4 +82,20 @@ func TestDocs_Invariants(t *testing.T) {
 		require.True(t, strings.Contains(code.String(), "("+m[1]+")"), "no comment in the code says that it keeps %s", m[1])
 		require.True(t, slices.ContainsFunc(tests, func(name string) bool { return strings.Contains(name, m[1]) }), "no test tries to break %s", m[1])
 	}
+}
+
+// The README's badge of the coverage is the file that CI writes.
+func TestDocs_CoverageBadge(t *testing.T) {
+	workflow := read(t, ".github/workflows/ci.yml")
+	require.Contains(t, read(t, "README.md"), "/etcdlock/badges/coverage.svg")
+	require.Contains(t, workflow, `blob %s\tcoverage.svg\n`)
+	require.Contains(t, workflow, "refs/heads/badges")
+	for percent, colour := range map[string]string{"91.4": "#4c1", "80.0": "#dfb317", "7.5": "#e05d44"} {
+		badge, err := exec.Command("bash", filepath.Join(root, ".github/badge.sh"), percent).Output()
+		require.NoError(t, err)
+		require.NoError(t, xml.Unmarshal(badge, new(struct{})))
+		require.Contains(t, string(badge), ">"+percent+" %</text>")
+		require.Contains(t, string(badge), `fill="`+colour+`"`)
+	}
+	require.Error(t, exec.Command("bash", filepath.Join(root, ".github/badge.sh"), "").Run(), "it must not show a coverage that is not known")
 }
