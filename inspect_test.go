@@ -480,7 +480,8 @@ func TestListNames(t *testing.T) {
 	}
 	require.Equal(t, []string{name + "/a", name + "/b"}, got)
 	require.Equal(t, 1, tap.Calls())
-	for range New(c).ListNames(testCtx(t), name) {
+	for _, err := range New(c).ListNames(testCtx(t), name) {
+		require.NoError(t, err)
 		break
 	}
 	require.Equal(t, 2, tap.Calls())
