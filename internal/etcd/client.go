@@ -18,6 +18,8 @@ type Client struct {
 	*clientv3.Client
 	// Deadline, if set, is until when the user needs an answer. It is set before the first request.
 	Deadline func() time.Time
+	// Life, if set, is what most requests end with: see lane. It is set before the first request.
+	Life context.Context
 	// Restored, if set, is told, perhaps more than once, that etcd has lost what it has shown before: see shown. No
 	// reply that proves it reaches the user earlier. Background runs what is asked then, or returns false. Both are set
 	// before the first request.
@@ -26,6 +28,7 @@ type Client struct {
 
 	shown   shown
 	pace    pace
+	lanes   lanes
 	waker   waker
 	suspect atomic.Bool // a watch could not be opened with watcher
 

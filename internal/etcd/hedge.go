@@ -22,33 +22,43 @@ const (
 	maxHedges = 2
 )
 
-// race calls op, and after each time of late once more, up to more times. With the first answer,
-// or at limit, it ends all calls by cancel. several says that there was more than one call.
+// race calls r.op, and after each time of late once more, up to more times. With the first answer,
+// or at limit, it ends all calls. several says that there was more than one call.
 //
 // With did, an answer ends the others only if did says of it that the request has changed something. Of calls beside
 // each other that can be so for the one that etcd carried out first and no other: so the answer that nothing was there to
 // change waits for the others, and no further call is made. several says then that one of them has not answered.
-func race[T any](ctx context.Context, cancel func(), more int, late, limit time.Duration, op func(ctx context.Context) (T, error), did func(T) bool) (v T, several bool, err error) {
-	if more == 0 || late >= limit {
-		// Not WithTimeout: gRPC would send the time limit along, and etcd start a timer of its
-		// own, for each request (measured: 6 to 9 us of 300).
-		defer time.AfterFunc(limit, cancel).Stop()
-		v, err = op(ctx)
+//
+// Until the second call is due, it costs no timer, goroutine or ctx: see lane. (A ctx with a time limit would also have gRPC
+// send that along, and etcd start a timer of its own for each request: 6 to 9 us of 300.)
+func (r *racers[T]) race() (v T, several bool, err error) {
+	due := r.limit
+	if r.more > 0 && r.late < r.limit {
+		due, r.more = r.late, min(r.more, int((r.limit-1)/r.late))
+	} else {
+		r.more = 0
+	}
+	r.returned.Add(1) // for overdue
+	r.client.lanes.fly(r.lane, due, r)
+	v, err = r.ask()
+	if r.client.lanes.land(r.lane) {
 		return v, false, err
 	}
-	r := racers[T]{ctx: ctx, cancel: cancel, late: late, limit: limit, op: op, did: did, more: min(more, int((limit-1)/late))}
-	r.call()
+	r.lane.kept = false // a timer may end it later
+	r.note(v, err)
 	r.returned.Wait()
 	if r.several {
 		r.ends.Stop()
 	}
-	return r.v, r.several && (did == nil || r.unanswered), r.err
+	return r.v, r.several && (r.did == nil || r.unanswered), r.err
 }
 
 // racers are the calls of one race.
 type racers[T any] struct {
-	ctx    context.Context
-	cancel func()
+	client *Client
+	lane   *lane
+	ctx    context.Context // on the lane
+	timed  bool            // the client learns how long answers take
 	late   time.Duration
 	limit  time.Duration
 	op     func(ctx context.Context) (T, error)
@@ -77,28 +87,45 @@ const (
 	all            // nothing that another one says matters
 )
 
-// call makes a call, and after a while the next one.
-func (r *racers[T]) call() {
-	var next *time.Timer
-	if r.more > 0 {
-		r.more--
-		r.returned.Add(1)
-		next = time.AfterFunc(r.late, func() {
-			defer r.returned.Done()
-			if r.heard.Load() {
-				return
-			}
-			if !r.several {
-				r.several, r.ends = true, time.AfterFunc(r.limit-r.late, r.cancel)
-			}
-			r.call()
-		})
+// overdue is told that the first call has no answer yet.
+func (r *racers[T]) overdue() {
+	if r.more == 0 {
+		r.lane.cancel()
+		r.returned.Done()
+		return
 	}
-	v, err := r.op(r.ctx)
+	go r.again() // ends with the lane
+}
+
+// again makes one call more, unless there is an answer, and after a while the next one.
+func (r *racers[T]) again() {
+	defer r.returned.Done()
+	if r.heard.Load() {
+		return
+	}
+	if !r.several {
+		r.several, r.ends = true, time.AfterFunc(r.limit-r.late, r.lane.cancel)
+	}
+	var next *time.Timer
+	if r.more--; r.more > 0 {
+		r.returned.Add(1)
+		next = time.AfterFunc(r.late, r.again)
+	}
+	v, err := r.ask()
 	if next != nil && next.Stop() {
 		r.returned.Done()
 	}
 	r.note(v, err)
+}
+
+// ask makes a call.
+func (r *racers[T]) ask() (T, error) {
+	start := time.Now()
+	v, err := r.op(r.ctx)
+	if err == nil && r.timed {
+		r.client.pace.took(time.Since(start))
+	}
+	return v, err
 }
 
 // note takes note of the reply to a call.
@@ -115,7 +142,7 @@ func (r *racers[T]) note(v T, err error) {
 		r.heard.Store(true)
 	}
 	if says == all {
-		r.cancel()
+		r.lane.cancel()
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -139,18 +166,6 @@ const never = 1 << 60
 
 // late is when to send a request again. It is later where etcd is far away.
 func (p *pace) late() time.Duration { return max(hedgeMin, 4*time.Duration(p.Load())) }
-
-// timed is op that tells p how long its answers take.
-func timed[T any](p *pace, op func(ctx context.Context) (T, error)) func(ctx context.Context) (T, error) {
-	return func(ctx context.Context) (T, error) {
-		start := time.Now()
-		v, err := op(ctx)
-		if err == nil {
-			p.took(time.Since(start))
-		}
-		return v, err
-	}
-}
 
 // Late is after what time the client sends a request again.
 func (c *Client) Late() time.Duration { return c.pace.late() }

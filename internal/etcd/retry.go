@@ -54,7 +54,7 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op func(ctx contex
 		life = context.Background()
 	}
 	if p.Hedge {
-		hedges, late, op = maxHedges, c.pace.late(), timed(&c.pace, op)
+		hedges, late = maxHedges, c.pace.late()
 	}
 	var last error
 	var pause Backoff
@@ -73,11 +73,12 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op func(ctx contex
 		if !c.Connected() {
 			more = 0 // else all the calls of all the users are sent at the moment that there is one
 		}
-		attempt, cancel := Bind(ctx, life)
+		lane, attempt := c.lane(ctx, life)
 		var several bool
-		v, several, err = race(attempt, cancel, more, late, limit, op, did)
+		r := &racers[T]{client: c, lane: lane, ctx: attempt, timed: p.Hedge, more: more, late: late, limit: limit, op: op, did: did}
+		v, several, err = r.race()
 		ambiguous = ambiguous || several || !answered(err)
-		cancel()
+		c.release(lane)
 		switch {
 		case !IsCtxError(err):
 			last = err

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -19,6 +20,21 @@ import (
 func newTestClient() *Client { return NewClient(clientv3.NewCtxClient(context.Background())) }
 
 var hedged = Policy{Hedge: true}
+
+// onLanes plays with requests whose lanes are used again, and with others.
+func onLanes(t *testing.T, name string, play func(t *testing.T, c *Client, p Policy)) {
+	for _, kept := range []bool{false, true} {
+		t.Run(fmt.Sprintf("%s/kept=%t", name, kept), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c, p := newTestClient(), hedged
+				if kept {
+					c.Life, p.Life = t.Context(), t.Context()
+				}
+				play(t, c, p)
+			})
+		})
+	}
+}
 
 // A call says when one of the calls of Do answers, and what.
 type call struct {
@@ -52,34 +68,31 @@ func TestDo_Hedged(t *testing.T) {
 		"etcd is far away":                  {calls: []call{{after: 790 * time.Millisecond}}, pace: 200 * time.Millisecond, took: 790 * time.Millisecond, made: 1},
 		"etcd is very far away":             {calls: []call{{after: never}, {after: 1200 * time.Millisecond}}, pace: 400 * time.Millisecond, took: 2210 * time.Millisecond, made: 2, from: 1, ambiguous: true},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := newTestClient()
-				c.pace.Store(int64(tc.pace))
-				began := time.Now()
-				numbers := make(chan int, 100)
-				for i := range cap(numbers) {
-					numbers <- i
+		onLanes(t, name, func(t *testing.T, c *Client, hedged Policy) {
+			c.pace.Store(int64(tc.pace))
+			began := time.Now()
+			numbers := make(chan int, 100)
+			for i := range cap(numbers) {
+				numbers <- i
+			}
+			running := make(chan struct{}, 100)
+			from, ambiguous, err := Do(context.Background(), c, hedged, func(ctx context.Context) (int, error) {
+				running <- struct{}{}
+				defer func() { <-running }()
+				n := <-numbers
+				call := tc.calls[min(n, len(tc.calls)-1)]
+				if err := Sleep(ctx, call.after); err != nil {
+					return n, err
 				}
-				running := make(chan struct{}, 100)
-				from, ambiguous, err := Do(context.Background(), c, hedged, func(ctx context.Context) (int, error) {
-					running <- struct{}{}
-					defer func() { <-running }()
-					n := <-numbers
-					call := tc.calls[min(n, len(tc.calls)-1)]
-					if err := Sleep(ctx, call.after); err != nil {
-						return n, err
-					}
-					return n, call.err
-				})
-				require.Empty(t, running, "a call goes on")
-				require.ErrorIs(t, err, tc.err)
-				require.Equal(t, tc.made, cap(numbers)-len(numbers))
-				require.Equal(t, tc.from, from)
-				require.Equal(t, tc.ambiguous, ambiguous)
-				// The pauses between attempts are jittered.
-				require.InDelta(t, tc.took, time.Since(began), float64(10*time.Millisecond))
+				return n, call.err
 			})
+			require.Empty(t, running, "a call goes on")
+			require.ErrorIs(t, err, tc.err)
+			require.Equal(t, tc.made, cap(numbers)-len(numbers))
+			require.Equal(t, tc.from, from)
+			require.Equal(t, tc.ambiguous, ambiguous)
+			// The pauses between attempts are jittered.
+			require.InDelta(t, tc.took, time.Since(began), float64(10*time.Millisecond))
 		})
 	}
 }
@@ -118,8 +131,7 @@ func TestDo_Pace(t *testing.T) {
 
 // A ctx that ends, ends all calls at once.
 func TestDo_CtxEnds(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newTestClient()
+	onLanes(t, "", func(t *testing.T, c *Client, hedged Policy) {
 		ctx, cancel := context.WithTimeout(context.Background(), 450*time.Millisecond)
 		defer cancel()
 		began := time.Now()
@@ -212,22 +224,20 @@ func TestDoFirst(t *testing.T) {
 		"refused":                    {calls: []call{{after: 350 * ms, err: rpctypes.ErrPermissionDenied}, {after: never}}, made: 2, ambiguous: true, took: 350 * ms},
 		"a lost reply, then nothing": {calls: []call{{err: gone}, {}}, made: 2, ambiguous: true, took: 10 * ms},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c, began := newTestClient(), time.Now()
-				var made atomic.Int32
-				did, ambiguous, _ := DoFirst(context.Background(), c, hedged, func(ctx context.Context) (bool, error) {
-					call := tc.calls[made.Add(1)-1]
-					if err := Sleep(ctx, call.after); err != nil {
-						return false, err
-					}
-					return call.did, call.err
-				}, func(did bool) bool { return did })
-				require.EqualValues(t, tc.made, made.Load())
-				require.Equal(t, tc.did, did)
-				require.Equal(t, tc.ambiguous, ambiguous)
-				require.InDelta(t, tc.took, time.Since(began), float64(10*ms))
-			})
+		onLanes(t, name, func(t *testing.T, c *Client, hedged Policy) {
+			began := time.Now()
+			var made atomic.Int32
+			did, ambiguous, _ := DoFirst(context.Background(), c, hedged, func(ctx context.Context) (bool, error) {
+				call := tc.calls[made.Add(1)-1]
+				if err := Sleep(ctx, call.after); err != nil {
+					return false, err
+				}
+				return call.did, call.err
+			}, func(did bool) bool { return did })
+			require.EqualValues(t, tc.made, made.Load())
+			require.Equal(t, tc.did, did)
+			require.Equal(t, tc.ambiguous, ambiguous)
+			require.InDelta(t, tc.took, time.Since(began), float64(10*ms))
 		})
 	}
 }

@@ -99,7 +99,7 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 	l.stream = etcd.NewKeepAlive(l.Ctx, client)
 	l.KeepAlive = func(ctx context.Context) (int64, error) { return l.stream.Renew(ctx, l.ID) }
 	l.Shared, l.Relayed, l.Stream, l.Broken = l.stream.Shared, l.stream.Relayed, l.stream.Stream, l.stream.Broken
-	client.Deadline, client.Background = l.Deadline, l.Go
+	client.Deadline, client.Background, client.Life = l.Deadline, l.Go, l.Ctx
 	client.Restored = func(err error) { l.End(fmt.Errorf("%w: %w", l.Expired, err), err.Error()) }
 	return l
 }

@@ -24,9 +24,17 @@ type key struct {
 	name string
 }
 
+// lent is in the values of a ctx that has loans, and ending of one that ends with a hold. Most ctxs have neither, and to look
+// for these keys makes no allocation.
+type (
+	lent   struct{}
+	ending struct{}
+)
+
 // Lend returns ctx with the hold of these names, to be found by each of what it is from that is not nil.
 func Lend[H any](ctx context.Context, hold H, lead bool, names []string, from ...any) (context.Context, *Loan[H]) {
 	n := &Loan[H]{Hold: hold, Lead: lead}
+	ctx = context.WithValue(ctx, lent{}, true)
 	for _, name := range names {
 		for _, f := range from {
 			if f != nil {
@@ -42,16 +50,19 @@ type endsWith struct{ hold any }
 
 // Ending returns ctx, which ends with the hold, so that EndsWith is true of it and of what is derived from it.
 func Ending(ctx context.Context, hold any) context.Context {
-	return context.WithValue(ctx, endsWith{hold}, true)
+	return context.WithValue(context.WithValue(ctx, ending{}, true), endsWith{hold}, true)
 }
 
 // EndsWith reports whether ctx ends with the hold, and has not ended.
 func EndsWith(ctx context.Context, hold any) bool {
-	return ctx.Err() == nil && ctx.Value(endsWith{hold}) != nil
+	return ctx.Value(ending{}) != nil && ctx.Err() == nil && ctx.Value(endsWith{hold}) != nil
 }
 
 // In returns the loan of one of the names that ctx runs under, if it has not ended and its hold lasts; else nil.
 func In[H any](ctx context.Context, from any, names []string, lasts func(H) bool) *Loan[H] {
+	if ctx.Value(lent{}) == nil {
+		return nil
+	}
 	for _, name := range names {
 		if n, _ := ctx.Value(key{from, name}).(*Loan[H]); n != nil && !n.over.Load() && lasts(n.Hold) {
 			return n
