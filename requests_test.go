@@ -625,8 +625,8 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 				}
 				calls, created := w.Counts()
 				reads, watches := calls["Range"], len(created)
-				require.LessOrEqual(t, watches, 2*sessions)
-				if !atOnce { // else one for the first, and one on all of the queue when there are many
+				require.LessOrEqual(t, watches, 3*sessions) // one by which a session asks a slow stream whether it lives
+				if !atOnce {                                // else one for the first, and one on all of the queue when there are many
 					ranges := map[string]int{} // a watch that a stalled machine opens late is asked for twice
 					for _, c := range created {
 						ranges[string(c.Key)+" "+string(c.RangeEnd)]++

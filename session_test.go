@@ -17,8 +17,10 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/goleak"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
@@ -797,4 +799,31 @@ func (c endsWhenClaimed) Err() error {
 		return context.Canceled
 	}
 	return c.Context.Err()
+}
+
+// After Close nothing of a session is left on a client that goes on, though a wait was given up while its watch was being
+// opened. A user's goleak would see the stream.
+func TestSession_CloseLeavesNoStream(t *testing.T) {
+	name, tap := lockName(t), etcdtest.NewTap()
+	c := cluster.Client(t, tap)
+	_, err := c.Put(testCtx(t), name+"/1f", "")
+	require.NoError(t, err)
+	before := goleak.IgnoreCurrent()
+	s := newTestSession(t, c)
+	opens, goesOn := make(chan struct{}, 100), make(chan struct{})
+	tap.OnStream(func(ctx context.Context, method string) error {
+		if method == "Watch" {
+			opens <- struct{}{}
+			<-goesOn
+		}
+		return nil
+	})
+	ctx, giveUp := context.WithCancel(testCtx(t))
+	done := harness.Async(func() error { _, err := NewMutex(s, name).Lock(ctx); return err })
+	<-opens
+	giveUp()
+	require.ErrorIs(t, harness.Result(t, done), context.Canceled)
+	close(goesOn)
+	require.NoError(t, s.Close())
+	require.NoError(t, goleak.Find(before))
 }

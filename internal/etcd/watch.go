@@ -3,6 +3,7 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -47,7 +48,7 @@ func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...c
 		return nil, err
 	}
 	by.heard.Store(true) // etcd's notice that the watch is there
-	by.watched.Store(&watched{key, end})
+	by.watched.Store(&watched{key, end, opts})
 	c.mu.Lock()
 	by.open++
 	c.mu.Unlock()
@@ -70,24 +71,41 @@ func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...c
 // It requires a leader: the watch ends when its member is cut off from the rest. Without that
 // it would stay silent for as long as the cut lasts.
 func Open(ctx, life context.Context, watcher clientv3.Watcher, key, end string, opts ...clientv3.OpOption) (*Watch, error) {
+	if ctx.Err() != nil {
+		return nil, ErrWatch
+	}
 	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(life))
-	unbind := context.AfterFunc(ctx, cancel)
 	timer := time.AfterFunc(AttemptMin, cancel)
-	opts = append(opts, clientv3.WithCreatedNotify())
+	opts = append(slices.Clip(opts), clientv3.WithCreatedNotify())
 	if end != "" {
 		opts = append(opts, clientv3.WithRange(end))
 	}
-	ch := watcher.Watch(wctx, key, opts...)
-	created, ok := <-ch
-	err := Broken(&created, ok && created.Created)
-	if intime, bound := timer.Stop(), unbind(); err == nil && (!intime || !bound) {
-		err = ErrWatch // cancelled meanwhile
-	}
-	if err != nil {
+	w, opened := &Watch{Close: cancel, Closed: wctx.Done()}, make(chan error)
+	go func() { // ends with the opening, AttemptMin from now at the latest
+		w.C = watcher.Watch(wctx, key, opts...)
+		created, ok := <-w.C
+		w.At = created.Header.Revision
+		err := Broken(&created, ok && created.Created)
+		if !timer.Stop() && err == nil {
+			err = ErrWatch // cancelled meanwhile
+		}
+		select {
+		case opened <- err:
+		case <-ctx.Done(): // given up
+			cancel()
+		}
+	}()
+	select {
+	case err := <-opened:
+		if err == nil && ctx.Err() == nil {
+			return w, nil
+		}
 		cancel()
-		return nil, err
+		return nil, cmp.Or(err, ErrWatch)
+	case <-ctx.Done():
+		// clientv3 ends a stream with its last watch, and keeps one that never had a watch. So the watch opens before it ends.
+		return nil, ErrWatch
 	}
-	return &Watch{C: ch, At: created.Header.Revision, Close: cancel, Closed: wctx.Done()}, nil
 }
 
 // Broken is the error of a watch that ended with wr, nil if it goes on. It is always ErrWatch:

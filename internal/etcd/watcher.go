@@ -52,13 +52,37 @@ type Watcher struct {
 	end     context.CancelFunc
 }
 
-// watched is a key, or a range, that is watched.
-type watched struct{ key, end string }
+// watched is a key, or a range, that is watched, and how.
+type watched struct {
+	key, end string
+	opts     []clientv3.OpOption
+}
 
 func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
-	w := &Watcher{Watcher: of, renewable: reflect.TypeOf(of) == reflect.TypeOf(clientv3.NewWatcher(client))}
+	w := &Watcher{Watcher: of, renewable: isPlain(client, of)}
 	w.life, w.end = context.WithCancel(context.Background())
 	return w
+}
+
+// isPlain reports whether a Watcher of NewWatcher can replace w, since both reach etcd by the client's connection. The
+// user may have put w in the place of etcd's own Watcher: see clientv3/namespace. A Watcher of
+// clientv3.NewWatchFromWatchClient has the type of etcd's own, and only what its interfaces hold tells where it leads.
+func isPlain(client *clientv3.Client, w clientv3.Watcher) bool {
+	has, plain := reflect.ValueOf(w), reflect.ValueOf(clientv3.NewWatcher(client))
+	if !has.IsValid() || has.Type() != plain.Type() {
+		return false
+	}
+	for i := range plain.Elem().NumField() {
+		field := has.Elem().Field(i)
+		if field.Kind() != reflect.Interface {
+			continue
+		}
+		to := reflect.Indirect(field.Elem())
+		if !to.Comparable() || !to.Equal(reflect.Indirect(plain.Elem().Field(i).Elem())) {
+			return false
+		}
+	}
+	return true
 }
 
 func (w *Watcher) idle() bool { return w.watches == 0 }
@@ -211,7 +235,7 @@ func (c *Client) ask(ctx context.Context, w *Watcher, again bool) {
 	_ = w.RequestProgress(ctx) // if it fails, there is silence
 	opened := false
 	if of := w.watched.Load(); again && of != nil {
-		watch, err := Open(ctx, w.life, w, of.key, of.end)
+		watch, err := Open(ctx, w.life, w, of.key, of.end, of.opts...)
 		if opened = err == nil; opened {
 			watch.Close()
 		}
