@@ -214,4 +214,5 @@ func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
 	}
 	a.mu.Unlock()
 	markAllLost(gone, rev)
+	a.s.keys.Entered()
 }

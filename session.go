@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -174,7 +175,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	s := h.s
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
-	a, err := s.keys.Adopt(bound, h.parts[0].name, maxParts)
+	a, err := s.keys.Adopt(bound, h.parts[0].name, maxParts, s.has)
 	switch {
 	case err != nil:
 		return nil, cmp.Or(s.Err(), s.lease.Translate(err))
@@ -211,6 +212,14 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		ctx = context.WithoutCancel(ctx)
 	}
 	return h.result(h.wait(ctx))
+}
+
+// has reports whether an acquisition of the session is in the queue of that name, at that revision.
+func (s *Session) has(name string, rev int64) bool {
+	s.mu.Lock()
+	l := s.lists[name]
+	s.mu.Unlock()
+	return l != nil && slices.ContainsFunc(l.Owners(), func(o any) bool { return o.(*part).of.rev == rev })
 }
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. It is an

@@ -457,6 +457,8 @@ func TestSession_AdoptsHolds(t *testing.T) {
 			_, err = s2.Adopt(testCtx(t), name)
 			require.ErrorIs(t, err, ErrNotFound, "it is the session's by now")
 			require.NoError(t, h2.SetValue(testCtx(t), "adopted"))
+			_, err = s2.Adopt(testCtx(t), name)
+			require.ErrorIs(t, err, ErrNotFound, "also with another value")
 			require.NoError(t, s2.checkEntries(testCtx(t)), "its keys must be known as used")
 			require.NoError(t, h2.Check(testCtx(t)))
 			if what == "write" {

@@ -6,6 +6,7 @@ import (
 	"context"
 	"slices"
 
+	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -42,6 +43,10 @@ type Part struct {
 	queue.Acquisition
 }
 
+func (p *Part) kv() *mvccpb.KeyValue {
+	return &mvccpb.KeyValue{Key: []byte(p.Key), CreateRevision: p.Rev, Value: []byte(p.Value)}
+}
+
 // keys are all keys of the entry.
 func (a *Adopted) keys() (keys []string) {
 	for _, p := range a.Parts {
@@ -53,18 +58,27 @@ func (a *Adopted) keys() (keys []string) {
 	return keys
 }
 
-// Adopt finds the oldest entry of that name which hangs on the lease and which the session does not use, and reserves
+// Adopt finds the oldest entry of that name which hangs on the lease and which the session did not make, and reserves
 // its keys. If it is that of a Multi, of limit names at most, its other names come with it. Such an entry is lost if one
-// of them is missing: then the rest is removed, as its owner would do. It returns nil if there is no entry.
-func (k *Keys) Adopt(ctx context.Context, name string, limit int) (*Adopted, error) {
+// of them is missing: then the rest is removed, as its owner would do. It returns nil if there is no entry. own reports
+// whether an acquisition of the session has the entry of a name with that revision.
+//
+// Invariant (I6): a key has one user. An acquisition of the session may be about to write where the entry is, as both go by
+// the lease. Etcd refuses that, so Adopt waits until the acquisition has taken other keys, or was given up.
+func (k *Keys) Adopt(ctx context.Context, name string, limit int, own func(name string, rev int64) bool) (*Adopted, error) {
 	for {
+		changed := k.nextChange() // before the reading
 		attached, err := k.attached(ctx)
 		if err != nil {
 			return nil, err
 		}
 		found, err := k.find(ctx, attached, name)
-		if err != nil || len(found) == 0 {
+		if err != nil {
 			return nil, err
+		}
+		found = slices.DeleteFunc(found, func(p Part) bool { return own(name, p.Rev) || k.wrote(p.kv()) })
+		if len(found) == 0 {
+			return nil, nil
 		}
 		a := &Adopted{Rev: found[0].Rev, Value: found[0].Value, Parts: found[:1]}
 		if names := ParseValue(a.Value, limit).Names; slices.Contains(names, name) {
@@ -85,14 +99,19 @@ func (k *Keys) Adopt(ctx context.Context, name string, limit int) (*Adopted, err
 				continue
 			}
 		}
-		there, err := k.judge(ctx, a)
-		if err != nil {
+		switch there, err := k.judge(ctx, a); {
+		case err != nil:
 			return nil, err
-		}
-		if there && k.claim(a) {
+		case !there:
+			continue // it was removed meanwhile
+		case k.claim(a):
 			return a, nil
 		}
-		// It was removed meanwhile, or adopted by another call.
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil, etcd.CtxError(ctx, nil)
+		}
 	}
 }
 
@@ -122,11 +141,11 @@ func (k *Keys) judge(ctx context.Context, a *Adopted) (there bool, err error) {
 	return true, nil
 }
 
-// find finds entries of that name which the session does not use, the oldest first.
+// find finds the entries of that name that hang on the lease, the oldest first.
 func (k *Keys) find(ctx context.Context, attached []string, name string) (found []Part, err error) {
 	var keys []string
 	for _, key := range attached {
-		if keyspace.KindOf(name, key) != keyspace.Foreign && keyspace.IsKeyOf(key, int64(k.lease)) && !k.uses(key) {
+		if keyspace.KindOf(name, key) != keyspace.Foreign && keyspace.IsKeyOf(key, int64(k.lease)) {
 			keys = append(keys, key)
 		}
 	}
@@ -146,24 +165,43 @@ func (k *Keys) find(ctx context.Context, attached []string, name string) (found 
 	return found, nil
 }
 
-// claim reserves the keys of a, which nobody uses, all or none. From then on a late write of the process before, which has
-// the same value, is the session's own.
+// claim reserves the keys of a, unless the session uses one of them. From then on a late write of the process before, which
+// has the same value, is the session's own.
 func (k *Keys) claim(a *Adopted) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	keys := a.keys()
-	for i, key := range keys {
-		if _, skipped := k.skipped[key]; skipped {
-			delete(k.skipped, key) // it is in use by whom it was left to
-		} else if !k.inUse.Claim(key) {
-			for _, key := range keys[:i] {
-				k.inUse.Free(key)
-			}
-			return false
-		}
+	if slices.ContainsFunc(keys, k.usesLocked) {
+		return false
 	}
 	for _, key := range keys {
+		delete(k.vacant, key) // who settles it leaves it alone from now on
+		k.inUse.Claim(key)
 		k.raw[key] = rawValue{value: a.Value}
 	}
 	return true
+}
+
+// nextChange is closed when Adopt may find something else, or may have a key that is in use now.
+func (k *Keys) nextChange() <-chan struct{} {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.changed == nil {
+		k.changed = make(chan struct{})
+	}
+	return k.changed
+}
+
+// Entered takes note that an entry has its place. On an adopted lease an Adopt may wait for that.
+func (k *Keys) Entered() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.tellLocked()
+}
+
+func (k *Keys) tellLocked() {
+	if k.changed != nil {
+		close(k.changed)
+		k.changed = nil
+	}
 }

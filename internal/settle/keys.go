@@ -28,14 +28,16 @@ type Keys struct {
 	nonce      string        // begins the nonce of every value: 65 random bits
 	seq        atomic.Uint64 // of the last nonce
 
-	mu      sync.Mutex // a leaf: no other mutex is taken while it is held
-	inUse   keyspace.InUse
-	skipped map[string]struct{} // keys in use that no entry has, see Skip
+	mu    sync.Mutex // a leaf: no other mutex is taken while it is held
+	inUse keyspace.InUse
+	// vacant are the keys in use that no entry of the session has: what settles them, or nil for those of Skip.
+	vacant  map[string]*unsettled
 	raw     map[string]rawValue // by key, the value there that has no nonce of the session, see WriteRaw and claim
+	changed chan struct{}       // closed when an entry has come to a key or left it; nil if no Adopt waits for that
 	// What follows is for the search for late writes.
 	doubted   bool // ever: a request may write a key late
 	unswept   bool // the last Sweep has left some
-	unsettled []unsettled
+	unsettled []*unsettled
 	timer     *time.Timer // of the next scan
 	delay     time.Duration
 	scanning  bool
@@ -49,7 +51,7 @@ func New(life context.Context, client *etcd.Client, lease clientv3.LeaseID, owne
 	return &Keys{
 		etcd: client, lease: lease, life: life, background: background,
 		owner: inJSON(owner), nonce: rand.Text()[:13] + ".",
-		inUse: make(keyspace.InUse), skipped: make(map[string]struct{}), raw: make(map[string]rawValue),
+		inUse: make(keyspace.InUse), vacant: make(map[string]*unsettled), raw: make(map[string]rawValue),
 	}
 }
 
@@ -70,11 +72,16 @@ func (k *Keys) Free(keys ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	for _, key := range keys {
-		k.inUse.Free(key)
-		if raw, ok := k.raw[key]; ok {
-			raw.freed = time.Now()
-			k.raw[key] = raw
-		}
+		k.freeLocked(key)
+	}
+	k.tellLocked()
+}
+
+func (k *Keys) freeLocked(key string) {
+	k.inUse.Free(key)
+	if raw, ok := k.raw[key]; ok {
+		raw.freed = time.Now()
+		k.raw[key] = raw
 	}
 }
 
@@ -104,6 +111,10 @@ func (k *Keys) Swept() bool {
 func (k *Keys) uses(key string) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	_, skipped := k.skipped[key]
-	return !skipped && k.inUse.Has(key)
+	return k.usesLocked(key)
+}
+
+func (k *Keys) usesLocked(key string) bool {
+	_, vacant := k.vacant[key]
+	return !vacant && k.inUse.Has(key)
 }

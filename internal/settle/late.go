@@ -43,7 +43,12 @@ func (k *Keys) Settle(keys ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.doubted = true
-	k.unsettled = append(k.unsettled, unsettled{keys, time.Now()})
+	u := &unsettled{keys, time.Now()}
+	k.unsettled = append(k.unsettled, u)
+	for _, key := range keys {
+		k.vacant[key] = u
+	}
+	k.tellLocked()
 	k.delay = settleFirst
 	if k.timer == nil {
 		k.timer = time.AfterFunc(0, func() { k.background(k.findLateWrites) })
@@ -64,13 +69,13 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 	all := k.unsettled
 	k.unsettled = nil
 	k.mu.Unlock()
-	var left []unsettled
+	var left []*unsettled
 	for some := range slices.Chunk(all, etcd.Batch) {
 		began := time.Now()
 		err := k.removeLateWrites(ctx, some)
 		for _, u := range some {
 			if err == nil && began.Sub(u.since) >= settleFor {
-				k.Free(u.keys...)
+				k.settled(u)
 			} else {
 				left = append(left, u)
 			}
@@ -87,9 +92,21 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 	}
 }
 
+// settled frees the keys of an entry, except for those that were adopted meanwhile.
+func (k *Keys) settled(u *unsettled) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range u.keys {
+		if k.vacant[key] == u {
+			delete(k.vacant, key)
+			k.freeLocked(key)
+		}
+	}
+}
+
 // removeLateWrites removes what there is of the entries: two requests, or a few more if Multis are among
 // them.
-func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
+func (k *Keys) removeLateWrites(ctx context.Context, some []*unsettled) error {
 	var keys []string
 	for _, u := range some {
 		keys = append(keys, u.keys...)
@@ -104,8 +121,9 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []unsettled) error {
 	}
 	var ops []clientv3.Op
 	for _, kv := range there {
-		// By this entry, or by another one of the session once, and a restore has brought it back: nobody uses the key now.
-		if k.wrote(kv) {
+		// By this entry, or by another one of the session once, and a restore has brought it back: nobody uses the key now. It is
+		// asked last whether an adopted entry does, since that counts as written from its adoption on.
+		if k.wrote(kv) && !k.uses(string(kv.Key)) {
 			ops = append(ops, deleteOps([]string{string(kv.Key)}, kv.CreateRevision)...)
 		}
 	}
@@ -167,14 +185,15 @@ func (k *Keys) sweepKey(ctx context.Context, key string) error {
 // finds what a late request may yet write there. kvs are what was read there.
 func (k *Keys) Skip(keys []string, kvs []*mvccpb.KeyValue) {
 	k.mu.Lock()
+	// What Adopt takes from now on is no late write.
+	late := slices.DeleteFunc(slices.Clone(kvs), func(kv *mvccpb.KeyValue) bool { return !k.wroteLocked(kv) })
 	for _, key := range keys {
-		k.skipped[key] = struct{}{}
+		k.vacant[key] = nil
 	}
+	k.tellLocked()
 	k.mu.Unlock()
-	for _, kv := range kvs {
-		if k.wrote(kv) {
-			k.background(func(ctx context.Context) { _ = k.removeLateWrite(ctx, kv) })
-		}
+	for _, kv := range late {
+		k.background(func(ctx context.Context) { _ = k.removeLateWrite(ctx, kv) })
 	}
 }
 

@@ -239,11 +239,15 @@ func TestSettle_ManyInOneRequest(t *testing.T) {
 // of the locks, the late writes of the other locks are still found.
 func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 	w := newWorld(t)
-	var some []unsettled
+	var some []*unsettled
+	leave := func(keys []string) {
+		w.Skip(keys, nil) // nobody uses them any more
+		some = append(some, &unsettled{keys, time.Now()})
+	}
 	for _, name := range []string{"a", "b", "c", "d"} {
 		keys, value := w.take(name)
 		w.put(value, keys...)
-		some = append(some, unsettled{keys, time.Now()})
+		leave(keys)
 	}
 	var reads atomic.Int32
 	w.Step = func(_ context.Context, what string) error {
@@ -255,7 +259,7 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 	// Another user of the same lease has the key of the next entry.
 	keys, _ := w.take("e")
 	w.put("", keys[0])
-	some = append(some, unsettled{keys, time.Now()})
+	leave(keys)
 	require.NoError(t, w.removeLateWrites(t.Context(), some))
 	require.Equal(t, []string{"e/5"}, w.there(""))
 	w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
@@ -479,4 +483,30 @@ func TestValue(t *testing.T) {
 		got := ParseValue(value, 2)
 		require.Equal(t, Parsed{Owner: `,"value":"x"}`, Queued: when, Nonce: "1f.3", Names: []string{`a,"value":"b"`}, Published: published}, got)
 	}
+}
+
+// An entry is adopted under a key that is being settled. The search for late writes leaves the entry alone, also one that
+// has read it before.
+func TestKeys_AdoptedWhileSettled_I6(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		keys, _ := w.take("a")
+		w.put("of the process before", keys...)
+		a := &Adopted{Rev: 2, Value: "of the process before", Parts: []Part{{"a", queue.Acquisition{Key: keys[0], SharedKey: keys[1]}}}}
+		require.False(t, w.claim(a), "it has a user")
+		claimed := false
+		w.Step = func(_ context.Context, what string) error {
+			if !claimed {
+				claimed = w.claim(a)
+			}
+			return nil
+		}
+		w.Settle(keys...)
+		elapse(2 * settleFor)
+		require.True(t, claimed)
+		require.Equal(t, keys, w.there("a/"))
+		require.True(t, w.InUse(), "its new user frees it")
+		w.Free(keys...)
+		require.False(t, w.InUse())
+	})
 }

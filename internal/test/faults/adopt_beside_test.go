@@ -51,22 +51,30 @@ func TestAdopt_TicketCancelledByTheProcessBefore(t *testing.T) {
 	require.NoError(t, h.Check(harness.Ctx(t)), "the process before has removed it")
 }
 
-// The process before calls Orphan while the reply to its Lock is on its way. What its successor has adopted it leaves.
+// The process before calls Orphan while the reply to its Lock is on its way, and waits for that in vain. What its successor
+// has adopted it leaves.
 func TestAdopt_OrphanedWhileALockIsUnderWay(t *testing.T) {
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c, c2 := cluster.Client(t, tap), cluster.Client(t)
-	s := newSession(t, c)
+	s := newSession(t, c, etcdlock.WithTTL(3*time.Second))
 	orphaned, adopted := make(chan struct{}), make(chan struct{})
 	written := tap.Next("Txn", func(ctx context.Context, call *etcdtest.Call) error {
 		err := call.Send(context.WithoutCancel(ctx))
-		tap.Every("Range", etcdtest.Before(func() { <-adopted }))
-		tap.Every("Txn", etcdtest.Before(func() { <-adopted }))
+		later := func(ctx context.Context, call *etcdtest.Call) error {
+			select {
+			case <-adopted:
+			case <-ctx.Done():
+			}
+			return call.Send(ctx)
+		}
+		tap.Every("Range", later)
+		tap.Every("Txn", later)
 		<-orphaned
 		return err
 	})
 	lock := harness.Async(func() error { _, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t)); return err })
 	harness.QueueIs(t, c2, name, 1)
-	s.Orphan()
+	require.NoError(t, harness.Result(t, harness.Async(func() error { s.Orphan(); return nil })))
 	close(orphaned)
 	<-written
 	err := harness.Result(t, lock)
