@@ -60,10 +60,9 @@ func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	return e
 }
 
-// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's
-// ctx ends when ctx does, and when the term is lost, with its cause, ErrLost: before anybody else can lead if the
-// lease was not renewed, and within 500 ms if somebody removed the entry or the lease. term is for lead to protect
-// what it writes, by [Held.Token] or [Held.Txn].
+// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's ctx ends when ctx
+// does, and when the term is lost, with its cause, ErrLost: before anybody else can lead if the lease was not renewed, and within 500 ms
+// if somebody removed the entry or the lease. term is for lead to protect what it writes, by [Held.Token] or [Held.Txn].
 //
 // What Run does next depends on whether the term lasted until lead returned:
 //
@@ -147,8 +146,7 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 	}
 }
 
-// campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is
-// gone, or after a TTL.
+// campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is gone, or after a TTL.
 func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 	var h *Held
 	term, err := acquire(ctx, l, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, it *Held) (*Held, error) {
@@ -171,15 +169,12 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 // adopt takes up the term, or the place in the queue, that the process before has left on the lease.
 func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
 	term, err := adoptEntry(ctx, h)
-	switch {
-	case err != nil:
-		return nil, err
-	case term.readOnly():
+	if err == nil && term.readOnly() {
 		err = errors.New("the process before had the lock for reading")
-	case e.config.value != "":
+	} else if err == nil && e.config.value != "" {
 		err = term.setValue(ctx, e.config.value)
 	}
-	if err != nil {
+	if err != nil && term != nil {
 		term.Release()
 	}
 	return term, err
@@ -209,8 +204,7 @@ func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Conte
 	return lead(ctx, term), nil
 }
 
-// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no
-// request.
+// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no request.
 func (e *Elector) IsLeader() bool {
 	term, ok := e.lead.Term()
 	return ok && term.Valid()
@@ -246,8 +240,7 @@ func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
 }
 
-// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead
-// nobody.
+// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead nobody.
 func (q Queue) leader() Entry {
 	if len(q.Entries) == 0 || q.Entries[0].Read {
 		return Entry{}

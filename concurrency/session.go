@@ -70,7 +70,8 @@ func (s *Session) Ctx() context.Context { return s.ctx }
 // not renewed.
 func (s *Session) Done() <-chan struct{} { return s.inner.Done() }
 
-// Orphan ends the session and leaves its lease until its TTL has passed. It makes no request.
+// Orphan ends the session and leaves its lease until its TTL has passed. It makes no request, and blocks until etcd has
+// answered those that are on their way, for 5 s or the TTL at the most.
 func (s *Session) Orphan() {
 	s.inner.Orphan()
 	s.cancel()
@@ -79,9 +80,10 @@ func (s *Session) Orphan() {
 // Close ends the session and revokes its lease. It blocks until etcd has confirmed that, for 5 s or the TTL at the
 // most, or until the ctx of WithContext ends; the revocation goes on in the background then.
 func (s *Session) Close() error {
-	s.Orphan()
 	closed := make(chan error, 1)
-	go func() { closed <- s.inner.Close() }() // ends after 5 s at the latest
+	go func() { closed <- s.inner.Close() }() // ends after 5 s at the latest, and the session at once
+	<-s.inner.Done()
+	s.cancel()
 	select {
 	case err := <-closed:
 		return err

@@ -30,6 +30,7 @@ type Client struct {
 	pace    pace
 	lanes   lanes
 	waker   waker
+	calls   calls
 	suspect atomic.Bool // a watch could not be opened with watcher
 
 	mu      sync.Mutex

@@ -53,6 +53,8 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op func(ctx contex
 	if life == nil {
 		life = context.Background()
 	}
+	c.calls.begin(ctx, life, c.Ctx())
+	defer c.calls.end()
 	if p.Hedge {
 		hedges, late = maxHedges, c.pace.late()
 	}

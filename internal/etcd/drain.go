@@ -1,0 +1,78 @@
+// How a user of etcd ends with all of its requests answered: Drain.
+
+package etcd
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// calls are the calls of Do that are under way.
+type calls struct {
+	mu       sync.Mutex
+	n        int
+	answered chan struct{} // closed when there are none; nil unless Drain waits
+	resumed  chan struct{} // closed by resume; nil unless draining: no call begins
+}
+
+// Drain has each call of Do that begins from now on wait for resume, or for its end. It blocks until etcd has answered
+// those that are under way, which go on, or done is closed, or for limit at the most.
+func (c *Client) Drain(limit time.Duration, done <-chan struct{}) (resume func()) {
+	d := &c.calls
+	d.mu.Lock()
+	if d.resumed == nil {
+		d.resumed, d.answered = make(chan struct{}), make(chan struct{})
+		if d.n == 0 {
+			close(d.answered)
+		}
+	}
+	answered := d.answered
+	d.mu.Unlock()
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-answered:
+	case <-timer.C:
+	case <-done:
+	}
+	return d.resume
+}
+
+func (d *calls) resume() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.resumed != nil {
+		close(d.resumed)
+		d.resumed, d.answered = nil, nil
+	}
+}
+
+// begin begins a call, which ends with ctx, life and client.
+func (d *calls) begin(ctx, life, client context.Context) {
+	d.mu.Lock()
+	for resumed := d.resumed; resumed != nil && ctx.Err() == nil && life.Err() == nil && client.Err() == nil; resumed = d.resumed {
+		d.mu.Unlock()
+		select {
+		case <-resumed:
+		case <-ctx.Done():
+		case <-life.Done():
+		case <-client.Done():
+		}
+		d.mu.Lock()
+	}
+	d.n++
+	d.mu.Unlock()
+}
+
+func (d *calls) end() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.n--; d.n == 0 && d.answered != nil {
+		select {
+		case <-d.answered: // a call that came later has ended unsent
+		default:
+			close(d.answered)
+		}
+	}
+}
