@@ -67,7 +67,9 @@ func (a *acquisition) notifyGranted() {
 
 // notifyAbandoned tells that the acquisition was given up at, which is before another one could have the lock.
 func (a *acquisition) notifyAbandoned(at time.Time, err error) {
-	a.s.lease.Outages.Refused("take", err, a.wrap)
+	if err != nil { // a.wrap is an allocation
+		a.s.lease.Outages.Refused("take", err, a.wrap)
+	}
 	if t := a.trace(); t != nil {
 		tell(a, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{a.info(), at.Sub(t.asked), err})
 	}
@@ -115,8 +117,7 @@ func (s *Session) notifyRenewed(took time.Duration, err error) {
 	s.outbox.Tell(outbox.Each(s.hooks, func(h *Hooks) func(RenewedInfo) { return h.Renewed }, RenewedInfo{s, took, err, time.Now()}))
 }
 
-// notifyEnded tells that the session has ended, and that these holds are lost with it. unrenewed is why the last
-// attempt to renew failed, nil if it did not.
+// notifyEnded tells that the session has ended, and these holds with it. unrenewed is why the last renewal failed, if it did.
 func (s *Session) notifyEnded(reason string, unrenewed error, holds []*acquisition) {
 	cause := s.Err()
 	if errors.Is(cause, ErrSessionExpired) {
