@@ -106,6 +106,9 @@ func TestErrors_Outage(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			p := cluster.Proxy(t)
+			if !test.session {
+				p.Refuse() // before the client connects
+			}
 			c := cluster.Client(t, p)
 			var log logtest.Log
 			locks := newTestClient(t, c, WithTTL(6*time.Second), WithLogger(log.Logger()))
@@ -129,8 +132,6 @@ func TestErrors_Outage(t *testing.T) {
 				p.Hold(etcdtest.Both)
 			case test.session:
 				harness.Away(t, p, c)
-			default:
-				p.Refuse()
 			}
 			switch {
 			case !test.waits:

@@ -452,7 +452,11 @@ func TestRequests_WaitersOfOneSession(t *testing.T) {
 			}
 			require.NoError(t, h.Unlock(testCtx(t)))
 			calls, created := w.Counts()
-			require.Len(t, created, 1)
+			watches := map[string]int{} // a stream that was silent for long is asked by the same watch whether it lives
+			for _, c := range created {
+				watches[c.String()]++
+			}
+			require.Len(t, watches, 1)
 			harness.RequireFromNow(t, created)
 			require.Equal(t, 2*waiters, calls["Txn"])
 			if waiters <= enqueueReadLimit {
