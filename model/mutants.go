@@ -12,7 +12,7 @@ type mutant struct {
 }
 
 // fileOf are the models of the mutants that are not of lock.pml.
-var fileOf = map[int]string{25: multi, 26: multi, 27: multi, 29: renew, 30: renew, 31: restore, 32: restore}
+var fileOf = map[int]string{25: multi, 26: multi, 27: multi, 29: renew, 30: renew, 31: restore, 32: restore, 33: adopt, 34: adopt, 35: adopt}
 
 func (m *mutant) file() string { return cmp.Or(fileOf[m.Number], lock) }
 
@@ -176,5 +176,20 @@ var mutants = []mutant{
 		32, "a write whose revision is no higher than what was seen before it was sent shows that, also where it is the same", "-DWRITES=0", "exclusion",
 		"The new entry has the very revision that the session has seen last, of another history. " +
 			"For a read that is as it should be; a write always comes behind what was seen before it was sent.",
+	},
+	{
+		33, "Orphan returns when what is on its way is answered", "-DCOPIES=1", "exclusion",
+		"A process sends the removal of its entry, and orphans its session before the reply. Its successor adopts the entry, which is still there. " +
+			"The removal is carried out after that, since key and revision are the same, and somebody else is granted beside the successor.",
+	},
+	{
+		34, "Adopt takes no key that an acquisition of the session uses", "-DCOPIES=1", "exclusion",
+		"A Lock of the successor wanted the key under which the entry of the process before is. Etcd refused that, and Adopt took the key. Then the Lock passes over the key, which frees it. " +
+			"So the session's sweep removes the adopted entry as one that nobody uses.",
+	},
+	{
+		35, "where an acquisition of the session uses the key, Adopt waits until that is over", "-DCOPIES=1", "served",
+		"A Lock of the successor is about to write where the entry of the process before is. Adopt leaves that key alone, and says that there is nothing to adopt. " +
+			"So the entry belongs to nobody, and all wait behind it, the Lock too, for as long as the session lives.",
 	},
 }

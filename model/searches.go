@@ -16,6 +16,7 @@ const (
 	multi   = "multi.pml"   // of several names at once
 	renew   = "renew.pml"   // of the renewals of a lease
 	restore = "restore.pml" // of a snapshot that is restored
+	adopt   = "adopt.pml"   // of a lease that goes from one process to the next
 )
 
 var searches = []search{
@@ -51,6 +52,9 @@ var searches = []search{
 
 	{Name: "restore: two mutexes of one session and one of another", File: restore, Bounds: "-DN=3"},
 	{Name: "restore: the same, and the revision is raised", File: restore, Bounds: "-DN=3 -DBUMP=20"},
+
+	{Name: "adoption: a lock that is adopted beside a mutex of its session and one of another", File: adopt, Bounds: "-DCOPIES=1"},
+	{Name: "adoption: the same, and each request is sent twice", File: adopt, Bounds: "-DCOPIES=2"},
 
 	{Name: "liveness: three mutexes", Bounds: "-DN=3", Formula: "served"},
 	{Name: "liveness: two of any kind, a bad network", Bounds: "-DN=2 -DKINDS=77 -DFAULTS=1", Formula: "served"},

@@ -116,7 +116,7 @@ func runSpin(ctx context.Context, model string, defs, cflags, args []string) (r 
 }
 
 // modelFiles are the files that have assertions.
-var modelFiles = []string{lock, "etcd.pml", multi, renew, restore}
+var modelFiles = []string{lock, "etcd.pml", multi, renew, restore, adopt}
 
 // output runs a command in dir, which ends with ctx.
 func output(ctx context.Context, dir, name string, args ...string) (string, error) {
