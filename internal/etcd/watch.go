@@ -84,7 +84,7 @@ func Open(ctx, life context.Context, watcher clientv3.Watcher, key, end string, 
 	go func() { // ends with the opening, AttemptMin from now at the latest
 		w.C = watcher.Watch(wctx, key, opts...)
 		created, ok := <-w.C
-		w.At = created.Header.Revision
+		w.At = created.Header.GetRevision()
 		err := Broken(&created, ok && created.Created)
 		if !timer.Stop() && err == nil {
 			err = ErrWatch // cancelled meanwhile
