@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -120,15 +121,20 @@ func TestAdopt_BesideALockUnderWay(t *testing.T) {
 	}
 }
 
+// handedOver is a lock of a process before, and the session that has its lease now, whose requests go through tap.
+func handedOver(t *testing.T, c *clientv3.Client, tap *etcdtest.Tap, name string) (*etcdlock.Held, *etcdlock.Session) {
+	t.Helper()
+	s := newSession(t, c)
+	h := harness.Take(t, etcdlock.NewMutex(s, name).Lock)
+	return h, successor(t, s, cluster.Client(t, tap))
+}
+
 // The Lock is given up while its request is on its way. So Adopt need not wait for it, and what the request writes after
 // the adopted hold is removed.
 func TestAdopt_BesideALockGivenUp(t *testing.T) {
 	c, tap := cluster.Client(t), etcdtest.NewTap()
 	name := harness.LockName(t)
-	s := newSession(t, c)
-	h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	s2 := successor(t, s, cluster.Client(t, tap))
+	h, s2 := handedOver(t, c, tap, name)
 	late := tap.Postpone("Txn", 1)
 	ctx, cancel := context.WithCancel(harness.Ctx(t))
 	locked := harness.Async(func() error { _, err := etcdlock.NewMutex(s2, name).Lock(ctx); return err })
@@ -147,14 +153,11 @@ func TestAdopt_BesideALockGivenUp(t *testing.T) {
 func TestAdopt_RemovedBesideALockUnderWay(t *testing.T) {
 	c, tap := cluster.Client(t), etcdtest.NewTap()
 	name := harness.LockName(t)
-	s := newSession(t, c)
-	h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	s2 := successor(t, s, cluster.Client(t, tap))
+	h, s2 := handedOver(t, c, tap, name)
 	w := holdWrites(t, tap)
 	locked := harness.InBackground(t, etcdlock.NewMutex(s2, name).Lock)
 	got := w.adoptBeside(t, s2, name, 3)
-	_, err = c.Delete(harness.Ctx(t), h.Key())
+	_, err := c.Delete(harness.Ctx(t), h.Key())
 	require.NoError(t, err)
 	w.send()
 	next := <-locked
