@@ -214,6 +214,49 @@ func TestProbe_Opened(t *testing.T) {
 	})
 }
 
+// A mute opens watches and answers no question, as a proxy.
+type mute struct {
+	*fakeetcd.Server
+	opened int
+}
+
+func (m *mute) RequestProgress(context.Context) error { return nil }
+
+func (m *mute) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	m.opened++
+	return m.Server.Watch(ctx, key, opts...)
+}
+
+// A stream that has never answered is asked by one more watch whether it lives, but not before an answer is late.
+func TestProbe_OpensNothingEarly(t *testing.T) {
+	for _, c := range []struct{ answer, late time.Duration }{
+		{AttemptMin / 100, hedgeMin},
+		{AttemptMin / 2, 2 * AttemptMin},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			m := &mute{Server: fakeetcd.New()}
+			client := NewClient(fakeetcd.New().Client(nil))
+			w := newWatcher(client.Client, m)
+			w.renewable = true
+			client.use(w)
+			for range 100 {
+				client.pace.took(c.answer)
+			}
+			watch, err := client.OpenWatch(t.Context(), t.Context(), "a", "")
+			require.NoError(t, err)
+			defer watch.Close()
+			require.False(t, client.Probe(t.Context())) // takes note of what was heard until now
+			require.False(t, client.Probe(t.Context()))
+			<-time.After(c.late - time.Millisecond)
+			require.False(t, client.Probe(t.Context()))
+			require.Equal(t, 1, m.opened)
+			<-time.After(2 * time.Millisecond)
+			require.False(t, client.Probe(t.Context()))
+			require.Equal(t, 2, m.opened)
+		})
+	}
+}
+
 // If there is no watch but one whose Watcher was replaced, that is probed all the same.
 func TestProbe_OnlyReplaced(t *testing.T) {
 	playProbed(t, func(c probed) {
