@@ -625,15 +625,11 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 				}
 				calls, created := w.Counts()
 				reads, watches := calls["Range"], len(created)
-				require.LessOrEqual(t, watches, 2*sessions)
+				require.LessOrEqual(t, watches, 3*sessions) // one that is late is asked for twice
 				if !atOnce {                                // else one for the first, and one on all of the queue when there are many
-					ranges := map[string]int{} // a watch that a stalled machine opens late is asked for twice
-					for _, c := range created {
-						ranges[string(c.Key)+" "+string(c.RangeEnd)]++
-					}
-					require.LessOrEqual(t, len(ranges), sessions)
+					require.LessOrEqual(t, len(harness.Watched(created)), sessions)
 				}
-				require.LessOrEqual(t, reads, 5*sessions)
+				require.LessOrEqual(t, reads, 10*sessions) // far fewer than readers: one that is late is made twice
 				w.Require(t, map[string]int{"Txn": 2 * readers, "Range": max(sessions, reads)}, watches)
 			})
 		}
@@ -641,10 +637,12 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 }
 
 // writeBetween writes something else after each request, so that every watch begins
-// behind what was read before it.
+// behind what was read before it. A request waits for its answer, however long a machine
+// that stalls takes: it would be repeated otherwise.
 func writeBetween(t *testing.T, w *harness.Wire) (stop func()) {
 	other := cluster.Client(t)
 	w.OnUnary(func(ctx context.Context, _ string, _ any, send func(context.Context) error) error {
+		ctx = context.WithoutCancel(ctx)
 		if err := send(ctx); err != nil {
 			return err
 		}

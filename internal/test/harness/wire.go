@@ -244,9 +244,9 @@ func (w *Wire) WaitForAnswers(t testing.TB, reads, watches int) {
 func (w *Wire) Require(t testing.TB, want map[string]int, watches int) {
 	t.Helper()
 	calls, created := w.Counts()
-	// Each wait has a Whom after a second, also by a machine that stalls. A busy member that answers from an older state
-	// brings about a Barrier.
-	for _, method := range []string{"Whom", "Barrier"} {
+	// Each wait has a Whom after a second, and each session asks after its lease now and then, also by a machine that
+	// stalls. A busy member that answers from an older state brings about a Barrier.
+	for _, method := range []string{"Whom", "Barrier", "LeaseTimeToLive"} {
 		if want[method] == 0 {
 			delete(calls, method)
 		}
@@ -257,6 +257,18 @@ func (w *Wire) Require(t testing.TB, want map[string]int, watches int) {
 	for _, r := range created {
 		require.Equal(t, []pb.WatchCreateRequest_FilterType{pb.WatchCreateRequest_NOPUT}, r.Filters, "all hear of deletions only")
 	}
+}
+
+// Watched returns what is watched, each once: a watch that a machine that stalls opens late is asked for twice.
+func Watched(created []*pb.WatchCreateRequest) (distinct []*pb.WatchCreateRequest) {
+	seen := map[string]bool{}
+	for _, r := range created {
+		if at := string(r.Key) + "\x00" + string(r.RangeEnd); !seen[at] {
+			seen[at] = true
+			distinct = append(distinct, r)
+		}
+	}
+	return distinct
 }
 
 // RequireFromNow requires that no watch was opened at a revision that exists: etcd serves such a watch
