@@ -196,7 +196,8 @@ func (l *List) Awaited() (keys []queue.Entry) {
 	if e == nil {
 		return nil
 	}
-	for _, t := range l.othersLocked(e) {
+	targets, _ := l.belowLocked(e)
+	for _, t := range targets {
 		keys = append(keys, t.Entry)
 	}
 	if len(keys) == 0 && !l.behindOwnLocked(e) {

@@ -10,19 +10,10 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// entitledLocked decides I1. See the package's comment for why this is enough.
+// entitledLocked decides I1: the views are about all that may block e; no key of another session there blocks e; no entry of
+// the list does; and e was in the queue when all that is not there had gone. See the package's comment for why this is enough.
 func (l *List) entitledLocked(e *Entry) bool {
-	for i := range l.views {
-		v := &l.views[i]
-		switch {
-		case !queue.Blocks(kindOf(i), e.kind):
-		case v.low > 0, v.upTo < e.rev: // nobody knows all that is below
-			return false
-		case slices.ContainsFunc(v.keys, func(q queue.Entry) bool { return q.Rev < e.rev && l.ownLocked(q) == nil }):
-			return false
-		}
-	}
-	return !l.behindOwnLocked(e) && l.seenLocked(e) >= l.at
+	return l.completeLocked(e) && l.clearLocked(e) && !l.behindOwnLocked(e) && l.seenLocked(e) >= l.at
 }
 
 // behindOwnLocked reports whether e waits for an entry of the list.

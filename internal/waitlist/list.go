@@ -149,8 +149,8 @@ func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
 	if v.has(q) {
 		e.seenAtLocked(v.listed)
 	}
-	for i := range l.views { // of what is below nobody knows when it has gone, but that it had when this was listed
-		if w := &l.views[i]; w.upTo >= rev && w.listed > e.seen && queue.Blocks(kindOf(i), e.kind) {
+	for _, w := range l.viewsLocked(e) { // of what is below nobody knows when it has gone, but that it had when this was listed
+		if w.upTo >= rev && w.listed > e.seen {
 			l.goneByLocked(w.listed)
 		}
 	}

@@ -31,7 +31,7 @@ func (e *Entry) Look() (s Step, ok bool) {
 	l.lock()
 	defer l.unlock()
 	first := slices.IndexFunc(l.entries, func(o *Entry) bool { return o == e && e.state == waiting || o.asksLocked() })
-	if first < 0 || l.entries[first] != e || l.completeLocked(e) && len(l.othersLocked(e)) == 0 {
+	if first < 0 || l.entries[first] != e || l.completeLocked(e) && l.clearLocked(e) {
 		return s, false
 	}
 	s = l.readLocked(e, false)

@@ -40,10 +40,10 @@ func (l *List) nextLocked() Step {
 	case l.stale, !l.reachedLocked(e):
 		return l.readLocked(e, false)
 	}
-	writers, readers := l.belowLocked(e)
+	targets, exclusive := l.belowLocked(e)
 	complete, many := l.completeLocked(e), l.manyLocked()
-	more := l.views[0].more || e.kind == keyspace.Exclusive && l.views[1].more
-	targets, deep := slices.Concat(writers, readers), false
+	more := slices.ContainsFunc(l.viewsLocked(e), func(v view) bool { return v.more })
+	writers, deep := targets[:exclusive], false
 	switch n := l.lastRuns(writers); {
 	case len(targets) == 0 && !complete, len(writers) == 0 && more && !complete && !many:
 		s := l.readLocked(e, false)
@@ -87,26 +87,20 @@ type target struct {
 	seen int64
 }
 
-// belowLocked are the keys below e that block it, but for those of the list's entries.
-func (l *List) belowLocked(e *Entry) (writers, readers []target) {
-	for i := range l.views {
-		for _, q := range l.views[i].keys {
-			switch t := (target{q, l.views[i].listed}); {
-			case q.Rev >= e.rev, !queue.Blocks(kindOf(i), e.kind), l.ownLocked(q) != nil:
-			case l.sentLocked(q.Key): // it is probably the entry's, whose reply is on its way
-			case kindOf(i) == keyspace.Exclusive:
-				writers = append(writers, t)
-			default:
-				readers = append(readers, t)
+// belowLocked are other sessions' keys that block e, exclusive ones first. exclusive is how many these are.
+func (l *List) belowLocked(e *Entry) (targets []target, exclusive int) {
+	for i, v := range l.viewsLocked(e) {
+		for _, q := range v.keys {
+			// A key of an entry whose reply is on its way is probably there for that entry.
+			if l.blocksLocked(q, e) && !l.sentLocked(q.Key) {
+				targets = append(targets, target{q, v.listed})
 			}
 		}
+		if kindOf(i) == keyspace.Exclusive {
+			exclusive = len(targets)
+		}
 	}
-	return writers, readers
-}
-
-func (l *List) othersLocked(e *Entry) []target {
-	writers, readers := l.belowLocked(e)
-	return append(writers, readers...)
+	return targets, exclusive
 }
 
 // unaskedLocked are the entries of the list below e that block it, and for which nothing is asked: of holders, and idle
@@ -118,16 +112,6 @@ func (l *List) unaskedLocked(e *Entry) (targets []target) {
 		}
 	}
 	return targets
-}
-
-// completeLocked reports whether the views are about all that may block e.
-func (l *List) completeLocked(e *Entry) bool {
-	return l.reachedLocked(e) && l.views[0].low == 0 && (e.kind == keyspace.Shared || l.views[1].low == 0)
-}
-
-// reachedLocked reports whether the views are about what is next below e.
-func (l *List) reachedLocked(e *Entry) bool {
-	return l.views[0].upTo >= e.rev && (e.kind == keyspace.Shared || l.views[1].upTo >= e.rev)
 }
 
 // lastRuns is where the last Lookahead runs of the writers begin, which are in the order of the queue. A run is of
@@ -187,7 +171,7 @@ func (l *List) readLocked(e *Entry, deep bool) Step {
 	if !s.shared {
 		s.Keys = e.keys[:1] // which lies outside of that range
 	}
-	if deep || !l.completeLocked(e) && (!l.nested || len(l.othersLocked(e)) > 0) {
+	if deep || !l.completeLocked(e) && (!l.nested || !l.clearLocked(e)) {
 		s.Limit = downLimit // unless the newest keys of the range are probably of other names, as are those that were seen
 	}
 	return s

@@ -55,6 +55,36 @@ func kindOf(i int) keyspace.Kind { return keyspace.Exclusive + keyspace.Kind(i) 
 
 func (l *List) viewLocked(kind keyspace.Kind) *view { return &l.views[kind-keyspace.Exclusive] }
 
+// viewsLocked are the views of what may block e.
+func (l *List) viewsLocked(e *Entry) []view {
+	if queue.Blocks(keyspace.Shared, e.kind) {
+		return l.views[:]
+	}
+	return l.views[:1]
+}
+
+// reachedLocked reports whether the views are about what is next below e.
+func (l *List) reachedLocked(e *Entry) bool {
+	return !slices.ContainsFunc(l.viewsLocked(e), func(v view) bool { return v.upTo < e.rev })
+}
+
+// completeLocked reports whether the views are about all that may block e.
+func (l *List) completeLocked(e *Entry) bool {
+	return l.reachedLocked(e) && !slices.ContainsFunc(l.viewsLocked(e), func(v view) bool { return v.low > 0 })
+}
+
+// blocksLocked reports whether a key of viewsLocked(e) is another session's and blocks e.
+func (l *List) blocksLocked(q queue.Entry, e *Entry) bool {
+	return q.Rev < e.rev && l.ownLocked(q) == nil
+}
+
+// clearLocked reports whether the views have no key of another session that blocks e.
+func (l *List) clearLocked(e *Entry) bool {
+	return !slices.ContainsFunc(l.viewsLocked(e), func(v view) bool {
+		return slices.ContainsFunc(v.keys, func(q queue.Entry) bool { return l.blocksLocked(q, e) })
+	})
+}
+
 func byRev(a, b queue.Entry) int { return cmp.Or(cmp.Compare(a.Rev, b.Rev), cmp.Compare(a.Key, b.Key)) }
 
 func (v *view) has(q queue.Entry) bool {
