@@ -133,7 +133,7 @@ func (k *KeepAlive) renewOn(ctx context.Context, s *keepAliveStream, id clientv3
 		s.cancel()
 		return 0, RequestError(ctx, err)
 	}
-	k.client.hints(resp.GetHeader(), before)
+	k.client.hintsOfLease(ctx, resp.GetHeader(), before, resp.TTL <= 0)
 	k.answered(s)
 	if !s.asked && !k.Relayed() {
 		s.asked = true

@@ -39,6 +39,6 @@ func (c *Client) renewInProcess(ctx context.Context, id clientv3.LeaseID) (ttl i
 	if err != nil {
 		return 0, err
 	}
-	c.hints(resp.ResponseHeader, before)
+	c.hintsOfLease(ctx, resp.ResponseHeader, before, resp.TTL <= 0)
 	return resp.TTL, nil
 }

@@ -13,6 +13,7 @@ import (
 // headers is an etcd whose replies have this header, and that whatever came before has written, or not.
 type headers struct {
 	pb.KVClient
+	pb.LeaseClient
 	pb.ResponseHeader
 	wrote  bool
 	during func() // while the request is on its way
@@ -119,6 +120,25 @@ func TestRestored_Overtaken(t *testing.T) {
 		kv.during = nil
 	}
 	require.Len(t, *restored, 1, "the second was sent after revision 12 was shown")
+}
+
+func (h *headers) LeaseTimeToLive(context.Context, *pb.LeaseTimeToLiveRequest, ...grpc.CallOption) (*pb.LeaseTimeToLiveResponse, error) {
+	return &pb.LeaseTimeToLiveResponse{Header: h.reply(), TTL: -1}, nil
+}
+
+// That a lease has gone is told after Restored, if all data went with it.
+func TestRestored_LeaseGone(t *testing.T) {
+	c, kv, _, restored := newRestored()
+	c.shows(10)
+	c.Lease = clientv3.NewLeaseFromLeaseClient(kv, c.Client, 0)
+	for _, rev := range []int64{10, 9} {
+		require.Empty(t, *restored)
+		kv.Revision = rev
+		gone, err := c.TimeToLive(t.Context(), 5)
+		require.NoError(t, err)
+		require.Zero(t, gone.GrantedTTL)
+	}
+	require.Len(t, *restored, 1)
 }
 
 // A hint has etcd asked, once at a time. If a member lagged, that is all.

@@ -72,6 +72,37 @@ func TestFault_J2_RestoreToLowerRevisions(t *testing.T) {
 	}, harness.Hang, harness.Tick)
 }
 
+// Etcd begins anew without its data, and no lease is left. A session says that, and not that its lease has expired: whether
+// it hears of it by a renewal or by a Lock.
+func TestFault_J2_TheLeaseIsLostToo(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	wipe := harness.Snapshot(t, own)
+	var log logtest.Log
+	rests := newSession(t, own.Client(t), etcdlock.WithTTL(3*time.Second))
+	for range 10 { // more than follow
+		require.NoError(t, mustLock(t, rests, harness.LockName(t)).Unlock(harness.Ctx(t)))
+	}
+	mustLock(t, rests, harness.LockName(t))
+	locks := newClient(t, own.Client(t), etcdlock.WithTTL(time.Hour), etcdlock.WithLogger(log.Logger()))
+	other := locks.Mutex(harness.LockName(t) + "-2")
+	require.NoError(t, harness.Take(t, other.Lock).Unlock(harness.Ctx(t)))
+
+	wipe(0)
+	require.NoError(t, harness.Take(t, other.Lock).Unlock(harness.Ctx(t)), "in the next session")
+	select {
+	case <-rests.Done():
+	case <-time.After(harness.Hang):
+		t.Fatal("no renewal has told")
+	}
+	require.ErrorContains(t, rests.Err(), "etcd's revision went back from ")
+	require.Eventually(t, func() bool {
+		return slices.ContainsFunc(log.Lines(), func(line string) bool {
+			return strings.Contains(line, "session lost") && strings.Contains(line, "why=\"etcd's revision went back from ")
+		})
+	}, harness.Hang, harness.Tick)
+}
+
 // requireAlone requires that others who come wait for the hold, and have the lock one after the other.
 func requireAlone(t *testing.T, own *etcdtest.Cluster, locks *etcdlock.Client, name string, h *etcdlock.Held) {
 	t.Helper()
