@@ -116,6 +116,8 @@ func whatToCheck(err error) string {
 	text := strings.ToLower(err.Error())
 	for _, c := range []struct{ words, check string }{
 		{"first record does not look like a tls handshake|server preface", "the endpoints, and whether they want https"},
+		{"certificate has expired or is not yet valid", "the dates of etcd's certificate, and this machine's clock"},
+		{"unknown authority", "the CA in the client's TLS config: it did not sign etcd's certificate, or its file holds no certificate"},
 		{"x509|certificate|tls", "the client's TLS config: CA, certificate, key and server name"},
 		{"unexpected http status|unimplemented", "the endpoints, and that the proxies between pass gRPC on to etcd"},
 		{"permission denied|user name is empty|invalid auth|authentication failed", access},

@@ -159,7 +159,10 @@ func TestFault_I13_NeverReached(t *testing.T) {
 		"dead endpoint": {func(cfg *clientv3.Config) { cfg.Endpoints = addrs }, "connection refused", "the endpoints"},
 		"wrong CA": {func(cfg *clientv3.Config) {
 			cfg.Endpoints, cfg.TLS = secure.Endpoints(), &tls.Config{RootCAs: x509.NewCertPool()}
-		}, "x509", "TLS config"},
+		}, "x509", "or its file holds no certificate"},
+		"expired": {func(cfg *clientv3.Config) {
+			cfg.Endpoints, cfg.TLS = secure.Endpoints(), &tls.Config{Time: func() time.Time { return time.Now().AddDate(100, 0, 0) }}
+		}, "x509", "the dates of etcd's certificate, and this machine's clock"},
 		"no TLS": {func(cfg *clientv3.Config) {
 			cfg.Endpoints = []string{strings.Replace(secure.Endpoints()[0], "https", "http", 1)}
 		}, "server preface", "they want https"},
