@@ -99,8 +99,8 @@ func oldest(set map[id]time.Time, now time.Time) (age float64) {
 	return age
 }
 
-func (a *acquisitions) enqueued(q etcdlock.Acquisition) {
-	a.update(q, func(s *sets, i id) { s.waiting[i] = q.Enqueued })
+func (a *acquisitions) enqueued(q etcdlock.Acquisition) labels {
+	return a.update(q, func(s *sets, i id) { s.waiting[i] = q.Enqueued })
 }
 
 func (a *acquisitions) granted(q etcdlock.Acquisition) labels {

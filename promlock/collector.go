@@ -124,7 +124,11 @@ func (c *Collector) Hooks() *etcdlock.Hooks {
 			delete(c.sessions, i.Session)
 		},
 		Enqueued: func(_ context.Context, i etcdlock.EnqueuedInfo) {
-			c.acquisitions.enqueued(i.Acquisition)
+			l := c.acquisitions.enqueued(i.Acquisition)
+			if i.Acquisition.Elector {
+				// A series from the start, as for lost locks: an Elector that etcd refuses for its rights does not ask again.
+				c.wait.WithLabelValues(l.name, l.mode, outcome.Error)
+			}
 		},
 		Granted: func(_ context.Context, i etcdlock.GrantedInfo) {
 			l := c.acquisitions.granted(i.Acquisition)

@@ -213,6 +213,24 @@ func TestCollector(t *testing.T) {
 	requireLint(t, reg)
 }
 
+// An Elector whose rights were taken away is refused once, and its Run returns. Prometheus sees that: the series was there
+// before.
+func TestCollector_ElectorIsRefused(t *testing.T) {
+	m := promlock.New()
+	reg := registry(t, m)
+	const series = "etcdlock_wait_seconds{mode=elector,name=a,outcome=error}"
+	hooks := m.Hooks()
+	term := etcdlock.Acquisition{Name: "a", Elector: true}
+	hooks.Enqueued(testCtx(t), etcdlock.EnqueuedInfo{Acquisition: term})
+	got := gather(t, reg)
+	require.Contains(t, got, series)
+	require.Zero(t, got[series])
+	hooks.Abandoned(testCtx(t), etcdlock.AbandonedInfo{Acquisition: term, Err: errors.New("permission denied")})
+	require.Equal(t, 1.0, gather(t, reg)[series])
+	hooks.Enqueued(testCtx(t), etcdlock.EnqueuedInfo{Acquisition: etcdlock.Acquisition{Name: "b"}})
+	require.NotContains(t, gather(t, reg), "etcdlock_wait_seconds{mode=exclusive,name=b,outcome=error}", "a Lock is called again")
+}
+
 // Of several sessions the earliest deadline counts.
 func TestCollector_TTLLeft(t *testing.T) {
 	client := etcdtest.Start(t).Client(t)
