@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"maps"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -172,6 +173,28 @@ func TestRules(t *testing.T) {
 			require.Equal(t, c.want, firing(t, c.until, strings.Join(c.series, "\n")))
 		})
 	}
+}
+
+// Who follows an alert finds each reason that the log gives for the loss of a session, and for renewals that fail the
+// reason that is not an outage.
+func TestRules_LeadToTheCause(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/operations.md")
+	require.NoError(t, err)
+	section := func(title string) string {
+		_, after, found := strings.Cut(string(doc), "\n### "+title+"\n")
+		require.True(t, found, title)
+		text, _, _ := strings.Cut(after, "\n### ")
+		return text
+	}
+	_, row, _ := strings.Cut(string(doc), "\n| `session lost` |")
+	row, _, _ = strings.Cut(row, "\n")
+	_, whys, _ := strings.Cut(row, "`why`: ")
+	reasons := regexp.MustCompile("`([^`]+)` \\(").FindAllStringSubmatch(whys, -1)
+	require.Len(t, reasons, 5)
+	for _, why := range reasons {
+		require.Contains(t, section("A session was lost"), "`"+why[1]+"`")
+	}
+	require.Contains(t, section("Renewals fail"), "permission denied")
 }
 
 // Each alert names a section of docs/operations.md that there is.
