@@ -6,13 +6,11 @@ package etcdlock
 
 import (
 	"context"
-	"maps"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // refreshWatches has all that relies on watches ask etcd: they are silent.
@@ -21,13 +19,6 @@ func (s *Session) refreshWatches() {
 		l.Refresh()
 	}
 	s.holdWatches.Refresh()
-}
-
-// allLists are the waitlists of the session, in any order.
-func (s *Session) allLists() []*waitlist.List {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Collect(maps.Values(s.lists))
 }
 
 // startChecks has the session check its entries for as long as it lives: see lease.StartChecks.
@@ -41,7 +32,7 @@ func (s *Session) startChecks() {
 // checkEntries compares the keys that hang on the session's lease with its entries. An entry without its key was
 // removed by somebody: its owner is told. A key without its entry is a late write, and is removed.
 func (s *Session) checkEntries(ctx context.Context) error {
-	entries := s.entries()
+	entries := inQueue(s.parts())
 	there, err := s.keys.Sweep(ctx)
 	if err != nil && !etcd.ReplyTooLarge(err) {
 		return err
@@ -61,17 +52,6 @@ func (s *Session) checkEntries(ctx context.Context) error {
 type placed struct {
 	*part
 	queue.Entry
-}
-
-// entries are the parts of the session that are in their queues.
-func (s *Session) entries() (all []placed) {
-	var some []*part
-	for _, l := range s.allLists() {
-		for _, owner := range l.Owners() {
-			some = append(some, owner.(*part))
-		}
-	}
-	return inQueue(some)
 }
 
 // inQueue are those of the parts that are in their queues.

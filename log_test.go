@@ -233,9 +233,6 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 		}
 	}
 	require.Equal(t, holds, lost)
-	held[0].s.mu.Lock()
-	defer held[0].s.mu.Unlock()
-	require.Empty(t, held[0].s.holds, "a session that was lost must keep none")
 }
 
 // Data that somebody keeps under the name of a lock blocks it, and the wait says what it is: the log after a second,
@@ -308,6 +305,24 @@ func TestLog_ReleaseOvertaken(t *testing.T) {
 		s.lease.NotFound()
 		synctest.Wait()
 		require.Contains(t, log.Lines(), fmt.Sprintf(`level=WARN msg="lock lost" lock=a key=a/1 token=%d cause="lock lost: session expired"`, h.Token()))
+	})
+}
+
+// A session that is lost names each hold once, a Multi too, and no acquisition that waits.
+func TestLog_LostHolds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newFakeEtcd().session(1)
+		var log logtest.Log
+		s.log = log.Logger()
+		h, err := NewMulti(s, Write("a"), Write("b")).Lock(t.Context())
+		require.NoError(t, err)
+		_, err = NewMutex(s, "b").Enqueue(t.Context())
+		require.NoError(t, err)
+		s.lease.End(ErrSessionExpired, "the test says so")
+		s.sessionEnded("the test says so", nil)
+		s.lease.NotFound()
+		synctest.Wait()
+		require.Contains(t, log.Lines()[0], fmt.Sprintf(`locks=1 lost="a (token %d)"`, h.Token()))
 	})
 }
 

@@ -6,7 +6,6 @@ package etcdlock
 import (
 	"cmp"
 	"context"
-	"maps"
 	"slices"
 	"time"
 
@@ -54,7 +53,6 @@ func (a *acquisition) finishHoldLocked() {
 		a.holdCtx.cancel(a.causeLocked())
 		a.unwatchLocked()
 	}
-	a.untrackHoldLocked()
 	a.lossUnreported = a.state == lost
 }
 
@@ -181,63 +179,34 @@ func markAllLost(gone []*waitlist.Entry, at int64) {
 	}
 }
 
-// announce tells that the acquisition is held, before its owner has it.
+// announce tells that the acquisition is held, before its owner has it. It may be lost by now: sessionEnded may have come
+// before the grant.
 func (a *acquisition) announce() {
 	a.notifyGranted()
-	a.trackHold()
 	a.mu.Lock()
 	a.announced = true
-	a.unlockAndNotify() // it may be lost by now
-}
-
-// trackHold has the hold notified when the session ends, if somebody observes that: its owner may not look for long.
-func (a *acquisition) trackHold() {
-	s := a.s
-	if s.holds == nil {
-		return
-	}
-	s.mu.Lock()
-	ended := s.lease.Ctx.Err() != nil // then sessionEnded may have been there before
-	if !ended {
-		s.holds[a] = struct{}{}
-	}
-	s.mu.Unlock()
-	if ended {
-		a.noticeSessionEnd()
-	}
-}
-
-// noticeSessionEnd ends the hold if the session has ended.
-func (a *acquisition) noticeSessionEnd() {
-	a.mu.Lock()
 	a.checkSessionLocked()
 	a.unlockAndNotify()
 }
 
-// sessionEnded ends the holds of a session that has ended: see notifyEnded.
+// sessionEnded ends the holds of a session that has ended, since their owners may not look for long: see notifyEnded.
 func (s *Session) sessionEnded(reason string, unrenewed error) {
-	s.mu.Lock()
-	holds := slices.SortedFunc(maps.Keys(s.holds), func(a, b *acquisition) int { return cmp.Compare(a.rev, b.rev) })
-	clear(s.holds)
-	s.mu.Unlock()
+	var holds []*acquisition
+	for _, p := range s.parts() {
+		p.of.mu.Lock()
+		// Somebody may have noticed the end of the session before, or that the key is not there.
+		if a := p.of; p == &a.parts[0] && (a.state == held || a.lostWithSession || a.confirming) {
+			holds = append(holds, a)
+		}
+		p.of.mu.Unlock()
+	}
+	slices.SortFunc(holds, func(a, b *acquisition) int { return cmp.Compare(a.rev, b.rev) })
 	s.notifyEnded(reason, unrenewed, holds)
 	for _, a := range holds {
-		a.noticeSessionEnd()
+		a.mu.Lock()
+		a.checkSessionLocked()
+		a.unlockAndNotify()
 	}
-}
-
-// untrackHoldLocked is called when the hold has ended: what the session's end has taken is for sessionEnded. The
-// caller holds a.mu.
-func (a *acquisition) untrackHoldLocked() {
-	s := a.s
-	if s.holds == nil {
-		return
-	}
-	s.mu.Lock()
-	if s.lease.Ctx.Err() == nil {
-		delete(s.holds, a)
-	}
-	s.mu.Unlock()
 }
 
 // unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"slices"
 	"strings"
 	"time"
@@ -96,11 +95,6 @@ func (a *acquisition) notifyOver(at time.Time, err error) {
 	default:
 		tell(a, func(h *Hooks) func(context.Context, ReleasedInfo) { return h.Released }, ReleasedInfo{a.info(), at.Sub(t.granted), err})
 	}
-}
-
-// observed reports whether there is anybody to tell of what happens to holds that nobody looks at.
-func (c *config) observed() bool {
-	return len(c.hooks) > 0 || c.log.Handler() != slog.DiscardHandler
 }
 
 func (s *Session) notifyUp() {

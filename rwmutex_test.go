@@ -101,11 +101,11 @@ func TestRWMutex_DowngradedBesideACheck(t *testing.T) {
 	onStage(t, func(st *stage) {
 		h := st.lock(st.rw().Lock)
 		tk := st.ticket(st.rw().REnqueue)
-		before := st.s.entries()
+		before := inQueue(st.s.parts())
 		require.NoError(st, h.Downgrade(st.Context()))
 		require.NoError(st, st.s.verify(st.Context(), before, 0))
 		require.NoError(st, h.Err())
-		require.NoError(st, st.s.verify(st.Context(), st.s.entries(), 0))
+		require.NoError(st, st.s.verify(st.Context(), inQueue(st.s.parts()), 0))
 		require.NoError(st, h.Err())
 		reader := st.wait(tk)
 		require.NoError(st, h.Unlock(st.Context()))

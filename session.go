@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -47,8 +48,6 @@ type Session struct {
 
 	mu    sync.Mutex
 	lists map[string]*waitlist.List // by name: see register
-	// holds are those to notify when the session ends; nil if nobody observes that.
-	holds map[*acquisition]struct{}
 	waits wait.Waits
 	ahead ahead.Waits // what a Lock says that ends with its ctx
 
@@ -93,9 +92,6 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
 		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, slashes: c.slash, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
 		lists: make(map[string]*waitlist.List),
-	}
-	if c.observed() {
-		s.holds = make(map[*acquisition]struct{})
 	}
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.sessionEnded
@@ -219,6 +215,23 @@ func (s *Session) has(name string, rev int64) bool {
 	l := s.lists[name]
 	s.mu.Unlock()
 	return l != nil && slices.ContainsFunc(l.Owners(), func(o any) bool { return o.(*part).of.rev == rev })
+}
+
+// allLists are the waitlists of the session, in any order.
+func (s *Session) allLists() []*waitlist.List {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Collect(maps.Values(s.lists))
+}
+
+// parts are those that the waitlists of the session have in their queues.
+func (s *Session) parts() (all []*part) {
+	for _, l := range s.allLists() {
+		for _, owner := range l.Owners() {
+			all = append(all, owner.(*part))
+		}
+	}
+	return all
 }
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. It is an
