@@ -47,8 +47,8 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 }
 
 // NewElector makes an Elector whose terms are in that session. It makes no request. Its Run returns when the session
-// has ended, with ErrSessionExpired or ErrSessionClosed. In a session with WithLease, Run begins with [Session.Adopt]: if the
-// process before led, this one goes on with its term and Token.
+// has ended, with ErrSessionExpired or ErrSessionClosed. In a session with WithLease, Run begins with
+// [Session.Adopt]: if the process before led, this one goes on with its term and Token.
 func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	if s == nil {
 		return &Elector{name: name, err: errNilSession}
@@ -60,9 +60,10 @@ func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	return e
 }
 
-// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's ctx ends when ctx
-// does, and when the term is lost, with its cause, ErrLost: before anybody else can lead if the lease was not renewed, and within 500 ms
-// if somebody removed the entry or the lease. term is for lead to protect what it writes, by [Held.Token] or [Held.Txn].
+// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's
+// ctx ends when ctx does, and when the term is lost, with its cause, ErrLost: before anybody else can lead if the
+// lease was not renewed, and within 500 ms if somebody removed the entry or the lease. term is for lead to protect
+// what it writes, by [Held.Token] or [Held.Txn].
 //
 // What Run does next depends on whether the term lasted until lead returned:
 //
@@ -72,8 +73,8 @@ func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 //     the old one was lost, and after a pause that grows while terms are short (50 ms to 5 s, jittered).
 //   - lead panics: Run resigns, and the panic goes on.
 //
-// If ctx ends while this process does not lead, Run returns ctx's error. Else it returns for lead's own reasons only, or
-// with etcd's error if etcd refuses for good, for example for rights: not while etcd is away, or has no space.
+// If ctx ends while this process does not lead, Run returns ctx's error. Else it returns for lead's own reasons only,
+// or with etcd's error if etcd refuses for good, for example for rights: not while etcd is away, or has no space.
 //
 // Run never calls lead again before the last call has returned, in this process. A lead that ignores the end of its
 // ctx keeps Run from campaigning; if its term was lost, somebody else leads beside it. WithOverrun and Check report
@@ -146,7 +147,8 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 	}
 }
 
-// campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is gone, or after a TTL.
+// campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is
+// gone, or after a TTL.
 func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 	var h *Held
 	term, err := acquire(ctx, l, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, it *Held) (*Held, error) {
@@ -169,12 +171,15 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 // adopt takes up the term, or the place in the queue, that the process before has left on the lease.
 func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
 	term, err := adoptEntry(ctx, h)
-	if err == nil && term.readOnly() {
+	switch {
+	case err != nil:
+		return nil, err
+	case term.readOnly():
 		err = errors.New("the process before had the lock for reading")
-	} else if err == nil && e.config.value != "" {
+	case e.config.value != "":
 		err = term.setValue(ctx, e.config.value)
 	}
-	if err != nil && term != nil {
+	if err != nil {
 		term.Release()
 	}
 	return term, err
@@ -204,7 +209,8 @@ func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Conte
 	return lead(ctx, term), nil
 }
 
-// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no request.
+// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no
+// request.
 func (e *Elector) IsLeader() bool {
 	term, ok := e.lead.Term()
 	return ok && term.Valid()
@@ -240,7 +246,8 @@ func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
 }
 
-// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead nobody.
+// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead
+// nobody.
 func (q Queue) leader() Entry {
 	if len(q.Entries) == 0 || q.Entries[0].Read {
 		return Entry{}

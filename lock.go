@@ -1,11 +1,15 @@
-// The ways to take a lock of any kind: lock, try, enqueue.
+// The ways to take a lock of any kind: lock, try, enqueue, adopt.
 
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loan"
@@ -58,10 +62,18 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested e
 
 // start makes an acquisition, unless there is a reason not to begin an acquisition.
 func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error) {
-	if l.loanIn(ctx) != nil {
+	switch {
+	case l.err != nil:
+		return nil, l.err
+	case l.from == nil:
+		return nil, errors.New("the lock was not made by a Client, or with NewMutex, NewRWMutex or NewMulti")
+	case l.loanIn(ctx) != nil:
 		return nil, errNested
 	}
-	s, err := l.session(ctx)
+	s, err := l.from.session(ctx)
+	if err == nil && ctx.Err() != nil {
+		err = etcd.CtxError(ctx, nil)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -93,21 +105,6 @@ func newAcquisition(s *Session, multi bool, names []Part, with acquiring) *Held 
 	return h
 }
 
-// session is the one to begin an acquisition in, unless there is a reason not to.
-func (l *lock) session(ctx context.Context) (*Session, error) {
-	switch {
-	case l.err != nil:
-		return nil, l.err
-	case l.from == nil:
-		return nil, errors.New("the lock was not made by a Client, or with NewMutex, NewRWMutex or NewMulti")
-	}
-	s, err := l.from.session(ctx)
-	if err == nil && ctx.Err() != nil {
-		err = etcd.CtxError(ctx, nil)
-	}
-	return s, err
-}
-
 func lockEntry(ctx context.Context, h *Held) (*Held, error) {
 	err := h.join(ctx)
 	if err == nil {
@@ -122,6 +119,66 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 		return nil, err
 	}
 	return newTicket(h)
+}
+
+// Adopt takes over a lock from the process before, whose lease this session has adopted with WithLease: the oldest
+// entry of that name which hangs on the lease and is not yet the session's, with its keys and Token, of a [Multi]
+// with all its names. So a process that is restarted within its TTL goes on with what it had. If there is no such
+// entry the error is ErrNotFound: then Lock. A Lock of that name waits behind the entry. If one is under way, Adopt
+// waits until etcd has answered its request. The caller ensures that the process before has ended, or that its Orphan
+// has returned: nobody else can tell, and both would believe that they hold the lock.
+//
+// If the entry has the lock, Adopt costs three requests, more for a Multi, and an error leaves the entry as it was.
+// If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The fence of the
+// hold is in use. A guard that the process before gave out stays true, so nobody may act on one any more.
+func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
+	l := newLock(s, name)
+	return acquire(ctx, &l, "adopt", mutexMode, ErrWouldDeadlock, adoptEntry)
+}
+
+func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
+	s := h.s
+	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
+	defer stop()
+	a, err := s.keys.Adopt(bound, h.parts[0].name, maxParts, func(name string, rev int64) (own bool) {
+		return slices.ContainsFunc(s.parts(), func(p *part) bool { return p.name == name && p.of.rev == rev })
+	})
+	switch {
+	case err != nil:
+		return nil, cmp.Or(s.Err(), s.lease.Translate(err))
+	case a == nil:
+		return nil, ErrNotFound
+	}
+	var names []Part
+	for _, p := range a.Parts {
+		m := mutexMode
+		switch {
+		case p.Read:
+			m = readMode
+		case p.SharedKey != "":
+			m = writeMode
+		}
+		names = append(names, Part{p.Name, m})
+	}
+	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, h.trace() != nil && h.trace().elector)})
+	var seen []*pb.ResponseOp // as if an enqueue had shown nothing before the entry; none: nothing is known
+	for i, p := range a.Parts {
+		if h.parts[i].keys = []string{p.Key}; p.SharedKey != "" {
+			h.parts[i].keys = append(h.parts[i].keys, p.SharedKey)
+		}
+		if a.Holds {
+			seen = append(seen, nil)
+		}
+	}
+	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
+	h.fenced, h.ambiguous = true, true
+	h.enlist()
+	h.enter(a.Rev, seen...)
+	h.notifyEnqueued()
+	if a.Holds && s.lease.Valid() { // then nothing is to wait for
+		ctx = context.WithoutCancel(ctx)
+	}
+	return h.result(h.wait(ctx))
 }
 
 func (l *lock) wrap(op string, err error) error { return wrapNames(op, l.names, err) }

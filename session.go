@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/ahead"
@@ -27,9 +26,10 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its entries stay in their queues. When it ends,
-// by Close, by the death of its process or by a time without etcd that is as long as its TTL, etcd removes them all at once. A session
-// that ended stays ended; [New] makes locks that go on in the next session. It serves any number of locks and is safe for concurrent use.
+// A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its entries stay in their
+// queues. When it ends, by Close, by the death of its process or by a time without etcd that is as long as its TTL,
+// etcd removes them all at once. A session that ended stays ended; [New] makes locks that go on in the next session.
+// It serves any number of locks and is safe for concurrent use.
 //
 // A session ends on its own clock before etcd can have given its locks to somebody else: see Deadline.
 type Session struct {
@@ -133,8 +133,9 @@ func (s *Session) Err() error { return s.lease.Err() }
 // clocks that drift and timers that are late. Each renewal moves it on; at the deadline the session ends.
 func (s *Session) Deadline() time.Time { return s.lease.Deadline() }
 
-// Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It repeats the request until ctx or the
-// session ends. After nil, Deadline is nearly a TTL away. An error of ctx leaves the session as it was.
+// Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It repeats the request
+// until ctx or the session ends. After nil, Deadline is nearly a TTL away. An error of ctx leaves the session as it
+// was.
 func (s *Session) Refresh(ctx context.Context) error {
 	if err := s.lease.Refresh(ctx); err != nil {
 		return fmt.Errorf("etcdlock: refresh session: %w", err)
@@ -142,79 +143,16 @@ func (s *Session) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Orphan ends the session and leaves its lease, with the entries there, until the TTL has passed. It is for a process that hands its
-// locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. It sends nothing new, and removes
-// nothing, but blocks until etcd has answered what is on its way: for 5 s or the TTL at the most, whichever is less. So tell the
-// successor when Orphan has returned. Then two kinds of requests may still be carried out: those that had no answer in this time, and
-// those of calls whose ctx ended before their answer. The session's own Close still revokes, that of its [Client] does not.
+// Orphan ends the session and leaves its lease, with the entries there, until the TTL has passed. It is for a process
+// that hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. It sends
+// nothing new, and removes nothing, but blocks until etcd has answered what is on its way: for 5 s or the TTL at the
+// most, whichever is less. So tell the successor when Orphan has returned. Then two kinds of requests may still be
+// carried out: those that had no answer in this time, and those of calls whose ctx ended before their answer. The
+// session's own Close still revokes, that of its [Client] does not.
 func (s *Session) Orphan() {
 	defer s.etcd.Drain(min(closeLimit, s.TTL()), s.Done())() // what waits for that finds the session ended
 	s.lease.Orphan(ErrSessionClosed)
 	s.keys.Orphan()
-}
-
-// Adopt takes over a lock from the process before, whose lease this session has adopted with WithLease: the oldest entry of that name
-// which hangs on the lease and is not yet the session's, with its keys and Token, of a [Multi] with all its names. So a process that
-// is restarted within its TTL goes on with what it had. If there is no such entry the error is ErrNotFound: then Lock. A Lock of that
-// name waits behind the entry. If one is under way, Adopt waits until etcd has answered its request. The caller ensures that the
-// process before has ended, or that its Orphan has returned: nobody else can tell, and both would believe that they hold the lock.
-//
-// If the entry has the lock, Adopt costs three requests, more for a Multi, and an error leaves the entry as it was. If the
-// entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The fence of the hold is in use.
-// A guard that the process before gave out stays true, so nobody may act on one any more.
-func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
-	l := newLock(s, name)
-	return acquire(ctx, &l, "adopt", mutexMode, ErrWouldDeadlock, adoptEntry)
-}
-
-func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
-	s := h.s
-	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
-	defer stop()
-	a, err := s.keys.Adopt(bound, h.parts[0].name, maxParts, s.has)
-	switch {
-	case err != nil:
-		return nil, cmp.Or(s.Err(), s.lease.Translate(err))
-	case a == nil:
-		return nil, ErrNotFound
-	}
-	var names []Part
-	for _, p := range a.Parts {
-		m := mutexMode
-		if p.Read {
-			m = readMode
-		} else if p.SharedKey != "" {
-			m = writeMode
-		}
-		names = append(names, Part{p.Name, m})
-	}
-	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, h.trace() != nil && h.trace().elector)})
-	var seen []*pb.ResponseOp // as if an enqueue had shown nothing before the entry; none: nothing is known
-	for i, p := range a.Parts {
-		if h.parts[i].keys = []string{p.Key}; p.SharedKey != "" {
-			h.parts[i].keys = append(h.parts[i].keys, p.SharedKey)
-		}
-		if a.Holds {
-			seen = append(seen, nil)
-		}
-	}
-	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
-	h.fenced, h.ambiguous = true, true
-	h.enlist()
-	h.enter(a.Rev, seen...)
-	h.notifyEnqueued()
-	if a.Holds && s.lease.Valid() { // then nothing is to wait for
-		ctx = context.WithoutCancel(ctx)
-	}
-	return h.result(h.wait(ctx))
-}
-
-// has reports whether an acquisition of the session is in that queue at that revision.
-func (s *Session) has(name string, rev int64) bool {
-	s.mu.Lock()
-	l := s.lists[name]
-	s.mu.Unlock()
-	return l != nil && slices.ContainsFunc(l.Owners(), func(o any) bool { return o.(*part).of.rev == rev })
 }
 
 // allLists are the waitlists of the session, in any order.

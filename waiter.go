@@ -38,7 +38,7 @@ func (h *Held) wait(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		h.s.waits.Survey(ctx, h.places()...)
+		h.s.waits.Survey(ctx, ofEach(&h.acquisition, func(p *part) *waitlist.Entry { return p.own })...)
 	}
 	if err := h.confirm(ctx); err != nil {
 		return err
@@ -122,9 +122,4 @@ func (h *Held) result(err error) (*Held, error) {
 	}
 	h.announce()
 	return h, nil
-}
-
-// places are those of the parts in their lists.
-func (a *acquisition) places() []*waitlist.Entry {
-	return ofEach(a, func(p *part) *waitlist.Entry { return p.own })
 }

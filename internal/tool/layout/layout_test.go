@@ -14,9 +14,9 @@ import (
 const (
 	module     = "github.com/etcdlock/etcdlock"
 	maxLines   = 300  // of a file; a longer file has more than one concept
-	rootLines  = 3900 // of the root package: what is more goes into a layer
+	rootLines  = 3855 // of the root package: what is more goes into a layer
 	rootFiles  = 24
-	rootClimbs = 11 // arrows between files of the root package that run back up
+	rootClimbs = 7  // arrows between files of the root package that run back up
 	rootTests  = 26 // test files of the root package: of its API, not of faults or layers
 )
 
@@ -139,8 +139,8 @@ func TestRootIsSmall(t *testing.T) {
 }
 
 // stages are the files of the root package from the top down: who calls comes before what it calls.
-var stages = strings.Fields(`doc elector inspect multi client mutex rwmutex do lock try ticket waiter txn release held session
-	enqueue checks monitor notify acquisition options errors hooks`)
+var stages = strings.Fields(`doc elector inspect multi client mutex rwmutex do lock try ticket waiter txn release held enqueue session
+	checks monitor notify acquisition options errors hooks`)
 
 // The files of the root package can be read from the top down: what a file uses stands in it or below it, but for a few
 // arrows. Most of these lead to the Session, which all acquisitions use.
