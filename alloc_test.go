@@ -2,7 +2,9 @@ package etcdlock
 
 import (
 	"context"
+	"fmt"
 	"math"
+	"runtime"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -11,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // An answerer carries out each transaction at once, in memory.
@@ -70,4 +73,43 @@ func TestLock_Allocations(t *testing.T) {
 	})
 	t.Logf("bare: %v, Lock and Unlock: %v", bare, cycle)
 	require.LessOrEqual(t, cycle, bare+maxAllocs)
+}
+
+// maxHeldBytes is how much heap a lock takes that is held and that nobody else wants.
+const maxHeldBytes = 440
+
+func TestHeld_Memory(t *testing.T) {
+	const n = 10_000
+	s := newFakeEtcd().bareSession(5)
+	s.etcd.KV = clientv3.NewKVFromKVClient(&answerer{}, s.etcd.Client)
+	locks, holds := make([]*Mutex, n), make([]*Held, n)
+	for i := range locks {
+		locks[i] = NewMutex(s, fmt.Sprintf("held/%d", i))
+	}
+	heap := func() int64 {
+		runtime.GC()
+		runtime.GC() // what the first one takes out of pools
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		return int64(m.HeapAlloc)
+	}
+	// Other goroutines of the process allocate too, so the least of some runs counts.
+	each := int64(math.MaxInt64)
+	for range 5 {
+		before := heap()
+		for i := range locks {
+			var err error
+			holds[i], err = locks[i].Lock(t.Context())
+			require.NoError(t, err)
+		}
+		each = min(each, (heap()-before)/n)
+		for _, h := range holds {
+			require.NoError(t, h.Unlock(t.Context()))
+		}
+		clear(holds)
+		s.lists, s.keys = map[string]*waitlist.List{}, settle.New(s.lease.Gone, s.etcd, 5, "o", s.lease.Go) // maps do not shrink
+	}
+	t.Logf("%d B", each)
+	require.Positive(t, each)
+	require.LessOrEqual(t, each, int64(maxHeldBytes))
 }

@@ -156,7 +156,7 @@ func (l *List) Fail(s *Step, err error) {
 	defer l.unlock()
 	s.overLocked(l)
 	if l.stale = true; err != nil {
-		s.For.err = err
+		s.For.err = &err
 		s.For.tell()
 	}
 	l.grantLocked()

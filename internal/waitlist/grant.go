@@ -99,7 +99,10 @@ func (e *Entry) Outcome() (granted bool, err error) {
 	case missing, leaving: // the latter before its owner knew that it had the lock
 		return false, ErrGone
 	}
-	return false, e.err
+	if e.err != nil {
+		return false, *e.err
+	}
+	return false, nil
 }
 
 // WhenContended has signal called as soon as another entry of the list waits for what the entry excludes,

@@ -52,7 +52,7 @@ type Config struct {
 	ManyShare  int64                       // how long a queue is watched whole: see the constant of that name
 }
 
-// An Entry is one acquisition of the session's in the queue.
+// An Entry is one acquisition of the session's in the queue. A session may hold many locks: an Entry is small.
 type Entry struct {
 	// Owner is whom the entry belongs to. The list does not use it.
 	Owner any
@@ -61,11 +61,11 @@ type Entry struct {
 	keys  []string // the first one stands for the entry
 	kind  keyspace.Kind
 	state state
-	rev   int64         // where it is in the queue, 0 while unknown
-	seen  int64         // see the package's comment; written by seenAtLocked
 	idle  bool          // nobody waits for it yet: see WakeWith
 	stuck bool          // see Stuck
-	err   error         // what etcd has refused with
+	rev   int64         // where it is in the queue, 0 while unknown
+	seen  int64         // see the package's comment; written by seenAtLocked
+	err   *error        // what etcd has refused with, nil of most
 	wake  chan struct{} // nil until somebody may wait for it
 	// contended is called when another entry of the list waits for it: see WhenContended.
 	contended func()
