@@ -17,8 +17,8 @@ const (
 )
 
 const (
-	// AttemptMin is the time that the first attempt gets. Each further one gets twice that of
-	// the one before, up to attemptMax, so a member that hangs does not hold up for long what
+	// AttemptMin is the time that the first attempt gets, or more where answers take long: see patience. Each further
+	// one gets twice that of the one before, up to attemptMax, so a member that hangs does not hold up for long what
 	// the others would answer.
 	AttemptMin = time.Second
 	attemptMax = 8 * time.Second
@@ -62,7 +62,7 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op func(ctx contex
 	var pause Backoff
 	stall := Stall{Client: c}
 	defer stall.Set(false)
-	for limit := AttemptMin; ; limit = min(2*limit, attemptMax) {
+	for limit := c.patience(); ; limit = min(2*limit, attemptMax) {
 		switch {
 		case ctx.Err() != nil:
 			return v, ambiguous, c.CtxError(ctx, last)
@@ -111,6 +111,10 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op func(ctx contex
 		cancel()
 	}
 }
+
+// patience is the time that the first attempt of a request gets. If all members are slow, an attempt that ends before its
+// answer only adds a request to what makes them slow.
+func (c *Client) patience() time.Duration { return min(max(AttemptMin, c.pace.late()), attemptMax) }
 
 // Bind returns a ctx that ends with ctx and with life, and then with its cause.
 func Bind(ctx, life context.Context) (context.Context, func()) {

@@ -66,7 +66,7 @@ func TestDo_Hedged(t *testing.T) {
 		"hangs, and refused":                {calls: []call{{after: never}, {err: rpctypes.ErrPermissionDenied}}, took: 300 * time.Millisecond, made: 2, from: 1, ambiguous: true, err: rpctypes.ErrPermissionDenied},
 		"all hang for the first attempt":    {calls: []call{{after: never}, {after: never}, {after: never}, {after: 0}}, took: 1000 * time.Millisecond, made: 4, from: 3, ambiguous: true},
 		"etcd is far away":                  {calls: []call{{after: 790 * time.Millisecond}}, pace: 200 * time.Millisecond, took: 790 * time.Millisecond, made: 1},
-		"etcd is very far away":             {calls: []call{{after: never}, {after: 1200 * time.Millisecond}}, pace: 400 * time.Millisecond, took: 2210 * time.Millisecond, made: 2, from: 1, ambiguous: true},
+		"etcd is very far away":             {calls: []call{{after: never}, {after: 1200 * time.Millisecond}}, pace: 400 * time.Millisecond, took: 2800 * time.Millisecond, made: 2, from: 1, ambiguous: true},
 	} {
 		onLanes(t, name, func(t *testing.T, c *Client, hedged Policy) {
 			c.pace.Store(int64(tc.pace))
@@ -126,6 +126,34 @@ func TestDo_Pace(t *testing.T) {
 			answer(time.Millisecond, true)
 		}
 		require.Equal(t, hedgeMin, c.pace.late())
+	})
+}
+
+// Requests to an etcd that answers late are not repeated, which would make it later still. Once it is quick again, a
+// member that hangs does not hold up a request for longer than before.
+func TestDo_AllAnswersLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newTestClient()
+		var calls atomic.Int64
+		after := func(d time.Duration) {
+			_, _, err := Do(context.Background(), c, hedged, func(ctx context.Context) (int, error) {
+				calls.Add(1)
+				return 0, Sleep(ctx, d)
+			})
+			require.NoError(t, err)
+		}
+		for range 10 {
+			after(3 * AttemptMin)
+		}
+		calls.Store(0)
+		for range 10 {
+			after(3 * AttemptMin)
+		}
+		require.EqualValues(t, 10, calls.Load())
+		for range 20 {
+			after(time.Millisecond)
+		}
+		require.Equal(t, AttemptMin, c.patience())
 	})
 }
 
