@@ -53,6 +53,9 @@ func NewClient(client *clientv3.Client) *Client {
 		}
 		if state := conn.GetState().String(); state == "READY" || state == "TRANSIENT_FAILURE" {
 			conn.ResetConnectBackoff()
+			// It takes the mutex, as SetEndpoints does. So the read of the map, and a write of it that comes later, are no
+			// data race.
+			conn.GetMethodConfig("")
 		}
 	}
 	return c

@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.uber.org/zap"
 )
 
 // wakes are the times at which a client was woken, from the beginning of the test.
@@ -147,6 +149,22 @@ func TestWake_NotWhileEndpointsChange(t *testing.T) {
 		}
 		stall.Set(false)
 	})
+}
+
+// A SetEndpoints that begins after a wake is ordered behind it, for the race detector too: nothing else orders the two.
+func TestWake_BeforeSetEndpoints(t *testing.T) {
+	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	defer client.Close()
+	c := NewClient(client)
+	client.ActiveConnection().Connect()
+	require.Eventually(t, func() bool { return client.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE" }, time.Minute, time.Millisecond)
+	for i := range 10 {
+		go c.waker.reset()
+		<-time.After(50 * time.Millisecond) // it has ended by now, and nothing tells the race detector
+		client.SetEndpoints(fmt.Sprintf("127.0.0.1:%d", 2+i))
+		<-time.After(50 * time.Millisecond)
+	}
 }
 
 // A client that was closed is not woken.
