@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,8 +31,9 @@ const (
 	readFor = time.Second
 	// old is when an age is told too.
 	old = 10 * time.Second
-	// logAgain is after how long the log says again that data is in the way.
+	// logAgain is after how long the log says again that data is in the way, and logKeys is of how many keys in that time.
 	logAgain = time.Minute
+	logKeys  = 16
 )
 
 // Waits are those of a session. It is safe for concurrent use.
@@ -43,8 +45,7 @@ type Waits struct {
 
 	mu     sync.Mutex
 	names  map[string]*waits
-	logged string // the key that the log has named last, at that time
-	at     time.Time
+	logged map[string]time.Time // when the log has named a key
 }
 
 // waits are those for one name.
@@ -154,10 +155,17 @@ func (w *Waits) note(name string, q *waits, got *clientv3.GetResponse, err error
 	default:
 		q.due = time.Time{} // it has shown those that came meanwhile
 	}
-	if data == "" || data == w.logged && time.Since(w.at) < logAgain {
+	if data == "" {
 		return ""
 	}
-	w.logged, w.at = data, time.Now()
+	maps.DeleteFunc(w.logged, func(_ string, at time.Time) bool { return time.Since(at) >= logAgain })
+	if !w.logged[data].IsZero() || len(w.logged) >= logKeys {
+		return ""
+	}
+	if w.logged == nil {
+		w.logged = make(map[string]time.Time)
+	}
+	w.logged[data] = time.Now()
 	return data
 }
 

@@ -310,7 +310,7 @@ func TestOwnerOf(t *testing.T) {
 	}
 }
 
-// Data that is in the way of a wait is logged once a minute at most, whoever waits. What came behind the wait is not in
+// Data that is in the way of waits is logged once a minute at most, whoever waits. What came behind the wait is not in
 // its way, and what this package wrote is no data.
 func TestWaits_LogsData(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -341,5 +341,37 @@ func TestWaits_LogsData(t *testing.T) {
 		sleep(after)
 		require.Equal(t, "3 ahead, held by holder (token 1); a/4711 has no lease: it looks like data; keep data and lock names apart", w.text(keyspace.Exclusive, later))
 		w.Leave("a")
+	})
+}
+
+// Locks of several names are tried again and again, and data is in the way of each: each key is logged once a minute, and of
+// very many keys some.
+func TestWaits_LogsDataOfManyNames(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var log bytes.Buffer
+		f := &queueOf{}
+		w := newWaits(f)
+		w.Log = slog.New(slog.NewTextHandler(&log, nil))
+		tryAll := func(names int) (lines int) {
+			log.Reset()
+			for i := range names {
+				name := fmt.Sprint("orders/", i)
+				f.mu.Lock()
+				f.kvs = nil
+				f.mu.Unlock()
+				f.put(name+"/4711", "")
+				f.kvs[0].Key, f.kvs[0].Lease = []byte(name+"/4711"), 0
+				w.Enter(t.Context(), name, f.rev+1)
+				sleep(after)
+				w.Leave(name)
+			}
+			return strings.Count(log.String(), "looks like data")
+		}
+		require.Equal(t, 3, tryAll(3))
+		require.Zero(t, tryAll(3))
+		sleep(logAgain)
+		require.Equal(t, logKeys, tryAll(2*logKeys))
+		sleep(logAgain)
+		require.Equal(t, 3, tryAll(3))
 	})
 }
