@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 // A candidate is a running elector. Each of its leads reports that it has begun, and returns
@@ -762,4 +764,55 @@ func TestElector_Adopts(t *testing.T) {
 	err = NewElector(s, name).Run(testCtx(t), func(context.Context, *Held) error { led = true; return nil })
 	require.ErrorContains(t, err, "for reading")
 	require.False(t, led)
+}
+
+// A full etcd can't publish the value of a term that was adopted, and Leader would show the address of the process before.
+// So the term goes to the next candidate, whose value is there already, and the Elector campaigns until there is space.
+func TestElector_AdoptsInAFullEtcd(t *testing.T) {
+	c, tap := cluster.Client(t), etcdtest.NewTap()
+	name := lockName(t)
+	s := newTestSession(t, c)
+	before, err := NewMutex(s, name).Lock(testCtx(t))
+	require.NoError(t, err)
+	standby := NewElector(newTestSession(t, c), name, WithValue("10.0.0.3"))
+	leads, enough := make(chan int64, 1), make(chan struct{})
+	other := async(func() error {
+		return standby.Run(testCtx(t), func(_ context.Context, term *Held) error {
+			leads <- term.Token()
+			<-enough
+			return nil
+		})
+	})
+	queueIs(t, c, name, 2)
+	s.Orphan()
+	space := tap.Every("Txn", func(ctx context.Context, call *etcdtest.Call) error {
+		if strings.Contains(fmt.Sprint(call.Request), "request_put") {
+			return rpctypes.ErrGRPCNoSpace
+		}
+		return call.Send(ctx)
+	})
+	var log logtest.Log
+	s = newTestSession(t, cluster.Client(t, tap), WithLease(s.Lease()), WithLogger(log.Logger()))
+	e := NewElector(s, name, WithValue("10.0.0.2"))
+	again := async(func() error {
+		return e.Run(testCtx(t), func(ctx context.Context, term *Held) error {
+			require.Greater(t, term.Token(), before.Token())
+			leader, err := e.Leader(ctx)
+			require.NoError(t, err)
+			require.Equal(t, "10.0.0.2", leader.Value)
+			return nil
+		})
+	})
+	require.Eventually(t, func() bool { return len(leads) == 1 }, hang, tick)
+	require.Greater(t, <-leads, before.Token())
+	leader, err := e.Leader(testCtx(t))
+	require.NoError(t, err)
+	require.Equal(t, "10.0.0.3", leader.Value)
+	require.Eventually(t, func() bool {
+		return strings.Contains(strings.Join(log.Lines(), "\n"), "campaign failed, another one follows")
+	}, hang, tick)
+	space()
+	close(enough)
+	require.NoError(t, result(t, other))
+	require.NoError(t, result(t, again))
 }
