@@ -122,6 +122,7 @@ func TestRules(t *testing.T) {
 		{"etcd refuses: classic histograms", 10 * time.Minute, []string{
 			`etcdlock_wait_seconds_count{name="a",mode="exclusive",outcome="error",instance="x"} _x10 3+9x30`,
 			`etcdlock_wait_seconds_count{name="b",mode="exclusive",outcome="timeout",instance="x"} 0+9x30`,
+			`etcdlock_wait_seconds_count{name="b",mode="exclusive",outcome="granted",instance="x"} 0+9x30`,
 		}, map[string]string{`{alertname="EtcdlockLocksFail", name="a"}`: "Etcd refuses lock a."}},
 		{"etcd refuses: native histograms", 10 * time.Minute, []string{
 			`etcdlock_wait_seconds{name="a",mode="elector",outcome="error",instance="x"} {{schema:3 sum:1 count:9 buckets:[9]}}+{{schema:3 sum:1 count:9 buckets:[9]}}x30`,
@@ -137,6 +138,18 @@ func TestRules(t *testing.T) {
 			`etcdlock_waiting{name="b",mode="exclusive",instance="y"} 0x30`, // nobody waits
 			`etcdlock_held{name="b",mode="exclusive",instance="y"} 0x30`,
 		}, map[string]string{`{alertname="EtcdlockHolderGone", name="a"}`: "Lock a is waited for, and no process that is scraped holds it."}},
+		{"nobody holds it, and calls time out", 10 * time.Minute, []string{
+			holds + `0x30`, waits + `1 0 0 1 0 0 1 0 1 0 0 0 0 1 0 0 1 0 1 0 0`,
+			`etcdlock_wait_seconds_count{name="a",mode="exclusive",outcome="timeout",instance="y"} 0+4x30`,
+			`etcdlock_wait_seconds{name="b",mode="exclusive",outcome="timeout",instance="y"} {{schema:3 sum:1 count:9 buckets:[9]}}+{{schema:3 sum:1 count:9 buckets:[9]}}x30`,
+		}, map[string]string{
+			`{alertname="EtcdlockHolderGone", name="a"}`: "Lock a is waited for, and no process that is scraped holds it.",
+			`{alertname="EtcdlockHolderGone", name="b"}`: "Lock b is waited for, and no process that is scraped holds it.",
+		}},
+		{"calls time out beside a holder", 10 * time.Minute, []string{
+			holds + `1x30`,
+			`etcdlock_wait_seconds_count{name="a",mode="exclusive",outcome="timeout",instance="y"} 0+4x30`,
+		}, nil},
 		{"a reader holds it", 10 * time.Minute, []string{
 			`etcdlock_held{name="a",mode="shared",instance="x"} 1x30`, waits + `1x30`,
 		}, nil},
