@@ -83,9 +83,21 @@ func prepare(cmd *cobra.Command, etcd *connect.Config, program string) (path str
 	return path, in, client, err
 }
 
-// say prints a line about a lock on standard error.
+// sayFor bounds how long say may take. Nobody may read standard error: what a line tells of must not wait for that.
+const sayFor = 250 * time.Millisecond
+
+// say prints a line about a lock on standard error, now or when somebody reads.
 func say(name, format string, args ...any) {
-	fmt.Fprintf(os.Stderr, "etcdlock: %s: %s\n", name, fmt.Sprintf(format, args...))
+	line := fmt.Sprintf("etcdlock: %s: %s\n", name, fmt.Sprintf(format, args...))
+	written := make(chan struct{})
+	go func() { // ends when somebody reads, or with the process
+		defer close(written)
+		_, _ = os.Stderr.WriteString(line)
+	}()
+	select {
+	case <-written:
+	case <-time.After(sayFor):
+	}
 }
 
 // runUnder runs a command under a hold.

@@ -180,10 +180,11 @@ func (s *supervisor) look() {
 	switch {
 	case s.killed.IsZero() && (past(s.killAt) || past(deadline.Add(-lead))):
 		s.killed = time.Now()
-		if !s.exited || s.groupAlive() {
+		alive := !s.exited || s.groupAlive()
+		_ = s.kill(syscall.SIGKILL) // the group may just have ended
+		if alive {
 			s.Say("killing process group %d", s.pid)
 		}
-		_ = s.kill(syscall.SIGKILL) // the group may just have ended
 	case !s.killed.IsZero() && time.Since(s.killed) > 2*time.Second:
 		s.stuck = true
 		s.Say("process group %d was killed and does not end: waiting for it", s.pid)
@@ -199,12 +200,13 @@ func (s *supervisor) terminate(why string, deadline time.Time) {
 	left := time.Until(s.killAt)
 	if left <= 0 || past(deadline) { // somebody else may have the lock already
 		s.killAt = time.Now()
+		_ = s.kill(syscall.SIGKILL) // before Say, which may take its time
 		s.Say("%s: %s", filepath.Base(s.Path), why)
 		return
 	}
-	s.Say("%s: %s; process group %d gets SIGTERM, and SIGKILL in %v", filepath.Base(s.Path), why, s.pid, left.Round(time.Millisecond))
 	_ = s.kill(syscall.SIGTERM) // the group may just have ended
 	_ = s.kill(syscall.SIGCONT) // a stopped process does not see SIGTERM
+	s.Say("%s: %s; process group %d gets SIGTERM, and SIGKILL in %v", filepath.Base(s.Path), why, s.pid, left.Round(time.Millisecond))
 }
 
 // pause is how long the loop may wait for an event.

@@ -34,7 +34,7 @@ func TestRun_NoGuard(t *testing.T) {
 		require.ErrorContains(t, err, "start the guard process: ", what)
 		require.NoFileExists(t, started)
 	}
-	self = own
+	self, answerTimeout = own, timeout
 	o, err := Run(&lateLock{looks: 3, done: make(chan struct{})}, make(chan os.Signal),
 		Command{Path: "/bin/sh", Args: []string{"sh", "-c", "exit 7"}, Env: os.Environ(), Grace: time.Second, Say: t.Logf})
 	require.NoError(t, err)
