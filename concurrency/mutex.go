@@ -15,7 +15,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// noKey is what Key returns after Unlock. No entry has this key.
+// noKey is what Key returns after an Unlock that etcd has confirmed. No entry has this key.
 const noKey = "\x00"
 
 // A Mutex is a lock that sessions take one at a time. Two Mutexes of one session exclude each other too. But a Lock of
@@ -111,6 +111,15 @@ func (m *Mutex) acquire(ctx context.Context, way func(context.Context) (*etcdloc
 	return nil
 }
 
+// released notes that etcd has confirmed an Unlock, after which no Lock of the Mutex has returned.
+func (st *mutexState) released() {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.hold == nil {
+		st.key = noKey
+	}
+}
+
 // held is the hold, nil if there is none.
 func (st *mutexState) held() *etcdlock.Held {
 	st.mu.Lock()
@@ -126,12 +135,10 @@ func (m *Mutex) Unlock(ctx context.Context) error {
 	st.mu.Lock()
 	h, leaving := st.hold, st.leaving
 	st.hold, st.leaving = nil, false
-	if st.key != "" {
-		st.key = noKey
-	}
 	st.mu.Unlock()
 	switch {
 	case h == nil && leaving:
+		st.released()
 		return nil
 	case h == nil:
 		return ErrLockReleased
@@ -139,6 +146,7 @@ func (m *Mutex) Unlock(ctx context.Context) error {
 	err := h.Unlock(ctx)
 	switch {
 	case err == nil:
+		st.released()
 		return nil
 	case errors.Is(err, etcdlock.ErrLost) && m.s.inner.Err() == nil:
 		return ErrLockReleased
@@ -160,7 +168,8 @@ func (m *Mutex) IsOwner() clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(noKey), "=", -1) // false
 }
 
-// Key is the key of the entry: "" before the first Lock.
+// Key is the key of the last entry: "" before the first Lock, and "\x00" after an Unlock that etcd has confirmed, as in
+// etcd's package.
 func (m *Mutex) Key() string {
 	m.st.mu.Lock()
 	defer m.st.mu.Unlock()

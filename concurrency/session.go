@@ -67,7 +67,7 @@ func (s *Session) Lease() clientv3.LeaseID { return s.inner.Lease() }
 func (s *Session) Ctx() context.Context { return s.ctx }
 
 // Done is closed when the session ends: before etcd can have given its locks to somebody else because the lease was
-// not renewed.
+// not renewed. If somebody else revokes the lease, it is closed at the next renewal: a third of the TTL later at the most.
 func (s *Session) Done() <-chan struct{} { return s.inner.Done() }
 
 // Orphan ends the session and leaves its lease until its TTL has passed. It makes no request, and blocks until etcd has
@@ -112,7 +112,8 @@ func WithTTL(ttl int) SessionOption {
 
 // WithLease takes a lease that was granted elsewhere, for example to this process before it was restarted. A Lock then
 // takes up the entry that hangs on the lease, and a Campaign the candidacy: each has what the process before had, at once.
-// An entry that nobody takes up blocks other sessions for as long as this one lives.
+// An entry that nobody takes up blocks other sessions for as long as this one lives. If the lease is gone, NewSession
+// returns etcd's error, where etcd's package returns a session that ends at once.
 func WithLease(id clientv3.LeaseID) SessionOption {
 	return func(o *sessionOptions) { o.lease = id }
 }
