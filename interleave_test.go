@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -27,46 +28,33 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// What may befall an acquisition between any two of its steps.
+// mishaps are what may befall any acquisition between two of its steps.
 var mishaps = map[string]func(*scene) error{
-	"watches are served by a member that lags": func(s *scene) error {
-		s.f.Lag(6)
-		return nil
+	"nothing":      func(*scene) error { return nil },
+	"ctx ends":     func(s *scene) error { s.cancel(); return nil },
+	"session ends": func(s *scene) error { s.own.lease.End(ErrSessionClosed, "test"); return nil },
+	"the lease is revoked": func(s *scene) error {
+		s.revoked.Store(true)
+		return s.take(func(queue.Entry) bool { return true })
 	},
+	"the watches break":              func(s *scene) error { s.f.BreakWatches(); return nil },
+	"the reply is lost":              func(*scene) error { return errLostReply },
+	"the reply is lost twice":        func(s *scene) error { s.again = errLostReply; return errLostReply },
+	"the reply is lost and ctx ends": func(s *scene) error { s.cancel(); return errLostReply },
+	"the revision is compacted":      func(s *scene) error { s.pinned = rpctypes.ErrGRPCCompacted; return nil },
 	"reads are served by a member that lags": func(s *scene) error {
 		s.pinned = rpctypes.ErrGRPCFutureRev
 		return nil
 	},
-	"the revision is compacted": func(s *scene) error {
-		s.pinned = rpctypes.ErrGRPCCompacted
-		return nil
-	},
-	"nothing": func(*scene) error { return nil },
-	"ctx ends": func(s *scene) error {
-		s.cancel()
-		return nil
-	},
-	"session ends": func(s *scene) error {
-		s.own.lease.End(ErrSessionClosed, "test")
-		return nil
-	},
+	"watches are served by a member that lags": func(s *scene) error { s.f.Lag(6); return nil },
+}
+
+// singleMishaps befall an acquisition of one name, "a".
+var singleMishaps = map[string]func(*scene) error{
 	"the entry is deleted": func(s *scene) error {
-		s.takeEntry(func(q queue.Entry) bool {
+		return s.take(func(q queue.Entry) bool {
 			return s.wants == readMode || keyspace.KindOf("a", q.Key) == keyspace.Exclusive
 		})
-		return nil
-	},
-	"the lease is revoked": func(s *scene) error {
-		s.revoked.Store(true)
-		s.takeEntry(func(queue.Entry) bool { return true })
-		return nil
-	},
-	"the watches break":       func(s *scene) error { s.f.BreakWatches(); return nil },
-	"the reply is lost":       func(*scene) error { return errLostReply },
-	"the reply is lost twice": func(s *scene) error { s.again = func() error { return errLostReply }; return errLostReply },
-	"the reply is lost and ctx ends": func(s *scene) error {
-		s.cancel()
-		return errLostReply
 	},
 	"the holder downgrades": func(s *scene) error { s.f.Remove("a/1"); return nil },
 	"the next one leaves": func(s *scene) error {
@@ -85,6 +73,13 @@ var mishaps = map[string]func(*scene) error{
 	},
 }
 
+// multiMishaps befall an acquisition of several names.
+var multiMishaps = map[string]func(*scene) error{
+	"the first key is deleted":  func(s *scene) error { return s.take(func(q queue.Entry) bool { return q.Key[0] == 'a' }) },
+	"the second key is deleted": func(s *scene) error { return s.take(func(q queue.Entry) bool { return q.Key[0] == 'b' }) },
+	"the last key is deleted":   func(s *scene) error { return s.take(func(q queue.Entry) bool { return q.Key[0] == 'c' }) },
+}
+
 // unhurt are the mishaps that must not delay a grant.
 var unhurt = map[string]bool{
 	"nothing": true, "watches are served by a member that lags": true, "reads are served by a member that lags": true,
@@ -92,22 +87,23 @@ var unhurt = map[string]bool{
 	"a reader comes and a writer": true,
 }
 
-// scene is one acquisition on the fake, in a queue behind some others.
+// scene is one acquisition on the fake, in queues behind some others.
 type scene struct {
+	acquirer
 	f          *fakeEtcd
 	own        *Session
 	cancel     context.CancelFunc
-	again      func() error // at the next step
-	pinned     error        // of the next pinned read
+	again      error // at the next step
+	pinned     error // of the next pinned read
 	revoked    atomic.Bool
-	wants      mode
-	taken      time.Time // when the entry was deleted, if before it was entitled
-	deep       bool      // the entry was not next in line when it came: it is told when it is, or by a recheck
-	interfered bool      // somebody else may have removed the own entry
-	before     []string  // keys of the same session that are not of this acquisition
-	reserved   []string  // those of them that are no entries
-	over       sync.Map  // those of them that were released
-	release    func()    // by the holder of its own session
+	wants      mode              // of one name
+	taken      time.Time         // when its key was deleted, if before it was entitled
+	deep       bool              // the entry was not next in line when it came: it is told when it is, or by a recheck
+	interfered bool              // somebody else may have removed the own entry
+	before     []string          // keys of the same session that are not of this acquisition
+	reserved   []string          // those of them that are no entries
+	over       sync.Map          // those of them that were released with no fence in use
+	releases   map[string]func() // by holders of its own session
 }
 
 // anothers is a key of the ctx of requests that are no steps of the acquisition.
@@ -116,33 +112,37 @@ type anothers struct{}
 // callers is a key of the ctx of the acquisition's caller.
 type callers struct{}
 
-// takeEntry deletes the own keys that is selects.
-func (s *scene) takeEntry(is func(queue.Entry) bool) {
+// take deletes the own keys that is selects, in one revision.
+func (s *scene) take(is func(queue.Entry) bool) error {
 	s.interfered = true
-	s.f.Update("a/", func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) { // at once: others may leave
+	s.f.Update("", func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) { // at once: others may leave
 		all := queue.Entries(kvs)
+		// With nothing but its own session's before it, an acquisition of one name has the lock as soon as they give it
+		// back, and hears then that its entry is gone. One of several names looks for all of its keys at last.
+		others := slices.DeleteFunc(slices.Clone(all), func(q queue.Entry) bool {
+			return len(s.names) == 1 && slices.Contains(s.before, q.Key) && !slices.Contains(s.reserved, q.Key)
+		})
+		early := slices.ContainsFunc(all, func(q queue.Entry) bool { return s.isOwn(q) && !s.entitled(q, others) })
 		for _, q := range all {
 			if s.isOwn(q) && is(q) {
 				ops = append(ops, fakeetcd.RemoveOp(q.Key))
-				// With nothing but its own session's before it, it has the lock as soon as they give it back,
-				// and hears then that its entry is gone.
-				if others := slices.DeleteFunc(slices.Clone(all), func(q queue.Entry) bool {
-					return slices.Contains(s.before, q.Key) && !slices.Contains(s.reserved, q.Key)
-				}); !entitled(s.wants.kind(), q.Rev, others) {
+				if early {
 					s.taken = time.Now()
 				}
 			}
 		}
 		return ops
 	})
+	return nil
 }
 
-// entitled is whether an entry has the lock in this queue: keys of its own session that were released
-// are not in its way.
-func (s *scene) entitled(kind keyspace.Kind, rev int64, q []queue.Entry) bool {
-	return entitled(kind, rev, slices.DeleteFunc(slices.Clone(q), func(e queue.Entry) bool {
-		over, ok := s.over.Load(e.Key)
-		return ok && over == e.Rev
+// entitled is whether an entry has its lock with these in the queues: keys of its own session that were released are not
+// in its way.
+func (s *scene) entitled(e queue.Entry, all []queue.Entry) bool {
+	name := e.Key[:1]
+	return entitled(keyspace.KindOf(name, e.Key), e.Rev, slices.DeleteFunc(slices.Clone(all), func(q queue.Entry) bool {
+		over, ok := s.over.Load(q.Key)
+		return q.Key[:1] != name || ok && over == q.Rev
 	}))
 }
 
@@ -182,16 +182,17 @@ func (s *scene) waitBefore(t *testing.T, others []string) (end func()) {
 }
 
 // holdBefore has the session hold the lock, until the others leave.
-func (s *scene) holdBefore(t *testing.T, fenced bool) {
+func (s *scene) holdBefore(t *testing.T, who string) {
 	h, err := NewMutex(s.own, "a").Lock(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
+	fenced := who == ownFenced
 	if fenced {
 		h.IsOwner()
 	}
 	s.before = append(s.before, h.Key())
-	s.release = sync.OnceFunc(func() {
+	s.releases[who] = sync.OnceFunc(func() {
 		if !fenced {
 			s.over.Store(h.Key(), h.Token())
 		}
@@ -199,8 +200,57 @@ func (s *scene) holdBefore(t *testing.T, fenced bool) {
 	})
 }
 
+// queueBefore has the session have a mutex before the acquisition, or wait for it, until the others leave.
+func (s *scene) queueBefore(t *testing.T, who, name string, fenced bool) {
+	tk, err := NewMutex(s.own, name).Enqueue(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Wait()
+	s.before = append(s.before, tk.h.Key())
+	s.releases[who] = sync.OnceFunc(func() {
+		go func() { // it may have to wait for one before it
+			h, err := tk.Wait(context.Background())
+			if err != nil {
+				return
+			}
+			if fenced {
+				h.IsOwner()
+			} else {
+				s.over.Store(h.Key(), h.Token())
+			}
+			h.Release()
+		}()
+	})
+}
+
+// join lets one of those before take its place.
+func (s *scene) join(t *testing.T, who string) {
+	if name, own := strings.CutPrefix(who, ownOf); own {
+		s.queueBefore(t, who, name, false)
+		return
+	}
+	if name, own := strings.CutPrefix(who, ownFencedOf); own {
+		s.queueBefore(t, who, name, true)
+		return
+	}
+	switch who {
+	case ownReader: // see waitBefore
+		return
+	case ownHolder, ownFenced:
+		s.holdBefore(t, who)
+	}
+	s.f.writeAll(who)
+}
+
 func (s *scene) isOwn(q queue.Entry) bool {
-	return !slices.Contains(s.before, q.Key) && (strings.HasPrefix(q.Key, "a/5") || strings.HasPrefix(q.Key, "a/r5"))
+	return !slices.Contains(s.before, q.Key) && keyspace.LeaseOf(q.Key[:1], q.Key) == fmt.Sprintf("%x", s.own.Lease())
+}
+
+// mine are the keys of the acquisition that are in the queues, and all that are there.
+func (s *scene) mine() (mine, all []queue.Entry) {
+	all = s.f.entries("")
+	return slices.DeleteFunc(slices.Clone(all), func(q queue.Entry) bool { return !s.isOwn(q) }), all
 }
 
 // queues are what stands in the queue before: a holder and others, by key.
@@ -252,66 +302,184 @@ var many = func() (keys []string) {
 	return keys
 }()
 
-// leave lets the others leave, the first in the queue first.
-func (s *scene) leave(queue []string) {
-	s.release()
-	for _, keys := range queue {
-		if keys != ownReader {
-			s.f.Remove(strings.Fields(keys)...)
-		}
-	}
-	s.f.Remove("a/r8", "a/9")
+// multiQueues are who is before it. What belongs together is written by one txn.
+var multiQueues = map[string][]string{
+	"free":                      nil,
+	"the first":                 {"a/1"},
+	"the last":                  {"c/1"},
+	"a reader of the last":      {"c/r1"},
+	"all, by another Multi":     {"a/1 b/1 c/1"},
+	"two Multis that overlap":   {"a/1 b/1", "b/2 c/2"},
+	"one after the other":       {"a/1", "b/2", "c/3"},
+	"one before the other":      {"c/1", "b/2", "a/3"},
+	"a writer and readers":      {"a/1 a/r1", "a/r2", "b/r3"},
+	"deep in one":               {"b/1", "b/2", "b/3", "b/4", "a/5"},
+	"foreign keys":              {"a/x/1", "b/config", "b/1"},
+	"a holder of its own":       {ownOf + "a"},
+	"its own of all":            {ownOf + "a", ownOf + "b", ownOf + "c"},
+	"its own and another":       {ownOf + "a", "b/1"},
+	"its own, and a Multi":      {ownOf + "b", "a/1 c/1"},
+	"its own behind another":    {"a/1", ownOf + "b"},
+	"a fenced one of its own":   {ownFencedOf + "b"},
+	"its own after another one": {"b/1", ownOf + "b"},
 }
 
-// TestInterleavings_I1_I3: in every queue, for every kind of lock, every
-// mishap at every step of the acquisition, with the others leaving at every
-// step: it is granted only when entitled, or fails for a reason; and nothing
-// stays behind, no entry, no key in use and, since the bubble would not end
-// with one, no goroutine.
+// ownOf and ownFencedOf stand for a mutex that the Multi's own session has, or waits for, with its fence in
+// use or not.
+const ownOf, ownFencedOf = "own ", "fenced "
+
+// leave lets the others leave, the first in the queue first.
+func (s *scene) leave(others []string) {
+	for _, release := range s.releasesOf(others) {
+		release()
+	}
+	for _, who := range others {
+		if who != ownReader && s.releases[who] == nil || who == ownHolder || who == ownFenced {
+			s.f.Remove(strings.Fields(who)...)
+		}
+	}
+	if len(s.names) == 1 {
+		s.f.Remove("a/r8", "a/9")
+	}
+}
+
+// releasesOf are the releases of those of the own session.
+func (s *scene) releasesOf(others []string) (releases []func()) {
+	for _, who := range others {
+		if release := s.releases[who]; release != nil {
+			releases = append(releases, release)
+		}
+	}
+	return releases
+}
+
+// An acquirer is a kind of acquisition.
+type acquirer struct {
+	names   []string // of its locks
+	kind    string
+	acquire func(ctx context.Context, s *Session) (*Held, error)
+}
+
+func (a *acquirer) tries() bool  { return strings.HasSuffix(a.kind, "Try") }
+func (a *acquirer) ticket() bool { return strings.HasSuffix(a.kind, "Ticket") }
+
+func single(kind string, acquire func(context.Context, *Session) (*Held, error)) acquirer {
+	return acquirer{[]string{"a"}, kind, acquire}
+}
+
+// several locks three names, the last one to read.
+func several(kind string, acquire func(*Multi, context.Context) (*Held, error)) acquirer {
+	return acquirer{[]string{"a", "b", "c"}, kind, func(ctx context.Context, s *Session) (*Held, error) {
+		return acquire(NewMulti(s, Write("a"), Write("b"), Read("c")), ctx)
+	}}
+}
+
+// byTicket takes a place in the queue, and waits.
+func byTicket(ctx context.Context, enqueue func(context.Context) (*Ticket, error)) (*Held, error) {
+	tk, err := enqueue(ctx)
+	if err != nil {
+		return nil, err
+	}
+	h, err := tk.Wait(ctx)
+	if err != nil {
+		_ = tk.Cancel(context.WithoutCancel(ctx))
+	}
+	return h, err
+}
+
+// plays are the kinds of acquisition, and for each of them what is before it, what befalls it, and how much is played.
+var plays = []struct {
+	name      string
+	acquirers []acquirer
+	queues    map[string][]string
+	mishaps   map[string]func(*scene) error // besides those of all
+	// In the quick run one step in oneIn is played. lags are how many steps after the others the last one leaves, in the
+	// scenes that are played.
+	oneIn int
+	lags  func(scenes *sample.Scenes, others []string, mishap string, at, leaveAt int) []int
+}{
+	{"one name", []acquirer{
+		single("Mutex", func(ctx context.Context, s *Session) (*Held, error) { return NewMutex(s, "a").Lock(ctx) }),
+		single("RWMutex", func(ctx context.Context, s *Session) (*Held, error) { return NewRWMutex(s, "a").Lock(ctx) }),
+		single("RWMutex read", func(ctx context.Context, s *Session) (*Held, error) { return NewRWMutex(s, "a").RLock(ctx) }),
+		single("Ticket", func(ctx context.Context, s *Session) (*Held, error) { return byTicket(ctx, NewMutex(s, "a").Enqueue) }),
+		single("Try", func(ctx context.Context, s *Session) (*Held, error) { return NewMutex(s, "a").TryLock(ctx) }),
+	}, queues, singleMishaps, 3, singleLags},
+	{"several names", []acquirer{
+		several("Multi", (*Multi).Lock),
+		several("Multi Ticket", func(m *Multi, ctx context.Context) (*Held, error) { return byTicket(ctx, m.Enqueue) }),
+		several("Multi Try", (*Multi).TryLock),
+	}, multiQueues, multiMishaps, 8, multiLags},
+}
+
+// singleLags plays all in full. The race detector is slow and never forgets a goroutine: with it a quarter is played, at
+// random, beside the last of each step.
+func singleLags(scenes *sample.Scenes, others []string, mishap string, at, leaveAt int) []int {
+	if leaveAt < at+4 && (harness.Race && rand.N(4) > 0 || !scenes.Plays(12)) {
+		return nil
+	}
+	return sample.Some(lags(others, mishap))
+}
+
+// multiLags plays some at random also in full, beside those in which the others leave at once with the mishap: all of them
+// take minutes.
+func multiLags(scenes *sample.Scenes, others []string, _ string, at, leaveAt int) (some []int) {
+	for _, lag := range []int{0, 3} {
+		if lag > 0 && len(others) < 2 || (leaveAt != at || lag > 0) && (rand.N(40) > 0 || !scenes.Plays(4)) {
+			continue
+		}
+		some = append(some, lag)
+	}
+	return some
+}
+
+// TestInterleavings_I1_I3: in every queue, for every kind of acquisition, every mishap at every step of it, with the others
+// leaving at every step: it is granted only when it is entitled, in all of its queues at once, or fails for a reason; and
+// nothing stays behind, no entry, no key in use and, since the bubble would not end with one, no goroutine.
 func TestInterleavings_I1_I3(t *testing.T) {
-	for queueName, queue := range queues {
-		t.Run(queueName, func(t *testing.T) {
-			t.Parallel()
-			var scenes sample.Scenes
-			defer scenes.Log(t)
-			kinds := []string{"Mutex", "RWMutex", "RWMutex read", "Ticket", "Try"}
-			if len(queue) > enqueueReadLimit {
-				kinds = kinds[:3] // the others queue as a Mutex does
-			}
-			for _, kind := range kinds {
-				for mishapName, mishap := range mishaps {
-					// The race detector is slow and never forgets a goroutine: with it, play a third of the mishaps, and of their
-					// scenes a quarter, at random, beside the last of each step. Without it all are played.
-					if harness.Race && rand.N(3) > 0 {
-						continue
-					}
-					lags := lags(queue, mishapName)
-					eachStep(&scenes, len(queue) == 0, 3, 8*len(lags), func(at int) (reached bool) {
-						for leaveAt := at - 3; leaveAt <= at+4; leaveAt++ {
-							switch {
-							case len(queue) == 0 && leaveAt != at:
-								continue // there is nobody to leave
-							case harness.Race && len(queue) > 0 && leaveAt < at+4 && rand.N(4) > 0,
-								len(queue) > 0 && leaveAt < at+4 && !scenes.Plays(12):
-								continue
-							}
-							for _, lag := range sample.Some(lags) {
-								name := fmt.Sprintf("%s, %s at step %d, the others leave at %d, the last %d later", kind, mishapName, at, leaveAt, lag)
-								ok := true
-								synctest.Test(t, func(t *testing.T) {
-									reached = playScene(t, name, kind, queue, mishap, unhurt[mishapName], at, leaveAt, lag) || reached
-									ok = !t.Failed()
-								})
-								if !ok {
-									t.FailNow()
+	for _, p := range plays {
+		all := maps.Clone(mishaps)
+		maps.Copy(all, p.mishaps)
+		for queueName, others := range p.queues {
+			t.Run(p.name+"/"+queueName, func(t *testing.T) {
+				t.Parallel()
+				var scenes sample.Scenes
+				defer scenes.Log(t)
+				acquirers := p.acquirers
+				if len(others) > enqueueReadLimit {
+					acquirers = acquirers[:3] // the others queue as a Mutex does
+				}
+				for _, acquirer := range acquirers {
+					for mishapName, mishap := range all {
+						if harness.Race && rand.N(3) > 0 {
+							continue // without the detector all of them are played
+						}
+						eachStep(&scenes, len(others) == 0, p.oneIn, 8*len(lags(others, mishapName)), func(at int) (reached bool) {
+							for leaveAt := at - 3; leaveAt <= at+4; leaveAt++ {
+								some := []int{0}
+								if len(others) > 0 {
+									some = p.lags(&scenes, others, mishapName, at, leaveAt)
+								} else if leaveAt != at {
+									continue // there is nobody to leave
+								}
+								for _, lag := range some {
+									name := fmt.Sprintf("%s, %s at step %d, the others leave at %d, the last %d later", acquirer.kind, mishapName, at, leaveAt, lag)
+									ok := true
+									synctest.Test(t, func(t *testing.T) {
+										reached = playScene(t, name, acquirer, others, mishap, unhurt[mishapName], at, leaveAt, lag) || reached
+										ok = !t.Failed()
+									})
+									if !ok {
+										t.FailNow()
+									}
 								}
 							}
-						}
-						return reached
-					})
+							return reached
+						})
+					}
 				}
-			}
-		})
+			})
+		}
 	}
 }
 
@@ -337,7 +505,7 @@ func lags(queue []string, mishap string) []int {
 }
 
 // playScene reports whether the step of the mishap was reached.
-func playScene(t *testing.T, name, kind string, others []string, mishap func(*scene) error, unhurt bool, at, leaveAt, lag int) (reached bool) {
+func playScene(t *testing.T, name string, as acquirer, others []string, mishap func(*scene) error, unhurt bool, at, leaveAt, lag int) (reached bool) {
 	f := newFakeEtcd()
 	// The keys have been in use before, and so have the session's own.
 	for _, keys := range []string{"a/1 a/r1", "a/r5 a/5", "a/2 a/r2 a/r3"} {
@@ -346,14 +514,14 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	}
 	ctx, cancel := context.WithCancel(context.WithValue(context.Background(), callers{}, true))
 	defer cancel()
-	s := &scene{f: f, own: f.bareSession(5), cancel: cancel, release: func() {}}
-	if len(others) > 0 && slices.Contains([]string{ownHolder, ownFenced}, others[0]) {
-		s.holdBefore(t, others[0] == ownFenced)
+	s := &scene{acquirer: as, f: f, cancel: cancel, releases: map[string]func(){}}
+	if len(s.names) == 1 {
+		s.own = f.bareSession(5)
+	} else {
+		s.own = f.session(15)
 	}
-	for _, keys := range others {
-		if keys != ownReader {
-			f.writeAll(keys)
-		}
+	for _, who := range others {
+		s.join(t, who)
 	}
 	if len(others) > 0 && slices.Contains([]string{"a/5", ownReader, ownTwo}, others[0]) {
 		defer s.waitBefore(t, others)()
@@ -363,7 +531,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 	}
 	hooks := &recorder{}
 	s.own.hooks = []*Hooks{hooks.hooks()}
-	if kind == "RWMutex read" {
+	if s.kind == "RWMutex read" {
 		s.wants = readMode
 	}
 	kinds := map[keyspace.Kind]int{}
@@ -398,7 +566,7 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 		}
 		if again := s.again; again != nil {
 			s.again = nil
-			return again()
+			return again
 		}
 		if err := s.pinned; err != nil && what == "pinned Range" {
 			s.pinned = nil
@@ -428,59 +596,63 @@ func playScene(t *testing.T, name, kind string, others []string, mishap func(*sc
 		}
 	})
 
-	h, err := acquireAs(ctx, s.own, kind)
-	mu.Lock()
+	h, err := s.acquire(ctx, s.own)
+	mine, all := s.mine()
+	mu.Lock()    // a step of another one's release may be the mishap, also now
 	gone := free // when all others have left
+	taken, interfered, aside := s.taken, s.interfered, aside
 	mu.Unlock()
-	if taken := s.taken; !taken.IsZero() {
+	if !taken.IsZero() {
 		if err == nil {
 			t.Errorf("%s: granted after its entry had gone", name)
 		} else if s.deep && gone.After(taken) {
 			taken = gone
 		}
-		if late := time.Since(taken); err != nil && late > 500*time.Millisecond {
+		if late := time.Since(taken); err != nil && late > 500*time.Millisecond && len(s.names) == 1 {
 			t.Errorf("%s: told %v late that its entry had gone", name, late)
 		}
 	}
 	switch {
-	case err == nil && ctx.Err() != nil && kind != "Ticket" && !aside:
+	case err == nil && ctx.Err() != nil && !s.ticket() && !aside:
 		t.Errorf("%s: granted although ctx had ended", name)
 		fallthrough
 	case err == nil:
-		// Entitled at the moment, if it is still there at all.
-		there := false
-		for _, q := range f.entries("a/") {
-			there = there || q == (queue.Entry{Key: h.Key(), Rev: h.Token()})
+		// Entitled at the moment, as far as it is still there at all.
+		held := slices.DeleteFunc(slices.Clone(mine), func(q queue.Entry) bool { return q.Rev != h.Token() || !slices.Contains(h.Keys(), q.Key) })
+		there := len(held) == len(s.names)
+		if !there && !interfered {
+			t.Errorf("%s: granted with %v only", name, held)
 		}
-		if !there && !s.interfered {
-			t.Errorf("%s: granted without an entry", name)
+		if len(s.names) > 1 && len(held) < len(mine) {
+			t.Errorf("%s: of %v some are not of the token %d", name, mine, h.Token())
 		}
-		mu.Lock()
-		if late := time.Since(free); unhurt && !free.IsZero() && late > 0 {
+		if late := time.Since(gone); unhurt && !gone.IsZero() && late > 0 {
 			t.Errorf("%s: granted %v late", name, late)
 		}
-		mu.Unlock()
-		if there && !s.entitled(h.parts[0].mode.kind(), h.Token(), f.entries("a/")) {
-			t.Errorf("%s: granted at %d in %v", name, h.Token(), f.entries("a/"))
+		for _, q := range held {
+			if !s.entitled(q, all) {
+				t.Errorf("%s: granted at %d in %v", name, h.Token(), all)
+			}
 		}
 		checkHold(ctx, t, name, h, there, unhurt)
-	case kind != "Try" || !errors.Is(err, ErrLocked):
-		checkRefusal(t, name, s.own, err, s.interfered)
+	case !s.tries() || !errors.Is(err, ErrLocked):
+		checkRefusal(t, name, s.own, err, interfered)
 	}
 	s.leave(others) // if they have not
 	// Long enough for all settling; the clock is the bubble's.
 	<-time.After(time.Minute)
 	if s.own.Err() == nil { // else the lease takes what is left, also if the session heard only now that it was revoked
-		for _, q := range f.entries("a/") {
-			if s.isOwn(q) {
-				t.Errorf("%s: %v is left", name, q)
-			}
+		if left, _ := s.mine(); len(left) > 0 {
+			t.Errorf("%s: %v is left", name, left)
 		}
-		if s.own.keys.Free(s.reserved...); s.own.keys.InUse() {
-			t.Errorf("%s: keys are left in use", name)
+		s.own.keys.Free(s.reserved...)
+		s.own.mu.Lock()
+		if s.own.keys.InUse() || len(s.own.lists) > 0 {
+			t.Errorf("%s: keys are left in use: %t; lists: %v", name, s.own.keys.InUse(), s.own.lists)
 		}
+		s.own.mu.Unlock()
 	}
-	if stories := hooks.stories(); len(stories) != 1 || !whole.MatchString(stories[0]) || kind != "Ticket" && (err == nil) != strings.Contains(stories[0], "granted") {
+	if stories := hooks.stories(); len(stories) != 1 || !whole.MatchString(stories[0]) || !s.ticket() && (err == nil) != strings.Contains(stories[0], "granted") {
 		t.Errorf("%s: the hooks were told %q of %v", name, stories, err)
 	}
 	<-time.After(time.Minute) // past the last timer
@@ -521,28 +693,6 @@ func checkRefusal(t *testing.T, name string, s *Session, err error, interfered b
 	default:
 		t.Errorf("%s: %v", name, err)
 	}
-}
-
-func acquireAs(ctx context.Context, s *Session, kind string) (*Held, error) {
-	switch kind {
-	case "Mutex":
-		return NewMutex(s, "a").Lock(ctx)
-	case "RWMutex":
-		return NewRWMutex(s, "a").Lock(ctx)
-	case "RWMutex read":
-		return NewRWMutex(s, "a").RLock(ctx)
-	case "Try":
-		return NewMutex(s, "a").TryLock(ctx)
-	}
-	tk, err := NewMutex(s, "a").Enqueue(ctx)
-	if err != nil {
-		return nil, err
-	}
-	h, err := tk.Wait(ctx)
-	if err != nil {
-		_ = tk.Cancel(context.WithoutCancel(ctx))
-	}
-	return h, err
 }
 
 // A waiter whose entry was removed asks after its lease. Where etcd does not
