@@ -118,10 +118,10 @@ func (a *acquisition) queues() []keyspace.Queue {
 	return ofEach(a, func(p *part) keyspace.Queue { return keyspace.Queue{Name: p.name, Kind: p.mode.kind()} })
 }
 
-// goneBeside reports whether a part of the acquisition is gone, while another one waits.
-func (a *acquisition) goneBeside() bool {
+// removedBeside reports whether the entry of a part was removed, while another part waits.
+func (a *acquisition) removedBeside() bool {
 	for p := range a.all() {
-		if _, err := p.own.Outcome(); errors.Is(err, wait.ErrGone) {
+		if _, err := p.own.Outcome(); errors.Is(err, wait.ErrRemoved) {
 			return true
 		}
 	}

@@ -94,7 +94,7 @@
 //
 // # Hand-over inside a process
 //
-// When a holder gives a lock back and the next entry in the queue is of the same session, that has the lock at
+// When a holder releases a lock and the next entry in the queue is of the same session, that has the lock at
 // once, while the former key is on its way out. Others see nothing of it: they wait for both keys.
 //
 // The fence of a hold comes into use with the first call of its [Held.IsOwner], [Held.Txn] or [Held.Downgrade],

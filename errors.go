@@ -22,7 +22,7 @@ var (
 	ErrSessionExpired = errors.New("session expired")
 	// ErrSessionClosed: Close or Orphan ended the session.
 	ErrSessionClosed = errors.New("session closed")
-	// ErrLost: the entry in the queue is gone although its owner did not give it back. Somebody else may be in the
+	// ErrLost: the entry was removed from the queue, and not by its owner. Somebody else may be in the
 	// section already.
 	ErrLost = errors.New("lock lost")
 	// ErrOutcomeUnknown: etcd may have carried out a transaction of [Held.Txn], or may yet: no answer came, or etcd is full.

@@ -73,7 +73,7 @@ func (h *Held) Check(ctx context.Context) error {
 		life, stop := h.untilOver()
 		at, err := h.exists(ctx, life, 0, keys...)
 		stop()
-		if errors.Is(err, wait.ErrGone) {
+		if errors.Is(err, wait.ErrRemoved) {
 			if err = h.markLost(keys[0], at); err == nil {
 				continue // downgraded meanwhile
 			}

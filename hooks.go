@@ -46,7 +46,7 @@ type Hooks struct {
 	Granted func(ctx context.Context, info GrantedInfo)
 	// Abandoned: it ended without the lock. What is left of its entry is removed in the background.
 	Abandoned func(ctx context.Context, info AbandonedInfo)
-	// Released: Unlock or Release has given the lock back, or a Ticket its unclaimed grant: when Unlock returns, also
+	// Released: Unlock or Release has released the lock, or a Ticket its unclaimed grant: when Unlock returns, also
 	// with an error of ctx.
 	Released func(ctx context.Context, info ReleasedInfo)
 	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session that ends reports at once all that

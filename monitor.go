@@ -109,7 +109,7 @@ func (a *acquisition) markLostLocked(at int64) {
 	}
 }
 
-// exists returns wait.ErrGone unless the acquisition is in etcd under these keys, at revision at or, with 0, at present.
+// exists returns wait.ErrRemoved unless the acquisition is in etcd under these keys, at revision at or, with 0, at present.
 // seen is the revision at which that is so.
 func (a *acquisition) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
 	got, seen, err := a.s.lease.Read(ctx, life, at, etcd.ReadKeys(keys)...)
@@ -118,7 +118,7 @@ func (a *acquisition) exists(ctx, life context.Context, at int64, keys ...string
 	}
 	for i, key := range keys {
 		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: a.rev}) {
-			return seen, wait.ErrGone
+			return seen, wait.ErrRemoved
 		}
 	}
 	return seen, nil
@@ -170,9 +170,9 @@ func (p *part) excludes(kind keyspace.Kind) bool {
 }
 
 // markAllLost ends the holds whose entries were not in etcd at revision at.
-func markAllLost(gone []*waitlist.Entry, at int64) {
-	for _, g := range gone {
-		a := g.Owner.(*part).of
+func markAllLost(entries []*waitlist.Entry, at int64) {
+	for _, e := range entries {
+		a := e.Owner.(*part).of
 		a.mu.Lock()
 		a.markLostLocked(at)
 		a.unlockAndNotify()

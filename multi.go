@@ -60,7 +60,7 @@ func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) {
 	return m.l.enqueue(ctx, "enqueue for", mutexMode)
 }
 
-// Do takes all the locks, runs fn and gives them back, as [Mutex.Do] does. Under the ctx that fn got, Do of the same
+// Do takes all the locks, runs fn and releases them, as [Mutex.Do] does. Under the ctx that fn got, Do of the same
 // session (or Client) and the same names runs its fn at once, inside the hold. Any other lock that shares a name with
 // it, or a Multi that shares one with the Do of another lock, returns ErrWouldDeadlock there, and from TryLock
 // ErrLocked.

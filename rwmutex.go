@@ -14,7 +14,7 @@ import (
 // An RWMutex is a [Mutex] that any number of readers may hold together, like [sync.RWMutex]. Readers and writers
 // stand in one queue and keep its order: consecutive readers hold the lock together, a reader never passes a writer
 // that was there before it, and a writer never passes anybody. So neither starves. There is no upgrade from reading
-// to writing, since two readers that wait for each other would wait forever: give the read lock back first, and look
+// to writing, since two readers that wait for each other would wait forever: release the read lock first, and look
 // again under the write lock. The other way there is [Held.Downgrade].
 //
 // It shares its name's queue with [Mutex], which is a writer in it.
@@ -92,7 +92,7 @@ func (h *Held) beginDowngrade(ctx context.Context) (*settle.Outcome, error) {
 	case h.state != held:
 		return nil, h.causeLocked()
 	case h.multi:
-		return nil, errors.New("a Multi keeps what it has: give it back, and take another one")
+		return nil, errors.New("a Multi keeps what it has: release it, and take another one")
 	case p.mode == mutexMode:
 		return nil, errors.New("a Mutex has no read holds: use an RWMutex")
 	case p.mode == readMode && (h.downgraded || len(p.keys) == 1):

@@ -124,7 +124,7 @@ func (a *acquisition) ahead(ctx context.Context) (int, error) {
 	return queue.Ahead(a.names(), a.rev, got), nil
 }
 
-// Cancel gives the place back, or the grant that nobody has claimed. It blocks until etcd has confirmed that or the
+// Cancel withdraws the place, or releases the grant that nobody has claimed. It blocks until etcd has confirmed that or the
 // lease is gone, or ctx ends; then it returns ctx's error and the removal goes on in the background. After Wait has
 // returned the hold, Cancel does nothing, so it may be deferred.
 func (t *Ticket) Cancel(ctx context.Context) error {
@@ -136,7 +136,7 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	case t.removed == nil:
 		t.removed = make(chan struct{})
 		t.cancel()
-		if !t.h.s.lease.Go(t.giveBack) {
+		if !t.h.s.lease.Go(t.leave) {
 			close(t.removed) // the lease is gone, or going
 		}
 	}
@@ -149,7 +149,7 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	}
 }
 
-func (t *Ticket) giveBack(ctx context.Context) {
+func (t *Ticket) leave(ctx context.Context) {
 	defer close(t.removed)
 	<-t.done
 	h, at := t.h, time.Now()

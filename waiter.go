@@ -56,12 +56,12 @@ func (a *acquisition) waitsFor() *part {
 	return nil
 }
 
-// waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that is gone it says
+// waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that was removed it says
 // whether the lease has taken it, and of a wait that was given up whom it has waited for.
 func (p *part) waitError(ctx context.Context, err error) error {
 	s := p.of.s
 	switch {
-	case errors.Is(err, wait.ErrGone):
+	case errors.Is(err, wait.ErrRemoved):
 		bound, unbind := etcd.Bind(ctx, s.lease.Ctx)
 		s.lease.Confirm(bound)
 		unbind()
@@ -109,7 +109,7 @@ func (a *acquisition) grant(ctx context.Context) error {
 	}
 	a.mu.Unlock()
 	if lost {
-		return a.parts[0].waitError(ctx, wait.ErrGone)
+		return a.parts[0].waitError(ctx, wait.ErrRemoved)
 	}
 	return nil
 }

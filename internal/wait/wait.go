@@ -28,8 +28,8 @@ type Waits struct {
 	// Go runs f in the background, or returns false if Life is about to end.
 	Go     func(f func(ctx context.Context)) bool
 	Opened func() // is called when a watch was opened
-	// Gone reports whether an entry is gone that is taken together with this one.
-	Gone     func(own *waitlist.Entry) bool
+	// Removed reports whether an entry was removed that is taken together with this one.
+	Removed  func(own *waitlist.Entry) bool
 	EndError func(ctx context.Context) error // the error of a wait whose ctx, or Life, has ended
 	// Lost is told of entries that had the lock and were not in etcd at revision at.
 	Lost func(entries []*waitlist.Entry, at int64)
@@ -37,8 +37,8 @@ type Waits struct {
 	lists *waitlist.Config // see NewList
 }
 
-// ErrGone says that an entry is not in the queue any more.
-var ErrGone = waitlist.ErrGone
+// ErrRemoved says that an entry was removed from the queue.
+var ErrRemoved = waitlist.ErrRemoved
 
 // NewList makes the list of a name, and runs its agents. forget, the same for all lists: see waitlist.Config. Calls must
 // not overlap.
@@ -57,7 +57,7 @@ func (ws *Waits) NewList(name string, forget func(name string)) *waitlist.List {
 }
 
 // Wait blocks until the entry has the lock, or ctx or Life ends (the error is EndError), or somebody else removes
-// the entry (ErrGone), or etcd refuses, or its client is closed. After an error the entry is still to be given up.
+// the entry (ErrRemoved), or etcd refuses, or its client is closed. After an error the entry is still to be given up.
 //
 // Most goroutines of a long queue block here. Keep their path under 1,248 bytes of stack, callers included: a goroutine
 // then keeps 4 KiB, not 8.
@@ -67,8 +67,8 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
 	for {
 		granted, err := own.Outcome()
 		switch {
-		case ws.Gone(own):
-			return ErrGone
+		case ws.Removed(own):
+			return ErrRemoved
 		case granted, err != nil:
 			return err
 		}

@@ -57,8 +57,8 @@ func play(t *testing.T, do func(*scene)) {
 		client.KV, client.Watcher, s.close = clientv3.NewKVFromKVClient(s.f, client), s.f, stop
 		s.Waits = &Waits{
 			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
-			Go:   func(f func(context.Context)) bool { go f(nil); return true },
-			Gone: func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
+			Go:      func(f func(context.Context)) bool { go f(nil); return true },
+			Removed: func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
 			Lost: func(lost []*waitlist.Entry, _ int64) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
@@ -236,15 +236,15 @@ func TestWait_Ends(t *testing.T) {
 			s.f.BreakWatches()
 		}, rpctypes.ErrPermissionDenied},
 		"client closed": {func(s *scene, _ *waitlist.Entry, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
-		"entry removed": {func(s *scene, _ *waitlist.Entry, _ func()) { s.f.Remove("a/5") }, ErrGone},
+		"entry removed": {func(s *scene, _ *waitlist.Entry, _ func()) { s.f.Remove("a/5") }, ErrRemoved},
 		"another is gone": {func(s *scene, e *waitlist.Entry, _ func()) {
 			part := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
 			part.WakeWith(e)
 			rev := s.f.Write("a/5-1")
 			part.Enqueued(rev, nil)
-			s.Gone = func(*waitlist.Entry) bool { return true }
+			s.Removed = func(*waitlist.Entry) bool { return true }
 			part.Missing("a/5-1", rev)
-		}, ErrGone},
+		}, ErrRemoved},
 	} {
 		t.Run(name, func(t *testing.T) {
 			play(t, func(s *scene) {

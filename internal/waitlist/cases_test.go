@@ -195,7 +195,7 @@ func (s *scene) granted(e *Entry, want bool) {
 func (s *scene) gone(e *Entry) {
 	s.Helper()
 	_, err := e.Outcome()
-	require.ErrorIs(s, err, ErrGone)
+	require.ErrorIs(s, err, ErrRemoved)
 }
 
 // The predicate, clause by clause: each alone keeps an entry from its lock.

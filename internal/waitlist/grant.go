@@ -58,8 +58,8 @@ func (l *List) grantLocked() {
 	l.agentLocked()
 }
 
-// ErrGone says that an entry is not in the queue any more.
-var ErrGone = errors.New("entry gone")
+// ErrRemoved says that an entry was removed from the queue.
+var ErrRemoved = errors.New("entry removed")
 
 // Wake has a value when the entry has the lock, or waits in vain, or when what BehindLeft reports may have changed.
 // It tells of what happens from its first call on, or from the time at which BehindLeft was true.
@@ -89,7 +89,7 @@ func (e *Entry) Granted() bool {
 	return granted
 }
 
-// Outcome reports whether the entry has the lock, or why it waits in vain: ErrGone, or what etcd has refused with.
+// Outcome reports whether the entry has the lock, or why it waits in vain: ErrRemoved, or what etcd has refused with.
 func (e *Entry) Outcome() (granted bool, err error) {
 	e.l.mu.Lock()
 	defer e.l.mu.Unlock()
@@ -97,7 +97,7 @@ func (e *Entry) Outcome() (granted bool, err error) {
 	case held:
 		return true, nil
 	case missing, leaving: // the latter before its owner knew that it had the lock
-		return false, ErrGone
+		return false, ErrRemoved
 	}
 	if e.err != nil {
 		return false, *e.err

@@ -610,5 +610,5 @@ func newWatch(from, to string, at int64) *Watch {
 
 func isGone(e *Entry) bool {
 	_, err := e.Outcome()
-	return errors.Is(err, ErrGone)
+	return errors.Is(err, ErrRemoved)
 }
