@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -149,7 +150,9 @@ func (r *runner) keep(in *interrupts, h *etcdlock.Held, left time.Duration) (los
 	case <-time.After(left):
 	case <-in.ctx.Done():
 	case <-h.Done():
-		say(r.name, "the lock was lost after %s had ended, and before --hold-for was over: %v", filepath.Base(r.argv[0]), h.Err())
+	}
+	if !h.Valid() { // all of these are so at once where this process was stopped
+		say(r.name, "the lock was lost after %s had ended, and before --hold-for was over: %v", filepath.Base(r.argv[0]), cmp.Or(h.Err(), etcdlock.ErrSessionExpired))
 		return true
 	}
 	return false
