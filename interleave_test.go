@@ -283,7 +283,7 @@ var queues = map[string][]string{
 // ownReader is a reader of the session, which leaves as soon as it has the lock.
 const ownReader = "a/r5"
 
-// ownHolder is a stray key that says that the session holds the lock; it gives that back when the others
+// ownHolder is a stray key that says that the session holds the lock; it releases the lock when the others
 // leave. ownFenced is the same with its fence in use.
 const (
 	ownHolder = "a/zzx"
