@@ -4,6 +4,7 @@ package sender
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -11,17 +12,21 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller.
+// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller. Its seat is taken.
 func (s *Sender) alone(ctx, life context.Context, c *Command) (r Reply, ambiguous bool, err error) {
 	start := time.Now()
-	defer s.landed(c)
 	r, ambiguous, err = Send(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, c)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if err == nil && !ambiguous {
 		s.pace.took(time.Since(start))
 	}
 	s.limits.answeredAlone(c, err)
+	s.arriveLocked(c)
+	s.landLocked()
+	s.mu.Unlock()
+	if err == nil && c.Done != nil {
+		c.Done(r, ambiguous)
+	}
 	return r, ambiguous, err
 }
 
@@ -55,9 +60,13 @@ type flight struct {
 	wanted int // commands whose callers wait
 }
 
-// fly sends commands that go together, and tells those that wait for them.
-func (s *Sender) fly(ctx context.Context, b []*member) {
-	ctx, cancel := context.WithCancel(ctx)
+// fly sends commands that go together, and tells those that wait for them. leader, if any, is the one whose caller sends
+// them: when that leaves, the others are sent anew.
+func (s *Sender) fly(ctx, life context.Context, b []*member, leader *member) {
+	cancel := func() {} // the leader's ctx ends it
+	if leader == nil {
+		ctx, cancel = context.WithCancel(ctx)
+	}
 	defer cancel()
 	f := &flight{cancel: cancel}
 	s.mu.Lock()
@@ -69,7 +78,7 @@ func (s *Sender) fly(ctx context.Context, b []*member) {
 	}
 	s.mu.Unlock()
 	start, calls := time.Now(), 0
-	_, ambiguous, err := etcd.DoFirst(ctx, s.etcd, etcd.Policy{Hedge: true}, func(ctx context.Context) (wanted []*member, err error) {
+	_, ambiguous, err := etcd.DoFirst(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, func(ctx context.Context) (wanted []*member, err error) {
 		if wanted = s.wanted(b, &calls); len(wanted) == 0 {
 			cancel()
 			return nil, context.Canceled
@@ -77,39 +86,59 @@ func (s *Sender) fly(ctx context.Context, b []*member) {
 		return wanted, s.together(ctx, wanted)
 	}, s.allDid)
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	for _, c := range b {
 		s.arriveLocked(c.Command)
 	}
 	if err == nil && calls == 1 {
 		s.pace.took(time.Since(start))
 	}
-	if len(b) > 1 && etcd.Refused(err) {
+	s.endLocked(b, leader, ambiguous, err)
+	ended := slices.DeleteFunc(b, func(m *member) bool { return m.state != over })
+	s.mu.Unlock()
+	for _, m := range ended {
+		s.tell(m)
+	}
+}
+
+// endLocked decides what becomes of the commands of a request.
+func (s *Sender) endLocked(b []*member, leader *member, ambiguous bool, err error) {
+	switch {
+	case len(b) > 1 && etcd.Refused(err):
 		s.apartLocked(b, ambiguous, err)
 		return
-	}
-	if len(b) == 1 {
+	case err != nil && leader != nil:
+		leader.overLocked(true, err)
+		s.againLocked(b)
+		return
+	case len(b) == 1:
 		s.limits.answeredAlone(b[0].Command, err)
 	}
-	for _, c := range b {
+	for _, m := range b {
 		switch {
 		case err != nil:
-			s.overLocked(c, ambiguous || !etcd.Refused(err), err)
-		case c.Did != nil:
-			s.overLocked(c, ambiguous && !c.changed, nil)
+			m.overLocked(ambiguous || !etcd.Refused(err), err)
+		case m.Did != nil:
+			m.overLocked(ambiguous, nil)
 		default: // one of its attempts may have been carried out after somebody has removed what another one wrote
-			s.overLocked(c, c.calls > 1, nil)
+			m.overLocked(m.calls > 1, nil)
 		}
 	}
 }
 
-// overLocked ends a command.
-func (s *Sender) overLocked(c *member, ambiguous bool, err error) {
-	c.ambiguous, c.err = c.ambiguous || ambiguous, err
-	if c.state == sent {
-		c.state = over
+// againLocked sends the commands of a request anew that its leader has left.
+func (s *Sender) againLocked(b []*member) {
+	var rest []*member
+	for _, m := range b {
+		if m.state == sent {
+			m.ambiguous, m.calls, m.flight = true, 0, nil
+			rest = append(rest, m)
+		}
 	}
-	close(c.done)
+	if len(rest) > 0 {
+		s.beginLocked(rest...)
+		s.seats++
+		s.startLocked(rest)
+	}
 }
 
 // wanted are the commands whose callers have not left: only these are in an attempt that begins now. So what a caller
@@ -181,19 +210,19 @@ func (s *Sender) apartLocked(b []*member, ambiguous bool, err error) {
 		s.limits.tooMany(len(b))
 	}
 	ambiguous = ambiguous || !etcd.NotCarriedOut(err)
-	for _, c := range b {
-		if c.reply.At != 0 { // to another copy
-			s.overLocked(c, !c.changed && c.calls > 1, nil)
+	for _, m := range b {
+		if m.reply.At != 0 { // to another copy
+			m.overLocked(m.calls > 1, nil)
 			continue
 		}
-		c.ambiguous, c.calls, c.flight = c.ambiguous || ambiguous, 0, nil
-		if c.state == sent {
-			s.beginLocked(c)
-			if s.background(func(ctx context.Context) { s.fly(ctx, []*member{c}) }) {
-				continue
-			}
-			s.arriveLocked(c.Command)
+		m.ambiguous, m.calls, m.flight = m.ambiguous || ambiguous, 0, nil
+		if m.state != sent {
+			continue
 		}
-		s.overLocked(c, false, context.Canceled) // its caller has left, or will be told of the end of the session
+		s.beginLocked(m)
+		s.seats++
+		if !s.startLocked([]*member{m}) {
+			m.overLocked(false, context.Canceled) // its caller will be told of the end of the session
+		}
 	}
 }

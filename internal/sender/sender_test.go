@@ -74,6 +74,7 @@ func onPost(t *testing.T, play func(p *post)) {
 		require.Zero(t, p.seats)
 		require.Empty(t, p.flying)
 		require.Zero(t, p.queue.len())
+		require.Empty(t, p.offers)
 		p.Sender.mu.Unlock()
 		end()
 		stop()

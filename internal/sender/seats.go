@@ -1,0 +1,144 @@
+// Which requests are on their way, and what is sent when one has landed.
+
+package sender
+
+import (
+	"context"
+	"runtime"
+	"time"
+)
+
+// takeLocked takes the commands of the next request, none if none waits, and the removals that were offered for their names.
+// The caller sends them, on its seat.
+func (s *Sender) takeLocked() []*member {
+	b := s.queue.take(&s.limits)
+	if len(b) == 0 {
+		return nil
+	}
+	var along []*member
+	for _, m := range b {
+		along = s.alongLocked(along, m.Command, len(b))
+	}
+	if len(along) > 0 {
+		b = removalsFirst(append(along, b...))
+	}
+	s.beginLocked(b...)
+	return b
+}
+
+// beginLocked takes note that a request is on its way.
+func (s *Sender) beginLocked(b ...*member) {
+	for _, m := range b {
+		m.state = sent
+		s.departLocked(m.Command)
+	}
+	s.requests++
+	if len(b) > 1 {
+		s.packed++
+	}
+}
+
+// departLocked takes note that a command is on its way.
+func (s *Sender) departLocked(c *Command) {
+	for _, name := range c.Names {
+		s.flying[name]++
+	}
+}
+
+// arriveLocked takes note that a command is on its way no more. The removals that have waited for that wait for a request
+// to go with now. So do those that a command by itself could not take along: there may be one at each moment.
+func (s *Sender) arriveLocked(c *Command) {
+	for _, name := range c.Names {
+		if s.flying[name]--; s.flying[name] == 0 {
+			delete(s.flying, name)
+		} else if !s.limits.alone(c) {
+			continue
+		}
+		for _, m := range s.offers[name] {
+			s.queueLocked(m)
+			s.freed = true
+		}
+		delete(s.offers, name)
+	}
+}
+
+// landLocked gives a seat to what waits.
+func (s *Sender) landLocked() {
+	if s.queue.len() == 0 {
+		s.seats--
+		return
+	}
+	var b []*member
+	if s.freed {
+		b, s.freed = s.takeLocked(), false
+	}
+	s.startLocked(b)
+}
+
+// startLocked sends a request, and after it what waits. Its seat is taken. It returns false if the session is at its end,
+// and so are the ctxs of those that wait.
+func (s *Sender) startLocked(b []*member) bool {
+	if s.background(func(ctx context.Context) { s.run(ctx, b) }) {
+		return true
+	}
+	for _, m := range b {
+		s.arriveLocked(m.Command)
+	}
+	s.seats--
+	return false
+}
+
+// run sends a request, if there is one, and what waits after it, one request after the other, until nothing waits or
+// others have all the seats.
+func (s *Sender) run(ctx context.Context, b []*member) {
+	for {
+		if len(b) > 0 {
+			s.fly(ctx, nil, b, nil)
+		}
+		s.mu.Lock()
+		if !s.freed && s.queue.len() > 0 {
+			s.mu.Unlock()
+			// First those run that the reply has woken: what they send goes along. Without this half of them miss the request,
+			// with 4 to 16 goroutines.
+			runtime.Gosched()
+			runtime.Gosched()
+			s.mu.Lock()
+		}
+		b, s.freed = nil, false
+		if s.queue.len() > 0 && s.seats <= s.pace.seats(s.limits.most) {
+			b = s.takeLocked()
+		}
+		if len(b) == 0 {
+			s.seats--
+			s.mu.Unlock()
+			return
+		}
+		s.mu.Unlock()
+	}
+}
+
+// tickLocked sees to it that nothing waits long: see pace.
+func (s *Sender) tickLocked() {
+	switch {
+	case s.ticking:
+		return
+	case s.timer == nil:
+		s.timer = time.AfterFunc(s.pace.patience(), s.tick)
+	default:
+		s.timer.Reset(s.pace.patience())
+	}
+	s.ticking = true
+}
+
+func (s *Sender) tick() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.ticking = false
+	for s.queue.len() > 0 && time.Since(s.queue.first().since) >= s.pace.patience() {
+		s.seats++
+		s.startLocked(s.takeLocked())
+	}
+	if s.queue.len() > 0 {
+		s.tickLocked()
+	}
+}
