@@ -13,7 +13,6 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/sender"
 	"github.com/etcdlock/etcdlock/internal/settle"
@@ -129,39 +128,25 @@ const enqueueReadLimit = 16
 // enqueue puts the acquisition at the end of its queues: one request, one commit. The read stands before the writes and so
 // shows the queue without it. It is limited, and in key order: to sort by create revision, etcd would load the
 // whole queue, in the apply loop of every member. The limit does not keep etcd from counting the range, so an entry with more
-// than that many known blockers leaves the read out: it is asked for again when the entry comes near the front. Before
-// all that the txn removes what leaves the queue. since[i], if given, is a revision at which nothing blocked part i: then
+// than that many known blockers leaves the read out: it is asked for again when the entry comes near the front. What
+// leaves the queue travels along, and is removed before that. since[i], if given, is a revision at which nothing blocked part i: then
 // only later keys are read.
 func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
-	queues, name := a.queues(), a.parts[0].name // removals of an acquisition are known by its first name
+	queues := a.queues()
 	for ; ; a.rekey() {
 		var look []clientv3.Op
 		if len(a.parts) > 1 || !a.parts[0].own.BehindMore(enqueueReadLimit) {
 			look = settle.List(queues, enqueueReadLimit, since...)
 		}
-		leaving := a.s.removals.Take(name)
-		leave := leaving.Ops()
 		keys := a.allKeys()
-		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, append(leave, look...)...))
-		// What the acquisition itself needs may be allowed.
-		if len(leaving) > 0 && (errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err)) {
-			a.s.removals.Return(name, leaving, a.ambiguous)
-			leaving, leave = nil, nil
-			resp, err = a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, look...))
-		}
-		a.s.removals.Replied(name)
+		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, look...))
 		if err != nil {
-			a.s.removals.Return(name, leaving, a.ambiguous)
 			return err
 		}
 		if resp.Succeeded {
-			rev, replies := resp.At, resp.Responses
-			// No attempt before this one was carried out: it would have left the keys. So this one tells what was removed.
-			leaving.Done(rev, replies[:len(leave)], false)
-			a.enter(rev, replies[len(leave):len(leave)+len(look)]...)
+			a.enter(resp.At, resp.Responses[:len(look)]...)
 			return nil
 		}
-		a.s.removals.Return(name, leaving, a.ambiguous)
 		// This is seldom needed: an Else in the txn would make each uncontended cycle 0.9 % longer.
 		there, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, keys...)
 		if err != nil {

@@ -107,12 +107,12 @@ func (st *stage) holdBack() (goOn func()) {
 	}
 }
 
-// refuse answers the next request that writes with an error.
-func (st *stage) refuse(err error) {
-	var refused atomic.Bool
+// refuse answers the next requests that write with an error.
+func (st *stage) refuse(err error, times int32) {
+	var refused atomic.Int32
 	step := st.f.Step
 	st.f.Step = func(ctx context.Context, what string) error {
-		if what == "Txn" && !refused.Swap(true) {
+		if what == "Txn" && refused.Add(1) <= times {
 			return err
 		}
 		return step(ctx, what)
@@ -608,11 +608,11 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 			require.ErrorIs(st, lock(ctx), context.DeadlineExceeded)
 		},
 		"etcd refuses": func(st *stage, lock func(context.Context) error) {
-			st.refuse(rpctypes.ErrGRPCNoSpace)
+			st.refuse(rpctypes.ErrGRPCNoSpace, 3) // both together, and each by itself
 			require.ErrorIs(st, lock(st.Context()), rpctypes.ErrNoSpace)
 		},
 		"etcd allows less in one txn": func(st *stage, lock func(context.Context) error) {
-			st.refuse(rpctypes.ErrGRPCTooManyOps)
+			st.refuse(rpctypes.ErrGRPCTooManyOps, 1)
 			require.NoError(st, lock(st.Context()))
 		},
 		"another has the key": func(st *stage, lock func(context.Context) error) {
@@ -632,7 +632,7 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 				h := st.lock(st.mutex().Lock)
 				require.Equal(st, "a/5", h.Key())
 				_ = h.IsOwner() // so that who is behind waits for etcd's word
-				st.offer(h)
+				l := st.offer(h)
 				play(st, func(ctx context.Context) error {
 					h, err := st.mutex().Lock(ctx)
 					if err == nil {
@@ -641,12 +641,47 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 					}
 					return err
 				})
+				st.s.removals.RemoveLater("a", l)
 				<-time.After(30 * time.Second) // until what may be late is settled
 				require.Empty(st, st.f.entries("a/"))
 				require.False(st, st.s.removals.Any())
 				require.Empty(st, st.s.lists)
 				require.NoError(st, st.lock(NewMutex(remote, "a").Lock).Unlock(st.Context()))
 			})
+		})
+	}
+}
+
+// The next Lock takes the removal along. Its reply is lost, and before it is sent again somebody breaks the new entry. So the
+// repetition writes that anew, and finds the former one gone: nobody else has removed that, so Unlock says nothing of a loss.
+// It does if somebody had.
+func TestUnlock_ReplyToTheNextLockIsLost(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		onStage(t, func(st *stage) {
+			h := st.lock(st.mutex().Lock)
+			l := st.offer(h)
+			if lost {
+				st.f.Remove("a/5")
+			} else {
+				step := st.f.Step
+				st.f.Step = func(ctx context.Context, what string) error {
+					err := step(ctx, what)
+					if err != nil {
+						st.f.Remove("a/5-1")
+					}
+					return err
+				}
+				st.change(func() { st.lose = true })
+			}
+			next := st.lock(st.mutex().Lock)
+			require.Equal(st, "a/5-1", next.Key())
+			if err := h.release(st.Context(), l); lost {
+				require.ErrorIs(st, err, ErrLost)
+			} else {
+				require.NoError(st, err)
+			}
+			require.NoError(st, next.Check(st.Context()))
+			require.NoError(st, next.Unlock(st.Context()))
 		})
 	}
 }

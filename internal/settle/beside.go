@@ -19,8 +19,8 @@ import (
 // refused is told each time.
 func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, rev int64, next []queue.Entry, refused func(error)) (got Removal, there bool, err error) {
 	for ambiguous := false; ; {
-		c := &sender.Command{Cmps: []clientv3.Cmp{CreatedAt(kept, rev)}, Then: removeOps([]string{key}, rev, next...)}
-		reply, again, err := r.way(life, name).send(context.Background(), c)
+		c := &sender.Command{Names: []string{name}, Cmps: []clientv3.Cmp{CreatedAt(kept, rev)}, Then: removeOps([]string{key}, rev, next...), Did: removed}
+		reply, again, err := r.sender.Do(context.Background(), life, c)
 		ambiguous = ambiguous || again
 		got = result(reply.At, reply.Responses, len(next))
 		got.Ambiguous, got.Sought = ambiguous, next

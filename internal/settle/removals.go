@@ -1,269 +1,154 @@
-// Which removals go in one request: those of one session from one queue.
+// The removals of a session's entries, which its sender sends: what becomes of each.
 
 package settle
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
-// Removals removes entries of one session from their queues, each until etcd has confirmed it or the lease
-// is gone. What is wanted of one name at the same time goes in one request:
-//
-//   - An entry is removed at once if somebody may get the lock by that (Now), or if no other request of the name
-//     that writes is on its way.
-//   - Else the removal waits for the reply to that request, one commit. While the lock goes from one entry of
-//     the session to the next in memory, nobody else gets it any sooner by a removal in between.
-//   - Each request takes along what waits, up to etcd.Batch operations, and so does the txn that writes the next
-//     entry of the name: see Take. What etcd refuses together, it may allow less, is removed one by one.
-//
-// It is safe for concurrent use.
+// Removals removes entries of one session from their queues, each until etcd has confirmed it or the lease is gone. The
+// sender decides which requests the removals share; what etcd refuses is repeated here. It is safe for concurrent use.
 type Removals struct {
 	etcd       *etcd.Client
 	sender     *sender.Sender
 	life       context.Context // of Remove
 	background func(f func(ctx context.Context)) bool
-	ended      func(ctx context.Context) error // is the error of a wait whose ctx has ended
 
-	mu    sync.Mutex
-	names map[string]*removals
+	mu      sync.Mutex
+	pending int // removals that etcd has not confirmed
 }
 
-// removals are those of one name. A name without removals has none.
-type removals struct {
-	waiting []*Leaving // by revision: the lower ones are in the way of more
-	sent    int        // requests that are on their way
+// A Leaving is an entry on its way out of the queue.
+type Leaving struct {
+	Keys []string
+	Rev  int64
+	Next []queue.Entry // those that the request is to look for
+	// Now: somebody of another session may have the lock as soon as the entry is removed, or somebody waits for that.
+	Now bool
+	// Removed is called once, when etcd has confirmed the removal. It may be nil.
+	Removed func(Removal)
+	// Refused is called when etcd refuses the removal, which goes on even so. It may be nil.
+	Refused func()
+
+	offered   sender.Offered
+	ambiguous bool          // an earlier request may have removed it
+	removal   Removal       // once etcd has confirmed it
+	over      bool          // Removed was called
+	done      chan struct{} // closed then; nil if nobody waits
 }
 
 // NewRemovals makes the Removals of a session. life ends what waits in Remove. background runs a function in
-// the background until the lease is gone, or returns false. ended is the error of a wait whose ctx has ended.
-func NewRemovals(life context.Context, client *etcd.Client, s *sender.Sender, background func(f func(ctx context.Context)) bool, ended func(ctx context.Context) error) *Removals {
-	return &Removals{etcd: client, sender: s, life: life, background: background, ended: ended, names: make(map[string]*removals)}
+// the background until the lease is gone, or returns false.
+func NewRemovals(life context.Context, client *etcd.Client, s *sender.Sender, background func(f func(ctx context.Context)) bool) *Removals {
+	return &Removals{etcd: client, sender: s, life: life, background: background}
 }
 
-// Add has an entry of the name wait for its removal. Remove or RemoveLater follows; others may take the entry
-// along before that.
+// Add has an entry of the name wait for its removal. Remove or RemoveLater follows; the next request of the name may take
+// the removal along before that.
 func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.addLocked(name, l)
-	return l
-}
-
-func (r *Removals) addLocked(name string, l *Leaving) {
-	n := r.names[name]
-	if n == nil {
-		n = &removals{}
-		r.names[name] = n
+	r.pending++
+	r.mu.Unlock()
+	c := removal(l.Keys, l.Rev, l.Next)
+	c.Names, c.Patient = []string{name}, !l.Now
+	c.Done = func(reply sender.Reply, ambiguous bool) {
+		r.finish(l, removalOf(reply, len(l.Keys), len(l.Next), ambiguous))
 	}
-	i, _ := slices.BinarySearchFunc(n.waiting, l.Rev, func(o *Leaving, rev int64) int { return cmp.Compare(o.Rev, rev) })
-	n.waiting = slices.Insert(n.waiting, i, l)
+	l.offered = r.sender.Offer(c)
+	return l
 }
 
 // Remove removes an entry that was added, and returns what etcd has answered. It blocks until etcd has confirmed
 // the removal or refused, or ctx, life or the client ends. After an error the removal goes on in the background.
 func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal, error) {
-	switch b := r.takeFor(name, l); len(b) {
-	case 0:
-	case 1: // by itself, with ctx: an Unlock takes less time
-		defer r.Replied(name)
-		if ambiguous, err := r.request(ctx, r.life, name, b); err != nil {
-			r.Return(name, b, ambiguous)
-			return Removal{}, err
-		}
-		return l.removal, nil
-	default:
-		r.background(func(ctx context.Context) { r.send(ctx, name, b) })
-	}
-	select {
-	case <-l.done:
-		return l.removal, nil
-	case err := <-l.failed:
+	err := r.remove(ctx, r.life, name, l)
+	if err != nil {
+		r.background(func(ctx context.Context) { r.insist(ctx, name, l, err) })
 		return Removal{}, err
-	case <-ctx.Done():
-		return Removal{}, r.ended(ctx)
-	case <-r.life.Done():
-		return Removal{}, context.Cause(r.life)
-	case <-r.etcd.Ctx().Done():
-		return Removal{}, etcd.ErrClientClosed
 	}
+	return l.removal, nil
 }
 
-// RemoveLater removes an entry that was added in the background. done is closed when etcd has confirmed that.
+// RemoveLater removes an entry that was added in the background. done is closed when etcd has confirmed that. What the
+// caller does next may still take the removal along.
 func (r *Removals) RemoveLater(name string, l *Leaving) (done <-chan struct{}) {
 	r.mu.Lock()
-	l.share()
-	r.mu.Unlock()
-	r.background(func(ctx context.Context) { r.send(ctx, name, r.takeFor(name, l)) })
+	defer r.mu.Unlock()
+	if l.done = make(chan struct{}); l.over {
+		close(l.done)
+		return l.done
+	}
+	r.background(func(ctx context.Context) { r.insist(ctx, name, l, r.remove(ctx, ctx, name, l)) })
 	return l.done
 }
 
-// Replied takes note that a request of the name has come to its end, and has those sent that waited for it.
-func (r *Removals) Replied(name string) {
-	if b := r.next(name); len(b) > 0 {
-		r.background(func(ctx context.Context) { r.send(ctx, name, b) })
+// remove sends a removal, unless another request has taken it along. If etcd refuses it, it may be for the entries that it
+// looks for, as they are many: then it is sent anew.
+func (r *Removals) remove(ctx, life context.Context, name string, l *Leaving) error {
+	_, ambiguous, err := r.sender.Await(ctx, life, l.offered)
+	l.ambiguous = err != nil && ambiguous
+	if len(l.Next) > 0 && etcd.Refused(err) {
+		err = r.again(ctx, life, name, l)
 	}
-}
-
-// send removes a batch, and after it what waits then.
-func (r *Removals) send(ctx context.Context, name string, b Batch) {
-	for ; len(b) > 0; b = r.next(name) {
-		r.remove(ctx, name, b)
-	}
-}
-
-// next is what must be sent when a request of the name has come to its end: nothing while another one is on its way.
-func (r *Removals) next(name string) (b Batch) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := r.names[name]
-	n.sent--
-	if len(n.waiting) > 0 && n.sent == 0 {
-		n.waiting[0].share()
-		b = n.take(n.waiting[0])
-	}
-	r.forget(name)
-	return b
-}
-
-// takeFor is what to send for l, an entry that waits: nothing if somebody has taken it along, or if there is
-// a reply to wait for.
-func (r *Removals) takeFor(name string, l *Leaving) Batch {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := r.names[name]
-	now := func(l *Leaving) bool { return l.Now }
-	if n == nil || !slices.Contains(n.waiting, l) {
-		return nil
-	}
-	if n.sent > 0 && !l.returned && l.ops() <= etcd.Batch && !slices.ContainsFunc(n.waiting, now) {
-		l.share()
-		return nil
-	}
-	b := n.take(l)
-	if len(b) > 1 {
-		l.share()
-	}
-	return b
-}
-
-// take takes l for a request, and what else there is room for.
-func (n *removals) take(l *Leaving) Batch {
-	n.sent++
-	n.waiting = slices.DeleteFunc(n.waiting, func(o *Leaving) bool { return o == l })
-	return n.takeMore(Batch{l})
-}
-
-// Take takes what waits of the name for a txn that does more, as far as there is room. The caller sends Ops of
-// it, and then calls Replied, and Done, or Return with what was not removed. Others are removed only when it has called
-// Replied.
-func (r *Removals) Take(name string) (b Batch) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	n := r.names[name]
-	if n == nil {
-		n = &removals{}
-		r.names[name] = n
-	}
-	n.sent++
-	return n.takeMore(nil)
-}
-
-// forget forgets the name if nothing of it is left.
-func (r *Removals) forget(name string) {
-	if n := r.names[name]; n.sent == 0 && len(n.waiting) == 0 {
-		delete(r.names, name)
-	}
-}
-
-// Return has a batch removed in the background. ambiguous says that it may have been.
-func (r *Removals) Return(name string, b Batch, ambiguous bool) {
-	r.mu.Lock()
-	for _, l := range b {
-		l.ambiguous, l.returned = l.ambiguous || ambiguous, true
-		r.addLocked(name, l)
-	}
-	r.mu.Unlock()
-	for _, l := range b {
-		r.RemoveLater(name, l)
-	}
+	return err
 }
 
 // refusedMax is the longest pause between two attempts of a removal that etcd refuses.
 const refusedMax = 10 * time.Second
 
-// remove removes a batch. What etcd refuses is tried again after a pause, which grows, and for which nobody else waits: the
-// refusal may pass.
-func (r *Removals) remove(ctx context.Context, name string, b Batch) {
-	ambiguous, err := r.request(ctx, nil, name, b)
-	if err == nil {
-		return
+// insist removes what a request that ended with err has not removed: at once if its caller has left. What etcd refuses is
+// tried again after a pause, which grows: the refusal may pass.
+func (r *Removals) insist(ctx context.Context, name string, l *Leaving, err error) {
+	if err != nil && !etcd.Refused(err) {
+		err = r.again(ctx, ctx, name, l)
 	}
-	if r.etcd.Ctx().Err() != nil {
-		err = etcd.ErrClientClosed
-	}
-	for _, l := range b {
-		l.ambiguous = l.ambiguous || ambiguous
-	}
-	if len(b) > 1 && etcd.Refused(err) { // of one of them, or because they are many
-		for i := range b {
-			r.remove(ctx, name, b[i:i+1])
-		}
-		return
-	}
-	for _, l := range b {
+	for pause := etcd.RetryMax; err != nil && ctx.Err() == nil; err = r.again(ctx, ctx, name, l) {
 		if l.Refused != nil && etcd.Refused(err) {
 			l.Refused()
 		}
-		select {
-		case l.failed <- err:
-		default: // it was told of another one
-		}
+		_ = etcd.Sleep(ctx, pause) // ctx is looked at by the request
+		pause = min(2*pause, refusedMax)
 	}
-	pause := etcd.RetryMax
-	if etcd.Refused(err) { // it is alone
-		pause = min(max(pause, 2*b[0].pause), refusedMax)
-		b[0].pause = pause
-	}
-	r.background(func(ctx context.Context) {
-		if etcd.Sleep(ctx, pause) == nil {
-			r.Return(name, b, false)
-		}
-	})
 }
 
-// request sends one command for the batch. ctx and life, if there is one, end it.
-func (r *Removals) request(ctx, life context.Context, name string, b Batch) (ambiguous bool, err error) {
-	w := r.way(life, name)
-	if len(b) == 1 {
-		l := b[0]
-		removal, err := remove(ctx, w, l.Keys, l.Rev, l.Next)
-		if err != nil {
-			return removal.Ambiguous, err
-		}
-		l.finish(removal)
-		return false, nil
+// again sends a removal anew, and then looks for those that are next by a read.
+func (r *Removals) again(ctx, life context.Context, name string, l *Leaving) error {
+	c := removal(l.Keys, l.Rev, nil)
+	c.Names = []string{name}
+	reply, ambiguous, err := r.sender.Do(ctx, life, c)
+	got := removalOf(reply, len(l.Keys), 0, ambiguous)
+	if err == nil && len(l.Next) > 0 {
+		err = got.look(ctx, life, r.etcd, l.Next)
 	}
-	reply, ambiguous, err := w.send(ctx, &sender.Command{Then: b.Ops()})
-	if err == nil {
-		b.Done(reply.At, reply.Responses, ambiguous)
+	if l.ambiguous = l.ambiguous || got.Ambiguous; err == nil {
+		r.finish(l, got)
 	}
-	return ambiguous, err
+	return err
 }
 
-func (r *Removals) way(life context.Context, name string) way {
-	return way{r.etcd, etcd.Policy{Life: life, Hedge: true}, r.sender, []string{name}}
+func (r *Removals) finish(l *Leaving, got Removal) {
+	got.Ambiguous, got.Sought = got.Ambiguous || l.ambiguous, l.Next
+	if l.removal = got; l.Removed != nil {
+		l.Removed(got)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	l.over = true
+	if l.done != nil {
+		close(l.done)
+	}
+	r.pending--
 }
 
 // Any reports whether a removal waits or is on its way. It is for tests.
 func (r *Removals) Any() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return len(r.names) > 0
+	return r.pending > 0
 }

@@ -5,21 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
-var errEnded = errors.New("ctx has ended, and why")
+var errEnded = errors.New("the session has ended")
 
 // A row is a fake etcd with the Removals of a session, whose entries in the queue of "a" leave.
 type row struct {
@@ -33,6 +36,7 @@ type row struct {
 	held    chan struct{} // holds back requests, before they are carried out
 	answers []error       // to the next requests
 	txns    int
+	ops     int // of the last of them
 	removed []string
 }
 
@@ -43,7 +47,7 @@ func newRow(t *testing.T) *row {
 	t.Cleanup(func() { end(nil) })
 	ctx, stop := context.WithCancel(context.Background())
 	client := clientv3.NewCtxClient(ctx)
-	client.KV, r.close = clientv3.NewKVFromKVClient(w.Server, client), stop
+	client.KV, r.close = clientv3.NewKVFromKVClient(counter{w.Server, r}, client), stop
 	background := func(f func(context.Context)) bool {
 		return ctx.Err() == nil && w.background(func(life context.Context) {
 			bound, unbind := etcd.Bind(life, ctx)
@@ -52,7 +56,7 @@ func newRow(t *testing.T) *row {
 		})
 	}
 	c := etcd.NewClient(client)
-	r.Removals = NewRemovals(life, c, sender.New(c, background), background, func(context.Context) error { return errEnded })
+	r.Removals = NewRemovals(life, c, sender.New(c, background), background)
 	w.Step = func(ctx context.Context, what string) error {
 		r.mu.Lock()
 		held := r.held
@@ -73,6 +77,19 @@ func newRow(t *testing.T) *row {
 		return answer
 	}
 	return r
+}
+
+// A counter counts the operations of the last transaction.
+type counter struct {
+	pb.KVClient
+	*row
+}
+
+func (c counter) Txn(ctx context.Context, req *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
+	c.row.mu.Lock()
+	c.ops = len(req.Success)
+	c.row.mu.Unlock()
+	return c.KVClient.Txn(ctx, req, opts...)
 }
 
 func (r *row) holdBack() (goOn func()) {
@@ -99,11 +116,23 @@ func (r *row) leave(q queue.Entry, now bool, next ...queue.Entry) *Leaving {
 		if !got.Found(false) {
 			r.t.Errorf("%v was not there", q)
 		}
-		if len(got.Sought) != len(got.There) {
-			r.t.Errorf("sought %v, found %v", got.Sought, got.There)
+		if !slices.Equal(next, got.Sought) {
+			r.t.Errorf("sought %v instead of %v", got.Sought, next)
 		}
 		r.removed = append(r.removed, q.Key)
 	}})
+}
+
+// enqueue has another goroutine send the enqueue of an entry of "a".
+func (r *row) enqueue(key string) {
+	c := &sender.Command{Names: []string{"a"}, Enqueue: true, Cmps: []clientv3.Cmp{CreatedAt(key, 0)}, Then: []clientv3.Op{clientv3.OpPut(key, "")}}
+	go func() {
+		reply, _, err := r.Removals.sender.Do(context.Background(), r.Removals.life, c)
+		if err != nil || !reply.Succeeded {
+			r.t.Error(err)
+		}
+	}()
+	synctest.Wait()
 }
 
 func (r *row) enterMany(n int) (qs []queue.Entry) {
@@ -174,56 +203,38 @@ func TestRemovals_Together(t *testing.T) {
 	}
 }
 
-// A removal by which nobody gets in also waits for the reply to a txn that does more, or goes with the next one.
+// A removal by which nobody gets in also waits for the reply to an enqueue, or goes with the next one.
 func TestRemovals_BesideAnEnqueue(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		qs := r.enterMany(6)
-		for range 2 {
-			require.Empty(t, r.Take("a"))
-		}
+		goOn := r.holdBack()
+		r.enqueue("a/6")
 		r.RemoveLater("a", r.leave(qs[0], false))
-		r.Replied("a")
-		synctest.Wait()
-		r.requireTxns(0) // one is on its way still
 		r.RemoveLater("a", r.leave(qs[1], false))
-		taken := r.Take("a")
-		require.Len(t, taken, 2)
-		r.RemoveLater("a", r.leave(qs[2], false))
-		r.Return("a", taken, false) // else each txn to come might take it along, and fail
 		synctest.Wait()
 		r.requireTxns(1)
-		require.Len(t, r.there("a/"), 3)
-		r.Replied("a")
-		r.Replied("a")
-
-		for range 2 {
-			require.Empty(t, r.Take("a"))
-		}
-		r.RemoveLater("a", r.leave(qs[5], false))
-		r.Replied("a")
+		r.enqueue("a/7") // and both
+		r.requireTxns(1)
+		r.RemoveLater("a", r.leave(qs[2], false))
 		synctest.Wait()
 		r.requireTxns(0)
-		r.Replied("a")
+		r.RemoveLater("a", r.leave(qs[3], true)) // and the one before
 		synctest.Wait()
 		r.requireTxns(1)
-
-		require.Empty(t, r.Take("a"))
-		r.RemoveLater("a", r.leave(qs[3], true))
-		synctest.Wait()
-		r.requireTxns(1)
-		r.Replied("a")
-		require.False(t, r.Any())
-
-		require.Empty(t, r.Take("a"))
-		r.Replied("a")
-		require.False(t, r.Any())
 		r.RemoveLater("a", r.leave(qs[4], false))
 		synctest.Wait()
+		r.requireTxns(0)
+		goOn()
 		r.requireTxns(1)
+		r.RemoveLater("a", r.leave(qs[5], false))
+		synctest.Wait()
+		r.requireTxns(1)
+		require.Equal(t, []string{"a/6", "a/7"}, r.there("a/"))
+		require.Len(t, r.removed, len(qs))
 	})
 }
 
-// Removals that are wanted at the same moment go together, whoever comes first, and look for nobody who leaves too.
+// Removals that are wanted at the same moment go together, whoever comes first.
 func TestRemovals_AtTheSameMoment(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		qs := r.enterMany(6)
@@ -241,7 +252,6 @@ func TestRemovals_AtTheSameMoment(t *testing.T) {
 		}
 		r.requireTxns(1)
 		require.Equal(t, []queue.Entry{qs[5]}, ls[4].removal.There)
-		require.Empty(t, ls[3].removal.Sought)
 		require.Equal(t, []string{"a/5-6"}, r.there("a/"))
 	})
 }
@@ -262,43 +272,38 @@ func TestRemovals_ByAnother(t *testing.T) {
 	})
 }
 
-// One request has a limited number of operations; the lowest entries come first, and those of other names apart.
+// One request has a limited number of commands; an entry of many keys goes alone.
 func TestRemovals_Many(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
-		qs := r.enterMany(3*etcd.Batch + 1)
+		qs := r.enterMany(3*64 + 1)
 		goOn := r.holdBack()
 		r.RemoveLater("a", r.leave(qs[0], true))
 		synctest.Wait()
-		rest := slices.Clone(qs[1:])
-		slices.Reverse(rest)
-		for _, q := range rest {
+		for _, q := range qs[1:] {
 			r.RemoveLater("a", r.leave(q, false))
 		}
 		goOn()
 		r.requireTxns(4)
 		require.Empty(t, r.there("a/"))
-		require.Equal(t, "a/5-2", r.removed[1])
-		require.Equal(t, "a/5-61", r.removed[len(r.removed)-1])
+		require.Len(t, r.removed, len(qs))
 
-		// An entry of more keys than that goes alone.
 		var keys []string
-		for i := range etcd.Batch + 1 {
+		for i := range 33 {
 			keys = append(keys, fmt.Sprintf("a%d/5", i))
 		}
 		rev := r.put("", keys...)
-		other := r.leave(r.enter("a/6"), false)
-		l := r.Add("a", &Leaving{Keys: keys, Rev: rev, Now: true})
-		require.Equal(t, Batch{other}, r.Take("a"), "nor does it travel")
-		r.Replied("a")
-		r.Return("a", Batch{other}, false)
-		_, err := r.Remove(t.Context(), "a", l)
-		require.NoError(t, err)
+		l := r.Add("a", &Leaving{Keys: keys, Rev: rev})
+		goOn = r.holdBack()
+		r.enqueue("a/6")
+		r.RemoveLater("a", l)
 		synctest.Wait()
-		require.Empty(t, r.there("a"))
+		r.requireTxns(2) // it goes with no other, so it waits for none: there may be one at each moment
+		goOn()
+		require.Equal(t, []string{"a/6"}, r.there("a"))
 	})
 }
 
-// A batch that etcd refuses, because it allows less for example, goes one by one, and each goes on until it is done.
+// Removals that etcd refuses together, because it allows less for example, go one by one, and each goes on until it is done.
 // Who waits is told why it takes longer.
 func TestRemovals_Refused(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
@@ -307,26 +312,24 @@ func TestRemovals_Refused(t *testing.T) {
 		for _, q := range qs {
 			ls = append(ls, r.leave(q, true))
 		}
-		r.answers = []error{rpctypes.ErrGRPCTooManyOps, rpctypes.ErrGRPCPermissionDenied}
+		r.answers = []error{rpctypes.ErrGRPCTooManyOps, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied}
 		refused := 0
 		ls[0].Refused = func() { refused++ }
+		done := r.RemoveLater("a", ls[1])
 		_, err := r.Remove(t.Context(), "a", ls[0])
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
-		<-ls[0].done
-		require.Equal(t, 1, refused, "not of the batch")
-		r.requireTxns(5)
-		require.Empty(t, r.there("a/"))
-
-		l := r.leave(r.enter("a/5"), true)
-		r.answers = []error{rpctypes.ErrGRPCPermissionDenied}
-		_, err = r.Remove(t.Context(), "a", l)
+		_, err = r.Remove(t.Context(), "a", ls[2])
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
-		<-l.done
+		<-done
+		<-time.After(etcd.RetryMax)
+		synctest.Wait()
+		require.Equal(t, 1, refused, "not of all together")
+		r.requireTxns(1 + 3 + 3)
 		require.Empty(t, r.there("a/"))
 	})
 	onRow(t, func(t *testing.T, r *row) { // another one does not wait for the next attempt
 		l := r.leave(r.enter("a/5"), false)
-		r.answers = []error{rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied}
+		r.answers = []error{rpctypes.ErrGRPCPermissionDenied}
 		_, err := r.Remove(t.Context(), "a", l)
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 		synctest.Wait()
@@ -334,7 +337,141 @@ func TestRemovals_Refused(t *testing.T) {
 		_, err = r.Remove(t.Context(), "a", r.leave(r.enter("a/5-1"), false))
 		require.NoError(t, err)
 		require.Zero(t, time.Since(began))
-		<-l.done
+		require.Equal(t, []string{"a/5"}, r.there("a/"))
+		<-time.After(etcd.RetryMax)
+		synctest.Wait()
+		require.Empty(t, r.there("a/"))
+	})
+}
+
+// A removal that etcd goes on refusing is sent again after pauses that grow. Only the first time it is sent at once, without
+// what it looks for, which may be too much.
+func TestRemovals_RefusedForLong(t *testing.T) {
+	for _, unlock := range []bool{true, false} {
+		for _, looks := range []bool{true, false} {
+			onRow(t, func(t *testing.T, r *row) {
+				qs := r.enterMany(2)
+				next, times := []queue.Entry(nil), 1
+				if looks {
+					next, times = qs[1:], 2
+				}
+				for range 100 {
+					r.answers = append(r.answers, rpctypes.ErrGRPCPermissionDenied)
+				}
+				refused := 0
+				l := r.leave(qs[0], true, next...)
+				l.Refused = func() { refused++ }
+				if unlock {
+					_, err := r.Remove(t.Context(), "a", l)
+					require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+				} else {
+					r.RemoveLater("a", l)
+				}
+				synctest.Wait()
+				r.requireTxns(times)
+				require.Equal(t, 1, r.ops)
+				for pause := etcd.RetryMax; pause < refusedMax; pause *= 2 {
+					<-time.After(pause - 1)
+					synctest.Wait()
+					r.requireTxns(0)
+					<-time.After(1)
+					synctest.Wait()
+					r.requireTxns(1)
+				}
+				<-time.After(2 * refusedMax)
+				synctest.Wait()
+				r.requireTxns(2)
+				require.Equal(t, 8, refused)
+				r.mu.Lock()
+				r.answers = nil
+				r.mu.Unlock()
+				<-time.After(refusedMax)
+				synctest.Wait()
+				require.Equal(t, []string{"a/5-2"}, r.there("a/"))
+				require.Equal(t, []string{"a/5-1"}, r.removed)
+				require.Equal(t, next, l.removal.There)
+
+				r.answers = []error{rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied}
+				r.RemoveLater("a", r.leave(qs[1], true))
+				r.close()
+				synctest.Wait() // nothing goes round
+				r.pending = 0
+			})
+		}
+	}
+}
+
+// A removal is repeated that was not carried out. It finds its key, so nothing is in doubt.
+func TestRemovals_Repeated(t *testing.T) {
+	onRow(t, func(t *testing.T, r *row) {
+		for _, keys := range [][]string{{"a/5"}, {"a/5", "a/r5"}} {
+			r.answers = []error{errors.New("the connection is lost")}
+			l := r.Add("a", &Leaving{Keys: keys, Rev: r.put("", keys...), Now: true})
+			got, err := r.Remove(t.Context(), "a", l)
+			require.NoError(t, err)
+			require.True(t, got.Found(true))
+			require.False(t, got.Ambiguous)
+		}
+	})
+}
+
+// The reply to a removal is lost, and etcd refuses to repeat it. Who finds the key gone at last is not told of a loss.
+func TestRemovals_LostAndRefused(t *testing.T) {
+	for _, unlock := range []bool{true, false} {
+		onRow(t, func(t *testing.T, r *row) {
+			txns, step := 0, r.Step
+			r.Step = func(ctx context.Context, what string) error {
+				switch what {
+				case "Txn.":
+					if txns++; txns == 1 {
+						return errors.New("the reply is lost")
+					}
+				case "Txn":
+					if txns == 1 {
+						txns++
+						return rpctypes.ErrGRPCPermissionDenied
+					}
+				}
+				return step(ctx, what)
+			}
+			l := r.leave(r.enter("a/5"), true)
+			if unlock {
+				_, err := r.Remove(t.Context(), "a", l)
+				require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+				synctest.Wait()
+			} else {
+				r.RemoveLater("a", l)
+			}
+			<-time.After(time.Second)
+			synctest.Wait()
+			require.Equal(t, []bool{false}, l.removal.Removed)
+			require.True(t, l.removal.Ambiguous)
+		})
+	}
+}
+
+// Etcd refuses a removal with what it looks for, and then to look for that. The removal was carried out: who finds the key
+// gone the next time is not told of a loss.
+func TestRemovals_LookIsRefused(t *testing.T) {
+	onRow(t, func(t *testing.T, r *row) {
+		qs := r.enterMany(2)
+		r.answers = []error{rpctypes.ErrGRPCTooManyOps}
+		refusals, step := 2, r.Step
+		r.Step = func(ctx context.Context, what string) error {
+			if strings.HasSuffix(what, "Range") && refusals > 0 {
+				refusals--
+				return rpctypes.ErrGRPCPermissionDenied
+			}
+			return step(ctx, what)
+		}
+		l := r.leave(qs[0], true, qs[1])
+		_, err := r.Remove(t.Context(), "a", l)
+		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+		<-time.After(etcd.RetryMax)
+		synctest.Wait()
+		require.Equal(t, []string{"a/5-1"}, r.removed)
+		require.True(t, l.removal.Ambiguous)
+		require.Equal(t, qs[1:], l.removal.There)
 	})
 }
 
@@ -342,11 +479,11 @@ func TestRemovals_Refused(t *testing.T) {
 func TestRemovals_WaitEnds(t *testing.T) {
 	for _, alone := range []bool{true, false} {
 		onRow(t, func(t *testing.T, r *row) {
+			goOn := r.holdBack()
 			l := r.leave(r.enter("a/5"), true)
 			if !alone {
-				r.leave(r.enter("a/5-1"), true)
+				r.RemoveLater("a", r.leave(r.enter("a/5-1"), true))
 			}
-			goOn := r.holdBack()
 			ctx, cancel := context.WithCancel(t.Context())
 			result := make(chan error)
 			go func() {
@@ -355,14 +492,10 @@ func TestRemovals_WaitEnds(t *testing.T) {
 			}()
 			synctest.Wait()
 			cancel()
-			if err := <-result; alone {
-				require.ErrorIs(t, err, context.Canceled)
-			} else {
-				require.ErrorIs(t, err, errEnded)
-			}
+			require.ErrorIs(t, <-result, context.Canceled)
 			goOn()
-			<-l.done
 			require.Empty(t, r.there("a/"))
+			require.False(t, r.Any())
 		})
 	}
 	onRow(t, func(t *testing.T, r *row) { // the attempt that was given up was carried out
@@ -377,7 +510,7 @@ func TestRemovals_WaitEnds(t *testing.T) {
 		}
 		_, err := r.Remove(ctx, "a", l)
 		require.ErrorIs(t, err, context.Canceled)
-		<-l.done
+		synctest.Wait()
 		require.Equal(t, []bool{false}, l.removal.Removed)
 		require.True(t, l.removal.Ambiguous)
 	})
@@ -397,33 +530,33 @@ func TestRemovals_WaitEnds(t *testing.T) {
 	})
 }
 
-// What leaves travels with a txn that does more, which says what became of it.
-func TestRemovals_Take(t *testing.T) {
+// A removal travels with the next enqueue of its name, which says what became of it.
+func TestRemovals_WithAnEnqueue(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
-		require.Empty(t, r.Take("a"))
-		r.Replied("a")
 		qs := r.enterMany(3)
 		a, b := r.leave(qs[0], true, qs[2]), r.leave(qs[1], true)
-		taken := r.Take("a")
-		require.Equal(t, Batch{a, b}, taken)
-		r.RemoveLater("a", a)
-		synctest.Wait()
-		r.requireTxns(0)
-		resp, err := r.world.etcd.Client.Txn(t.Context()).Then(taken.Ops()...).Commit()
+		r.enqueue("a/6")
+		r.requireTxns(1)
+		require.Equal(t, []string{"a/5-3", "a/6"}, r.there("a/"))
+		require.Equal(t, Removal{At: r.world.Do(), Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.removal)
+		<-r.RemoveLater("a", a)
+		got, err := r.Remove(t.Context(), "a", b)
 		require.NoError(t, err)
-		r.Replied("a")
-		taken.Done(resp.Header.Revision, resp.Responses, false)
-		require.Equal(t, Removal{At: resp.Header.Revision, Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.removal)
-		require.Equal(t, []string{"a/5-3"}, r.there("a/"))
-		<-a.done
-		<-b.done
+		require.Equal(t, b.removal, got)
+		r.requireTxns(0)
 
 		c := r.leave(qs[2], true)
-		taken = r.Take("a")
-		r.world.Server.Remove("a/5-3") // by the txn, whose reply is lost
-		r.Replied("a")
-		r.Return("a", taken, true)
-		<-c.done
+		lost, step := false, r.Step
+		r.Step = func(ctx context.Context, what string) error {
+			if what == "Txn" && !lost {
+				r.world.Server.Remove("a/5-3") // by that txn, whose reply is lost
+				lost = true
+				return errors.New("the reply is lost")
+			}
+			return step(ctx, what)
+		}
+		r.enqueue("a/7")
+		<-r.RemoveLater("a", c)
 		require.True(t, c.removal.Ambiguous)
 	})
 }

@@ -351,8 +351,9 @@ func TestRemove_I5(t *testing.T) {
 	w := newWorld(t)
 	next := []queue.Entry{{Key: "a/6", Rev: w.put("", "a/6")}, {Key: "a/7", Rev: 1}, {Key: "a/8", Rev: w.put("", "a/8")}}
 	seen := []queue.Entry{next[0], next[2]}
+	removals := NewRemovals(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
 	remove := func(rev int64, keys ...string) []bool {
-		r, err := Remove(t.Context(), w.etcd, etcd.Policy{}, keys, rev, next...)
+		r, err := removals.Remove(t.Context(), "a", removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
 		require.NoError(t, err)
 		require.False(t, r.Ambiguous)
 		require.Equal(t, seen, r.There)
@@ -367,7 +368,6 @@ func TestRemove_I5(t *testing.T) {
 	require.Equal(t, []bool{false, true}, remove(rev, "a/5", "a/r5"))
 	require.Equal(t, []string{"a/6", "a/8"}, w.there("a/"))
 
-	removals := NewRemovals(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background, nil)
 	beside := func(rev int64) ([]bool, bool) {
 		r, there, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, nil)
 		require.NoError(t, err)
@@ -429,6 +429,7 @@ func TestRemove_I5(t *testing.T) {
 // The race detector tells.
 func TestRemove_BesideItself(t *testing.T) {
 	w := newWorld(t)
+	removals := NewRemovals(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
 	var next []queue.Entry
 	for i := range 3 { // where append makes room for four
 		next = append(next, queue.Entry{Key: fmt.Sprintf("a/%d", i+6), Rev: 1})
@@ -445,7 +446,7 @@ func TestRemove_BesideItself(t *testing.T) {
 			}
 			return nil
 		}
-		_, err := Remove(t.Context(), w.etcd, etcd.Policy{Hedge: true}, keys, rev, next...)
+		_, err := removals.Remove(t.Context(), "a", removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
 		require.NoError(t, err)
 		require.Empty(t, w.there("a/"))
 	}
