@@ -612,9 +612,9 @@ func TestElector_ObserveThroughFaults(t *testing.T) {
 func TestElector_ResignWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
-	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(5*time.Second)))
 	term := a.leads(t)
-	b := runElector(t, newElector(t, own.Client(t), "a", WithTTL(time.Second)))
+	b := runElector(t, newElector(t, own.Client(t), "a", WithTTL(5*time.Second)))
 	queueIs(t, own.Client(t), "a", 2)
 	own.Member(0).Kill()
 	a.cancel()
