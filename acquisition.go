@@ -42,8 +42,9 @@ type acquisition struct {
 	// announced: the hooks were told of the grant. lossUnreported: the acquisition is lost and they were not told of
 	// that; see unlockAndNotify.
 	announced, lossUnreported bool
-	// lostWithSession: it was lost because the session ended, by what was known then. confirming: that is being asked.
-	lostWithSession, confirming bool
+	// lostWithSession: it was lost because the session ended, by what was known then. askingLease: the session asks etcd
+	// whether the lease is gone.
+	lostWithSession, askingLease bool
 	// fenced: its holder may have sent a transaction that compares a key; downgraded: of a write lock only the shared
 	// key is left.
 	fenced, downgraded bool
@@ -118,8 +119,8 @@ func (a *acquisition) queues() []keyspace.Queue {
 	return ofEach(a, func(p *part) keyspace.Queue { return keyspace.Queue{Name: p.name, Kind: p.mode.kind()} })
 }
 
-// removedBeside reports whether the entry of a part was removed, while another part waits.
-func (a *acquisition) removedBeside() bool {
+// anyRemoved reports whether the entry of any part was removed.
+func (a *acquisition) anyRemoved() bool {
 	for p := range a.all() {
 		if _, err := p.own.Outcome(); errors.Is(err, wait.ErrRemoved) {
 			return true
@@ -134,10 +135,10 @@ func (a *acquisition) wrap(op string, err error) error { return wrapNames(op, a.
 type state uint8
 
 const (
-	enqueued  state = iota // its keys are written, or may be
+	enqueued  state = iota // from its making on: its keys may be written
 	held                   // granted
 	released               // released by its holder
-	abandoned              // withdrawn before its owner had it
+	abandoned              // withdrawn before its caller had it
 	lost                   // removed by somebody else, or with its session
 )
 

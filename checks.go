@@ -24,7 +24,7 @@ func (s *Session) refreshWatches() {
 // startChecks has the session check its entries for as long as it lives: see lease.StartChecks.
 func (s *Session) startChecks() {
 	s.lease.StartChecks(s.keys.None, func(ctx context.Context) bool {
-		err := s.checkEntries(ctx) // what etcd refuses here it may answer there
+		err := s.checkEntries(ctx) // if etcd refuses this check, it may still answer Recheck
 		return s.waits.Recheck(ctx, s.allLists()) && err == nil && s.keys.Swept()
 	})
 }

@@ -101,7 +101,8 @@
 // or when a reply to its Lock is lost. From then on the next entry waits until etcd has confirmed the release,
 // so that a late transaction of the former holder fails. What IsOwner and Txn give after the end is never true. A guard that is
 // built by hand from Key and Token is no use of the fence: until Unlock has returned nil, it may be true while
-// the next holder of the session is in, unless IsOwner was called before. After a loss nobody is in while it is.
+// the next holder of the session is in, unless IsOwner was called before. After a loss, no other
+// entry of the session has the lock while such a guard is true.
 //
 // A hold that was lost hands nothing over. An entry that somebody has removed while it waited behind its own
 // session learns that with the reply to the release at the latest.

@@ -127,10 +127,10 @@ const enqueueReadLimit = 16
 
 // enqueue puts the acquisition at the end of its queues: one request, one commit. The read stands before the writes and so
 // shows the queue without it. It is limited, and in key order: to sort by create revision, etcd would load the
-// whole queue, in the apply loop of every member. The limit does not keep etcd from counting the range, so an entry with more
-// than that many known blockers leaves the read out: it is asked for again when the entry comes near the front. What
-// leaves the queue travels along, and is removed before that. since[i], if given, is a revision at which nothing blocked part i: then
-// only later keys are read.
+// whole queue, in the apply loop of every member. The limit does not keep etcd from counting the range. So if more keys
+// than that of the session's own list are in the way, the txn does not read; the agent reads when the entry comes near the
+// front. If the session has a removal of this name to send, the request carries it out before the read. since[i], if
+// given, is a revision at which nothing blocked part i: then only later keys are read.
 func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 	queues := a.queues()
 	for ; ; a.rekey() {
@@ -183,7 +183,7 @@ func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
 }
 
 // enter takes note that the acquisition is in the queue, at revision rev. replies say, for each part, what its txn showed
-// before it wrote the keys; there are none if nobody knows.
+// before it wrote the keys: a nil reply, that no key was there. Without replies the lists do not know what is before it.
 func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
 	a.mu.Lock()
 	a.rev = rev

@@ -675,7 +675,7 @@ func TestUnlock_ReplyToTheNextLockIsLost(t *testing.T) {
 			}
 			next := st.lock(st.mutex().Lock)
 			require.Equal(st, "a/5-1", next.Key())
-			if err := h.release(st.Context(), l); lost {
+			if err := h.awaitRemoval(st.Context(), l); lost {
 				require.ErrorIs(st, err, ErrLost)
 			} else {
 				require.NoError(st, err)

@@ -110,7 +110,7 @@ func lockEntry(ctx context.Context, h *Held) (*Held, error) {
 	if err == nil {
 		err = h.wait(ctx)
 	}
-	return h.result(err)
+	return h.conclude(err)
 }
 
 func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
@@ -161,7 +161,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		names = append(names, Part{p.Name, m})
 	}
 	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, h.trace() != nil && h.trace().elector)})
-	var seen []*pb.ResponseOp // as if an enqueue had shown nothing before the entry; none: nothing is known
+	var seen []*pb.ResponseOp // of an entry that has the lock, one for each part: nothing is before it
 	for i, p := range a.Parts {
 		if h.parts[i].keys = []string{p.Key}; p.SharedKey != "" {
 			h.parts[i].keys = append(h.parts[i].keys, p.SharedKey)
@@ -178,7 +178,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	if a.Holds && s.lease.Valid() { // then nothing is to wait for
 		ctx = context.WithoutCancel(ctx)
 	}
-	return h.result(h.wait(ctx))
+	return h.conclude(h.wait(ctx))
 }
 
 func (l *lock) wrap(op string, err error) error { return wrapNames(op, l.names, err) }

@@ -23,7 +23,7 @@ func (a *acquisition) holdContextLocked() *holdContext {
 		a.holdCtx = &holdContext{}
 		a.holdCtx.ctx, a.holdCtx.cancel = context.WithCancelCause(loan.Ending(context.Background(), a))
 		a.checkSessionLocked()
-		if a.state != held && !a.confirming {
+		if a.state != held && !a.askingLease {
 			a.holdCtx.cancel(a.causeLocked())
 		}
 	}
@@ -48,7 +48,7 @@ func (a *acquisition) endHoldLocked(to state) {
 
 // finishHoldLocked does what follows the end of a hold: its Context ends, and its watch. The caller holds a.mu.
 func (a *acquisition) finishHoldLocked() {
-	a.confirming, a.lostWithSession = false, a.state == lost && a.s.Err() != nil
+	a.askingLease, a.lostWithSession = false, a.state == lost && a.s.Err() != nil
 	if a.holdCtx != nil {
 		a.holdCtx.cancel(a.causeLocked())
 		a.unwatchLocked()
@@ -88,7 +88,7 @@ func (a *acquisition) markLost(key string, at int64) error {
 }
 
 // markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the lease, within
-// confirmTimeout: the cause is to say whether it was the lease that took the key. What is left of the acquisition is
+// confirmTimeout: the cause must say whether it was the lease that took the key. What is left of the acquisition is
 // removed. The caller holds a.mu.
 func (a *acquisition) markLostLocked(at int64) {
 	if a.checkSessionLocked(); a.state != held || !a.transition(lost) {
@@ -97,14 +97,14 @@ func (a *acquisition) markLostLocked(at int64) {
 	for p := range a.all() {
 		p.own.Lost()
 	}
-	a.confirming = a.s.lease.Go(func(context.Context) {
+	a.askingLease = a.s.lease.Go(func(context.Context) {
 		a.s.lease.Confirm(a.s.lease.Ctx)
 		a.mu.Lock()
 		a.finishHoldLocked()
 		a.unlockAndNotify()
 		a.discard(nil, false)
 	})
-	if !a.confirming {
+	if !a.askingLease {
 		a.finishHoldLocked()
 	}
 }
@@ -195,7 +195,7 @@ func (s *Session) sessionEnded(reason string, unrenewed error) {
 	for _, p := range s.parts() {
 		p.of.mu.Lock()
 		// Somebody may have noticed the end of the session before, or that the key is not there.
-		if a := p.of; p == &a.parts[0] && (a.state == held || a.lostWithSession || a.confirming) {
+		if a := p.of; p == &a.parts[0] && (a.state == held || a.lostWithSession || a.askingLease) {
 			holds = append(holds, a)
 		}
 		p.of.mu.Unlock()

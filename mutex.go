@@ -35,7 +35,7 @@ func (m *Mutex) Raw(value string) *Mutex {
 //
 // If nobody is before it, Lock costs one request, which is one commit. A Lock that waits costs one watch and at most
 // one read more behind one or two sessions; deeper in the queue two watches, and two reads or, behind more than 16
-// keys, three. Of those that wait in one session only the first two ask etcd. If the holder before is of the same
+// keys, three. Of those that wait in one session only the front-most asks etcd. If the holder before is of the same
 // session too, Lock returns when that calls Unlock, and needs no word of etcd (see "Hand-over inside a process").
 func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
 

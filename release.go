@@ -1,6 +1,6 @@
 // How acquisitions are taken out of the queue. Unlock is giveUp, which ends the hold in this process, hands the lock over and
-// has its keys removed, and then release, which waits for etcd. abandon is the same for an
-// acquisition that was never granted. Behind both, settle frees the keys.
+// offers the removal of its keys, and then awaitRemoval, which sends the removal if no other request has taken it along, and
+// waits for etcd. abandon is the same for an acquisition that was never granted. After both, settle frees the keys.
 
 package etcdlock
 
@@ -20,10 +20,10 @@ import (
 // keys of a Multi that makes about half of the 128 operations that etcd allows in a txn.
 const maxLooked = 32
 
-// leaving has the session remove the keys of the acquisition. next are the entries of the session behind it.
+// offerRemoval offers the removal of the keys: the next request of the name may take it along. next are the entries of the session behind it.
 // now: send the request at once, and do not wait for a request of this name that is under way, since another session may
 // have the lock then.
-func (a *acquisition) leaving(next []queue.Entry, now bool) *settle.Leaving {
+func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *settle.Leaving {
 	return a.s.removals.Add(a.parts[0].name, &settle.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Refused: a.stuck, Removed: func(r settle.Removal) {
 		a.delist(&r)
 		a.settle()
@@ -36,8 +36,8 @@ func (a *acquisition) stuck() {
 	}
 }
 
-// release removes the keys of a hold that was released in this process.
-func (h *Held) release(ctx context.Context, l *settle.Leaving) error {
+// awaitRemoval removes the keys of a hold that was released in this process.
+func (h *Held) awaitRemoval(ctx context.Context, l *settle.Leaving) error {
 	r, err := h.s.removals.Remove(ctx, h.parts[0].name, l)
 	err = h.s.lease.Translate(err)
 	switch cause := h.s.Err(); {
@@ -49,7 +49,7 @@ func (h *Held) release(ctx context.Context, l *settle.Leaving) error {
 	return err
 }
 
-// abandon gives up an acquisition that its owner did not get: whatever of it is in the queue, or comes there late, is
+// abandon gives up an acquisition that its caller did not get: whatever of it is in the queue, or comes there late, is
 // removed in the background.
 func (a *acquisition) abandon(cause error) {
 	at := time.Now() // before it is handed over
@@ -72,11 +72,11 @@ func (a *acquisition) abandon(cause error) {
 }
 
 // discard removes the keys in the background, and settles them. done is closed when etcd has confirmed that. If the
-// revision was never known, done is closed at once, and the search for a late write goes on. now is that of leaving:
+// revision was never known, done is closed at once, and the search for a late write goes on. now is that of offerRemoval:
 // somebody waits for the removal.
 func (a *acquisition) discard(next []queue.Entry, now bool) (done <-chan struct{}) {
 	if a.rev != 0 {
-		return a.s.removals.RemoveLater(a.parts[0].name, a.leaving(next, now))
+		return a.s.removals.RemoveLater(a.parts[0].name, a.offerRemoval(next, now))
 	}
 	a.settle()
 	settled := make(chan struct{})
@@ -93,8 +93,8 @@ func (a *acquisition) settle() {
 	}
 }
 
-// fencedLocked reports whether those behind the acquisition have to wait until etcd has removed it: what its holder has
-// made of it may still be carried out, or nobody knows how much of it is in etcd. The caller holds a.mu.
+// fencedLocked reports whether those behind the acquisition have to wait until etcd has removed it: a transaction of its
+// holder that compares a key may still be carried out, or nobody knows how much of it is in etcd. The caller holds a.mu.
 func (a *acquisition) fencedLocked() bool {
 	return a.fenced || a.ambiguous
 }
@@ -154,7 +154,7 @@ func (h *Held) unlock(ctx context.Context) error {
 		ctx, cancel = etcd.Outlive(ctx, ErrNotHeld)
 		defer cancel()
 	}
-	err = h.release(ctx, l)
+	err = h.awaitRemoval(ctx, l)
 	h.notifyOver(at, err)
 	return err
 }
@@ -189,7 +189,7 @@ func (h *Held) giveUp() (*settle.Leaving, error) {
 	// If another entry of the session has the lock alone now, everybody else waits for that entry.
 	now := len(h.parts) > 1 || !h.parts[0].own.Covered()
 	h.unlockAndNotify()
-	l := h.leaving(next, now)
+	l := h.offerRemoval(next, now)
 	if len(next) > 0 {
 		runtime.Gosched()
 	}

@@ -36,7 +36,7 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 	} else if err == nil {
 		h.s.tried.Forget(h.names())
 	}
-	return h.result(err)
+	return h.conclude(err)
 }
 
 // tryEnqueue writes the keys only if nothing that blocks them is in the queues, and returns ErrLocked otherwise: one
@@ -106,7 +106,7 @@ func (a *acquisition) enqueueIfVacant(ctx context.Context, queues []keyspace.Que
 // unlessBlocked grants the acquisition, or returns ErrLocked if something below blocks it, which came since tryEnqueue found
 // nothing: the acquisition is withdrawn then. If nothing is below, nothing can come there, so the acquisition waits for nobody.
 func (h *Held) unlessBlocked(ctx context.Context) error {
-	if h.waitsFor() != nil {
+	if h.firstUngranted() != nil {
 		if n, err := h.ahead(ctx); err != nil || n > 0 {
 			return cmp.Or(err, ErrLocked)
 		}
@@ -114,8 +114,8 @@ func (h *Held) unlessBlocked(ctx context.Context) error {
 	return h.wait(ctx)
 }
 
-// awaitLeft waits for the removal of entries of the same session that are over: nobody else has the lock, and Try is
-// not to stumble over them. It does not wait for one that etcd refuses.
+// awaitLeft waits for the removal of entries of the same session that are over: nobody else has the lock, and Try
+// must not stumble over them. It does not wait for one that etcd refuses.
 func (a *acquisition) awaitLeft(ctx context.Context) error {
 	ctx, cancel := etcd.Bind(ctx, a.s.lease.Ctx)
 	defer cancel()

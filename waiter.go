@@ -5,8 +5,8 @@
 //  2. enter notes the revision of the keys, and what the txn showed of each queue before it wrote them. A part that
 //     nothing blocks there has its lock.
 //  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait reads what blocks,
-//     watches that from now on, and reads again behind the watch (I3). Behind an entry of its own session it asks nothing:
-//     the lock goes from one to the next in memory (I1).
+//     watches that from now on, and reads again behind the watch (I3). Behind an entry of its own session the
+//     lock goes from one to the next in memory (I1), and the list asks nothing for the first 100 ms.
 //  4. grant makes the acquisition held, if its caller still wants it and the lease can be vouched for (I4).
 //
 // An error of any step leads to abandon, in release.go, which removes the keys.
@@ -27,11 +27,11 @@ import (
 
 // wait waits for what is before the acquisition, for one part after the other, and grants it.
 func (h *Held) wait(ctx context.Context) error {
-	p := h.waitsFor()
+	p := h.firstUngranted()
 	if p == nil && !h.acquiring.behind {
 		return h.grant(ctx)
 	}
-	for ; p != nil; p = h.waitsFor() {
+	for ; p != nil; p = h.firstUngranted() {
 		h.s.ahead.Enter(ctx, p.name, h.rev)
 		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own))
 		h.s.ahead.Leave(p.name)
@@ -40,14 +40,14 @@ func (h *Held) wait(ctx context.Context) error {
 		}
 		h.s.waits.Survey(ctx, ofEach(&h.acquisition, func(p *part) *waitlist.Entry { return p.own })...)
 	}
-	if err := h.confirm(ctx); err != nil {
+	if err := h.readAllParts(ctx); err != nil {
 		return err
 	}
 	return h.grant(ctx)
 }
 
-// waitsFor is the first part that does not have its lock yet, nil if all have.
-func (a *acquisition) waitsFor() *part {
+// firstUngranted is the first part that does not have its lock, nil if all have theirs.
+func (a *acquisition) firstUngranted() *part {
 	for p := range a.all() {
 		if !p.own.Granted() {
 			return p
@@ -56,8 +56,8 @@ func (a *acquisition) waitsFor() *part {
 	return nil
 }
 
-// waitError is the error of a wait that has ended with err, in the words of callers. Of an entry that was removed it says
-// whether the lease has taken it, and of a wait that was given up whom it has waited for.
+// waitError is the error of a wait that has ended with err, in the words of callers. If the entry was removed, the error
+// says whether the lease took the entry. If the wait was given up, the error says which holder has the lock.
 func (p *part) waitError(ctx context.Context, err error) error {
 	s := p.of.s
 	switch {
@@ -78,9 +78,9 @@ func (p *part) waitError(ctx context.Context, err error) error {
 	return s.lease.Translate(err)
 }
 
-// confirm reads whether all parts are there, after a wait: those that had the lock before the last one did may have
-// been removed by others. Without this there may be no revision at which the acquisition had them all.
-func (a *acquisition) confirm(ctx context.Context) error {
+// readAllParts reads whether all parts are there, after a wait: other sessions may have removed a part while the next one
+// waited. Without this read there may be no revision at which the acquisition had them all.
+func (a *acquisition) readAllParts(ctx context.Context) error {
 	if len(a.parts) == 1 {
 		return nil
 	}
@@ -88,7 +88,7 @@ func (a *acquisition) confirm(ctx context.Context) error {
 	return a.parts[0].waitError(ctx, err)
 }
 
-// grant makes the acquisition held, unless its owner does not want it anymore, or it can't be vouched for.
+// grant makes the acquisition held, unless its caller does not want it anymore, or it can't be vouched for.
 func (a *acquisition) grant(ctx context.Context) error {
 	for ctx.Err() != nil || !a.s.lease.Valid() {
 		switch {
@@ -103,7 +103,7 @@ func (a *acquisition) grant(ctx context.Context) error {
 		}
 	}
 	a.mu.Lock()
-	lost := a.waitsFor() != nil // a part had its lock, and lost it
+	lost := a.firstUngranted() != nil // a part had its lock, and lost it
 	if !lost && a.transition(held) && !a.ambiguous && a.acquiring.trace == nil {
 		a.acquiring = nil
 	}
@@ -114,8 +114,9 @@ func (a *acquisition) grant(ctx context.Context) error {
 	return nil
 }
 
-// result is what becomes of an acquisition: the hold, or nothing if err is why there is none.
-func (h *Held) result(err error) (*Held, error) {
+// conclude ends the taking of a lock. Without err it announces the hold, and returns it; with err it abandons the
+// acquisition.
+func (h *Held) conclude(err error) (*Held, error) {
 	if err != nil {
 		h.abandon(err)
 		return nil, err

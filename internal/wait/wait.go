@@ -104,7 +104,7 @@ func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
 	answered := true
 	for ctx.Err() == nil {
 		step := l.Next(ctx)
-		if step.Do == waitlist.Wait {
+		if step.Do == waitlist.Rest {
 			break
 		}
 		if a.tooOften(step.For) {

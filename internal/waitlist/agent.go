@@ -15,7 +15,7 @@ type Action uint8
 
 // The actions.
 const (
-	Wait  Action = iota // nothing: the agent ends, and the list starts another one when there is something
+	Rest  Action = iota // nothing: the agent ends, and the list starts another one when there is something
 	Read                // From..To, and Keys, and then Saw
 	Open                // a watch on From..To, and then Opened
 	Pause               // since the watch has ended with Err, and call Fail
@@ -62,7 +62,7 @@ func (l *List) Next(ctx context.Context) Step {
 	}
 	s := l.nextLocked()
 	switch s.Do {
-	case Wait:
+	case Rest:
 		l.dismissLocked()
 	case Pause:
 		l.broke = nil
@@ -97,7 +97,7 @@ func (l *List) agentLocked() {
 		l.broke = nil
 		l.relyLocked(nil)
 		l.dismissLocked()
-	case l.agent == nil && l.nextLocked().Do != Wait:
+	case l.agent == nil && l.nextLocked().Do != Rest:
 		ctx, cancel := context.WithCancel(l.Life)
 		l.agent, l.dismiss = ctx, cancel
 		l.later = append(l.later, func() { l.Ask(ctx, l) })

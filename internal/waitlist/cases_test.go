@@ -118,7 +118,7 @@ func (s *scene) step() Step {
 
 // ask has the agent at work until there is nothing to ask. It returns what it did.
 func (s *scene) ask() (did []string) {
-	for step := s.step(); step.Do != Wait; step = s.step() {
+	for step := s.step(); step.Do != Rest; step = s.step() {
 		did = append(did, s.answer(&step))
 		require.Less(s, len(did), 10, did)
 	}

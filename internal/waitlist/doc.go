@@ -1,7 +1,7 @@
 // Package waitlist keeps what one session has in one lock's queue, its entries, and says which of them has the lock and
 // what must be asked of etcd for the others. It makes no request: it is told of what was registered, read, heard and
-// released. While there is something to ask, a list has one agent, which asks Next what to do; who waits for an entry
-// only waits for Wake. The package knows nothing of sessions and leases.
+// released. While there is something to ask, a list has one agent, which asks Next what to do; the goroutine of an
+// entry waits only for Wake. The package knows nothing of sessions and leases.
 //
 // # What is known of a queue
 //
@@ -19,8 +19,9 @@
 // request that does not find an entry. That a key is there is true of one revision only. So listed belongs to a reading,
 // and seen to an entry, and neither says anything about the rest of the queue.
 //
-// Invariant (I1): an entry is granted only after a revision at which it was in the queue and every lower key that
-// blocks it was of an entry of its own list that has left without a fence. entitledLocked decides this. Why that is
+// Of two keys the lower one has the lower create revision, and no two entries of different sessions share a revision.
+// Invariant (I1): if an entry is granted, there was a revision at which the entry was in the queue and no lower key
+// blocked it, except keys of entries of its own list that had left without a fence. entitledLocked decides this. Why that is
 // enough: an entry that was created at rev and is there at seen was there in between. A view with low 0 and an upTo of
 // rev or more is about all keys below the entry. At seen, which is not before at, those that it does not have had gone.
 // So what was below the entry at seen is what the views have, and own entries that are over.

@@ -10,8 +10,8 @@ import (
 )
 
 // Leave says that the entry was released or withdrawn, before the request that removes it is
-// sent. fence says that what its holder has made of it may still be carried out, so that those
-// behind have to wait until it is gone. next are the entries that the request is to look for.
+// sent. fence says that a transaction of its holder that compares a key may still be carried out, so that
+// the entries behind must wait until it is gone. next are the entries that the request is to look for.
 func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	l := e.l
 	l.lock()

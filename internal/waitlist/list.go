@@ -52,7 +52,7 @@ type Config struct {
 	ManyShare  int64                       // how long a queue is watched whole: see the constant of that name
 }
 
-// An Entry is one acquisition of the session's in the queue. A session may hold many locks: an Entry is small.
+// An Entry is one part of an acquisition of the session, in the queue of its name. A session may hold many locks: an Entry is small.
 type Entry struct {
 	// Owner is whom the entry belongs to. The list does not use it.
 	Owner any

@@ -411,14 +411,14 @@ func (w *world) ask(g *asker) {
 	}
 	s := w.l.Next(g.ctx)
 	w.logf("agent: %+v", s)
-	if s.Do != Wait && s.For.state != waiting {
+	if s.Do != Rest && s.For.state != waiting {
 		w.fail("it asks for nobody")
 	}
-	if s.Do != Wait && g.ctx.Err() != nil {
+	if s.Do != Rest && g.ctx.Err() != nil {
 		w.fail("an agent asks that was dismissed")
 	}
 	switch s.Do {
-	case Wait:
+	case Rest:
 		w.agents = slices.DeleteFunc(w.agents, func(o *asker) bool { return o == g })
 	case Pause:
 		w.l.Fail(&s, nil)
