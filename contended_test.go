@@ -215,7 +215,9 @@ func TestContended_Not(t *testing.T) {
 		}
 		return true, nil
 	})
+	w.Reset()
 	contended := h.Contended()
+	w.WaitForAnswers(t, 1, 1) // what is written from now on only the watch tells of
 	staysOpen(t, contended, "nobody is there")
 	_, err = NewMutex(other, name).TryLock(harness.Ctx(t))
 	require.ErrorIs(t, err, ErrLocked)
