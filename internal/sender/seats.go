@@ -96,7 +96,7 @@ func (s *Sender) run(ctx context.Context, b []*member) {
 			s.fly(ctx, nil, b, nil)
 		}
 		s.mu.Lock()
-		if !s.freed && s.queue.len() > 0 {
+		if !s.freed {
 			s.mu.Unlock()
 			// First those run that the reply has woken: what they send goes along. Without this half of them miss the request,
 			// with 4 to 16 goroutines.
