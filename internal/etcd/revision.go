@@ -114,10 +114,13 @@ func (c *Client) hints(h *pb.ResponseHeader, before int64) {
 	}
 }
 
-// hintsOfLease is hints where the reply is about a lease, which may be gone.
+// hintsOfLease is hints where the reply is about a lease, before anybody is told of it. If the lease is gone, and all data
+// may have gone with it, etcd is asked at once, for half a second at most: so Restored is told first.
 func (c *Client) hintsOfLease(ctx context.Context, h *pb.ResponseHeader, before int64, gone bool) {
 	if gone && h.GetRevision() < before {
-		c.LeaseGone(ctx)
+		ctx, cancel := context.WithTimeout(ctx, RetryMax)
+		c.prove(ctx)
+		cancel()
 	}
 	c.hints(h, before)
 }
@@ -142,14 +145,6 @@ func (c *Client) prove(ctx context.Context) {
 	_, _, _ = Do(ctx, c, Policy{Once: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return c.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(clientv3.OpTxn(nil, nil, nil)) })
 	})
-}
-
-// LeaseGone is called when etcd has answered that it has no such lease, before anybody is told so: if all data went with
-// the lease, Restored is told first. It returns within half a second.
-func (c *Client) LeaseGone(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, RetryMax)
-	defer cancel()
-	c.prove(ctx)
 }
 
 // shows takes note of a revision that was committed.

@@ -27,8 +27,8 @@ func (l *Lease) Put(ctx context.Context, put clientv3.Op, send func() (ambiguous
 		key = string(put.KeyBytes())
 		ambiguous = ambiguous || before == nil && errors.Is(err, rpctypes.ErrNoSpace) && l.written(ctx, put)
 	}
-	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // an error shows no revision
-		l.Client.LeaseGone(ctx)
+	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // an error shows no revision: see etcd.Client.hintsOfLease
+		l.Confirm(ctx)
 	}
 	l.Outages.Answered(before, key, err)
 	return ambiguous, l.Translate(l.refusedInstead(ctx, err))
