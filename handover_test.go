@@ -574,7 +574,7 @@ func TestRelease_WithTheNextLock(t *testing.T) {
 					txns := st.countTxns()
 					h = st.lock(ways[1](st))
 					require.Equal(st, 1, *txns)
-					require.True(st, isClosed(st.s.removals.RemoveLater("a", l)))
+					require.True(st, isClosed(st.s.removals.RemoveLater(l)))
 					synctest.Wait()
 					require.Equal(st, 1, *txns, "nobody else has to remove it")
 					require.Greater(st, h.Token(), old)
@@ -641,7 +641,7 @@ func TestRelease_WithTheNextLockThatFails(t *testing.T) {
 					}
 					return err
 				})
-				st.s.removals.RemoveLater("a", l)
+				st.s.removals.RemoveLater(l)
 				<-time.After(30 * time.Second) // until what may be late is settled
 				require.Empty(st, st.f.entries("a/"))
 				require.False(st, st.s.removals.Any())

@@ -38,7 +38,7 @@ func (a *acquisition) stuck() {
 
 // awaitRemoval removes the keys of a hold that was released in this process.
 func (h *Held) awaitRemoval(ctx context.Context, l *settle.Leaving) error {
-	r, err := h.s.removals.Remove(ctx, h.parts[0].name, l)
+	r, err := h.s.removals.Remove(ctx, l)
 	err = h.s.lease.Translate(err)
 	switch cause := h.s.Err(); {
 	case err == nil && !r.Found(len(h.parts) > 1):
@@ -76,7 +76,7 @@ func (a *acquisition) abandon(cause error) {
 // somebody waits for the removal.
 func (a *acquisition) discard(next []queue.Entry, now bool) (done <-chan struct{}) {
 	if a.rev != 0 {
-		return a.s.removals.RemoveLater(a.parts[0].name, a.offerRemoval(next, now))
+		return a.s.removals.RemoveLater(a.offerRemoval(next, now))
 	}
 	a.settle()
 	settled := make(chan struct{})
@@ -169,7 +169,7 @@ func (h *Held) Release() {
 	if err != nil {
 		return
 	}
-	h.s.removals.RemoveLater(h.parts[0].name, l)
+	h.s.removals.RemoveLater(l)
 	h.notifyOver(at, nil)
 }
 

@@ -36,6 +36,7 @@ type Leaving struct {
 	// Refused is called when etcd refuses the removal, which goes on even so. It may be nil.
 	Refused func()
 
+	name      string
 	offered   sender.Offered
 	ambiguous bool          // an earlier request may have removed it
 	removal   Removal       // once etcd has confirmed it
@@ -55,6 +56,7 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	r.mu.Lock()
 	r.pending++
 	r.mu.Unlock()
+	l.name = name
 	c := removal(l.Keys, l.Rev, l.Next)
 	c.Names, c.Patient = []string{name}, !l.Now
 	c.Done = func(reply sender.Reply, ambiguous bool) {
@@ -66,10 +68,10 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 
 // Remove removes an entry that was added, and returns what etcd has answered. It blocks until etcd has confirmed
 // the removal or refused, or ctx, life or the client ends. After an error the removal goes on in the background.
-func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal, error) {
-	err := r.remove(ctx, r.life, name, l)
+func (r *Removals) Remove(ctx context.Context, l *Leaving) (Removal, error) {
+	err := r.remove(ctx, r.life, l)
 	if err != nil {
-		r.background(func(ctx context.Context) { r.insist(ctx, name, l, err) })
+		r.background(func(ctx context.Context) { r.insist(ctx, l, err) })
 		return Removal{}, err
 	}
 	return l.removal, nil
@@ -77,24 +79,24 @@ func (r *Removals) Remove(ctx context.Context, name string, l *Leaving) (Removal
 
 // RemoveLater removes an entry that was added in the background. done is closed when etcd has confirmed that. What the
 // caller does next may still take the removal along.
-func (r *Removals) RemoveLater(name string, l *Leaving) (done <-chan struct{}) {
+func (r *Removals) RemoveLater(l *Leaving) (done <-chan struct{}) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if l.done = make(chan struct{}); l.over {
 		close(l.done)
 		return l.done
 	}
-	r.background(func(ctx context.Context) { r.insist(ctx, name, l, r.remove(ctx, ctx, name, l)) })
+	r.background(func(ctx context.Context) { r.insist(ctx, l, r.remove(ctx, ctx, l)) })
 	return l.done
 }
 
 // remove sends a removal, unless another request has taken it along. If etcd refuses it, it may be for the entries that it
 // looks for, as they are many: then it is sent anew.
-func (r *Removals) remove(ctx, life context.Context, name string, l *Leaving) error {
+func (r *Removals) remove(ctx, life context.Context, l *Leaving) error {
 	_, ambiguous, err := r.sender.Await(ctx, life, l.offered)
 	l.ambiguous = err != nil && ambiguous
 	if len(l.Next) > 0 && etcd.Refused(err) {
-		err = r.again(ctx, life, name, l)
+		err = r.again(ctx, life, l)
 	}
 	return err
 }
@@ -104,11 +106,11 @@ const refusedMax = 10 * time.Second
 
 // insist removes what a request that ended with err has not removed: at once if its caller has left. What etcd refuses is
 // tried again after a pause, which grows: the refusal may pass.
-func (r *Removals) insist(ctx context.Context, name string, l *Leaving, err error) {
+func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 	if err != nil && !etcd.Refused(err) {
-		err = r.again(ctx, ctx, name, l)
+		err = r.again(ctx, ctx, l)
 	}
-	for pause := etcd.RetryMax; err != nil && ctx.Err() == nil; err = r.again(ctx, ctx, name, l) {
+	for pause := etcd.RetryMax; err != nil && ctx.Err() == nil; err = r.again(ctx, ctx, l) {
 		if l.Refused != nil && etcd.Refused(err) {
 			l.Refused()
 		}
@@ -118,9 +120,9 @@ func (r *Removals) insist(ctx context.Context, name string, l *Leaving, err erro
 }
 
 // again sends a removal anew, and then looks for those that are next by a read.
-func (r *Removals) again(ctx, life context.Context, name string, l *Leaving) error {
+func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
 	c := removal(l.Keys, l.Rev, nil)
-	c.Names = []string{name}
+	c.Names = []string{l.name}
 	reply, ambiguous, err := r.sender.Do(ctx, life, c)
 	got := removalOf(reply, len(l.Keys), 0, ambiguous)
 	if err == nil && len(l.Next) > 0 {

@@ -166,10 +166,10 @@ func TestRemovals_Together(t *testing.T) {
 	for _, unlock := range []bool{false, true} {
 		remove := func(r *row, l *Leaving) {
 			if !unlock {
-				r.RemoveLater("a", l)
+				r.RemoveLater(l)
 			} else {
 				go func() {
-					_, err := r.Remove(context.Background(), "a", l)
+					_, err := r.Remove(context.Background(), l)
 					if err != nil {
 						r.t.Error(err)
 					}
@@ -209,24 +209,24 @@ func TestRemovals_BesideAnEnqueue(t *testing.T) {
 		qs := r.enterMany(6)
 		goOn := r.holdBack()
 		r.enqueue("a/6")
-		r.RemoveLater("a", r.leave(qs[0], false))
-		r.RemoveLater("a", r.leave(qs[1], false))
+		r.RemoveLater(r.leave(qs[0], false))
+		r.RemoveLater(r.leave(qs[1], false))
 		synctest.Wait()
 		r.requireTxns(1)
 		r.enqueue("a/7") // and both
 		r.requireTxns(1)
-		r.RemoveLater("a", r.leave(qs[2], false))
+		r.RemoveLater(r.leave(qs[2], false))
 		synctest.Wait()
 		r.requireTxns(0)
-		r.RemoveLater("a", r.leave(qs[3], true)) // and the one before
+		r.RemoveLater(r.leave(qs[3], true)) // and the one before
 		synctest.Wait()
 		r.requireTxns(1)
-		r.RemoveLater("a", r.leave(qs[4], false))
+		r.RemoveLater(r.leave(qs[4], false))
 		synctest.Wait()
 		r.requireTxns(0)
 		goOn()
 		r.requireTxns(1)
-		r.RemoveLater("a", r.leave(qs[5], false))
+		r.RemoveLater(r.leave(qs[5], false))
 		synctest.Wait()
 		r.requireTxns(1)
 		require.Equal(t, []string{"a/6", "a/7"}, r.there("a/"))
@@ -242,11 +242,11 @@ func TestRemovals_AtTheSameMoment(t *testing.T) {
 		for i, q := range qs[:5] {
 			ls = append(ls, r.leave(q, i == 4, qs[i+1]))
 		}
-		removal, err := r.Remove(t.Context(), "a", ls[0])
+		removal, err := r.Remove(t.Context(), ls[0])
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, removal.Removed)
 		for _, l := range ls[1:] {
-			again, err := r.Remove(t.Context(), "a", l)
+			again, err := r.Remove(t.Context(), l)
 			require.NoError(t, err)
 			require.Equal(t, removal.At, again.At)
 		}
@@ -260,12 +260,12 @@ func TestRemovals_AtTheSameMoment(t *testing.T) {
 func TestRemovals_ByAnother(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		goOn := r.holdBack()
-		first := r.RemoveLater("a", r.leave(r.enter("a/5"), false))
+		first := r.RemoveLater(r.leave(r.enter("a/5"), false))
 		synctest.Wait()
 		l := r.leave(r.enter("a/5-1"), false)
 		goOn() // the reply to the first has it sent
 		<-first
-		removal, err := r.Remove(t.Context(), "a", l)
+		removal, err := r.Remove(t.Context(), l)
 		require.NoError(t, err)
 		require.Equal(t, []bool{true}, removal.Removed)
 		r.requireTxns(2)
@@ -277,10 +277,10 @@ func TestRemovals_Many(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		qs := r.enterMany(3*64 + 1)
 		goOn := r.holdBack()
-		r.RemoveLater("a", r.leave(qs[0], true))
+		r.RemoveLater(r.leave(qs[0], true))
 		synctest.Wait()
 		for _, q := range qs[1:] {
-			r.RemoveLater("a", r.leave(q, false))
+			r.RemoveLater(r.leave(q, false))
 		}
 		goOn()
 		r.requireTxns(4)
@@ -295,7 +295,7 @@ func TestRemovals_Many(t *testing.T) {
 		l := r.Add("a", &Leaving{Keys: keys, Rev: rev})
 		goOn = r.holdBack()
 		r.enqueue("a/6")
-		r.RemoveLater("a", l)
+		r.RemoveLater(l)
 		synctest.Wait()
 		r.requireTxns(2) // it goes with no other, so it waits for none: there may be one at each moment
 		goOn()
@@ -315,10 +315,10 @@ func TestRemovals_Refused(t *testing.T) {
 		r.answers = []error{rpctypes.ErrGRPCTooManyOps, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied}
 		refused := 0
 		ls[0].Refused = func() { refused++ }
-		done := r.RemoveLater("a", ls[1])
-		_, err := r.Remove(t.Context(), "a", ls[0])
+		done := r.RemoveLater(ls[1])
+		_, err := r.Remove(t.Context(), ls[0])
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
-		_, err = r.Remove(t.Context(), "a", ls[2])
+		_, err = r.Remove(t.Context(), ls[2])
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 		<-done
 		<-time.After(etcd.RetryMax)
@@ -330,11 +330,11 @@ func TestRemovals_Refused(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) { // another one does not wait for the next attempt
 		l := r.leave(r.enter("a/5"), false)
 		r.answers = []error{rpctypes.ErrGRPCPermissionDenied}
-		_, err := r.Remove(t.Context(), "a", l)
+		_, err := r.Remove(t.Context(), l)
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 		synctest.Wait()
 		began := time.Now()
-		_, err = r.Remove(t.Context(), "a", r.leave(r.enter("a/5-1"), false))
+		_, err = r.Remove(t.Context(), r.leave(r.enter("a/5-1"), false))
 		require.NoError(t, err)
 		require.Zero(t, time.Since(began))
 		require.Equal(t, []string{"a/5"}, r.there("a/"))
@@ -362,10 +362,10 @@ func TestRemovals_RefusedForLong(t *testing.T) {
 				l := r.leave(qs[0], true, next...)
 				l.Refused = func() { refused++ }
 				if unlock {
-					_, err := r.Remove(t.Context(), "a", l)
+					_, err := r.Remove(t.Context(), l)
 					require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 				} else {
-					r.RemoveLater("a", l)
+					r.RemoveLater(l)
 				}
 				synctest.Wait()
 				r.requireTxns(times)
@@ -392,7 +392,7 @@ func TestRemovals_RefusedForLong(t *testing.T) {
 				require.Equal(t, next, l.removal.There)
 
 				r.answers = []error{rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied}
-				r.RemoveLater("a", r.leave(qs[1], true))
+				r.RemoveLater(r.leave(qs[1], true))
 				r.close()
 				synctest.Wait() // nothing goes round
 				r.pending = 0
@@ -407,7 +407,7 @@ func TestRemovals_Repeated(t *testing.T) {
 		for _, keys := range [][]string{{"a/5"}, {"a/5", "a/r5"}} {
 			r.answers = []error{errors.New("the connection is lost")}
 			l := r.Add("a", &Leaving{Keys: keys, Rev: r.put("", keys...), Now: true})
-			got, err := r.Remove(t.Context(), "a", l)
+			got, err := r.Remove(t.Context(), l)
 			require.NoError(t, err)
 			require.True(t, got.Found(true))
 			require.False(t, got.Ambiguous)
@@ -436,11 +436,11 @@ func TestRemovals_LostAndRefused(t *testing.T) {
 			}
 			l := r.leave(r.enter("a/5"), true)
 			if unlock {
-				_, err := r.Remove(t.Context(), "a", l)
+				_, err := r.Remove(t.Context(), l)
 				require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 				synctest.Wait()
 			} else {
-				r.RemoveLater("a", l)
+				r.RemoveLater(l)
 			}
 			<-time.After(time.Second)
 			synctest.Wait()
@@ -465,7 +465,7 @@ func TestRemovals_LookIsRefused(t *testing.T) {
 			return step(ctx, what)
 		}
 		l := r.leave(qs[0], true, qs[1])
-		_, err := r.Remove(t.Context(), "a", l)
+		_, err := r.Remove(t.Context(), l)
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 		<-time.After(etcd.RetryMax)
 		synctest.Wait()
@@ -482,12 +482,12 @@ func TestRemovals_WaitEnds(t *testing.T) {
 			goOn := r.holdBack()
 			l := r.leave(r.enter("a/5"), true)
 			if !alone {
-				r.RemoveLater("a", r.leave(r.enter("a/5-1"), true))
+				r.RemoveLater(r.leave(r.enter("a/5-1"), true))
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			result := make(chan error)
 			go func() {
-				_, err := r.Remove(ctx, "a", l)
+				_, err := r.Remove(ctx, l)
 				result <- err
 			}()
 			synctest.Wait()
@@ -508,7 +508,7 @@ func TestRemovals_WaitEnds(t *testing.T) {
 			}
 			return step(ctx, "")
 		}
-		_, err := r.Remove(ctx, "a", l)
+		_, err := r.Remove(ctx, l)
 		require.ErrorIs(t, err, context.Canceled)
 		synctest.Wait()
 		require.Equal(t, []bool{false}, l.removal.Removed)
@@ -518,10 +518,10 @@ func TestRemovals_WaitEnds(t *testing.T) {
 		goOn := r.holdBack()
 		defer goOn()
 		first, l := r.leave(r.enter("a/5"), false), r.leave(r.enter("a/5-1"), false)
-		r.RemoveLater("a", first)
+		r.RemoveLater(first)
 		result := make(chan error)
 		go func() {
-			_, err := r.Remove(t.Context(), "a", l)
+			_, err := r.Remove(t.Context(), l)
 			result <- err
 		}()
 		synctest.Wait()
@@ -539,8 +539,8 @@ func TestRemovals_WithAnEnqueue(t *testing.T) {
 		r.requireTxns(1)
 		require.Equal(t, []string{"a/5-3", "a/6"}, r.there("a/"))
 		require.Equal(t, Removal{At: r.world.Do(), Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.removal)
-		<-r.RemoveLater("a", a)
-		got, err := r.Remove(t.Context(), "a", b)
+		<-r.RemoveLater(a)
+		got, err := r.Remove(t.Context(), b)
 		require.NoError(t, err)
 		require.Equal(t, b.removal, got)
 		r.requireTxns(0)
@@ -556,7 +556,7 @@ func TestRemovals_WithAnEnqueue(t *testing.T) {
 			return step(ctx, what)
 		}
 		r.enqueue("a/7")
-		<-r.RemoveLater("a", c)
+		<-r.RemoveLater(c)
 		require.True(t, c.removal.Ambiguous)
 	})
 }
@@ -570,7 +570,7 @@ func TestRemovals_ClientClosed(t *testing.T) {
 		results := make(chan error)
 		remove := func(l *Leaving) {
 			go func() {
-				_, err := r.Remove(t.Context(), "a", l)
+				_, err := r.Remove(t.Context(), l)
 				results <- err
 			}()
 			synctest.Wait()

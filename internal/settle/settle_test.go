@@ -353,7 +353,7 @@ func TestRemove_I5(t *testing.T) {
 	seen := []queue.Entry{next[0], next[2]}
 	removals := NewRemovals(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
 	remove := func(rev int64, keys ...string) []bool {
-		r, err := removals.Remove(t.Context(), "a", removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
+		r, err := removals.Remove(t.Context(), removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
 		require.NoError(t, err)
 		require.False(t, r.Ambiguous)
 		require.Equal(t, seen, r.There)
@@ -446,7 +446,7 @@ func TestRemove_BesideItself(t *testing.T) {
 			}
 			return nil
 		}
-		_, err := removals.Remove(t.Context(), "a", removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
+		_, err := removals.Remove(t.Context(), removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
 		require.NoError(t, err)
 		require.Empty(t, w.there("a/"))
 	}
