@@ -78,6 +78,13 @@ func newWaits(f *queueOf) *Waits {
 	return &Waits{KV: f, Go: func(run func(context.Context)) bool { go run(context.Background()); return true }}
 }
 
+// loggingWaits are newWaits that write their log.
+func loggingWaits(f *queueOf) (*Waits, *bytes.Buffer) {
+	w, log := newWaits(f), &bytes.Buffer{}
+	w.Log = slog.New(slog.NewTextHandler(log, nil))
+	return w, log
+}
+
 // text is what an error says of whom an entry in the queue "a" waits for.
 func (w *Waits) text(kind keyspace.Kind, rev int64) string {
 	ahead, _ := w.Ahead("a", kind, rev)
@@ -314,10 +321,8 @@ func TestOwnerOf(t *testing.T) {
 // its way, and what this package wrote is no data.
 func TestWaits_LogsData(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
 		f := &queueOf{}
-		w := newWaits(f)
-		w.Log = slog.New(slog.NewTextHandler(&log, nil))
+		w, log := loggingWaits(f)
 		wait := func(rev int64, long time.Duration) (lines int) {
 			log.Reset()
 			w.Enter(t.Context(), "a", rev)
@@ -348,10 +353,8 @@ func TestWaits_LogsData(t *testing.T) {
 // very many keys some.
 func TestWaits_LogsDataOfManyNames(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var log bytes.Buffer
 		f := &queueOf{}
-		w := newWaits(f)
-		w.Log = slog.New(slog.NewTextHandler(&log, nil))
+		w, log := loggingWaits(f)
 		tryAll := func(names int) (lines int) {
 			log.Reset()
 			for i := range names {

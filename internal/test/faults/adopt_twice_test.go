@@ -1,10 +1,7 @@
 package faults
 
 import (
-	"context"
-	"errors"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -23,45 +20,28 @@ func TestAdopt_TwiceWhileAnswersTakeTheirTime(t *testing.T) {
 			tap, name := etcdtest.NewTap(), harness.LockName(t)
 			c := cluster.Client(t)
 			s := newSession(t, c)
-			var before *etcdlock.Held
-			var err error
-			names := []string{name, name}
+			names, lock := []string{name, name}, etcdlock.NewMutex(s, name).Lock
 			if multi {
 				names[1] += "-2"
-				before, err = etcdlock.NewMulti(s, etcdlock.Write(name), etcdlock.Write(names[1])).Lock(harness.Ctx(t))
-			} else {
-				before, err = etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
+				lock = etcdlock.NewMulti(s, etcdlock.Write(name), etcdlock.Write(names[1])).Lock
 			}
-			require.NoError(t, err)
-			slow := func(ctx context.Context, call *etcdtest.Call) error {
-				err := call.Send(ctx)
-				select {
-				case <-time.After(350 * time.Millisecond):
-				case <-ctx.Done():
-					return ctx.Err()
-				}
-				return err
-			}
+			before := harness.Take(t, lock)
 			for _, method := range []string{"Txn", "Range", "LeaseTimeToLive"} {
-				tap.Every(method, slow)
+				slowly(tap, method)
 			}
-			s.Orphan()
-			s2 := newSession(t, cluster.Client(t, tap), etcdlock.WithLease(s.Lease()))
+			s2 := successor(t, s, cluster.Client(t, tap))
 			type result struct {
 				h   *etcdlock.Held
 				err error
 			}
-			results, locked := make(chan result, 2), make(chan result, 1)
+			results := make(chan result, 2)
 			for _, n := range names {
 				go func() {
 					h, err := s2.Adopt(harness.Ctx(t), n)
 					results <- result{h, err}
 				}()
 			}
-			go func() {
-				h, err := etcdlock.NewMutex(s2, name).Lock(harness.Ctx(t))
-				locked <- result{h, err}
-			}()
+			locked := harness.InBackground(t, etcdlock.NewMutex(s2, name).Lock)
 			var held *etcdlock.Held
 			for range 2 {
 				r := <-results
@@ -70,17 +50,17 @@ func TestAdopt_TwiceWhileAnswersTakeTheirTime(t *testing.T) {
 					held = r.h
 					continue
 				}
-				require.True(t, errors.Is(r.err, etcdlock.ErrNotFound), r.err)
+				require.ErrorIs(t, r.err, etcdlock.ErrNotFound)
 			}
 			require.NotNil(t, held)
 			require.Equal(t, before.Token(), held.Token())
 			require.NoError(t, held.Check(harness.Ctx(t)))
 			require.Empty(t, locked)
 			require.NoError(t, held.Unlock(harness.Ctx(t)))
-			r := <-locked
-			require.NoError(t, r.err)
-			require.Greater(t, r.h.Token(), before.Token())
-			require.NoError(t, r.h.Unlock(harness.Ctx(t)))
+			h := <-locked
+			require.NotNil(t, h)
+			require.Greater(t, h.Token(), before.Token())
+			require.NoError(t, h.Unlock(harness.Ctx(t)))
 		})
 	}
 }
