@@ -36,7 +36,6 @@ func TestMain(m *testing.M) {
 const (
 	hang = harness.Hang
 	tick = harness.Tick
-	told = harness.Told
 )
 
 var (

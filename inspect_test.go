@@ -18,6 +18,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
 func inspected(t testing.TB, c *clientv3.Client, name string) Queue {
@@ -284,14 +285,9 @@ func entryOf(t testing.TB, c *clientv3.Client, name string, token int64) Entry {
 }
 
 // toldLost requires that the hold ends with ErrLost and that its session lives.
-func toldLost(t *testing.T, h *Held, since time.Time) {
+func toldLost(t *testing.T, h *Held) {
 	t.Helper()
-	select {
-	case <-h.Done():
-		require.Less(t, time.Since(since), told)
-	case <-time.After(hang):
-		t.Fatal("the holder is not told of the loss")
-	}
+	harness.RequireTold(t, h.Done())
 	require.ErrorIs(t, h.Err(), ErrLost)
 	require.NotErrorIs(t, h.Err(), ErrSessionExpired)
 	require.NoError(t, h.s.Err())
@@ -315,9 +311,8 @@ func TestBreakHolder(t *testing.T) {
 			e := entryOf(t, c, name, h.Token())
 			require.True(t, e.Holds)
 
-			began := time.Now()
 			require.NoError(t, New(c).Break(testCtx(t), e))
-			toldLost(t, h, began)
+			toldLost(t, h)
 			<-done
 			require.ErrorIs(t, h.Unlock(testCtx(t)), ErrLost)
 			require.ErrorIs(t, New(c).Break(testCtx(t), e), ErrNotFound)
@@ -354,9 +349,8 @@ func TestBreakDowngraded(t *testing.T) {
 			e = entryOf(t, c, name, h.Token())
 		}
 		h.Done()
-		began := time.Now()
 		require.NoError(t, New(c).Break(testCtx(t), e), when)
-		toldLost(t, h, began)
+		toldLost(t, h)
 		require.Empty(t, entries(t, c, name), when)
 		require.ErrorIs(t, New(c).Break(testCtx(t), e), ErrNotFound)
 	}

@@ -511,9 +511,10 @@ func TestMulti_FaultsOfAWait(t *testing.T) {
 	h = mustLock(t, other, names[1])
 	tk, err = m.Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
+	taking := time.Now()
 	revoke(t, s)
 	_, err = tk.Wait(harness.Ctx(t))
-	require.ErrorIs(t, err, ErrSessionExpired)
+	harness.RequireCause(t, taking, err, ErrSessionExpired, ErrLost)
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
 }
 

@@ -185,13 +185,9 @@ func TestElector_RollingUpdate(t *testing.T) {
 			gaps = append(gaps, gap.Round(100*time.Microsecond))
 		}
 	}
-	require.Less(t, without, 3*handOver)
+	require.Less(t, without, ttl*time.Second/2, "no hand-over waits for the TTL")
 	t.Logf("shown: TTL %d s, rolling update of three replicas: without a leader for %v in all, %v each", ttl, without.Round(100*time.Microsecond), gaps)
 }
-
-// handOver is a generous bound on the time from the end of a lead to the beginning of the
-// next lead, if the first leader resigns.
-const handOver = time.Second
 
 // The leader is killed: the next replica leads soon after the TTL. etcd checks for expired
 // leases twice a second.
@@ -213,7 +209,7 @@ func TestElector_Killed(t *testing.T) {
 	killed := time.Now()
 	wait("began", 2)
 	after := terms()[1].at["began"].Sub(killed)
-	require.Less(t, after, (ttl+3)*time.Second)
+	require.Less(t, after, (ttl+10)*time.Second)
 	require.Less(t, terms()[0].gone, terms()[1].began, "two replicas lead at once")
 	t.Logf("shown: TTL %d s, leader killed: the next replica leads %v later", ttl, after.Round(time.Millisecond))
 	next.signal(t, syscall.SIGTERM)

@@ -1,7 +1,6 @@
 package faults
 
 import (
-	"errors"
 	"fmt"
 	"testing"
 	"time"
@@ -58,7 +57,14 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 					t.Fatal("the holder is not told of the loss")
 				}
 				require.ErrorIs(t, h.Err(), etcdlock.ErrLost)
-				require.Equal(t, h == leaseGone || bump == 0, errors.Is(h.Err(), etcdlock.ErrSessionExpired))
+				switch {
+				case bump == 0:
+					require.ErrorIs(t, h.Err(), etcdlock.ErrSessionExpired)
+				case h != leaseGone:
+					require.NotErrorIs(t, h.Err(), etcdlock.ErrSessionExpired)
+				default:
+					harness.RequireCause(t, restored, h.Err(), etcdlock.ErrSessionExpired, etcdlock.ErrLost)
+				}
 				_, err := h.Txn(harness.Ctx(t)).Then(clientv3.OpPut("x", "")).Commit()
 				require.ErrorIs(t, err, etcdlock.ErrLost)
 			}
@@ -70,7 +76,7 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 				require.ErrorIs(t, err, etcdlock.ErrLost)
 			}
 			_, err = allGone.Wait(harness.Ctx(t))
-			require.ErrorIs(t, err, etcdlock.ErrSessionExpired)
+			harness.RequireCause(t, restored, err, etcdlock.ErrSessionExpired, etcdlock.ErrLost)
 
 			other := newSession(t, c)
 			if bump == 0 {

@@ -6,6 +6,7 @@ package harness
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -24,8 +25,10 @@ const (
 	Hang = 30 * time.Second
 	// Tick is the interval at which a test checks a condition.
 	Tick = 5 * time.Millisecond
-	// Told is how soon a holder must be told of a loss after etcd has confirmed its cause.
+	// Told is how soon a holder must be told of a loss after etcd has confirmed its cause: see RequireTold.
 	Told = 500 * time.Millisecond
+	// causeAsked is how long a session asks for the cause of a loss: confirmTimeout of internal/lease.
+	causeAsked = 250 * time.Millisecond
 )
 
 // Ctx returns a ctx that ends with the test, or after Hang.
@@ -44,6 +47,48 @@ func LockName(t testing.TB) string {
 
 // Elapse waits for a duration that is itself part of what a test shows, such as twice a TTL.
 func Elapse(d time.Duration) { <-time.NewTimer(d).C }
+
+// Stopwatch measures the time for which this process runs, in ticks, until stop. A machine that stalls, or that has too many
+// processes, stops it too: what a test requires of a time must not depend on that. Call stop once.
+func Stopwatch() (stop func() time.Duration) {
+	end, ticks := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		for n := time.Duration(0); ; n++ {
+			select {
+			case <-end:
+				ticks <- n
+				return
+			case <-time.After(Tick):
+			}
+		}
+	}()
+	return func() time.Duration {
+		close(end)
+		return Tick * <-ticks
+	}
+}
+
+// RequireTold requires that a holder is told in time.
+func RequireTold(t testing.TB, done <-chan struct{}, says ...any) {
+	t.Helper()
+	stop := Stopwatch()
+	select {
+	case <-done:
+	case <-time.After(Hang):
+		require.FailNow(t, "the holder is not told", says...)
+	}
+	require.Less(t, stop(), Told, says...)
+}
+
+// RequireCause requires that an entry that was removed since then is said to have gone with its lease. If etcd does not answer
+// in time whether it has, since the machine stalls, the error says no more than that the entry is lost.
+func RequireCause(t testing.TB, since time.Time, err, lease, lost error, says ...any) {
+	t.Helper()
+	if !errors.Is(err, lease) && time.Since(since) >= causeAsked {
+		lease = lost
+	}
+	require.ErrorIs(t, err, lease, says...)
+}
 
 // Runs is how often a test that depends on chance is tried: ETCDLOCK_RUNS times, by default 50 in full.
 func Runs(t testing.TB) int {
