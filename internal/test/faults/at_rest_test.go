@@ -45,7 +45,8 @@ func TestFault_J5_AtRest(t *testing.T) {
 			messages := make(chan struct{}, 1000)
 			tap.OnKeepAliveRequest(func(context.Context, *pb.LeaseKeepAliveRequest) error { messages <- struct{}{}; return nil })
 			renewed, hooks := renewals()
-			s := newSession(t, as("worker", tap), etcdlock.WithTTL(6*time.Second), hooks)
+			late, counts := lateRenewals()
+			s := newSession(t, as("worker", tap), etcdlock.WithTTL(6*time.Second), hooks, counts)
 			holds := hold(t, s, n)
 			<-renewed // its stream leads to etcd
 			look := tap.Calls("LeaseTimeToLive")
@@ -54,12 +55,15 @@ func TestFault_J5_AtRest(t *testing.T) {
 				<-renewed
 			}
 			calls, sent := tap.Calls(), len(messages)
+			late.Store(0)
 			const ttls = 2 // less than those after which it looks again
 			for range 3 * ttls {
 				<-renewed
 			}
-			require.Equal(t, calls, tap.Calls(), "requests and streams")
-			require.Equal(t, 3*ttls, len(messages)-sent)
+			again := int(late.Load())
+			require.LessOrEqual(t, tap.Calls(), calls+again, "requests and streams")
+			require.GreaterOrEqual(t, len(messages)-sent, 3*ttls)
+			require.LessOrEqual(t, len(messages)-sent, 3*ttls+again)
 			for _, h := range holds {
 				require.NoError(t, h.Check(harness.Ctx(t)))
 			}
@@ -99,7 +103,7 @@ func TestFault_J2_ReleasedEntryComesBackToAnIdleSession(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	renewed, hooks := renewals()
-	s := newSession(t, own.Client(t), etcdlock.WithTTL(9*time.Second), hooks)
+	s := newSession(t, own.Client(t), etcdlock.WithTTL(12*time.Second), hooks)
 	h := harness.Take(t, etcdlock.NewMutex(s, "a").Lock)
 	restore := harness.Snapshot(t, own)
 	require.NoError(t, h.Unlock(harness.Ctx(t)))

@@ -168,7 +168,7 @@ func cutOff(own *etcdtest.Cluster, direct *clientv3.Client, name string, log *le
 // a few requests. When etcd answers again, the electors campaign again.
 func TestElector_EtcdAway(t *testing.T) {
 	t.Parallel()
-	const ttl = 2 * time.Second
+	const ttl = 4 * time.Second
 	own := etcdtest.Start(t)
 	log := leadLog{began: make(chan struct{}, 1)}
 	ctx, cancel := context.WithCancel(harness.Ctx(t))

@@ -83,7 +83,7 @@ func TestFault_A1_LateWritesAreSwept(t *testing.T) {
 		if prefix != "" {
 			inNamespace(client, prefix)
 		}
-		s := newSession(t, client, etcdlock.WithTTL(3*time.Second))
+		s := newSession(t, client, etcdlock.WithTTL(5*time.Second))
 		name := harness.LockName(t)
 		w.LoseReply("Txn")
 		h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
@@ -189,7 +189,7 @@ func TestFault_A1_LateWriteUnderTheOwnKey(t *testing.T) {
 				harness.RequireGone(t, c, name)
 			}
 			pass(newSession(t, c, etcdlock.WithTTL(2*harness.Hang))) // found at once, not by a later search
-			s := newSession(t, c, etcdlock.WithTTL(2*time.Second))
+			s := newSession(t, c, etcdlock.WithTTL(5*time.Second))
 			pass(s)
 			appear(s) // a late write of a key that the session has skipped
 			harness.RequireGone(t, c, name)

@@ -100,7 +100,7 @@ func TestFault_J8_Txn(t *testing.T) {
 // lock is taken, by a client whose receive limit is small.
 func TestFault_J8_ReplyOverTheReceiveLimit(t *testing.T) {
 	t.Parallel()
-	const ttl, many = 2 * time.Second, 300
+	const ttl, many = 6 * time.Second, 300
 	receive := 10 << 10
 	ctx := harness.Ctx(t)
 	s := newSession(t, limited(t, 4<<10, receive), etcdlock.WithTTL(ttl))

@@ -51,7 +51,7 @@ func hang(tap *etcdtest.Tap) {
 // A hold behind a proxy whose watch stream hangs learns of its loss all the same.
 func TestFault_J16_HangingStream(t *testing.T) {
 	t.Parallel()
-	const ttl = 3 * time.Second
+	const ttl = 6 * time.Second
 	tap := etcdtest.NewTap()
 	proxied := etcdtest.Attach(harness.GRPCProxy(t, cluster.Client(t))).Client(t, tap)
 	s := newSession(t, proxied, etcdlock.WithTTL(ttl))

@@ -125,7 +125,7 @@ func TestFault_I11_TheNextSession(t *testing.T) {
 				p.Refuse()
 			}
 			c := cluster.Client(t, p, patient)
-			locks := newClient(t, c, etcdlock.WithTTL(time.Second))
+			locks := newClient(t, c, etcdlock.WithTTL(4*time.Second))
 			name := harness.LockName(t)
 			back := p.Accept
 			if !first {
@@ -205,7 +205,7 @@ func TestFault_I13_LogOfALostSession(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
 	var log logtest.Log
-	locks := newClient(t, cluster.Client(t, p), etcdlock.WithTTL(4*time.Second), etcdlock.WithLogger(log.Logger()))
+	locks := newClient(t, cluster.Client(t, p), etcdlock.WithTTL(8*time.Second), etcdlock.WithLogger(log.Logger()))
 	require.NoError(t, locks.Ready(harness.Ctx(t)))
 	want := []string{logtest.Up}
 	for range 2 {
@@ -243,7 +243,8 @@ func TestFault_I13_LogOfARenewal(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
 	var log logtest.Log
-	s := newSession(t, cluster.Client(t, p), etcdlock.WithTTL(6*time.Second), etcdlock.WithLogger(log.Logger()))
+	// The log has an outage when half of the TTL is over, and the session must be there a while longer.
+	s := newSession(t, cluster.Client(t, p), etcdlock.WithTTL(12*time.Second), etcdlock.WithLogger(log.Logger()))
 	p.Refuse()
 	p.Reset()
 	log.Require(t, logtest.Up, logtest.Outage)

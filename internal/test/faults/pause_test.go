@@ -23,12 +23,15 @@ import (
 
 // Rows F4, F6 and F12: the process of the holder, or of an etcd member, is paused.
 
+// holderTTL is the TTL of a holder that is paused.
+const holderTTL = 4 * time.Second
+
 // holderProcess takes a lock and is paused while it holds it. When it is resumed, it prints
 // the result of each call, beginning with a.What.
 func holderProcess(ctx context.Context, a lockerArg, c *clientv3.Client, in *bufio.Reader) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*harness.Hang)
 	defer cancel()
-	s, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(2*time.Second))
+	s, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(holderTTL))
 	if err != nil {
 		return err
 	}
@@ -53,7 +56,7 @@ func holderProcess(ctx context.Context, a lockerArg, c *clientv3.Client, in *buf
 	}
 	for {
 		now := time.Now()
-		if now.Sub(last) > time.Second {
+		if now.Sub(last) > holderTTL { // a machine that stalls does so for less
 			break
 		}
 		if last = now; now.Sub(began) > harness.Hang {
@@ -130,7 +133,7 @@ func TestFault_F4_HolderPaused(t *testing.T) {
 		harness.NotGranted(t, tk, 1)
 		next[first] = tk
 	}
-	paused := time.NewTimer(4 * time.Second)
+	paused := time.NewTimer(2 * holderTTL)
 	for _, p := range holders {
 		_, err := p.in.Write([]byte{'\n'})
 		require.NoError(t, err)
@@ -177,7 +180,7 @@ func TestFault_F12_MemberPaused(t *testing.T) {
 		role       string
 		ttl, pause time.Duration
 	}{
-		{"follower", 3 * time.Second, 4500 * time.Millisecond},
+		{"follower", 6 * time.Second, 8 * time.Second},
 		// Shorter than the TTL; see TestFault_F6_OldLeaderWakes.
 		{"leader", 10 * time.Second, 3 * time.Second},
 	} {

@@ -33,9 +33,10 @@ func TestFault_F5_SnapshotRestored(t *testing.T) {
 				harness.NotGranted(t, tk, len(harness.Entries(t, s.Client(), name))-1)
 				return tk
 			}
-			older := newSession(t, own.Client(t))
+			lasting := etcdlock.WithTTL(20 * time.Second) // longer than a restore takes on a busy machine
+			older := newSession(t, own.Client(t), lasting)
 			held, back := lock(older, "a"), lock(older, "b")
-			waits := enqueue(newSession(t, own.Client(t)), "a")
+			waits := enqueue(newSession(t, own.Client(t), lasting), "a")
 			restore := harness.Snapshot(t, own)
 			newer := newSession(t, own.Client(t))
 			entryGone, leaseGone := lock(older, "c"), lock(newer, "d")

@@ -24,7 +24,7 @@ func TestFault_J2_RestoreToLowerRevisions(t *testing.T) {
 	own := etcdtest.Start(t)
 	c := own.Client(t)
 	var log logtest.Log
-	const ttl = 3 * time.Second
+	const ttl = 15 * time.Second // longer than a restore takes on a busy machine
 	locks := newClient(t, c, etcdlock.WithTTL(ttl), etcdlock.WithLogger(log.Logger()))
 	other := newSession(t, own.Client(t), etcdlock.WithTTL(ttl))
 	name := harness.LockName(t)
@@ -79,8 +79,8 @@ func TestFault_J2_TheLeaseIsLostToo(t *testing.T) {
 	own := etcdtest.Start(t)
 	wipe := harness.Snapshot(t, own)
 	var log logtest.Log
-	rests := newSession(t, own.Client(t), etcdlock.WithTTL(3*time.Second))
-	for range 10 { // more than follow
+	rests := newSession(t, own.Client(t), etcdlock.WithTTL(15*time.Second)) // longer than a wipe takes on a busy machine
+	for range 10 {                                                          // more than follow
 		require.NoError(t, mustLock(t, rests, harness.LockName(t)).Unlock(harness.Ctx(t)))
 	}
 	mustLock(t, rests, harness.LockName(t))
