@@ -287,17 +287,20 @@ func TestDropIn_E2_PhantomLeader(t *testing.T) {
 // dropInLate is late for holders of the drop-in.
 func dropInLate(t *testing.T, n int, how cutting) {
 	t.Helper()
-	how.ttl = 2 * time.Second
-	for _, c := range cut(t, n, how, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
-		s, err := concurrency.NewSession(c, concurrency.WithTTL(2))
+	how.ttl = 3 * time.Second
+	lateness := measureLateness(t)
+	cuts := cut(t, n, how, func(ctx context.Context, c *clientv3.Client, name string) (holder, error) {
+		s, err := concurrency.NewSession(c, concurrency.WithTTL(3))
 		if err != nil {
 			return holder{}, err
 		}
 		m := concurrency.NewMutex(s, name)
 		err = m.Lock(ctx)
 		return holder{s.Done(), m.Key(), nil}, err
-	}) {
-		require.False(t, c.told.After(c.gone), "a holder was told %v too late", c.told.Sub(c.gone))
+	})
+	late := beyondTheMargin(lateness(), how.ttl)
+	for _, c := range cuts {
+		require.False(t, c.told.After(c.gone.Add(late)), "a holder was told %v too late", c.told.Sub(c.gone))
 	}
 	changed(t, "%d of %d holders told in time", n, n)
 }

@@ -85,10 +85,7 @@ func TestElector_CutOff(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	late := lateness()
-	if late < cutOffTTL/10 {
-		late = 0
-	}
+	late := beyondTheMargin(lateness(), cutOffTTL)
 	earliest, latest := time.Hour, time.Duration(0)
 	for i := range logs {
 		leads := logs[i].requireApart(t, late)
