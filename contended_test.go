@@ -3,7 +3,6 @@ package etcdlock
 import (
 	"context"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -275,21 +274,17 @@ func TestContended_WatchEnds(t *testing.T) {
 	name := harness.LockName(t)
 	h := mustLock(t, s, name)
 	var ended atomic.Bool
-	open := make(chan struct{})
-	opened := sync.OnceFunc(func() { close(open) })
 	w.OnRecv(func(_ string, msg any) (bool, error) {
 		r, ok := msg.(*pb.WatchResponse)
-		if ok && r.Created {
-			opened()
-		}
 		if ok && len(r.Events) > 0 && ended.CompareAndSwap(false, true) {
 			r.Events, r.Canceled, r.CancelReason = nil, true, "etcdserver: no leader"
 		}
 		return true, nil
 	})
+	w.Reset()
 	contended := h.Contended()
+	w.WaitForAnswers(t, 1, 1) // else the read behind the watch would show the waiter
 	staysOpen(t, contended, "nobody is there")
-	<-open // else the read behind the watch would show the waiter
 	_, err := NewMutex(other, name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	closes(t, contended, "a waiter whose event was lost")

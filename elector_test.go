@@ -563,10 +563,10 @@ func TestElector_ObserveThroughFaults(t *testing.T) {
 	observer, err := own.NewClient(proxy)
 	require.NoError(t, err)
 	defer observer.Close()
-	seen, _ := observe(testCtx(t), t, newElector(t, observer, "a"))
+	seen, _ := observe(t.Context(), t, newElector(t, observer, "a")) // all of this may take longer than a call
 	require.Equal(t, Entry{}, nextLeader(t, seen))
 	var existed sync.Map // by token: what etcd had, a late write too, where a request was repeated
-	puts := own.Client(t).Watch(testCtx(t), "a/", clientv3.WithPrefix(), clientv3.WithCreatedNotify(), clientv3.WithFilterDelete())
+	puts := own.Client(t).Watch(t.Context(), "a/", clientv3.WithPrefix(), clientv3.WithCreatedNotify(), clientv3.WithFilterDelete())
 	<-puts
 	go func() { // ends with the test's ctx
 		for wr := range puts {
@@ -635,7 +635,7 @@ func TestElector_ResignWithoutEtcd(t *testing.T) {
 func TestElector_LeadReturnsWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
-	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(5*time.Second)))
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(10*time.Second)))
 	term := a.leads(t)
 	own.Member(0).Kill()
 	failed := errors.New("failed")

@@ -98,14 +98,15 @@ func TestErrors_Outage(t *testing.T) {
 	other := newTestSession(t, cluster.Client(t), WithOwner("web1"))
 	const refused = "etcd does not answer: " + harness.Broken + ".*: "
 	for what, test := range map[string]struct {
-		session, waits bool          // before the outage
-		silent         bool          // no connection breaks
-		patience       time.Duration // of a call that comes in the outage
+		session, waits bool   // before the outage
+		silent         bool   // no connection breaks
+		asks           string // of a call that comes in the outage
+		asked          int    // how often, when it is given up
 		says           string
 	}{
-		"no session yet":    {patience: time.Second, says: "new session: " + refused},
-		"the first request": {session: true, patience: time.Second, says: refused},
-		"its silence":       {session: true, silent: true, patience: 3 * time.Second / 2, says: "etcd does not answer: no reply within 1s: "},
+		"no session yet":    {asks: "LeaseGrant", asked: 1, says: "new session: " + refused},
+		"the first request": {session: true, asks: "Txn", asked: 1, says: refused},
+		"its silence":       {session: true, silent: true, asks: "Txn", asked: 4, says: "etcd does not answer: no reply within 1s: "}, // an attempt sends it three times at the most
 		"a wait":            {session: true, waits: true, says: `1 ahead, held by web1 \(token \d+\): ` + refused},
 		"a wait in silence": {session: true, waits: true, silent: true, says: `1 ahead, held by web1 \(token \d+\): etcd does not answer: (no watch tells of etcd's changes|no answer to the renewal of the lease): `},
 	} {
@@ -115,9 +116,10 @@ func TestErrors_Outage(t *testing.T) {
 			if !test.session {
 				p.Refuse() // before the client connects
 			}
-			c := cluster.Client(t, p)
+			tap := etcdtest.NewTap()
+			c := cluster.Client(t, p, tap)
 			var log logtest.Log
-			locks := newTestClient(t, c, WithTTL(6*time.Second), WithLogger(log.Logger()))
+			locks := newTestClient(t, c, WithTTL(12*time.Second), WithLogger(log.Logger()))
 			name := lockName(t)
 			if test.session {
 				require.NoError(t, locks.Ready(testCtx(t)))
@@ -141,8 +143,12 @@ func TestErrors_Outage(t *testing.T) {
 			}
 			switch {
 			case !test.waits:
-				time.AfterFunc(test.patience, cancel)
 				lock()
+				require.Eventually(t, func() bool { return tap.Calls(test.asks) >= test.asked }, hang, tick)
+				require.Eventually(t, func() bool {
+					return test.silent || c.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE"
+				}, hang, tick)
+				cancel()
 			case test.silent:
 				log.Require(t, logtest.Up, logtest.Outage)
 				cancel()

@@ -560,7 +560,7 @@ func ExampleWaitError() {
 		log.Fatal(err)
 	}
 
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 4*time.Second)
 	defer cancel()
 	_, err := locks.Mutex("orders/ann").Lock(ctx)
 	var wait *etcdlock.WaitError
@@ -581,6 +581,9 @@ func ExampleClient_Ready() {
 	locks := etcdlock.New(client)
 	defer locks.Close()
 	elector := locks.Elector("services/scheduler")
+	if err := locks.Ready(context.Background()); err != nil { // as the service starts
+		log.Fatal(err)
+	}
 
 	http.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), time.Second) // less than the probe's timeout

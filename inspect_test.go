@@ -129,6 +129,16 @@ func TestInspectOthers(t *testing.T) {
 	require.Empty(t, inspected(t, c, name).Entries)
 }
 
+// requireCalls requires that this many calls were made since then. On a machine that stalls a call that has no answer after
+// 300 ms is made twice more.
+func requireCalls(t testing.TB, since time.Time, want, calls int) {
+	t.Helper()
+	if time.Since(since) < 300*time.Millisecond {
+		require.Equal(t, want, calls)
+	}
+	require.LessOrEqual(t, calls, 3*want)
+}
+
 // Inspect costs one read, and one request for each lease.
 func TestInspectCost(t *testing.T) {
 	t.Parallel()
@@ -140,10 +150,11 @@ func TestInspectCost(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
+	looks := time.Now()
 	require.Len(t, inspected(t, cluster.Client(t, tap), name).Holders(), 6)
-	require.Equal(t, 1, tap.Calls("Range"))
-	require.Equal(t, 2, tap.Calls("LeaseTimeToLive"))
-	require.Equal(t, 3, tap.Calls())
+	requireCalls(t, looks, 1, tap.Calls("Range"))
+	requireCalls(t, looks, 2, tap.Calls("LeaseTimeToLive"))
+	requireCalls(t, looks, 3, tap.Calls())
 }
 
 // The lease is revoked after the queue was read: the entry has no TTL.
@@ -427,9 +438,10 @@ func TestBreakLostReply(t *testing.T) {
 		for _, f := range faults {
 			tap.Next("Txn", f)
 		}
-		before := tap.Calls()
-		require.NoError(t, New(c).Break(testCtx(t), entryOf(t, direct, name, h.Token())))
-		require.Equal(t, i+1, tap.Calls()-before)
+		before, e := tap.Calls(), entryOf(t, direct, name, h.Token())
+		breaks := time.Now()
+		require.NoError(t, New(c).Break(testCtx(t), e))
+		requireCalls(t, breaks, i+1, tap.Calls()-before)
 		require.Empty(t, entries(t, direct, name))
 	}
 }
@@ -468,15 +480,16 @@ func TestListNames(t *testing.T) {
 		require.NoError(t, err)
 	}
 	var got []string
+	lists := time.Now()
 	for name, err := range New(c).ListNames(testCtx(t), name) {
 		require.NoError(t, err)
 		got = append(got, name)
 	}
 	require.Equal(t, []string{name + "/a", name + "/b"}, got)
-	require.Equal(t, 1, tap.Calls())
+	requireCalls(t, lists, 1, tap.Calls())
 	for _, err := range New(c).ListNames(testCtx(t), name) {
 		require.NoError(t, err)
 		break
 	}
-	require.Equal(t, 2, tap.Calls())
+	requireCalls(t, lists, 2, tap.Calls())
 }

@@ -191,7 +191,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	p := cluster.Proxy(t)
 	var log logtest.Log
 	r := &recorder{}
-	locks := newTestClient(t, cluster.Client(t, p), WithTTL(4*time.Second), WithLogger(log.Logger()), WithHooks(r.hooks()))
+	locks := newTestClient(t, cluster.Client(t, p), WithTTL(8*time.Second), WithLogger(log.Logger()), WithHooks(r.hooks()))
 	name := lockName(t)
 	var held []*Held
 	for i := range holds {

@@ -54,9 +54,9 @@ func (w *multiWorld) enter(h *Held, parts []Part) {
 	for _, p := range parts {
 		other, token := w.writers[p.name], h.Token()
 		switch {
-		case other != nil:
+		case other != nil && other.Valid(): // else its process has stalled for longer than the TTL
 			w.problem("%d is in %s while %d writes", token, p.name, other.Token())
-		case p.mode != readMode && len(w.readers[p.name]) > 0:
+		case p.mode != readMode && w.readsLocked(p.name):
 			w.problem("%d writes in %s while others read", token, p.name)
 		case p.mode != readMode && token < w.granted[p.name], token < w.written[p.name]:
 			w.problem("%d is in %s after %d and %d", token, p.name, w.written[p.name], w.granted[p.name])
@@ -68,6 +68,16 @@ func (w *multiWorld) enter(h *Held, parts []Part) {
 			w.writers[p.name], w.written[p.name] = h, token
 		}
 	}
+}
+
+// readsLocked reports whether somebody reads in that name whose session lives.
+func (w *multiWorld) readsLocked(name string) bool {
+	for h := range w.readers[name] {
+		if h.Valid() {
+			return true
+		}
+	}
+	return false
 }
 
 // leave notes that these holds are over, before they are.

@@ -247,7 +247,7 @@ func TestMulti_LossOfAPart(t *testing.T) {
 func TestMulti_WaitLosesAPart(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
-	s, other := newTestSession(t, c, WithTTL(2*time.Second)), newTestSession(t, cluster.Client(t))
+	s, other := newTestSession(t, c, WithTTL(5*time.Second)), newTestSession(t, cluster.Client(t))
 	for i := range 6 { // part 1 is what it waits for; it has the others
 		part, names, holder, before := i%3, multiNamesOf(t, 3), other, 1
 		if i >= 3 { // deep among those of its own session, where it has no watch

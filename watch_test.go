@@ -36,6 +36,7 @@ func TestWatchShowsEachState(t *testing.T) {
 	c, name, tap := cluster.Client(t), lockName(t), etcdtest.NewTap()
 	f := inspect.NewFollower(cluster.Client(t, tap), name)
 	f.Every = time.Hour // each recheck would cost a read
+	f.Etcd.NeverHedge()
 	pull, stop := iter.Pull2(inspect.Follow(testCtx(t), f, newQueue))
 	defer stop()
 	q := next(t, pull)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/test/leaks"
 )
 
 // closing is a Watcher that says when it is closed.
@@ -348,7 +349,7 @@ func TestProbe_OnlyBeingOpened(t *testing.T) {
 	close(fails.ch)
 	require.ErrorIs(t, <-opened, ErrWatch)
 	c.CloseWatcher()
-	require.NoError(t, goleak.Find(before))
+	require.NoError(t, leaks.Find(time.Minute, before))
 }
 
 // failing is a Watcher that can't open a watch on b: that fails when ch is closed.

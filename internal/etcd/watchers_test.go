@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/leaks"
 )
 
 // tapped is a client that has reached etcd.
@@ -70,7 +71,7 @@ func TestWatcher_GivenUpWhileOpening(t *testing.T) {
 			require.ErrorIs(t, <-done, ErrWatch)
 			close(goesOn)
 			c.CloseWatcher()
-			require.NoError(t, goleak.Find(before))
+			require.NoError(t, leaks.Find(time.Minute, before))
 		})
 	}
 }
@@ -85,7 +86,7 @@ func TestWatcher_CtxHasEnded(t *testing.T) {
 	_, err := c.OpenWatch(ctx, t.Context(), "a", "")
 	require.ErrorIs(t, err, ErrWatch)
 	c.CloseWatcher()
-	require.NoError(t, goleak.Find(before))
+	require.NoError(t, leaks.Find(time.Minute, before))
 	require.Zero(t, tap.Calls("Watch"))
 }
 
