@@ -1,9 +1,10 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
 	"errors"
-	"fmt"
+	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -153,17 +154,19 @@ func TestWake_NotWhileEndpointsChange(t *testing.T) {
 
 // A SetEndpoints that begins after a wake is ordered behind it, for the race detector too: nothing else orders the two.
 func TestWake_BeforeSetEndpoints(t *testing.T) {
-	client, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}, Logger: zap.NewNop()})
-	require.NoError(t, err)
-	defer client.Close()
-	c := NewClient(client)
-	client.ActiveConnection().Connect()
-	require.Eventually(t, func() bool { return client.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE" }, time.Minute, time.Millisecond)
-	for i := range 10 {
+	stacks := make([]byte, 16<<20)
+	for range 10 {
+		client, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}, Logger: zap.NewNop()})
+		require.NoError(t, err)
+		c := NewClient(client)
+		client.ActiveConnection().Connect()
+		require.Eventually(t, func() bool { return client.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE" }, time.Minute, time.Millisecond)
 		go c.waker.reset()
-		<-time.After(50 * time.Millisecond) // it has ended by now, and nothing tells the race detector
-		client.SetEndpoints(fmt.Sprintf("127.0.0.1:%d", 2+i))
-		<-time.After(50 * time.Millisecond)
+		for bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("internal/etcd."+t.Name()+" in goroutine")) {
+			<-time.After(time.Millisecond) // until it has ended, and nothing tells the race detector
+		}
+		client.SetEndpoints("127.0.0.1:2")
+		require.NoError(t, client.Close())
 	}
 }
 
