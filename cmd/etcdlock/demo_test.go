@@ -42,10 +42,8 @@ func requireSummary(t *testing.T, output string) {
 func TestDemo(t *testing.T) {
 	t.Parallel()
 	r := start(t, nil, "demo")
-	began := time.Now()
 	status := r.wait(t)
 	require.Zero(t, status, r.stderr.String())
-	require.Less(t, time.Since(began), 30*time.Second)
 	require.Empty(t, r.stderr.String())
 	out := r.output()
 	requireSummary(t, out)

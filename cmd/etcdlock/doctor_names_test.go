@@ -39,10 +39,10 @@ func TestDoctor_MultiStuck(t *testing.T) {
 	require.NoError(t, err)
 	_, err = client.Put(bounded(t), "x/c/def", `{"owner":"carl","nonce":"1f"}`)
 	require.NoError(t, err)
-	multi(t, client, "ann", 2*time.Second, "x/a", "x/b")
-	multi(t, client, "ben", 2*time.Second, "x/c", "x/d")
-	enqueued(t, client, "eva", "x/e", etcdlock.WithTTL(2*time.Second))
-	multi(t, client, "fay", 2*time.Second, "x/e", "x/f") // behind eva, who works
+	multi(t, client, "ann", time.Minute, "x/a", "x/b")
+	multi(t, client, "ben", time.Minute, "x/c", "x/d")
+	enqueued(t, client, "eva", "x/e", etcdlock.WithTTL(time.Minute))
+	multi(t, client, "fay", time.Minute, "x/e", "x/f") // behind eva, who works
 
 	const blocks = `ATTENTION  x/b/4711 has no lease: it looks like data; .* \(holds, value "an order"\)
  +give the lock or the data another name; only if nobody needs the key: etcdlock break x/b x/b/4711@\d+ --delete-data x/b/4711, which deletes it\n`
@@ -113,8 +113,8 @@ func TestDoctor_NameWithComma(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	enqueued(t, client, "carl", "x, y", etcdlock.WithTTL(2*time.Second))
-	enqueued(t, client, "carl", "x", etcdlock.WithTTL(2*time.Second))
+	enqueued(t, client, "carl", "x, y", etcdlock.WithTTL(time.Minute))
+	enqueued(t, client, "carl", "x", etcdlock.WithTTL(time.Minute))
 	for name, want := range map[string]string{"x, y": "x, y: held", "x, ": "x, : free", "p, q": "p, q: free"} {
 		status, out, says := ask(t, cluster, "doctor", name)
 		require.Zero(t, status, says)
@@ -138,7 +138,7 @@ func TestDoctor_MultiWaitsLong(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
 	longAgo(t, client, "bob", "b")
-	multi(t, client, "ann", 2*time.Second, "a", "b")
+	multi(t, client, "ann", time.Minute, "a", "b")
 	status, out, _ := ask(t, cluster, "doctor", "a")
 	require.Zero(t, status, "there is no limit")
 	require.Contains(t, out, "it waits for b, which bob holds (etcdlock doctor b)")
@@ -157,8 +157,8 @@ func TestDoctor_NameIsAKey(t *testing.T) {
 		_, err := client.Put(bounded(t), key, "somebody's data")
 		require.NoError(t, err)
 	}
-	enqueued(t, client, "ann", "customers", etcdlock.WithTTL(2*time.Second))
-	lease := enqueued(t, client, "ben", "y", etcdlock.WithTTL(2*time.Second)).Lease()
+	enqueued(t, client, "ann", "customers", etcdlock.WithTTL(time.Minute))
+	lease := enqueued(t, client, "ben", "y", etcdlock.WithTTL(time.Minute)).Lease()
 	own := fmt.Sprintf("y/%x", lease)
 	for name, want := range map[string]string{
 		"customers/42": `ATTENTION  customers/42 is itself a key in etcd, and blocks another lock, customers: customers/42 has no lease: it looks like data; keep data and lock names apart
@@ -175,7 +175,7 @@ func TestDoctor_NameIsAKey(t *testing.T) {
 		require.Contains(t, out, want)
 		require.NotContains(t, out, "whether the name is right")
 	}
-	enqueued(t, client, "eva", "a", etcdlock.WithTTL(2*time.Second))
+	enqueued(t, client, "eva", "a", etcdlock.WithTTL(time.Minute))
 	status, out, _ := ask(t, cluster, "doctor", "a")
 	require.Zero(t, status, "a service may keep its data in a key that has the name of its lock")
 	require.Contains(t, out, "a: held, nobody waits; first is eva")
@@ -201,7 +201,7 @@ func TestDoctor_MappedName(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	enqueued(t, client, "ann", "customers/1", etcdlock.WithTTL(2*time.Second))
+	enqueued(t, client, "ann", "customers/1", etcdlock.WithTTL(time.Minute))
 	_, err := client.Put(bounded(t), "customers/2/abc", "data of somebody, and no lock")
 	require.NoError(t, err)
 	status, out, _ := ask(t, cluster, "doctor", "customers")
@@ -214,8 +214,8 @@ ok `, out)
 	longAgo(t, client, "amy", "customers/2w") // nobody waits for it
 	longAgo(t, client, "bob", "customers/2x")
 	longAgo(t, client, "zoe", "customers/2x")
-	enqueued(t, client, "bob", "customers/1", etcdlock.WithTTL(2*time.Second)) // waits, and came just now
-	status, out, _ = ask(t, cluster, "doctor", "customers/")                   // as ls wants it
+	enqueued(t, client, "bob", "customers/1", etcdlock.WithTTL(time.Minute)) // waits, and came just now
+	status, out, _ = ask(t, cluster, "doctor", "customers/")                 // as ls wants it
 	require.Zero(t, status, out)
 	require.Contains(t, out, "3 locks (etcdlock ls customers/); the longest wait is for customers/2x, for 2h00m (etcdlock doctor customers/2x)")
 	status, out, _ = ask(t, cluster, "doctor", "customers", "--max-hold=1h")
@@ -228,7 +228,7 @@ ok `, out)
 	for i := range 5 {
 		_, err := client.Put(bounded(t), fmt.Sprintf("customers/%d/4711", i+3), "x")
 		require.NoError(t, err)
-		enqueued(t, client, "bob", fmt.Sprintf("customers/%d", i+3), etcdlock.WithTTL(2*time.Second))
+		enqueued(t, client, "bob", fmt.Sprintf("customers/%d", i+3), etcdlock.WithTTL(time.Minute))
 	}
 	status, out, _ = ask(t, cluster, "doctor", "customers")
 	require.Equal(t, 2, status, out)

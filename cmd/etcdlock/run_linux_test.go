@@ -25,7 +25,7 @@ func TestRun_Stopped(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=3s", "--grace=0s", "--", "sh", "-c", stubborn)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=9s", "--grace=0s", "--", "sh", "-c", stubborn)
 	pids := r.stubbornPids(t)
 	guard := r.guard(t)
 	require.Positive(t, guard)
@@ -225,7 +225,7 @@ func TestRun_ImageReplaced(t *testing.T) {
 				own := filepath.Join(t.TempDir(), "etcdlock")
 				require.NoError(t, os.WriteFile(own, image, 0o755))
 				outlived, free := contend(t, client, name)
-				r := command(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, subcommand, name, "--ttl=3s", "--grace=0s", "--", "sh", "-c", stubborn)
+				r := command(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, subcommand, name, "--ttl=30s", "--grace=0s", "--", "sh", "-c", stubborn)
 				r.cmd.Path = own
 				r.launch(t)
 				waiters(t, client, name, 2)
@@ -254,13 +254,13 @@ func TestRun_HoldFor(t *testing.T) {
 	client := cluster.Client(t)
 	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
 	began := time.Now()
-	first := start(t, env, "run", "x", "--try", "--hold-for=3s", "--", "sh", "-c", "echo in $$ 1; exit 7")
+	first := start(t, env, "run", "x", "--try", "--hold-for=8s", "--", "sh", "-c", "echo in $$ 1; exit 7")
 	pid, _ := first.inSection(t)
 	requireDead(t, pid)
-	second := start(t, env, "run", "x", "--try", "--hold-for=3s", "--", "echo", "in")
+	second := start(t, env, "run", "x", "--try", "--hold-for=8s", "--", "echo", "in")
 	require.Equal(t, 75, second.wait(t))
 	require.Equal(t, 7, first.wait(t), first.stderr.String())
-	require.GreaterOrEqual(t, time.Since(began), 3*time.Second)
+	require.GreaterOrEqual(t, time.Since(began), 8*time.Second)
 	require.Empty(t, first.stderr.String())
 	noKeys(t, client)
 
@@ -282,14 +282,14 @@ func TestRun_HoldFor(t *testing.T) {
 	}
 
 	// A process that was stopped until --hold-for was over and the lease had expired has run CMD under the lock.
-	r := start(t, env, "run", "x", "--ttl=2s", "--hold-for=3s", "--", "sh", "-c", "echo in $$ 1; exit 7")
+	r := start(t, env, "run", "x", "--ttl=4s", "--hold-for=6s", "--", "sh", "-c", "echo in $$ 1; exit 7")
 	granted := time.Now()
 	pid, _ = r.inSection(t)
 	require.Eventually(t, func() bool { return !alive(pid) && r.guard(t) == 0 }, hang, 5*time.Millisecond)
 	<-time.After(time.Until(granted.Add(2 * time.Second))) // it keeps the lock by now
 	r.stop(t)
 	waiters(t, client, "x", 0)
-	<-time.After(time.Until(granted.Add(4 * time.Second)))
+	<-time.After(time.Until(granted.Add(8 * time.Second)))
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
 	require.Equal(t, 7, r.wait(t), r.stderr.String())
 	require.Regexp(t, `^etcdlock: x: the lock was lost after sh had ended, and before --hold-for was over: .*session expired`, r.stderr.String())

@@ -79,7 +79,7 @@ func startService(t *testing.T, cluster *etcdtest.Cluster, opts ...etcdtest.Clie
 	t.Cleanup(server.Close)
 	s := &service{etcd: cluster.Client(t, opts...), target: strings.TrimPrefix(server.URL, "http://")}
 	var err error
-	s.session, err = etcdlock.NewSession(bounded(t), s.etcd, etcdlock.WithTTL(2*time.Second), etcdlock.WithHooks(metrics.Hooks()))
+	s.session, err = etcdlock.NewSession(bounded(t), s.etcd, etcdlock.WithTTL(6*time.Second), etcdlock.WithHooks(metrics.Hooks()))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.session.Close() })
 	return s

@@ -26,7 +26,7 @@ func replica(t *testing.T, cluster *etcdtest.Cluster, name string, opts ...etcdt
 	t.Helper()
 	addrs, err := loopback.FreeAddrs(1)
 	require.NoError(t, err)
-	s = newService(cluster.Client(t, opts...), name, slog.New(slog.DiscardHandler), etcdlock.WithTTL(2*time.Second))
+	s = newService(cluster.Client(t, opts...), name, slog.New(slog.DiscardHandler), etcdlock.WithTTL(6*time.Second))
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- s.run(ctx, addrs[0]) }()

@@ -22,7 +22,7 @@ func bounded(t *testing.T) context.Context {
 
 func newSession(t *testing.T, client *clientv3.Client) *etcdlock.Session {
 	t.Helper()
-	session, err := etcdlock.NewSession(bounded(t), client, etcdlock.WithTTL(2*time.Second))
+	session, err := etcdlock.NewSession(bounded(t), client, etcdlock.WithTTL(6*time.Second))
 	if err != nil {
 		t.Fatal(err)
 	}
