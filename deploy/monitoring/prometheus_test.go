@@ -25,7 +25,7 @@ type prometheus struct {
 	began  time.Time
 }
 
-const scrapeInterval = 100 * time.Millisecond
+const scrapeInterval = 200 * time.Millisecond // a scrape may take as long
 
 // startPrometheus scrapes these targets until the test ends. Without native it
 // stores the classic buckets of histograms, as a Prometheus does by default.

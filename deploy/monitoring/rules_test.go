@@ -173,6 +173,14 @@ func TestRules(t *testing.T) {
 			`etcd_mvcc_db_total_size_in_bytes{job="etcd",instance="m0"} 2000000000x15`,
 			`etcd_server_quota_backend_bytes{job="etcd",instance="m0"} 2147483648x15`,
 		}, nil},
+		{"a member of etcd hangs", 10 * time.Minute, []string{
+			`up{job="etcd",instance="m0"} 1x30`, `up{job="etcd",instance="m1"} 1x5 0x30`, `up{job="service",instance="x"} 0x30`,
+			`etcd_server_has_leader{job="etcd",instance="m0"} 1x30`, `etcd_server_has_leader{job="etcd",instance="m1"} 1x5 stale`,
+		}, map[string]string{`{alertname="EtcdMemberSilent", instance="m1", job="etcd"}`: "Etcd's member m1 does not answer."}},
+		{"a member of etcd is started anew", 10 * time.Minute, []string{
+			`up{job="etcd",instance="m0"} 1x14 0x2 1x20`,
+			`etcd_server_has_leader{job="etcd",instance="m0"} 1x14 stale _x2 1x20`,
+		}, nil},
 		{"it goes round no more", 10 * time.Minute, []string{
 			holds + `0x30`, waits + `1x30`,
 			`etcdlock_wait_seconds_count{name="a",mode="exclusive",outcome="granted",instance="x"} 0+9x5 45x30`,
