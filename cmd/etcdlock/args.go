@@ -24,9 +24,13 @@ func wants(what ...string) cobra.PositionalArgs {
 	}
 }
 
-// nameAndCommand checks the arguments NAME -- CMD ARG...
+// nameAndCommand checks the arguments NAME -- CMD ARG..., or -- NAME -- CMD ARG... for a NAME that begins with "-".
 func nameAndCommand(cmd *cobra.Command, args []string) error {
 	switch dash := cmd.ArgsLenAtDash(); {
+	case dash == 0 && len(args) > 1 && args[1] == "--":
+		if len(args) == 2 {
+			return misused(cmd, "CMD is missing after --")
+		}
 	case len(args) == 0 || dash == 0:
 		return misused(cmd, "%s is missing", lockName)
 	case dash < 0 || dash > 1:
@@ -35,6 +39,14 @@ func nameAndCommand(cmd *cobra.Command, args []string) error {
 		return misused(cmd, "CMD is missing after --")
 	}
 	return nil
+}
+
+// nameAndArgv are what nameAndCommand has checked.
+func nameAndArgv(cmd *cobra.Command, args []string) (name string, argv []string) {
+	if cmd.ArgsLenAtDash() == 0 {
+		return args[0], args[2:]
+	}
+	return args[0], args[1:]
 }
 
 const lockName = "the name of a lock"
@@ -46,6 +58,9 @@ func misused(cmd *cobra.Command, format string, args ...any) error {
 
 // badFlag adds to the error of a flag where the flags are listed.
 func badFlag(cmd *cobra.Command, err error) error {
+	if strings.HasPrefix(err.Error(), "unknown shorthand flag") {
+		return fmt.Errorf("%w; a NAME that begins with - stands after --; %s --help lists the flags", err, cmd.CommandPath())
+	}
 	return fmt.Errorf("%w; %s --help lists the flags", err, cmd.CommandPath())
 }
 

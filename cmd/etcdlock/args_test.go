@@ -59,6 +59,28 @@ func TestArgs_Seconds(t *testing.T) {
 	require.Regexp(t, `^etcdlock: invalid argument "soon" for "--ttl" flag: use a number of seconds, or [^\n]*\n$`, r.stderr.String())
 }
 
+// The name of a lock may begin with "-", as that of a flag.
+func TestArgs_NameWithADash(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	for _, command := range []string{"run", "elect"} {
+		status, out, says := ask(t, cluster, command, "--ttl=30s", "--", "-x", "--", "sh", "-c", "echo $ETCDLOCK_NAME $0", "--")
+		require.Zero(t, status, says)
+		require.Equal(t, "-x --", out)
+		for _, args := range [][]string{{"-x", "--", "true"}, {"-x", "true"}} {
+			status, _, says = ask(t, cluster, append([]string{command}, args...)...)
+			require.Equal(t, 125, status)
+			require.Equal(t, "etcdlock: unknown shorthand flag: 'x' in -x; a NAME that begins with - stands after --; etcdlock "+command+" --help lists the flags\n", says)
+		}
+		status, _, says = ask(t, cluster, command, "--", "-x", "--")
+		require.Equal(t, 125, status)
+		require.Contains(t, says, "CMD is missing after --")
+	}
+	status, out, says := ask(t, cluster, "show", "--", "-x")
+	require.Zero(t, status, says)
+	require.Equal(t, "-x: free", out)
+}
+
 // -w is etcdctl's --write-out.
 func TestArgs_WriteOut(t *testing.T) {
 	t.Parallel()

@@ -145,9 +145,15 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 	return err
 }
 
-// inspect reads a queue. It waits as long as etcd may take for its first answer.
+// lookTimeout bounds a look at the queue. If etcd does not answer, each member is asked whether it does, and both together
+// take no longer than etcd may take for its first answer, which is what doctor says then.
+func (d *doctor) lookTimeout() time.Duration {
+	return cmp.Or(d.etcd.CommandTimeout, max(d.etcd.DialTimeout-statusTimeout, d.etcd.DialTimeout/2))
+}
+
+// inspect reads a queue.
 func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, error) {
-	ctx, cancel := context.WithTimeout(ctx, cmp.Or(d.etcd.CommandTimeout, d.etcd.DialTimeout))
+	ctx, cancel := context.WithTimeout(ctx, d.lookTimeout())
 	defer cancel()
 	return etcdlock.New(d.client).Inspect(ctx, name)
 }

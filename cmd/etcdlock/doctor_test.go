@@ -339,6 +339,17 @@ func TestDoctor_ManyKeysOfAUser(t *testing.T) {
 	}
 }
 
+// What doctor says of an etcd that does not answer "within 5s" it says within 5 s.
+func TestDoctor_Patience(t *testing.T) {
+	t.Parallel()
+	for dial, look := range map[time.Duration]time.Duration{5 * time.Second: 3 * time.Second, time.Second: time.Second / 2} {
+		d := &doctor{etcd: &connect.Config{DialTimeout: dial}}
+		require.Equal(t, look, d.lookTimeout())
+		d.etcd.CommandTimeout = time.Minute
+		require.Equal(t, time.Minute, d.lookTimeout())
+	}
+}
+
 // A member that hangs keeps what clients have sent to it: doctor says to stop it.
 func TestDoctor_MemberHangs(t *testing.T) {
 	t.Parallel()

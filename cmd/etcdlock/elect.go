@@ -35,7 +35,8 @@ Signals, CMD's environment, --ttl and --grace are as for etcdlock run.`,
 		Args:        nameAndCommand,
 		Annotations: map[string]string{runsCommand: "yes"},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return u.elect(cmd, etcd, args[0], args[1:])
+			name, argv := nameAndArgv(cmd, args)
+			return u.elect(cmd, etcd, name, argv)
 		},
 	}
 	u.addFlags(cmd)

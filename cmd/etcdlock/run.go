@@ -74,7 +74,7 @@ own concurrency package on the same name.`,
 		Args:        nameAndCommand,
 		Annotations: map[string]string{runsCommand: "yes"},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			r.name, r.argv = args[0], args[1:]
+			r.name, r.argv = nameAndArgv(cmd, args)
 			return r.run(cmd, etcd)
 		},
 	}
