@@ -123,7 +123,7 @@ func TestCollector(t *testing.T) {
 	require.NoError(t, err)
 	_, err = m.TryLock(testCtx(t))
 	require.ErrorIs(t, err, etcdlock.ErrLocked)
-	ctx, cancel := context.WithTimeout(testCtx(t), 20*time.Millisecond)
+	ctx, cancel := context.WithTimeout(testCtx(t), time.Second) // time to enter the queue
 	defer cancel()
 	_, err = m.Lock(ctx)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
