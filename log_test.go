@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -138,12 +139,21 @@ func TestLog_OutageConcernsNobody(t *testing.T) {
 	requireNext(logtest.Over)
 	require.NoError(t, tk.Cancel(testCtx(t)))
 
-	failWatches(w) // this outage does not end
+	// This outage does not end. Reads fail too: who leaves after one that etcd has answered has recovered.
+	failWatches(w)
+	w.OnUnary(func(ctx context.Context, method string, req any, send func(context.Context) error) error {
+		txn, ok := req.(*pb.TxnRequest)
+		if method == "Range" || ok && !slices.ContainsFunc(txn.Success, func(op *pb.RequestOp) bool { return op.GetRequestRange() == nil }) {
+			return rpctypes.ErrGRPCNoLeader
+		}
+		return send(ctx)
+	})
 	tk, err = NewMutex(s, name).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	requireNext(logtest.Outage)
 	require.NoError(t, tk.Cancel(testCtx(t)))
 	requireNext(logtest.Nobody)
+	w.OnUnary(nil)
 	h.Done()
 	requireNext(logtest.Outage)
 	require.NoError(t, h.Unlock(testCtx(t)))
