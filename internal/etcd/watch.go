@@ -3,12 +3,10 @@
 package etcd
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
 	"sync"
-	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -42,7 +40,7 @@ func (w *Watch) Heard(wr *clientv3.WatchResponse) {
 // etcdAnswers.
 func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...clientv3.OpOption) (*Watch, error) {
 	by, before := c.EnterWatcher(), c.shown.revision.Load()
-	w, err := Open(ctx, by.life, by, key, end, opts...)
+	w, err := c.open(ctx, by, key, end, opts...)
 	if err != nil {
 		c.LeaveWatcher(by, ctx.Err() == nil)
 		return nil, err
@@ -58,54 +56,6 @@ func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...c
 	stop := context.AfterFunc(life, closeOnce)
 	w.by, w.shows, w.Close = by, c.shows, func() { stop(); closeOnce() }
 	return w, nil
-}
-
-// Open opens a watch by watcher and waits for etcd's notice that it is there. It gives up after
-// AttemptMin, since a watch waits silently for a member that hangs.
-//
-// It names no start revision. etcd serves a watch that starts at a revision it already has from
-// a loop that runs each 100 ms (watchResyncPeriod), which is why concurrency.Mutex hands over
-// 28 times a second between two contenders. So the watch comes first, and what happened before
-// it is read afterwards.
-//
-// It requires a leader: the watch ends when its member is cut off from the rest. Without that
-// it would stay silent for as long as the cut lasts.
-func Open(ctx, life context.Context, watcher clientv3.Watcher, key, end string, opts ...clientv3.OpOption) (*Watch, error) {
-	if ctx.Err() != nil {
-		return nil, ErrWatch
-	}
-	wctx, cancel := context.WithCancel(clientv3.WithRequireLeader(life))
-	timer := time.AfterFunc(AttemptMin, cancel)
-	opts = append(slices.Clip(opts), clientv3.WithCreatedNotify())
-	if end != "" {
-		opts = append(opts, clientv3.WithRange(end))
-	}
-	w, opened := &Watch{Close: cancel, Closed: wctx.Done()}, make(chan error)
-	go func() { // ends with the opening, AttemptMin from now at the latest
-		w.C = watcher.Watch(wctx, key, opts...)
-		created, ok := <-w.C
-		w.At = created.Header.GetRevision()
-		err := Broken(&created, ok && created.Created)
-		if !timer.Stop() && err == nil {
-			err = ErrWatch // cancelled meanwhile
-		}
-		select {
-		case opened <- err:
-		case <-ctx.Done(): // given up
-			cancel()
-		}
-	}()
-	select {
-	case err := <-opened:
-		if err == nil && ctx.Err() == nil {
-			return w, nil
-		}
-		cancel()
-		return nil, cmp.Or(err, ErrWatch)
-	case <-ctx.Done():
-		// clientv3 ends a stream with its last watch, and keeps one that never had a watch. So the watch opens before it ends.
-		return nil, ErrWatch
-	}
 }
 
 // Broken is the error of a watch that ended with wr, nil if it goes on. It is always ErrWatch:

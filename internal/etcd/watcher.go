@@ -50,6 +50,8 @@ type Watcher struct {
 	opened  time.Time
 	life    context.Context // of the watches
 	end     context.CancelFunc
+	// stays: a watch that was given up stays until it is open. behind: another one must be opened behind it. See dismiss.
+	stays, behind bool
 }
 
 // watched is a key, or a range, that is watched, and how.
@@ -235,7 +237,7 @@ func (c *Client) ask(ctx context.Context, w *Watcher, again bool) {
 	_ = w.RequestProgress(ctx) // if it fails, there is silence
 	opened := false
 	if of := w.watched.Load(); again && of != nil {
-		watch, err := Open(ctx, w.life, w, of.key, of.end, of.opts...)
+		watch, err := c.open(ctx, w, of.key, of.end, of.opts...)
 		if opened = err == nil; opened {
 			watch.Close()
 		}

@@ -1,7 +1,9 @@
 package etcd
 
 import (
+	"bytes"
 	"context"
+	"runtime"
 	"testing"
 	"time"
 
@@ -36,44 +38,84 @@ func open(t *testing.T, c *Client, opts ...clientv3.OpOption) (w *Watch) {
 	return w
 }
 
-// A Client leaves no stream behind on the clientv3.Client, though a watch was given up while it was being opened: nobody
-// would end that stream before the clientv3.Client is closed.
+// A Client leaves no stream behind on the clientv3.Client, though a watch was given up while it was being opened, however late
+// etcd opens it: nobody would end that stream before the clientv3.Client is closed.
 func TestWatcher_GivenUpWhileOpening(t *testing.T) {
-	for when, hold := range map[string]func(tap *etcdtest.Tap, until func(context.Context) error){
+	held := map[string]func(tap *etcdtest.Tap, until func(context.Context) error){
 		"before there is a stream": func(tap *etcdtest.Tap, until func(context.Context) error) {
 			tap.OnStream(func(ctx context.Context, _ string) error { return until(ctx) })
 		},
 		"before etcd has answered": func(tap *etcdtest.Tap, until func(context.Context) error) {
 			tap.OnWatchResponse(func(ctx context.Context, _ *pb.WatchResponse) error { return until(ctx) })
 		},
-	} {
-		t.Run(when, func(t *testing.T) {
-			client, tap := tapped(t)
-			before := goleak.IgnoreCurrent()
-			c := NewClient(client)
-			opens, goesOn := make(chan struct{}, 100), make(chan struct{})
-			hold(tap, func(ctx context.Context) error {
-				opens <- struct{}{}
-				select {
-				case <-goesOn:
-				case <-ctx.Done():
-				}
-				return ctx.Err()
-			})
-			ctx, giveUp := context.WithCancel(t.Context())
-			done := make(chan error)
-			go func() {
-				_, err := c.OpenWatch(ctx, t.Context(), "a", "")
-				done <- err
-			}()
-			<-opens
-			giveUp()
-			require.ErrorIs(t, <-done, ErrWatch)
-			close(goesOn)
-			c.CloseWatcher()
-			require.NoError(t, leaks.Find(time.Minute, before))
-		})
 	}
+	giveUp := map[string]func(c *Client, cancel func()){
+		"by the caller":         func(_ *Client, cancel func()) { cancel() },
+		"after the time for it": func(*Client, func()) {},
+		"with the Watcher":      func(c *Client, _ func()) { c.watcher.end() },
+		"by the caller, and it is late": func(c *Client, cancel func()) {
+			cancel()
+			_, err := c.OpenWatch(context.Background(), context.Background(), "b", "") // for AttemptMin
+			require.ErrorIs(t, err, ErrWatch)
+		},
+	}
+	for when, hold := range held {
+		for how, act := range giveUp {
+			t.Run(when+", "+how, func(t *testing.T) {
+				client, tap := tapped(t)
+				before := goleak.IgnoreCurrent()
+				c := NewClient(client)
+				opens, goesOn := make(chan struct{}, 100), make(chan struct{})
+				hold(tap, func(ctx context.Context) error {
+					opens <- struct{}{}
+					select {
+					case <-goesOn:
+					case <-ctx.Done():
+					}
+					return ctx.Err()
+				})
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error)
+				go func() {
+					_, err := c.OpenWatch(ctx, t.Context(), "a", "")
+					done <- err
+				}()
+				<-opens
+				act(c, cancel)
+				require.ErrorIs(t, <-done, ErrWatch)
+				c.CloseWatcher()
+				close(goesOn)
+				require.NoError(t, leaks.Find(time.Minute, before))
+				cancel()
+			})
+		}
+	}
+}
+
+// watchStreams are the watch streams of all clients in this process.
+func watchStreams() int {
+	stacks := make([]byte, 1<<22)
+	return bytes.Count(stacks[:runtime.Stack(stacks, true)], []byte("(*watchGRPCStream).run("))
+}
+
+// A watch that is closed while its stream is being opened anew leaves none either.
+func TestWatcher_ClosedInAnOutage(t *testing.T) {
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	client := cluster.Client(t, proxy)
+	before := watchStreams()
+	c := NewClient(client)
+	w, other := open(t, c), open(t, c)
+	require.Greater(t, watchStreams(), before)
+	proxy.Refuse()
+	proxy.Reset()
+	require.Eventually(t, func() bool { return !c.Connected() }, time.Minute, time.Millisecond)
+	w.Close()
+	other.Close()
+	c.CloseWatcher()
+	proxy.Accept()
+	c.waker.reset()
+	require.Eventually(t, func() bool { return watchStreams() == before }, time.Minute, time.Millisecond)
 }
 
 // For a ctx that has ended already no stream is opened.
