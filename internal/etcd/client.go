@@ -40,23 +40,6 @@ type Client struct {
 // NewClient makes a Client. It makes no request.
 func NewClient(client *clientv3.Client) *Client {
 	c := &Client{Client: client, watcher: newWatcher(client, client.Watcher)}
-	// ResetConnectBackoff goes through the map of connections without the mutex for it (gRPC 1.83), and the process ends
-	// if gRPC adds or removes one at that moment. gRPC does so when it begins to connect for the first time, and while
-	// SetEndpoints changes the endpoints. Both are left out: new connections do not pause yet. What remains is a SetEndpoints
-	// that begins during the microseconds of the call. Nothing else ends the pause: Connect does not, SetEndpoints with the
-	// same endpoints does not, Client.Dial makes another connection, and the mutex of SetEndpoints is not exported.
-	c.waker.endpoints = client.Endpoints
-	c.waker.reset = func() {
-		conn := client.ActiveConnection()
-		if conn == nil {
-			return
-		}
-		if state := conn.GetState().String(); state == "READY" || state == "TRANSIENT_FAILURE" {
-			conn.ResetConnectBackoff()
-			// It takes the mutex, as SetEndpoints does. So the read of the map, and a write of it that comes later, are no
-			// data race.
-			conn.GetMethodConfig("")
-		}
-	}
+	c.waker.reset = func() { resetBackoff(client) }
 	return c
 }

@@ -7,11 +7,12 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
-	"slices"
+	"reflect"
 	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // After an outage, gRPC pauses between two attempts to connect for as long as the outage has lasted, up to
@@ -30,21 +31,42 @@ const (
 
 // A waker is what the stalls of one Client share.
 type waker struct {
-	reset     func()          // has gRPC try to connect to all members that it pauses for
-	endpoints func() []string // waits for a SetEndpoints that is under way
+	reset func() // has gRPC try to connect to all members that it pauses for
 
 	mu    sync.Mutex
 	open  int         // stalls that are open
 	timer *time.Timer // of the next wake, nil before the first
 	next  time.Time   // no wake is to come before that
-	last  []string    // the endpoints when the first stall was opened, or at the last wake
 }
 
-// changedLocked reports whether the client got other endpoints lately: see NewClient. The caller holds w.mu.
-func (w *waker) changedLocked() bool {
-	was := w.last
-	w.last = w.endpoints()
-	return !slices.Equal(was, w.last)
+// resetBackoff has gRPC try to connect at once to all members that it pauses for. Nothing else ends the pause: Connect does
+// not, nor does SetEndpoints with the same endpoints, and Client.Dial makes another connection.
+//
+// ResetConnectBackoff goes through the map of connections without the mutex for it (gRPC 1.71 and 1.83), and the process ends
+// if gRPC adds or removes a connection at that moment. gRPC does so when it begins to connect for the first time, when there is
+// no pause yet, and within a call of SetEndpoints. So that call waits for this one, and this one for that.
+func resetBackoff(client *clientv3.Client) {
+	conn := client.ActiveConnection()
+	if conn == nil {
+		return
+	}
+	if mu := endpointsMutex(client); mu != nil {
+		mu.RLock()
+		defer mu.RUnlock()
+	}
+	if state := conn.GetState().String(); state == "READY" || state == "TRANSIENT_FAILURE" {
+		conn.ResetConnectBackoff()
+	}
+}
+
+// endpointsMutex is what the client holds while it changes its endpoints (clientv3 3.6 and 3.7), which is not exported; nil if
+// it has none of that name and type.
+func endpointsMutex(client *clientv3.Client) *sync.RWMutex {
+	f := reflect.ValueOf(client).Elem().FieldByName("epMu")
+	if !f.IsValid() || f.Type() != reflect.TypeFor[*sync.RWMutex]() || f.IsNil() {
+		return nil
+	}
+	return reflect.NewAt(f.Type().Elem(), f.UnsafePointer()).Interface().(*sync.RWMutex)
 }
 
 // A Stall is that a user of a Client has no answer. Each is used by one goroutine.
@@ -71,7 +93,6 @@ func (t *Stall) Set(open bool) {
 		w.open++
 	default:
 		w.open++
-		w.changedLocked()
 		pause := t.Client.pause(max(0, time.Until(w.next)))
 		if w.timer == nil {
 			w.timer = time.AfterFunc(pause, t.Client.wake)
@@ -95,9 +116,7 @@ func (c *Client) wake() {
 	if w.open == 0 || c.Ctx().Err() != nil {
 		return
 	}
-	if !w.changedLocked() {
-		w.reset()
-	}
+	w.reset()
 	w.next = time.Now().Add(wakeMin)
 	w.timer.Reset(c.pause(wakeMin))
 }

@@ -1,10 +1,9 @@
 package etcd
 
 import (
-	"bytes"
 	"context"
 	"errors"
-	"runtime"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -12,7 +11,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"go.uber.org/zap"
+
+	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
 // wakes are the times at which a client was woken, from the beginning of the test.
@@ -122,51 +122,22 @@ func TestWake_BeforeTheDeadline(t *testing.T) {
 	}
 }
 
-// A client is not woken just after it got other endpoints: gRPC may still be about to add and remove connections. The
-// next wake wakes it.
-func TestWake_NotWhileEndpointsChange(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		c := newTestClient()
-		times := wakes(c)
-		endpoints := []string{"a"}
-		c.waker.endpoints = func() []string { return endpoints }
-		stall := Stall{Client: c}
-		endpoints = []string{"a", "b"} // long before the stall
-		stall.Set(true)
-		woken := func() int {
-			n := len(times())
-			for len(times()) == n {
-				require.NoError(t, Sleep(context.Background(), time.Millisecond))
-			}
-			return n + 1
+// A wake and a SetEndpoints wait for each other: gRPC reads and writes the map of connections then.
+func TestWake_BesideSetEndpoints(t *testing.T) {
+	client := etcdtest.Start(t).Client(t)
+	require.NotNil(t, endpointsMutex(client), "this version of clientv3 keeps it elsewhere")
+	c, all := NewClient(client), client.Endpoints()
+	_, err := client.Get(t.Context(), "a") // so it is connected, and stays
+	require.NoError(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 1000 {
+			client.SetEndpoints(append(all, fmt.Sprintf("127.0.0.1:%d", 1+i%2))...)
 		}
-		require.Equal(t, 1, woken())
-		require.LessOrEqual(t, times()[0], wakeJitter)
-		for _, endpoints = range [][]string{{"b"}, {"b", "c"}} { // just after a wake
-			n := woken()
-			require.GreaterOrEqual(t, times()[n-1]-times()[n-2], 2*wakeMin)
-			n = woken()
-			require.LessOrEqual(t, times()[n-1]-times()[n-2], wakeMin+wakeJitter)
-		}
-		stall.Set(false)
-	})
-}
-
-// A SetEndpoints that begins after a wake is ordered behind it, for the race detector too: nothing else orders the two.
-func TestWake_BeforeSetEndpoints(t *testing.T) {
-	stacks := make([]byte, 16<<20)
-	for range 10 {
-		client, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}, Logger: zap.NewNop()})
-		require.NoError(t, err)
-		c := NewClient(client)
-		client.ActiveConnection().Connect()
-		require.Eventually(t, func() bool { return client.ActiveConnection().GetState().String() == "TRANSIENT_FAILURE" }, time.Minute, time.Millisecond)
-		go c.waker.reset()
-		for bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("internal/etcd."+t.Name()+" in goroutine")) {
-			<-time.After(time.Millisecond) // until it has ended, and nothing tells the race detector
-		}
-		client.SetEndpoints("127.0.0.1:2")
-		require.NoError(t, client.Close())
+	}()
+	for !isClosed(done) {
+		c.waker.reset()
 	}
 }
 
