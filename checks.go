@@ -1,6 +1,5 @@
-// What a session asks now and then for all of its waits and holds together, since correctness depends on no event: a
-// watch may be silent, and an entry may be removed where nobody watches. What it costs does not depend on how many
-// there are.
+// What a session asks now and then for all of its waits and holds, since correctness depends on no event: a watch may be
+// silent, and an entry may be removed where nobody watches. What it costs does not depend on their number.
 
 package etcdlock
 
@@ -11,6 +10,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
 // refreshWatches has all that relies on watches ask etcd: they are silent.
@@ -39,7 +39,7 @@ func (s *Session) checkEntries(ctx context.Context) error {
 	}
 	s.lease.HasKeys(len(there))
 	// Where etcd can't name all keys of the lease in one reply, each entry is asked after, and late writes stay unseen.
-	entries = slices.DeleteFunc(entries, func(p placed) bool { _, ok := there[p.Key]; return ok })
+	entries = settle.Unsure(entries, there, func(p placed) (key string, copied bool) { return p.Key, p.copied })
 	for some := range slices.Chunk(entries, etcd.Batch) {
 		if err := s.verify(ctx, some, 0); err != nil {
 			return err
@@ -52,6 +52,7 @@ func (s *Session) checkEntries(ctx context.Context) error {
 type placed struct {
 	*part
 	queue.Entry
+	copied bool // its request was sent more than once: see ambiguous
 }
 
 // inQueue are those of the parts that are in their queues.
@@ -59,7 +60,7 @@ func inQueue(some []*part) (all []placed) {
 	for _, p := range some {
 		p.of.mu.Lock()
 		if p.of.state <= held && p.of.rev != 0 {
-			all = append(all, placed{p, queue.Entry{Key: p.keys[0], Rev: p.of.rev}})
+			all = append(all, placed{p, queue.Entry{Key: p.keys[0], Rev: p.of.rev}, p.of.ambiguous})
 		}
 		p.of.mu.Unlock()
 	}
@@ -78,11 +79,10 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 		return err
 	}
 	for i, p := range some {
-		if slices.Contains(queue.Entries(got[i].Kvs), p.Entry) {
-			continue
+		if !slices.Contains(queue.Entries(got[i].Kvs), p.Entry) {
+			markAllLost(p.own.Missing(p.Key, at), at)
+			_ = p.of.markLost(p.Key, at)
 		}
-		markAllLost(p.own.Missing(p.Key, at), at)
-		_ = p.of.markLost(p.Key, at)
 	}
 	return nil
 }

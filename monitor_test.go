@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -14,6 +15,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
@@ -237,4 +240,44 @@ func TestHeld_ContextAfterTheLoss(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, ErrLost, context.Cause(h.Context()))
 	})
+}
+
+// An entry is removed where nobody watches, and a late copy of its own request writes its key anew: behind whoever waits, so
+// the lock is lost. The list of the lease's keys does not show that.
+func TestChecks_LateCopyWritesTheKeyAnew(t *testing.T) {
+	onStage(t, func(st *stage) {
+		st.lose = true // so the request was sent twice
+		h, err := st.mutex().Lock(st.Context())
+		require.NoError(t, err)
+		value := string(st.f.Keys("a/")[0].Value)
+		<-time.After(2 * st.s.TTL())
+		require.NoError(t, h.Err())
+		st.f.Remove(h.Key())
+		st.f.Do(fakeetcd.PutOp(h.Key(), value, 5))
+		<-time.After(st.s.TTL())
+		require.ErrorIs(t, h.Err(), ErrLost)
+	})
+}
+
+// That costs nothing for entries whose request was sent once, and at most one request for all others.
+func TestChecks_Cost(t *testing.T) {
+	for copied, want := range map[int]int{0: 0, 1: 1, 3 * etcd.Batch: 1} {
+		onStage(t, func(st *stage) {
+			for i := range 4 * etcd.Batch {
+				st.lose = i < copied
+				_, err := NewMutex(st.s, fmt.Sprint("a/", i)).Lock(st.Context())
+				require.NoError(t, err)
+			}
+			reads := 0
+			st.change(func() {
+				st.seen = func(what string) {
+					if strings.HasSuffix(what, "Range") {
+						reads++
+					}
+				}
+			})
+			require.NoError(t, st.s.checkEntries(context.Background()))
+			require.Equal(t, want, reads, "%d copied", copied)
+		})
+	}
 }
