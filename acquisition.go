@@ -12,7 +12,7 @@ import (
 	"sync"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
-	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -164,7 +164,7 @@ type holdContext struct {
 	cancel  context.CancelCauseFunc
 	watched bool // somebody wants to be told of the hold's end
 
-	downgrade *settle.Outcome // nil before
+	downgrade *removal.Outcome // nil before
 
 	contended context.Context // ends when somebody waits for the hold; nil until asked for
 	contend   context.CancelFunc

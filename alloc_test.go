@@ -12,6 +12,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -57,11 +58,11 @@ func TestLock_Allocations(t *testing.T) {
 		return n
 	}
 	bare := least(func() error {
-		_, err := c.Txn(ctx).If(settle.CreatedAt("a/5", 0)).Then(
+		_, err := c.Txn(ctx).If(removal.CreatedAt("a/5", 0)).Then(
 			clientv3.OpGet("a/0", clientv3.WithRange("a/g"), clientv3.WithKeysOnly(), clientv3.WithLimit(enqueueReadLimit)),
 			clientv3.OpPut("a/5", "", clientv3.WithLease(5))).Commit()
 		if err == nil {
-			_, err = c.Txn(ctx).If(settle.CreatedAt("a/5", 5)).Then(clientv3.OpDelete("a/5")).Commit()
+			_, err = c.Txn(ctx).If(removal.CreatedAt("a/5", 5)).Then(clientv3.OpDelete("a/5")).Commit()
 		}
 		return err
 	})

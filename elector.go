@@ -15,7 +15,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/lead"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/removal"
 )
 
 // An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so
@@ -163,7 +163,7 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.s.TTL())
 		defer cancel()
 		// Beside the removal that goes on in the background, to wait for it.
-		_, _ = settle.Remove(bound, h.s.etcd, etcd.Policy{Life: h.s.lease.Gone, Hedge: true}, h.allKeys(), h.rev)
+		_, _ = removal.Remove(bound, h.s.etcd, etcd.Policy{Life: h.s.lease.Gone, Hedge: true}, h.allKeys(), h.rev)
 	}
 	return term, err
 }

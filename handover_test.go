@@ -16,7 +16,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/removal"
 )
 
 // Who gets in while the request of the holder before is on its way to etcd, or its reply on the way
@@ -544,7 +544,7 @@ func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {
 }
 
 // offer gives a hold back, as Release does, and leaves its removal to the next txn that writes an entry.
-func (st *stage) offer(h *Held) *settle.Leaving {
+func (st *stage) offer(h *Held) *removal.Leaving {
 	st.Helper()
 	l, err := h.giveUp()
 	require.NoError(st, err)

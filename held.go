@@ -10,7 +10,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/wait"
 )
 
@@ -127,10 +127,10 @@ func (h *Held) IsOwner() clientv3.Cmp {
 	if h.checkSessionLocked(); h.state != held {
 		// The next one of the session may be in, and the key still there. No key has this revision, and one that is not
 		// there has 0; etcd asks for rights on the same key.
-		return settle.CreatedAt(h.parts[0].keys[0], -1)
+		return removal.CreatedAt(h.parts[0].keys[0], -1)
 	}
 	h.fenced = true
-	return settle.CreatedAt(h.parts[0].keys[0], h.rev)
+	return removal.CreatedAt(h.parts[0].keys[0], h.rev)
 }
 
 // readOnly reports whether the hold is one for reading.

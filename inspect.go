@@ -17,6 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
@@ -237,7 +238,7 @@ func (c *Client) breakEntry(ctx context.Context, e Entry) error {
 	if err := c.checkLook(e.Name); err != nil {
 		return err
 	}
-	found, err := settle.RemoveAny(ctx, etcd.NewClient(c.etcd), e.Name, e.Token, e.Key, e.SharedKey)
+	found, err := removal.RemoveAny(ctx, etcd.NewClient(c.etcd), e.Name, e.Token, e.Key, e.SharedKey)
 	if err == nil && !found {
 		err = fmt.Errorf("%w: %s with token %d", ErrNotFound, e.Key, e.Token)
 	}

@@ -12,7 +12,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -23,8 +23,8 @@ const maxLooked = 32
 // offerRemoval offers the removal of the keys: the next request of the name may take it along. next are the entries of the session behind it.
 // now: send the request at once, and do not wait for a request of this name that is under way, since another session may
 // have the lock then.
-func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *settle.Leaving {
-	return a.s.removals.Add(a.parts[0].name, &settle.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Refused: a.stuck, Removed: func(r settle.Removal) {
+func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leaving {
+	return a.s.removals.Add(a.parts[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Refused: a.stuck, Removed: func(r removal.Result) {
 		a.delist(&r)
 		a.settle()
 	}})
@@ -37,7 +37,7 @@ func (a *acquisition) stuck() {
 }
 
 // awaitRemoval removes the keys of a hold that was released in this process.
-func (h *Held) awaitRemoval(ctx context.Context, l *settle.Leaving) error {
+func (h *Held) awaitRemoval(ctx context.Context, l *removal.Leaving) error {
 	r, err := h.s.removals.Remove(ctx, l)
 	err = h.s.lease.Translate(err)
 	switch cause := h.s.Err(); {
@@ -117,7 +117,7 @@ func (a *acquisition) leaveLocked() (next []queue.Entry) {
 
 // delist takes note that nothing of the acquisition is in etcd: see waitlist.Entry.Removed. Where an earlier attempt may
 // have removed it, nobody can tell whether that was the session's request.
-func (a *acquisition) delist(r *settle.Removal) {
+func (a *acquisition) delist(r *removal.Result) {
 	a.mu.Lock()
 	var gone []*waitlist.Entry
 	i := 0
@@ -178,7 +178,7 @@ func (h *Held) Release() {
 //
 // The goroutines of those that were let in run first. Measured with 16 goroutines on two cores: the lock goes from
 // one to the next in 12 to 20 us instead of 37; and the request that removes the entry removes theirs too.
-func (h *Held) giveUp() (*settle.Leaving, error) {
+func (h *Held) giveUp() (*removal.Leaving, error) {
 	h.mu.Lock()
 	if h.checkSessionLocked(); h.state != held {
 		defer h.unlockAndNotify()

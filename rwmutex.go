@@ -7,7 +7,7 @@ import (
 	"errors"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -83,7 +83,7 @@ func (h *Held) Downgrade(ctx context.Context) error {
 
 // beginDowngrade begins the downgrade, if there is none yet. It returns nil if there is nothing to wait for. It goes on
 // when ctx has ended: etcd may have carried it out, and let readers of other sessions in.
-func (h *Held) beginDowngrade(ctx context.Context) (*settle.Outcome, error) {
+func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
 	h.checkSessionLocked()
@@ -106,7 +106,7 @@ func (h *Held) beginDowngrade(ctx context.Context) (*settle.Outcome, error) {
 	h.unwatchLocked()
 	p.keys, p.mode, h.fenced = []string{p.keys[1], p.keys[0]}, readMode, true
 	p.own.Downgrading()
-	c, d := h.holdContextLocked(), settle.NewOutcome()
+	c, d := h.holdContextLocked(), removal.NewOutcome()
 	if c.downgrade = d; c.watched {
 		h.watchLocked()
 	}
@@ -119,7 +119,7 @@ func (h *Held) beginDowngrade(ctx context.Context) (*settle.Outcome, error) {
 
 // runDowngrade removes the exclusive entry, and lets readers of the session in that wait behind. It ends when etcd has
 // confirmed the removal, or the hold has ended.
-func (h *Held) runDowngrade(d *settle.Outcome) {
+func (h *Held) runDowngrade(d *removal.Outcome) {
 	life, stop := h.untilOver()
 	defer stop()
 	p := &h.parts[0]

@@ -20,6 +20,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/lease"
 	"github.com/etcdlock/etcdlock/internal/outage"
 	"github.com/etcdlock/etcdlock/internal/outbox"
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/sender"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/wait"
@@ -37,7 +38,7 @@ type Session struct {
 	etcd     *etcd.Client
 	keys     *settle.Keys
 	sender   *sender.Sender
-	removals *settle.Removals
+	removals *removal.Removals
 	tried    sender.Recent // the names whose last Try was refused
 	log      *slog.Logger
 	hooks    []*Hooks
@@ -98,7 +99,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.lease.InTheWay = s.keys.InTheWay
 	s.sender = sender.New(s.etcd, s.lease.Go)
-	s.removals = settle.NewRemovals(s.lease.Ctx, s.etcd, s.sender, s.lease.Go)
+	s.removals = removal.New(s.lease.Ctx, s.etcd, s.sender, s.lease.Go)
 	s.probes = &etcd.Prober{Client: s.etcd, Life: s.lease.Ctx, Go: s.lease.Go, Silent: s.refreshWatches, Every: func() time.Duration { return s.TTL() / 2 }}
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,

@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/settle"
 )
 
@@ -56,7 +57,7 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 			keys := h.Keys()
 			var held []clientv3.Cmp
 			for _, key := range keys {
-				held = append(held, settle.CreatedAt(key, h.rev))
+				held = append(held, removal.CreatedAt(key, h.rev))
 			}
 			// Not under an attempt's time limit, which would only leave its outcome open.
 			resp, err = h.s.etcd.Txn(ctx, func(txn clientv3.Txn) clientv3.Txn { return txn.If(held...).Then(op) })

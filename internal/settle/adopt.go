@@ -12,6 +12,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/removal"
 )
 
 // attached are the keys that hang on the lease.
@@ -93,7 +94,7 @@ func (k *Keys) Adopt(ctx context.Context, name string, limit int, own func(name 
 				}
 			}
 			if len(a.Parts) < len(names) {
-				if _, err := Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, a.keys(), a.Rev); err != nil {
+				if _, err := removal.Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, a.keys(), a.Rev); err != nil {
 					return nil, err
 				}
 				continue

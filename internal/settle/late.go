@@ -14,6 +14,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/removal"
 )
 
 // A late write is a key that a request has written after it was given up, or repeated. Nobody waits
@@ -124,7 +125,7 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []*unsettled) error {
 		// By this entry, or by another one of the session once, and a restore has brought it back: nobody uses the key now. It is
 		// asked last whether an adopted entry does, since that counts as written from its adoption on.
 		if k.wrote(kv) && !k.uses(string(kv.Key)) {
-			ops = append(ops, deleteOps([]string{string(kv.Key)}, kv.CreateRevision)...)
+			ops = append(ops, removal.DeleteOps([]string{string(kv.Key)}, kv.CreateRevision)...)
 		}
 	}
 	for some := range slices.Chunk(ops, 2*etcd.Batch) {
@@ -198,6 +199,6 @@ func (k *Keys) Skip(keys []string, kvs []*mvccpb.KeyValue) {
 }
 
 func (k *Keys) removeLateWrite(ctx context.Context, kv *mvccpb.KeyValue) error {
-	_, err := Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
+	_, err := removal.Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
 	return err
 }

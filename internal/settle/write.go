@@ -8,6 +8,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
@@ -18,7 +19,7 @@ func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.
 		c.Names = append(c.Names, p.Name)
 	}
 	for _, key := range keys {
-		c.Cmps = append(c.Cmps, CreatedAt(key, 0))
+		c.Cmps = append(c.Cmps, removal.CreatedAt(key, 0))
 		c.Then = append(c.Then, clientv3.OpPut(key, value, clientv3.WithLease(lease)))
 	}
 	return c

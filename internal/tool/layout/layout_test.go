@@ -23,7 +23,7 @@ const (
 // may lists what each layer of the library may import from this module. The test fails for a package
 // or an import that is not listed, so no layer can import a layer above it.
 var may = map[string][]string{
-	"":                    {"/internal/etcd", "/internal/holdwatch", "/internal/inspect", "/internal/keyspace", "/internal/lead", "/internal/lease", "/internal/loan", "/internal/outage", "/internal/outbox", "/internal/queue", "/internal/sender", "/internal/settle", "/internal/wait", "/internal/waitlist", "/internal/ahead"},
+	"":                    {"/internal/etcd", "/internal/holdwatch", "/internal/inspect", "/internal/keyspace", "/internal/lead", "/internal/lease", "/internal/loan", "/internal/outage", "/internal/outbox", "/internal/queue", "/internal/removal", "/internal/sender", "/internal/settle", "/internal/wait", "/internal/waitlist", "/internal/ahead"},
 	"/internal/etcd":      {},
 	"/internal/holdwatch": {"/internal/etcd", "/internal/keyspace", "/internal/outage"},
 	"/internal/lead":      {},
@@ -32,7 +32,8 @@ var may = map[string][]string{
 	"/internal/outbox":    {},
 	"/internal/inspect":   {"/internal/etcd", "/internal/keyspace", "/internal/queue"},
 	"/internal/sender":    {"/internal/etcd"},
-	"/internal/settle":    {"/internal/etcd", "/internal/keyspace", "/internal/queue", "/internal/sender"},
+	"/internal/removal":   {"/internal/etcd", "/internal/keyspace", "/internal/queue", "/internal/sender"},
+	"/internal/settle":    {"/internal/etcd", "/internal/keyspace", "/internal/queue", "/internal/removal", "/internal/sender"},
 	"/internal/wait":      {"/internal/etcd", "/internal/outage", "/internal/queue", "/internal/waitlist"},
 	"/internal/waitlist":  {"/internal/keyspace", "/internal/queue"},
 	"/internal/queue":     {"/internal/keyspace"},

@@ -1,6 +1,6 @@
 // How one key of an entry is removed beside another one, which stays.
 
-package settle
+package removal
 
 import (
 	"context"
@@ -17,7 +17,7 @@ import (
 // looks for the entries next, as Remove does, and goes on until etcd has confirmed it, or life or the client ends. What
 // etcd refuses it sends again after a pause, since the refusal may pass, and an attempt before may have been carried out:
 // refused is told each time.
-func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, rev int64, next []queue.Entry, refused func(error)) (got Removal, there bool, err error) {
+func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, rev int64, next []queue.Entry, refused func(error)) (got Result, there bool, err error) {
 	for ambiguous := false; ; {
 		c := &sender.Command{Names: []string{name}, Cmps: []clientv3.Cmp{CreatedAt(kept, rev)}, Then: removeOps([]string{key}, rev, next...), Did: removed}
 		reply, again, err := r.sender.Do(context.Background(), life, c)

@@ -1,6 +1,6 @@
 // The outcome of one request that many wait for.
 
-package settle
+package removal
 
 import (
 	"context"

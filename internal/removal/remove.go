@@ -1,6 +1,6 @@
 // How keys are removed: one request, one commit.
 
-package settle
+package removal
 
 import (
 	"context"
@@ -16,8 +16,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
-// A Removal is what etcd has answered to a request that removes keys of an entry.
-type Removal struct {
+// A Result is what etcd has answered to a request that removes keys of an entry.
+type Result struct {
 	At        int64         // the revision at which it was carried out
 	Removed   []bool        // for each key, whether it was there
 	Ambiguous bool          // another attempt, which has no answer, may have removed what was not there
@@ -26,7 +26,7 @@ type Removal struct {
 }
 
 // Found reports whether the entry's first key was there, or all of its keys, or may have been.
-func (r *Removal) Found(all bool) bool {
+func (r *Result) Found(all bool) bool {
 	return r.Ambiguous || r.Removed[0] && (!all || !slices.Contains(r.Removed, false))
 }
 
@@ -35,8 +35,8 @@ func CreatedAt(key string, rev int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
 }
 
-// deleteOps delete the keys as far as they are at rev, each on its own: one may be gone already.
-func deleteOps(keys []string, rev int64) (ops []clientv3.Op) {
+// DeleteOps delete the keys as far as they are at rev, each on its own: one may be gone already.
+func DeleteOps(keys []string, rev int64) (ops []clientv3.Op) {
 	for _, key := range keys {
 		ops = append(ops, clientv3.OpTxn([]clientv3.Cmp{CreatedAt(key, rev)}, []clientv3.Op{clientv3.OpDelete(key)}, nil))
 	}
@@ -45,13 +45,13 @@ func deleteOps(keys []string, rev int64) (ops []clientv3.Op) {
 
 // Remove deletes the keys of an entry as far as they are at rev, until etcd has confirmed it or ctx or p.Life ends.
 // It sends the request without a Sender. After an error only Ambiguous is known.
-func Remove(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []string, rev int64) (Removal, error) {
-	reply, ambiguous, err := sender.Send(ctx, c, p, removal(keys, rev, nil))
-	return removalOf(reply, len(keys), 0, ambiguous), err
+func Remove(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []string, rev int64) (Result, error) {
+	reply, ambiguous, err := sender.Send(ctx, c, p, command(keys, rev, nil))
+	return resultOf(reply, len(keys), 0, ambiguous), err
 }
 
-// removal is the command that deletes the keys of an entry as far as they are at rev, and looks for the entries next.
-func removal(keys []string, rev int64, next []queue.Entry) *sender.Command {
+// command is the command that deletes the keys of an entry as far as they are at rev, and looks for the entries next.
+func command(keys []string, rev int64, next []queue.Entry) *sender.Command {
 	c := &sender.Command{Did: removed}
 	if len(keys) == 1 { // not nested, the most frequent case: etcd takes 3 % less for a cycle of Lock and Unlock
 		gets := find(next)
@@ -62,8 +62,8 @@ func removal(keys []string, rev int64, next []queue.Entry) *sender.Command {
 	return c
 }
 
-// removalOf is what etcd has answered to it.
-func removalOf(reply sender.Reply, keys, next int, ambiguous bool) Removal {
+// resultOf is what etcd has answered to it.
+func resultOf(reply sender.Reply, keys, next int, ambiguous bool) Result {
 	r := result(reply.At, reply.Responses, next)
 	if r.Ambiguous = ambiguous; keys == 1 {
 		r.Removed = []bool{reply.Succeeded}
@@ -92,15 +92,15 @@ func notEntry(key string, rev int64) error {
 	return fmt.Errorf("key %q with token %d is no entry: take one from Inspect or Watch", key, rev)
 }
 
-// removeOps delete the keys as far as they are at rev, and look for the entries next, for a removal or a command that does
-// more than that. result has the replies to them.
+// removeOps delete the keys as far as they are at rev, and look for the entries next, for the command of a removal or of more
+// than that. result has the replies to them.
 func removeOps(keys []string, rev int64, next ...queue.Entry) []clientv3.Op {
-	return append(find(next), deleteOps(keys, rev)...)
+	return append(find(next), DeleteOps(keys, rev)...)
 }
 
 // result is what a txn, carried out at revision at, has answered to removeOps with that many next.
-func result(at int64, replies []*pb.ResponseOp, next int) Removal {
-	r := Removal{At: at}
+func result(at int64, replies []*pb.ResponseOp, next int) Result {
+	r := Result{At: at}
 	for i, reply := range replies {
 		switch deleted := reply.GetResponseTxn(); {
 		case i < next:
@@ -113,7 +113,7 @@ func result(at int64, replies []*pb.ResponseOp, next int) Removal {
 }
 
 // look looks for entries at the revision of the removal, which has not done so.
-func (r *Removal) look(ctx, life context.Context, c *etcd.Client, next []queue.Entry) error {
+func (r *Result) look(ctx, life context.Context, c *etcd.Client, next []queue.Entry) error {
 	reads := make([]etcd.Read, 0, len(next))
 	for _, q := range next {
 		reads = append(reads, etcd.ReadKey(q.Key))

@@ -1,4 +1,4 @@
-package settle
+package removal
 
 import (
 	"context"
@@ -56,7 +56,7 @@ func newRow(t *testing.T) *row {
 		})
 	}
 	c := etcd.NewClient(client)
-	r.Removals = NewRemovals(life, c, sender.New(c, background), background)
+	r.Removals = New(life, c, sender.New(c, background), background)
 	w.Step = func(ctx context.Context, what string) error {
 		r.mu.Lock()
 		held := r.held
@@ -107,10 +107,10 @@ func (r *row) holdBack() (goOn func()) {
 }
 
 // enter puts an entry into the queue, and leave has it wait for its removal.
-func (r *row) enter(key string) queue.Entry { return queue.Entry{Key: key, Rev: r.put("", key)} }
+func (r *row) enter(key string) queue.Entry { return queue.Entry{Key: key, Rev: r.put(key)} }
 
 func (r *row) leave(q queue.Entry, now bool, next ...queue.Entry) *Leaving {
-	return r.Add("a", &Leaving{Keys: []string{q.Key}, Rev: q.Rev, Next: next, Now: now, Removed: func(got Removal) {
+	return r.Add("a", &Leaving{Keys: []string{q.Key}, Rev: q.Rev, Next: next, Now: now, Removed: func(got Result) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if !got.Found(false) {
@@ -251,7 +251,7 @@ func TestRemovals_AtTheSameMoment(t *testing.T) {
 			require.Equal(t, removal.At, again.At)
 		}
 		r.requireTxns(1)
-		require.Equal(t, []queue.Entry{qs[5]}, ls[4].removal.There)
+		require.Equal(t, []queue.Entry{qs[5]}, ls[4].result.There)
 		require.Equal(t, []string{"a/5-6"}, r.there("a/"))
 	})
 }
@@ -291,7 +291,7 @@ func TestRemovals_Many(t *testing.T) {
 		for i := range 33 {
 			keys = append(keys, fmt.Sprintf("a%d/5", i))
 		}
-		rev := r.put("", keys...)
+		rev := r.put(keys...)
 		l := r.Add("a", &Leaving{Keys: keys, Rev: rev})
 		goOn = r.holdBack()
 		r.enqueue("a/6")
@@ -389,7 +389,7 @@ func TestRemovals_RefusedForLong(t *testing.T) {
 				synctest.Wait()
 				require.Equal(t, []string{"a/5-2"}, r.there("a/"))
 				require.Equal(t, []string{"a/5-1"}, r.removed)
-				require.Equal(t, next, l.removal.There)
+				require.Equal(t, next, l.result.There)
 
 				r.answers = []error{rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied}
 				r.RemoveLater(r.leave(qs[1], true))
@@ -406,7 +406,7 @@ func TestRemovals_Repeated(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		for _, keys := range [][]string{{"a/5"}, {"a/5", "a/r5"}} {
 			r.answers = []error{errors.New("the connection is lost")}
-			l := r.Add("a", &Leaving{Keys: keys, Rev: r.put("", keys...), Now: true})
+			l := r.Add("a", &Leaving{Keys: keys, Rev: r.put(keys...), Now: true})
 			got, err := r.Remove(t.Context(), l)
 			require.NoError(t, err)
 			require.True(t, got.Found(true))
@@ -444,8 +444,8 @@ func TestRemovals_LostAndRefused(t *testing.T) {
 			}
 			<-time.After(time.Second)
 			synctest.Wait()
-			require.Equal(t, []bool{false}, l.removal.Removed)
-			require.True(t, l.removal.Ambiguous)
+			require.Equal(t, []bool{false}, l.result.Removed)
+			require.True(t, l.result.Ambiguous)
 		})
 	}
 }
@@ -470,8 +470,8 @@ func TestRemovals_LookIsRefused(t *testing.T) {
 		<-time.After(etcd.RetryMax)
 		synctest.Wait()
 		require.Equal(t, []string{"a/5-1"}, r.removed)
-		require.True(t, l.removal.Ambiguous)
-		require.Equal(t, qs[1:], l.removal.There)
+		require.True(t, l.result.Ambiguous)
+		require.Equal(t, qs[1:], l.result.There)
 	})
 }
 
@@ -511,8 +511,8 @@ func TestRemovals_WaitEnds(t *testing.T) {
 		_, err := r.Remove(ctx, l)
 		require.ErrorIs(t, err, context.Canceled)
 		synctest.Wait()
-		require.Equal(t, []bool{false}, l.removal.Removed)
-		require.True(t, l.removal.Ambiguous)
+		require.Equal(t, []bool{false}, l.result.Removed)
+		require.True(t, l.result.Ambiguous)
 	})
 	onRow(t, func(t *testing.T, r *row) {
 		goOn := r.holdBack()
@@ -538,11 +538,11 @@ func TestRemovals_WithAnEnqueue(t *testing.T) {
 		r.enqueue("a/6")
 		r.requireTxns(1)
 		require.Equal(t, []string{"a/5-3", "a/6"}, r.there("a/"))
-		require.Equal(t, Removal{At: r.world.Do(), Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.removal)
+		require.Equal(t, Result{At: r.world.Do(), Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.result)
 		<-r.RemoveLater(a)
 		got, err := r.Remove(t.Context(), b)
 		require.NoError(t, err)
-		require.Equal(t, b.removal, got)
+		require.Equal(t, b.result, got)
 		r.requireTxns(0)
 
 		c := r.leave(qs[2], true)
@@ -557,7 +557,7 @@ func TestRemovals_WithAnEnqueue(t *testing.T) {
 		}
 		r.enqueue("a/7")
 		<-r.RemoveLater(c)
-		require.True(t, c.removal.Ambiguous)
+		require.True(t, c.result.Ambiguous)
 	})
 }
 

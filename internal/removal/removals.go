@@ -1,6 +1,6 @@
-// The removals of a session's entries, which its sender sends: what becomes of each.
-
-package settle
+// Package removal removes entries from their queues: each is one request and one commit, until etcd has confirmed it. It
+// knows nothing of sessions and holds, nor of the use of a key after its removal.
+package removal
 
 import (
 	"context"
@@ -32,21 +32,21 @@ type Leaving struct {
 	// Now: somebody of another session may have the lock as soon as the entry is removed, or somebody waits for that.
 	Now bool
 	// Removed is called once, when etcd has confirmed the removal. It may be nil.
-	Removed func(Removal)
+	Removed func(Result)
 	// Refused is called when etcd refuses the removal, which goes on even so. It may be nil.
 	Refused func()
 
 	name      string
 	offered   sender.Offered
 	ambiguous bool          // an earlier request may have removed it
-	removal   Removal       // once etcd has confirmed it
+	result    Result        // once etcd has confirmed it
 	over      bool          // Removed was called
 	done      chan struct{} // closed then; nil if nobody waits
 }
 
-// NewRemovals makes the Removals of a session. life ends what waits in Remove. background runs a function in
+// New makes the Removals of a session. life ends what waits in Remove. background runs a function in
 // the background until the lease is gone, or returns false.
-func NewRemovals(life context.Context, client *etcd.Client, s *sender.Sender, background func(f func(ctx context.Context)) bool) *Removals {
+func New(life context.Context, client *etcd.Client, s *sender.Sender, background func(f func(ctx context.Context)) bool) *Removals {
 	return &Removals{etcd: client, sender: s, life: life, background: background}
 }
 
@@ -57,10 +57,10 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	r.pending++
 	r.mu.Unlock()
 	l.name = name
-	c := removal(l.Keys, l.Rev, l.Next)
+	c := command(l.Keys, l.Rev, l.Next)
 	c.Names, c.Patient = []string{name}, !l.Now
 	c.Done = func(reply sender.Reply, ambiguous bool) {
-		r.finish(l, removalOf(reply, len(l.Keys), len(l.Next), ambiguous))
+		r.finish(l, resultOf(reply, len(l.Keys), len(l.Next), ambiguous))
 	}
 	l.offered = r.sender.Offer(c)
 	return l
@@ -68,13 +68,13 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 
 // Remove removes an entry that was added, and returns what etcd has answered. It blocks until etcd has confirmed
 // the removal or refused, or ctx, life or the client ends. After an error the removal goes on in the background.
-func (r *Removals) Remove(ctx context.Context, l *Leaving) (Removal, error) {
+func (r *Removals) Remove(ctx context.Context, l *Leaving) (Result, error) {
 	err := r.remove(ctx, r.life, l)
 	if err != nil {
 		r.background(func(ctx context.Context) { r.insist(ctx, l, err) })
-		return Removal{}, err
+		return Result{}, err
 	}
-	return l.removal, nil
+	return l.result, nil
 }
 
 // RemoveLater removes an entry that was added in the background. done is closed when etcd has confirmed that. What the
@@ -121,10 +121,10 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 
 // again sends a removal anew, and then looks for those that are next by a read.
 func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
-	c := removal(l.Keys, l.Rev, nil)
+	c := command(l.Keys, l.Rev, nil)
 	c.Names = []string{l.name}
 	reply, ambiguous, err := r.sender.Do(ctx, life, c)
-	got := removalOf(reply, len(l.Keys), 0, ambiguous)
+	got := resultOf(reply, len(l.Keys), 0, ambiguous)
 	if err == nil && len(l.Next) > 0 {
 		err = got.look(ctx, life, r.etcd, l.Next)
 	}
@@ -134,9 +134,9 @@ func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
 	return err
 }
 
-func (r *Removals) finish(l *Leaving, got Removal) {
+func (r *Removals) finish(l *Leaving, got Result) {
 	got.Ambiguous, got.Sought = got.Ambiguous || l.ambiguous, l.Next
-	if l.removal = got; l.Removed != nil {
+	if l.result = got; l.Removed != nil {
 		l.Removed(got)
 	}
 	r.mu.Lock()
