@@ -7,13 +7,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keep"
 )
 
 // A Client makes the locks of one etcd, for as long as the process lives. It keeps one session at a time: it grants
@@ -28,24 +27,10 @@ import (
 // While etcd is away, such calls wait until it is back or their ctx ends. They return ErrSessionClosed after Close,
 // and etcd's error if it refuses to grant a lease.
 type Client struct {
-	etcd   *clientv3.Client
-	config config
-	err    error // of every call
-
-	ctx    context.Context // ends with Close
-	cancel context.CancelFunc
-	// granting is held by whoever grants a session, so that all who wait for one share it, and for good by Close.
-	granting  chan struct{}
-	closeOnce sync.Once
-	closed    chan struct{} // closed when Close has done all; then closeErr is set
-	closeErr  error
-	// revoking counts the goroutines that revoke the leases of lost sessions, and leases that an unanswered grant may
-	// have created, each for a TTL at the most.
-	revoking sync.WaitGroup
-
-	mu      sync.Mutex
-	current *Session    // nil before the first; may have ended
-	had     atomic.Bool // a session, once
+	etcd     *clientv3.Client
+	config   config
+	err      error                  // of every call
+	sessions *keep.Keeper[*Session] // nil if it was not made with New
 }
 
 // New makes a Client. It makes no request: the first lock grants the first session. A client or an option that is not
@@ -53,12 +38,16 @@ type Client struct {
 //
 // The etcd client must stay open for as long as the Client is used.
 func New(client *clientv3.Client, opts ...Option) *Client {
-	c := &Client{etcd: client, config: newConfig(opts), granting: make(chan struct{}, 1), closed: make(chan struct{})}
-	c.ctx, c.cancel = context.WithCancel(context.Background())
+	c := &Client{etcd: client, config: newConfig(opts)}
 	c.err = c.config.check(client)
 	if c.config.lease != clientv3.NoLease {
 		c.err = errors.New("WithLease is for NewSession: New grants a lease whenever the last one is lost")
 	}
+	c.sessions = keep.New(keep.Config[*Session]{
+		Grant: c.grant, Lives: func(s *Session) bool { return s.Err() == nil }, Finish: (*Session).finish,
+		End: func(s *Session) { s.lease.End(ErrSessionClosed, "closed") }, Closed: ErrSessionClosed,
+		CtxError: func(ctx context.Context) error { return etcd.CtxError(ctx, c.config.outages.Why()) },
+	})
 	return c
 }
 
@@ -90,8 +79,10 @@ func (c *Client) Ready(ctx context.Context) error {
 		return s.lease.Outages.Ready(ctx)
 	}
 	had := "no session yet"
-	if c != nil && c.had.Load() {
-		had = "the last session is lost"
+	if c.usable() == nil {
+		if last, _ := c.sessions.Last(); last != nil {
+			had = "the last session is lost"
+		}
 	}
 	return fmt.Errorf("etcdlock: not ready, %s: %w", had, err)
 }
@@ -101,67 +92,37 @@ func (c *Client) usable() error {
 	switch {
 	case c == nil:
 		return errors.New("the client is nil: make one with New")
-	case c.granting == nil:
+	case c.sessions == nil:
 		return errors.New("the client was not made with New")
 	}
 	return c.err
 }
 
-// session returns the current session, or grants one. The caller's ctx bounds only its own attempt: others that wait
-// try for themselves then.
+// session returns the current session, or grants one.
 func (c *Client) session(ctx context.Context) (*Session, error) {
 	if err := c.usable(); err != nil {
 		return nil, err
 	}
-	if s := c.liveSession(); s != nil {
-		return s, nil
-	}
-	ctx, cancel := etcd.Bind(ctx, c.ctx)
-	defer cancel()
-	select {
-	case c.granting <- struct{}{}:
-		defer func() { <-c.granting }()
-	case <-ctx.Done():
-		return nil, c.closedError(etcd.CtxError(ctx, c.config.outages.Why()))
-	}
-	if s := c.liveSession(); s != nil {
-		return s, nil // it was granted while this call waited
-	}
+	return c.sessions.Session(ctx)
+}
+
+// grant grants a session for the Client.
+func (c *Client) grant(ctx context.Context) (_ *Session, left func(closed context.Context), err error) {
 	s, err := newSession(ctx, c.etcd, c.config)
-	if err != nil {
-		if s != nil { // it may have to revoke the lease
-			c.revoking.Go(func() {
-				defer context.AfterFunc(c.ctx, func() { s.lease.Close(ErrSessionClosed) })()
-				s.lease.Wait()
-			})
+	switch {
+	case err == nil:
+		s.client = c
+		return s, nil, nil
+	case s != nil: // it may have to revoke the lease
+		left = func(closed context.Context) {
+			defer context.AfterFunc(closed, func() { s.lease.Close(ErrSessionClosed) })()
+			s.lease.Wait()
 		}
-		return nil, c.closedError(fmt.Errorf("new session: %w", err))
 	}
-	s.client = c
-	c.setCurrent(s)
-	return s, nil
+	return nil, left, fmt.Errorf("new session: %w", err)
 }
 
 func (c *Client) slash() bool { return c != nil && c.config.slash }
-
-// closedError is the error of a call that was ended by Close, or else by err.
-func (c *Client) closedError(err error) error {
-	if c.ctx.Err() != nil {
-		return ErrSessionClosed
-	}
-	return err
-}
-
-// liveSession is the current session, nil if there is none.
-func (c *Client) liveSession() *Session {
-	c.mu.Lock()
-	s := c.current
-	c.mu.Unlock()
-	if s == nil || s.Err() != nil {
-		return nil
-	}
-	return s
-}
 
 // finish revokes the session's lease, for the Client that made it, unless Orphan has left that to a successor.
 func (s *Session) finish() error {
@@ -171,21 +132,6 @@ func (s *Session) finish() error {
 		<-s.lease.Close(ErrSessionClosed)
 	}
 	return s.closeError()
-}
-
-// setCurrent makes s the current session. The lease of the one before is revoked in case that it still lives: its
-// entries are only in the way.
-func (c *Client) setCurrent(s *Session) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if old := c.current; old != nil {
-		c.revoking.Go(func() { _ = old.finish() }) // or the lease expires by itself
-	}
-	c.current = s
-	c.had.Store(true)
-	if c.ctx.Err() != nil {
-		s.lease.End(ErrSessionClosed, "closed") // Close came meanwhile, and takes it next
-	}
 }
 
 // retryable reports whether an acquisition that failed in s with err, and left nothing, begins anew in another
@@ -209,30 +155,15 @@ func (c *Client) retryable(ctx context.Context, s *Session, err error) bool {
 // ended, and the hooks and the log have been told, for 5 s or the TTL at the most, whichever is less. Then it returns
 // an error and goes on in the background, until the lease must have expired by itself. Further calls wait for the same.
 func (c *Client) Close() error {
-	if c == nil || c.granting == nil {
+	if c == nil || c.sessions == nil {
 		return nil // nothing was ever granted
 	}
-	c.cancel()
-	c.mu.Lock()
-	if c.current != nil {
-		c.current.lease.End(ErrSessionClosed, "closed")
-	}
-	c.mu.Unlock()
-	c.closeOnce.Do(func() {
-		go func() { // ends with closed, a TTL from now at the latest
-			defer close(c.closed)
-			c.granting <- struct{}{}      // a grant under way ends with c.ctx
-			if s := c.current; s != nil { // beside what was left behind, which may take its time
-				c.revoking.Go(func() { c.closeErr = s.finish() })
-			}
-			c.revoking.Wait()
-		}()
-	})
+	done := c.sessions.Close()
 	limit := time.NewTimer(min(closeLimit, max(c.config.ttl, minTTL)))
 	defer limit.Stop()
 	select {
-	case <-c.closed:
-		return cmp.Or(c.closeErr, c.config.outbox.Await(limit.C))
+	case <-done:
+		return cmp.Or(c.sessions.Err(), c.config.outbox.Await(limit.C))
 	case <-limit.C:
 		return errors.New("etcdlock: close: the lease is not known to be revoked, etcd lets it expire")
 	}

@@ -339,7 +339,7 @@ func TestClient_Close(t *testing.T) {
 	var closing <-chan error
 	tap.Next("LeaseGrant", etcdtest.After(func() {
 		closing = async(func() error { return locks.Close() })
-		<-locks.ctx.Done()
+		<-locks.sessions.Closing()
 	}))
 	_, err = locks.Mutex("b").Lock(testCtx(t))
 	require.ErrorIs(t, err, ErrSessionClosed)

@@ -70,6 +70,14 @@ func newTestSession(t testing.TB, client *clientv3.Client, opts ...Option) *Sess
 	return s
 }
 
+// liveSession is the Client's current session, if it lives.
+func (c *Client) liveSession() *Session {
+	if s, lives := c.sessions.Last(); lives {
+		return s
+	}
+	return nil
+}
+
 func TestSmoke(t *testing.T) {
 	c := cluster.Client(t)
 	s1, s2 := newTestSession(t, c), newTestSession(t, c)

@@ -23,9 +23,10 @@ const (
 // may lists what each layer of the library may import from this module. The test fails for a package
 // or an import that is not listed, so no layer can import a layer above it.
 var may = map[string][]string{
-	"":                    {"/internal/etcd", "/internal/holdwatch", "/internal/inspect", "/internal/keyspace", "/internal/lead", "/internal/lease", "/internal/loan", "/internal/outage", "/internal/outbox", "/internal/queue", "/internal/removal", "/internal/sender", "/internal/settle", "/internal/wait", "/internal/waitlist", "/internal/ahead"},
+	"":                    {"/internal/etcd", "/internal/holdwatch", "/internal/inspect", "/internal/keep", "/internal/keyspace", "/internal/lead", "/internal/lease", "/internal/loan", "/internal/outage", "/internal/outbox", "/internal/queue", "/internal/removal", "/internal/sender", "/internal/settle", "/internal/wait", "/internal/waitlist", "/internal/ahead"},
 	"/internal/etcd":      {},
 	"/internal/holdwatch": {"/internal/etcd", "/internal/keyspace", "/internal/outage"},
+	"/internal/keep":      {"/internal/etcd"},
 	"/internal/lead":      {},
 	"/internal/lease":     {"/internal/etcd", "/internal/outage"},
 	"/internal/outage":    {"/internal/etcd"},
