@@ -115,7 +115,7 @@ func lockEntry(ctx context.Context, h *Held) (*Held, error) {
 
 func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 	if err := h.join(ctx); err != nil {
-		h.abandon(err)
+		h.abandon(err, false)
 		return nil, err
 	}
 	return newTicket(h)

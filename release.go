@@ -50,8 +50,8 @@ func (h *Held) awaitRemoval(ctx context.Context, l *removal.Leaving) error {
 }
 
 // abandon gives up an acquisition that its caller did not get: whatever of it is in the queue, or comes there late, is
-// removed in the background.
-func (a *acquisition) abandon(cause error) {
+// removed in the background. now and done are those of discard.
+func (a *acquisition) abandon(cause error, now bool) (done <-chan struct{}) {
 	at := time.Now() // before it is handed over
 	a.mu.Lock()
 	ok := a.transition(abandoned)
@@ -60,28 +60,22 @@ func (a *acquisition) abandon(cause error) {
 		next = a.leaveLocked()
 	}
 	a.mu.Unlock()
-	switch {
-	case !ok:
-		return
-	case a.rev == 0 && !a.ambiguous:
-		a.s.keys.Free(a.allKeys()...) // never written
-	default:
-		a.discard(next, false)
+	if ok {
+		done = a.discard(next, now)
+		a.notifyAbandoned(at, cause)
 	}
-	a.notifyAbandoned(at, cause)
+	return done
 }
 
 // discard removes the keys in the background, and settles them. done is closed when etcd has confirmed that. If the
-// revision was never known, done is closed at once, and the search for a late write goes on. now is that of offerRemoval:
-// somebody waits for the removal.
+// revision was never known, done is nil, and the search for a late write goes on. now is that of offerRemoval: somebody
+// waits for the removal.
 func (a *acquisition) discard(next []queue.Entry, now bool) (done <-chan struct{}) {
 	if a.rev != 0 {
 		return a.s.removals.RemoveLater(a.offerRemoval(next, now))
 	}
 	a.settle()
-	settled := make(chan struct{})
-	close(settled)
-	return settled
+	return nil
 }
 
 // settle frees the keys of the acquisition, once nothing of it is left or to come.
@@ -163,14 +157,16 @@ func (h *Held) unlock(ctx context.Context) error {
 // has confirmed it or the lease is gone, and returns at once. It is for `defer`, and for speed: the caller saves a
 // round trip, and a commit where the session takes the lock again at once. Unlike Unlock it can't report that the hold was
 // lost before: ask Context, Err or Txn. On a hold that was released or lost it does nothing.
-func (h *Held) Release() {
+func (h *Held) Release() { h.release() }
+
+// release is Release. done is closed when etcd has confirmed the removal; it is nil if the lock was not held.
+func (h *Held) release() (done <-chan struct{}) {
 	at := time.Now() // before it is handed over
-	l, err := h.giveUp()
-	if err != nil {
-		return
+	if l, err := h.giveUp(); err == nil {
+		done = h.s.removals.RemoveLater(l)
+		h.notifyOver(at, nil)
 	}
-	h.s.removals.RemoveLater(l)
-	h.notifyOver(at, nil)
+	return done
 }
 
 // giveUp ends the hold in this process, before anybody else can have the lock. After it returns, another entry of this

@@ -6,7 +6,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -22,8 +21,9 @@ import (
 // or the session's end.
 type Ticket struct {
 	h      *Held
-	done   chan struct{} // closed when granted or failed
-	err    error         // why it failed, set before done is closed
+	done   chan struct{}   // closed when granted or failed
+	err    error           // why it failed, set before done is closed
+	gone   <-chan struct{} // likewise, if it was cancelled: closed when etcd has confirmed the removal
 	cancel context.CancelFunc
 
 	mu      sync.Mutex
@@ -47,15 +47,15 @@ func newTicket(h *Held) (*Ticket, error) {
 		case t.err == nil:
 			h.announce()
 		case ctx.Err() == nil:
-			h.abandon(t.err)
+			h.abandon(t.err, false)
 		default:
 			t.err = errCancelled
-			h.notifyAbandoned(time.Now(), t.err) // and Cancel abandons it
+			t.gone = h.abandon(t.err, true)
 		}
 	})
 	if !ok {
 		cancel()
-		h.abandon(h.s.Err()) // that it has ended, or that its client is closed
+		h.abandon(h.s.Err(), false) // that it has ended, or that its client is closed
 		return nil, h.s.Err()
 	}
 	return t, nil
@@ -152,25 +152,13 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 func (t *Ticket) leave(ctx context.Context) {
 	defer close(t.removed)
 	<-t.done
-	h, at := t.h, time.Now()
-	h.mu.Lock()
-	to := released
-	if h.checkSessionLocked(); h.state == enqueued {
-		to = abandoned
+	gone := t.gone
+	if t.err == nil {
+		gone = t.h.release()
 	}
-	ok := h.transition(to)
-	var next []queue.Entry
-	if ok {
-		h.finishHoldLocked()
-		next = h.leaveLocked()
-	}
-	h.unlockAndNotify()
-	if ok && to == released {
-		h.notifyOver(at, nil)
-	}
-	if ok {
+	if gone != nil { // else it has failed, or the session has ended
 		select {
-		case <-h.discard(next, true):
+		case <-gone:
 		case <-ctx.Done():
 		}
 	}

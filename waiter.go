@@ -118,7 +118,7 @@ func (a *acquisition) grant(ctx context.Context) error {
 // acquisition.
 func (h *Held) conclude(err error) (*Held, error) {
 	if err != nil {
-		h.abandon(err)
+		h.abandon(err, false)
 		return nil, err
 	}
 	h.announce()
