@@ -299,6 +299,43 @@ func (s *scene) reads() []string {
 	return slices.DeleteFunc(s.asked(), func(step string) bool { return step == "Watch" })
 }
 
+// Many readers of a list wait for a writer, behind so many others' that no reading from the front of the queue comes to them. Their
+// watch was opened after they had entered, so when the writer has left, etcd must be asked whether they were there: for all
+// of them together, not one after the other.
+func TestWait_ManyReaders(t *testing.T) {
+	play(t, func(s *scene) {
+		entered, step := make(chan struct{}), s.f.Step
+		s.f.Step = func(ctx context.Context, what string) error {
+			if what == "Watch" {
+				<-entered
+			}
+			return step(ctx, what)
+		}
+		writer := queue.Entry{Key: "a/1", Rev: s.f.Write("a/1")}
+		for i := range 2 * waitlist.UpLimit {
+			s.f.Write(fmt.Sprintf("a/r2-%x", i+1))
+		}
+		var readers []*waitlist.Entry
+		for i := range 60 {
+			key := fmt.Sprintf("a/r5-%x", i+1)
+			e, rev := s.l.Register(nil, keyspace.Shared, key), s.f.Write(key)
+			e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Keys: []queue.Entry{writer}})
+			readers = append(readers, e)
+		}
+		close(entered)
+		var ended []<-chan error
+		for _, e := range readers {
+			ended = append(ended, s.wait(e))
+		}
+		before := len(s.reads())
+		s.f.Remove("a/1")
+		for _, ch := range ended {
+			s.grants(ch)
+		}
+		require.LessOrEqual(s, len(s.reads())-before, 2)
+	})
+}
+
 // A watch that ends may not have told all: what it was to tell of is read.
 func TestWait_WatchEnds(t *testing.T) {
 	play(t, func(s *scene) {

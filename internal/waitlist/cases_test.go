@@ -1252,3 +1252,17 @@ func TestPart_Look(t *testing.T) {
 	parts[0].Begin()
 	require.Empty(t, s.l.flights[1:])
 }
+
+// Where a reading upward does not come to the readers of a list, etcd is asked for those together that are granted together:
+// not for one behind a writer of the list.
+func TestReaders_AskedForTogether(t *testing.T) {
+	s := newScene(t)
+	s.l.UpLimit = 2
+	s.put("a/1")
+	s.put("a/r2", "a/r3", "a/r4")
+	for _, key := range []string{"a/r5", "a/r5-1", "a/5", "a/r5-2"} {
+		s.enqueue(key)
+	}
+	t.Log(s.ask())
+	require.Equal(t, []string{"a/r5", "a/r5-1"}, s.reading.Keys)
+}

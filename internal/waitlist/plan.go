@@ -169,12 +169,30 @@ func (l *List) readLocked(e *Entry, deep bool) Step {
 	s.From, s.To = keyspace.Blocking(l.name, e.kind)
 	s.Max, s.shared = e.rev, e.kind == keyspace.Exclusive
 	if !s.shared {
-		s.Keys = e.keys[:1] // which lies outside of that range
+		s.Keys = l.readersLocked(e) // which lie outside of that range
 	}
 	if deep || !l.completeLocked(e) && (!l.nested || !l.clearLocked(e)) {
 		s.Limit = downLimit // unless the newest keys of the range are probably of other names, as are those that were seen
 	}
 	return s
+}
+
+// readersMax is how many keys a reading asks for by name, for readers that are granted together.
+const readersMax = 64
+
+// readersLocked are the keys of e, a reader, and of those that are granted with it. Each must be seen at the revision at which
+// the last writer had gone, or later.
+func (l *List) readersLocked(e *Entry) (keys []string) {
+	i, _ := l.findLocked(e.rev)
+	for _, o := range l.entries[i:] {
+		if o.kind == keyspace.Exclusive || len(keys) == readersMax {
+			break
+		}
+		if o.state == waiting {
+			keys = append(keys, o.keys[0])
+		}
+	}
+	return keys
 }
 
 // beyondLocked reports whether a reading upward would probably not come to e: the last one did not, and not many have
