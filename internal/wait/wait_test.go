@@ -299,9 +299,9 @@ func (s *scene) reads() []string {
 	return slices.DeleteFunc(s.asked(), func(step string) bool { return step == "Watch" })
 }
 
-// Many readers of a list wait for a writer, behind so many others' that no reading from the front of the queue comes to them. Their
-// watch was opened after they had entered, so when the writer has left, etcd must be asked whether they were there: for all
-// of them together, not one after the other.
+// Many readers of a list wait for a writer, behind more readers of another session than a reading from the front of the queue
+// shows. Their watch was opened after they had entered. So when the writer has left, etcd must be asked whether they were
+// there: for all of them together, not one after the other.
 func TestWait_ManyReaders(t *testing.T) {
 	play(t, func(s *scene) {
 		entered, step := make(chan struct{}), s.f.Step
