@@ -82,19 +82,18 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	defer chaos.Wait()
 	defer cancel()
 	compactions, resets := 0, 0
-	chaos.Go(func() {
+	chaos.Go(func() { // one after the other: while etcd is slow, sessions need longer between two faults
 		for ; etcd.Sleep(ctx, 100*time.Millisecond) == nil; compactions++ {
+			if compactions%10 == 9 {
+				proxy.Reset()
+				resets++
+			}
 			if _, err := observer.Put(ctx, "elsewhere", ""); err != nil && ctx.Err() == nil {
 				t.Error(err)
 			}
 			if _, err := own.Compact(harness.Ctx(t)); err != nil {
 				t.Error(err)
 			}
-		}
-	})
-	chaos.Go(func() {
-		for ; etcd.Sleep(ctx, time.Second) == nil; resets++ {
-			proxy.Reset()
 		}
 	})
 	defer waiters.Wait()
