@@ -34,8 +34,8 @@ type checks struct {
 	waiting bool // for a renewal
 }
 
-// trustedFor is for how many TTLs, less up to one, a check may wait. With 4, checks were a tenth of the messages of a session at rest.
-const trustedFor = 12
+// trustedFor is for how many TTLs, less up to one, a check may wait.
+const trustedFor = 4
 
 // StartChecks has the user's checks made by ask for as long as the lease is used: see checks. They are jittered, so that
 // the sessions of a service don't make them together. none reports whether the user has no keys, and no request that may
