@@ -22,14 +22,14 @@ const (
 	maxHedges = 2
 )
 
-// race calls r.op, and after each time of late once more, up to more times. With the first answer,
+// race makes a call of r.op, and after each time of late once more, up to more times. With the first answer,
 // or at limit, it ends all calls. several says that there was more than one call.
 //
 // With did, an answer ends the others only if did says of it that the request has changed something. Of calls beside
 // each other that can be so for the one that etcd carried out first and no other: so the answer that nothing was there to
 // change waits for the others, and no further call is made. several says then that one of them has not answered.
 //
-// Until the second call is due, it costs no timer, goroutine or ctx: see lane. (A ctx with a time limit would also have gRPC
+// Until the second call is due, it costs no timer, goroutine or ctx, nor memory: see lane. (A ctx with a time limit would also have gRPC
 // send that along, and etcd start a timer of its own for each request: 6 to 9 us of 300.)
 func (r *racers[T]) race() (v T, several bool, err error) {
 	due := r.limit
@@ -42,6 +42,7 @@ func (r *racers[T]) race() (v T, several bool, err error) {
 	r.client.lanes.fly(r.lane, due, r)
 	v, err = r.ask()
 	if r.client.lanes.land(r.lane) {
+		*r = racers[T]{} // what is used again keeps no request alive
 		return v, false, err
 	}
 	r.lane.kept = false // a timer may end it later
@@ -61,7 +62,7 @@ type racers[T any] struct {
 	timed  bool            // the client learns how long answers take
 	late   time.Duration
 	limit  time.Duration
-	op     func(ctx context.Context) (T, error)
+	op     Request[T]
 	did    func(T) bool
 
 	returned sync.WaitGroup // of the calls but the first, and of the timer of the next
@@ -75,6 +76,14 @@ type racers[T any] struct {
 	unanswered bool // one of them has not answered
 	v          T
 	err        error
+}
+
+// racersOn are those of the request before on the lane, if that had the same kind of reply.
+func racersOn[T any](l *lane) *racers[T] {
+	if r, ok := l.late.(*racers[T]); ok {
+		return r
+	}
+	return &racers[T]{}
 }
 
 // An answer is how much a call says.
@@ -121,7 +130,7 @@ func (r *racers[T]) again() {
 // ask makes a call.
 func (r *racers[T]) ask() (T, error) {
 	start := time.Now()
-	v, err := r.op(r.ctx)
+	v, err := r.op.Call(r.ctx, r.client)
 	if err == nil && r.timed {
 		r.client.pace.took(time.Since(start))
 	}

@@ -18,7 +18,7 @@ type lane struct {
 	stop   func() bool // keeps the caller's ctx from ending it, nil if that never ends
 
 	due  time.Time
-	late interface{ overdue() } // is told when due has come
+	late interface{ overdue() } // is told when due has come; that of the request before is used again
 	at   int                    // in lanes.flying
 }
 
@@ -62,7 +62,7 @@ func (c *Client) lane(ctx, life context.Context) (*lane, context.Context) {
 // release has a lane used again, once all calls have returned. Otherwise, or if its caller's ctx ends it, it ends.
 func (c *Client) release(l *lane) {
 	ended := l.stop != nil && !l.stop()
-	l.stop, l.late = nil, nil
+	l.stop = nil
 	if l.kept && !ended {
 		c.lanes.mu.Lock()
 		defer c.lanes.mu.Unlock()

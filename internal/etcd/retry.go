@@ -41,14 +41,25 @@ type Policy struct {
 //
 // ambiguous says that a call whose answer this is not may have been carried out, or may yet be.
 func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Context) (T, error)) (v T, ambiguous bool, err error) {
-	return DoFirst(ctx, c, p, op, nil)
+	return DoFirst(ctx, c, p, Func[T](op), nil)
 }
+
+// A Request is an op of Do that needs no closure: Call makes one call.
+type Request[T any] interface {
+	Call(ctx context.Context, c *Client) (T, error)
+}
+
+// A Func is a Request that is a function.
+type Func[T any] func(ctx context.Context) (T, error)
+
+// Call calls it.
+func (f Func[T]) Call(ctx context.Context, _ *Client) (T, error) { return f(ctx) }
 
 // DoFirst is Do for a request that changes nothing when it was carried out before, a removal for example. did says of
 // a reply that the request has changed something: then that is what etcd carried out first, and ambiguous means nothing.
 // Of a reply that says that there was nothing to change ambiguous is told only if another call has no answer: such a
 // reply waits for the others.
-func DoFirst[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Context) (T, error), did func(T) bool) (v T, ambiguous bool, err error) {
+func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did func(T) bool) (v T, ambiguous bool, err error) {
 	life, hedges, late := p.Life, 0, time.Duration(0)
 	if life == nil {
 		life = context.Background()
@@ -77,7 +88,8 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op func(ctx contex
 		}
 		lane, attempt := c.lane(ctx, life)
 		var several bool
-		r := &racers[T]{client: c, lane: lane, ctx: attempt, timed: p.Hedge, more: more, late: late, limit: limit, op: op, did: did}
+		r := racersOn[T](lane)
+		*r = racers[T]{client: c, lane: lane, ctx: attempt, timed: p.Hedge, more: more, late: late, limit: limit, op: op, did: did}
 		v, several, err = r.race()
 		ambiguous = ambiguous || several || !answered(err)
 		c.release(lane)

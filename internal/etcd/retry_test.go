@@ -255,13 +255,13 @@ func TestDoFirst(t *testing.T) {
 		onLanes(t, name, func(t *testing.T, c *Client, hedged Policy) {
 			began := time.Now()
 			var made atomic.Int32
-			did, ambiguous, _ := DoFirst(context.Background(), c, hedged, func(ctx context.Context) (bool, error) {
+			did, ambiguous, _ := DoFirst(context.Background(), c, hedged, Func[bool](func(ctx context.Context) (bool, error) {
 				call := tc.calls[made.Add(1)-1]
 				if err := Sleep(ctx, call.after); err != nil {
 					return false, err
 				}
 				return call.did, call.err
-			}, func(did bool) bool { return did })
+			}), func(did bool) bool { return did })
 			require.EqualValues(t, tc.made, made.Load())
 			require.Equal(t, tc.did, did)
 			require.Equal(t, tc.ambiguous, ambiguous)

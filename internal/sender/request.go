@@ -32,13 +32,14 @@ func (s *Sender) alone(ctx, life context.Context, c *Command) (r Reply, ambiguou
 
 // Send sends a command by itself, and without a Sender.
 func Send(ctx context.Context, client *etcd.Client, p etcd.Policy, c *Command) (r Reply, ambiguous bool, err error) {
-	r, ambiguous, err = etcd.DoFirst(ctx, client, p, func(ctx context.Context) (Reply, error) { return c.txn(ctx, client) }, c.Did)
+	r, ambiguous, err = etcd.DoFirst(ctx, client, p, c, c.Did)
 	// The first attempt that etcd carries out changes all that there is to change. So a reply that says that something was
 	// changed is the reply to that attempt.
 	return r, ambiguous && (err != nil || c.Did == nil || !c.Did(r)), err
 }
 
-func (c *Command) txn(ctx context.Context, client *etcd.Client) (Reply, error) {
+// Call sends the command, un-nested: it is an etcd.Request.
+func (c *Command) Call(ctx context.Context, client *etcd.Client) (Reply, error) {
 	resp, err := client.Txn(ctx, func(t clientv3.Txn) clientv3.Txn {
 		if len(c.Cmps) > 0 { // each of these allocates
 			t = t.If(c.Cmps...)
@@ -56,8 +57,11 @@ func (c *Command) txn(ctx context.Context, client *etcd.Client) (Reply, error) {
 
 // A flight is a request on its way that many wait for.
 type flight struct {
-	cancel context.CancelFunc
-	wanted int // commands whose callers wait
+	*Sender
+	commands []*member
+	cancel   context.CancelFunc
+	wanted   int // commands whose callers wait
+	calls    int // made
 }
 
 // fly sends commands that go together, and tells those that wait for them. leader, if any, is the one whose caller sends
@@ -68,7 +72,7 @@ func (s *Sender) fly(ctx, life context.Context, b []*member, leader *member) {
 		ctx, cancel = context.WithCancel(ctx)
 	}
 	defer cancel()
-	f := &flight{cancel: cancel}
+	f := &flight{Sender: s, commands: b, cancel: cancel}
 	s.mu.Lock()
 	for _, c := range b {
 		if c.state == sent {
@@ -77,19 +81,13 @@ func (s *Sender) fly(ctx, life context.Context, b []*member, leader *member) {
 		}
 	}
 	s.mu.Unlock()
-	start, calls := time.Now(), 0
-	_, ambiguous, err := etcd.DoFirst(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, func(ctx context.Context) (wanted []*member, err error) {
-		if wanted = s.wanted(b, &calls); len(wanted) == 0 {
-			cancel()
-			return nil, context.Canceled
-		}
-		return wanted, s.together(ctx, wanted)
-	}, s.allDid)
+	start := time.Now()
+	_, ambiguous, err := etcd.DoFirst(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, f, s.allDid)
 	s.mu.Lock()
 	for _, c := range b {
 		s.arriveLocked(c.Command)
 	}
-	if err == nil && calls == 1 {
+	if err == nil && f.calls == 1 {
 		s.pace.took(time.Since(start))
 	}
 	s.endLocked(b, leader, ambiguous, err)
@@ -141,19 +139,23 @@ func (s *Sender) againLocked(b []*member) {
 	}
 }
 
-// wanted are the commands whose callers have not left: only these are in an attempt that begins now. So what a caller
-// gives up is written by no attempt that begins later, which is what the settling of late writes relies on.
-func (s *Sender) wanted(b []*member, calls *int) (wanted []*member) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	*calls++
-	for _, c := range b {
+// Call makes an attempt to send the commands whose callers have not left, and no others. So what a caller gives up is
+// written by no attempt that begins later, which is what the settling of late writes relies on.
+func (f *flight) Call(ctx context.Context, _ *etcd.Client) (wanted []*member, err error) {
+	f.mu.Lock()
+	f.calls++
+	for _, c := range f.commands {
 		if c.state == sent {
 			c.calls++
 			wanted = append(wanted, c)
 		}
 	}
-	return wanted
+	f.mu.Unlock()
+	if len(wanted) == 0 {
+		f.cancel()
+		return nil, context.Canceled
+	}
+	return wanted, f.together(ctx, wanted)
 }
 
 // together is one attempt to send commands. It takes note of the reply to each. Of several replies to a command the one
@@ -161,7 +163,7 @@ func (s *Sender) wanted(b []*member, calls *int) (wanted []*member) {
 func (s *Sender) together(ctx context.Context, b []*member) error {
 	replies := make([]Reply, len(b))
 	if len(b) == 1 {
-		r, err := b[0].txn(ctx, s.etcd)
+		r, err := b[0].Call(ctx, s.etcd)
 		if err != nil {
 			return err
 		}
