@@ -9,22 +9,21 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// A member is a command that shares its request with others, or waits for them. The Sender's mutex guards it.
-type member struct {
-	*Command
+// progress is what becomes of a command that shares its request with others, or waits for them. The Sender's mutex guards it.
+type progress struct {
 	state     state
+	changed   bool // Did is true of reply
+	ambiguous bool
+	told      bool      // Done was, if there is one
 	since     time.Time // when it began to wait for a request
 	flight    *flight   // nil before it is sent
 	calls     int       // that had the command in them
-	changed   bool      // Did is true of reply
 	reply     Reply
-	ambiguous bool
 	err       error
-	told      bool          // Done was, if there is one
-	done      chan struct{} // closed then; nil if nobody waits
+	done      chan struct{} // closed when it is told; nil if nobody waits
 }
 
-// state says how far a member is.
+// state says how far a command is.
 type state uint8
 
 const (
@@ -36,58 +35,58 @@ const (
 )
 
 // queueLocked has a command wait for the next request.
-func (s *Sender) queueLocked(m *member) {
-	m.state, m.since = waits, time.Now()
-	s.queue.add(m)
+func (s *Sender) queueLocked(c *Command) {
+	c.state, c.since = waits, time.Now()
+	s.queue.add(c)
 	s.tickLocked()
 }
 
 // awaitLocked waits for a command that others send, and releases the mutex.
-func (s *Sender) awaitLocked(ctx, life context.Context, m *member) (Reply, bool, error) {
+func (s *Sender) awaitLocked(ctx, life context.Context, c *Command) (Reply, bool, error) {
 	defer s.mu.Unlock()
-	if !m.told {
-		m.done = make(chan struct{})
+	if !c.told {
+		c.done = make(chan struct{})
 		s.mu.Unlock()
 		select {
-		case <-m.done:
+		case <-c.done:
 		case <-ctx.Done():
 		case <-life.Done():
 		case <-s.etcd.Ctx().Done():
 		}
 		s.mu.Lock()
 	}
-	if m.state == over && !m.told { // Done is told of the reply now
+	if c.state == over && !c.told { // Done is told of the reply now
 		s.mu.Unlock()
-		<-m.done
+		<-c.done
 		s.mu.Lock()
 	}
-	switch m.state {
+	switch c.state {
 	case waits, offered:
-		s.forgetLocked(m)
-		return Reply{}, m.ambiguous, s.ended(ctx, life, nil)
+		s.forgetLocked(c)
+		return Reply{}, c.ambiguous, s.ended(ctx, life, nil)
 	case over:
-		if m.err == nil || etcd.Refused(m.err) {
-			return m.reply, m.ambiguous, m.err
+		if c.err == nil || etcd.Refused(c.err) {
+			return c.reply, c.ambiguous, c.err
 		}
 	}
-	s.giveUpLocked(m)
-	return Reply{}, true, s.ended(ctx, life, m.err)
+	s.giveUpLocked(c)
+	return Reply{}, true, s.ended(ctx, life, c.err)
 }
 
 // forgetLocked forgets a command that was not sent, and that its caller has given up.
-func (s *Sender) forgetLocked(m *member) {
-	if m.state == offered {
-		s.offers.remove(m)
-		m.state = givenUp
+func (s *Sender) forgetLocked(c *Command) {
+	if c.state == offered {
+		s.offers.remove(c)
+		c.state = givenUp
 		return
 	}
-	s.queue.forget(m)
+	s.queue.forget(c)
 }
 
 // giveUpLocked gives up a command that is on its way, and the request if nobody else waits for that.
-func (s *Sender) giveUpLocked(m *member) {
-	m.state = givenUp
-	if f := m.flight; f != nil {
+func (s *Sender) giveUpLocked(c *Command) {
+	c.state = givenUp
+	if f := c.flight; f != nil {
 		if f.wanted--; f.wanted == 0 {
 			f.cancel()
 		}
@@ -109,21 +108,21 @@ func (s *Sender) ended(ctx, life context.Context, err error) error {
 
 // overLocked ends a command that its caller has not given up. Nothing is in doubt of one that is seen to have changed
 // something: it was the first attempt that etcd has carried out.
-func (m *member) overLocked(ambiguous bool, err error) {
-	if m.state == sent {
-		m.state, m.err = over, err
-		m.ambiguous = (m.ambiguous || ambiguous) && (err != nil || !m.changed)
+func (c *Command) overLocked(ambiguous bool, err error) {
+	if c.state == sent {
+		c.state, c.err = over, err
+		c.ambiguous = (c.ambiguous || ambiguous) && (err != nil || !c.changed)
 	}
 }
 
 // tell tells of the end of a command.
-func (s *Sender) tell(m *member) {
-	if m.err == nil && m.Done != nil {
-		m.Done(m.reply, m.ambiguous)
+func (s *Sender) tell(c *Command) {
+	if c.err == nil && c.Done != nil {
+		c.Done(c.reply, c.ambiguous)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if m.told = true; m.done != nil {
-		close(m.done)
+	if c.told = true; c.done != nil {
+		close(c.done)
 	}
 }

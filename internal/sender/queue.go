@@ -16,15 +16,15 @@ const (
 
 // A queue holds the commands that wait, in the order in which they came.
 type queue struct {
-	commands []*member // and some that were given up
-	given    int       // how many of those
+	commands []*Command // and some that were given up
+	given    int        // how many of those
 	names    map[string]int
 }
 
 func (q *queue) len() int { return len(q.commands) - q.given }
 
 // first is the command that waits longest. There must be one.
-func (q *queue) first() *member {
+func (q *queue) first() *Command {
 	for q.commands[0].state != waits {
 		q.commands = q.commands[1:]
 		q.given--
@@ -42,12 +42,12 @@ func (q *queue) enqueues(c *Command) bool {
 	return false
 }
 
-func (q *queue) add(c *member) {
+func (q *queue) add(c *Command) {
 	q.commands = append(q.commands, c)
 	q.count(c, 1)
 }
 
-func (q *queue) count(c *member, d int) {
+func (q *queue) count(c *Command, d int) {
 	if !c.Enqueue {
 		return
 	}
@@ -63,11 +63,11 @@ func (q *queue) count(c *member, d int) {
 
 // forget forgets a command that waits, and that its caller has given up. It stays in the slice until those that were
 // given up are half of that: while etcd is away, thousands may come and give up.
-func (q *queue) forget(c *member) {
+func (q *queue) forget(c *Command) {
 	c.state = givenUp
 	q.count(c, -1)
 	if q.given++; q.given > len(q.commands)/2 {
-		left := make([]*member, 0, q.len())
+		left := make([]*Command, 0, q.len())
 		for _, o := range q.commands {
 			if o.state == waits {
 				left = append(left, o)
@@ -81,9 +81,9 @@ func (q *queue) forget(c *member) {
 // one in the request already is left behind, and so is each further enqueue of that name: they keep their order.
 // Removals pass them, since no key is used again before its removal is confirmed. They go before the enqueues in the
 // request, whose listings show the queues without them then.
-func (q *queue) take(l *limits) (b []*member) {
+func (q *queue) take(l *limits) (b []*Command) {
 	var enqueued map[string]struct{} // or left behind
-	var left []*member
+	var left []*Command
 	bytes, at := 0, 0
 	for ; at < len(q.commands) && len(b) < l.most && len(left) < maxPassed; at++ {
 		c := q.commands[at]
@@ -91,7 +91,7 @@ func (q *queue) take(l *limits) (b []*member) {
 			q.given--
 			continue
 		}
-		alone := l.alone(c.Command)
+		alone := l.alone(c)
 		if alone && len(b) == 0 && len(left) == 0 {
 			b, at = append(b, c), at+1
 			break
@@ -130,8 +130,8 @@ func (q *queue) take(l *limits) (b []*member) {
 	return removalsFirst(b)
 }
 
-func removalsFirst(b []*member) []*member {
-	sorted := make([]*member, 0, len(b))
+func removalsFirst(b []*Command) []*Command {
+	sorted := make([]*Command, 0, len(b))
 	for _, enqueue := range []bool{false, true} {
 		for _, c := range b {
 			if c.Enqueue == enqueue {

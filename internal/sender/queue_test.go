@@ -13,16 +13,16 @@ import (
 
 func ops(n int) []clientv3.Op { return make([]clientv3.Op, n) }
 
-func enqueueOf(names ...string) *member {
-	return &member{Command: &Command{Names: names, Enqueue: true, Then: ops(2)}}
+func enqueueOf(names ...string) *Command {
+	return &Command{Names: names, Enqueue: true, Then: ops(2)}
 }
 
-func removalOf(name string) *member {
-	return &member{Command: &Command{Names: []string{name}, Then: ops(1)}}
+func removalOf(name string) *Command {
+	return &Command{Names: []string{name}, Then: ops(1)}
 }
 
 // takeAll takes requests until nothing waits.
-func (q *queue) takeAll(l *limits) (all [][]*member) {
+func (q *queue) takeAll(l *limits) (all [][]*Command) {
 	for q.len() > 0 {
 		b := q.take(l)
 		for _, c := range b {
@@ -40,22 +40,22 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 	large.Then = ops(maxOps + 1)
 	huge.Then[0] = clientv3.OpPut("e", string(make([]byte, maxBytes)))
 	for name, tc := range map[string]struct {
-		waiting []*member
+		waiting []*Command
 		limits  *limits
-		want    [][]*member
+		want    [][]*Command
 	}{
-		"different names":                    {[]*member{a1, b1, c1}, &limits{most: 64}, [][]*member{{a1, b1, c1}}},
-		"two enqueues of a name":             {[]*member{a1, a2, b1}, &limits{most: 64}, [][]*member{{a1, b1}, {a2}}},
-		"several names at once":              {[]*member{a1, ab, b1, b2}, &limits{most: 64}, [][]*member{{a1}, {ab}, {b1}, {b2}}},
-		"removals go before enqueues":        {[]*member{a1, ra, b1, rb}, &limits{most: 64}, [][]*member{{ra, rb, a1, b1}}},
-		"removals pass what is left behind":  {[]*member{a1, a2, ra}, &limits{most: 64}, [][]*member{{ra, a1}, {a2}}},
-		"no more than etcd allows":           {[]*member{a1, b1, c1, ra, rb}, &limits{most: 2}, [][]*member{{a1, b1}, {ra, c1}, {rb}}},
-		"etcd allows nothing else":           {[]*member{a1, b1}, &limits{most: 1}, [][]*member{{a1}, {b1}}},
-		"one of many operations goes alone":  {[]*member{a1, large, b1}, &limits{most: 64}, [][]*member{{a1, b1}, {large}}},
-		"at once, if nobody came before":     {[]*member{large, a1, b1}, &limits{most: 64}, [][]*member{{large}, {a1, b1}}},
-		"so does one that puts much":         {[]*member{a1, huge, b1}, &limits{most: 64}, [][]*member{{a1, b1}, {huge}}},
-		"what was refused, stays by itself":  {[]*member{a1, b1, c1}, refusing("b"), [][]*member{{a1, c1}, {b1}}},
-		"and keeps the order with its names": {[]*member{a1, ab, b2, c1}, refusing("a"), [][]*member{{a1}, {ab}, {b2, c1}}},
+		"different names":                    {[]*Command{a1, b1, c1}, &limits{most: 64}, [][]*Command{{a1, b1, c1}}},
+		"two enqueues of a name":             {[]*Command{a1, a2, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {a2}}},
+		"several names at once":              {[]*Command{a1, ab, b1, b2}, &limits{most: 64}, [][]*Command{{a1}, {ab}, {b1}, {b2}}},
+		"removals go before enqueues":        {[]*Command{a1, ra, b1, rb}, &limits{most: 64}, [][]*Command{{ra, rb, a1, b1}}},
+		"removals pass what is left behind":  {[]*Command{a1, a2, ra}, &limits{most: 64}, [][]*Command{{ra, a1}, {a2}}},
+		"no more than etcd allows":           {[]*Command{a1, b1, c1, ra, rb}, &limits{most: 2}, [][]*Command{{a1, b1}, {ra, c1}, {rb}}},
+		"etcd allows nothing else":           {[]*Command{a1, b1}, &limits{most: 1}, [][]*Command{{a1}, {b1}}},
+		"one of many operations goes alone":  {[]*Command{a1, large, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {large}}},
+		"at once, if nobody came before":     {[]*Command{large, a1, b1}, &limits{most: 64}, [][]*Command{{large}, {a1, b1}}},
+		"so does one that puts much":         {[]*Command{a1, huge, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {huge}}},
+		"what was refused, stays by itself":  {[]*Command{a1, b1, c1}, refusing("b"), [][]*Command{{a1, c1}, {b1}}},
+		"and keeps the order with its names": {[]*Command{a1, ab, b2, c1}, refusing("a"), [][]*Command{{a1}, {ab}, {b2, c1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var q queue
@@ -70,7 +70,7 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 	}
 }
 
-func labels(all [][]*member) (s []string) {
+func labels(all [][]*Command) (s []string) {
 	for _, b := range all {
 		text := ""
 		for _, c := range b {
@@ -94,7 +94,7 @@ func TestQueue_Random(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		l := &limits{most: 1 + r.IntN(8)}
 		var q queue
-		var came, gone []*member
+		var came, gone []*Command
 		for len(gone) < 200 {
 			for range r.IntN(12) {
 				c := enqueueOf(string(rune('a' + r.IntN(5))))
@@ -123,7 +123,7 @@ func TestQueue_Random(t *testing.T) {
 			require.Equal(t, before-len(b), q.len(), "seed %d", seed)
 			require.Contains(t, b, first, "seed %d", seed)
 			require.LessOrEqual(t, len(b), l.most)
-			require.True(t, slices.IsSortedFunc(b, func(x, y *member) int { return btoi(x.Enqueue) - btoi(y.Enqueue) }))
+			require.True(t, slices.IsSortedFunc(b, func(x, y *Command) int { return btoi(x.Enqueue) - btoi(y.Enqueue) }))
 			names := map[string]bool{}
 			for _, c := range b {
 				require.Equal(t, waits, c.state, "seed %d", seed)
@@ -160,7 +160,7 @@ func TestQueue_Burst(t *testing.T) {
 	for _, leave := range []bool{false, true} {
 		var q queue
 		l := &limits{most: maxCommands}
-		var all []*member
+		var all []*Command
 		for i := range 10_000 {
 			c := enqueueOf(fmt.Sprint(i))
 			all = append(all, c)

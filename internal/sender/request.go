@@ -58,7 +58,7 @@ func (c *Command) Call(ctx context.Context, client *etcd.Client) (Reply, error) 
 // A flight is a request on its way that many wait for.
 type flight struct {
 	*Sender
-	commands []*member
+	commands []*Command
 	cancel   context.CancelFunc
 	wanted   int // commands whose callers wait
 	calls    int // made
@@ -66,7 +66,7 @@ type flight struct {
 
 // fly sends commands that go together, and tells those that wait for them. leader, if any, is the one whose caller sends
 // them: when that leaves, the others are sent anew.
-func (s *Sender) fly(ctx, life context.Context, b []*member, leader *member) {
+func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 	cancel := func() {} // the leader's ctx ends it
 	if leader == nil {
 		ctx, cancel = context.WithCancel(ctx)
@@ -85,13 +85,13 @@ func (s *Sender) fly(ctx, life context.Context, b []*member, leader *member) {
 	_, ambiguous, err := etcd.DoFirst(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, f, s.allDid)
 	s.mu.Lock()
 	for _, c := range b {
-		s.arriveLocked(c.Command)
+		s.arriveLocked(c)
 	}
 	if err == nil && f.calls == 1 {
 		s.pace.took(time.Since(start))
 	}
 	s.endLocked(b, leader, ambiguous, err)
-	ended := slices.DeleteFunc(b, func(m *member) bool { return m.state != over })
+	ended := slices.DeleteFunc(b, func(m *Command) bool { return m.state != over })
 	s.mu.Unlock()
 	for _, m := range ended {
 		s.tell(m)
@@ -99,7 +99,7 @@ func (s *Sender) fly(ctx, life context.Context, b []*member, leader *member) {
 }
 
 // endLocked decides what becomes of the commands of a request.
-func (s *Sender) endLocked(b []*member, leader *member, ambiguous bool, err error) {
+func (s *Sender) endLocked(b []*Command, leader *Command, ambiguous bool, err error) {
 	switch {
 	case len(b) > 1 && etcd.Refused(err):
 		s.apartLocked(b, ambiguous, err)
@@ -109,7 +109,7 @@ func (s *Sender) endLocked(b []*member, leader *member, ambiguous bool, err erro
 		s.againLocked(b)
 		return
 	case len(b) == 1:
-		s.limits.answeredAlone(b[0].Command, err)
+		s.limits.answeredAlone(b[0], err)
 	}
 	for _, m := range b {
 		switch {
@@ -124,8 +124,8 @@ func (s *Sender) endLocked(b []*member, leader *member, ambiguous bool, err erro
 }
 
 // againLocked sends the commands of a request anew that its leader has left.
-func (s *Sender) againLocked(b []*member) {
-	var rest []*member
+func (s *Sender) againLocked(b []*Command) {
+	var rest []*Command
 	for _, m := range b {
 		if m.state == sent {
 			m.ambiguous, m.calls, m.flight = true, 0, nil
@@ -141,7 +141,7 @@ func (s *Sender) againLocked(b []*member) {
 
 // Call makes an attempt to send the commands whose callers have not left, and no others. So what a caller gives up is
 // written by no attempt that begins later, which is what the settling of late writes relies on.
-func (f *flight) Call(ctx context.Context, _ *etcd.Client) (wanted []*member, err error) {
+func (f *flight) Call(ctx context.Context, _ *etcd.Client) (wanted []*Command, err error) {
 	f.mu.Lock()
 	f.calls++
 	for _, c := range f.commands {
@@ -160,7 +160,7 @@ func (f *flight) Call(ctx context.Context, _ *etcd.Client) (wanted []*member, er
 
 // together is one attempt to send commands. It takes note of the reply to each. Of several replies to a command the one
 // counts that says that it has changed something, since that is of the attempt that etcd has carried out first.
-func (s *Sender) together(ctx context.Context, b []*member) error {
+func (s *Sender) together(ctx context.Context, b []*Command) error {
 	replies := make([]Reply, len(b))
 	if len(b) == 1 {
 		r, err := b[0].Call(ctx, s.etcd)
@@ -194,7 +194,7 @@ func (s *Sender) together(ctx context.Context, b []*member) error {
 }
 
 // allDid reports whether the replies to the commands need no other attempt's: see etcd.DoFirst.
-func (s *Sender) allDid(b []*member) bool {
+func (s *Sender) allDid(b []*Command) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range b {
@@ -207,7 +207,7 @@ func (s *Sender) allDid(b []*member) bool {
 
 // apartLocked sends each command of a request that was refused by itself, beside each other: the refusal may be for one
 // of them, or for their number, and must harm no other.
-func (s *Sender) apartLocked(b []*member, ambiguous bool, err error) {
+func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
 	if tooLarge(err) {
 		s.limits.tooMany(len(b))
 	}
@@ -223,7 +223,7 @@ func (s *Sender) apartLocked(b []*member, ambiguous bool, err error) {
 		}
 		s.beginLocked(m)
 		s.seats++
-		if !s.startLocked([]*member{m}) {
+		if !s.startLocked([]*Command{m}) {
 			m.overLocked(false, context.Canceled) // its caller will be told of the end of the session
 		}
 	}

@@ -10,14 +10,14 @@ import (
 
 // takeLocked takes the commands of the next request, none if none waits, and the removals that were offered for their names.
 // The caller sends them, on its seat.
-func (s *Sender) takeLocked() []*member {
+func (s *Sender) takeLocked() []*Command {
 	b := s.queue.take(&s.limits)
 	if len(b) == 0 {
 		return nil
 	}
-	var along []*member
+	var along []*Command
 	for _, m := range b {
-		along = s.alongLocked(along, m.Command, len(b))
+		along = s.alongLocked(along, m, len(b))
 	}
 	if len(along) > 0 {
 		b = removalsFirst(append(along, b...))
@@ -27,10 +27,10 @@ func (s *Sender) takeLocked() []*member {
 }
 
 // beginLocked takes note that a request is on its way.
-func (s *Sender) beginLocked(b ...*member) {
+func (s *Sender) beginLocked(b ...*Command) {
 	for _, m := range b {
 		m.state = sent
-		s.departLocked(m.Command)
+		s.departLocked(m)
 	}
 	s.requests++
 	if len(b) > 1 {
@@ -68,7 +68,7 @@ func (s *Sender) landLocked() {
 		s.seats--
 		return
 	}
-	var b []*member
+	var b []*Command
 	if s.freed {
 		b, s.freed = s.takeLocked(), false
 	}
@@ -77,12 +77,12 @@ func (s *Sender) landLocked() {
 
 // startLocked sends a request, and after it what waits. Its seat is taken. It returns false if the session is at its end,
 // and so are the ctxs of those that wait.
-func (s *Sender) startLocked(b []*member) bool {
+func (s *Sender) startLocked(b []*Command) bool {
 	if s.background(func(ctx context.Context) { s.run(ctx, b) }) {
 		return true
 	}
 	for _, m := range b {
-		s.arriveLocked(m.Command)
+		s.arriveLocked(m)
 	}
 	s.seats--
 	return false
@@ -90,7 +90,7 @@ func (s *Sender) startLocked(b []*member) bool {
 
 // run sends a request, if there is one, and what waits after it, one request after the other, until nothing waits or
 // others have all the seats.
-func (s *Sender) run(ctx context.Context, b []*member) {
+func (s *Sender) run(ctx context.Context, b []*Command) {
 	for {
 		if len(b) > 0 {
 			s.fly(ctx, nil, b, nil)

@@ -42,6 +42,8 @@ type Command struct {
 	// Done, if set, is told of the reply, before whoever waits for that. It is not told of the reply to a command that was
 	// given up.
 	Done func(r Reply, ambiguous bool)
+
+	progress
 }
 
 // A Reply is what etcd has answered to a command.
@@ -89,6 +91,7 @@ func (s *Sender) Sent() (requests, packed int) {
 // command. A command that shares its request has none of the values of its ctx there.
 func (s *Sender) Do(ctx, life context.Context, c *Command) (r Reply, ambiguous bool, err error) {
 	s.mu.Lock()
+	c.progress = progress{} // of the time before
 	return s.doLocked(ctx, life, c)
 }
 
@@ -106,9 +109,8 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 		s.mu.Lock()
 	}
 	if s.mustWaitLocked(c) {
-		m := &member{Command: c}
-		s.queueLocked(m)
-		return s.awaitLocked(ctx, life, m)
+		s.queueLocked(c)
+		return s.awaitLocked(ctx, life, c)
 	}
 	s.seats++
 	along := s.alongLocked(nil, c, 1)
@@ -118,18 +120,17 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 		s.mu.Unlock()
 		return s.alone(ctx, life, c)
 	}
-	m := &member{Command: c}
-	b := removalsFirst(append(along, m))
+	b := removalsFirst(append(along, c))
 	s.beginLocked(b...)
 	s.mu.Unlock()
-	s.fly(ctx, life, b, m)
+	s.fly(ctx, life, b, c)
 	s.mu.Lock()
 	s.landLocked()
-	if !m.told { // it was taken apart
-		return s.awaitLocked(ctx, life, m)
+	if !c.told { // it was taken apart
+		return s.awaitLocked(ctx, life, c)
 	}
 	defer s.mu.Unlock()
-	return m.reply, m.ambiguous, m.err
+	return c.reply, c.ambiguous, c.err
 }
 
 // mustWaitLocked reports whether a command waits for a request to go with. It does not if its name has a request
