@@ -14,7 +14,14 @@ type Offered struct{ c *Command }
 // caller sends it, or its name has no request on its way any more.
 type offers map[string][]*Command
 
-func (o offers) add(c *Command) { o[c.Names[0]] = append(o[c.Names[0]], c) }
+func (o offers) add(c *Command) {
+	name := c.Names[0]
+	others := o[name]
+	if others == nil {
+		others = c.room.self[:0] // most have a name of their own
+	}
+	o[name] = append(others, c)
+}
 
 func (o offers) remove(c *Command) {
 	name := c.Names[0]

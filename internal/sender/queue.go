@@ -141,14 +141,3 @@ func removalsFirst(b []*Command) []*Command {
 	}
 	return sorted
 }
-
-// ops is how many operations the command has, as etcd counts them.
-func (c *Command) ops() int { return max(len(c.Cmps), len(c.Then), len(c.Else)) }
-
-// bytes is about how much the command puts.
-func (c *Command) bytes() (n int) {
-	for i := range c.Then {
-		n += len(c.Then[i].KeyBytes()) + len(c.Then[i].ValueBytes())
-	}
-	return n
-}

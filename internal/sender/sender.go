@@ -16,42 +16,8 @@ import (
 	"sync"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
-
-// A Command is a txn that writes keys of the session. It is safe to repeat, and to run beside itself: what a repetition
-// finds done it leaves alone.
-type Command struct {
-	// Names are the queues that the command writes to.
-	Names []string
-	// Enqueue: the command puts an entry into the queues of its names. Two in one request would have one
-	// revision, so a request has one of each name. Enqueues of a name leave in the order in which they came; of two that are
-	// under way together etcd decides.
-	Enqueue    bool
-	Cmps       []clientv3.Cmp
-	Then, Else []clientv3.Op
-	// Did says of a reply that the command has changed something, for a removal: only the first attempt that etcd carries
-	// out can do that. It is nil for an enqueue.
-	Did func(Reply) bool
-	// Patient, of a removal that is offered: nobody gains if it is sent before the reply to a request of its name that is on
-	// its way.
-	Patient bool
-	// Done, if set, is told of the reply, before whoever waits for that. It is not told of the reply to a command that was
-	// given up.
-	Done func(r Reply, ambiguous bool)
-
-	progress
-}
-
-// A Reply is what etcd has answered to a command.
-type Reply struct {
-	At        int64 // the revision at which it was carried out, together with all else in the request
-	Succeeded bool
-	Responses []*pb.ResponseOp
-}
 
 // A Sender sends the commands of one session. It is safe for concurrent use.
 type Sender struct {

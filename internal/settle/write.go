@@ -3,8 +3,6 @@
 package settle
 
 import (
-	"slices"
-
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
@@ -14,13 +12,14 @@ import (
 
 // Write is what writes the keys of an entry, if none of them is there. first are operations that stand before that.
 func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, first ...clientv3.Op) *sender.Command {
-	c := &sender.Command{Enqueue: true, Then: slices.Grow(first, len(keys))}
+	c := &sender.Command{Enqueue: true}
+	c.Add(first...)
 	for _, p := range queues {
-		c.Names = append(c.Names, p.Name)
+		c.To(p.Name)
 	}
 	for _, key := range keys {
-		c.Cmps = append(c.Cmps, removal.CreatedAt(key, 0))
-		c.Then = append(c.Then, clientv3.OpPut(key, value, clientv3.WithLease(lease)))
+		c.If(removal.CreatedAt(key, 0))
+		c.Add(clientv3.OpPut(key, value, clientv3.WithLease(lease)))
 	}
 	return c
 }
@@ -31,7 +30,7 @@ func WriteIfFree(queues []keyspace.Queue, keys []string, value string, lease cli
 	c := Write(queues, keys, value, lease)
 	for _, p := range queues {
 		from, to := p.Blocking()
-		c.Cmps = append(c.Cmps, clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0))
+		c.If(clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0))
 	}
 	c.Else = append([]clientv3.Op{clientv3.OpGet(keys[0])}, List(queues, limit)...)
 	return c

@@ -1,0 +1,75 @@
+// What is sent: a command, and the reply to it.
+
+package sender
+
+import (
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
+
+// A Command is a txn that writes keys of the session. It is safe to repeat, and to run beside itself: what a repetition
+// finds done it leaves alone.
+type Command struct {
+	// Names are the queues that the command writes to.
+	Names []string
+	// Enqueue: the command puts an entry into the queues of its names. Two in one request would have one
+	// revision, so a request has one of each name. Enqueues of a name leave in the order in which they came; of two that are
+	// under way together etcd decides.
+	Enqueue    bool
+	Cmps       []clientv3.Cmp
+	Then, Else []clientv3.Op
+	// Did says of a reply that the command has changed something, for a removal: only the first attempt that etcd carries
+	// out can do that. It is nil for an enqueue.
+	Did func(Reply) bool
+	// Patient, of a removal that is offered: nobody gains if it is sent before the reply to a request of its name that is on
+	// its way.
+	Patient bool
+	// Done, if set, is told of the reply, before whoever waits for that. It is not told of the reply to a command that was
+	// given up.
+	Done func(r Reply, ambiguous bool)
+
+	room room // for what To, If and Add have added
+	progress
+}
+
+// room is the memory of a command with one name, one comparison and two operations, as most are: they need no other.
+type room struct {
+	names [1]string
+	cmps  [1]clientv3.Cmp
+	ops   [2]clientv3.Op
+	self  [1]*Command // of the offers of its name, if it is the only one
+}
+
+// To adds a queue that the command writes to.
+func (c *Command) To(name string) { c.Names = append(within(c.Names, c.room.names[:]), name) }
+
+// If adds comparisons.
+func (c *Command) If(cmps ...clientv3.Cmp) { c.Cmps = append(within(c.Cmps, c.room.cmps[:]), cmps...) }
+
+// Add adds operations to those that are carried out if the comparisons are true.
+func (c *Command) Add(ops ...clientv3.Op) { c.Then = append(within(c.Then, c.room.ops[:]), ops...) }
+
+func within[T any](s, room []T) []T {
+	if s == nil {
+		return room[:0]
+	}
+	return s
+}
+
+// A Reply is what etcd has answered to a command.
+type Reply struct {
+	At        int64 // the revision at which it was carried out, together with all else in the request
+	Succeeded bool
+	Responses []*pb.ResponseOp
+}
+
+// ops is how many operations the command has, as etcd counts them.
+func (c *Command) ops() int { return max(len(c.Cmps), len(c.Then), len(c.Else)) }
+
+// bytes is about how much the command puts.
+func (c *Command) bytes() (n int) {
+	for i := range c.Then {
+		n += len(c.Then[i].KeyBytes()) + len(c.Then[i].ValueBytes())
+	}
+	return n
+}
