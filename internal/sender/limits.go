@@ -26,10 +26,24 @@ const (
 	maxLatency = 100 * time.Millisecond
 )
 
-// pace is how long answers took lately: the mean of a few.
+// pace is how far away etcd is: how long an answer takes if nothing else is on its way.
 type pace struct{ latency time.Duration }
 
-func (p *pace) took(d time.Duration) { p.latency += (min(d, maxLatency) - p.latency) / 8 }
+// took takes note of an answer that took d, when that many commands were on their way. Etcd is no farther away than d. That it
+// is farther than was believed shows only if the other commands can't be why the answer took so long. Else a busy etcd would
+// be sent more requests, and be busier.
+func (p *pace) took(d time.Duration, commands int) {
+	d = min(d, maxLatency)
+	each := d / time.Duration(commands)
+	switch {
+	case p.latency == 0:
+		p.latency = each
+	case p.latency > d:
+		p.latency -= (p.latency - d) / 2
+	case p.latency < each:
+		p.latency += (each - p.latency) / 8
+	}
+}
 
 // seats is how many requests may be on their way together, each of at most most commands.
 func (p *pace) seats(most int) int {

@@ -12,13 +12,13 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller. Its seat is taken.
-func (s *Sender) alone(ctx, life context.Context, c *Command) (r Reply, ambiguous bool, err error) {
+// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller. Its seat is taken, one of that many.
+func (s *Sender) alone(ctx, life context.Context, c *Command, seats int) (r Reply, ambiguous bool, err error) {
 	start := time.Now()
 	r, ambiguous, err = Send(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, c)
 	s.mu.Lock()
 	if err == nil && !ambiguous {
-		s.pace.took(time.Since(start))
+		s.pace.took(time.Since(start), seats)
 	}
 	s.limits.answeredAlone(c, err)
 	s.arriveLocked(c)
@@ -74,6 +74,7 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 	defer cancel()
 	f := &flight{Sender: s, commands: b, cancel: cancel}
 	s.mu.Lock()
+	commands := s.seats * len(b) // about
 	for _, c := range b {
 		if c.state == sent {
 			c.flight = f
@@ -88,7 +89,7 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 		s.arriveLocked(c)
 	}
 	if err == nil && f.calls == 1 {
-		s.pace.took(time.Since(start))
+		s.pace.took(time.Since(start), commands)
 	}
 	s.endLocked(b, leader, ambiguous, err)
 	ended := slices.DeleteFunc(b, func(m *Command) bool { return m.state != over })

@@ -83,8 +83,9 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	if len(along) == 0 {
 		s.departLocked(c)
 		s.requests++
+		seats := s.seats
 		s.mu.Unlock()
-		return s.alone(ctx, life, c)
+		return s.alone(ctx, life, c, seats)
 	}
 	b := removalsFirst(append(along, c))
 	s.beginLocked(b...)

@@ -428,11 +428,72 @@ func TestPace(t *testing.T) {
 	}
 	var p pace
 	for range 100 {
-		p.took(time.Millisecond)
+		p.took(time.Millisecond, 1)
 	}
 	require.InDelta(t, time.Millisecond, p.latency, float64(time.Microsecond))
-	p.took(time.Hour)
+	p.took(time.Hour, 1)
 	require.LessOrEqual(t, p.latency, maxLatency/4)
+	for range 10 {
+		p.took(time.Millisecond, 10)
+	}
+	require.Less(t, p.latency, 2*time.Millisecond, "it is no farther away than that")
+	for range 100 {
+		p.took(10*time.Millisecond, 20)
+	}
+	require.Less(t, p.latency, 2*time.Millisecond, "it may be busy with the others")
+	for range 100 {
+		p.took(20*time.Millisecond, 2)
+	}
+	require.InDelta(t, 10*time.Millisecond, p.latency, float64(time.Millisecond))
+}
+
+// Etcd takes some time for each request, one after the other, and a part of that for each command. However little it can do,
+// it is sent few requests, and carries out as much as it can. Where it is only far away, it is sent as many as there are.
+func TestSender_ABusyEtcd(t *testing.T) {
+	for _, tc := range []struct {
+		request, command, away time.Duration
+		requests, cycles       float64 // for a cycle; in a second
+	}{
+		{600 * time.Microsecond, 40 * time.Microsecond, 300 * time.Microsecond, 0.6, 2500},
+		{0, 0, 10 * time.Millisecond, 2, 750},
+	} {
+		onPost(t, func(p *post) {
+			const goroutines, lasts = 16, time.Second
+			var busy time.Time // until then
+			var requests, cycles float64
+			p.set(func() {
+				p.before = func(ctx context.Context, r *pb.TxnRequest) error {
+					p.mu.Lock()
+					requests++
+					if busy.Before(time.Now()) {
+						busy = time.Now()
+					}
+					busy = busy.Add(tc.request + time.Duration(len(r.Success))*tc.command)
+					d := time.Until(busy) + tc.away
+					p.mu.Unlock()
+					return etcd.Sleep(ctx, d)
+				}
+			})
+			began := time.Now()
+			for i := range goroutines {
+				p.calls.Go(func() {
+					for time.Since(began) < lasts {
+						key := fmt.Sprintf("n%d/1", i)
+						r, _, err := p.Do(p.Context(), nil, put(key))
+						if err == nil {
+							_, _, err = p.Do(p.Context(), nil, remove(key, r.At))
+						}
+						assert.NoError(t, err)
+						p.set(func() { cycles++ })
+					}
+				})
+			}
+			p.calls.Wait()
+			t.Logf("%.2f requests for a cycle, %.0f cycles in a second", requests/cycles, cycles)
+			require.LessOrEqual(t, requests/cycles, tc.requests)
+			require.GreaterOrEqual(t, cycles, tc.cycles)
+		})
+	}
 }
 
 // refuseIf has etcd refuse requests.
