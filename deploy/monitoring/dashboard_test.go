@@ -121,6 +121,7 @@ func TestDashboard(t *testing.T) {
 			misuse(t, well)
 			refuse(t, well, tap)
 			scraped(`etcdlock_lost_total{name="orders"} == 1`)
+			scraped(`(etcdlock_wait_seconds_count{name="refused", outcome="error"} or histogram_count(etcdlock_wait_seconds{name="refused", outcome="error"})) == 1`)
 			misuse(t, well)
 			refuse(t, well, tap)
 			// The holder's renewals fail until its session is lost.
