@@ -153,7 +153,6 @@ func TestLog_OutageConcernsNobody(t *testing.T) {
 	requireNext(logtest.Outage)
 	require.NoError(t, tk.Cancel(testCtx(t)))
 	requireNext(logtest.Nobody)
-	w.OnUnary(nil)
 	h.Done()
 	requireNext(logtest.Outage)
 	require.NoError(t, h.Unlock(testCtx(t)))
