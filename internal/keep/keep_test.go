@@ -3,6 +3,7 @@ package keep
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,14 +14,14 @@ import (
 var errClosed = errors.New("closed")
 
 // A fake is a session.
-type fake struct{ ended, finished bool }
+type fake struct{ ended, finished atomic.Bool }
 
 // A scene is a Keeper whose grants take a second, and fail with err.
 type scene struct {
 	*Keeper[*fake]
 	grants int
 	err    error
-	left   bool // something is left of a grant that failed
+	left   atomic.Bool // something is left of a grant that failed
 }
 
 func newScene() *scene {
@@ -34,15 +35,15 @@ func newScene() *scene {
 				return nil, nil, ctx.Err()
 			}
 			if s.err != nil {
-				return nil, func(closed context.Context) { s.left = true; <-closed.Done(); s.left = false }, s.err
+				return nil, func(closed context.Context) { s.left.Store(true); <-closed.Done(); s.left.Store(false) }, s.err
 			}
 			return &fake{}, nil, nil
 		},
-		Lives: func(f *fake) bool { return !f.ended },
-		End:   func(f *fake) { f.ended = true },
+		Lives: func(f *fake) bool { return !f.ended.Load() },
+		End:   func(f *fake) { f.ended.Store(true) },
 		Finish: func(f *fake) error {
 			<-time.After(time.Second)
-			f.finished = true
+			f.finished.Store(true)
 			return errors.New("it is not known to be revoked")
 		},
 		Closed:   errClosed,
@@ -84,17 +85,17 @@ func TestKeeper_FinishesTheLast(t *testing.T) {
 		s := newScene()
 		f, err := s.Session(t.Context())
 		require.NoError(t, err)
-		f.ended = true
+		f.ended.Store(true)
 		last, lives := s.Last()
 		require.Same(t, f, last)
 		require.False(t, lives)
 		next, err := s.Session(t.Context())
 		require.NoError(t, err)
 		require.NotSame(t, f, next)
-		require.False(t, f.finished)
+		require.False(t, f.finished.Load())
 		<-s.Close()
-		require.True(t, f.finished)
-		require.True(t, next.finished)
+		require.True(t, f.finished.Load())
+		require.True(t, next.finished.Load())
 		require.EqualError(t, s.Err(), "it is not known to be revoked")
 	})
 }
@@ -107,7 +108,7 @@ func TestKeeper_Close(t *testing.T) {
 		_, err := s.Session(t.Context())
 		require.ErrorIs(t, err, s.err)
 		synctest.Wait()
-		require.True(t, s.left)
+		require.True(t, s.left.Load())
 		errs := make(chan error, 2)
 		for range cap(errs) {
 			go func() { _, err := s.Session(t.Context()); errs <- err }()
@@ -118,7 +119,7 @@ func TestKeeper_Close(t *testing.T) {
 			require.ErrorIs(t, <-errs, errClosed)
 		}
 		<-done
-		require.False(t, s.left)
+		require.False(t, s.left.Load())
 		_, err = s.Session(t.Context())
 		require.ErrorIs(t, err, errClosed)
 		require.Equal(t, done, s.Close())
@@ -136,8 +137,8 @@ func TestKeeper_CloseBesideAGrant(t *testing.T) {
 		got, err := s.Session(t.Context())
 		require.NoError(t, err)
 		require.Same(t, f, got)
-		require.True(t, f.ended)
+		require.True(t, f.ended.Load())
 		<-done
-		require.True(t, f.finished)
+		require.True(t, f.finished.Load())
 	})
 }
