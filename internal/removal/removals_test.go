@@ -107,7 +107,7 @@ func (r *row) holdBack() (goOn func()) {
 }
 
 // enter puts an entry into the queue, and leave has it wait for its removal.
-func (r *row) enter(key string) queue.Entry { return queue.Entry{Key: key, Rev: r.put(key)} }
+func (r *row) enter(key string) queue.Entry { return queue.Entry{Key: key, Rev: r.WriteOn(5, "", key)} }
 
 func (r *row) leave(q queue.Entry, now bool, next ...queue.Entry) *Leaving {
 	return r.Add("a", &Leaving{Keys: []string{q.Key}, Rev: q.Rev, Next: next, Now: now, Removed: func(got Result) {
@@ -186,7 +186,7 @@ func TestRemovals_Together(t *testing.T) {
 			r.requireTxns(1)
 			goOn()
 			r.requireTxns(1)
-			require.Empty(r.t, r.there("a/"))
+			require.Empty(r.t, r.There("a/"))
 			require.Len(r.t, r.removed, 10)
 		})
 		onRow(t, func(t *testing.T, r *row) {
@@ -198,7 +198,7 @@ func TestRemovals_Together(t *testing.T) {
 			r.requireTxns(2)
 			goOn()
 			r.requireTxns(1) // the last two
-			require.Empty(r.t, r.there("a/"))
+			require.Empty(r.t, r.There("a/"))
 		})
 	}
 }
@@ -229,7 +229,7 @@ func TestRemovals_BesideAnEnqueue(t *testing.T) {
 		r.RemoveLater(r.leave(qs[5], false))
 		synctest.Wait()
 		r.requireTxns(1)
-		require.Equal(t, []string{"a/6", "a/7"}, r.there("a/"))
+		require.Equal(t, []string{"a/6", "a/7"}, r.There("a/"))
 		require.Len(t, r.removed, len(qs))
 	})
 }
@@ -252,7 +252,7 @@ func TestRemovals_AtTheSameMoment(t *testing.T) {
 		}
 		r.requireTxns(1)
 		require.Equal(t, []queue.Entry{qs[5]}, ls[4].result.There)
-		require.Equal(t, []string{"a/5-6"}, r.there("a/"))
+		require.Equal(t, []string{"a/5-6"}, r.There("a/"))
 	})
 }
 
@@ -284,14 +284,14 @@ func TestRemovals_Many(t *testing.T) {
 		}
 		goOn()
 		r.requireTxns(4)
-		require.Empty(t, r.there("a/"))
+		require.Empty(t, r.There("a/"))
 		require.Len(t, r.removed, len(qs))
 
 		var keys []string
 		for i := range 33 {
 			keys = append(keys, fmt.Sprintf("a%d/5", i))
 		}
-		rev := r.put(keys...)
+		rev := r.WriteOn(5, "", keys...)
 		l := r.Add("a", &Leaving{Keys: keys, Rev: rev})
 		goOn = r.holdBack()
 		r.enqueue("a/6")
@@ -299,7 +299,7 @@ func TestRemovals_Many(t *testing.T) {
 		synctest.Wait()
 		r.requireTxns(2) // it goes with no other, so it waits for none: there may be one at each moment
 		goOn()
-		require.Equal(t, []string{"a/6"}, r.there("a"))
+		require.Equal(t, []string{"a/6"}, r.There("a"))
 	})
 }
 
@@ -325,7 +325,7 @@ func TestRemovals_Refused(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, 1, refused, "not of all together")
 		r.requireTxns(1 + 3 + 3)
-		require.Empty(t, r.there("a/"))
+		require.Empty(t, r.There("a/"))
 	})
 	onRow(t, func(t *testing.T, r *row) { // another one does not wait for the next attempt
 		l := r.leave(r.enter("a/5"), false)
@@ -337,10 +337,10 @@ func TestRemovals_Refused(t *testing.T) {
 		_, err = r.Remove(t.Context(), r.leave(r.enter("a/5-1"), false))
 		require.NoError(t, err)
 		require.Zero(t, time.Since(began))
-		require.Equal(t, []string{"a/5"}, r.there("a/"))
+		require.Equal(t, []string{"a/5"}, r.There("a/"))
 		<-time.After(etcd.RetryMax)
 		synctest.Wait()
-		require.Empty(t, r.there("a/"))
+		require.Empty(t, r.There("a/"))
 	})
 }
 
@@ -387,7 +387,7 @@ func TestRemovals_RefusedForLong(t *testing.T) {
 				r.mu.Unlock()
 				<-time.After(refusedMax)
 				synctest.Wait()
-				require.Equal(t, []string{"a/5-2"}, r.there("a/"))
+				require.Equal(t, []string{"a/5-2"}, r.There("a/"))
 				require.Equal(t, []string{"a/5-1"}, r.removed)
 				require.Equal(t, next, l.result.There)
 
@@ -406,7 +406,7 @@ func TestRemovals_Repeated(t *testing.T) {
 	onRow(t, func(t *testing.T, r *row) {
 		for _, keys := range [][]string{{"a/5"}, {"a/5", "a/r5"}} {
 			r.answers = []error{errors.New("the connection is lost")}
-			l := r.Add("a", &Leaving{Keys: keys, Rev: r.put(keys...), Now: true})
+			l := r.Add("a", &Leaving{Keys: keys, Rev: r.WriteOn(5, "", keys...), Now: true})
 			got, err := r.Remove(t.Context(), l)
 			require.NoError(t, err)
 			require.True(t, got.Found(true))
@@ -494,7 +494,7 @@ func TestRemovals_WaitEnds(t *testing.T) {
 			cancel()
 			require.ErrorIs(t, <-result, context.Canceled)
 			goOn()
-			require.Empty(t, r.there("a/"))
+			require.Empty(t, r.There("a/"))
 			require.False(t, r.Any())
 		})
 	}
@@ -537,7 +537,7 @@ func TestRemovals_WithAnEnqueue(t *testing.T) {
 		a, b := r.leave(qs[0], true, qs[2]), r.leave(qs[1], true)
 		r.enqueue("a/6")
 		r.requireTxns(1)
-		require.Equal(t, []string{"a/5-3", "a/6"}, r.there("a/"))
+		require.Equal(t, []string{"a/5-3", "a/6"}, r.There("a/"))
 		require.Equal(t, Result{At: r.world.Do(), Removed: []bool{true}, Sought: qs[2:], There: qs[2:]}, a.result)
 		<-r.RemoveLater(a)
 		got, err := r.Remove(t.Context(), b)

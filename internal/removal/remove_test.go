@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -31,28 +30,10 @@ func newWorld(t *testing.T) *world {
 	return &world{f, etcd.NewClient(f.Client(nil)), func(f func(context.Context)) bool { go f(life); return true }}
 }
 
-// put writes the keys in one revision.
-func (w *world) put(keys ...string) int64 {
-	var ops []*pb.RequestOp
-	for _, key := range keys {
-		ops = append(ops, fakeetcd.PutOp(key, "", 5))
-	}
-	return w.Do(ops...)
-}
-
-// there are the keys that start with prefix.
-func (w *world) there(prefix string) []string {
-	keys := []string{}
-	for _, kv := range w.Keys(prefix) {
-		keys = append(keys, string(kv.Key))
-	}
-	return keys
-}
-
 // Keys are removed as far as they are those of the entry, and it is told of each whether it was there.
 func TestRemove_I5(t *testing.T) {
 	w := newWorld(t)
-	next := []queue.Entry{{Key: "a/6", Rev: w.put("a/6")}, {Key: "a/7", Rev: 1}, {Key: "a/8", Rev: w.put("a/8")}}
+	next := []queue.Entry{{Key: "a/6", Rev: w.WriteOn(5, "", "a/6")}, {Key: "a/7", Rev: 1}, {Key: "a/8", Rev: w.WriteOn(5, "", "a/8")}}
 	seen := []queue.Entry{next[0], next[2]}
 	removals := New(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
 	remove := func(rev int64, keys ...string) []bool {
@@ -63,13 +44,13 @@ func TestRemove_I5(t *testing.T) {
 		require.Equal(t, w.Do(), r.At)
 		return r.Removed
 	}
-	rev := w.put("a/5", "a/r5")
+	rev := w.WriteOn(5, "", "a/5", "a/r5")
 	require.Equal(t, []bool{false}, remove(rev-1, "a/5"))
 	require.Equal(t, []bool{false, false}, remove(rev-1, "a/5", "a/r5"))
-	require.Equal(t, []string{"a/5", "a/6", "a/8", "a/r5"}, w.there("a/"))
+	require.Equal(t, []string{"a/5", "a/6", "a/8", "a/r5"}, w.There("a/"))
 	require.Equal(t, []bool{true}, remove(rev, "a/5"))
 	require.Equal(t, []bool{false, true}, remove(rev, "a/5", "a/r5"))
-	require.Equal(t, []string{"a/6", "a/8"}, w.there("a/"))
+	require.Equal(t, []string{"a/6", "a/8"}, w.There("a/"))
 
 	beside := func(rev int64) ([]bool, bool) {
 		r, there, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, nil)
@@ -77,7 +58,7 @@ func TestRemove_I5(t *testing.T) {
 		require.Equal(t, next, r.Sought)
 		return r.Removed, there
 	}
-	rev = w.put("a/5", "a/r5")
+	rev = w.WriteOn(5, "", "a/5", "a/r5")
 	removed, there := beside(rev - 1)
 	require.Empty(t, removed)
 	require.False(t, there)
@@ -86,10 +67,10 @@ func TestRemove_I5(t *testing.T) {
 		require.Equal(t, []bool{was}, removed)
 		require.True(t, there)
 	}
-	require.Equal(t, []string{"a/6", "a/8", "a/r5"}, w.there("a/"))
+	require.Equal(t, []string{"a/6", "a/8", "a/r5"}, w.There("a/"))
 
 	// It is sent again without what it looks for, since etcd may allow less, before anybody is told.
-	w.put("a/5")
+	w.WriteOn(5, "", "a/5")
 	w.Step = func(_ context.Context, what string) error {
 		w.Step = func(context.Context, string) error { return nil }
 		return rpctypes.ErrGRPCTooManyOps
@@ -99,7 +80,7 @@ func TestRemove_I5(t *testing.T) {
 	require.Empty(t, r.Sought)
 
 	// An attempt before a refusal may have been carried out.
-	w.put("a/5")
+	w.WriteOn(5, "", "a/5")
 	told, steps := 0, 0
 	w.Step = func(_ context.Context, what string) error {
 		switch steps++; steps {
@@ -138,7 +119,7 @@ func TestRemove_BesideItself(t *testing.T) {
 		next = append(next, queue.Entry{Key: fmt.Sprintf("a/%d", i+6), Rev: 1})
 	}
 	for _, keys := range [][]string{{"a/5"}, {"a/5", "a/r5"}} {
-		rev := w.put(keys...)
+		rev := w.WriteOn(5, "", keys...)
 		var attempts atomic.Int32
 		second, carriedOut := context.WithCancel(t.Context())
 		w.Step = func(_ context.Context, what string) error {
@@ -151,6 +132,6 @@ func TestRemove_BesideItself(t *testing.T) {
 		}
 		_, err := removals.Remove(t.Context(), removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
 		require.NoError(t, err)
-		require.Empty(t, w.there("a/"))
+		require.Empty(t, w.There("a/"))
 	}
 }

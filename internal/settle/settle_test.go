@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -44,24 +43,6 @@ func newWorld(t *testing.T) *world {
 	return w
 }
 
-// put writes the keys in one revision, as a request does that was given up.
-func (w *world) put(value string, keys ...string) int64 {
-	var ops []*pb.RequestOp
-	for _, key := range keys {
-		ops = append(ops, fakeetcd.PutOp(key, value, 5))
-	}
-	return w.Do(ops...)
-}
-
-// there are the keys that start with prefix.
-func (w *world) there(prefix string) []string {
-	keys := []string{}
-	for _, kv := range w.Server.Keys(prefix) {
-		keys = append(keys, string(kv.Key))
-	}
-	return keys
-}
-
 // take reserves the keys of a write lock, and makes their value.
 func (w *world) take(name string) (keys []string, value string) {
 	return []string{w.Take(name, keyspace.Exclusive), w.Take(name, keyspace.Shared)}, w.Value(time.Now(), nil, "")
@@ -79,12 +60,12 @@ func TestInvariant_I6_UnsettledKeys(t *testing.T) {
 		w.Settle(keys...)
 		other := w.Take("b", keyspace.Exclusive)
 		w.Settle(other)
-		w.put("a value of another user of the lease", other)
+		w.WriteOn(5, "a value of another user of the lease", other)
 		for elapse(settleFor / 10); time.Since(began) < settleFor; elapse(settleMax) {
-			w.put(value, keys...)
+			w.WriteOn(5, value, keys...)
 			elapse(settleMax)
-			require.Empty(t, w.there("a/"), "%v after the request was given up", time.Since(began))
-			require.Equal(t, []string{"b/5"}, w.there("b/"))
+			require.Empty(t, w.There("a/"), "%v after the request was given up", time.Since(began))
+			require.Equal(t, []string{"b/5"}, w.There("b/"))
 			if time.Since(began) < settleFor {
 				other = w.Take("a", keyspace.Exclusive)
 				require.Equal(t, "a/5-1", other)
@@ -101,17 +82,17 @@ func TestInvariant_I6_UnsettledKeys(t *testing.T) {
 		keys, value = w.take("a")
 		w.Settle(keys...)
 		synctest.Wait()
-		w.put(value, keys...)
+		w.WriteOn(5, value, keys...)
 		elapse(settleFirst)
 		synctest.Wait()
-		require.Empty(t, w.there("a/"))
+		require.Empty(t, w.There("a/"))
 		w.refuse.Store(true)
 		elapse(2 * settleFor)
 		require.True(t, w.InUse())
-		w.put(value, keys...)
+		w.WriteOn(5, value, keys...)
 		w.refuse.Store(false)
 		elapse(2 * settleMax)
-		require.Empty(t, w.there("a/"))
+		require.Empty(t, w.There("a/"))
 		require.False(t, w.InUse())
 	})
 }
@@ -124,9 +105,9 @@ func TestFault_J2_SecondKeyComesBack(t *testing.T) {
 		keys, _ := w.take("a")
 		w.Settle(keys...)
 		synctest.Wait()
-		w.put(older, keys[1])
+		w.WriteOn(5, older, keys[1])
 		elapse(settleMax)
-		require.Empty(t, w.there("a/"))
+		require.Empty(t, w.There("a/"))
 	})
 }
 
@@ -135,7 +116,7 @@ func TestFault_J2_SecondKeyComesBack(t *testing.T) {
 func TestSettle_RawValuesOfOtherProcesses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		w.put("v", "a/5")
+		w.WriteOn(5, "v", "a/5")
 		_, err := w.etcd.Get(t.Context(), "a/5") // as Adopt may have seen it
 		require.NoError(t, err)
 		key := w.Take("a", keyspace.Exclusive)
@@ -143,15 +124,15 @@ func TestSettle_RawValuesOfOtherProcesses(t *testing.T) {
 		w.WriteRaw("v", key)
 		w.Settle(key)
 		elapse(2 * settleMax)
-		require.Equal(t, []string{key}, w.there("a/"), "the process before has written it")
+		require.Equal(t, []string{key}, w.There("a/"), "the process before has written it")
 		w.Do(fakeetcd.RemoveOp(key))
-		w.put("v", key)
+		w.WriteOn(5, "v", key)
 		elapse(2 * settleMax)
-		require.Empty(t, w.there("a/"), "a late write")
+		require.Empty(t, w.There("a/"), "a late write")
 		w.Orphan()
-		w.put("v", key)
+		w.WriteOn(5, "v", key)
 		elapse(2 * settleMax)
-		require.Equal(t, []string{key}, w.there("a/"), "the successor may have written it")
+		require.Equal(t, []string{key}, w.There("a/"), "the successor may have written it")
 	})
 }
 
@@ -177,13 +158,13 @@ func TestKeys_RawValuesAreForgotten(t *testing.T) {
 			keys = append(keys, key)
 		}
 		elapse(settleFor - time.Second)
-		w.put("", keys[0])
+		w.WriteOn(5, "", keys[0])
 		sweep()
-		require.Empty(t, w.there("name"), "a late write")
+		require.Empty(t, w.There("name"), "a late write")
 		elapse(time.Second)
-		w.put("", keys[0])
+		w.WriteOn(5, "", keys[0])
 		sweep()
-		require.Len(t, w.there("name"), 1, "another's")
+		require.Len(t, w.There("name"), 1, "another's")
 		require.Len(t, w.raw, 1)
 		require.Contains(t, w.raw, used)
 	})
@@ -195,7 +176,7 @@ func TestSettle_RawValueWrittenBefore(t *testing.T) {
 	w := newWorld(t)
 	key := w.Take("a", keyspace.Exclusive)
 	w.WriteRaw("v", key)
-	late := w.put("v", key)
+	late := w.WriteOn(5, "v", key)
 	_, err := w.etcd.Get(t.Context(), key)
 	require.NoError(t, err)
 	w.WriteRaw("v", key)
@@ -221,11 +202,11 @@ func TestSettle_ManyInOneRequest(t *testing.T) {
 		}
 		for i := range 10 * etcd.Batch {
 			keys, value := w.take(fmt.Sprintf("a/%d", i))
-			w.put(value, keys...)
+			w.WriteOn(5, value, keys...)
 			w.Settle(keys...)
 		}
 		elapse(2 * settleFirst) // up to the second search: some came during the first one
-		require.Zero(t, len(w.there("a/")))
+		require.Zero(t, len(w.There("a/")))
 		w.calls.Store(0)
 		w.Settle(w.Take("b", keyspace.Exclusive))
 		elapse(settleFirst - time.Millisecond)
@@ -244,7 +225,7 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 	}
 	for _, name := range []string{"a", "b", "c", "d"} {
 		keys, value := w.take(name)
-		w.put(value, keys...)
+		w.WriteOn(5, value, keys...)
 		leave(keys)
 	}
 	var reads atomic.Int32
@@ -256,10 +237,10 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 	}
 	// Another user of the same lease has the key of the next entry.
 	keys, _ := w.take("e")
-	w.put("", keys[0])
+	w.WriteOn(5, "", keys[0])
 	leave(keys)
 	require.NoError(t, w.removeLateWrites(t.Context(), some))
-	require.Equal(t, []string{"e/5"}, w.there(""))
+	require.Equal(t, []string{"e/5"}, w.There(""))
 	w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
 	require.ErrorIs(t, w.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
 }
@@ -269,36 +250,36 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
 	w := newWorld(t)
 	kept, value := w.take("b")
-	w.put(value, kept...)
-	w.put(value, "a/5", "a/r5", "a/5-1", "a/5-7ffffffffffffff", "a/b/5/x", "b/5-1")
-	w.put("a value of another process with the same lease", "a/r5-2")
+	w.WriteOn(5, value, kept...)
+	w.WriteOn(5, value, "a/5", "a/r5", "a/5-1", "a/5-7ffffffffffffff", "a/b/5/x", "b/5-1")
+	w.WriteOn(5, "a value of another process with the same lease", "a/r5-2")
 	there, err := w.Sweep(t.Context())
 	require.NoError(t, err)
 	require.EqualValues(t, 5+4, w.calls.Load(), "a read for each key that no entry uses, and a removal for each late write")
 	require.Len(t, there, 9)
 	require.Contains(t, there, "b/5")
-	require.Equal(t, []string{"a/5-7ffffffffffffff", "a/b/5/x", "a/r5-2", "b/5", "b/r5"}, w.there(""))
+	require.Equal(t, []string{"a/5-7ffffffffffffff", "a/b/5/x", "a/r5-2", "b/5", "b/r5"}, w.There(""))
 
 	// Another client removes a late write, and its key is in use again when it is read.
 	w.Remove("a/r5-2")
-	w.put(value, "c/5")
+	w.WriteOn(5, value, "c/5")
 	w.Step = func(_ context.Context, what string) error {
-		if what == "Range" && len(w.there("c/")) == 1 {
+		if what == "Range" && len(w.There("c/")) == 1 {
 			w.Remove("c/5")
 			keys, value := w.take("c")
-			w.put(value, keys...)
+			w.WriteOn(5, value, keys...)
 		}
 		return nil
 	}
 	_, err = w.Sweep(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []string{"c/5", "c/r5"}, w.there("c/"), "the new entry must not be taken for a late write")
+	require.Equal(t, []string{"c/5", "c/r5"}, w.There("c/"), "the new entry must not be taken for a late write")
 
 	w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
-	w.put(value, "d/5")
+	w.WriteOn(5, value, "d/5")
 	_, err = w.Sweep(t.Context())
 	require.NoError(t, err)
-	require.Equal(t, []string{"d/5"}, w.there("d/"), "it is not known what was written")
+	require.Equal(t, []string{"d/5"}, w.There("d/"), "it is not known what was written")
 	require.False(t, w.Swept())
 	w.Step = func(context.Context, string) error { return nil }
 	_, err = w.Sweep(t.Context())
@@ -330,17 +311,17 @@ func TestSkip_I6(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		keys, value := w.take("a")
-		w.put("a value of another user of the lease", keys[0])
-		w.put(value, keys[1]) // of an entry before it
+		w.WriteOn(5, "a value of another user of the lease", keys[0])
+		w.WriteOn(5, value, keys[1]) // of an entry before it
 		w.Skip(keys, w.Server.Keys("a/"))
 		synctest.Wait()
-		require.Equal(t, []string{"a/5"}, w.there("a/"))
+		require.Equal(t, []string{"a/5"}, w.There("a/"))
 		require.Equal(t, "a/5-1", w.Take("a", keyspace.Exclusive))
 		require.Equal(t, "a/r5-1", w.Take("a", keyspace.Shared))
-		w.put(value, keys[1]) // another late write
+		w.WriteOn(5, value, keys[1]) // another late write
 		_, err := w.Sweep(t.Context())
 		require.NoError(t, err)
-		require.Equal(t, []string{"a/5"}, w.there("a/"))
+		require.Equal(t, []string{"a/5"}, w.There("a/"))
 	})
 }
 
@@ -384,7 +365,7 @@ func TestKeys_AdoptedWhileSettled_I6(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		keys, _ := w.take("a")
-		w.put("of the process before", keys...)
+		w.WriteOn(5, "of the process before", keys...)
 		a := &Adopted{Rev: 2, Value: "of the process before", Parts: []Part{{"a", queue.Acquisition{Key: keys[0], SharedKey: keys[1]}}}}
 		require.False(t, w.claim(a), "it has a user")
 		claimed := false
@@ -397,7 +378,7 @@ func TestKeys_AdoptedWhileSettled_I6(t *testing.T) {
 		w.Settle(keys...)
 		elapse(2 * settleFor)
 		require.True(t, claimed)
-		require.Equal(t, keys, w.there("a/"))
+		require.Equal(t, keys, w.There("a/"))
 		require.True(t, w.InUse(), "its new user frees it")
 		w.Free(keys...)
 		require.False(t, w.InUse())

@@ -55,6 +55,24 @@ func (f *Server) Client(renew func(context.Context) (ttl int64, err error)) *cli
 // Write writes a key without a lease, as another client does, and returns the revision.
 func (f *Server) Write(key string) int64 { return f.Do(PutOp(key, "", 0)) }
 
+// WriteOn writes keys on a lease in one revision, which it returns.
+func (f *Server) WriteOn(lease int64, value string, keys ...string) int64 {
+	var ops []*pb.RequestOp
+	for _, key := range keys {
+		ops = append(ops, PutOp(key, value, lease))
+	}
+	return f.Do(ops...)
+}
+
+// There are the keys that start with prefix, in their order.
+func (f *Server) There(prefix string) []string {
+	keys := []string{}
+	for _, kv := range f.Keys(prefix) {
+		keys = append(keys, string(kv.Key))
+	}
+	return keys
+}
+
 // Remove deletes keys in one revision, as another client does.
 func (f *Server) Remove(keys ...string) {
 	var ops []*pb.RequestOp
