@@ -29,8 +29,8 @@ const (
 // each other that can be so for the one that etcd carried out first and no other: so the answer that nothing was there to
 // change waits for the others, and no further call is made. several says then that one of them has not answered.
 //
-// Until the second call is due, it costs no timer, goroutine or ctx, nor memory: see lane. (A ctx with a time limit would also have gRPC
-// send that along, and etcd start a timer of its own for each request: 6 to 9 us of 300.)
+// Until the second call is due, it costs no timer, goroutine, ctx or memory: see lane. (A ctx with a time limit would also
+// have gRPC send that along, and etcd start a timer of its own for each request: 6 to 9 us of 300.)
 func (r *racers[T]) race() (v T, several bool, err error) {
 	due := r.limit
 	if r.more > 0 && r.late < r.limit {
