@@ -92,10 +92,10 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 		s.pace.took(time.Since(start), commands)
 	}
 	s.endLocked(b, leader, ambiguous, err)
-	ended := slices.DeleteFunc(b, func(m *Command) bool { return m.state != over })
+	ended := slices.DeleteFunc(b, func(c *Command) bool { return c.state != over })
 	s.mu.Unlock()
-	for _, m := range ended {
-		s.tell(m)
+	for _, c := range ended {
+		s.tell(c)
 	}
 }
 
@@ -112,14 +112,14 @@ func (s *Sender) endLocked(b []*Command, leader *Command, ambiguous bool, err er
 	case len(b) == 1:
 		s.limits.answeredAlone(b[0], err)
 	}
-	for _, m := range b {
+	for _, c := range b {
 		switch {
 		case err != nil:
-			m.overLocked(ambiguous || !etcd.Refused(err), err)
-		case m.Did != nil:
-			m.overLocked(ambiguous, nil)
+			c.overLocked(ambiguous || !etcd.Refused(err), err)
+		case c.Did != nil:
+			c.overLocked(ambiguous, nil)
 		default: // one of its attempts may have been carried out after somebody has removed what another one wrote
-			m.overLocked(m.calls > 1, nil)
+			c.overLocked(c.calls > 1, nil)
 		}
 	}
 }
@@ -127,10 +127,10 @@ func (s *Sender) endLocked(b []*Command, leader *Command, ambiguous bool, err er
 // againLocked sends the commands of a request anew that its leader has left.
 func (s *Sender) againLocked(b []*Command) {
 	var rest []*Command
-	for _, m := range b {
-		if m.state == sent {
-			m.ambiguous, m.calls, m.flight = true, 0, nil
-			rest = append(rest, m)
+	for _, c := range b {
+		if c.state == sent {
+			c.ambiguous, c.calls, c.flight = true, 0, nil
+			rest = append(rest, c)
 		}
 	}
 	if len(rest) > 0 {
@@ -213,19 +213,19 @@ func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
 		s.limits.tooMany(len(b))
 	}
 	ambiguous = ambiguous || !etcd.NotCarriedOut(err)
-	for _, m := range b {
-		if m.reply.At != 0 { // to another copy
-			m.overLocked(m.calls > 1, nil)
+	for _, c := range b {
+		if c.reply.At != 0 { // to another copy
+			c.overLocked(c.calls > 1, nil)
 			continue
 		}
-		m.ambiguous, m.calls, m.flight = m.ambiguous || ambiguous, 0, nil
-		if m.state != sent {
+		c.ambiguous, c.calls, c.flight = c.ambiguous || ambiguous, 0, nil
+		if c.state != sent {
 			continue
 		}
-		s.beginLocked(m)
+		s.beginLocked(c)
 		s.seats++
-		if !s.startLocked([]*Command{m}) {
-			m.overLocked(false, context.Canceled) // its caller will be told of the end of the session
+		if !s.startLocked([]*Command{c}) {
+			c.overLocked(false, context.Canceled) // its caller will be told of the end of the session
 		}
 	}
 }

@@ -16,8 +16,8 @@ func (s *Sender) takeLocked() []*Command {
 		return nil
 	}
 	var along []*Command
-	for _, m := range b {
-		along = s.alongLocked(along, m, len(b))
+	for _, c := range b {
+		along = s.alongLocked(along, c, len(b))
 	}
 	if len(along) > 0 {
 		b = removalsFirst(append(along, b...))
@@ -28,9 +28,9 @@ func (s *Sender) takeLocked() []*Command {
 
 // beginLocked takes note that a request is on its way.
 func (s *Sender) beginLocked(b ...*Command) {
-	for _, m := range b {
-		m.state = sent
-		s.departLocked(m)
+	for _, c := range b {
+		c.state = sent
+		s.departLocked(c)
 	}
 	s.requests++
 	if len(b) > 1 {
@@ -54,8 +54,8 @@ func (s *Sender) arriveLocked(c *Command) {
 		} else if !s.limits.alone(c) {
 			continue
 		}
-		for _, m := range s.offers[name] {
-			s.queueLocked(m)
+		for _, o := range s.offers[name] {
+			s.queueLocked(o)
 			s.freed = true
 		}
 		delete(s.offers, name)
@@ -81,8 +81,8 @@ func (s *Sender) startLocked(b []*Command) bool {
 	if s.background(func(ctx context.Context) { s.run(ctx, b) }) {
 		return true
 	}
-	for _, m := range b {
-		s.arriveLocked(m)
+	for _, c := range b {
+		s.arriveLocked(c)
 	}
 	s.seats--
 	return false
