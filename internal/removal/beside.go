@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 
-	clientv3 "go.etcd.io/etcd/client/v3"
-
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/sender"
@@ -19,7 +17,10 @@ import (
 // refused is told each time.
 func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, rev int64, next []queue.Entry, refused func(error)) (got Result, there bool, err error) {
 	for ambiguous := false; ; {
-		c := &sender.Command{Names: []string{name}, Cmps: []clientv3.Cmp{CreatedAt(kept, rev)}, Then: removeOps([]string{key}, rev, next...), Did: removed}
+		c := &sender.Command{Did: removed}
+		c.To(name)
+		c.If(CreatedAt(kept, rev))
+		c.Add(removeOps([]string{key}, rev, next...)...)
 		reply, again, err := r.sender.Do(context.Background(), life, c)
 		ambiguous = ambiguous || again
 		got = result(reply.At, reply.Responses, len(next))

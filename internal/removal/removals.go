@@ -58,7 +58,8 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	r.mu.Unlock()
 	l.name = name
 	c := command(l.Keys, l.Rev, l.Next)
-	c.Names, c.Patient = []string{name}, !l.Now
+	c.To(name)
+	c.Patient = !l.Now
 	c.Done = func(reply sender.Reply, ambiguous bool) {
 		r.finish(l, resultOf(reply, len(l.Keys), len(l.Next), ambiguous))
 	}
@@ -122,7 +123,7 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 // again sends a removal anew, and then looks for those that are next by a read.
 func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
 	c := command(l.Keys, l.Rev, nil)
-	c.Names = []string{l.name}
+	c.To(l.name)
 	reply, ambiguous, err := r.sender.Do(ctx, life, c)
 	got := resultOf(reply, len(l.Keys), 0, ambiguous)
 	if err == nil && len(l.Next) > 0 {
