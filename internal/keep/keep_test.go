@@ -35,7 +35,12 @@ func newScene() *scene {
 				return nil, nil, ctx.Err()
 			}
 			if s.err != nil {
-				return nil, func(closed context.Context) { s.left.Store(true); <-closed.Done(); s.left.Store(false) }, s.err
+				return nil, func(closed context.Context) {
+					s.left.Store(true)
+					<-closed.Done()
+					<-time.After(time.Second)
+					s.left.Store(false)
+				}, s.err
 			}
 			return &fake{}, nil, nil
 		},
@@ -93,7 +98,9 @@ func TestKeeper_FinishesTheLast(t *testing.T) {
 		require.NoError(t, err)
 		require.NotSame(t, f, next)
 		require.False(t, f.finished.Load())
-		<-s.Close()
+		done := s.Close()
+		require.True(t, next.ended.Load(), "at once")
+		<-done
 		require.True(t, f.finished.Load())
 		require.True(t, next.finished.Load())
 		require.EqualError(t, s.Err(), "it is not known to be revoked")
@@ -133,7 +140,11 @@ func TestKeeper_CloseBesideAGrant(t *testing.T) {
 		s := newScene()
 		f := &fake{}
 		var done <-chan struct{}
-		s.Grant = func(context.Context) (*fake, func(context.Context), error) { done = s.Close(); return f, nil, nil }
+		s.Grant = func(context.Context) (*fake, func(context.Context), error) {
+			done = s.Close()
+			<-time.After(time.Second)
+			return f, nil, nil
+		}
 		got, err := s.Session(t.Context())
 		require.NoError(t, err)
 		require.Same(t, f, got)
