@@ -25,9 +25,14 @@ func TestFault_J20_LogOfManyKeys(t *testing.T) {
 	}
 	tap := etcdtest.NewTap()
 	s := newSession(t, as("worker", tap), etcdlock.WithTTL(5*time.Second), etcdlock.WithLogger(log.Logger()))
-	checked := func() { // the entries, at least once from now on
+	others := as("root")
+	checked := func() { // the entries, at least once from now on, since others write: a check at rest comes later
 		before := tap.Calls("LeaseTimeToLive")
-		require.Eventually(t, func() bool { return tap.Calls("LeaseTimeToLive") >= before+2 }, harness.Hang, harness.Tick)
+		require.Eventually(t, func() bool {
+			_, err := others.Put(harness.Ctx(t), "b", "")
+			require.NoError(t, err)
+			return tap.Calls("LeaseTimeToLive") >= before+2
+		}, harness.Hang, harness.Tick)
 	}
 	n := 0
 	hold := func(names int) {
