@@ -39,14 +39,18 @@ func (c *Client) open(ctx context.Context, by *Watcher, key, end string, opts ..
 	}
 	w, wctx := o.begin()
 	opened, givenUp := make(chan error), make(chan bool, 1)
-	go func() { // ends when etcd has opened the watch, with the clientv3.Client at the latest
+	begun := c.inBackground(by, func() { // ends when etcd has opened the watch, with the clientv3.Client at the latest
 		err := o.await(wctx, w)
 		select {
 		case opened <- err:
 		case stays := <-givenUp:
 			o.dismiss(w.Close, stays)
 		}
-	}()
+	})
+	if !begun {
+		w.Close()
+		return nil, ErrWatch
+	}
 	timer := time.NewTimer(AttemptMin)
 	defer timer.Stop()
 	select {
@@ -71,9 +75,13 @@ func (c *Client) open(ctx context.Context, by *Watcher, key, end string, opts ..
 	return nil, ErrWatch
 }
 
-// begin makes the Watch, for await to open. It ends with ctx, and so with the clientv3.Client.
+// begin makes the Watch, for await to open. It ends with the clientv3.Client, or with a Watcher of the user's.
 func (o *opening) begin() (*Watch, context.Context) {
-	ctx, end := Bind(clientv3.WithRequireLeader(context.Background()), o.client.Ctx())
+	life := o.client.Ctx()
+	if !o.by.renewable {
+		life = o.by.life
+	}
+	ctx, end := Bind(clientv3.WithRequireLeader(context.Background()), life)
 	return &Watch{Close: end, Closed: ctx.Done()}, ctx
 }
 
@@ -94,7 +102,7 @@ func (o *opening) opened(w *Watch) *Watch {
 		end()
 		// Without a connection clientv3 is about to open the watches anew, and this one was given up before it was open.
 		if !o.client.Connected() {
-			go o.dismiss(end, false)
+			o.client.inBackground(o.by, func() { o.dismiss(end, false) })
 		}
 	}
 	return w
@@ -107,6 +115,8 @@ func (o *opening) opened(w *Watch) *Watch {
 // until it is open, however late that is. Those that are given up meanwhile end at once, so that they don't become many
 // while etcd is away. Etcd may be about to open one of them behind the watch that stays. So another watch is opened behind
 // them before that one ends.
+//
+// With a Watcher that the user has put in the place of etcd's own this ends with CloseWatcher: see inBackground.
 func (o *opening) dismiss(end func(), stays bool) {
 	for o.another(stays) {
 		next, ctx := o.begin()
@@ -124,6 +134,8 @@ func (o *opening) another(stays bool) bool {
 	o.client.mu.Lock()
 	defer o.client.mu.Unlock()
 	switch by := o.by; {
+	case by.closedLocked():
+		return false
 	case !stays && by.stays:
 		by.behind = true // for the one that stays
 		return false

@@ -4,6 +4,7 @@ import (
 	"context"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -137,5 +138,45 @@ func TestOpening_ClientIsClosed(t *testing.T) {
 		require.Error(t, w.ctx.Err())
 		w.fails()
 		s.rests()
+	})
+}
+
+// A Watcher that the user has put in the place of etcd's own has no call once CloseWatcher has returned, since its Watch may
+// not be safe while the clientv3.Client is closed.
+func TestOpening_CloseWatcherWaits(t *testing.T) {
+	playOpening(t, func(s *openingScene, _ func()) {
+		first, second := s.givenUp(), s.givenUp()
+		require.NoError(t, first.ctx.Err())
+		closed := make(chan struct{})
+		go func() {
+			s.c.CloseWatcher()
+			close(closed)
+		}()
+		synctest.Wait()
+		require.Error(t, first.ctx.Err())
+		first.fails()
+		s.rests()
+		select {
+		case <-closed:
+			t.Fatal("a call has not returned")
+		default:
+		}
+		second.fails()
+		<-closed
+		s.rests()
+		_, err := s.c.OpenWatch(context.Background(), context.Background(), "a", "")
+		require.ErrorIs(t, err, ErrWatch)
+		s.rests()
+	})
+}
+
+// A call that does not end with its ctx does not keep CloseWatcher for long.
+func TestOpening_CloseWatcherIsBounded(t *testing.T) {
+	playOpening(t, func(s *openingScene, _ func()) {
+		first := s.givenUp()
+		began := time.Now()
+		s.c.CloseWatcher()
+		require.Equal(t, AttemptMin, time.Since(began))
+		first.fails()
 	})
 }

@@ -5,8 +5,11 @@ package etcd
 import (
 	"context"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // probeInterval is how often a Prober probes the watches, jittered, so that one of several sessions of a client asks
@@ -56,6 +59,88 @@ func (p *Prober) Probe() {
 			refreshed = time.Now()
 			p.Silent()
 		}
+	}
+}
+
+// reopen is how often to open a watch on a silent stream that answers no question.
+const reopen = 10 * time.Second
+
+// Probe asks each stream that has watches whether it lives, unless something was heard of it since
+// the last Probe. If nothing was heard for AttemptMin since it was asked, it is on a member that hangs,
+// or that is cut off: its watches end, and the next ones get another stream. silent says that this is
+// so and that no other stream can be had, or that the stream opens watches and answers no question, as a proxy's;
+// the watches go on then, and may be silent.
+//
+// Clients of one clientv3.Client share its stream, and etcd's answer goes to all of their watches. So
+// one of them asks, and the others have heard of it.
+//
+// A watch that can't be opened is no such sign, but where nothing else is heard: it may stand in line behind others.
+func (c *Client) Probe(ctx context.Context) (silent bool) {
+	var asked sync.WaitGroup
+	c.mu.Lock()
+	for _, w := range append(slices.Clone(c.watcher.former), c.watcher) {
+		ask, unheard := w.unheardLocked()
+		again := false
+		switch mute := !w.answers.Load() && !w.opened.IsZero(); {
+		case !ask:
+			continue
+		case unheard < AttemptMin+c.pace.late():
+			again = unheard > c.pace.late() && w.renewable && !w.answers.Load() && time.Since(w.opened) > reopen
+		case mute && time.Since(w.opened) < reopen:
+			silent = true
+		case mute && time.Since(w.opened) < reopen+2*AttemptMin:
+			silent, again = true, true
+		case w != c.watcher, c.renewLocked():
+			w.end()
+			continue
+		default:
+			silent = true
+		}
+		w.probing = true
+		asked.Go(func() { c.ask(ctx, w, again) }) // each by itself: one that hangs may take its time
+	}
+	c.mu.Unlock()
+	asked.Wait()
+	return silent
+}
+
+// unheardLocked reports whether to ask w whether it lives, and for how long nothing was heard of it since it was first
+// asked that. A Watcher whose watches have ended, or are only being opened, is not asked: if it has no stream, the client
+// would open one to ask, and nobody would end that stream. The caller holds the Client's mu.
+func (w *Watcher) unheardLocked() (ask bool, unheard time.Duration) {
+	heard := w.heard.Swap(false)
+	switch {
+	case heard, w.open == 0, w.life.Err() != nil:
+		w.probed = time.Time{}
+		return false, 0
+	case w.probed.IsZero():
+		w.probed = time.Now()
+	}
+	return true, time.Since(w.probed)
+}
+
+// ask asks w whether it lives, and again whether one more watch can be opened. Watches that were to be closed meanwhile are closed then.
+func (c *Client) ask(ctx context.Context, w *Watcher, again bool) {
+	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), AttemptMin)
+	_ = w.RequestProgress(ctx) // if it fails, there is silence
+	opened := false
+	if of := w.watched.Load(); again && of != nil {
+		watch, err := c.open(ctx, w, of.key, of.end, of.opts...)
+		if opened = err == nil; opened {
+			watch.Close()
+		}
+	}
+	cancel()
+	c.mu.Lock()
+	if opened {
+		w.opened = time.Now()
+	}
+	w.probing = false
+	closing := w.closing
+	w.closing = nil
+	c.mu.Unlock()
+	for _, f := range closing {
+		f()
 	}
 }
 

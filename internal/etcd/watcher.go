@@ -50,6 +50,7 @@ type Watcher struct {
 	opened  time.Time
 	life    context.Context // of the watches
 	end     context.CancelFunc
+	calls   sync.WaitGroup // of Watch: see inBackground
 	// stays: a watch that was given up stays until it is open. behind: another one must be opened behind it. See dismiss.
 	stays, behind bool
 }
@@ -62,9 +63,32 @@ type watched struct {
 
 func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
 	w := &Watcher{Watcher: of, renewable: isPlain(client, of)}
-	w.life, w.end = context.WithCancel(context.Background())
+	life := context.Background()
+	if !w.renewable {
+		life = client.Ctx()
+	}
+	w.life, w.end = context.WithCancel(life)
 	return w
 }
+
+// inBackground runs f, which calls w.Watch, or returns false after CloseWatcher.
+//
+// A Watcher that the user has put in the place of etcd's own may not be safe for a Watch while the clientv3.Client is
+// closed: that of clientv3/namespace adds to a WaitGroup that its Close waits for. The user may close the clientv3.Client
+// once CloseWatcher has returned. So CloseWatcher ends such calls and waits for them. For etcd's own Watcher, which is
+// safe, f may go on: it ends streams that would stay.
+func (c *Client) inBackground(w *Watcher, f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if w.closedLocked() {
+		return false
+	}
+	w.calls.Go(f)
+	return true
+}
+
+// closedLocked reports whether w must not be called any more. The caller holds the Client's mu.
+func (w *Watcher) closedLocked() bool { return !w.renewable && w.life.Err() != nil }
 
 // isPlain reports whether a Watcher of NewWatcher can replace w, since both reach etcd by the client's connection. The
 // user may have put w in the place of etcd's own Watcher: see clientv3/namespace. A Watcher of
@@ -148,13 +172,28 @@ func (c *Client) swapLocked(w *Watcher) {
 }
 
 // CloseWatcher closes what the client has made for its watches, once the last of them is
-// closed. No watch is opened after it.
+// closed. No watch is opened after it. The watches of a Watcher of the user's end: see inBackground.
 func (c *Client) CloseWatcher() {
 	c.mu.Lock()
 	w := c.watcher
 	w.replaced = true
+	if !w.renewable {
+		w.end()
+	}
 	c.mu.Unlock()
 	c.closeUnused(w)
+	if w.renewable {
+		return
+	}
+	returned := make(chan struct{})
+	go func() {
+		defer close(returned)
+		w.calls.Wait()
+	}()
+	select {
+	case <-returned:
+	case <-time.After(AttemptMin): // its Watch does not end with its ctx
+	}
 }
 
 // closeUnused closes w if no watch uses it, nor will.
@@ -172,88 +211,6 @@ func (c *Client) UseWatcher(w clientv3.Watcher) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.watcher = newWatcher(c.Client, w)
-}
-
-// reopen is how often to open a watch on a silent stream that answers no question.
-const reopen = 10 * time.Second
-
-// Probe asks each stream that has watches whether it lives, unless something was heard of it since
-// the last Probe. If nothing was heard for AttemptMin since it was asked, it is on a member that hangs,
-// or that is cut off: its watches end, and the next ones get another stream. silent says that this is
-// so and that no other stream can be had, or that the stream opens watches and answers no question, as a proxy's;
-// the watches go on then, and may be silent.
-//
-// Clients of one clientv3.Client share its stream, and etcd's answer goes to all of their watches. So
-// one of them asks, and the others have heard of it.
-//
-// A watch that can't be opened is no such sign, but where nothing else is heard: it may stand in line behind others.
-func (c *Client) Probe(ctx context.Context) (silent bool) {
-	var asked sync.WaitGroup
-	c.mu.Lock()
-	for _, w := range append(slices.Clone(c.watcher.former), c.watcher) {
-		ask, unheard := w.unheardLocked()
-		again := false
-		switch mute := !w.answers.Load() && !w.opened.IsZero(); {
-		case !ask:
-			continue
-		case unheard < AttemptMin+c.pace.late():
-			again = unheard > c.pace.late() && w.renewable && !w.answers.Load() && time.Since(w.opened) > reopen
-		case mute && time.Since(w.opened) < reopen:
-			silent = true
-		case mute && time.Since(w.opened) < reopen+2*AttemptMin:
-			silent, again = true, true
-		case w != c.watcher, c.renewLocked():
-			w.end()
-			continue
-		default:
-			silent = true
-		}
-		w.probing = true
-		asked.Go(func() { c.ask(ctx, w, again) }) // each by itself: one that hangs may take its time
-	}
-	c.mu.Unlock()
-	asked.Wait()
-	return silent
-}
-
-// unheardLocked reports whether to ask w whether it lives, and for how long nothing was heard of it since it was first
-// asked that. A Watcher whose watches have ended, or are only being opened, is not asked: if it has no stream, the client
-// would open one to ask, and nobody would end that stream. The caller holds the Client's mu.
-func (w *Watcher) unheardLocked() (ask bool, unheard time.Duration) {
-	heard := w.heard.Swap(false)
-	switch {
-	case heard, w.open == 0, w.life.Err() != nil:
-		w.probed = time.Time{}
-		return false, 0
-	case w.probed.IsZero():
-		w.probed = time.Now()
-	}
-	return true, time.Since(w.probed)
-}
-
-// ask asks w whether it lives, and again whether one more watch can be opened. Watches that were to be closed meanwhile are closed then.
-func (c *Client) ask(ctx context.Context, w *Watcher, again bool) {
-	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), AttemptMin)
-	_ = w.RequestProgress(ctx) // if it fails, there is silence
-	opened := false
-	if of := w.watched.Load(); again && of != nil {
-		watch, err := c.open(ctx, w, of.key, of.end, of.opts...)
-		if opened = err == nil; opened {
-			watch.Close()
-		}
-	}
-	cancel()
-	c.mu.Lock()
-	if opened {
-		w.opened = time.Now()
-	}
-	w.probing = false
-	closing := w.closing
-	w.closing = nil
-	c.mu.Unlock()
-	for _, f := range closing {
-		f()
-	}
 }
 
 // closeWatch closes a watch of w by cancel.
