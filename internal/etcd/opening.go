@@ -19,8 +19,8 @@ type opening struct {
 	opts     []clientv3.OpOption
 }
 
-// open opens a watch and waits for etcd's notice that it is there. It gives up after AttemptMin, since a watch waits
-// silently for a member that hangs, and when the watches of the Watcher are to end.
+// open opens a watch and waits for etcd's notice that it is there. It gives up after the time that a request gets, since a
+// watch waits silently for a member that hangs, and when the watches of the Watcher must end.
 //
 // It names no start revision. etcd serves a watch that starts at a revision it already has from
 // a loop that runs each 100 ms (watchResyncPeriod), which is why concurrency.Mutex hands over
@@ -51,7 +51,7 @@ func (c *Client) open(ctx context.Context, by *Watcher, key, end string, opts ..
 		w.Close()
 		return nil, ErrWatch
 	}
-	timer := time.NewTimer(AttemptMin)
+	timer := time.NewTimer(c.patience())
 	defer timer.Stop()
 	select {
 	case err := <-opened:

@@ -141,6 +141,29 @@ func TestOpening_ClientIsClosed(t *testing.T) {
 	})
 }
 
+// Where etcd answers late, a watch is not given up before it can be open: each that is given up costs etcd one more.
+func TestOpening_AllAnswersLate(t *testing.T) {
+	playOpening(t, func(s *openingScene, _ func()) {
+		const late = 2 * AttemptMin
+		for range 10 {
+			_, _, err := Do(s.Context(), s.c, Policy{Hedge: true}, func(ctx context.Context) (int, error) { return 0, Sleep(ctx, late) })
+			require.NoError(s, err)
+		}
+		opened := make(chan *Watch, 1)
+		go func() {
+			w, err := s.c.OpenWatch(s.Context(), s.Context(), "a", "")
+			require.NoError(s, err)
+			opened <- w
+		}()
+		synctest.Wait()
+		first := s.next()
+		require.NoError(s, Sleep(first.ctx, late))
+		first.opens()
+		(<-opened).Close()
+		s.rests()
+	})
+}
+
 // A Watcher that the user has put in the place of etcd's own has no call once CloseWatcher has returned, since its Watch may
 // not be safe while the clientv3.Client is closed.
 func TestOpening_CloseWatcherWaits(t *testing.T) {
