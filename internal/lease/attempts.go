@@ -1,4 +1,4 @@
-// From when the answer to a renewal counts.
+// The time from which the answer to a renewal counts.
 
 package lease
 
@@ -7,38 +7,39 @@ import (
 	"time"
 )
 
-// attempts are when those attempts to renew were sent that have no answer, in order.
+// attempts are the times at which the unanswered attempts to renew were sent, in order.
 //
-// On a stream that leads to etcd a reply is that to the attempt that was sent on it, and counts from that. Behind `etcd
-// grpc-proxy` it is not. The proxy renews the lease when the first of its clients' streams asks for it, and gives
-// etcd's reply to all streams that are waiting then. So the reply to an attempt may be that to an earlier attempt, and
-// etcd may have renewed the lease before the later one was sent. What I4 asks for is a time before the proxy's own
-// request. That is at the latest when the earliest attempt was sent that had no answer when this one was sent:
+// On a stream that leads to etcd, a reply answers the attempt that was sent on this stream, and counts from when that
+// attempt was sent. Behind `etcd grpc-proxy` it may answer an earlier attempt. The proxy renews the lease when the first of
+// its clients' streams asks for it, and gives etcd's reply to all streams that wait then. So etcd may have renewed the lease
+// before the later attempt was sent. I4 asks for a time before the proxy's own request. When an attempt is sent, the
+// earliest attempt that is still unanswered gives such a time:
 //
-//   - The proxy asks etcd only because of an attempt, and gets etcd's replies in the order in which it has asked. If an
-//     attempt has its answer, the requests because of it and of those before it are answered, and what comes to a later
-//     attempt is not the reply to them.
-//   - An attempt whose own answer never comes, since its stream broke or its reply was lost, may yet have made the proxy
-//     ask. The reply may come to the next attempt. So the failed one stays here until an attempt that was sent later has
-//     an answer. That answer counts from the failed one, and the next renewal, which is due at once then, from itself.
+//   - The proxy asks etcd only because of an attempt, and gets etcd's replies in the order of its requests. If an attempt
+//     has its answer, the proxy's requests for this attempt and for all earlier ones are answered. No later attempt gets
+//     the replies to these requests.
+//   - An attempt may never get its answer, since its stream broke or its reply was lost. It may yet have made the proxy
+//     ask, and the reply may come to the next attempt. So the failed attempt stays here until an attempt that was sent
+//     later has an answer. That answer counts from the failed attempt. The next renewal is due at once then, and counts
+//     from itself.
 //   - An attempt that was never sent has made nobody ask.
 //
-// What this can't see is that the proxy asks again each half second while etcd does not answer it. Of several
-// answers that are that late the proxy may give a later one to the next attempt: see doc.go.
+// One case stays unseen. While etcd does not answer, the proxy asks again each half second. If several of etcd's answers
+// come late, the proxy may give a later one of them to the next attempt: see doc.go.
 type attempts []time.Time
 
-// send notes an attempt, and returns from when its answer counts if it may be shared.
+// send notes an attempt, and returns the time from which its answer counts, if the answer may be shared.
 func (a *attempts) send(sent time.Time) (from time.Time) {
 	*a = append(*a, sent)
 	return (*a)[0]
 }
 
-// answered notes that the attempt that was sent then has an answer.
+// answered notes that the attempt which was sent at this time has an answer.
 func (a *attempts) answered(sent time.Time) {
 	*a = slices.DeleteFunc(*a, func(t time.Time) bool { return !t.After(sent) })
 }
 
-// notSent notes that it was never sent.
+// notSent notes that the attempt of this time was never sent.
 func (a *attempts) notSent(sent time.Time) {
 	*a = slices.DeleteFunc(*a, sent.Equal)
 }

@@ -1,4 +1,4 @@
-// When the user of a lease looks what has become of its keys.
+// When the user of a lease checks its keys.
 
 package lease
 
@@ -10,23 +10,23 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// checks are when the user of a lease asks etcd what has become of its keys: in each half TTL or so, since correctness
-// depends on no event. A check that can find nothing waits until a renewal shows that there may be something. So a
-// session at rest sends renewals only. There is nothing to be found in two cases:
+// checks decides when the user of a lease asks etcd for its keys: about twice in a TTL, since correctness depends on no
+// event. A check that can find nothing waits until a renewal shows that there may be something to find. So a session at rest
+// sends renewals only. A check finds nothing in two cases:
 //
 //   - Etcd has not changed since the last check: its revision is the same.
 //   - The user has no keys, and no request that may yet write one.
 //
-// Both hold only while the same process of etcd answers the renewals: who restores a snapshot, which brings back keys and
-// revisions, stops all members before. And they are trusted for trustedFor only: a member that lags shows an old revision,
-// and what is between client and etcd may send a request twice.
+// Both cases hold only while the same process of etcd answers the renewals: somebody who restores a snapshot, which brings
+// back keys and revisions, stops all members before. And they are trusted for trustedFor only: a member that lags shows an
+// old revision, and a proxy may send a request twice.
 type checks struct {
 	lease *Lease
 	none  func() bool
 	ask   func(ctx context.Context) bool
 
-	// What follows is of the last check that returned true. Only check changes it, and it runs alone.
-	stream int // on which etcd had answered before it, 0 if there was no such check
+	// The next three describe the last check that returned true. Only check, which runs alone, changes them.
+	stream int // the stream on which etcd answered before that check, 0 if there was none
 	rev    int64
 	until  time.Time
 
@@ -37,9 +37,9 @@ type checks struct {
 // trustedFor is for how many TTLs, less up to one, a check may wait.
 const trustedFor = 4
 
-// StartChecks has the user's checks made by ask for as long as the lease is used: see checks. They are jittered, so that
-// the sessions of a service don't make them together. none reports whether the user has no keys, and no request that may
-// yet write one. If ask returns false it is called again although etcd has not changed. Call StartChecks before Run.
+// StartChecks calls ask for each check, as long as the lease is used: see checks. The checks are jittered, so that the
+// sessions of a service don't check together. none reports whether the user has no keys, and no request that may yet write
+// one. If ask returns false, it is called again although etcd has not changed. Call StartChecks before Run.
 func (l *Lease) StartChecks(none func() bool, ask func(ctx context.Context) bool) {
 	l.checks = &checks{lease: l, none: none, ask: ask}
 	l.checks.after()
@@ -49,7 +49,7 @@ func (c *checks) after() {
 	time.AfterFunc(c.lease.TTL/8*3+etcd.Jitter(c.lease.TTL/4), c.due)
 }
 
-// due has the check made, now or when a renewal shows something new.
+// due makes the check now, or has renewed make it once a renewal shows something new.
 func (c *checks) due() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -24,10 +24,10 @@ var (
 	errTaken = errors.New("somebody else has a lease with the ID that was drawn")
 )
 
-// newID is an ID of our own choice: a lease whose reply was lost can be found again by it, and revoked. With an ID of
-// etcd's choice, every lost reply leaks a lease.
+// newID draws an ID: if the reply to a grant is lost, the lease can be found by this ID, and revoked. With an ID of etcd's
+// choice, every lost reply leaks a lease.
 //
-// The system draws it, not math/rand: two clones of a virtual machine go on with the same state of that, and so draw
+// The system draws the ID, not math/rand: two clones of a virtual machine have the same state of math/rand, and would draw
 // the same ID.
 func newID() clientv3.LeaseID {
 	var b [8]byte
@@ -35,11 +35,11 @@ func newID() clientv3.LeaseID {
 	return clientv3.LeaseID(max(1, binary.NativeEndian.Uint64(b[:])>>1))
 }
 
-// Grant asks for the lease until etcd has answered or ctx ends. After an error no lease is left behind: if it is not
-// known whether one was granted, it is revoked in the background.
+// Grant asks for the lease until etcd has answered or ctx ends. After an error no lease is left behind: a lease that an
+// unanswered request may have created is revoked in the background.
 //
-// Each request has an ID of its own, unless the one before it was certainly not carried out. So a lease that exists is
-// never taken for the lease of an earlier request. It may be that of a clone of this virtual machine, taken after the
+// Each request has an ID of its own, unless the request before it was certainly not carried out. So a lease that exists is
+// never taken for the lease of an earlier request. It may be the lease of a clone of this virtual machine, made after the
 // ID was drawn: both would hold the same locks with the same tokens.
 func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
@@ -73,7 +73,7 @@ func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 	return l.Translate(err)
 }
 
-// Adopt renews a lease that was granted elsewhere, which tells its TTL too.
+// Adopt renews a lease that another process was granted. The reply also tells the TTL.
 func (l *Lease) Adopt(ctx context.Context) error {
 	err := l.renewUntil(ctx, func(ctx context.Context) error {
 		_, _, err := l.sendRenewal(ctx)
@@ -99,12 +99,12 @@ func (l *Lease) Adopt(ctx context.Context) error {
 // confirmTimeout bounds what asking after the lease may add to the news that a key of it is gone.
 const confirmTimeout = 250 * time.Millisecond
 
-// Confirm asks etcd after the lease, since a key of it is gone, and ends the use of the lease if that is what took the
-// key. It gives up when ctx ends, and after a quarter of a second.
+// Confirm is called when a key of the lease is gone. It asks etcd whether the lease still exists, and if not, ends the use
+// of the lease. It gives up when ctx ends, and after a quarter of a second.
 //
-// To renew the lease would not tell: if the revocation came to the leader's followers first, the
-// leader goes on renewing until it has carried it out itself (FastLeaseKeepAlive in etcd 3.7). It
-// catches up before it tells a time to live.
+// A renewal would not tell. If the leader's followers have carried out the revocation first, the leader goes on renewing
+// until it has carried out the revocation itself (FastLeaseKeepAlive in etcd 3.7). Before the leader tells a time to live,
+// it catches up.
 func (l *Lease) Confirm(ctx context.Context) {
 	start := time.Now()
 	ctx, cancel := context.WithDeadline(ctx, start.Add(confirmTimeout))
@@ -122,7 +122,7 @@ func (l *Lease) Confirm(ctx context.Context) {
 	lease, err := l.Client.TimeToLive(ctx, l.ID)
 	switch {
 	case err != nil:
-		// Nothing is known. The next renewal tells, and the deadline stands.
+		// Nothing is known. The next renewal tells; the deadline stays as it is.
 	case lease.GrantedTTL == 0:
 		l.NotFound()
 	default:
@@ -145,14 +145,14 @@ func (l *Lease) revoke(ctx context.Context, id clientv3.LeaseID) (found bool, er
 const (
 	lateFirst = 50 * time.Millisecond
 	lateMax   = 5 * time.Second
-	// lateFor is how long a request for a lease may yet be carried out after it was given up: three times as long as
-	// etcd lets a request live. Close waits lateClosing for it.
+	// lateFor is how long after it was given up a request for a lease may yet be carried out: three times as long as
+	// etcd lets a request live. Close waits only lateClosing for such a lease.
 	lateFor     = 20 * time.Second
 	lateClosing = time.Second
 )
 
-// revokeLate revokes a lease, in the background, that the one request for it may have granted, or may yet grant. It
-// asks again and again, since the request may be on its way, until it has found the lease.
+// revokeLate revokes, in the background, a lease that an unanswered request may have granted, or may yet grant. The request
+// may still be on its way, so revokeLate asks again and again until it has found the lease.
 func (l *Lease) revokeLate(id clientv3.LeaseID) {
 	// The lease may be granted at the end of lateFor, and lives no longer than a TTL by itself.
 	began, most := time.Now(), lateFor+l.TTL

@@ -23,14 +23,14 @@ type Lease struct {
 	ID     clientv3.LeaseID
 	// Adopted: another process has had the lease before.
 	Adopted bool
-	TTL     time.Duration // that etcd has granted, once it has
+	TTL     time.Duration // that etcd has granted; before the grant, the one to ask for
 	// Expired is the cause of Ctx if the lease was lost.
 	Expired error
 	Outages outage.Source
 	// Renewed is told how an attempt to renew went, and how long it took. It must not block: the renewals wait for it.
 	Renewed func(took time.Duration, err error)
-	// Ended is told that Run is about to return: why the lease is not used any more, and why the last attempt
-	// to renew failed, nil if it did not.
+	// Ended is called when Run is about to return. reason says why the lease is not used any more, and unrenewed why
+	// the last attempt to renew failed, nil if it did not.
 	Ended func(reason string, unrenewed error)
 	// KeepAlive renews the lease once and returns the TTL that etcd granted anew, which is not positive if the
 	// lease is gone.
@@ -39,9 +39,9 @@ type Lease struct {
 	Shared func() bool
 	// Relayed reports whether calls of KeepAlive are known to go to a proxy, which takes up to RelayTime for an answer.
 	Relayed func() bool
-	// Stream tells on which stream etcd answers, 0 if that may change unseen: see etcd.KeepAlive.
+	// Stream is the number of the stream on which etcd answers, 0 if the stream may change unseen: see etcd.KeepAlive.
 	Stream func() int
-	// Broken tells that such a stream has ended.
+	// Broken has a value when a stream on which etcd answered has ended.
 	Broken    <-chan struct{}
 	WallClock func() time.Time
 	// InTheWay is a key that hangs on the lease and that the client has no right to write, "" if it finds none.
@@ -50,28 +50,28 @@ type Lease struct {
 	// Ctx ends with the use of the lease: at its deadline at the latest, or with the cause given to End.
 	Ctx    context.Context
 	cancel context.CancelCauseFunc
-	// Gone ends when there is no use any more in removing what hangs on the lease: it is known to be gone, Close has
-	// done what it can, Orphan was called, or a TTL has passed since the end of Ctx.
+	// Gone ends when there is no use any more in removing what hangs on the lease: etcd has said that the lease is gone,
+	// Close has done what it can, Orphan was called, or a TTL has passed since the end of Ctx.
 	Gone context.Context
 	gone context.CancelFunc
 
 	stream *etcd.KeepAlive
 	checks *checks // nil without
-	// renewals tells Run how the attempts to renew end.
+	// renewals has the outcomes of the attempts to renew, for Run.
 	renewals  chan renewal
 	closeOnce sync.Once
 	closing   chan struct{} // closed, under mu, when Close waits: start nothing anymore
 	revoked   chan struct{} // closed after the revocation, whose error is revokeErr
 	// confirmTurn lets one goroutine at a time ask after the lease: 10,000 holds that are lost together ask once.
 	confirmTurn chan struct{}
-	confirmedAt time.Time // when etcd was last asked that still had the lease
+	confirmedAt time.Time // when the last request was sent to which etcd answered that it has the lease
 
 	mu        sync.Mutex
 	revokeErr error
 	deadline  time.Time
-	sent      time.Time // from when the last renewal that succeeded counts
+	sent      time.Time // from which the last renewal that succeeded counts
 	attempts  attempts
-	refusals  int // of the last renewals
+	refusals  int // in a row, of the last renewals
 	manyKeys  sync.Once
 	expiry    *time.Timer
 	endReason string // why Ctx has ended
@@ -131,7 +131,7 @@ func (l *Lease) Deadline() time.Time {
 	return l.deadline
 }
 
-// SetDeadline moves the deadline, for tests of what happens when it has passed and no timer has fired yet.
+// SetDeadline moves the deadline. It is for tests in which the deadline has passed and no timer has fired yet.
 func (l *Lease) SetDeadline(t time.Time) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -160,8 +160,8 @@ func (l *Lease) End(cause error, reason string) {
 	}
 }
 
-// Orphan ends the use of the lease with that cause, and leaves what hangs on it to a successor, which may have taken it
-// over by now: from now on nothing of it is removed.
+// Orphan ends the use of the lease with that cause, and leaves the keys that hang on it to a successor, which may have
+// taken them over by now: from now on none of them is removed.
 func (l *Lease) Orphan(cause error) {
 	l.End(cause, orphaned)
 	l.gone()
@@ -183,9 +183,9 @@ func (l *Lease) NotFound() {
 	l.gone()
 }
 
-// Close ends the use of the lease with that cause and begins to revoke it, which removes all that hangs on it in one
-// commit. The channel is closed when etcd has confirmed that and all goroutines have ended, or the lease must have
-// expired by itself; CloseError is the outcome then.
+// Close ends the use of the lease with that cause and begins to revoke the lease, which removes all keys that hang on it in
+// one commit. done is closed when etcd has confirmed the revocation, or the lease must have expired by itself, and all
+// goroutines have ended. CloseError is the outcome then.
 func (l *Lease) Close(cause error) (done <-chan struct{}) {
 	l.End(cause, "closed")
 	l.closeOnce.Do(func() {
@@ -212,7 +212,7 @@ func (l *Lease) Close(cause error) (done <-chan struct{}) {
 	return l.revoked
 }
 
-// CloseError is why the lease is not known to be revoked, nil if it is.
+// CloseError is why the lease is not known to be revoked, nil if the lease is revoked.
 func (l *Lease) CloseError() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -19,8 +19,8 @@ var errRefused = errors.New("etcd refuses the lease")
 // come between two changes of a role.
 const maxRefusals = 2
 
-// explained is err, or if that is for want of rights, errRefused with the key that is in the way. It does not wrap the
-// refusal: that is not about the rights on the lock that the caller has asked for.
+// explained is err, or if err is for want of rights, errRefused with the key that is in the way. It does not wrap err: the
+// refusal is not about the rights on the lock that the caller has asked for.
 func (l *Lease) explained(ctx context.Context, err error) error {
 	if !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return err
@@ -32,7 +32,7 @@ func (l *Lease) explained(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: the client has no right to write the key %q, which hangs on it: %s", errRefused, key, err.Error())
 }
 
-// refused takes note of whether a renewal was refused, and ends the use of the lease if too many were.
+// refused takes note of the outcome of a renewal, and ends the use of the lease if etcd has refused too many in a row.
 func (l *Lease) refused(err error) {
 	l.mu.Lock()
 	if err == nil {
@@ -47,8 +47,8 @@ func (l *Lease) refused(err error) {
 	}
 }
 
-// refusedInstead is err, or if that is for want of rights on another key that hangs on the lease, the end of its use: a
-// renewal tells.
+// refusedInstead is err, or the cause of Ctx if err is for want of rights on another key that hangs on the lease, as a
+// renewal shows: that ends the use of the lease.
 func (l *Lease) refusedInstead(ctx context.Context, err error) error {
 	if errors.Is(err, rpctypes.ErrPermissionDenied) && l.Refresh(ctx) != nil && l.Ctx.Err() != nil {
 		return context.Cause(l.Ctx)
@@ -56,11 +56,11 @@ func (l *Lease) refusedInstead(ctx context.Context, err error) error {
 	return err
 }
 
-// manyKeys is from how many keys on the log speaks of them.
+// manyKeys is the least number of keys that the log speaks of.
 const manyKeys = 1000
 
-// HasKeys is told how many keys hang on the lease. Where the client has a password, the log has a line if there are
-// many: etcd checks the rights on all of them at each put of one more. See docs/capacity.md.
+// HasKeys takes note of how many keys hang on the lease. If they are many and the client has a password, the log has a line
+// for it: at each put of a further key etcd checks the rights on all of them. See docs/capacity.md.
 func (l *Lease) HasKeys(n int) {
 	if n < manyKeys || l.Client.Username == "" {
 		return

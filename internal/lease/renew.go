@@ -18,13 +18,13 @@ import (
 type renewal struct {
 	sent   time.Time
 	cancel context.CancelFunc
-	from   time.Time // from when its answer counts
+	from   time.Time // from which its answer counts
 	err    error
 }
 
-// lookInterval is how often Run looks, without a request, whether the client is connected: waits for locks
-// make no request that could fail, and clientv3 keeps it from their watches. It does not look while the stream for the
-// renewals lives, which has a connection.
+// lookInterval is how often Run looks, without a request, whether the client is connected: waits for locks make no request
+// that could fail, and clientv3 does not tell their watches of a lost connection. While the stream for the renewals lives,
+// there is a connection, and Run does not look.
 const lookInterval = 500 * time.Millisecond
 
 // errNoAnswer says that a renewal takes so long that another one is sent beside it.
@@ -34,17 +34,17 @@ var errNoAnswer = errors.New("no answer to the renewal of the lease")
 const relayTime = 600 * time.Millisecond
 
 // Run renews the lease each third of the TTL, in the background, until Ctx ends. If an attempt has no reply after a
-// sixth of the TTL, another attempt follows beside it, on another stream and so on another member: a member that hangs
-// costs no lease while others answer, and a slow reply is not given up for that. An attempt is given up when a later
-// one has its answer. While nothing is answered the attempts follow faster and faster, 17 in a TTL. Replies that take
-// longer than a sixth of the TTL make it 6 in a TTL: see due.
+// sixth of the TTL, another attempt follows beside it, on another stream and so on another member. So a member that hangs
+// costs no lease while others answer, and a slow reply still counts. An attempt is given up when a later attempt has its
+// answer. While nothing is answered, the attempts follow faster and faster, 17 in a TTL. If replies take longer than a sixth
+// of the TTL, there are 6 attempts in a TTL: see due.
 //
-// Behind a proxy an attempt is given relayTime at least, and all are given up with the first answer. The proxy renews
-// the lease by itself, a third of the TTL after the last time, for as long as one of their streams is open, and a later
-// attempt would wait for that.
+// Behind a proxy an attempt is given relayTime at least, and the first answer ends all attempts. While one of their streams
+// is open, the proxy renews the lease by itself, a third of the TTL after the last renewal, and a later attempt would wait
+// for that renewal.
 //
-// The client's own KeepAlive does not serve: it counts the lease's end from the reply and looks at
-// it once a second, and stays with a member that hangs.
+// The client's own KeepAlive does not serve: it counts the lease's end from the reply, looks at the end once a second, and
+// stays with a member that hangs.
 func (l *Lease) Run() {
 	l.wg.Go(l.run)
 	l.wg.Go(func() { l.stream.Prepare(l.Ctx) })
@@ -125,7 +125,7 @@ func (l *Lease) run() {
 				late, gap = 0, l.TTL/6
 				next.Reset(max(0, time.Until(l.due(r, inFlight))))
 			case l.Ctx.Err() != nil, etcd.IsCtxError(r.err):
-				// It is over, or this attempt never had an answer, and others were sent since.
+				// The lease is used no more, or this attempt never had an answer, and others were sent since.
 			default:
 				unrenewed = r.err
 				if !errors.Is(r.err, errRefused) { // etcd answers, and its answer says what to do
@@ -146,9 +146,9 @@ func (l *Lease) patience(wanted time.Duration) time.Duration {
 	return wanted
 }
 
-// due is when the next renewal is sent after the answer to r. If a later attempt is on its way, etcd is slow, and that
-// attempt is the next renewal: another one follows when it is late itself. Without this each reply of a slow etcd would
-// send one more.
+// due is when the next renewal is sent after the answer to r. If a later attempt is on its way, etcd is slow, and the later
+// attempt is the next renewal: another one follows only when that attempt is late itself. Else each reply of a slow etcd
+// would send one attempt more.
 func (l *Lease) due(r renewal, inFlight []renewal) time.Time {
 	due := r.from.Add(l.TTL / 3)
 	for _, o := range inFlight {
@@ -159,7 +159,7 @@ func (l *Lease) due(r renewal, inFlight []renewal) time.Time {
 	return due
 }
 
-// renewed tells of an attempt to renew, but not of one that ends the use of the lease or comes after its end.
+// renewed tells of an attempt to renew, unless the use of the lease has ended before or by it.
 func (l *Lease) renewed(took time.Duration, err error) {
 	if l.Renewed != nil && l.Ctx.Err() == nil {
 		l.Renewed(took, err)
@@ -192,7 +192,7 @@ func (l *Lease) renewUntil(ctx context.Context, renew func(ctx context.Context) 
 	return l.Translate(err)
 }
 
-// sendRenewal asks etcd once to renew the lease, and ends its use if it is gone. from is from when the answer counts.
+// sendRenewal asks etcd once to renew the lease, and ends its use if the lease is gone. The answer counts from the time from.
 func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, from time.Time, err error) {
 	sent := time.Now()
 	l.mu.Lock()
@@ -228,8 +228,8 @@ func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, from time.
 
 // Record moves the deadline on after etcd has granted or renewed the lease for that many seconds.
 //
-// Invariant (I4): the deadline is counted from before the request was sent that etcd has answered: see attempts, too. Etcd
-// counts from a moment between that and the reply, so its lease outlives the deadline however long the reply took.
+// Invariant (I4): the deadline is counted from a time before the answered request was sent: see also attempts. Etcd counts
+// from a moment between the sending and the reply, so etcd's lease outlives the deadline however long the reply took.
 func (l *Lease) Record(sent time.Time, seconds int64) {
 	deadline := trustedUntil(sent, seconds)
 	l.mu.Lock()
@@ -245,11 +245,12 @@ func (l *Lease) Record(sent time.Time, seconds int64) {
 	}
 }
 
-// trustedUntil is the time up to which a lease can be vouched for that etcd has granted or renewed
-// for that many seconds, when it was asked at sent.
+// trustedUntil is the time up to which a lease can be vouched for, if etcd has granted or renewed it for that many seconds by
+// a request that was sent at sent.
 //
-// The margin is a tenth, whatever the TTL, since what clocks drift apart grows with the time. A clock that ntpd slews
-// is 500 ppm wrong: of two of them 0.06 s in a TTL of 60 s. But chronyd slews by up to 83,333 ppm (its maxslewrate): 5 s.
+// The margin is a tenth of the TTL, however long, since clocks drift apart in proportion to the time. A clock that ntpd slews
+// is 500 ppm wrong: two such clocks differ by 0.06 s in a TTL of 60 s. But chronyd slews by up to 83,333 ppm (its
+// maxslewrate): 5 s.
 func trustedUntil(sent time.Time, seconds int64) time.Time {
 	ttl := time.Duration(seconds) * time.Second
 	return sent.Add(ttl - ttl/10)
@@ -259,7 +260,7 @@ func trustedUntil(sent time.Time, seconds int64) time.Time {
 func (l *Lease) expire() {
 	l.mu.Lock()
 	left := time.Until(l.deadline)
-	if left > 0 { // after the end of Ctx, too: the timer fires once more, and does nothing
+	if left > 0 { // also after the end of Ctx: the timer fires once more, and does nothing
 		l.expiry.Reset(left)
 	}
 	l.mu.Unlock()

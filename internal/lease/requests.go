@@ -15,8 +15,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// Put has send send a request that puts entries, one of them by put, and says what its error means. send blocks until etcd
-// has answered, or ctx or l.Ctx ends. A repetition of the request finds what was written.
+// Put calls send, which sends a request that puts entries, one of them by put, and says what the request's error means. send
+// blocks until etcd has answered, or ctx or l.Ctx ends. A repetition of the request finds the entries that were written.
 func (l *Lease) Put(ctx context.Context, put clientv3.Op, send func() (ambiguous bool, err error)) (ambiguous bool, err error) {
 	before, key := l.Outages.All.Alarm(), ""
 	ambiguous, err = send()
@@ -34,8 +34,8 @@ func (l *Lease) Put(ctx context.Context, put clientv3.Op, send func() (ambiguous
 	return ambiguous, l.Translate(l.refusedInstead(ctx, err))
 }
 
-// written reports whether etcd has what it was asked to put, or may have. Etcd refuses the request by which it becomes
-// full, and has carried it out. Nobody else's entry has that value.
+// written reports whether etcd has, or may have, carried out put. Etcd answers the request by which it becomes full with a
+// refusal, although it has carried the request out. Nobody else's entry has that value.
 func (l *Lease) written(ctx context.Context, put clientv3.Op) bool {
 	got, _, err := l.Client.ReadAt(ctx, l.Ctx, 0, etcd.ReadValue(string(put.KeyBytes())))
 	return err != nil || len(got[0].Kvs) > 0 && bytes.Equal(got[0].Kvs[0].Value, put.ValueBytes())
