@@ -88,9 +88,17 @@ func (o *opening) begin() (*Watch, context.Context) {
 // await opens the watch, however long that takes.
 func (o *opening) await(ctx context.Context, w *Watch) error {
 	w.C = o.by.Watch(ctx, o.key, o.opts...)
-	created, ok := <-w.C
-	w.At = created.Header.GetRevision()
-	return Broken(&created, ok && created.Created)
+	var closed <-chan struct{}
+	if !o.by.renewable { // the user's, which may forget to close C
+		closed = o.by.life.Done()
+	}
+	select {
+	case created, ok := <-w.C:
+		w.At = created.Header.GetRevision()
+		return Broken(&created, ok && created.Created)
+	case <-closed:
+		return ErrWatch
+	}
 }
 
 // opened is w, which is open, for its user.

@@ -52,8 +52,8 @@ func (l *Lease) Run() {
 
 func (l *Lease) run() {
 	var unrenewed error // of the last attempt
+	defer l.Client.CloseWatcher() // which may wait for a Watcher of the user's
 	defer func() { l.ended(unrenewed) }()
-	defer l.Client.CloseWatcher()
 	outage := l.Outages.Outage("")
 	defer outage.Stop(false)
 	stall := etcd.Stall{Client: l.Client}

@@ -240,3 +240,31 @@ func TestLease_LooksForAConnection(t *testing.T) {
 	require.Eventually(t, l.Client.Stalled, 10*time.Second, time.Millisecond)
 	finish(l)
 }
+
+// blocking is a Watcher of the user's whose Watch does not end with its ctx.
+type blocking struct {
+	clientv3.Watcher
+	until chan struct{}
+}
+
+func (b blocking) Watch(context.Context, string, ...clientv3.OpOption) clientv3.WatchChan {
+	<-b.until
+	return nil
+}
+
+// The end of a lease is told before anybody waits for the user's Watcher, which is foreign code.
+func TestLease_EndDoesNotWaitForTheWatcher(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client, watcher := clientv3.NewCtxClient(t.Context()), blocking{until: make(chan struct{})}
+		client.Watcher = watcher
+		l := New(etcd.NewClient(client), 5, time.Minute, &outage.Outages{}, slog.New(slog.DiscardHandler))
+		l.Ended = func(string, error) { close(watcher.until) }
+		_, err := l.Client.OpenWatch(t.Context(), l.Ctx, "a", "")
+		require.ErrorIs(t, err, etcd.ErrWatch)
+		l.Record(time.Now(), 60)
+		l.Run()
+		began := time.Now()
+		finish(l)
+		require.Equal(t, began, time.Now())
+	})
+}
