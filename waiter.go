@@ -5,8 +5,8 @@
 //  2. enter notes the revision of the keys, and what the txn showed of each queue before it wrote them. A part that
 //     nothing blocks there has its lock.
 //  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait reads what blocks,
-//     watches that from now on, and reads again behind the watch (I3). Behind an entry of its own session the
-//     lock goes from one to the next in memory (I1), and the list asks nothing for the first 100 ms.
+//     watches that from now on, and reads again behind the watch (I3). Behind entries of the same session alone, the lock
+//     is handed over in memory (I1: see package waitlist), and etcd is asked nothing for GuardAfter, 100 ms.
 //  4. grant makes the acquisition held, if its caller still wants it and the lease can be vouched for (I4).
 //
 // An error of any step leads to abandon, in release.go, which removes the keys.

@@ -12,8 +12,8 @@ import (
 // On a stream that leads to etcd, a reply answers the attempt that was sent on this stream, and counts from when that
 // attempt was sent. Behind `etcd grpc-proxy` it may answer an earlier attempt. The proxy renews the lease when the first of
 // its clients' streams asks for it, and gives etcd's reply to all streams that wait then. So etcd may have renewed the lease
-// before the later attempt was sent. I4 asks for a time before the proxy's own request. When an attempt is sent, the
-// earliest attempt that is still unanswered gives such a time:
+// before the later attempt was sent. I4 (see Record) needs a time before the proxy's own request. The time at which the
+// earliest attempt was sent that has no answer yet is such a time:
 //
 //   - The proxy asks etcd only because of an attempt, and gets etcd's replies in the order of its requests. If an attempt
 //     has its answer, the proxy's requests for this attempt and for all earlier ones are answered. No later attempt gets
@@ -25,7 +25,8 @@ import (
 //   - An attempt that was never sent has made nobody ask.
 //
 // One case stays unseen. While etcd does not answer, the proxy asks again each half second. If several of etcd's answers
-// come late, the proxy may give a later one of them to the next attempt: see doc.go.
+// come late, the proxy may give a later one of them to the next attempt, whose deadline is too late then: see the
+// comment of package etcdlock.
 type attempts []time.Time
 
 // send notes an attempt, and returns the time from which its answer counts, if the answer may be shared.

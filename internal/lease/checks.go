@@ -17,16 +17,16 @@ import (
 //   - Etcd has not changed since the last check: its revision is the same.
 //   - The user has no keys, and no request that may yet write one.
 //
-// Both cases hold only while the same process of etcd answers the renewals: somebody who restores a snapshot, which brings
-// back keys and revisions, stops all members before. And they are trusted for trustedFor only: a member that lags shows an
-// old revision, and a proxy may send a request twice.
+// Neither case is relied on after the stream has changed: a restored snapshot can bring back old keys and old revisions, and
+// to restore one all members are stopped, which ends the stream. And both are trusted for trustedFor only: a member that lags
+// shows an old revision, and a proxy may send a request twice.
 type checks struct {
 	lease *Lease
 	none  func() bool
 	ask   func(ctx context.Context) bool
 
-	// The next three describe the last check that returned true. Only check, which runs alone, changes them.
-	stream int // the stream on which etcd answered before that check, 0 if there was none
+	// The next three are of the last check. Only check, which runs alone, changes them.
+	stream int // on which etcd answered before that check, 0 if its ask returned false: then the other two mean nothing
 	rev    int64
 	until  time.Time
 
@@ -34,7 +34,7 @@ type checks struct {
 	waiting bool // for a renewal
 }
 
-// trustedFor is for how many TTLs, less up to one, a check may wait.
+// A check waits for news for three to four TTLs at most: trustedFor, less a jitter of up to one TTL.
 const trustedFor = 4
 
 // StartChecks calls ask for each check, as long as the lease is used: see checks. The checks are jittered, so that the
@@ -49,7 +49,7 @@ func (c *checks) after() {
 	time.AfterFunc(c.lease.TTL/8*3+etcd.Jitter(c.lease.TTL/4), c.due)
 }
 
-// due makes the check now, or has renewed make it once a renewal shows something new.
+// due makes the check now, or leaves it to the method renewed, which makes it when a renewal shows something new.
 func (c *checks) due() {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -39,8 +39,8 @@ func newID() clientv3.LeaseID {
 // unanswered request may have created is revoked in the background.
 //
 // Each request has an ID of its own, unless the request before it was certainly not carried out. So a lease that exists is
-// never taken for the lease of an earlier request. It may be the lease of a clone of this virtual machine, made after the
-// ID was drawn: both would hold the same locks with the same tokens.
+// never taken for the lease of an earlier request. Else, if this virtual machine was cloned after the ID was drawn, the
+// existing lease could be the clone's, and both would hold the same locks with the same tokens.
 func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 	seconds := int64((ttl-1)/time.Second + 1) // rounded up
 	outage, before := l.Outages.Outage(""), l.Outages.All.Alarm()
@@ -96,7 +96,7 @@ func (l *Lease) Adopt(ctx context.Context) error {
 	return fmt.Errorf("adopt lease %s: %w", l.String(), err)
 }
 
-// confirmTimeout bounds what asking after the lease may add to the news that a key of it is gone.
+// confirmTimeout bounds by how much Confirm may delay the news that a key of the lease is gone.
 const confirmTimeout = 250 * time.Millisecond
 
 // Confirm is called when a key of the lease is gone. It asks etcd whether the lease still exists, and if not, ends the use
@@ -145,8 +145,8 @@ func (l *Lease) revoke(ctx context.Context, id clientv3.LeaseID) (found bool, er
 const (
 	lateFirst = 50 * time.Millisecond
 	lateMax   = 5 * time.Second
-	// lateFor is how long after it was given up a request for a lease may yet be carried out: three times as long as
-	// etcd lets a request live. Close waits only lateClosing for such a lease.
+	// A request for a lease that was given up may still be carried out for lateFor: three times as long as etcd lets a
+	// request live. Close waits only lateClosing for such a lease.
 	lateFor     = 20 * time.Second
 	lateClosing = time.Second
 )

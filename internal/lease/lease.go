@@ -29,7 +29,7 @@ type Lease struct {
 	Outages outage.Source
 	// Renewed is told how an attempt to renew went, and how long it took. It must not block: the renewals wait for it.
 	Renewed func(took time.Duration, err error)
-	// Ended is called when Run is about to return. reason says why the lease is not used any more, and unrenewed why
+	// Ended is called when the goroutine of Run ends, after the end of Ctx. reason says why the lease is not used any more, and unrenewed why
 	// the last attempt to renew failed, nil if it did not.
 	Ended func(reason string, unrenewed error)
 	// KeepAlive renews the lease once and returns the TTL that etcd granted anew, which is not positive if the
@@ -47,7 +47,7 @@ type Lease struct {
 	// InTheWay is a key that hangs on the lease and that the client has no right to write, "" if it finds none.
 	InTheWay func(ctx context.Context) (key string)
 
-	// Ctx ends with the use of the lease: at its deadline at the latest, or with the cause given to End.
+	// Ctx ends with the use of the lease, at its deadline at the latest. Its cause is the one that End was given.
 	Ctx    context.Context
 	cancel context.CancelCauseFunc
 	// Gone ends when there is no use any more in removing what hangs on the lease: etcd has said that the lease is gone,
@@ -60,11 +60,11 @@ type Lease struct {
 	// renewals has the outcomes of the attempts to renew, for Run.
 	renewals  chan renewal
 	closeOnce sync.Once
-	closing   chan struct{} // closed, under mu, when Close waits: start nothing anymore
+	closing   chan struct{} // closed, under mu, when Close begins: from then on Go starts nothing
 	revoked   chan struct{} // closed after the revocation, whose error is revokeErr
 	// confirmTurn lets one goroutine at a time ask after the lease: 10,000 holds that are lost together ask once.
 	confirmTurn chan struct{}
-	confirmedAt time.Time // when the last request was sent to which etcd answered that it has the lease
+	confirmedAt time.Time // when the last request of Confirm was sent that etcd has answered with "the lease exists"
 
 	mu        sync.Mutex
 	revokeErr error
@@ -184,8 +184,8 @@ func (l *Lease) NotFound() {
 }
 
 // Close ends the use of the lease with that cause and begins to revoke the lease, which removes all keys that hang on it in
-// one commit. done is closed when etcd has confirmed the revocation, or the lease must have expired by itself, and all
-// goroutines have ended. CloseError is the outcome then.
+// one commit. done is closed when the revocation is over and all goroutines have ended. It is over when etcd has confirmed or
+// refused it, the client was closed, or a TTL has passed; CloseError says which.
 func (l *Lease) Close(cause error) (done <-chan struct{}) {
 	l.End(cause, "closed")
 	l.closeOnce.Do(func() {

@@ -47,8 +47,8 @@ func (l *Lease) refused(err error) {
 	}
 }
 
-// refusedInstead is err, or the cause of Ctx if err is for want of rights on another key that hangs on the lease, as a
-// renewal shows: that ends the use of the lease.
+// refusedInstead is err. But if etcd has denied permission, refusedInstead renews the lease to find out why. If the renewals
+// are refused too, the use of the lease has ended, and the error is the cause of Ctx.
 func (l *Lease) refusedInstead(ctx context.Context, err error) error {
 	if errors.Is(err, rpctypes.ErrPermissionDenied) && l.Refresh(ctx) != nil && l.Ctx.Err() != nil {
 		return context.Cause(l.Ctx)

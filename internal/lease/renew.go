@@ -51,7 +51,7 @@ func (l *Lease) Run() {
 }
 
 func (l *Lease) run() {
-	var unrenewed error // of the last attempt
+	var unrenewed error           // of the last attempt
 	defer l.Client.CloseWatcher() // which may wait for a Watcher of the user's
 	defer func() { l.ended(unrenewed) }()
 	outage := l.Outages.Outage("")
@@ -60,7 +60,7 @@ func (l *Lease) run() {
 	defer stall.Set(false)
 	look := time.NewTicker(lookInterval)
 	defer look.Stop()
-	var asked time.Time // when the last attempt was sent, zero when that or a later answer is there
+	var asked time.Time // when the last attempt was sent, zero once this attempt has ended or any has succeeded since
 	var inFlight []renewal
 	late, gap := 0, l.TTL/6
 	l.mu.Lock()
@@ -147,7 +147,7 @@ func (l *Lease) patience(wanted time.Duration) time.Duration {
 }
 
 // due is when the next renewal is sent after the answer to r. If a later attempt is on its way, etcd is slow, and the later
-// attempt is the next renewal: another one follows only when that attempt is late itself. Else each reply of a slow etcd
+// attempt counts as the next renewal: another one is sent only once this one is late too. Else each reply of a slow etcd
 // would send one attempt more.
 func (l *Lease) due(r renewal, inFlight []renewal) time.Time {
 	due := r.from.Add(l.TTL / 3)
@@ -192,7 +192,8 @@ func (l *Lease) renewUntil(ctx context.Context, renew func(ctx context.Context) 
 	return l.Translate(err)
 }
 
-// sendRenewal asks etcd once to renew the lease, and ends its use if the lease is gone. The answer counts from the time from.
+// sendRenewal asks etcd once to renew the lease, and ends its use if the lease is gone. The new deadline is counted from the
+// time from.
 func (l *Lease) sendRenewal(ctx context.Context) (took time.Duration, from time.Time, err error) {
 	sent := time.Now()
 	l.mu.Lock()
@@ -249,8 +250,9 @@ func (l *Lease) Record(sent time.Time, seconds int64) {
 // a request that was sent at sent.
 //
 // The margin is a tenth of the TTL, however long, since clocks drift apart in proportion to the time. A clock that ntpd slews
-// is 500 ppm wrong: two such clocks differ by 0.06 s in a TTL of 60 s. But chronyd slews by up to 83,333 ppm (its
-// maxslewrate): 5 s.
+// is 500 ppm wrong: two such clocks differ by 0.06 s in a TTL of 60 s. A clock that chronyd slews at its limit (maxslewrate,
+// 83,333 ppm) is 5 s wrong in that TTL, less than the margin of 6 s. Two clocks that are slewed apart at the limit are not
+// covered.
 func trustedUntil(sent time.Time, seconds int64) time.Time {
 	ttl := time.Duration(seconds) * time.Second
 	return sent.Add(ttl - ttl/10)

@@ -15,8 +15,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// Put calls send, which sends a request that puts entries, one of them by put, and says what the request's error means. send
-// blocks until etcd has answered, or ctx or l.Ctx ends. A repetition of the request finds the entries that were written.
+// Put calls send and translates its error. send sends a request that writes entries; put is one of its operations. send blocks
+// until etcd has answered, or ctx or l.Ctx ends. A repetition of the request finds the entries that were written.
 func (l *Lease) Put(ctx context.Context, put clientv3.Op, send func() (ambiguous bool, err error)) (ambiguous bool, err error) {
 	before, key := l.Outages.All.Alarm(), ""
 	ambiguous, err = send()
@@ -56,7 +56,7 @@ func (l *Lease) Translate(err error) error {
 	return err
 }
 
-// WaitError is the error of a wait whose ctx, one that ends with l.Ctx, has ended. The end of l.Ctx comes first.
+// WaitError is the error of a wait whose ctx has ended. If ctx ended because l.Ctx did, that is the cause of l.Ctx.
 func (l *Lease) WaitError(ctx context.Context) error {
 	if cause := l.Err(); cause != nil && errors.Is(context.Cause(ctx), cause) {
 		return cause

@@ -11,20 +11,26 @@
 //	view.keys       the keys that were there, less those that have left since
 //	view.listed     the revision of the reading: all of the keys were there at this revision
 //	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
-//	List.at         each key that the views are about and lack was deleted at or before this revision, but for keys
-//	                of own entries that blocked nobody
+//	List.at         if a waiting entry's seen is at or after this revision, each key below the entry that the views are
+//	                about and lack had been deleted by seen, but for keys of own entries that are over
 //	Entry.seen      the last revision at which the entry is known to have been in the queue
 //
-// That a key has gone stays true, so at only rises, whoever tells of it: a reading that no longer shows a key, a watch, a
+// That a key has gone stays true, so at only rises, whoever tells of the key: a reading that no longer shows a key, a watch, a
 // request that does not find an entry. That a key is there is true of one revision only. So listed belongs to a reading,
 // and seen to an entry, and neither says anything about the rest of the queue.
 //
 // Of two keys the lower one has the lower create revision, and no two entries of different sessions share a revision.
 // Invariant (I1): if an entry is granted, there was a revision at which the entry was in the queue and no lower key
-// blocked it, except keys of entries of its own list that had left without a fence. entitledLocked decides this. Why that is
-// enough: an entry that was created at rev and is there at seen was there in between. A view with low 0 and an upTo of
-// rev or more is about all keys below the entry. At seen, which is not before at, those that it does not have had gone.
-// So what was below the entry at seen is what the views have, and own entries that are over.
+// blocked it, except keys of entries of its own list that are over: these had left without a fence, or were removed.
+// entitledLocked decides this. Why that is enough: an entry that was created at rev and is there at seen was there in between.
+// A view with low 0 and an upTo of rev or more is about all keys below the entry. Since seen is not before at, each of these
+// keys that the view lacks had been deleted by seen. So what was below the entry at seen is what the views have, and own
+// entries that are over.
+//
+// So when an entry of another session is granted, each earlier entry that excludes it has been deleted. That its holder no
+// longer believes in it by then is decided elsewhere: a release ends the hold before the removal is sent (release.go of
+// package etcdlock), and a session ends before etcd can have taken its lease away (I4: Record in package lease). If
+// somebody else deletes the key of a hold, its holder is told of that, and until then only the token tells the two apart.
 //
 // # What reaches a list late
 //
