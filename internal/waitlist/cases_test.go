@@ -1266,3 +1266,66 @@ func TestReaders_AskedForTogether(t *testing.T) {
 	t.Log(s.ask())
 	require.Equal(t, []string{"a/r5", "a/r5-1"}, s.reading.Keys)
 }
+
+// Readers that are granted together need one reading, however many they are: it is about what is below the last of them.
+func TestReaders_ReadForTogether(t *testing.T) {
+	s := newScene(t)
+	s.l.UpLimit = 2
+	s.put("a/1")
+	s.put("a/r2", "a/r3", "a/r4")
+	var readers []*Entry
+	for i := range 20 {
+		readers = append(readers, s.enqueue(fmt.Sprintf("a/r5-%x", i+1)))
+	}
+	s.remove("a/1")
+	require.Less(t, len(s.ask()), 5)
+	for _, e := range readers {
+		s.granted(e, true)
+	}
+}
+
+// A reader behind another session's writer is not granted with those before that writer.
+func TestReaders_NotBehindAWriter(t *testing.T) {
+	s := newScene(t)
+	s.l.UpLimit = 2
+	s.put("a/1")
+	s.put("a/r2", "a/r3", "a/r4")
+	first := s.enqueue("a/r5")
+	s.put("a/7")
+	second := s.enqueue("a/r5-1")
+	s.ask()
+	require.Equal(t, []string{"a/r5"}, s.reading.Keys)
+	require.Equal(t, first.rev, s.reading.Max)
+	s.tell(s.l.open[0], "a/1")
+	s.ask()
+	s.granted(first, true)
+	s.granted(second, false)
+}
+
+// Many writers that nobody has seen, between readers of a list, do not hide what is before the first of these.
+func TestReaders_ManyWritersBetween(t *testing.T) {
+	s := newScene(t)
+	s.l.UpLimit = 2
+	s.put("a/1")
+	s.put("a/r2", "a/r3", "a/r4")
+	first, second := s.blind("a/r5"), s.blind("a/r5-1")
+	for i := range 2 * downLimit {
+		s.put(fmt.Sprintf("a/7-%x", i+1))
+	}
+	third := s.blind("a/r5-2")
+	ask := func() {
+		steps := 0
+		for step := s.step(); step.Do != Rest; step = s.step() {
+			require.Less(t, steps, 6)
+			steps++
+			require.True(t, step.Do != Read || step.Limit > 0, "it reads all writers")
+			s.answer(&step)
+		}
+	}
+	ask()
+	s.tell(s.l.open[0], "a/1")
+	ask()
+	s.granted(first, true)
+	s.granted(second, true)
+	s.granted(third, false)
+}

@@ -47,7 +47,7 @@ func (l *List) nextLocked() Step {
 	switch n := l.lastRuns(writers); {
 	case len(targets) == 0 && !complete, len(writers) == 0 && more && !complete && !many:
 		s := l.readLocked(e, false)
-		if more { // the last reading has shown nobody, or only readers
+		if more && l.views[0].low <= e.rev { // the last reading has shown nobody below e, or only readers
 			s.Limit = 0
 		}
 		return s
@@ -169,7 +169,10 @@ func (l *List) readLocked(e *Entry, deep bool) Step {
 	s.From, s.To = keyspace.Blocking(l.name, e.kind)
 	s.Max, s.shared = e.rev, e.kind == keyspace.Exclusive
 	if !s.shared {
-		s.Keys = l.readersLocked(e) // which lie outside of that range
+		for _, o := range l.readersLocked(e) {
+			s.Keys = append(s.Keys, o.keys[0]) // which lies outside of that range
+			s.Max = o.rev
+		}
 	}
 	if deep || !l.completeLocked(e) && (!l.nested || !l.clearLocked(e)) {
 		s.Limit = downLimit // unless the newest keys of the range are probably of other names, as are those that were seen
@@ -180,19 +183,21 @@ func (l *List) readLocked(e *Entry, deep bool) Step {
 // readersMax is how many keys a reading asks for by name, for readers that are granted together.
 const readersMax = 64
 
-// readersLocked are the keys of e, a reader, and of those that are granted with it. Each must be seen at the revision at which
-// the last writer had gone, or later.
-func (l *List) readersLocked(e *Entry) (keys []string) {
+// readersLocked are e, a reader, and those of the list that are granted with it, as far as is known. Each must be seen at the
+// revision at which the last writer had gone, or later, and a reading must be about what is below each.
+func (l *List) readersLocked(e *Entry) (readers []*Entry) {
+	writer := func(q queue.Entry) bool { return q.Rev > e.rev }
+	next := slices.IndexFunc(l.views[0].keys, writer)
 	i, _ := l.findLocked(e.rev)
 	for _, o := range l.entries[i:] {
-		if o.kind == keyspace.Exclusive || len(keys) == readersMax {
+		if o.kind == keyspace.Exclusive || next >= 0 && o.rev > l.views[0].keys[next].Rev || len(readers) == readersMax {
 			break
 		}
 		if o.state == waiting {
-			keys = append(keys, o.keys[0])
+			readers = append(readers, o)
 		}
 	}
-	return keys
+	return readers
 }
 
 // beyondLocked reports whether a reading upward would probably not come to e: the last one did not, and not many have
