@@ -83,7 +83,7 @@ func TestFault_A1_LateWritesAreSwept(t *testing.T) {
 		if prefix != "" {
 			inNamespace(client, prefix)
 		}
-		s := newSession(t, client, etcdlock.WithTTL(5*time.Second))
+		s := newSession(t, client, etcdlock.WithTTL(10*time.Second))
 		name := harness.LockName(t)
 		w.LoseReply("Txn")
 		h, err := etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))

@@ -24,7 +24,7 @@ func TestFault_J20_LogOfManyKeys(t *testing.T) {
 		return strings.Count(strings.Join(log.Lines(), "\n"), "share the locks among more sessions")
 	}
 	tap := etcdtest.NewTap()
-	s := newSession(t, as("worker", tap), etcdlock.WithTTL(5*time.Second), etcdlock.WithLogger(log.Logger()))
+	s := newSession(t, as("worker", tap), etcdlock.WithTTL(10*time.Second), etcdlock.WithLogger(log.Logger()))
 	others := as("root")
 	checked := func() { // the entries, at least once from now on, since others write: a check at rest comes later
 		before := tap.Calls("LeaseTimeToLive")

@@ -77,7 +77,7 @@ func TestFault_J9_FewOperationsInATxn(t *testing.T) {
 			})
 			t.Run("many that are removed by somebody", func(t *testing.T) {
 				var holds []*etcdlock.Held
-				s := newSession(t, c, etcdlock.WithTTL(4*time.Second)) // it looks each half TTL
+				s := newSession(t, c, etcdlock.WithTTL(8*time.Second)) // it looks each half TTL
 				for i := range 20 {
 					holds = append(holds, mustLock(t, s, fmt.Sprint(harness.LockName(t), "-", i)))
 				}
