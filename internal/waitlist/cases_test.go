@@ -526,6 +526,26 @@ func TestListing(t *testing.T) {
 	require.False(t, (*Listing)(nil).Clear("a", keyspace.Exclusive))
 }
 
+// A list that gets the memory of what another list has known knows nothing of that.
+func TestKnowledge_OfAnotherList(t *testing.T) {
+	s := newScene(t)
+	e := s.register("a/5", "a/r5")
+	s.enqueued(e)
+	s.granted(e, true)
+	s.l.lock()
+	known := s.l.knowledge
+	known.at, known.size, known.latest, known.struck, known.reach, known.nested = 1, 2, 3, 4, 5, true
+	known.views[0].keys, known.heard = []queue.Entry{{Key: "a/5", Rev: 5}}, []hearsay{{key: "a/5"}}
+	known.guarded, known.stale, known.broke = e, true, errors.New("broken")
+	s.l.unlock()
+	require.Nil(t, s.l.knowledge)
+	require.Equal(t, knowledge{log: log{flights: known.flights}}, *known)
+	require.Empty(t, known.flights)
+	for _, f := range known.flights[:cap(known.flights)] {
+		require.Zero(t, f, "it keeps an entry of the list")
+	}
+}
+
 // A key of an entry whose reply is on its way is nobody's until the reply tells whose.
 func TestKeyOfAPendingEntry(t *testing.T) {
 	for name, mine := range map[string]bool{"its own": true, "another session's": false} {

@@ -50,6 +50,8 @@ type Config struct {
 	GuardAfter time.Duration               // how long an entry waits for others of its list until they are watched
 	UpLimit    int64                       // of a reading upward
 	ManyShare  int64                       // how long a queue is watched whole: see the constant of that name
+
+	knowledge sync.Pool // of lists that have none any more
 }
 
 // An Entry is one part of an acquisition of the session, in the queue of its name. A session may hold many locks: an Entry is small.
@@ -91,7 +93,9 @@ func (l *List) Name() string { return l.name }
 func (l *List) lock() {
 	l.mu.Lock()
 	if l.knowledge == nil {
-		l.knowledge = &knowledge{}
+		if l.knowledge, _ = l.Config.knowledge.Get().(*knowledge); l.knowledge == nil {
+			l.knowledge = &knowledge{}
+		}
 	}
 }
 
@@ -102,6 +106,8 @@ func (l *List) unlock() {
 	l.later = nil
 	waits := func(e *Entry) bool { return e.state == waiting }
 	if len(l.entries) <= 1 && len(l.flights) == 0 && len(l.open) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.entries, waits) {
+		*l.knowledge = knowledge{log: log{flights: l.flights}} // which has room for the next list's
+		l.Config.knowledge.Put(l.knowledge)
 		l.knowledge = nil
 	}
 	l.mu.Unlock()

@@ -100,7 +100,7 @@ func (l *List) goneByLocked(at int64) { l.at = max(l.at, at) }
 // been silent.
 func (l *List) applyLocked(seen *Listing, force bool) (lost []*Entry) {
 	l.size = cmp.Or(seen.Size, l.size)
-	for _, e := range slices.Clone(l.entries) {
+	for _, e := range l.entries {
 		q := queue.Entry{Key: e.keys[0], Rev: e.rev}
 		about := seen.Low < e.rev && e.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.name, q.Key) == keyspace.Exclusive)
 		switch {
