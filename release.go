@@ -24,16 +24,33 @@ const maxLooked = 32
 // now: send the request at once, and do not wait for a request of this name that is under way, since another session may
 // have the lock then.
 func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leaving {
-	return a.s.removals.Add(a.parts[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Refused: a.stuck, Removed: func(r removal.Result) {
-		a.delist(&r)
-		a.settle()
-	}})
+	return a.s.removals.Add(a.parts[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Owner: (*leaver)(a)})
 }
 
-func (a *acquisition) stuck() {
-	for p := range a.all() {
+// A leaver is an acquisition that is told what becomes of its removal.
+type leaver acquisition
+
+func (l *leaver) Refused() {
+	for p := range (*acquisition)(l).all() {
 		p.own.Stuck()
 	}
+}
+
+// Removed takes note that nothing of the acquisition is in etcd: see waitlist.Entry.Removed. Where an earlier attempt may
+// have removed it, nobody can tell whether that was the session's request.
+func (l *leaver) Removed(r removal.Result) {
+	a := (*acquisition)(l)
+	a.mu.Lock()
+	var gone []*waitlist.Entry
+	i := 0
+	for p := range a.all() {
+		gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
+		a.s.forgetList(p.name)
+		i += len(p.keys)
+	}
+	a.mu.Unlock()
+	markAllLost(gone, r.At)
+	a.settle()
 }
 
 // awaitRemoval removes the keys of a hold that was released in this process.
@@ -107,21 +124,6 @@ func (a *acquisition) leaveLocked() (next []queue.Entry) {
 		}
 	}
 	return next[:min(len(next), maxLooked)]
-}
-
-// delist takes note that nothing of the acquisition is in etcd: see waitlist.Entry.Removed. Where an earlier attempt may
-// have removed it, nobody can tell whether that was the session's request.
-func (a *acquisition) delist(r *removal.Result) {
-	a.mu.Lock()
-	var gone []*waitlist.Entry
-	i := 0
-	for p := range a.all() {
-		gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
-		a.s.forgetList(p.name)
-		i += len(p.keys)
-	}
-	a.mu.Unlock()
-	markAllLost(gone, r.At)
 }
 
 // Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then

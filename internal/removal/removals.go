@@ -30,18 +30,25 @@ type Leaving struct {
 	Rev  int64
 	Next []queue.Entry // those that the request is to look for
 	// Now: somebody of another session may have the lock as soon as the entry is removed, or somebody waits for that.
-	Now bool
-	// Removed is called once, when etcd has confirmed the removal. It may be nil.
-	Removed func(Result)
-	// Refused is called when etcd refuses the removal, which goes on even so. It may be nil.
-	Refused func()
+	Now   bool
+	Owner Owner // may be nil
 
 	name      string
+	by        *Removals
+	command   sender.Command // the first one, that of Offer; a request may have it for longer than the Leaving is used
 	offered   sender.Offered
 	ambiguous bool          // an earlier request may have removed it
 	result    Result        // once etcd has confirmed it
 	over      bool          // Removed was called
 	done      chan struct{} // closed then; nil if nobody waits
+}
+
+// An Owner is told what becomes of the removal of its entry.
+type Owner interface {
+	// Removed is called once, when etcd has confirmed the removal.
+	Removed(r Result)
+	// Refused is called when etcd refuses the removal, which goes on even so.
+	Refused()
 }
 
 // New makes the Removals of a session. life ends what waits in Remove. background runs a function in
@@ -56,15 +63,17 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	r.mu.Lock()
 	r.pending++
 	r.mu.Unlock()
-	l.name = name
-	c := command(l.Keys, l.Rev, l.Next)
+	l.name, l.by = name, r
+	c := command(&l.command, l.Keys, l.Rev, l.Next)
 	c.To(name)
-	c.Patient = !l.Now
-	c.Done = func(reply sender.Reply, ambiguous bool) {
-		r.finish(l, resultOf(reply, len(l.Keys), len(l.Next), ambiguous))
-	}
+	c.Patient, c.Owner = !l.Now, l
 	l.offered = r.sender.Offer(c)
 	return l
+}
+
+// Answered is told of the reply to the command: see sender.Owner.
+func (l *Leaving) Answered(reply sender.Reply, ambiguous bool) {
+	l.by.finish(l, resultOf(reply, len(l.Keys), len(l.Next), ambiguous))
 }
 
 // Remove removes an entry that was added, and returns what etcd has answered. It blocks until etcd has confirmed
@@ -112,8 +121,8 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 		err = r.again(ctx, ctx, l)
 	}
 	for pause := etcd.RetryMax; err != nil && ctx.Err() == nil; err = r.again(ctx, ctx, l) {
-		if l.Refused != nil && etcd.Refused(err) {
-			l.Refused()
+		if l.Owner != nil && etcd.Refused(err) {
+			l.Owner.Refused()
 		}
 		_ = etcd.Sleep(ctx, pause) // ctx is looked at by the request
 		pause = min(2*pause, refusedMax)
@@ -122,7 +131,7 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 
 // again sends a removal anew, and then looks for those that are next by a read.
 func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
-	c := command(l.Keys, l.Rev, nil)
+	c := command(&sender.Command{}, l.Keys, l.Rev, nil)
 	c.To(l.name)
 	reply, ambiguous, err := r.sender.Do(ctx, life, c)
 	got := resultOf(reply, len(l.Keys), 0, ambiguous)
@@ -137,8 +146,8 @@ func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
 
 func (r *Removals) finish(l *Leaving, got Result) {
 	got.Ambiguous, got.Sought = got.Ambiguous || l.ambiguous, l.Next
-	if l.result = got; l.Removed != nil {
-		l.Removed(got)
+	if l.result = got; l.Owner != nil {
+		l.Owner.Removed(got)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -110,7 +110,7 @@ func (r *row) holdBack() (goOn func()) {
 func (r *row) enter(key string) queue.Entry { return queue.Entry{Key: key, Rev: r.WriteOn(5, "", key)} }
 
 func (r *row) leave(q queue.Entry, now bool, next ...queue.Entry) *Leaving {
-	return r.Add("a", &Leaving{Keys: []string{q.Key}, Rev: q.Rev, Next: next, Now: now, Removed: func(got Result) {
+	return r.Add("a", &Leaving{Keys: []string{q.Key}, Rev: q.Rev, Next: next, Now: now, Owner: &owner{removed: func(got Result) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		if !got.Found(false) {
@@ -120,8 +120,16 @@ func (r *row) leave(q queue.Entry, now bool, next ...queue.Entry) *Leaving {
 			r.t.Errorf("sought %v instead of %v", got.Sought, next)
 		}
 		r.removed = append(r.removed, q.Key)
-	}})
+	}}})
 }
+
+type owner struct {
+	removed func(got Result)
+	refused int
+}
+
+func (o *owner) Removed(got Result) { o.removed(got) }
+func (o *owner) Refused()           { o.refused++ }
 
 // enqueue has another goroutine send the enqueue of an entry of "a".
 func (r *row) enqueue(key string) {
@@ -313,8 +321,6 @@ func TestRemovals_Refused(t *testing.T) {
 			ls = append(ls, r.leave(q, true))
 		}
 		r.answers = []error{rpctypes.ErrGRPCTooManyOps, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied, rpctypes.ErrGRPCPermissionDenied}
-		refused := 0
-		ls[0].Refused = func() { refused++ }
 		done := r.RemoveLater(ls[1])
 		_, err := r.Remove(t.Context(), ls[0])
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
@@ -323,7 +329,7 @@ func TestRemovals_Refused(t *testing.T) {
 		<-done
 		<-time.After(etcd.RetryMax)
 		synctest.Wait()
-		require.Equal(t, 1, refused, "not of all together")
+		require.Equal(t, 1, ls[0].Owner.(*owner).refused, "not of all together")
 		r.requireTxns(1 + 3 + 3)
 		require.Empty(t, r.There("a/"))
 	})
@@ -358,9 +364,7 @@ func TestRemovals_RefusedForLong(t *testing.T) {
 				for range 100 {
 					r.answers = append(r.answers, rpctypes.ErrGRPCPermissionDenied)
 				}
-				refused := 0
 				l := r.leave(qs[0], true, next...)
-				l.Refused = func() { refused++ }
 				if unlock {
 					_, err := r.Remove(t.Context(), l)
 					require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
@@ -381,7 +385,7 @@ func TestRemovals_RefusedForLong(t *testing.T) {
 				<-time.After(2 * refusedMax)
 				synctest.Wait()
 				r.requireTxns(2)
-				require.Equal(t, 8, refused)
+				require.Equal(t, 8, l.Owner.(*owner).refused)
 				r.mu.Lock()
 				r.answers = nil
 				r.mu.Unlock()

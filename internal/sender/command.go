@@ -24,12 +24,16 @@ type Command struct {
 	// Patient, of a removal that is offered: nobody gains if it is sent before the reply to a request of its name that is on
 	// its way.
 	Patient bool
-	// Done, if set, is told of the reply, before whoever waits for that. It is not told of the reply to a command that was
-	// given up.
-	Done func(r Reply, ambiguous bool)
+	Owner   Owner // may be nil
 
 	room room // for what To, If and Add have added
 	progress
+}
+
+// An Owner is told of the reply to its command, before whoever waits for that. It is not told of the reply to a command that
+// was given up.
+type Owner interface {
+	Answered(r Reply, ambiguous bool)
 }
 
 // room is the memory of a command with one name, one comparison and two operations, as most are: they need no other.

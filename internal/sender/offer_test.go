@@ -20,9 +20,14 @@ import (
 type removal struct {
 	Offered
 	*Command
-	told   []bool  // what Done was told: whether it is ambiguous
+	told   []bool  // what it was told as an Owner: whether it is ambiguous
 	failed []error // of later
 }
+
+// An owner is an Owner that is a function.
+type owner func(r Reply, ambiguous bool)
+
+func (f owner) Answered(r Reply, ambiguous bool) { f(r, ambiguous) }
 
 // offer offers the removal of a key that is there.
 func (p *post) offer(patient bool, key string) *removal {
@@ -32,7 +37,7 @@ func (p *post) offer(patient bool, key string) *removal {
 	}
 	r := &removal{Command: remove(key, rev)}
 	r.Patient = patient
-	r.Done = func(_ Reply, ambiguous bool) { p.set(func() { r.told = append(r.told, ambiguous) }) }
+	r.Owner = owner(func(_ Reply, ambiguous bool) { p.set(func() { r.told = append(r.told, ambiguous) }) })
 	r.Offered = p.Offer(r.Command)
 	return r
 }
@@ -45,7 +50,7 @@ func (p *post) await(ctx context.Context, r *removal) {
 		p.set(func() {
 			p.got["-"+key], p.doubt["-"+key], p.errs["-"+key] = reply, ambiguous, err
 			if err == nil && len(r.told) != 1 {
-				p.Errorf("Done was told %v before Await returned", r.told)
+				p.Errorf("the Owner was told %v before Await returned", r.told)
 			}
 		})
 	})
@@ -389,16 +394,16 @@ func TestOffer_TheRemovalIsGivenUp(t *testing.T) {
 	})
 }
 
-// Who leaves while Done is told of the reply waits for that, and has the reply.
-func TestOffer_LeavesWhileDoneIsTold(t *testing.T) {
+// Who leaves while the Owner is told of the reply waits for that, and has the reply.
+func TestOffer_LeavesWhileItsOwnerIsTold(t *testing.T) {
 	onPost(t, func(p *post) {
 		p.enter("a/1")
 		a, goOn := p.offer(true, "a/1"), make(chan struct{})
-		done := a.Done
-		a.Done = func(r Reply, ambiguous bool) {
+		told := a.Owner
+		a.Owner = owner(func(r Reply, ambiguous bool) {
 			<-goOn
-			done(r, ambiguous)
-		}
+			told.Answered(r, ambiguous)
+		})
 		p.put("a/2")
 		ctx, leave := context.WithCancel(p.Context())
 		p.await(ctx, a)
@@ -412,7 +417,7 @@ func TestOffer_LeavesWhileDoneIsTold(t *testing.T) {
 }
 
 // A copy of an enqueue's request is late. The removal in it has found its key: nothing of that is in doubt, though a copy is
-// not answered, and Done is told once.
+// not answered, and the Owner is told once.
 func TestOffer_ALateCopy(t *testing.T) {
 	onPost(t, func(p *post) {
 		p.enter("a/1", "b/1")

@@ -14,7 +14,7 @@ type progress struct {
 	state     state
 	changed   bool // Did is true of reply
 	ambiguous bool
-	told      bool      // Done was, if there is one
+	told      bool      // its Owner was, if there is one
 	since     time.Time // when it began to wait for a request
 	flight    *flight   // nil before it is sent
 	calls     int       // that had the command in them
@@ -55,7 +55,7 @@ func (s *Sender) awaitLocked(ctx, life context.Context, c *Command) (Reply, bool
 		}
 		s.mu.Lock()
 	}
-	if c.state == over && !c.told { // Done is told of the reply now
+	if c.state == over && !c.told { // its Owner is told of the reply now
 		s.mu.Unlock()
 		<-c.done
 		s.mu.Lock()
@@ -117,8 +117,8 @@ func (c *Command) overLocked(ambiguous bool, err error) {
 
 // tell tells of the end of a command.
 func (s *Sender) tell(c *Command) {
-	if c.err == nil && c.Done != nil {
-		c.Done(c.reply, c.ambiguous)
+	if c.err == nil && c.Owner != nil {
+		c.Owner.Answered(c.reply, c.ambiguous)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -24,8 +24,8 @@ func (s *Sender) alone(ctx, life context.Context, c *Command, seats int) (r Repl
 	s.arriveLocked(c)
 	s.landLocked()
 	s.mu.Unlock()
-	if err == nil && c.Done != nil {
-		c.Done(r, ambiguous)
+	if err == nil && c.Owner != nil {
+		c.Owner.Answered(r, ambiguous)
 	}
 	return r, ambiguous, err
 }
