@@ -113,7 +113,7 @@ const (
 )
 
 func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) error) error {
-	lock := lock{from: e.from, name: e.name, err: e.err, elect: true}
+	lock := lock{from: e.from, names: []string{e.name}, err: e.err, elect: true}
 	if e.config.value != "" {
 		lock.published = &published{value: e.config.value}
 	}

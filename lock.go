@@ -15,20 +15,19 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loan"
 )
 
-// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has parts instead
-// of a name.
+// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has several names.
 type lock struct {
 	from  source
-	name  string
-	parts []Part
-	err   error // of every call
-	elect bool  // it is an Elector's
+	names []string
+	parts []Part // of a Multi, else nil
+	err   error  // of every call
+	elect bool   // it is an Elector's
 
 	published *published // by its entries, or nil
 }
 
 func newLock(from source, name string) lock {
-	return lock{from: from, name: name, err: checkName(name, from != nil && from.slash())}
+	return lock{from: from, names: []string{name}, err: checkName(name, from != nil && from.slash())}
 }
 
 func (l *lock) lock(ctx context.Context, op string, m mode) (*Held, error) {
@@ -82,15 +81,15 @@ func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error
 
 // loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
 func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
-	return loan.In(ctx, any(l.from), l.names(), func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
+	return loan.In(ctx, any(l.from), l.names, func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
 }
 
 func (l *lock) acquisition(ctx context.Context, s *Session, m mode) *Held {
-	names := l.parts
-	if names == nil {
-		names = []Part{{l.name, m}}
+	parts := l.parts
+	if parts == nil {
+		parts = []Part{{l.names[0], m}}
 	}
-	return newAcquisition(s, l.parts != nil, names, acquiring{trace: s.newTrace(ctx, names, l.elect), published: l.published})
+	return newAcquisition(s, l.parts != nil, parts, acquiring{trace: s.newTrace(ctx, parts, l.elect), published: l.published})
 }
 
 // newAcquisition makes an acquisition of these names.
@@ -181,15 +180,6 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	return h.conclude(h.wait(ctx))
 }
 
-func (l *lock) wrap(op string, err error) error { return wrapNames(op, l.names, err) }
-
-func (l *lock) names() []string {
-	if l.parts == nil {
-		return []string{l.name}
-	}
-	var names []string
-	for _, p := range l.parts {
-		names = append(names, p.name)
-	}
-	return names
+func (l *lock) wrap(op string, err error) error {
+	return wrapNames(op, func() []string { return l.names }, err)
 }

@@ -36,7 +36,10 @@ func (c *Client) Multi(parts ...Part) *Multi { return &Multi{newMultiLock(c, par
 
 func newMultiLock(from source, parts []Part) lock {
 	l := lock{from: from, parts: append([]Part{}, parts...)}
-	if err := keyspace.CheckNames(l.names(), maxParts); err != nil {
+	for _, p := range parts {
+		l.names = append(l.names, p.name)
+	}
+	if err := keyspace.CheckNames(l.names, maxParts); err != nil {
 		l.err = fmt.Errorf("%w: %w", ErrInvalidName, err)
 	}
 	return l
