@@ -114,9 +114,12 @@ func (a *acquisition) allKeys() []string {
 	return slices.Concat(ofEach(a, func(p *part) []string { return p.keys })...)
 }
 
-// queues are those of the parts.
-func (a *acquisition) queues() []keyspace.Queue {
-	return ofEach(a, func(p *part) keyspace.Queue { return keyspace.Queue{Name: p.name, Kind: p.mode.kind()} })
+// queues are those of the parts, in this memory if there is room.
+func (a *acquisition) queues(room []keyspace.Queue) []keyspace.Queue {
+	for p := range a.all() {
+		room = append(room, keyspace.Queue{Name: p.name, Kind: p.mode.kind()})
+	}
+	return room
 }
 
 // anyRemoved reports whether the entry of any part was removed.

@@ -11,7 +11,6 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/sender"
@@ -88,19 +87,10 @@ func (s *Session) register(p *part) *waitlist.Entry {
 	defer s.mu.Unlock()
 	l := s.lists[p.name]
 	if l == nil {
-		l = s.waits.NewList(p.name, s.forgetList)
+		l = s.waits.NewList(p.name)
 		s.lists[p.name] = l
 	}
 	return l.Register(p, p.mode.kind(), p.keys...)
-}
-
-// forgetList forgets the list of a name, if nobody needs it any more.
-func (s *Session) forgetList(name string) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if l := s.lists[name]; l != nil && l.Empty() {
-		delete(s.lists, name)
-	}
 }
 
 // commit sends the txn that writes the keys. It is safe to repeat, since a repetition finds the keys of an earlier
@@ -132,19 +122,20 @@ const enqueueReadLimit = 16
 // front. If the session has a removal of this name to send, the request carries it out before the read. since[i], if
 // given, is a revision at which nothing blocked part i: then only later keys are read.
 func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
-	queues := a.queues()
+	var room [1]keyspace.Queue // for most
+	queues := a.queues(room[:0])
 	for ; ; a.rekey() {
-		var look []clientv3.Op
-		if len(a.parts) > 1 || !a.parts[0].own.BehindMore(enqueueReadLimit) {
-			look = settle.List(queues, enqueueReadLimit, since...)
+		limit := int64(enqueueReadLimit)
+		if len(a.parts) == 1 && a.parts[0].own.BehindMore(enqueueReadLimit) {
+			limit = 0
 		}
 		keys := a.allKeys()
-		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, look...))
+		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, limit, since...))
 		if err != nil {
 			return err
 		}
 		if resp.Succeeded {
-			a.enter(resp.At, resp.Responses[:len(look)]...)
+			a.enter(resp.At, resp.Responses[:len(resp.Responses)-len(keys)]...) // without those to the writes
 			return nil
 		}
 		// This is seldom needed: an Else in the txn would make each uncontended cycle 0.9 % longer.
@@ -192,7 +183,8 @@ func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
 		p := &a.parts[i]
 		var seen *waitlist.Listing
 		if len(replies) > 0 {
-			seen = waitlist.Shown(rev, replies[i].GetResponseRange(), p.mode != readMode)
+			shown := waitlist.Shown(rev, replies[i].GetResponseRange(), p.mode != readMode)
+			seen = &shown
 		}
 		a.acquiring.behind = a.acquiring.behind || !seen.Clear(p.name, p.mode.kind())
 		gone = append(gone, p.own.Enqueued(rev, seen)...)

@@ -103,7 +103,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.probes = &etcd.Prober{Client: s.etcd, Life: s.lease.Ctx, Go: s.lease.Go, Silent: s.refreshWatches, Every: func() time.Duration { return s.TTL() / 2 }}
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
-		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError,
+		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError, Forget: s.forgetList,
 		Removed: func(own *waitlist.Entry) bool { return own.Owner.(*part).of.anyRemoved() },
 	}
 	s.ahead.KV, s.ahead.Go, s.ahead.Log = client, s.lease.Go, c.log
@@ -154,6 +154,15 @@ func (s *Session) Orphan() {
 	defer s.etcd.Drain(min(closeLimit, s.TTL()), s.Done())() // what waits for that finds the session ended
 	s.lease.Orphan(ErrSessionClosed)
 	s.keys.Orphan()
+}
+
+// forgetList forgets the list of a name, if nobody needs it any more.
+func (s *Session) forgetList(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if l := s.lists[name]; l != nil && l.Empty() {
+		delete(s.lists, name)
+	}
 }
 
 // allLists are the waitlists of the session, in any order.

@@ -52,7 +52,7 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 	if err := a.awaitLeft(ctx); err != nil {
 		return err
 	}
-	queues := a.queues()
+	queues := a.queues(nil)
 	if a.s.tried.Has(a.names()) {
 		// Linearizably, so what blocks the entry was there during the call. If all is empty, one request still decides.
 		var reads []etcd.Read

@@ -10,12 +10,19 @@ import (
 	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
-// Write is what writes the keys of an entry, if none of them is there. first are operations that stand before that.
-func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, first ...clientv3.Op) *sender.Command {
+// Write is what writes the keys of an entry, if none of them is there. If limit is not 0, it lists before that, for each queue,
+// at most limit of the keys that may block the entry, or all that came after the revision since.
+func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, limit int64, since ...int64) *sender.Command {
 	c := &sender.Command{Enqueue: true}
-	c.Add(first...)
-	for _, p := range queues {
+	for i, p := range queues {
 		c.To(p.Name)
+		switch {
+		case limit == 0:
+		case len(since) > 0:
+			c.Add(list(p, clientv3.WithMinCreateRev(since[i]+1)))
+		default:
+			c.Add(list(p, clientv3.WithLimit(limit)))
+		}
 	}
 	for _, key := range keys {
 		c.If(removal.CreatedAt(key, 0))
@@ -27,24 +34,18 @@ func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.
 // WriteIfFree is Write that writes only if no key is there that could block the entry. Else it looks for the entry's first
 // key, and lists, for each queue, at most limit of the keys that may block the entry.
 func WriteIfFree(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, limit int64) *sender.Command {
-	c := Write(queues, keys, value, lease)
+	c := Write(queues, keys, value, lease, 0)
+	c.Else = []clientv3.Op{clientv3.OpGet(keys[0])}
 	for _, p := range queues {
 		from, to := p.Blocking()
 		c.If(clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0))
+		c.Else = append(c.Else, list(p, clientv3.WithLimit(limit)))
 	}
-	c.Else = append([]clientv3.Op{clientv3.OpGet(keys[0])}, List(queues, limit)...)
 	return c
 }
 
-// List lists, for each queue, at most limit of the keys that may block an entry, or all that came after the revision since.
-func List(queues []keyspace.Queue, limit int64, since ...int64) (ops []clientv3.Op) {
-	for i, p := range queues {
-		from, to := p.Blocking()
-		some := clientv3.WithLimit(limit)
-		if len(since) > 0 {
-			some = clientv3.WithMinCreateRev(since[i] + 1)
-		}
-		ops = append(ops, clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), some))
-	}
-	return ops
+// list lists some of the keys that may block an entry.
+func list(q keyspace.Queue, some clientv3.OpOption) clientv3.Op {
+	from, to := q.Blocking()
+	return clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), some)
 }

@@ -32,7 +32,8 @@ type Waits struct {
 	Removed  func(own *waitlist.Entry) bool
 	EndError func(ctx context.Context) error // the error of a wait whose ctx, or Life, has ended
 	// Lost is told of entries that had the lock and were not in etcd at revision at.
-	Lost func(entries []*waitlist.Entry, at int64)
+	Lost   func(entries []*waitlist.Entry, at int64)
+	Forget func(name string) // see waitlist.Config
 
 	lists *waitlist.Config // see NewList
 }
@@ -40,12 +41,11 @@ type Waits struct {
 // ErrRemoved says that an entry was removed from the queue.
 var ErrRemoved = waitlist.ErrRemoved
 
-// NewList makes the list of a name, and runs its agents. forget, the same for all lists: see waitlist.Config. Calls must
-// not overlap.
-func (ws *Waits) NewList(name string, forget func(name string)) *waitlist.List {
+// NewList makes the list of a name, and runs its agents. Calls must not overlap.
+func (ws *Waits) NewList(name string) *waitlist.List {
 	if ws.lists == nil {
 		ws.lists = &waitlist.Config{
-			Life: ws.Life, Forget: forget, GuardAfter: ws.GuardAfter,
+			Life: ws.Life, Forget: ws.Forget, GuardAfter: ws.GuardAfter,
 			UpLimit: waitlist.UpLimit, ManyShare: waitlist.ManyShare,
 			After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
 			Ask: func(ctx context.Context, l *waitlist.List) {

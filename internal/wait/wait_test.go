@@ -67,7 +67,8 @@ func play(t *testing.T, do func(*scene)) {
 		}
 		s.Life, s.end = context.WithCancelCause(context.Background())
 		s.Outages = &outage.Source{All: &outage.Outages{}, Client: s.Client, Life: s.Life, Log: slog.New(slog.DiscardHandler), Lease: logtest.NoLease{}}
-		s.l = s.NewList("a", func(string) { s.expired.Add(1) })
+		s.Forget = func(string) { s.expired.Add(1) }
+		s.l = s.NewList("a")
 		s.f.Step = func(_ context.Context, what string) error {
 			if what[len(what)-1] == '.' {
 				return nil
@@ -561,7 +562,7 @@ func (s scripted) Watch(context.Context, string, ...clientv3.OpOption) clientv3.
 // One reading shows what is before all parts that still wait.
 func TestWait_Survey(t *testing.T) {
 	play(t, func(s *scene) {
-		b := s.NewList("b", func(string) {})
+		b := s.NewList("b")
 		s.f.Write("a/1")
 		at := s.f.Write("b/1")
 		part := func(l *waitlist.List, key, before string) *waitlist.Entry {
@@ -594,7 +595,7 @@ func TestWait_ClosingIsNoSign(t *testing.T) {
 		s.f.Write("b/1")
 		ctx, cancel := context.WithCancel(s.Context())
 		_ = s.wait(s.enqueue("a/5"))
-		b := s.NewList("b", func(string) {})
+		b := s.NewList("b")
 		e := b.Register(nil, keyspace.Exclusive, "b/5")
 		e.Enqueued(s.f.Write("b/5"), nil)
 		go func() { _ = s.Wait(ctx, e) }()

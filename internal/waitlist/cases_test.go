@@ -513,9 +513,9 @@ func TestListing(t *testing.T) {
 		"downward":          {down.Listing(9, q[:0], false, 3, nil), 0, 8, 3, true, true, true},
 		"downward, in part": {down.Listing(9, []queue.Entry{q[1], q[0]}, true, 3, nil), 5, 8, 3, false, false, true},
 		"exclusive keys":    {(&Step{Max: 8}).Listing(9, nil, false, 3, nil), 0, 8, 0, false, true, false},
-		"txn":               {Shown(9, &pb.RangeResponse{Count: 3}, true), 0, 9, 3, true, true, true},
-		"txn of a reader":   {Shown(9, &pb.RangeResponse{Count: 3}, false), 0, 9, 0, false, true, false},
-		"txn, in part":      {Shown(9, &pb.RangeResponse{Count: 3, More: true}, true), 0, 0, 3, false, false, true},
+		"txn":               {listing(Shown(9, &pb.RangeResponse{Count: 3}, true)), 0, 9, 3, true, true, true},
+		"txn of a reader":   {listing(Shown(9, &pb.RangeResponse{Count: 3}, false)), 0, 9, 0, false, true, false},
+		"txn, in part":      {listing(Shown(9, &pb.RangeResponse{Count: 3, More: true}, true)), 0, 0, 3, false, false, true},
 		"a key that blocks": {up.Listing(9, q, false, 3, nil), 0, 9, 3, false, false, true},
 		"low":               {&Listing{Low: 1, UpTo: 9, Shared: true}, 1, 9, 0, false, false, true},
 		"a shared key":      {up.Listing(9, []queue.Entry{{Key: "a/r5", Rev: 5}}, false, 3, nil), 0, 9, 3, false, true, true},
@@ -545,6 +545,8 @@ func TestKnowledge_OfAnotherList(t *testing.T) {
 		require.Zero(t, f, "it keeps an entry of the list")
 	}
 }
+
+func listing(seen Listing) *Listing { return &seen }
 
 // A key of an entry whose reply is on its way is nobody's until the reply tells whose.
 func TestKeyOfAPendingEntry(t *testing.T) {

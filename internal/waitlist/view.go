@@ -26,8 +26,8 @@ type Listing struct {
 
 // Shown is what the txn of an entry, at revision rev, has shown of the queue before it wrote the entry. got are the keys
 // that may block the entry. Those that it was not asked for are known to block nothing.
-func Shown(rev int64, got *pb.RangeResponse, shared bool) *Listing {
-	seen := &Listing{At: rev, UpTo: rev, Shared: shared, Keys: queue.Entries(got.GetKvs())}
+func Shown(rev int64, got *pb.RangeResponse, shared bool) Listing {
+	seen := Listing{At: rev, UpTo: rev, Shared: shared, Keys: queue.Entries(got.GetKvs())}
 	if got.GetMore() {
 		seen.UpTo = 0 // these are only some of them
 	}
