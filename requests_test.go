@@ -326,8 +326,9 @@ func TestTryLock_OvertakenBesideNestedNames(t *testing.T) {
 // with a 0, so a limited listing shows them first.
 func putNested(t *testing.T, name string, n int) {
 	t.Helper()
+	c := cluster.Client(t)
 	for i := range n {
-		_, err := cluster.Client(t).Put(testCtx(t), fmt.Sprintf("%s/0%d/5", name, i), "")
+		_, err := c.Put(testCtx(t), fmt.Sprintf("%s/0%d/5", name, i), "")
 		require.NoError(t, err)
 	}
 }
