@@ -46,21 +46,16 @@ type Scenes struct{ played, left atomic.Int64 }
 
 // Plays reports whether to play a scene: all are played in full, and else one in that many, at random.
 func (s *Scenes) Plays(oneIn int) bool {
-	if s.LeavesOut(oneIn, 1) {
+	if !Full() && rand.N(oneIn) > 0 {
+		s.Left(1)
 		return false
 	}
 	s.played.Add(1)
 	return true
 }
 
-// LeavesOut reports whether to play none of n scenes: in full never, and else all but one time in that many, at random.
-func (s *Scenes) LeavesOut(oneIn, n int) bool {
-	if Full() || rand.N(oneIn) == 0 {
-		return false
-	}
-	s.left.Add(int64(n))
-	return true
-}
+// Left counts n scenes that are not played.
+func (s *Scenes) Left(n int) { s.left.Add(int64(n)) }
 
 // Log has the log of the test say how many scenes were played.
 func (s *Scenes) Log(t testing.TB) {
