@@ -10,11 +10,13 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // etcd's own mutex and the keys of `etcdctl lock` wait in the same queue.
 func TestMutex_SharesTheQueueWithConcurrencyAndRWMutex(t *testing.T) {
-	const rounds = 200
+	rounds := sample.Rounds(t, 40, 200)
 	name := lockName(t)
 	c := cluster.Client(t)
 	s := newTestSession(t, cluster.Client(t))

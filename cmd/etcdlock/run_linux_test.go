@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // These tests read /proc.
@@ -159,7 +160,7 @@ func TestRun_SignalledAtTheEnd(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
 	for _, subcommand := range []string{"run", "elect"} {
-		for range 10 {
+		for range sample.Rounds(t, 3, 10) {
 			r, end := beginAs(t, subcommand, cluster.Endpoints(), "x", "--ttl=60s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; read line; exit 9")
 			pid, _ := r.inSection(t)
 			r.stop(t)

@@ -13,6 +13,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // When somebody takes the lock away, the command is asked to end and then killed.
@@ -85,7 +86,7 @@ func TestRun_LostUnseen(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	for range 5 {
+	for range sample.Rounds(t, 2, 5) {
 		r, end := begin(t, cluster.Endpoints(), append([]string{"x", "--ttl=60s", "--"}, section...)...)
 		r.inSection(t)
 		r.stop(t)

@@ -8,6 +8,8 @@ import (
 	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 func TestKeyGrammar(t *testing.T) {
@@ -66,7 +68,7 @@ func randomName(r *rand.Rand) string {
 // Entries of one name are never entries of another, whatever the names.
 func TestFault_D4_NamesNeverCollide(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
-	for range 200_000 {
+	for range sample.Rounds(t, 20_000, 200_000) {
 		a, b := randomName(r), randomName(r)
 		if CheckName(a) != nil || CheckName(b) != nil || a == b {
 			continue

@@ -20,6 +20,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // A took is what a process says when it has its lock.
@@ -66,11 +67,11 @@ func adopterProcess(ctx context.Context, a lockerArg, c *clientv3.Client, in *bu
 	return json.NewEncoder(os.Stdout).Encode("released")
 }
 
-// A process that has a lock is killed a hundred times, half of them at some moment of its start or adoption, and the
-// process that follows goes on with the hold, fifty times. Nobody else has the lock in between.
+// A process that has a lock is killed again and again, every second time at some moment of its start or adoption, and the
+// process that follows goes on with the hold. Nobody else has the lock in between.
 func TestAdopt_ProcessKilled(t *testing.T) {
 	t.Parallel()
-	const restarts, ttl = 100, 60 // the TTL is long: no restart may count on its end
+	restarts, ttl := sample.Rounds(t, 16, 100), 60 // the TTL is long: no restart may count on its end
 	own := etcdtest.Start(t)
 	c := own.Client(t)
 	start := func(lease clientv3.LeaseID) *process {

@@ -16,6 +16,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // What was released while etcd refuses everything is tried again after pauses that grow.
@@ -25,7 +26,7 @@ func TestFault_J19_ReleasesAreTriedSeldom(t *testing.T) {
 	admin, tap := own.Client(t), etcdtest.NewTap()
 	locks := newClient(t, own.Client(t, tap))
 	var held []*etcdlock.Held
-	for i := range 300 {
+	for i := range sample.Rounds(t, 100, 300) {
 		held = append(held, harness.Take(t, locks.Mutex(fmt.Sprint("name", i)).Lock))
 	}
 	alarm(t, admin, pb.AlarmRequest_ACTIVATE, pb.AlarmType_CORRUPT)
@@ -55,9 +56,10 @@ func TestFault_J19_LocksOfManyNames(t *testing.T) {
 	defer tap.Every("Txn", etcdtest.Before(func() { harness.Elapse(5 * time.Millisecond) }))()
 	var all sync.WaitGroup
 	var granted atomic.Int64
+	rounds := sample.Rounds(t, 1, 3)
 	for i := range 64 {
 		all.Go(func() {
-			for range 3 {
+			for range rounds {
 				h, err := locks.Mutex(fmt.Sprint("name", i)).Lock(harness.Ctx(t))
 				if !errors.Is(err, rpctypes.ErrNoSpace) {
 					granted.Add(1)
@@ -69,6 +71,6 @@ func TestFault_J19_LocksOfManyNames(t *testing.T) {
 		})
 	}
 	all.Wait()
-	require.Zero(t, granted.Load(), "of 192 locks")
+	require.Zero(t, granted.Load(), "of %d locks", 64*rounds)
 	log.Require(t, logtest.Up, logRefuses)
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // A fault that a cluster survives, a session survives too: no hold is lost and no waiter
@@ -29,9 +30,9 @@ import (
 const handOverWithin = 2 * time.Second
 
 // seconds is the duration of tests that can run for any time: ETCDLOCK_SECONDS, by
-// default 5.
+// default 5 in full.
 func seconds(t testing.TB) time.Duration {
-	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_SECONDS"), "5"))
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_SECONDS"), strconv.Itoa(sample.Rounds(t, 3, 5))))
 	require.NoError(t, err, "ETCDLOCK_SECONDS")
 	return time.Duration(n) * time.Second
 }
@@ -206,6 +207,7 @@ func TestFault_F8_LeaderMovedEachSecond(t *testing.T) {
 					t.Error(err)
 					return
 				}
+				rest()
 			}
 		})
 	}

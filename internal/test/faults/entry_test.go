@@ -15,6 +15,7 @@ import (
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // Rows A6, A7, B5 to B7, D and E: entries that others remove, rewrite or leave, and their order.
@@ -317,7 +318,7 @@ func TestFault_D6_Guards(t *testing.T) {
 // writers hold the lock (E1), or elects a leader without a key (E2).
 func TestFault_E1_FirstWaiterRevoked(t *testing.T) {
 	c := cluster.Client(t)
-	for range 10 {
+	for range sample.Rounds(t, 4, 10) {
 		name := harness.LockName(t)
 		h, err := etcdlock.NewRWMutex(newSession(t, c), name).Lock(harness.Ctx(t))
 		require.NoError(t, err)

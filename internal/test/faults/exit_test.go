@@ -24,11 +24,12 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // Row I12: a process that is told to end leaves nothing in etcd.
 
-var signals = flag.Int("signals", 2, "how many processes TestFault_I12 ends in each state")
+var signals = flag.Int("signals", 2, "how many processes TestFault_I12 ends in each state, in full")
 
 // signalledProcess does what a.What says until SIGTERM, and ends as the README's snippet does.
 func signalledProcess(ctx context.Context, a lockerArg, c *clientv3.Client, _ *bufio.Reader) (err error) {
@@ -79,9 +80,9 @@ func TestFault_I12_SIGTERM(t *testing.T) {
 	c := own.Client(t)
 	name := harness.LockName(t)
 	other := newSession(t, c, etcdlock.WithTTL(time.Minute))
-	left := 0
+	left, n := 0, sample.Rounds(t, 1, *signals)
 	for _, state := range []string{"starting", "holding", "waiting", "leading", "releasing", "closing"} {
-		for range *signals {
+		for range n {
 			var before *etcdlock.Held
 			if state == "waiting" {
 				before = mustLock(t, other, name)
@@ -102,7 +103,7 @@ func TestFault_I12_SIGTERM(t *testing.T) {
 			require.Len(t, harness.Leases(t, c), 1, "%s: only that of the test", state)
 		}
 	}
-	t.Logf("%d processes in each state: %d entries left", *signals, left)
+	t.Logf("%d processes in each state: %d entries left", n, left)
 }
 
 // The README's snippets, as they are, in a process that is told to end while it holds and while it waits.

@@ -12,6 +12,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // cluster is one member that the tests share. Each test uses its own lock names. Tests that inject
@@ -67,6 +68,13 @@ func mustLock(t testing.TB, s *etcdlock.Session, name string) *etcdlock.Held {
 // lockFuncs are the ways to take a lock of this name.
 func lockFuncs(s *etcdlock.Session, name string) map[string]func(context.Context) (*etcdlock.Held, error) {
 	return harness.Ways(etcdlock.NewMutex(s, name), etcdlock.NewRWMutex(s, name))
+}
+
+// rest has whoever takes a lock over and over leave the processor to the other tests: in the quick run these need the time.
+func rest() {
+	if !sample.Full() {
+		harness.Elapse(harness.Tick)
+	}
 }
 
 // requireFree requires that another session gets the lock.

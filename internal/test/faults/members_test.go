@@ -88,6 +88,7 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 					t.Error(err)
 					return
 				}
+				rest()
 			}
 		})
 	}

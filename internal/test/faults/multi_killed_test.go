@@ -22,14 +22,12 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/history"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 const (
 	multiProcesses = 5
 	multiTTL       = 2 // seconds
-	multiKills     = 6
-	multiKilledIn  = 3  // how many of these, or more, have to hit a holder
-	multiProgress  = 60 // acquisitions after each kill
 )
 
 // A multiRun is what the processes have printed.
@@ -235,16 +233,18 @@ func TestMulti_ProcessesAreKilled(t *testing.T) {
 	c := own.Client(t)
 	log := history.NewLog(history.LockPrefix)
 	t.Cleanup(log.Follow(c))
+	least := sample.Rounds(t, 3, 6)      // kills: at least half of them must hit a holder
+	progress := sample.Rounds(t, 30, 60) // acquisitions after each kill
 	r := &multiRun{T: t, endpoints: own.Endpoints(), granted: make(chan multiGrant, 1), byName: map[string]int{}}
 	t.Cleanup(r.readers.Wait) // after the processes have ended
 	var all []*multiChild
 	for range multiProcesses {
 		all = append(all, r.start())
 	}
-	r.progress(multiProgress)
+	r.progress(progress)
 	kills, in, paused := 0, 0, 0
-	for ; kills < multiKills || in < multiKilledIn; kills++ {
-		require.Less(t, kills, 10*multiKills, "no holder was killed")
+	for ; kills < least || in < least/2; kills++ {
+		require.Less(t, kills, 10*least, "no holder was killed")
 		holder, _ := r.holder()
 		i := slices.Index(all, holder)
 		if kills%3 == 2 {
@@ -263,12 +263,12 @@ func TestMulti_ProcessesAreKilled(t *testing.T) {
 				left, err := c.TimeToLive(harness.Ctx(t), clientv3.LeaseID(lease))
 				return err == nil && left.TTL < 0
 			}, harness.Hang, 10*harness.Tick)
-			r.progress(multiProgress)
+			r.progress(progress)
 			p.signal(t, syscall.SIGCONT)
 			r.goesOn(p, lease)
 			paused++
 		}
-		r.progress(multiProgress)
+		r.progress(progress)
 	}
 	for _, p := range all {
 		r.signalEnd(p, syscall.SIGTERM)

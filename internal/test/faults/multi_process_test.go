@@ -134,6 +134,7 @@ func multiTurn(ctx context.Context, locks *etcdlock.Client) error {
 		}
 	}
 	harness.Elapse(rand.N(10 * time.Millisecond))
+	defer rest()
 	multiStep(history.GaveBack, time.Now(), etcdlock.Acquisition{Session: h.Session(), Name: strings.Join(names, ", "), Token: h.Token()})
 	return multiExcuse(ctx, h, h.Unlock(context.WithoutCancel(ctx)))
 }

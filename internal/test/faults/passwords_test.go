@@ -10,14 +10,15 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
-// Row J5, with many: 200 processes with a password on one member. A renewal that asks for a password check makes etcd
+// Row J5, with many: 200 processes (40 in the quick run) with a password on one member. A renewal that asks for a password check makes etcd
 // slower, late renewals are sent again, and so the sessions would be lost together. At rest each session asks for one
 // check at most, and none is lost.
 func TestFault_J5_ManySessionsWithPasswords(t *testing.T) {
 	t.Parallel()
-	const sessions, rounds = 200, 3
+	sessions, rounds := sample.Rounds(t, 40, 200), 3
 	// The cost of a check is the least: with the default cost 200 sessions need 20 s to begin. Tokens last as long as they do
 	// by default, so a session at rest, which renews in each third of its TTL, needs no other one.
 	_, as := harness.StartWithAuth(t, etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL = 300 }))

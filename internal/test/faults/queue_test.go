@@ -17,6 +17,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // Rows C2, D7, D8 and F14: long queues, and holders that are stuck.
@@ -81,7 +82,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	var chaos, waiters sync.WaitGroup
 	defer chaos.Wait()
 	defer cancel()
-	compactions, resets := 0, 0
+	compactions, resets, lasts := 0, 0, seconds(t)
 	chaos.Go(func() { // one after the other: while etcd is slow, sessions need longer between two faults
 		for ; etcd.Sleep(ctx, 100*time.Millisecond) == nil; compactions++ {
 			if compactions%10 == 9 {
@@ -109,7 +110,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 		s := newSession(t, clients[i%len(clients)])
 		lock := []func(context.Context) (*etcdlock.Held, error){etcdlock.NewMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").RLock}[i%3]
 		waiters.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), seconds(t)+harness.Hang)
+			ctx, cancel := context.WithTimeout(context.Background(), lasts+harness.Hang)
 			defer cancel()
 			h, err := lock(ctx)
 			if err != nil {
@@ -131,7 +132,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	require.Eventually(t, func() bool {
 		return len(harness.Entries(t, observer, "a")) == 1+50+17 // a write lock has two keys
 	}, harness.Hang, harness.Tick)
-	harness.Elapse(seconds(t) / 2)
+	harness.Elapse(lasts / 2)
 	require.NoError(t, first.Unlock(harness.Ctx(t)))
 	waiters.Wait()
 	cancel()
@@ -162,9 +163,10 @@ const listed = 16
 // How much a waiter reads does not depend on the number of waiters before it.
 func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 	t.Parallel()
+	many := sample.Rounds(t, 60, 500)
 	c := cluster.Client(t)
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
-		for _, n := range []int{10, 500} {
+		for _, n := range []int{10, many} {
 			name := harness.LockName(t)
 			var before []string
 			for i := range n {
