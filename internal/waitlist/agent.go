@@ -72,8 +72,8 @@ func (l *List) Next(ctx context.Context) Step {
 	return s
 }
 
-// overLocked says that a step is over.
-func (s *Step) overLocked(l *List) {
+// endLocked says that a step is over.
+func (s *Step) endLocked(l *List) {
 	if s.Do == Read {
 		l.landedLocked(flight{since: s.since})
 	}
@@ -144,7 +144,7 @@ func (l *List) Saw(s *Step, seen *Listing) (lost []*Entry) {
 		}
 	}
 	lost = l.applyLocked(seen, s.force)
-	s.overLocked(l)
+	s.endLocked(l)
 	l.grantLocked()
 	return lost
 }
@@ -154,7 +154,7 @@ func (l *List) Saw(s *Step, seen *Listing) (lost []*Entry) {
 func (l *List) Fail(s *Step, err error) {
 	l.lock()
 	defer l.unlock()
-	s.overLocked(l)
+	s.endLocked(l)
 	if l.stale = true; err != nil {
 		s.For.err = &err
 		s.For.tell()
@@ -166,7 +166,7 @@ func (l *List) Fail(s *Step, err error) {
 func (l *List) Dropped(s *Step) {
 	l.lock()
 	defer l.unlock()
-	s.overLocked(l)
+	s.endLocked(l)
 	l.stale = l.stale || s.force
 }
 

@@ -245,7 +245,7 @@ func TestEntitled_I1(t *testing.T) {
 		{"that was lost while it waited", func(l *List, _ *Entry) { own(l, "a/5", missing) }, true, true},
 		{"that waits", func(l *List, _ *Entry) { own(l, "a/5", waiting) }, false, false},
 		{"that has the lock", func(l *List, _ *Entry) { own(l, "a/5", held) }, false, false},
-		{"that left with a fence", func(l *List, _ *Entry) { own(l, "a/5", leaving) }, false, false},
+		{"that left with a fence", func(l *List, _ *Entry) { own(l, "a/5", removing) }, false, false},
 		{"a reader that has the lock", func(l *List, _ *Entry) { own(l, "a/r5", held) }, false, true},
 	}
 	for _, c := range clauses {

@@ -96,7 +96,7 @@ func (e *Entry) Outcome() (granted bool, err error) {
 	switch e.state {
 	case held:
 		return true, nil
-	case missing, leaving: // the latter before its owner knew that it had the lock
+	case missing, removing: // the latter before its owner knew that it had the lock
 		return false, ErrRemoved
 	}
 	if e.err != nil {

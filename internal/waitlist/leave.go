@@ -20,8 +20,8 @@ func (e *Entry) Leave(fence bool) (next []queue.Entry) {
 	case e.rev == 0: // nobody knows whether it was written; if it was, it counts as another session's
 		l.landedLocked(flight{of: e})
 	case fence:
-		e.state = leaving
-	case e.state != leaving: // which it stays
+		e.state = removing
+	case e.state != removing: // which it stays
 		e.state = left
 	}
 	l.grantLocked()
@@ -41,7 +41,7 @@ func (e *Entry) Covered() bool {
 func (e *Entry) Lost() {
 	e.l.lock()
 	defer e.l.unlock()
-	e.state = leaving
+	e.state = removing
 }
 
 // Missing says that the entry, which has not left, was not in etcd under key at revision at. If it is known by another

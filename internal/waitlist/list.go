@@ -76,12 +76,12 @@ type Entry struct {
 type state uint8
 
 const (
-	sent    state = iota // its txn is on its way
-	waiting              // in the queue: Enqueued
-	held                 // it has the lock: grantLocked, and nobody else
-	left                 // released or withdrawn: over, wherever its key is: Leave
-	leaving              // likewise, or lost when it was held, but in the way until etcd has removed it: Leave, Lost, absentLocked
-	missing              // its key was lost while it waited, and its owner must be told: absentLocked
+	sent     state = iota // its txn is on its way
+	waiting               // in the queue: Enqueued
+	held                  // it has the lock: grantLocked, and nobody else
+	left                  // released or withdrawn: over, wherever its key is: Leave
+	removing              // likewise, or lost when it was held, but in the way until etcd has removed it: Leave, Lost, absentLocked
+	missing               // its key was lost while it waited, and its owner must be told: absentLocked
 )
 
 // New makes the list of a session's entries in the queue of a name.
@@ -225,7 +225,7 @@ func (e *Entry) BehindLeft() bool {
 	l := e.l
 	l.lock()
 	defer l.unlock()
-	stays := func(o *Entry) bool { return o.state != left && o.state != leaving || o.stuck }
+	stays := func(o *Entry) bool { return o.state != left && o.state != removing || o.stuck }
 	if len(l.entries) == 0 || slices.ContainsFunc(l.entries, stays) {
 		return false
 	}

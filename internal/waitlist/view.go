@@ -202,7 +202,7 @@ func (l *List) cutLocked(q queue.Entry) {
 func (l *List) absentLocked(lost []*Entry, e *Entry, at int64) []*Entry {
 	switch e.state {
 	case held:
-		e.state = leaving
+		e.state = removing
 		lost = append(lost, e)
 	case waiting:
 		e.state = missing
