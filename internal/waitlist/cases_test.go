@@ -1275,13 +1275,19 @@ func TestPart_Look(t *testing.T) {
 	require.Empty(t, s.l.flights[1:])
 }
 
-// Where a reading upward does not come to the readers of a list, etcd is asked for those together that are granted together:
-// not for one behind a writer of the list.
-func TestReaders_AskedForTogether(t *testing.T) {
+// newLongQueue is a scene whose queue is longer than a reading upward shows: a writer, and readers behind it.
+func newLongQueue(t *testing.T) *scene {
 	s := newScene(t)
 	s.l.UpLimit = 2
 	s.put("a/1")
 	s.put("a/r2", "a/r3", "a/r4")
+	return s
+}
+
+// Where a reading upward does not come to the readers of a list, etcd is asked for those together that are granted together:
+// not for one behind a writer of the list.
+func TestReaders_AskedForTogether(t *testing.T) {
+	s := newLongQueue(t)
 	for _, key := range []string{"a/r5", "a/r5-1", "a/5", "a/r5-2"} {
 		s.enqueue(key)
 	}
@@ -1291,10 +1297,7 @@ func TestReaders_AskedForTogether(t *testing.T) {
 
 // Readers that are granted together need one reading, however many they are: it is about what is below the last of them.
 func TestReaders_ReadForTogether(t *testing.T) {
-	s := newScene(t)
-	s.l.UpLimit = 2
-	s.put("a/1")
-	s.put("a/r2", "a/r3", "a/r4")
+	s := newLongQueue(t)
 	var readers []*Entry
 	for i := range 20 {
 		readers = append(readers, s.enqueue(fmt.Sprintf("a/r5-%x", i+1)))
@@ -1308,10 +1311,7 @@ func TestReaders_ReadForTogether(t *testing.T) {
 
 // A reader behind another session's writer is not granted with those before that writer.
 func TestReaders_NotBehindAWriter(t *testing.T) {
-	s := newScene(t)
-	s.l.UpLimit = 2
-	s.put("a/1")
-	s.put("a/r2", "a/r3", "a/r4")
+	s := newLongQueue(t)
 	first := s.enqueue("a/r5")
 	s.put("a/7")
 	second := s.enqueue("a/r5-1")
@@ -1326,10 +1326,7 @@ func TestReaders_NotBehindAWriter(t *testing.T) {
 
 // Many writers that nobody has seen, between readers of a list, do not hide what is before the first of these.
 func TestReaders_ManyWritersBetween(t *testing.T) {
-	s := newScene(t)
-	s.l.UpLimit = 2
-	s.put("a/1")
-	s.put("a/r2", "a/r3", "a/r4")
+	s := newLongQueue(t)
 	first, second := s.blind("a/r5"), s.blind("a/r5-1")
 	for i := range 2 * downLimit {
 		s.put(fmt.Sprintf("a/7-%x", i+1))

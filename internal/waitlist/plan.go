@@ -186,11 +186,15 @@ const readersMax = 64
 // readersLocked are e, a reader, and those of the list that are granted with it, as far as is known. Each must be seen at the
 // revision at which the last writer had gone, or later, and a reading must be about what is below each.
 func (l *List) readersLocked(e *Entry) (readers []*Entry) {
-	writer := func(q queue.Entry) bool { return q.Rev > e.rev }
-	next := slices.IndexFunc(l.views[0].keys, writer)
+	writer := int64(queue.MaxRev) // the next one
+	for _, q := range l.views[0].keys {
+		if q.Rev > e.rev {
+			writer = min(writer, q.Rev)
+		}
+	}
 	i, _ := l.findLocked(e.rev)
 	for _, o := range l.entries[i:] {
-		if o.kind == keyspace.Exclusive || next >= 0 && o.rev > l.views[0].keys[next].Rev || len(readers) == readersMax {
+		if o.kind == keyspace.Exclusive || o.rev > writer || len(readers) == readersMax {
 			break
 		}
 		if o.state == waiting {
