@@ -77,26 +77,18 @@ func (c *Client) open(ctx context.Context, by *Watcher, key, end string, opts ..
 
 // begin makes the Watch, for await to open. It ends with the clientv3.Client, or with a Watcher of the user's.
 func (o *opening) begin() (*Watch, context.Context) {
-	life := o.client.Ctx()
-	if !o.by.renewable {
-		life = o.by.life
-	}
-	ctx, end := Bind(clientv3.WithRequireLeader(context.Background()), life)
+	ctx, end := Bind(clientv3.WithRequireLeader(context.Background()), o.by.calling)
 	return &Watch{Close: end, Closed: ctx.Done()}, ctx
 }
 
 // await opens the watch, however long that takes.
 func (o *opening) await(ctx context.Context, w *Watch) error {
 	w.C = o.by.Watch(ctx, o.key, o.opts...)
-	var closed <-chan struct{}
-	if !o.by.renewable { // the user's, which may forget to close C
-		closed = o.by.life.Done()
-	}
 	select {
 	case created, ok := <-w.C:
 		w.At = created.Header.GetRevision()
 		return Broken(&created, ok && created.Created)
-	case <-closed:
+	case <-o.by.calling.Done(): // a Watcher of the user's may forget to close C
 		return ErrWatch
 	}
 }
@@ -142,7 +134,7 @@ func (o *opening) another(stays bool) bool {
 	o.client.mu.Lock()
 	defer o.client.mu.Unlock()
 	switch by := o.by; {
-	case by.closedLocked():
+	case by.calling.Err() != nil:
 		return false
 	case !stays && by.stays:
 		by.behind = true // for the one that stays

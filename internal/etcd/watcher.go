@@ -50,7 +50,11 @@ type Watcher struct {
 	opened  time.Time
 	life    context.Context // of the watches
 	end     context.CancelFunc
-	calls   sync.WaitGroup // of Watch: see inBackground
+	// calls of Watch end with calling: with the clientv3.Client, and if quit is not nil, when CloseWatcher calls that. See
+	// inBackground.
+	calls   sync.WaitGroup
+	calling context.Context
+	quit    context.CancelFunc
 	// stays: a watch that was given up stays until it is open. behind: another one must be opened behind it. See dismiss.
 	stays, behind bool
 }
@@ -62,16 +66,15 @@ type watched struct {
 }
 
 func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
-	w := &Watcher{Watcher: of, renewable: isPlain(client, of)}
-	life := context.Background()
+	w := &Watcher{Watcher: of, renewable: isPlain(client, of), calling: client.Ctx()}
 	if !w.renewable {
-		life = client.Ctx()
+		w.calling, w.quit = context.WithCancel(w.calling)
 	}
-	w.life, w.end = context.WithCancel(life)
+	w.life, w.end = context.WithCancel(w.calling)
 	return w
 }
 
-// inBackground runs f, which calls w.Watch, or returns false after CloseWatcher.
+// inBackground runs f, which calls w.Watch, or returns false if that must not be called any more.
 //
 // A Watcher that the user has put in the place of etcd's own may not be safe for a Watch while the clientv3.Client is
 // closed: that of clientv3/namespace adds to a WaitGroup that its Close waits for. The user may close the clientv3.Client
@@ -80,15 +83,12 @@ func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
 func (c *Client) inBackground(w *Watcher, f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if w.closedLocked() {
+	if w.calling.Err() != nil {
 		return false
 	}
 	w.calls.Go(f)
 	return true
 }
-
-// closedLocked reports whether w must not be called any more. The caller holds the Client's mu.
-func (w *Watcher) closedLocked() bool { return !w.renewable && w.life.Err() != nil }
 
 // isPlain reports whether a Watcher of NewWatcher can replace w, since both reach etcd by the client's connection. The
 // user may have put w in the place of etcd's own Watcher: see clientv3/namespace. A Watcher of
@@ -177,12 +177,12 @@ func (c *Client) CloseWatcher() {
 	c.mu.Lock()
 	w := c.watcher
 	w.replaced = true
-	if !w.renewable {
-		w.end()
+	if w.quit != nil {
+		w.quit()
 	}
 	c.mu.Unlock()
 	c.closeUnused(w)
-	if w.renewable {
+	if w.quit == nil {
 		return
 	}
 	returned := make(chan struct{})
