@@ -93,9 +93,9 @@ func TestBreak_Interrupted(t *testing.T) {
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 143, r.wait(t))
 	require.Equal(t, "etcdlock: ended by signal: terminated; whether "+entry+" was removed is not known: etcdlock show x says it\n", r.stderr.String())
-	r = start(t, env, "break", "x", entry, "--yes", "--command-timeout=300ms")
+	r = start(t, env, "break", "x", entry, "--yes", "--command-timeout=5s")
 	require.Equal(t, 1, r.wait(t))
-	require.Equal(t, "etcdlock: --command-timeout of 300ms is over; whether "+entry+" was removed is not known: etcdlock show x says it\n", r.stderr.String())
+	require.Equal(t, "etcdlock: --command-timeout of 5s is over; whether "+entry+" was removed is not known: etcdlock show x says it\n", r.stderr.String())
 }
 
 // Etcd's own locks don't watch their entries: break says so first.

@@ -153,7 +153,7 @@ func TestElect_AskedWhileCutOff(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	proxy := cluster.Proxy(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "elect", "svc", "--ttl=2s", "--grace=600ms", "--",
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "elect", "svc", "--ttl=12s", "--grace=4s", "--",
 		"sh", "-c", `trap "echo TERM" TERM; echo in $$ $ETCDLOCK_TOKEN; while :; do sleep 0.02; done`)
 	r.inSection(t)
 	proxy.Blackhole(etcdtest.ToServer)
@@ -169,7 +169,7 @@ func TestElect_EndsWhileCutOff(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	proxy := cluster.Proxy(t)
-	r, end := beginAs(t, "elect", proxy.Endpoints(), "svc", "--ttl=4s", "--grace=0s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; read line; exit 9")
+	r, end := beginAs(t, "elect", proxy.Endpoints(), "svc", "--ttl=9s", "--grace=0s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; read line; exit 9")
 	r.inSection(t)
 	proxy.Blackhole(etcdtest.ToServer)
 	proxy.Refuse()
@@ -184,7 +184,7 @@ func TestElect_EndedInTime(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	proxy := cluster.Proxy(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "elect", "svc", "--ttl=3s", "--grace=1s", "--",
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "elect", "svc", "--ttl=12s", "--grace=4s", "--",
 		"sh", "-c", `trap "echo TERM; exit 0" TERM; echo in $$ $ETCDLOCK_TOKEN; while :; do sleep 0.02; done`)
 	_, token1 := r.inSection(t)
 	proxy.Blackhole(etcdtest.ToServer)

@@ -97,7 +97,7 @@ func TestRun_Leftovers(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=6s", "--grace=2s", "--", "sh", "-c",
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=30s", "--grace=4s", "--", "sh", "-c",
 		`sh -c 'trap "echo TERM" TERM; echo $$; while :; do sleep 1000 & wait $!; done' & sleep 1000 & wait $!; exit 5`)
 	child := int(mustInt(r.until(t, `^(\d+)$`)[1]))
 	outlived, free := contend(t, client, "x")
@@ -113,7 +113,7 @@ func TestRun_Leftovers(t *testing.T) {
 	r.until(t, "^TERM$")
 	require.False(t, outlived(child))
 	require.Equal(t, 5, r.wait(t))
-	require.Regexp(t, `sh: it has ended and left processes in its group; process group \d+ gets SIGTERM, and SIGKILL in 2s`, r.stderr.String())
+	require.Regexp(t, `sh: it has ended and left processes in its group; process group \d+ gets SIGTERM, and SIGKILL in 4s`, r.stderr.String())
 	free()
 	noKeys(t, client)
 }
@@ -132,10 +132,10 @@ func TestRun_LeftoversAsked(t *testing.T) {
 		status int
 		script string
 	}{
-		{syscall.SIGHUP, false, 5, `exec 2>/dev/null; trap hup=yes HUP; sh -c "$0" & until [ $hup ]; do sleep 0.02; done; sleep 2.2; exit 5`},
+		{syscall.SIGHUP, false, 5, `exec 2>/dev/null; trap hup=yes HUP; sh -c "$0" & until [ $hup ]; do sleep 0.02; done; sleep 4.2; exit 5`},
 		{syscall.SIGTERM, true, 143, `exec 2>/dev/null; sh -c "$0" & wait`},
 	} {
-		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=6s", "--grace=2s", "--", "sh", "-c", c.script, child)
+		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=30s", "--grace=4s", "--", "sh", "-c", c.script, child)
 		pid := int(mustInt(r.until(t, `^in (\d+)$`)[1]))
 		to := r.cmd.Process.Pid
 		if c.alone {
@@ -146,7 +146,7 @@ func TestRun_LeftoversAsked(t *testing.T) {
 		require.NoError(t, syscall.Kill(to, c.sig))
 		r.until(t, "^TERM$")
 		require.Equal(t, c.status, r.wait(t), c.sig)
-		require.Regexp(t, `^etcdlock: x: sh: it has ended and left processes in its group; process group \d+ gets SIGTERM, and SIGKILL in 2s\n$`, r.stderr.String())
+		require.Regexp(t, `^etcdlock: x: sh: it has ended and left processes in its group; process group \d+ gets SIGTERM, and SIGKILL in 4s\n$`, r.stderr.String())
 		requireDead(t, pid)
 	}
 	noKeys(t, client)
@@ -287,7 +287,7 @@ func TestRun_HoldFor(t *testing.T) {
 	granted := time.Now()
 	pid, _ = r.inSection(t)
 	require.Eventually(t, func() bool { return !alive(pid) && r.guard(t) == 0 }, hang, 5*time.Millisecond)
-	<-time.After(time.Second) // it keeps the lock by now, however long the start of CMD took
+	<-time.After(3 * time.Second) // it keeps the lock by now, however long the start of CMD took
 	r.stop(t)
 	waiters(t, client, "x", 0)
 	<-time.After(time.Until(granted.Add(14 * time.Second)))

@@ -26,19 +26,19 @@ func TestRun_Broken(t *testing.T) {
 		_, err := client.Delete(bounded(t), waiters(t, client, "x", 1)[0])
 		require.NoError(t, err)
 	}
-	r := start(t, env, "run", "x", "--ttl=30s", "--grace=900ms", "--", "sh", "-c", stubborn)
+	r := start(t, env, "run", "x", "--ttl=30s", "--grace=4s", "--", "sh", "-c", stubborn)
 	pids := r.stubbornPids(t)
 	takeAway()
 	r.until(t, "^TERM$")
 	require.Equal(t, 76, r.wait(t))
-	require.Regexp(t, fmt.Sprintf(`^etcdlock: x: sh: lock lost; process group %[1]d gets SIGTERM, and SIGKILL in \d+ms
+	require.Regexp(t, fmt.Sprintf(`^etcdlock: x: sh: lock lost; process group %[1]d gets SIGTERM, and SIGKILL in [\d.]+s
 etcdlock: x: killing process group %[1]d
 etcdlock: x: the lock was not held all the time that sh ran: lock lost
 $`, max(pids[0], 0)), strings.ReplaceAll(r.stderr.String(), fmt.Sprint(pids[1]), fmt.Sprint(pids[0])))
 	requireDead(t, pids...)
 
 	// A command that ends with 0 when it is asked to has still lost the lock.
-	r = start(t, env, "run", "x", "--", "sh", "-c", `trap "echo TERM; exit 0" TERM; echo ready; while :; do sleep 0.01; done`)
+	r = start(t, env, "run", "x", "--ttl=60s", "--grace=20s", "--", "sh", "-c", `trap "echo TERM; exit 0" TERM; echo ready; while :; do sleep 0.01; done`)
 	r.until(t, "ready")
 	takeAway()
 	require.Equal(t, 76, r.wait(t))
@@ -108,7 +108,7 @@ func TestRun_EtcdAway(t *testing.T) {
 	cluster := etcdtest.Start(t, etcdtest.WithMembers(3))
 	client := cluster.Client(t)
 	proxy := cluster.Proxy(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(proxy.Endpoints(), ",")}, "run", "x", "--ttl=9s", "--grace=2700ms", "--", "sh", "-c", stubborn)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(proxy.Endpoints(), ",")}, "run", "x", "--ttl=18s", "--grace=6s", "--", "sh", "-c", stubborn)
 	pids := r.stubbornPids(t)
 	outlived, free := contend(t, client, "x")
 	proxy.Blackhole(etcdtest.ToServer)
@@ -166,7 +166,7 @@ func TestRun_Killed(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=4s", "--", "sh", "-c", stubborn)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=10s", "--", "sh", "-c", stubborn)
 	pids := r.stubbornPids(t)
 	outlived, free := contend(t, client, "x")
 	require.NoError(t, r.cmd.Process.Kill())

@@ -19,7 +19,7 @@ func TestRun_Signals(t *testing.T) {
 	script := `for s in HUP INT QUIT USR1 USR2; do trap "echo $s in $0" $s; done; trap "echo TERM in $0; exit 3" TERM
 		if [ $0 = parent ]; then sh -c "$1" child & fi
 		echo ready $0; while :; do sleep 0.02; done`
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--", "sh", "-c", script, "parent", script)
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "run", "x", "--ttl=60s", "--grace=20s", "--", "sh", "-c", script, "parent", script)
 	for range 2 {
 		r.until(t, `^ready (child|parent)$`)
 	}

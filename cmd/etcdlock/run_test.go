@@ -131,12 +131,12 @@ func TestRun_WaitEtcdAway(t *testing.T) {
 	client := cluster.Client(t)
 	proxy := cluster.Proxy(t)
 	enqueued(t, client, "ann", "x")
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "run", "x", "--wait=3s", "--", "echo", "started")
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "run", "x", "--wait=10s", "--", "echo", "started")
 	waiters(t, client, "x", 2)
 	proxy.Blackhole(etcdtest.ToServer)
 	proxy.Refuse()
 	require.Equal(t, 125, r.wait(t))
-	require.Regexp(t, `^(etcdlock: x: waiting: .*\n)?etcdlock: x: no lock within 3s, and etcd does not say who holds it: .+\n$`, r.stderr.String())
+	require.Regexp(t, `^(etcdlock: x: waiting.*\n)*etcdlock: x: no lock within 10s, and etcd does not say who holds it: .+\n$`, r.stderr.String())
 	require.Empty(t, r.output())
 }
 

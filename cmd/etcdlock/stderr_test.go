@@ -39,7 +39,7 @@ func TestRun_StderrIsBlocked(t *testing.T) {
 	r.launch(t)
 	require.NoError(t, full.Close())
 	waiters(t, client, "x", 2)
-	<-time.After(2 * tellAfter) // it says who has the lock
+	<-time.After(4 * tellAfter) // it says who has the lock
 	require.NoError(t, h.Unlock(bounded(t)))
 	r.until(t, "^ready$")
 	_, err = client.Delete(bounded(t), waiters(t, client, "x", 1)[0])

@@ -74,7 +74,7 @@ func TestTerminal_StoppedTooLong(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
 	s := shell(t, cluster.Endpoints())
-	s.types(t, "$L run x --ttl 6s -- sh -c 'echo in $$; cat; echo out'\r")
+	s.types(t, "$L run x --ttl 9s -- sh -c 'echo in $$; cat; echo out'\r")
 	pid := int(mustInt(s.until(t, `\nin (\d+)`)[1]))
 	outlived, free := contend(t, client, "x")
 	s.echoes(t, "at first")

@@ -29,7 +29,7 @@ func TestWaiting_ForWhom(t *testing.T) {
 	client := cluster.Client(t)
 	ann := enqueued(t, client, "ann", "x")
 	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
-	first := merged(t, env, "run", "x", "--ttl=3s", "--", "sh", "-c", "echo in; read line")
+	first := merged(t, env, "run", "x", "--", "sh", "-c", "echo in; read line")
 	first.until(t, `^etcdlock: x: waiting: 1 ahead, held by ann \(queued \d+s ago\)$`)
 	second := merged(t, env, "elect", "x", "--", "echo", "in")
 	second.until(t, `^etcdlock: x: waiting: 2 ahead, held by ann \(queued \d+s ago\)$`)

@@ -83,7 +83,7 @@ func (l brokenLock) Err() error {
 
 // Say may block, as where nobody reads what it writes. The command is asked to end, and is killed, before that.
 func TestRun_SignalsBeforeItSays(t *testing.T) {
-	for _, ends := range []string{"exit 0", ":"} {
+	for ends, grace := range map[string]time.Duration{"exit 0": 30 * time.Second, ":": time.Second} {
 		ready, asked := filepath.Join(t.TempDir(), "ready"), filepath.Join(t.TempDir(), "asked")
 		there := func(file string) bool { _, err := os.Stat(file); return err == nil }
 		lock := brokenLock{make(chan struct{})}
@@ -93,7 +93,7 @@ func TestRun_SignalsBeforeItSays(t *testing.T) {
 		}()
 		script := `exec 2>/dev/null; trap ': >"$1"; ` + ends + `' TERM; : >"$0"; while :; do sleep 0.01; done`
 		pid, killed := 0, false
-		c := Command{Path: "/bin/sh", Args: []string{"sh", "-c", script, ready, asked}, Env: os.Environ(), Grace: time.Second}
+		c := Command{Path: "/bin/sh", Args: []string{"sh", "-c", script, ready, asked}, Env: os.Environ(), Grace: grace}
 		c.Say = func(format string, args ...any) {
 			if strings.HasPrefix(format, "killing") {
 				killed = true
