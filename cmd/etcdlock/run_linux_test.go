@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -221,10 +222,9 @@ func TestRun_ImageReplaced(t *testing.T) {
 			t.Run(subcommand+" "+what, func(t *testing.T) {
 				t.Parallel()
 				name := subcommand + what
-				image, err := os.ReadFile(binary)
-				require.NoError(t, err)
 				own := filepath.Join(t.TempDir(), "etcdlock")
-				require.NoError(t, os.WriteFile(own, image, 0o755))
+				// In this process a child of another test might have the file open for writing yet, and then nobody can run it.
+				require.NoError(t, exec.Command("cp", binary, own).Run())
 				outlived, free := contend(t, client, name)
 				r := command(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, subcommand, name, "--ttl=30s", "--grace=0s", "--", "sh", "-c", stubborn)
 				r.cmd.Path = own
