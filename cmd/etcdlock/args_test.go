@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
@@ -85,7 +86,7 @@ func TestArgs_NameWithADash(t *testing.T) {
 func TestArgs_WriteOut(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
-	enqueued(t, cluster.Client(t), "ann", "x")
+	enqueued(t, cluster.Client(t), "ann", "x", etcdlock.WithTTL(time.Minute)) // so doctor has no renewal to watch
 	for _, args := range [][]string{{"show", "x"}, {"ls"}, {"doctor", "x"}} {
 		for _, flag := range []string{"-w=json", "--write-out=json", "-o=json"} {
 			status, out, says := ask(t, cluster, append(args, flag)...)

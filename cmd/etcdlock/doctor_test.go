@@ -54,7 +54,7 @@ ok +nothing needs attention$`, out)
 	dead, err := client.Grant(ctx, 60)
 	require.NoError(t, err)
 	put(fmt.Sprintf("x/%x", dead.ID), `{"owner":"dead"}`, clientv3.WithLease(dead.ID))
-	enqueued(t, client, "well", "x", etcdlock.WithTTL(9*time.Second))
+	renewedOften(t, enqueued(t, client, "well", "x", etcdlock.WithTTL(9*time.Second)))
 	status, out, says = ask(t, cluster, "doctor", "x")
 	require.Equal(t, 2, status, says)
 	require.Regexp(t, `^etcdlock: looking for \d+s whether the leases are renewed\.\.\.\n$`, says, "it takes seconds, and somebody waits")
@@ -81,6 +81,26 @@ func head(t *testing.T, client *clientv3.Client) int64 {
 	return got.Header.Revision
 }
 
+// renewedOften renews a session's lease all the time, until the test ends. Doctor would find a renewal overdue that comes a second
+// too late, as on a machine that stalls.
+func renewedOften(t *testing.T, s *etcdlock.Session) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(200 * time.Millisecond)
+		defer tick.Stop()
+		for s.Refresh(ctx) == nil {
+			select {
+			case <-tick.C:
+			case <-ctx.Done():
+			}
+		}
+	}()
+	t.Cleanup(func() { cancel(); <-ended })
+}
+
 // doctor finds a lease that nobody renews once its renewal is overdue.
 func TestDoctor_NotRenewed(t *testing.T) {
 	t.Parallel()
@@ -90,7 +110,7 @@ func TestDoctor_NotRenewed(t *testing.T) {
 	require.NoError(t, err)
 	_, err = client.Put(bounded(t), fmt.Sprintf("x/%x", lease.ID), `{"owner":"dead"}`, clientv3.WithLease(lease.ID))
 	require.NoError(t, err)
-	enqueued(t, client, "well", "x", etcdlock.WithTTL(9*time.Second))
+	renewedOften(t, enqueued(t, client, "well", "x", etcdlock.WithTTL(9*time.Second)))
 	status, out, _ := ask(t, cluster, "doctor", "x")
 	require.Equal(t, 2, status, out)
 	require.Regexp(t, `ATTENTION  nobody renews the lease of dead \(holds\): of 9s it has [1-4]s left; its process has ended, is stopped, can't reach etcd, or is refused by etcd
@@ -110,7 +130,7 @@ func TestDoctor_LeavesMeanwhile(t *testing.T) {
 	}))
 	client := cluster.Client(t)
 	first := enqueued(t, client, "ann", "x", etcdlock.WithTTL(9*time.Second))
-	enqueued(t, client, "ben", "x", etcdlock.WithTTL(9*time.Second))
+	renewedOften(t, enqueued(t, client, "ben", "x", etcdlock.WithTTL(9*time.Second)))
 	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + strings.Join(cluster.Endpoints(), ",")}, "doctor", "x")
 	<-looked
 	require.NoError(t, first.Close())
@@ -310,6 +330,11 @@ func noSpace(t *testing.T, members int) *etcdtest.Cluster {
 	for {
 		if _, err := client.Put(bounded(t), "filler", value); err != nil {
 			require.ErrorContains(t, err, "space exceeded")
+			require.Eventually(t, func() bool { // a member that finds it out as it writes raises the alarm a moment later
+				alarms, err := client.AlarmList(bounded(t))
+				require.NoError(t, err)
+				return len(alarms.Alarms) > 0
+			}, hang, 5*time.Millisecond)
 			return cluster
 		}
 	}

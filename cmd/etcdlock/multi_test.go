@@ -18,8 +18,8 @@ func TestMulti_ShowListDoctor(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	enqueued(t, client, "bob", "b")
-	s, err := etcdlock.NewSession(bounded(t), client, etcdlock.WithOwner("ann"), etcdlock.WithTTL(time.Minute)) // it must not look for lost keys meanwhile
+	enqueued(t, client, "bob", "b", etcdlock.WithTTL(time.Minute))
+	s, err := etcdlock.NewSession(bounded(t), client, etcdlock.WithOwner("ann"), etcdlock.WithTTL(10*time.Minute)) // it must not look for lost keys meanwhile
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	tk, err := etcdlock.NewMulti(s, etcdlock.Write("a"), etcdlock.Write("b"), etcdlock.Read("c d"), etcdlock.Write("e"), etcdlock.Write("f")).Enqueue(bounded(t))
@@ -27,7 +27,7 @@ func TestMulti_ShowListDoctor(t *testing.T) {
 
 	status, out, says := ask(t, cluster, "show", "a")
 	require.Zero(t, status, says)
-	require.Regexp(t, `holds +exclusive +\d+s +≤\d+s +\d+ of 60s +ann \(with b, c d, e and 1 more\) +a/[0-9a-f]+@\d+
+	require.Regexp(t, `holds +exclusive +\d+s +≤\d+s +\d+ of 600s +ann \(with b, c d, e and 1 more\) +a/[0-9a-f]+@\d+
 ann \(with b, c d, e and 1 more\) works only when it has all of its names: etcdlock doctor a says whether it has$`, out)
 	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "show", "a", "--watch")
 	r.until(t, `^ann .* works only when it has all of its names: `)
