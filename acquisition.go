@@ -60,7 +60,7 @@ type part struct {
 	// Downgrade leaves.
 	keys []string
 	mode mode
-	own  *waitlist.Entry // its place in the session's waitlist of the name, from before its keys are written: see enlist
+	own  *waitlist.Part // its place in the session's waitlist of the name, from before its keys are written: see enlist
 }
 
 // acquiring is what an acquisition needs until it is held, and then only if it is ambiguous or has hooks: see grant.

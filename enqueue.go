@@ -82,7 +82,7 @@ func (a *acquisition) enlist() {
 
 // register gives the part a place in the list of its name, which is made if there is none. A list that has an entry is not
 // forgotten.
-func (s *Session) register(p *part) *waitlist.Entry {
+func (s *Session) register(p *part) *waitlist.Part {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	l := s.lists[p.name]
@@ -178,7 +178,7 @@ func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
 func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
 	a.mu.Lock()
 	a.rev = rev
-	var gone []*waitlist.Entry
+	var gone []*waitlist.Part
 	for i := range a.parts {
 		p := &a.parts[i]
 		var seen *waitlist.Listing

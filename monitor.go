@@ -170,7 +170,7 @@ func (p *part) excludes(kind keyspace.Kind) bool {
 }
 
 // markAllLost ends the holds whose entries were not in etcd at revision at.
-func markAllLost(entries []*waitlist.Entry, at int64) {
+func markAllLost(entries []*waitlist.Part, at int64) {
 	for _, e := range entries {
 		a := e.Owner.(*part).of
 		a.mu.Lock()

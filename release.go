@@ -36,12 +36,12 @@ func (l *leaver) Refused() {
 	}
 }
 
-// Removed takes note that nothing of the acquisition is in etcd: see waitlist.Entry.Removed. Where an earlier attempt may
+// Removed takes note that nothing of the acquisition is in etcd: see waitlist.Part.Removed. Where an earlier attempt may
 // have removed it, nobody can tell whether that was the session's request.
 func (l *leaver) Removed(r removal.Result) {
 	a := (*acquisition)(l)
 	a.mu.Lock()
-	var gone []*waitlist.Entry
+	var gone []*waitlist.Part
 	i := 0
 	for p := range a.all() {
 		gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)

@@ -127,7 +127,7 @@ func (h *Held) runDowngrade(d *removal.Outcome) {
 	key, exclusive := p.keys[0], p.keys[1]
 	h.mu.Unlock()
 	r, there, err := h.s.removals.RemoveBeside(life, h.parts[0].name, key, exclusive, h.rev, p.own.Behind(), d.Refused)
-	var gone []*waitlist.Entry
+	var gone []*waitlist.Part
 	switch {
 	case err != nil:
 		err = h.s.lease.Translate(err)

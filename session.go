@@ -104,7 +104,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
 		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError, Forget: s.forgetList,
-		Removed: func(own *waitlist.Entry) bool { return own.Owner.(*part).of.anyRemoved() },
+		Removed: func(own *waitlist.Part) bool { return own.Owner.(*part).of.anyRemoved() },
 	}
 	s.ahead.KV, s.ahead.Go, s.ahead.Log = client, s.lease.Go, c.log
 	s.holdWatches = watchesOf(s)

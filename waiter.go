@@ -38,7 +38,7 @@ func (h *Held) wait(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		h.s.waits.Survey(ctx, ofEach(&h.acquisition, func(p *part) *waitlist.Entry { return p.own })...)
+		h.s.waits.Survey(ctx, ofEach(&h.acquisition, func(p *part) *waitlist.Part { return p.own })...)
 	}
 	if err := h.readAllParts(ctx); err != nil {
 		return err

@@ -23,7 +23,7 @@ func (a *agent) read(ctx context.Context, step *waitlist.Step) error {
 
 // Survey is for an acquisition of several locks, whose entries are parts. It reads, in one request, what blocks those
 // that still wait: while they waited for another part, much of that has probably gone. If it fails, their agents ask.
-func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Entry) {
+func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Part) {
 	var steps []waitlist.Step
 	var reads []etcd.Read
 	for _, p := range parts {

@@ -29,10 +29,10 @@ type Waits struct {
 	Go     func(f func(ctx context.Context)) bool
 	Opened func() // is called when a watch was opened
 	// Removed reports whether an entry was removed that is taken together with this one.
-	Removed  func(own *waitlist.Entry) bool
+	Removed  func(own *waitlist.Part) bool
 	EndError func(ctx context.Context) error // the error of a wait whose ctx, or Life, has ended
 	// Lost is told of entries that had the lock and were not in etcd at revision at.
-	Lost   func(entries []*waitlist.Entry, at int64)
+	Lost   func(entries []*waitlist.Part, at int64)
 	Forget func(name string) // see waitlist.Config
 
 	lists *waitlist.Config // see NewList
@@ -61,7 +61,7 @@ func (ws *Waits) NewList(name string) *waitlist.List {
 //
 // Most goroutines of a long queue block here. Keep their path under 1,248 bytes of stack, callers included: a goroutine
 // then keeps 4 KiB, not 8.
-func (ws *Waits) Wait(ctx context.Context, own *waitlist.Entry) error {
+func (ws *Waits) Wait(ctx context.Context, own *waitlist.Part) error {
 	own.Begin()
 	wake := own.Wake() // before the first look
 	for {
@@ -95,12 +95,12 @@ type agent struct {
 	l      *waitlist.List
 	retry  etcd.Backoff            // after an error that passes
 	outage outage.Outage           // for the log
-	asked  map[*waitlist.Entry]int // how often it has asked for an entry without a pause
+	asked  map[*waitlist.Part]int // how often it has asked for an entry without a pause
 }
 
 // ask is an agent's life, which ends when there is nothing to ask any more, or ctx ends since nobody waits.
 func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
-	a := &agent{Waits: ws, l: l, outage: ws.Outages.Outage(l.Name()), asked: make(map[*waitlist.Entry]int)}
+	a := &agent{Waits: ws, l: l, outage: ws.Outages.Outage(l.Name()), asked: make(map[*waitlist.Part]int)}
 	answered := true
 	for ctx.Err() == nil {
 		step := l.Next(ctx)
@@ -132,7 +132,7 @@ func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
 // do not satisfy the list, as after a restore that nobody has noticed yet.
 const maxAsked = 32
 
-func (a *agent) tooOften(e *waitlist.Entry) bool {
+func (a *agent) tooOften(e *waitlist.Part) bool {
 	if a.asked[e] == 0 && len(a.asked) > 8 {
 		clear(a.asked) // most of these are granted by now
 	}

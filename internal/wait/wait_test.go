@@ -40,7 +40,7 @@ type scene struct {
 	mu    sync.Mutex // guards what follows
 	steps []string   // the requests and watches that were asked for
 	fail  error      // of the next one
-	lost  []*waitlist.Entry
+	lost  []*waitlist.Part
 
 	end   context.CancelCauseFunc
 	close context.CancelFunc // of the client
@@ -58,8 +58,8 @@ func play(t *testing.T, do func(*scene)) {
 		s.Waits = &Waits{
 			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
 			Go:      func(f func(context.Context)) bool { go f(nil); return true },
-			Removed: func(*waitlist.Entry) bool { return false }, EndError: context.Cause,
-			Lost: func(lost []*waitlist.Entry, _ int64) {
+			Removed: func(*waitlist.Part) bool { return false }, EndError: context.Cause,
+			Lost: func(lost []*waitlist.Part, _ int64) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				s.lost = append(s.lost, lost...)
@@ -88,7 +88,7 @@ func play(t *testing.T, do func(*scene)) {
 }
 
 // enqueue puts an entry into the queue. Its txn shows what is before.
-func (s *scene) enqueue(key string) *waitlist.Entry {
+func (s *scene) enqueue(key string) *waitlist.Part {
 	e := s.l.Register(nil, keyspace.KindOf("a", key), key)
 	before := queue.Entries(s.f.Keys("a/"))
 	rev := s.f.Write(key)
@@ -97,7 +97,7 @@ func (s *scene) enqueue(key string) *waitlist.Entry {
 }
 
 // wait has an entry wait until all sleep.
-func (s *scene) wait(e *waitlist.Entry) (ended <-chan error) {
+func (s *scene) wait(e *waitlist.Part) (ended <-chan error) {
 	ch := make(chan error, 1)
 	go func() { ch <- s.Wait(s.Context(), e) }()
 	synctest.Wait()
@@ -113,7 +113,7 @@ func (s *scene) grants(ended <-chan error) {
 }
 
 // leaves gives an entry back, and removes its key.
-func (s *scene) leaves(e *waitlist.Entry, key string) {
+func (s *scene) leaves(e *waitlist.Part, key string) {
 	e.Leave(false)
 	s.f.Remove(key)
 	e.Removed(s.f.Write("x"), true, nil, nil)
@@ -227,23 +227,23 @@ func TestWait_CtxEndsInAPause(t *testing.T) {
 func TestWait_Ends(t *testing.T) {
 	why := errors.New("why")
 	for name, c := range map[string]struct {
-		end  func(s *scene, e *waitlist.Entry, cancel func())
+		end  func(s *scene, e *waitlist.Part, cancel func())
 		want error
 	}{
-		"ctx":  {func(_ *scene, _ *waitlist.Entry, cancel func()) { cancel() }, context.Canceled},
-		"life": {func(s *scene, _ *waitlist.Entry, _ func()) { s.end(why) }, why},
-		"refused": {func(s *scene, _ *waitlist.Entry, _ func()) {
+		"ctx":  {func(_ *scene, _ *waitlist.Part, cancel func()) { cancel() }, context.Canceled},
+		"life": {func(s *scene, _ *waitlist.Part, _ func()) { s.end(why) }, why},
+		"refused": {func(s *scene, _ *waitlist.Part, _ func()) {
 			s.fail = rpctypes.ErrGRPCPermissionDenied
 			s.f.BreakWatches()
 		}, rpctypes.ErrPermissionDenied},
-		"client closed": {func(s *scene, _ *waitlist.Entry, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
-		"entry removed": {func(s *scene, _ *waitlist.Entry, _ func()) { s.f.Remove("a/5") }, ErrRemoved},
-		"another is gone": {func(s *scene, e *waitlist.Entry, _ func()) {
+		"client closed": {func(s *scene, _ *waitlist.Part, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
+		"entry removed": {func(s *scene, _ *waitlist.Part, _ func()) { s.f.Remove("a/5") }, ErrRemoved},
+		"another is gone": {func(s *scene, e *waitlist.Part, _ func()) {
 			part := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
 			part.WakeWith(e)
 			rev := s.f.Write("a/5-1")
 			part.Enqueued(rev, nil)
-			s.Removed = func(*waitlist.Entry) bool { return true }
+			s.Removed = func(*waitlist.Part) bool { return true }
 			part.Missing("a/5-1", rev)
 		}, ErrRemoved},
 	} {
@@ -271,7 +271,7 @@ func TestWait_Ends(t *testing.T) {
 func TestWait_Turn(t *testing.T) {
 	play(t, func(s *scene) {
 		s.f.Write("a/1")
-		var all []*waitlist.Entry
+		var all []*waitlist.Part
 		var ended []<-chan error
 		for i := range 5 {
 			all = append(all, s.enqueue(fmt.Sprint("a/5-", i+1)))
@@ -316,7 +316,7 @@ func TestWait_ManyReaders(t *testing.T) {
 		for i := range 2 * waitlist.UpLimit {
 			s.f.Write(fmt.Sprintf("a/r2-%x", i+1))
 		}
-		var readers []*waitlist.Entry
+		var readers []*waitlist.Part
 		for i := range 60 {
 			key := fmt.Sprintf("a/r5-%x", i+1)
 			e, rev := s.l.Register(nil, keyspace.Shared, key), s.f.Write(key)
@@ -465,7 +465,7 @@ func TestWait_NeverWithoutAPause(t *testing.T) {
 }
 
 // behind is a waiter that watches, since it has waited for a while for a holder of its own list.
-func (s *scene) behind() (holder, e *waitlist.Entry, ended <-chan error) {
+func (s *scene) behind() (holder, e *waitlist.Part, ended <-chan error) {
 	holder, e = s.enqueue("a/5"), s.enqueue("a/5-1")
 	ended = s.wait(e)
 	require.Empty(s, s.asked())
@@ -482,7 +482,7 @@ func TestWait_Guard(t *testing.T) {
 		holder, _, ended := s.behind()
 		s.f.Remove("a/5")
 		synctest.Wait()
-		require.Equal(s, []*waitlist.Entry{holder}, s.lost)
+		require.Equal(s, []*waitlist.Part{holder}, s.lost)
 		require.Empty(s, ended)
 		holder.Removed(s.f.Write("x"), false, nil, nil)
 		s.grants(ended)
@@ -496,7 +496,7 @@ func TestWait_Guard(t *testing.T) {
 		<-time.After(s.GuardAfter / 2)
 		synctest.Wait()
 		require.Equal(s, []string{"Watch", "pinned Range"}, s.asked())
-		require.Equal(s, []*waitlist.Entry{holder}, s.lost)
+		require.Equal(s, []*waitlist.Part{holder}, s.lost)
 	})
 }
 
@@ -514,7 +514,7 @@ func TestWait_GuardBehindOthers(t *testing.T) {
 		require.Len(s, s.f.Watches(), 1)
 		s.f.Remove("a/r5")
 		synctest.Wait()
-		require.Equal(s, []*waitlist.Entry{reader}, s.lost)
+		require.Equal(s, []*waitlist.Part{reader}, s.lost)
 	})
 }
 
@@ -542,7 +542,7 @@ func TestWait_HandOverAsTheWatchBreaks(t *testing.T) {
 		ended := s.wait(s.enqueue("a/5-1"))
 		<-time.After(s.GuardAfter)
 		synctest.Wait()
-		s.Lost = func([]*waitlist.Entry, int64) { holder.Leave(false) } // between the event and the look at the watch
+		s.Lost = func([]*waitlist.Part, int64) { holder.Leave(false) } // between the event and the look at the watch
 		ch <- fakeetcd.Response(0, clientv3.WatchResponse{Canceled: true, Events: []*clientv3.Event{{Kv: &mvccpb.KeyValue{Key: []byte("a/6"), ModRevision: 4}}}})
 		s.grants(ended)
 		require.Empty(s, log.Lines())
@@ -565,14 +565,14 @@ func TestWait_Survey(t *testing.T) {
 		b := s.NewList("b")
 		s.f.Write("a/1")
 		at := s.f.Write("b/1")
-		part := func(l *waitlist.List, key, before string) *waitlist.Entry {
+		part := func(l *waitlist.List, key, before string) *waitlist.Part {
 			e := l.Register(nil, keyspace.Exclusive, key)
 			e.WakeWith(e)
 			rev := s.f.Write(key)
 			e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Shared: true, Keys: []queue.Entry{{Key: before, Rev: at}}, Size: 1})
 			return e
 		}
-		parts := []*waitlist.Entry{part(s.l, "a/5", "a/1"), part(b, "b/5", "b/1")}
+		parts := []*waitlist.Part{part(s.l, "a/5", "a/1"), part(b, "b/5", "b/1")}
 		s.fail = rpctypes.ErrGRPCPermissionDenied
 		s.Survey(s.Context(), parts...)
 		require.Equal(s, []string{"Range"}, s.asked())

@@ -24,7 +24,7 @@ const (
 // A Step is an action and what it needs. What becomes of it must be said: Saw, Opened, Fail or Dropped.
 type Step struct {
 	Do  Action
-	For *Entry // the entry that this is asked for
+	For *Part // the entry that this is asked for
 	Err error
 
 	From, To string // to watch, or to read
@@ -80,15 +80,15 @@ func (s *Step) endLocked(l *List) {
 }
 
 // frontLocked is the first entry that somebody waits for.
-func (l *List) frontLocked() *Entry {
-	if i := slices.IndexFunc(l.entries, (*Entry).asksLocked); i >= 0 {
-		return l.entries[i]
+func (l *List) frontLocked() *Part {
+	if i := slices.IndexFunc(l.parts, (*Part).asksLocked); i >= 0 {
+		return l.parts[i]
 	}
 	return nil
 }
 
 // asksLocked reports whether etcd may be asked for the entry.
-func (e *Entry) asksLocked() bool { return e.state == waiting && !e.idle && e.err == nil }
+func (p *Part) asksLocked() bool { return p.state == waiting && !p.idle && p.err == nil }
 
 // agentLocked starts an agent if there is something to ask, and none is at work. It dismisses the agent when nobody waits.
 func (l *List) agentLocked() {
@@ -134,7 +134,7 @@ func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, ke
 }
 
 // Saw takes note of what was read for a step.
-func (l *List) Saw(s *Step, seen *Listing) (lost []*Entry) {
+func (l *List) Saw(s *Step, seen *Listing) (lost []*Part) {
 	l.lock()
 	defer l.unlock()
 	if s.Upward {
@@ -192,15 +192,15 @@ func (l *List) refreshLocked() {
 func (l *List) Awaited() (keys []queue.Entry) {
 	l.lock()
 	defer l.unlock()
-	e := l.frontLocked()
-	if e == nil {
+	p := l.frontLocked()
+	if p == nil {
 		return nil
 	}
-	targets, _ := l.belowLocked(e)
+	targets, _ := l.belowLocked(p)
 	for _, t := range targets {
 		keys = append(keys, t.Entry)
 	}
-	if len(keys) == 0 && !l.behindOwnLocked(e) {
+	if len(keys) == 0 && !l.behindOwnLocked(p) {
 		l.refreshLocked()
 	}
 	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })

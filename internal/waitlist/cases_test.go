@@ -55,17 +55,17 @@ func (s *scene) remove(keys ...string) int64 {
 }
 
 // tell removes keys, and has the watch tell of that.
-func (s *scene) tell(w *Watch, keys ...string) (lost []*Entry) {
+func (s *scene) tell(w *Watch, keys ...string) (lost []*Part) {
 	for _, key := range keys {
 		lost = append(lost, w.Heard([]Deletion{{key, s.remove(key)}})...)
 	}
 	return lost
 }
 
-func (s *scene) register(keys ...string) *Entry {
-	e := s.l.Register(nil, keyspace.KindOf("a", keys[0]), keys...)
-	e.Wake()
-	return e
+func (s *scene) register(keys ...string) *Part {
+	p := s.l.Register(nil, keyspace.KindOf("a", keys[0]), keys...)
+	p.Wake()
+	return p
 }
 
 // known is what the list knows, if only that it is nothing.
@@ -88,24 +88,24 @@ func (s *scene) shown(kind keyspace.Kind) *Listing {
 }
 
 // enqueue puts an entry into the queue, whose txn shows all that is before it.
-func (s *scene) enqueue(keys ...string) *Entry {
-	e := s.register(keys...)
-	s.enqueued(e)
-	return e
+func (s *scene) enqueue(keys ...string) *Part {
+	p := s.register(keys...)
+	s.enqueued(p)
+	return p
 }
 
-func (s *scene) enqueued(e *Entry) {
-	seen := s.shown(e.kind)
-	seen.At = s.put(e.keys...)
+func (s *scene) enqueued(p *Part) {
+	seen := s.shown(p.kind)
+	seen.At = s.put(p.keys...)
 	seen.UpTo = seen.At
-	e.Enqueued(seen.At, seen)
+	p.Enqueued(seen.At, seen)
 }
 
 // blind is enqueue by a txn that shows nothing.
-func (s *scene) blind(keys ...string) *Entry {
-	e := s.register(keys...)
-	e.Enqueued(s.put(keys...), nil)
-	return e
+func (s *scene) blind(keys ...string) *Part {
+	p := s.register(keys...)
+	p.Enqueued(s.put(keys...), nil)
+	return p
 }
 
 // step is what the agent has to do next.
@@ -174,89 +174,89 @@ func (s *scene) listing(step *Step, at int64) *Listing {
 }
 
 // leave releases or withdraws an entry, and removes it.
-func (s *scene) leave(e *Entry) {
-	next := e.Leave(false)
-	s.removed(e, next, true)
+func (s *scene) leave(p *Part) {
+	next := p.Leave(false)
+	s.removed(p, next, true)
 }
 
-func (s *scene) removed(e *Entry, next []queue.Entry, found bool) {
-	at := s.remove(e.keys...)
+func (s *scene) removed(p *Part, next []queue.Entry, found bool) {
+	at := s.remove(p.keys...)
 	there := slices.DeleteFunc(slices.Clone(next), func(q queue.Entry) bool { return !slices.Contains(s.keys, q) })
-	e.Removed(at, found, next, there)
+	p.Removed(at, found, next, there)
 }
 
-func (s *scene) granted(e *Entry, want bool) {
+func (s *scene) granted(p *Part, want bool) {
 	s.Helper()
-	granted, err := e.Outcome()
+	granted, err := p.Outcome()
 	require.NoError(s, err)
 	require.Equal(s, want, granted)
 }
 
-func (s *scene) gone(e *Entry) {
+func (s *scene) gone(p *Part) {
 	s.Helper()
-	_, err := e.Outcome()
+	_, err := p.Outcome()
 	require.ErrorIs(s, err, ErrRemoved)
 }
 
 // The predicate, clause by clause: each alone keeps an entry from its lock.
 func TestEntitled_I1(t *testing.T) {
 	const rev = 10
-	own := func(l *List, key string, state state) *Entry {
-		e := &Entry{l: l, keys: []string{key}, kind: keyspace.KindOf("a", key), rev: 5, state: state}
-		l.entries = append([]*Entry{e}, l.entries...)
-		return e
+	own := func(l *List, key string, state state) *Part {
+		p := &Part{l: l, keys: []string{key}, kind: keyspace.KindOf("a", key), rev: 5, state: state}
+		l.parts = append([]*Part{p}, l.parts...)
+		return p
 	}
 	clauses := []struct {
 		name              string
-		change            func(l *List, e *Entry)
+		change            func(l *List, p *Part)
 		exclusive, shared bool // entitled all the same
 	}{
-		{"all is well", func(*List, *Entry) {}, true, true},
-		{"it was seen when the last one had gone", func(l *List, _ *Entry) { l.at = 20 }, true, true},
-		{"it was not seen since something had gone", func(l *List, _ *Entry) { l.at = 21 }, false, false},
-		{"a watch would have told that it is not there", func(l *List, _ *Entry) {
+		{"all is well", func(*List, *Part) {}, true, true},
+		{"it was seen when the last one had gone", func(l *List, _ *Part) { l.at = 20 }, true, true},
+		{"it was not seen since something had gone", func(l *List, _ *Part) { l.at = 21 }, false, false},
+		{"a watch would have told that it is not there", func(l *List, _ *Part) {
 			l.at, l.open = 21, []*Watch{{From: "a/", To: "a0", At: 20, told: 21}}
 		}, true, true},
-		{"a watch that is younger than that would not", func(l *List, _ *Entry) {
+		{"a watch that is younger than that would not", func(l *List, _ *Part) {
 			l.at, l.open = 22, []*Watch{{From: "a/", To: "a0", At: 21, told: 22}}
 		}, false, false},
-		{"a watch on others would not", func(l *List, _ *Entry) {
+		{"a watch on others would not", func(l *List, _ *Part) {
 			l.at, l.open = 21, []*Watch{{From: "a/6", To: "a/7", At: 20, told: 21}, {From: "a/4", To: "a/5", At: 20, told: 21}}
 		}, false, false},
-		{"nobody knows what exclusive keys are far below", func(l *List, _ *Entry) { l.views[0].low = 1 }, false, false},
-		{"nobody knows what exclusive keys are next below", func(l *List, _ *Entry) { l.views[0].upTo = rev - 1 }, false, false},
-		{"nobody knows what shared keys are far below", func(l *List, _ *Entry) { l.views[1].low = 1 }, false, true},
-		{"nobody knows what shared keys are next below", func(l *List, _ *Entry) { l.views[1].upTo = rev - 1 }, false, true},
-		{"an exclusive key is below", func(l *List, _ *Entry) { l.views[0].keys = []queue.Entry{{Key: "a/7", Rev: 5}} }, false, false},
-		{"a shared key is below", func(l *List, _ *Entry) { l.views[1].keys = []queue.Entry{{Key: "a/r7", Rev: 5}} }, false, true},
-		{"keys are above", func(l *List, _ *Entry) { l.views[0].keys = []queue.Entry{{Key: "a/7", Rev: 11}} }, true, true},
-		{"an own key of another revision is below", func(l *List, _ *Entry) {
+		{"nobody knows what exclusive keys are far below", func(l *List, _ *Part) { l.views[0].low = 1 }, false, false},
+		{"nobody knows what exclusive keys are next below", func(l *List, _ *Part) { l.views[0].upTo = rev - 1 }, false, false},
+		{"nobody knows what shared keys are far below", func(l *List, _ *Part) { l.views[1].low = 1 }, false, true},
+		{"nobody knows what shared keys are next below", func(l *List, _ *Part) { l.views[1].upTo = rev - 1 }, false, true},
+		{"an exclusive key is below", func(l *List, _ *Part) { l.views[0].keys = []queue.Entry{{Key: "a/7", Rev: 5}} }, false, false},
+		{"a shared key is below", func(l *List, _ *Part) { l.views[1].keys = []queue.Entry{{Key: "a/r7", Rev: 5}} }, false, true},
+		{"keys are above", func(l *List, _ *Part) { l.views[0].keys = []queue.Entry{{Key: "a/7", Rev: 11}} }, true, true},
+		{"an own key of another revision is below", func(l *List, _ *Part) {
 			own(l, "a/5", left)
 			l.views[0].keys = []queue.Entry{{Key: "a/5", Rev: 4}}
 		}, false, false},
-		{"another session's key is below, with the revision of an own entry that was released", func(l *List, _ *Entry) {
+		{"another session's key is below, with the revision of an own entry that was released", func(l *List, _ *Part) {
 			own(l, "a/5", left)
 			l.views[0].keys = []queue.Entry{{Key: "a/7", Rev: 5}}
 		}, false, false},
-		{"an own entry is below that was released", func(l *List, _ *Entry) {
+		{"an own entry is below that was released", func(l *List, _ *Part) {
 			own(l, "a/5", left)
 			l.views[0].keys = []queue.Entry{{Key: "a/5", Rev: 5}}
 		}, true, true},
-		{"that was lost while it waited", func(l *List, _ *Entry) { own(l, "a/5", missing) }, true, true},
-		{"that waits", func(l *List, _ *Entry) { own(l, "a/5", waiting) }, false, false},
-		{"that has the lock", func(l *List, _ *Entry) { own(l, "a/5", held) }, false, false},
-		{"that left with a fence", func(l *List, _ *Entry) { own(l, "a/5", removing) }, false, false},
-		{"a reader that has the lock", func(l *List, _ *Entry) { own(l, "a/r5", held) }, false, true},
+		{"that was lost while it waited", func(l *List, _ *Part) { own(l, "a/5", missing) }, true, true},
+		{"that waits", func(l *List, _ *Part) { own(l, "a/5", waiting) }, false, false},
+		{"that has the lock", func(l *List, _ *Part) { own(l, "a/5", held) }, false, false},
+		{"that left with a fence", func(l *List, _ *Part) { own(l, "a/5", removing) }, false, false},
+		{"a reader that has the lock", func(l *List, _ *Part) { own(l, "a/r5", held) }, false, true},
 	}
 	for _, c := range clauses {
 		for _, kind := range []keyspace.Kind{keyspace.Exclusive, keyspace.Shared} {
 			l := newList()
 			l.knowledge = &knowledge{}
-			e := &Entry{l: l, keys: []string{"a/5-1"}, kind: kind, rev: rev, seen: 20, state: waiting}
-			l.entries, l.at = []*Entry{e}, 20
+			p := &Part{l: l, keys: []string{"a/5-1"}, kind: kind, rev: rev, seen: 20, state: waiting}
+			l.parts, l.at = []*Part{p}, 20
 			l.views = [2]view{{listed: 15, upTo: rev}, {listed: 15, upTo: rev}}
-			c.change(l, e)
-			require.Equal(t, map[keyspace.Kind]bool{keyspace.Exclusive: c.exclusive, keyspace.Shared: c.shared}[kind], l.entitledLocked(e), "%s, kind %v", c.name, kind)
+			c.change(l, p)
+			require.Equal(t, map[keyspace.Kind]bool{keyspace.Exclusive: c.exclusive, keyspace.Shared: c.shared}[kind], l.entitledLocked(p), "%s, kind %v", c.name, kind)
 		}
 	}
 }
@@ -265,18 +265,18 @@ func TestEntitled_I1(t *testing.T) {
 // which nobody knew of, was still in its way. So that a later reading shows nothing below does not do: it
 // has to show the entry.
 func TestCompleteLater_V4(t *testing.T) {
-	for name, learn := range map[string]func(s *scene, e *Entry, rev int64, at *Listing){
-		"before a reading": func(s *scene, e *Entry, rev int64, at *Listing) {
-			e.Enqueued(rev, nil)
+	for name, learn := range map[string]func(s *scene, p *Part, rev int64, at *Listing){
+		"before a reading": func(s *scene, p *Part, rev int64, at *Listing) {
+			p.Enqueued(rev, nil)
 			s.l.Saw(&Step{}, at)
 		},
-		"after it": func(s *scene, e *Entry, rev int64, at *Listing) {
+		"after it": func(s *scene, p *Part, rev int64, at *Listing) {
 			s.l.Saw(&Step{}, at)
-			e.Enqueued(rev, nil)
+			p.Enqueued(rev, nil)
 		},
-		"after it, with what is gone by then": func(s *scene, e *Entry, rev int64, at *Listing) {
+		"after it, with what is gone by then": func(s *scene, p *Part, rev int64, at *Listing) {
 			s.l.Saw(&Step{}, at)
-			e.Enqueued(rev, &Listing{At: rev, UpTo: rev, Keys: []queue.Entry{{Key: "a/5", Rev: 2}, {Key: "a/7", Rev: 3}}})
+			p.Enqueued(rev, &Listing{At: rev, UpTo: rev, Keys: []queue.Entry{{Key: "a/5", Rev: 2}, {Key: "a/7", Rev: 3}}})
 		},
 	} {
 		for _, key := range []string{"a/r5", "a/5-1"} {
@@ -285,16 +285,16 @@ func TestCompleteLater_V4(t *testing.T) {
 				h := s.enqueue("a/5")
 				s.granted(h, true)
 				s.put("a/7")
-				e := s.register(key)
+				p := s.register(key)
 				rev := s.put(key)
 				s.remove(key)
 				at := s.remove("a/7")
-				learn(s, e, rev, &Listing{At: at, UpTo: at, Shared: e.kind == keyspace.Exclusive, Keys: []queue.Entry{{Key: "a/5", Rev: 2}}})
+				learn(s, p, rev, &Listing{At: at, UpTo: at, Shared: p.kind == keyspace.Exclusive, Keys: []queue.Entry{{Key: "a/5", Rev: 2}}})
 				h.Leave(false)
-				granted, _ := e.Outcome()
+				granted, _ := p.Outcome()
 				require.False(t, granted)
 				s.ask()
-				s.gone(e)
+				s.gone(p)
 			})
 		}
 	}
@@ -336,7 +336,7 @@ func TestThereWhenTheToldHadGone_V3(t *testing.T) {
 	s.put("a/7")
 	s.l.Opened(newWatch("a/7", "a/7\x00", s.now))
 	w := s.l.open[0]
-	e := s.blind("a/5-1")
+	p := s.blind("a/5-1")
 	step := s.step()
 	seen := s.listing(&step, s.now)
 	s.remove("a/5-1")
@@ -344,9 +344,9 @@ func TestThereWhenTheToldHadGone_V3(t *testing.T) {
 	s.l.Saw(&step, seen)
 	require.Equal(t, s.now, s.l.at)
 	h.Leave(false)
-	s.granted(e, false)
+	s.granted(p, false)
 	s.ask()
-	s.gone(e)
+	s.gone(p)
 }
 
 // It was there when the last of several had gone, in whatever order the reply shows them.
@@ -386,38 +386,38 @@ func TestKeyUsedAnewBeforeTheRemoval_V3(t *testing.T) {
 	h := s.enqueue("a/5")
 	s.remove("a/5")
 	rev := s.put("a/5") // another session's: the lease was adopted
-	e := s.enqueue("a/5-1")
+	p := s.enqueue("a/5-1")
 	s.gone(h)
 	h.Removed(s.put("x"), false, nil, nil)
 	require.Contains(t, s.l.views[0].keys, queue.Entry{Key: "a/5", Rev: rev})
 	s.ask()
-	s.granted(e, false)
+	s.granted(p, false)
 }
 
 // Nor does an older reading say anything about an entry that has the key since then.
 func TestKeyUsedAnewDuringAReading_V2(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
-	e := s.blind("a/r5")
+	p := s.blind("a/r5")
 	step := s.step()
 	seen := s.listing(&step, s.now)
-	s.leave(e)
-	e = s.enqueue("a/r5")
+	s.leave(p)
+	p = s.enqueue("a/r5")
 	s.l.Saw(&step, seen)
-	s.granted(e, false)
+	s.granted(p, false)
 }
 
 // V4: a watch on what an entry waits for says that this has gone, and not that the entry was still there.
 func TestThereWhenAWatchTells_V4(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
-	e := s.enqueue("a/5")
+	p := s.enqueue("a/5")
 	s.l.Opened(newWatch("a/7", "a/7\x00", s.now))
 	s.remove("a/5")
 	s.tell(s.l.open[0], "a/7")
-	s.granted(e, false)
+	s.granted(p, false)
 	s.ask()
-	s.gone(e)
+	s.gone(p)
 }
 
 // V4: who has removed an entry that waited may have removed those behind it.
@@ -439,7 +439,7 @@ func TestMissing(t *testing.T) {
 	require.Empty(t, w.Missing("a/5", s.remove("a/5")))
 	s.ask()
 	s.granted(r, true)
-	require.Equal(t, []*Entry{h}, h.Missing("a/r5", s.remove("a/r5")))
+	require.Equal(t, []*Part{h}, h.Missing("a/r5", s.remove("a/r5")))
 
 	s = newScene(t)
 	h = s.enqueue("a/5", "a/r5")
@@ -454,7 +454,7 @@ func TestMissing(t *testing.T) {
 func TestReadsAtTheLatest_V5(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
-	e := s.blind("a/5")
+	p := s.blind("a/5")
 	w, late := newWatch("a/6", "a/z", s.now), newWatch("a/6", "a/7", s.now)
 	s.l.Opened(w)
 	s.l.Opened(late)
@@ -463,7 +463,7 @@ func TestReadsAtTheLatest_V5(t *testing.T) {
 	w.Heard([]Deletion{{"a/6", first}, {"a/8", last}})
 	late.Heard([]Deletion{{"a/6", first}})
 	require.Equal(t, last, s.step().At)
-	e.Leave(false)
+	p.Leave(false)
 }
 
 // The log keeps what a request that is on its way may not know of, whichever other one is answered.
@@ -529,14 +529,14 @@ func TestListing(t *testing.T) {
 // A list that gets the memory of what another list has known knows nothing of that.
 func TestKnowledge_OfAnotherList(t *testing.T) {
 	s := newScene(t)
-	e := s.register("a/5", "a/r5")
-	s.enqueued(e)
-	s.granted(e, true)
+	p := s.register("a/5", "a/r5")
+	s.enqueued(p)
+	s.granted(p, true)
 	s.l.lock()
 	known := s.l.knowledge
 	known.at, known.size, known.latest, known.struck, known.reach, known.nested = 1, 2, 3, 4, 5, true
 	known.views[0].keys, known.heard = []queue.Entry{{Key: "a/5", Rev: 5}}, []hearsay{{key: "a/5"}}
-	known.guarded, known.stale, known.broke = e, true, errors.New("broken")
+	known.guarded, known.stale, known.broke = p, true, errors.New("broken")
 	s.l.unlock()
 	require.Nil(t, s.l.knowledge)
 	require.Equal(t, knowledge{log: log{flights: known.flights}}, *known)
@@ -558,7 +558,7 @@ func TestKeyOfAPendingEntry(t *testing.T) {
 			seen := s.shown(keyspace.Exclusive)
 			rev := s.put(pending.keys...)
 			seen.At, seen.UpTo = rev, rev
-			e := s.enqueue("a/5-2")
+			p := s.enqueue("a/5-2")
 			require.Empty(t, s.ask())
 			h.Leave(false)
 			require.Empty(t, s.ask(), "it asks nothing")
@@ -566,7 +566,7 @@ func TestKeyOfAPendingEntry(t *testing.T) {
 				pending.Enqueued(rev, seen)
 				s.granted(pending, true)
 				pending.Leave(false)
-				s.granted(e, true)
+				s.granted(p, true)
 				return
 			}
 			pending.Rekey("a/5-3", "a/r5-1")
@@ -579,16 +579,16 @@ func TestKeyOfAPendingEntry(t *testing.T) {
 func TestLeftSince_V3(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5")
-	e := s.register("a/5-1")
+	p := s.register("a/5-1")
 	seen := s.shown(keyspace.Exclusive)
 	rev := s.put("a/5-1")
 	seen.At, seen.UpTo = rev, rev
 	s.leave(h)
-	e.Enqueued(rev, seen)
-	s.granted(e, true)
+	p.Enqueued(rev, seen)
+	s.granted(p, true)
 
 	late := s.register("a/5-2")
-	s.leave(e)
+	s.leave(p)
 	s.put("a/5") // another session's: the lease was adopted
 	s.enqueued(late)
 	s.granted(late, false)
@@ -597,14 +597,14 @@ func TestLeftSince_V3(t *testing.T) {
 // V5: an entry that a reading is about, and does not show, is lost: at once if it waits, and its holder is told.
 func TestAbsent_V5(t *testing.T) {
 	s := newScene(t)
-	h, e, r := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/r5")
+	h, p, r := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/r5")
 	at := s.remove("a/5", "a/5-1", "a/r5")
 	lost := s.l.Saw(&Step{}, &Listing{At: at, UpTo: at})
-	require.Equal(t, []*Entry{h}, lost)
-	s.gone(e)
+	require.Equal(t, []*Part{h}, lost)
+	s.gone(p)
 	s.gone(h)
 	s.granted(r, false)
-	require.Len(t, e.Wake(), 1)
+	require.Len(t, p.Wake(), 1)
 	require.Equal(t, at, s.l.at, "who is seen before that may have been removed with them")
 	s.ask()
 	s.gone(r)
@@ -616,7 +616,7 @@ func TestKnownInPart_V4(t *testing.T) {
 	for _, low := range []int64{0, 2} {
 		s := newScene(t)
 		s.put("a/7")
-		e := s.blind("a/r5")
+		p := s.blind("a/r5")
 		if low > 0 {
 			s.l.Saw(&Step{}, &Listing{At: s.now, Low: low, UpTo: s.now, More: true})
 		}
@@ -624,9 +624,9 @@ func TestKnownInPart_V4(t *testing.T) {
 		s.remove("a/7")
 		later := s.enqueue("a/r5-1")
 		s.granted(later, true)
-		s.granted(e, false)
+		s.granted(p, false)
 		s.ask()
-		s.gone(e)
+		s.gone(p)
 	}
 }
 
@@ -634,46 +634,46 @@ func TestKnownInPart_V4(t *testing.T) {
 func TestToldBeforeTheReply_V3(t *testing.T) {
 	s := newScene(t)
 	s.l.Opened(newWatch("a/5", "a/5\x00", s.now))
-	e := s.register("a/5")
+	p := s.register("a/5")
 	rev := s.put("a/5")
 	s.tell(s.l.open[0], "a/5")
-	e.Enqueued(rev, &Listing{At: rev, UpTo: rev, Shared: true})
-	s.gone(e)
+	p.Enqueued(rev, &Listing{At: rev, UpTo: rev, Shared: true})
+	s.gone(p)
 }
 
 // V4: a removal that has not found its entry has those behind looked for; so has one of an entry whose fence was in use,
 // one of a hold that was lost, and a downgrade. One that has certainly removed it hands the lock over.
 func TestLeaves_V4(t *testing.T) {
 	for name, c := range map[string]struct {
-		leave func(s *scene, h *Entry)
+		leave func(s *scene, h *Part)
 		looks bool
 	}{
-		"found":     {func(s *scene, h *Entry) { h.Leave(false); s.removed(h, nil, true) }, false},
-		"not found": {func(s *scene, h *Entry) { h.Leave(false); s.removed(h, nil, false) }, false}, // it had left before
-		"fence":     {func(s *scene, h *Entry) { h.Leave(true); s.removed(h, nil, true) }, true},
-		"lost":      {func(s *scene, h *Entry) { h.Lost(); h.Leave(false); s.removed(h, nil, true) }, true},
-		"missing":   {func(s *scene, h *Entry) { h.Missing("a/5", s.put("x")); s.removed(h, nil, true) }, true},
-		"downgrade": {func(s *scene, h *Entry) { h.Downgrading(); h.Downgraded(s.remove("a/5"), nil, nil) }, true},
+		"found":     {func(s *scene, h *Part) { h.Leave(false); s.removed(h, nil, true) }, false},
+		"not found": {func(s *scene, h *Part) { h.Leave(false); s.removed(h, nil, false) }, false}, // it had left before
+		"fence":     {func(s *scene, h *Part) { h.Leave(true); s.removed(h, nil, true) }, true},
+		"lost":      {func(s *scene, h *Part) { h.Lost(); h.Leave(false); s.removed(h, nil, true) }, true},
+		"missing":   {func(s *scene, h *Part) { h.Missing("a/5", s.put("x")); s.removed(h, nil, true) }, true},
+		"downgrade": {func(s *scene, h *Part) { h.Downgrading(); h.Downgraded(s.remove("a/5"), nil, nil) }, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newScene(t)
 			h := s.enqueue("a/5", "a/r5")
-			e := s.enqueue("a/r5-1")
+			p := s.enqueue("a/r5-1")
 			s.remove("a/r5-1")
 			c.leave(s, h)
-			s.granted(e, !c.looks)
+			s.granted(p, !c.looks)
 			if c.looks {
 				require.NotEmpty(t, s.ask())
-				s.gone(e)
+				s.gone(p)
 			}
 		})
 	}
 	s := newScene(t)
-	h, e, last := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/5-2")
+	h, p, last := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/5-2")
 	h.Leave(false)
 	s.remove("a/5", "a/5-2")
 	h.Removed(s.now, false, nil, nil) // somebody else may have removed them all
-	e.Leave(false)
+	p.Leave(false)
 	s.granted(last, false)
 	s.ask()
 	s.gone(last)
@@ -683,14 +683,14 @@ func TestLeaves_V4(t *testing.T) {
 func TestLooksForTheNext(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5", "a/r5")
-	e, far, w := s.enqueue("a/r5-1"), s.enqueue("a/r5-2"), s.enqueue("a/5-1")
+	p, far, w := s.enqueue("a/r5-1"), s.enqueue("a/r5-2"), s.enqueue("a/5-1")
 	s.enqueue("a/r5-3") // behind the writer
 	h.Downgrading()
 	next := h.Behind()
-	require.Equal(t, []queue.Entry{{Key: "a/r5-1", Rev: e.rev}, {Key: "a/r5-2", Rev: far.rev}}, next)
+	require.Equal(t, []queue.Entry{{Key: "a/r5-1", Rev: p.rev}, {Key: "a/r5-2", Rev: far.rev}}, next)
 	at := s.remove("a/5")
 	require.Empty(t, h.Downgraded(at, next, next[1:]))
-	s.gone(e)
+	s.gone(p)
 	s.granted(far, true)
 	far.Leave(false)
 	next = h.Leave(true)
@@ -707,14 +707,14 @@ func TestLooksForTheNext(t *testing.T) {
 // One that was next may have the lock by now, and be downgraded: then its exclusive key is not there, as it should be.
 func TestLooksForOneThatIsDowngraded(t *testing.T) {
 	s := newScene(t)
-	h, e := s.enqueue("a/5"), s.enqueue("a/5-1", "a/r5")
+	h, p := s.enqueue("a/5"), s.enqueue("a/5-1", "a/r5")
 	next := h.Leave(false)
 	require.Len(t, next, 1)
-	s.granted(e, true)
-	e.Downgrading()
+	s.granted(p, true)
+	p.Downgrading()
 	s.remove("a/5-1")
 	h.Removed(s.remove("a/5"), true, next, nil)
-	s.granted(e, true)
+	s.granted(p, true)
 }
 
 // The watch on all of the queue stays for the entries to come: one that enters the queue needs no reading then.
@@ -723,7 +723,7 @@ func TestWideWatchIsKept_V6(t *testing.T) {
 	closed := 0
 	for turn := range 3 {
 		s.put("a/7")
-		e, second := s.enqueue("a/5"), s.enqueue("a/5-1")
+		p, second := s.enqueue("a/5"), s.enqueue("a/5-1")
 		if did := s.ask(); turn == 0 {
 			require.Equal(t, []string{"watch a/0..a/s"}, did)
 			s.l.open[0].Close = func() { closed++ }
@@ -733,8 +733,8 @@ func TestWideWatchIsKept_V6(t *testing.T) {
 		s.l.expire() // it is needed
 		s.l.expire()
 		s.tell(s.l.open[0], "a/7")
-		s.granted(e, true)
-		s.leave(e)
+		s.granted(p, true)
+		s.leave(p)
 		s.granted(second, true)
 		s.leave(second)
 		require.True(t, s.l.expires)
@@ -761,7 +761,7 @@ func TestSingleWatchIsKept_V6(t *testing.T) {
 			others = append(others, fmt.Sprintf("a/6%x", 2*ManyShare-2-i)) // not in the order of their keys
 			s.put(others[i])
 		}
-		e := s.enqueue("a/5")
+		p := s.enqueue("a/5")
 		for _, other := range others {
 			for _, did := range s.ask() {
 				if did[0] == 'w' {
@@ -776,10 +776,10 @@ func TestSingleWatchIsKept_V6(t *testing.T) {
 				}
 			}
 		}
-		s.granted(e, true)
+		s.granted(p, true)
 		require.Len(t, s.l.open, 1)
 		require.Equal(t, "a/62", s.l.open[0].From)
-		s.leave(e)
+		s.leave(p)
 		return opens
 	}
 	require.Equal(t, 2, turn())
@@ -818,14 +818,14 @@ func TestWideWatchOfFew_V6(t *testing.T) {
 	for n, kept := range map[int64]bool{ManyShare: true, ManyShare + 1: false} {
 		s := newScene(t)
 		s.put("a/7")
-		e := s.enqueue("a/5")
+		p := s.enqueue("a/5")
 		s.ask()
 		s.size = n
 		s.l.Refresh()
 		s.ask()
 		require.Len(t, s.l.open, 1, "nobody closes it while it is in use")
 		s.tell(s.l.open[0], "a/7")
-		s.granted(e, true)
+		s.granted(p, true)
 		require.Equal(t, kept, len(s.known().open) == 1, n)
 	}
 	for _, told := range []bool{false, true} { // by a watch, or by a listing
@@ -849,7 +849,7 @@ func TestWideWatchOfFew_V6(t *testing.T) {
 func TestWatchBreaks(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
-	e := s.enqueue("a/5")
+	p := s.enqueue("a/5")
 	s.enqueue("a/5-1")
 	s.ask()
 	broken := errors.New("broken")
@@ -858,14 +858,14 @@ func TestWatchBreaks(t *testing.T) {
 	w.Broke(broken)
 	require.Empty(t, s.l.open)
 	step := s.step()
-	require.Equal(t, Step{Do: Pause, For: e, Err: broken}, step)
+	require.Equal(t, Step{Do: Pause, For: p, Err: broken}, step)
 	s.l.Fail(&step, nil)
 	require.Equal(t, []string{"up", "watch a/0..a/s"}, s.ask())
 	s.l.Refresh()
 	require.Equal(t, []string{"up"}, s.ask())
 
 	s.l.expire()
-	s.leave(e)
+	s.leave(p)
 	s.tell(s.l.open[0], "a/7")
 	require.True(t, s.l.expires)
 	s.l.open[0].Broke(broken)
@@ -876,10 +876,10 @@ func TestWatchBreaks(t *testing.T) {
 func TestBrokeForNobody(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
-	e := s.enqueue("a/5")
+	p := s.enqueue("a/5")
 	s.ask()
 	s.l.open[0].Broke(errors.New("broken"))
-	s.leave(e)
+	s.leave(p)
 	s.enqueue("a/5-1")
 	require.NotEqual(t, "pause", s.ask()[0])
 }
@@ -911,13 +911,13 @@ func TestSilentWatch_V2(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
 	s.size = ManyShare + 1
-	e, second := s.enqueue("a/5"), s.enqueue("a/5-1")
+	p, second := s.enqueue("a/5"), s.enqueue("a/5-1")
 	s.ask()
 	s.leave(second)
 	s.remove("a/7")
 	s.l.Refresh()
 	require.Equal(t, []string{"down"}, s.ask())
-	s.granted(e, true)
+	s.granted(p, true)
 }
 
 // An agent ends when nobody waits, also one that is waiting for etcd's answer: what it asks ends then. The next one is
@@ -927,10 +927,10 @@ func TestAgentIsDismissed_V1(t *testing.T) {
 	var agents []context.Context
 	s.l.Ask = func(ctx context.Context, _ *List) { agents = append(agents, ctx) }
 	s.put("a/7")
-	e := s.enqueue("a/5")
+	p := s.enqueue("a/5")
 	require.Len(t, agents, 1)
 	require.Equal(t, Open, s.l.Next(agents[0]).Do)
-	e.Leave(false)
+	p.Leave(false)
 	require.Error(t, agents[0].Err())
 	s.enqueue("a/5-1")
 	require.Len(t, agents, 2)
@@ -947,7 +947,7 @@ func TestAgentIsReplaced_V1(t *testing.T) {
 	var agents []context.Context
 	s.l.Ask = func(ctx context.Context, _ *List) { agents = append(agents, ctx) }
 	s.put("a/7")
-	e := s.enqueue("a/5")
+	p := s.enqueue("a/5")
 	require.Equal(t, Open, s.l.Next(agents[0]).Do)
 	s.l.Refresh()
 	step := s.l.Next(agents[0])
@@ -961,7 +961,7 @@ func TestAgentIsReplaced_V1(t *testing.T) {
 	require.Equal(t, Read, s.l.Next(agents[1]).Do)
 	s.l.Dropped(&step)
 	require.NoError(t, agents[1].Err())
-	e.Leave(false)
+	p.Leave(false)
 	require.Error(t, agents[1].Err())
 }
 
@@ -970,17 +970,17 @@ func TestAgentIsReplaced_V1(t *testing.T) {
 func TestAwaited(t *testing.T) {
 	s := newScene(t)
 	at := s.put("a/7")
-	e, second := s.enqueue("a/5"), s.enqueue("a/5-1")
+	p, second := s.enqueue("a/5"), s.enqueue("a/5-1")
 	require.Equal(t, []queue.Entry{{Key: "a/7", Rev: at}}, s.l.Awaited())
 	require.False(t, s.l.stale)
 	s.ask()
 	s.tell(s.l.open[0], "a/7")
-	s.granted(e, true)
+	s.granted(p, true)
 	s.ask()
 	require.Empty(t, s.l.Awaited())
 	require.False(t, s.l.stale, "it waits for its own list")
 	s.remove("a/5", "a/5-1")
-	e.Leave(false)
+	p.Leave(false)
 	s.granted(second, true)
 	require.Empty(t, s.l.Awaited())
 	require.False(t, s.l.stale, "nobody waits")
@@ -1007,36 +1007,36 @@ func TestRestsBehindTheWatch(t *testing.T) {
 	s := newScene(t)
 	s.put("a/6")
 	s.put("a/7")
-	e := s.enqueue("a/5")
+	p := s.enqueue("a/5")
 	require.Equal(t, []string{"watch a/0..a/s"}, s.ask(), "nothing was written since, so nothing is read")
 	s.tell(s.l.open[0], "a/6")
 	require.Nil(t, s.l.agent)
 	s.tell(s.l.open[0], "a/7")
-	s.granted(e, true)
+	s.granted(p, true)
 }
 
 // What was below may have left between the txn and the watch: it is read behind the watch, and the entry with it.
 func TestReadsBehindTheWatch(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
-	e := s.enqueue("a/5")
+	p := s.enqueue("a/5")
 	s.remove("a/7")
 	require.Equal(t, []string{"watch a/0..a/s", "up at 4"}, s.ask())
-	s.granted(e, true)
+	s.granted(p, true)
 }
 
 // What is read for the front serves those behind it.
 func TestReadsForAll(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5")
-	var es []*Entry
+	var es []*Part
 	for i := range 20 {
 		es = append(es, s.blind(fmt.Sprintf("a/5-%x", i+1)))
 	}
 	require.Equal(t, []string{fmt.Sprint("up at ", s.now)}, s.ask())
-	for _, e := range append([]*Entry{h}, es...) {
-		s.granted(e, true)
-		e.Leave(false)
+	for _, p := range append([]*Part{h}, es...) {
+		s.granted(p, true)
+		p.Leave(false)
 	}
 }
 
@@ -1049,7 +1049,7 @@ func TestReadsUpwardInVain_V6(t *testing.T) {
 		for i := range before {
 			s.put(fmt.Sprintf("a/6-%x", i+1))
 		}
-		e := s.blind("a/5")
+		p := s.blind("a/5")
 		for i := range 40 {
 			s.put(fmt.Sprintf("a/7-%x", i+1))
 		}
@@ -1058,7 +1058,7 @@ func TestReadsUpwardInVain_V6(t *testing.T) {
 		for i := range before {
 			s.tell(s.l.need, fmt.Sprintf("a/6-%x", i+1))
 		}
-		s.granted(e, true)
+		s.granted(p, true)
 		require.Equal(t, way, strings.Fields(s.ask()[0])[0])
 		require.Equal(t, far, s.reading.For)
 	}
@@ -1086,7 +1086,7 @@ func TestReadsALongRun_V6(t *testing.T) {
 	for i := range 12 {
 		s.put(fmt.Sprintf("a/7-%x", i+1))
 	}
-	e := s.blind("a/5")
+	p := s.blind("a/5")
 	s.blind("a/5-1")
 	rev := func(key string) int64 {
 		return s.keys[slices.IndexFunc(s.keys, func(q queue.Entry) bool { return q.Key == key })].Rev
@@ -1097,7 +1097,7 @@ func TestReadsALongRun_V6(t *testing.T) {
 	s.tell(s.l.open[0], "a/6-5")
 	require.Equal(t, low, s.l.views[0].low)
 	require.Less(t, len(s.ask()), 4)
-	s.granted(e, false)
+	s.granted(p, false)
 }
 
 // An entry lists nothing if it is behind more keys of its list than it would list.
@@ -1105,8 +1105,8 @@ func TestBehindMore(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5", "a/r5")
 	s.enqueue("a/r5-1")
-	behind := func(e *Entry) (n int) {
-		for e.BehindMore(n) {
+	behind := func(p *Part) (n int) {
+		for p.BehindMore(n) {
 			n++
 		}
 		return n
@@ -1121,17 +1121,17 @@ func TestBehindMore(t *testing.T) {
 func TestBehindLeft(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5")
-	e := s.register("a/5-1")
-	require.False(t, e.BehindLeft(), "it is held")
+	p := s.register("a/5-1")
+	require.False(t, p.BehindLeft(), "it is held")
 	h.Leave(false)
-	require.True(t, e.BehindLeft())
+	require.True(t, p.BehindLeft())
 	h.Stuck()
-	require.False(t, e.BehindLeft())
-	require.Len(t, e.Wake(), 1)
-	<-e.Wake()
+	require.False(t, p.BehindLeft())
+	require.Len(t, p.Wake(), 1)
+	<-p.Wake()
 	s.removed(h, nil, true)
-	require.False(t, e.BehindLeft(), "nobody is there")
-	require.Len(t, e.Wake(), 1)
+	require.False(t, p.BehindLeft(), "nobody is there")
+	require.Len(t, p.Wake(), 1)
 }
 
 // One that waits for a holder of its own list has, after a while, a watch on both, and both are read behind that.
@@ -1139,14 +1139,14 @@ func TestGuard(t *testing.T) {
 	for _, keys := range [][2]string{{"a/5", "a/5-1"}, {"a/5-1", "a/5"}} {
 		s := newScene(t)
 		s.size = 1000
-		h, e := s.enqueue(keys[0]), s.enqueue(keys[1])
+		h, p := s.enqueue(keys[0]), s.enqueue(keys[1])
 		require.Empty(t, s.ask())
 		s.remove(keys[1])
 		s.l.tick()
 		did := s.ask()
 		require.Equal(t, "watch a/5..a/5.", did[0])
 		require.Len(t, did, 2)
-		s.gone(e)
+		s.gone(p)
 		s.granted(h, true)
 		require.Nil(t, s.l.agent)
 	}
@@ -1157,10 +1157,10 @@ func TestGuardTimer(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5")
 	for i := range 5 {
-		e := s.enqueue(fmt.Sprint("a/5-", i+1))
+		p := s.enqueue(fmt.Sprint("a/5-", i+1))
 		s.leave(h)
-		s.granted(e, true)
-		h = e
+		s.granted(p, true)
+		h = p
 		s.leave(s.enqueue("a/5-a"))
 	}
 	require.Len(t, s.timers, 1)
@@ -1173,10 +1173,10 @@ func TestRestsAtAHolder(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5", "a/r5")
 	require.Nil(t, s.l.knowledge)
-	e := s.enqueue("a/5-1")
+	p := s.enqueue("a/5-1")
 	require.NotNil(t, s.l.knowledge)
 	s.leave(h)
-	s.granted(e, true)
+	s.granted(p, true)
 	require.NotNil(t, s.l.knowledge, "its timer is set")
 	s.l.tick()
 	require.Nil(t, s.l.knowledge)
@@ -1184,7 +1184,7 @@ func TestRestsAtAHolder(t *testing.T) {
 	require.NotNil(t, s.l.knowledge)
 	pending.Leave(false)
 	require.Nil(t, s.l.knowledge)
-	s.leave(e)
+	s.leave(p)
 	require.True(t, s.l.Empty())
 }
 
@@ -1196,14 +1196,14 @@ func TestPart_Begins(t *testing.T) {
 	part.WakeWith(part)
 	s.enqueued(part)
 	require.Nil(t, s.l.agent)
-	e := s.enqueue("a/r5-1")
-	require.Equal(t, e, s.step().For)
+	p := s.enqueue("a/r5-1")
+	require.Equal(t, p, s.step().For)
 	part.Begin()
 	require.Equal(t, part, s.step().For)
 	s.ask()
 	s.tell(s.l.open[0], "a/7")
 	s.granted(part, true)
-	s.granted(e, true)
+	s.granted(p, true)
 	require.Len(t, part.Wake(), 1)
 }
 
@@ -1211,7 +1211,7 @@ func TestPart_Begins(t *testing.T) {
 // it asks again only when all that it has asked about have left.
 func TestPart_ManyBeforeTheyBegin(t *testing.T) {
 	s := newScene(t)
-	var parts []*Entry
+	var parts []*Part
 	for i := range 3 * nextMax {
 		part := s.register(fmt.Sprintf("a/5-%x", i+1))
 		part.WakeWith(part)
@@ -1219,7 +1219,7 @@ func TestPart_ManyBeforeTheyBegin(t *testing.T) {
 		parts = append(parts, part)
 	}
 	s.put("a/7")
-	e := s.enqueue("a/5")
+	p := s.enqueue("a/5")
 	s.ask()
 	s.tell(s.l.open[0], "a/7")
 	s.ask()
@@ -1231,7 +1231,7 @@ func TestPart_ManyBeforeTheyBegin(t *testing.T) {
 		part.Leave(false)
 	}
 	s.ask()
-	s.granted(e, true)
+	s.granted(p, true)
 }
 
 // A part that still waits may be removed by somebody. A reader behind it, for whom nothing else is in the way, is told.
@@ -1241,20 +1241,20 @@ func TestPart_RemovedBeforeItBegins(t *testing.T) {
 	part := s.register("a/5")
 	part.WakeWith(part)
 	s.enqueued(part)
-	e := s.enqueue("a/r5-1")
+	p := s.enqueue("a/r5-1")
 	require.Empty(t, s.ask())
 	s.l.tick()
 	require.NotEmpty(t, s.ask())
 	s.tell(s.l.open[0], "a/5")
 	s.gone(part)
-	s.granted(e, true)
+	s.granted(p, true)
 }
 
 // A part is read for beside others if nobody asks for it: nobody waits for it, nor for one before it.
 func TestPart_Look(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
-	var parts []*Entry
+	var parts []*Part
 	for _, key := range []string{"a/5", "a/5-1"} {
 		part := s.register(key)
 		part.WakeWith(part)
@@ -1298,14 +1298,14 @@ func TestReaders_AskedForTogether(t *testing.T) {
 // Readers that are granted together need one reading, however many they are: it is about what is below the last of them.
 func TestReaders_ReadForTogether(t *testing.T) {
 	s := newLongQueue(t)
-	var readers []*Entry
+	var readers []*Part
 	for i := range 20 {
 		readers = append(readers, s.enqueue(fmt.Sprintf("a/r5-%x", i+1)))
 	}
 	s.remove("a/1")
 	require.Less(t, len(s.ask()), 5)
-	for _, e := range readers {
-		s.granted(e, true)
+	for _, p := range readers {
+		s.granted(p, true)
 	}
 }
 

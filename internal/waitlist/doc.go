@@ -13,7 +13,7 @@
 //	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
 //	List.at         if a waiting entry's seen is at or after this revision, each key below the entry that the views are
 //	                about and lack had been deleted by seen, but for keys of own entries that are over
-//	Entry.seen      the last revision at which the entry is known to have been in the queue
+//	Part.seen      the last revision at which the entry is known to have been in the queue
 //
 // That a key has gone stays true, so at only rises, whoever tells of the key: a reading that no longer shows a key, a watch, a
 // request that does not find an entry. That a key is there is true of one revision only. So listed belongs to a reading,

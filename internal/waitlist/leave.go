@@ -12,46 +12,46 @@ import (
 // Leave says that the entry was released or withdrawn, before the request that removes it is
 // sent. fence says that a transaction of its holder that compares a key may still be carried out, so that
 // the entries behind must wait until it is gone. next are the entries that the request is to look for.
-func (e *Entry) Leave(fence bool) (next []queue.Entry) {
-	l := e.l
+func (p *Part) Leave(fence bool) (next []queue.Entry) {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	switch next = e.nextLocked(); {
-	case e.rev == 0: // nobody knows whether it was written; if it was, it counts as another session's
-		l.landedLocked(flight{of: e})
+	switch next = p.nextLocked(); {
+	case p.rev == 0: // nobody knows whether it was written; if it was, it counts as another session's
+		l.landedLocked(flight{of: p})
 	case fence:
-		e.state = removing
-	case e.state != removing: // which it stays
-		e.state = left
+		p.state = removing
+	case p.state != removing: // which it stays
+		p.state = left
 	}
 	l.grantLocked()
 	return next
 }
 
 // Covered reports whether an exclusive entry of the list has the lock: everybody else waits for this exclusive entry,
-// whatever becomes of e.
-func (e *Entry) Covered() bool {
-	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
-	return slices.ContainsFunc(e.l.entries, func(o *Entry) bool { return o.state == held && o.kind == keyspace.Exclusive })
+// whatever becomes of p.
+func (p *Part) Covered() bool {
+	p.l.mu.Lock()
+	defer p.l.mu.Unlock()
+	return slices.ContainsFunc(p.l.parts, func(o *Part) bool { return o.state == held && o.kind == keyspace.Exclusive })
 }
 
 // Lost says that the entry, which was held, is not in etcd any more. Nothing is handed over: the lease may be gone, so
 // when the entry is removed those behind are looked for first.
-func (e *Entry) Lost() {
-	e.l.lock()
-	defer e.l.unlock()
-	e.state = removing
+func (p *Part) Lost() {
+	p.l.lock()
+	defer p.l.unlock()
+	p.state = removing
 }
 
 // Missing says that the entry, which has not left, was not in etcd under key at revision at. If it is known by another
 // key by now, since it was downgraded, that is as it should be.
-func (e *Entry) Missing(key string, at int64) (lost []*Entry) {
-	l := e.l
+func (p *Part) Missing(key string, at int64) (lost []*Part) {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	if e.rev > 0 && e.keys[0] == key {
-		lost = l.absentLocked(nil, e, at)
+	if p.rev > 0 && p.keys[0] == key {
+		lost = l.absentLocked(nil, p, at)
 	}
 	l.grantLocked()
 	return lost
@@ -60,47 +60,47 @@ func (e *Entry) Missing(key string, at int64) (lost []*Entry) {
 // Removed says that nothing of the entry is in etcd any more. The request that saw to that was
 // carried out at revision at. found says that it has certainly removed the entry itself; else
 // somebody else may have, and others of the list with it. there are those of next that it found.
-func (e *Entry) Removed(at int64, found bool, next, there []queue.Entry) (lost []*Entry) {
-	l := e.l
+func (p *Part) Removed(at int64, found bool, next, there []queue.Entry) (lost []*Part) {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	i, known := l.findLocked(e.rev)
+	i, known := l.findLocked(p.rev)
 	if !known {
 		return nil // the request was sent twice, or nobody knew that there was anything to remove
 	}
-	l.entries = slices.Delete(l.entries, i, i+1)
-	if !found || e.state != left {
+	l.parts = slices.Delete(l.parts, i, i+1)
+	if !found || p.state != left {
 		l.goneByLocked(at)
 	}
-	for _, key := range e.keys { // an entry may have the key anew since
-		l.dropLocked(key, e.rev+1)
-		l.hearLocked(hearsay{key, e.rev + 1, at, true})
+	for _, key := range p.keys { // an entry may have the key anew since
+		l.dropLocked(key, p.rev+1)
+		l.hearLocked(hearsay{key, p.rev + 1, at, true})
 	}
 	l.tellSentLocked()
 	return l.checkNextLocked(at, next, there)
 }
 
 // Downgrading says that the entry is known by its shared key from now on.
-func (e *Entry) Downgrading() {
-	e.l.lock()
-	defer e.l.unlock()
-	e.keys = []string{e.keys[1], e.keys[0]}
+func (p *Part) Downgrading() {
+	p.l.lock()
+	defer p.l.unlock()
+	p.keys = []string{p.keys[1], p.keys[0]}
 }
 
 // Behind are the entries that the request which removes the exclusive key is to look for.
-func (e *Entry) Behind() (next []queue.Entry) {
-	e.l.mu.Lock()
-	defer e.l.mu.Unlock()
-	return e.nextLocked()
+func (p *Part) Behind() (next []queue.Entry) {
+	p.l.mu.Lock()
+	defer p.l.mu.Unlock()
+	return p.nextLocked()
 }
 
 // Downgraded says that the exclusive key is gone, since the request was carried out at revision
 // at: readers of the list behind are let in.
-func (e *Entry) Downgraded(at int64, next, there []queue.Entry) (lost []*Entry) {
-	l := e.l
+func (p *Part) Downgraded(at int64, next, there []queue.Entry) (lost []*Part) {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	e.kind = keyspace.Shared
+	p.kind = keyspace.Shared
 	l.goneByLocked(at)
 	return l.checkNextLocked(at, next, there)
 }
@@ -109,9 +109,9 @@ func (e *Entry) Downgraded(at int64, next, there []queue.Entry) (lost []*Entry) 
 const nextMax = 16
 
 // nextLocked are the entries behind that wait for it, as far as they are granted together.
-func (e *Entry) nextLocked() (next []queue.Entry) {
-	for _, o := range e.l.entries {
-		if o.state != waiting || o.rev <= e.rev {
+func (p *Part) nextLocked() (next []queue.Entry) {
+	for _, o := range p.l.parts {
+		if o.state != waiting || o.rev <= p.rev {
 			continue
 		}
 		if len(next) == 0 || o.kind == keyspace.Shared {
@@ -124,7 +124,7 @@ func (e *Entry) nextLocked() (next []queue.Entry) {
 	return next
 }
 
-func (l *List) checkNextLocked(at int64, next, there []queue.Entry) (lost []*Entry) {
+func (l *List) checkNextLocked(at int64, next, there []queue.Entry) (lost []*Part) {
 	for _, q := range next {
 		switch o := l.ownLocked(q); {
 		case o == nil || q.Key != o.keys[0]: // it has left meanwhile, or was downgraded

@@ -20,7 +20,7 @@ type List struct {
 	*Config
 
 	mu      sync.Mutex // locked by lock and released by unlock, where more than a look is needed
-	entries []*Entry   // those in the queue, in its order
+	parts []*Part   // those in the queue, in its order
 	*knowledge
 }
 
@@ -54,8 +54,8 @@ type Config struct {
 	knowledge sync.Pool // of lists that have none any more
 }
 
-// An Entry is one part of an acquisition of the session, in the queue of its name. A session may hold many locks: an Entry is small.
-type Entry struct {
+// An Part is one part of an acquisition of the session, in the queue of its name. A session may hold many locks: an Part is small.
+type Part struct {
 	// Owner is whom the entry belongs to. The list does not use it.
 	Owner any
 
@@ -104,8 +104,8 @@ func (l *List) lock() {
 func (l *List) unlock() {
 	later := l.later
 	l.later = nil
-	waits := func(e *Entry) bool { return e.state == waiting }
-	if len(l.entries) <= 1 && len(l.flights) == 0 && len(l.open) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.entries, waits) {
+	waits := func(p *Part) bool { return p.state == waiting }
+	if len(l.parts) <= 1 && len(l.flights) == 0 && len(l.open) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, waits) {
 		*l.knowledge = knowledge{log: log{flights: l.flights}} // which has room for the next list's
 		l.Config.knowledge.Put(l.knowledge)
 		l.knowledge = nil
@@ -118,69 +118,69 @@ func (l *List) unlock() {
 
 // Register adds an entry that is about to be written under these keys. The first one is what it
 // is known by; a write lock has a shared one besides.
-func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Entry {
+func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Part {
 	if slices.ContainsFunc(keys, func(key string) bool { return keyspace.KindOf(l.name, key) == keyspace.Exclusive }) {
 		kind = keyspace.Exclusive // also while it is downgraded, until that key is removed
 	}
-	e := &Entry{Owner: owner, l: l, kind: kind}
-	e.Rekey(keys...)
-	return e
+	p := &Part{Owner: owner, l: l, kind: kind}
+	p.Rekey(keys...)
+	return p
 }
 
 // List is the entry's.
-func (e *Entry) List() *List { return e.l }
+func (p *Part) List() *List { return p.l }
 
 // Rekey gives the entry other keys, since those that it had are in use by others.
-func (e *Entry) Rekey(keys ...string) {
-	l := e.l
+func (p *Part) Rekey(keys ...string) {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	l.landedLocked(flight{of: e})
-	e.keys = keys
-	l.fliesLocked(e)
+	l.landedLocked(flight{of: p})
+	p.keys = keys
+	l.fliesLocked(p)
 	l.grantLocked() // keys that were taken for the entry's are others'
 }
 
 // Enqueued says that the entry is in the queue at revision rev. seen is what its txn showed
 // before it wrote the entry, nil if nothing.
-func (e *Entry) Enqueued(rev int64, seen *Listing) (lost []*Entry) {
-	l := e.l
+func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	e.rev, e.state = rev, waiting
-	e.seenAtLocked(rev)
+	p.rev, p.state = rev, waiting
+	p.seenAtLocked(rev)
 	i, _ := l.findLocked(rev)
-	l.entries = slices.Insert(l.entries, i, e)
-	q, v := queue.Entry{Key: e.keys[0], Rev: rev}, l.viewLocked(keyspace.KindOf(l.name, e.keys[0]))
+	l.parts = slices.Insert(l.parts, i, p)
+	q, v := queue.Entry{Key: p.keys[0], Rev: rev}, l.viewLocked(keyspace.KindOf(l.name, p.keys[0]))
 	if v.has(q) {
-		e.seenAtLocked(v.listed)
+		p.seenAtLocked(v.listed)
 	}
-	for _, w := range l.viewsLocked(e) { // of what is below nobody knows when it has gone, but that it had when this was listed
-		if w.upTo >= rev && w.listed > e.seen {
+	for _, w := range l.viewsLocked(p) { // of what is below nobody knows when it has gone, but that it had when this was listed
+		if w.upTo >= rev && w.listed > p.seen {
 			l.goneByLocked(w.listed)
 		}
 	}
 	if left, _ := l.leftSinceLocked(q); left {
-		lost = l.absentLocked(lost, e, rev)
+		lost = l.absentLocked(lost, p, rev)
 	}
 	if seen != nil {
-		for _, key := range e.keys {
+		for _, key := range p.keys {
 			seen.Keys = append(seen.Keys, queue.Entry{Key: key, Rev: rev})
 		}
 		lost = append(lost, l.applyLocked(seen, false)...)
 	}
-	l.landedLocked(flight{of: e})
+	l.landedLocked(flight{of: p})
 	l.grantLocked()
 	return lost
 }
 
 // seenAtLocked notes that the entry was in the queue at a revision.
-func (e *Entry) seenAtLocked(at int64) { e.seen = max(e.seen, at) }
+func (p *Part) seenAtLocked(at int64) { p.seen = max(p.seen, at) }
 
 // keysLocked is how many keys the list has in the queue, and is about to have.
 func (l *List) keysLocked() (n int64) {
-	for _, e := range l.entries {
-		n += int64(len(e.keys))
+	for _, p := range l.parts {
+		n += int64(len(p.keys))
 	}
 	for _, f := range l.flights {
 		if f.of != nil && f.of.rev == 0 {
@@ -192,26 +192,26 @@ func (l *List) keysLocked() (n int64) {
 
 // findLocked is where in entries the one of a revision is, or would be.
 func (l *List) findLocked(rev int64) (i int, known bool) {
-	return slices.BinarySearchFunc(l.entries, rev, func(o *Entry, rev int64) int { return cmp.Compare(o.rev, rev) })
+	return slices.BinarySearchFunc(l.parts, rev, func(o *Part, rev int64) int { return cmp.Compare(o.rev, rev) })
 }
 
 // ownLocked is the entry of the list that q is a key of, nil if q is another session's, or its entry's revision is not
 // known yet.
-func (l *List) ownLocked(q queue.Entry) *Entry {
-	if i, ok := l.findLocked(q.Rev); ok && slices.Contains(l.entries[i].keys, q.Key) {
-		return l.entries[i]
+func (l *List) ownLocked(q queue.Entry) *Part {
+	if i, ok := l.findLocked(q.Rev); ok && slices.Contains(l.parts[i].keys, q.Key) {
+		return l.parts[i]
 	}
 	return nil
 }
 
 // BehindMore reports whether more than n keys of the list are in the entry's way: a listing of n would not show them all.
-func (e *Entry) BehindMore(n int) bool {
-	l := e.l
+func (p *Part) BehindMore(n int) bool {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	for _, o := range l.entries {
+	for _, o := range l.parts {
 		for _, key := range o.keys {
-			if !o.over() && queue.Blocks(keyspace.KindOf(l.name, key), e.kind) {
+			if !o.over() && queue.Blocks(keyspace.KindOf(l.name, key), p.kind) {
 				n--
 			}
 		}
@@ -221,27 +221,27 @@ func (e *Entry) BehindMore(n int) bool {
 
 // BehindLeft reports whether the list has no entries in the queue but such that have left, and that are not Stuck.
 // Wake tells when that changes.
-func (e *Entry) BehindLeft() bool {
-	l := e.l
+func (p *Part) BehindLeft() bool {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	stays := func(o *Entry) bool { return o.state != left && o.state != removing || o.stuck }
-	if len(l.entries) == 0 || slices.ContainsFunc(l.entries, stays) {
+	stays := func(o *Part) bool { return o.state != left && o.state != removing || o.stuck }
+	if len(l.parts) == 0 || slices.ContainsFunc(l.parts, stays) {
 		return false
 	}
-	e.wakeLocked() // before the next change, so that Wake tells of it
+	p.wakeLocked() // before the next change, so that Wake tells of it
 	return true
 }
 
 // Stuck says that etcd refuses to remove the entry, which has left. Nil is an entry that is in no list.
-func (e *Entry) Stuck() {
-	if e == nil {
+func (p *Part) Stuck() {
+	if p == nil {
 		return
 	}
-	e.l.lock()
-	defer e.l.unlock()
-	e.stuck = true
-	e.l.tellSentLocked()
+	p.l.lock()
+	defer p.l.unlock()
+	p.stuck = true
+	p.l.tellSentLocked()
 }
 
 // tellSentLocked wakes those who may wait for what BehindLeft reports.
@@ -257,15 +257,15 @@ func (l *List) tellSentLocked() {
 func (l *List) Empty() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.entries) == 0 && (l.knowledge == nil || !l.expires && l.keysLocked() == 0)
+	return len(l.parts) == 0 && (l.knowledge == nil || !l.expires && l.keysLocked() == 0)
 }
 
 // Owners are those of the entries in the queue.
 func (l *List) Owners() (owners []any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, e := range l.entries {
-		owners = append(owners, e.Owner)
+	for _, p := range l.parts {
+		owners = append(owners, p.Owner)
 	}
 	return owners
 }

@@ -30,12 +30,12 @@ type hearsay struct {
 
 // A flight is a request: the txn of an entry, or a reading. It is carried out at a revision not below since.
 type flight struct {
-	of    *Entry // nil for a reading
+	of    *Part // nil for a reading
 	since int64
 }
 
 // fliesLocked says that a request is about to be sent.
-func (l *List) fliesLocked(of *Entry) (since int64) {
+func (l *List) fliesLocked(of *Part) (since int64) {
 	l.flights = append(l.flights, flight{of, l.latest})
 	return l.latest
 }

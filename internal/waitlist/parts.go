@@ -7,34 +7,34 @@ import "slices"
 // WakeWith has the entry wake who waits for another one, before anything can have happened to it. Their
 // waiter comes to one after the other. Until it says Begin nothing is asked for the entry, which is not in front:
 // the agent asks for those behind it. It may be granted all the same.
-func (e *Entry) WakeWith(o *Entry) {
+func (p *Part) WakeWith(o *Part) {
 	wake := o.Wake() // before the mutex is locked: o may be of this list
-	e.l.lock()
-	defer e.l.unlock()
-	e.wake, e.idle = wake, true
+	p.l.lock()
+	defer p.l.unlock()
+	p.wake, p.idle = wake, true
 }
 
 // Begin says that somebody waits for the entry from now on.
-func (e *Entry) Begin() {
-	e.l.lock()
-	defer e.l.unlock()
-	if e.idle {
-		e.idle = false
-		e.l.grantLocked()
+func (p *Part) Begin() {
+	p.l.lock()
+	defer p.l.unlock()
+	if p.idle {
+		p.idle = false
+		p.l.grantLocked()
 	}
 }
 
 // Look is a reading of the present that tells an entry what is before it, if there is anything that it waits
 // for; then Saw. It is for one that nobody has asked for a while, and that would be in front else.
-func (e *Entry) Look() (s Step, ok bool) {
-	l := e.l
+func (p *Part) Look() (s Step, ok bool) {
+	l := p.l
 	l.lock()
 	defer l.unlock()
-	first := slices.IndexFunc(l.entries, func(o *Entry) bool { return o == e && e.state == waiting || o.asksLocked() })
-	if first < 0 || l.entries[first] != e || l.completeLocked(e) && l.clearLocked(e) {
+	first := slices.IndexFunc(l.parts, func(o *Part) bool { return o == p && p.state == waiting || o.asksLocked() })
+	if first < 0 || l.parts[first] != p || l.completeLocked(p) && l.clearLocked(p) {
 		return s, false
 	}
-	s = l.readLocked(e, false)
+	s = l.readLocked(p, false)
 	s.At, s.since = 0, l.fliesLocked(nil)
 	return s, true
 }

@@ -31,30 +31,30 @@ const (
 
 // nextLocked is what there is to ask.
 func (l *List) nextLocked() Step {
-	e := l.frontLocked()
+	p := l.frontLocked()
 	switch {
-	case e == nil:
+	case p == nil:
 		return Step{}
 	case l.broke != nil:
-		return Step{Do: Pause, For: e, Err: l.broke}
-	case l.stale, !l.reachedLocked(e):
-		return l.readLocked(e, false)
+		return Step{Do: Pause, For: p, Err: l.broke}
+	case l.stale, !l.reachedLocked(p):
+		return l.readLocked(p, false)
 	}
-	targets, exclusive := l.belowLocked(e)
-	complete, many := l.completeLocked(e), l.manyLocked()
-	more := slices.ContainsFunc(l.viewsLocked(e), func(v view) bool { return v.more })
+	targets, exclusive := l.belowLocked(p)
+	complete, many := l.completeLocked(p), l.manyLocked()
+	more := slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.more })
 	writers, deep := targets[:exclusive], false
 	switch n := l.lastRuns(writers); {
 	case len(targets) == 0 && !complete, len(writers) == 0 && more && !complete && !many:
-		s := l.readLocked(e, false)
-		if more && l.views[0].low <= e.rev { // the last reading has shown nobody below e, or only readers
+		s := l.readLocked(p, false)
+		if more && l.views[0].low <= p.rev { // the last reading has shown nobody below p, or only readers
 			s.Limit = 0
 		}
 		return s
-	case len(targets) == 0 && l.seenLocked(e) < l.at: // was it there when the last one had gone?
-		return l.readLocked(e, false)
+	case len(targets) == 0 && l.seenLocked(p) < l.at: // was it there when the last one had gone?
+		return l.readLocked(p, false)
 	case len(targets) == 0:
-		if targets = l.unaskedLocked(e); len(targets) == 0 || !l.guardsLocked(e) {
+		if targets = l.unaskedLocked(p); len(targets) == 0 || !l.guardsLocked(p) {
 			l.relyLocked(nil)
 			return Step{}
 		}
@@ -64,19 +64,19 @@ func (l *List) nextLocked() Step {
 	case more:
 		targets, deep = writers[:1], true
 	}
-	from, to := l.rangeLocked(e, targets, deep)
+	from, to := l.rangeLocked(p, targets, deep)
 	w := l.coveringLocked(from, to)
 	if w == nil {
 		if many {
 			from, to = l.allLocked()
 		}
-		return Step{Do: Open, For: e, From: from, To: to}
+		return Step{Do: Open, For: p, From: from, To: to}
 	}
 	l.relyLocked(w)
 	missed := func(t target) bool { return !l.trackedLocked(t.Key, t.seen) }
-	mine := target{queue.Entry{Key: e.keys[0]}, l.seenLocked(e)}
+	mine := target{queue.Entry{Key: p.keys[0]}, l.seenLocked(p)}
 	if slices.ContainsFunc(targets, missed) || !deep && missed(mine) {
-		return l.readLocked(e, deep)
+		return l.readLocked(p, deep)
 	}
 	return Step{}
 }
@@ -87,12 +87,12 @@ type target struct {
 	seen int64
 }
 
-// belowLocked are other sessions' keys that block e, exclusive ones first. exclusive is how many these are.
-func (l *List) belowLocked(e *Entry) (targets []target, exclusive int) {
-	for i, v := range l.viewsLocked(e) {
+// belowLocked are other sessions' keys that block p, exclusive ones first. exclusive is how many these are.
+func (l *List) belowLocked(p *Part) (targets []target, exclusive int) {
+	for i, v := range l.viewsLocked(p) {
 		for _, q := range v.keys {
 			// A key of an entry whose reply is on its way is probably there for that entry.
-			if l.blocksLocked(q, e) && !l.sentLocked(q.Key) {
+			if l.blocksLocked(q, p) && !l.sentLocked(q.Key) {
 				targets = append(targets, target{q, v.listed})
 			}
 		}
@@ -103,11 +103,11 @@ func (l *List) belowLocked(e *Entry) (targets []target, exclusive int) {
 	return targets, exclusive
 }
 
-// unaskedLocked are the entries of the list below e that block it, and for which nothing is asked: of holders, and idle
+// unaskedLocked are the entries of the list below p that block it, and for which nothing is asked: of holders, and idle
 // ones. The next ones are added only when all of these have left: until then they keep the entry no longer.
-func (l *List) unaskedLocked(e *Entry) (targets []target) {
-	for _, o := range l.entries {
-		if o.rev < e.rev && queue.Blocks(o.kind, e.kind) && (o.state == held || o.state == waiting && o.idle) && len(targets) < nextMax {
+func (l *List) unaskedLocked(p *Part) (targets []target) {
+	for _, o := range l.parts {
+		if o.rev < p.rev && queue.Blocks(o.kind, p.kind) && (o.state == held || o.state == waiting && o.idle) && len(targets) < nextMax {
 			targets = append(targets, target{queue.Entry{Key: o.keys[0], Rev: o.rev}, o.seen})
 		}
 	}
@@ -132,7 +132,7 @@ func (l *List) lastRuns(writers []target) int {
 
 // rangeLocked is the range to watch for the targets to leave, and near the front for the entry
 // itself and those of the list behind it. A reader's covers all shared keys.
-func (l *List) rangeLocked(e *Entry, targets []target, deep bool) (from, to string) {
+func (l *List) rangeLocked(p *Part, targets []target, deep bool) (from, to string) {
 	from, to = targets[0].Key, targets[0].Key+"\x00"
 	if deep {
 		return from, to
@@ -141,8 +141,8 @@ func (l *List) rangeLocked(e *Entry, targets []target, deep bool) (from, to stri
 		from, to = min(from, t.Key), max(to, t.Key+"\x00")
 	}
 	// '.' is behind '-': these are the exclusive keys of the session, for those of the list behind it.
-	own := l.name + "/" + keyspace.LeaseOf(l.name, e.keys[0])
-	if from, to = min(from, own), max(to, own+"."); e.kind == keyspace.Shared {
+	own := l.name + "/" + keyspace.LeaseOf(l.name, p.keys[0])
+	if from, to = min(from, own), max(to, own+"."); p.kind == keyspace.Shared {
 		_, to = keyspace.Shareds(l.name)
 	}
 	return from, to
@@ -151,30 +151,30 @@ func (l *List) rangeLocked(e *Entry, targets []target, deep bool) (from, to stri
 // readLocked is a reading of the queue: upward from its beginning, if that reaches the entry and serves others of the
 // list too, else of what is next below the entry. It shows the queue at a revision that is not before anything that the
 // list knows of: an older one would say nothing new, and be asked for again.
-func (l *List) readLocked(e *Entry, deep bool) Step {
+func (l *List) readLocked(p *Part, deep bool) Step {
 	x := &l.views[0]
-	s := Step{Do: Read, For: e, At: max(l.at, l.latest, l.entries[len(l.entries)-1].rev)}
+	s := Step{Do: Read, For: p, At: max(l.at, l.latest, l.parts[len(l.parts)-1].rev)}
 	for _, w := range l.open {
 		s.At = max(s.At, w.At)
 	}
 	if l.stale {
 		s.At = 0
 	}
-	far := x.low > 0 && x.more || x.low == 0 && l.beyondLocked(e)
-	if !far && (l.manyLocked() || l.keysLocked() > int64(len(e.keys))) {
+	far := x.low > 0 && x.more || x.low == 0 && l.beyondLocked(p)
+	if !far && (l.manyLocked() || l.keysLocked() > int64(len(p.keys))) {
 		s.From, s.To = keyspace.All(l.name)
 		s.Upward, s.shared, s.Limit = true, true, l.UpLimit
 		return s
 	}
-	s.From, s.To = keyspace.Blocking(l.name, e.kind)
-	s.Max, s.shared = e.rev, e.kind == keyspace.Exclusive
+	s.From, s.To = keyspace.Blocking(l.name, p.kind)
+	s.Max, s.shared = p.rev, p.kind == keyspace.Exclusive
 	if !s.shared {
-		for _, o := range l.readersLocked(e) {
+		for _, o := range l.readersLocked(p) {
 			s.Keys = append(s.Keys, o.keys[0]) // which lies outside of that range
 			s.Max = o.rev
 		}
 	}
-	if deep || !l.completeLocked(e) && (!l.nested || !l.clearLocked(e)) {
+	if deep || !l.completeLocked(p) && (!l.nested || !l.clearLocked(p)) {
 		s.Limit = downLimit // unless the newest keys of the range are probably of other names, as are those that were seen
 	}
 	return s
@@ -183,17 +183,17 @@ func (l *List) readLocked(e *Entry, deep bool) Step {
 // readersMax is how many keys a reading asks for by name, for readers that are granted together.
 const readersMax = 64
 
-// readersLocked are e, a reader, and those of the list that are granted with it, as far as is known. Each must be seen at the
+// readersLocked are p, a reader, and those of the list that are granted with it, as far as is known. Each must be seen at the
 // revision at which the last writer had gone, or later, and a reading must be about what is below each.
-func (l *List) readersLocked(e *Entry) (readers []*Entry) {
+func (l *List) readersLocked(p *Part) (readers []*Part) {
 	writer := int64(queue.MaxRev) // the next one
 	for _, q := range l.views[0].keys {
-		if q.Rev > e.rev {
+		if q.Rev > p.rev {
 			writer = min(writer, q.Rev)
 		}
 	}
-	i, _ := l.findLocked(e.rev)
-	for _, o := range l.entries[i:] {
+	i, _ := l.findLocked(p.rev)
+	for _, o := range l.parts[i:] {
 		if o.kind == keyspace.Exclusive || o.rev > writer || len(readers) == readersMax {
 			break
 		}
@@ -204,8 +204,8 @@ func (l *List) readersLocked(e *Entry) (readers []*Entry) {
 	return readers
 }
 
-// beyondLocked reports whether a reading upward would probably not come to e: the last one did not, and not many have
+// beyondLocked reports whether a reading upward would probably not come to p: the last one did not, and not many have
 // left since.
-func (l *List) beyondLocked(e *Entry) bool {
-	return l.reach > 0 && e.rev > l.reach && 2*l.struck < l.UpLimit
+func (l *List) beyondLocked(p *Part) bool {
+	return l.reach > 0 && p.rev > l.reach && 2*l.struck < l.UpLimit
 }

@@ -55,33 +55,33 @@ func kindOf(i int) keyspace.Kind { return keyspace.Exclusive + keyspace.Kind(i) 
 
 func (l *List) viewLocked(kind keyspace.Kind) *view { return &l.views[kind-keyspace.Exclusive] }
 
-// viewsLocked are the views of what may block e.
-func (l *List) viewsLocked(e *Entry) []view {
-	if queue.Blocks(keyspace.Shared, e.kind) {
+// viewsLocked are the views of what may block p.
+func (l *List) viewsLocked(p *Part) []view {
+	if queue.Blocks(keyspace.Shared, p.kind) {
 		return l.views[:]
 	}
 	return l.views[:1]
 }
 
-// reachedLocked reports whether the views are about what is next below e.
-func (l *List) reachedLocked(e *Entry) bool {
-	return !slices.ContainsFunc(l.viewsLocked(e), func(v view) bool { return v.upTo < e.rev })
+// reachedLocked reports whether the views are about what is next below p.
+func (l *List) reachedLocked(p *Part) bool {
+	return !slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.upTo < p.rev })
 }
 
-// completeLocked reports whether the views are about all that may block e.
-func (l *List) completeLocked(e *Entry) bool {
-	return l.reachedLocked(e) && !slices.ContainsFunc(l.viewsLocked(e), func(v view) bool { return v.low > 0 })
+// completeLocked reports whether the views are about all that may block p.
+func (l *List) completeLocked(p *Part) bool {
+	return l.reachedLocked(p) && !slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.low > 0 })
 }
 
-// blocksLocked reports whether a key of viewsLocked(e) is another session's and blocks e.
-func (l *List) blocksLocked(q queue.Entry, e *Entry) bool {
-	return q.Rev < e.rev && l.ownLocked(q) == nil
+// blocksLocked reports whether a key of viewsLocked(p) is another session's and blocks p.
+func (l *List) blocksLocked(q queue.Entry, p *Part) bool {
+	return q.Rev < p.rev && l.ownLocked(q) == nil
 }
 
-// clearLocked reports whether the views have no key of another session that blocks e.
-func (l *List) clearLocked(e *Entry) bool {
-	return !slices.ContainsFunc(l.viewsLocked(e), func(v view) bool {
-		return slices.ContainsFunc(v.keys, func(q queue.Entry) bool { return l.blocksLocked(q, e) })
+// clearLocked reports whether the views have no key of another session that blocks p.
+func (l *List) clearLocked(p *Part) bool {
+	return !slices.ContainsFunc(l.viewsLocked(p), func(v view) bool {
+		return slices.ContainsFunc(v.keys, func(q queue.Entry) bool { return l.blocksLocked(q, p) })
 	})
 }
 
@@ -98,17 +98,17 @@ func (l *List) goneByLocked(at int64) { l.at = max(l.at, at) }
 // applyLocked takes note of a listing. Entries of the list that it is about, and does not show, are gone. It replaces a
 // view, unless the view reaches further and watches have told of all that left it; force says that watches may have
 // been silent.
-func (l *List) applyLocked(seen *Listing, force bool) (lost []*Entry) {
+func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 	l.size = cmp.Or(seen.Size, l.size)
-	for _, e := range l.entries {
-		q := queue.Entry{Key: e.keys[0], Rev: e.rev}
-		about := seen.Low < e.rev && e.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.name, q.Key) == keyspace.Exclusive)
+	for _, p := range l.parts {
+		q := queue.Entry{Key: p.keys[0], Rev: p.rev}
+		about := seen.Low < p.rev && p.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.name, q.Key) == keyspace.Exclusive)
 		switch {
-		case e.rev > seen.At || !about && !slices.Contains(seen.Asked, q.Key):
+		case p.rev > seen.At || !about && !slices.Contains(seen.Asked, q.Key):
 		case slices.Contains(seen.Keys, q):
-			e.seenAtLocked(seen.At)
+			p.seenAtLocked(seen.At)
 		default:
-			lost = l.absentLocked(lost, e, seen.At)
+			lost = l.absentLocked(lost, p, seen.At)
 		}
 	}
 	var keys [2][]queue.Entry
@@ -152,8 +152,8 @@ func (l *List) betterLocked(v *view, seen *Listing) bool {
 func (l *List) newsLocked(v, next *view) bool {
 	return slices.ContainsFunc(v.keys, func(q queue.Entry) bool {
 		return q.Rev <= next.upTo && !next.has(q) && !l.overLocked(q)
-	}) || slices.ContainsFunc(l.entries, func(e *Entry) bool {
-		return e.state == waiting && e.seen < next.listed && e.rev <= next.upTo && (e.rev > v.upTo || v.low > 0)
+	}) || slices.ContainsFunc(l.parts, func(p *Part) bool {
+		return p.state == waiting && p.seen < next.listed && p.rev <= next.upTo && (p.rev > v.upTo || v.low > 0)
 	})
 }
 
@@ -199,17 +199,17 @@ func (l *List) cutLocked(q queue.Entry) {
 
 // absentLocked takes note that an entry was not in the queue at revision at. Its owner is told; if it had the lock it is
 // added to those that are lost. One that has left was removed by its own request.
-func (l *List) absentLocked(lost []*Entry, e *Entry, at int64) []*Entry {
-	switch e.state {
+func (l *List) absentLocked(lost []*Part, p *Part, at int64) []*Part {
+	switch p.state {
 	case held:
-		e.state = removing
-		lost = append(lost, e)
+		p.state = removing
+		lost = append(lost, p)
 	case waiting:
-		e.state = missing
+		p.state = missing
 	default:
 		return lost
 	}
-	e.tell() // if it has the lock, but not all that it was taken with
+	p.tell() // if it has the lock, but not all that it was taken with
 	l.goneByLocked(at)
 	return lost
 }

@@ -48,8 +48,8 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 	if w.l.knowledge != nil {
 		w.fail("the list remembers what is over")
 	}
-	if !w.l.Empty() || len(w.l.entries) > 0 || len(w.watches) > 0 {
-		w.fail("the list keeps %v, %v", w.l.entries, w.watches)
+	if !w.l.Empty() || len(w.l.parts) > 0 || len(w.watches) > 0 {
+		w.fail("the list keeps %v, %v", w.l.parts, w.watches)
 	}
 }
 
@@ -156,7 +156,7 @@ func (w *world) giveUp(a *actor) {
 	case a.over, a.rev == 0, a.next != nil:
 	case a.held && a.hurt && w.choose(2) == 0:
 		w.logf("%s finds itself lost", a.name)
-		a.e.Lost()
+		a.p.Lost()
 		w.end(a, true)
 	default:
 		w.end(a, false)
@@ -167,13 +167,13 @@ func (w *world) giveUp(a *actor) {
 func (w *world) downgrade(a *actor) {
 	exclusive := a.keys[0]
 	a.keys, a.kind = []string{a.keys[1], a.keys[0]}, keyspace.Shared
-	a.e.Downgrading()
-	next := a.e.Behind()
+	a.p.Downgrading()
+	next := a.p.Behind()
 	w.logf("%s is to be downgraded", a.name)
 	a.next = func() {
 		s := w.state()
 		if s[exclusive] != a.rev || s[a.keys[0]] != a.rev {
-			a.next = func() { a.next = nil; a.e.Lost(); w.end(a, true) }
+			a.next = func() { a.next = nil; a.p.Lost(); w.end(a, true) }
 			return
 		}
 		there := slices.DeleteFunc(slices.Clone(next), func(q queue.Entry) bool { return s[q.Key] != q.Rev })
@@ -181,7 +181,7 @@ func (w *world) downgrade(a *actor) {
 		a.next = func() {
 			a.next = nil
 			w.logf("%s is downgraded", a.name)
-			w.lose(a.e.Downgraded(at, next, there))
+			w.lose(a.p.Downgraded(at, next, there))
 		}
 	}
 }
@@ -198,7 +198,7 @@ func (w *world) advance(a *actor) bool {
 		return w.attend(a)
 	}
 	select {
-	case <-a.e.Wake():
+	case <-a.p.Wake():
 		a.woken = true
 	default:
 	}
@@ -260,7 +260,7 @@ func (w *world) rest() bool {
 	for _, a := range w.own {
 		if a.part && !a.over {
 			a.part, a.woken = false, true
-			a.e.Begin()
+			a.p.Begin()
 			return false
 		}
 	}

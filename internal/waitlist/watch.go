@@ -73,7 +73,7 @@ func (l *List) relyLocked(w *Watch) {
 
 // Heard takes note of what the watch has told: these deletions, in order. lost are entries that had the lock and were
 // deleted.
-func (w *Watch) Heard(deletions []Deletion) (lost []*Entry) {
+func (w *Watch) Heard(deletions []Deletion) (lost []*Part) {
 	l := w.l
 	l.lock()
 	defer l.unlock()
@@ -86,8 +86,8 @@ func (w *Watch) Heard(deletions []Deletion) (lost []*Entry) {
 				l.cutLocked(q)
 			}
 		}
-		if i := slices.IndexFunc(l.entries, func(e *Entry) bool { return e.keys[0] == d.Key && e.rev < d.Rev }); i >= 0 {
-			lost = l.absentLocked(lost, l.entries[i], d.Rev)
+		if i := slices.IndexFunc(l.parts, func(p *Part) bool { return p.keys[0] == d.Key && p.rev < d.Rev }); i >= 0 {
+			lost = l.absentLocked(lost, l.parts[i], d.Rev)
 		}
 	}
 	if wide := l.coveringLocked(l.allLocked()); l.nested && wide != nil {
@@ -137,8 +137,8 @@ func (l *List) closeLocked(w *Watch) {
 
 // forgetLocked forgets a watch, which has ended or will be closed. Up to then it would have told.
 func (l *List) forgetLocked(w *Watch) {
-	for _, e := range l.entries {
-		e.seenAtLocked(l.seenLocked(e))
+	for _, p := range l.parts {
+		p.seenAtLocked(l.seenLocked(p))
 	}
 	l.open = slices.DeleteFunc(l.open, func(o *Watch) bool { return o == w })
 	if l.need == w {

@@ -54,7 +54,7 @@ type asker struct {
 // actor is an acquisition of the session.
 type actor struct {
 	name  string
-	e     *Entry
+	p     *Part
 	kind  keyspace.Kind
 	keys  []string
 	rev   int64 // as etcd says, when that is known
@@ -83,7 +83,7 @@ func (w *world) recheck() bool {
 	for _, a := range w.own {
 		if a.rev > 0 && !a.over && a.next == nil && w.state()[a.keys[0]] != a.rev {
 			w.logf("%s is found to be missing", a.name)
-			w.lose(a.e.Missing(a.keys[0], w.now()))
+			w.lose(a.p.Missing(a.keys[0], w.now()))
 			return true
 		}
 	}
@@ -201,7 +201,7 @@ func (w *world) takeKeys(a *actor, write bool) {
 
 // begin starts an acquisition.
 func (w *world) begin() {
-	a := &actor{name: fmt.Sprint("e", len(w.own)), kind: keyspace.Exclusive, woken: true}
+	a := &actor{name: fmt.Sprint("p", len(w.own)), kind: keyspace.Exclusive, woken: true}
 	write := false
 	switch w.choose(4) {
 	case 0:
@@ -210,10 +210,10 @@ func (w *world) begin() {
 		write = true
 	}
 	w.takeKeys(a, write)
-	a.e = w.l.Register(a, a.kind, a.keys...)
+	a.p = w.l.Register(a, a.kind, a.keys...)
 	if w.choose(4) == 0 {
 		a.part = true
-		a.e.WakeWith(a.e)
+		a.p.WakeWith(a.p)
 	}
 	w.own = append(w.own, a)
 	w.logf("%s registers %v, a part %t", a.name, a.keys, a.part)
@@ -226,7 +226,7 @@ func (w *world) enqueue(a *actor, write bool) {
 			w.logf("%s finds its key taken", a.name)
 			a.next = func() {
 				w.takeKeys(a, write)
-				a.e.Rekey(a.keys...)
+				a.p.Rekey(a.keys...)
 				w.logf("%s takes %v", a.name, a.keys)
 				a.next = func() { w.enqueue(a, write) }
 			}
@@ -255,7 +255,7 @@ func (w *world) enqueue(a *actor, write bool) {
 		switch {
 		case lost && w.choose(2) == 0: // it gives up, and knows nothing
 			w.logf("%s gives up without a reply", a.name)
-			a.e.Leave(false)
+			a.p.Leave(false)
 			a.over = true
 			a.next = func() { w.release(a) }
 			return
@@ -263,13 +263,13 @@ func (w *world) enqueue(a *actor, write bool) {
 			seen = nil
 		}
 		w.logf("%s learns that it is at %d: %v", a.name, rev, seen)
-		w.lose(a.e.Enqueued(rev, seen))
+		w.lose(a.p.Enqueued(rev, seen))
 	}
 }
 
-func (w *world) lose(lost []*Entry) {
-	for _, e := range lost {
-		a := e.Owner.(*actor)
+func (w *world) lose(lost []*Part) {
+	for _, p := range lost {
+		a := p.Owner.(*actor)
 		w.logf("%s is told that it is lost", a.name)
 		if !a.hurt {
 			w.fail("%s: lost for no reason", a.name)
@@ -290,7 +290,7 @@ func (w *world) end(a *actor, lost bool) {
 	}
 	var next []queue.Entry
 	if !lost {
-		next = a.e.Leave(a.fence)
+		next = a.p.Leave(a.fence)
 		w.logf("%s leaves, fence %t", a.name, a.fence)
 	}
 	a.next = func() { w.releaseNext(a, next) }
@@ -329,33 +329,33 @@ func (w *world) releaseNext(a *actor, next []queue.Entry) {
 		for _, k := range a.keys {
 			w.used[k] = false
 		}
-		w.lose(a.e.Removed(at, found && !a.lost, next, there))
+		w.lose(a.p.Removed(at, found && !a.lost, next, there))
 	}
 }
 
 // attend has the owner of a part come to it, or not yet. It may be granted before that, or found to be gone.
 func (w *world) attend(a *actor) bool {
 	switch {
-	case isGone(a.e):
+	case isGone(a.p):
 		if !a.hurt {
 			w.fail("%s: gone for no reason", a.name)
 		}
 		a.gone = true
 		w.end(a, false)
-	case a.e.Granted():
+	case a.p.Granted():
 		a.part, a.held = false, true
 		w.checkGrant(a)
 	case w.mercy && w.state()[a.keys[0]] != a.rev: // the session checks its entries now and then
 		w.logf("%s is found to be missing", a.name)
-		w.lose(a.e.Missing(a.keys[0], w.now()))
+		w.lose(a.p.Missing(a.keys[0], w.now()))
 	case w.mercy:
 		return false
 	case w.choose(4) == 0:
 		a.part, a.woken = false, true
-		a.e.Begin()
+		a.p.Begin()
 		w.logf("%s is waited for", a.name)
 	case w.choose(4) == 0:
-		s, ok := a.e.Look()
+		s, ok := a.p.Look()
 		if ok {
 			w.logf("%s looks: %+v", a.name, s)
 			read := w.read(s)
@@ -379,7 +379,7 @@ func (w *world) attend(a *actor) bool {
 
 // look has a waiting entry see what has become of it.
 func (w *world) look(a *actor) bool {
-	granted, err := a.e.Outcome()
+	granted, err := a.p.Outcome()
 	switch {
 	case granted:
 		a.held = true
@@ -590,8 +590,8 @@ func (l *List) dump() (s string) {
 	for _, w := range l.open {
 		s += fmt.Sprintf("watch %s..%s at %d told %d needed %v\n", w.From, w.To, w.At, w.told, w == l.need)
 	}
-	for _, e := range l.entries {
-		s += fmt.Sprintf("%v at %d state %d seen %d %d idle %v\n", e.keys, e.rev, e.state, e.seen, l.seenLocked(e), e.idle)
+	for _, p := range l.parts {
+		s += fmt.Sprintf("%v at %d state %d seen %d %d idle %v\n", p.keys, p.rev, p.state, p.seen, l.seenLocked(p), p.idle)
 	}
 	return s
 }
@@ -608,7 +608,7 @@ func newWatch(from, to string, at int64) *Watch {
 	return &Watch{From: from, To: to, At: at, Close: func() {}}
 }
 
-func isGone(e *Entry) bool {
-	_, err := e.Outcome()
+func isGone(p *Part) bool {
+	_, err := p.Outcome()
 	return errors.Is(err, ErrRemoved)
 }
