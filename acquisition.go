@@ -25,10 +25,10 @@ import (
 // part over before the former holder's key is removed, that holder has left: its removal waits for nobody. So among all
 // that wait, the acquisition of the lowest revision waits only for holders.
 type acquisition struct {
-	s     *Session
-	parts []part  // never none; only mu guards what changes in them
-	one   [1]part // the memory of parts where there is one: most acquisitions are of one name
-	multi bool    // it is a Multi's, perhaps of one name
+	s *Session
+	// Its parts: one, or many of a Multi, whose many is not nil, perhaps with one name. Only mu guards what changes in them.
+	one  [1]part
+	many *[]part
 	// rev is the keys' CreateRevision: place in the queue and token.
 	//
 	// Invariant (I5): an entry's identity is (key, rev). Whatever releases it compares both, so a late or repeated
@@ -52,16 +52,17 @@ type acquisition struct {
 	holdCtx            *holdContext // nil until asked for
 }
 
-// A part is an acquisition's share in one name.
+// A part is an acquisition's share in one name. Its waitlist.Part has its keys, which are written together, and its place in
+// the session's waitlist of the name, from before the keys are written: see enlist. The part is known by the first key. A
+// write lock has two, one in the shared range, which Downgrade leaves.
 type part struct {
-	of   *acquisition
+	waitlist.Part
 	name string
-	// keys are written together. The part is known by the first one. A write lock has two, one in the shared range, which
-	// Downgrade leaves.
-	keys []string
 	mode mode
-	own  *waitlist.Part // its place in the session's waitlist of the name, from before its keys are written: see enlist
 }
+
+// acquisitionOf is whose part p is.
+func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition) }
 
 // acquiring is what an acquisition needs until it is held, and then only if it is ambiguous or has hooks: see grant.
 // Most holds do without; of 10,000 locks it would be half the memory.
@@ -80,20 +81,26 @@ type Part struct {
 	mode mode
 }
 
-// all are the parts, in the order of the names.
+// parts are the parts, at least one, in the order of the names.
+func (a *acquisition) parts() []part {
+	if a.many != nil {
+		return *a.many
+	}
+	return a.one[:]
+}
+
+// all are pointers to the parts.
 func (a *acquisition) all() iter.Seq[*part] {
 	return func(yield func(*part) bool) {
-		for i := range a.parts {
-			if !yield(&a.parts[i]) {
-				return
-			}
+		parts := a.parts()
+		for i := 0; i < len(parts) && yield(&parts[i]); i++ {
 		}
 	}
 }
 
 // ofEach is what f says of each part.
 func ofEach[T any](a *acquisition, f func(*part) T) []T {
-	some := make([]T, 0, len(a.parts))
+	some := make([]T, 0, len(a.parts()))
 	for p := range a.all() {
 		some = append(some, f(p))
 	}
@@ -108,10 +115,10 @@ func (a *acquisition) label() string { return strings.Join(a.names(), ", ") }
 
 // allKeys are the keys of all parts.
 func (a *acquisition) allKeys() []string {
-	if len(a.parts) == 1 {
-		return a.parts[0].keys
+	if len(a.parts()) == 1 {
+		return a.parts()[0].Keys()
 	}
-	return slices.Concat(ofEach(a, func(p *part) []string { return p.keys })...)
+	return slices.Concat(ofEach(a, func(p *part) []string { return p.Keys() })...)
 }
 
 // queues are those of the parts, in this memory if there is room.
@@ -125,7 +132,7 @@ func (a *acquisition) queues(room []keyspace.Queue) []keyspace.Queue {
 // anyRemoved reports whether the entry of any part was removed.
 func (a *acquisition) anyRemoved() bool {
 	for p := range a.all() {
-		if _, err := p.own.Outcome(); errors.Is(err, wait.ErrRemoved) {
+		if _, err := p.Outcome(); errors.Is(err, wait.ErrRemoved) {
 			return true
 		}
 	}

@@ -42,7 +42,7 @@ func (a *answerer) Txn(_ context.Context, r *pb.TxnRequest, _ ...grpc.CallOption
 }
 
 // maxAllocs is how many allocations Lock and Unlock of a free lock may make beyond those of the two bare transactions.
-const maxAllocs = 11
+const maxAllocs = 9
 
 func TestLock_Allocations(t *testing.T) {
 	s := newFakeEtcd().bareSession(5)
@@ -78,7 +78,7 @@ func TestLock_Allocations(t *testing.T) {
 }
 
 // maxHeldBytes is how much heap a lock takes that is held and that nobody else wants.
-const maxHeldBytes = 440
+const maxHeldBytes = 376
 
 func TestHeld_Memory(t *testing.T) {
 	const n = 10_000

@@ -11,6 +11,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // refreshWatches has all that relies on watches ask etcd: they are silent.
@@ -39,7 +40,7 @@ func (s *Session) checkEntries(ctx context.Context) error {
 	}
 	s.lease.HasKeys(len(there))
 	// Where etcd can't name all keys of the lease in one reply, each entry is asked after, and late writes stay unseen.
-	entries = settle.Unsure(entries, there, func(p placed) (key string, copied bool) { return p.Key, p.copied })
+	entries = settle.Unsure(entries, there, func(p placed) (key string, copied bool) { return p.Entry.Key, p.copied })
 	for some := range slices.Chunk(entries, etcd.Batch) {
 		if err := s.verify(ctx, some, 0); err != nil {
 			return err
@@ -50,19 +51,20 @@ func (s *Session) checkEntries(ctx context.Context) error {
 
 // placed is a part in the queue, as it was known at some moment.
 type placed struct {
-	*part
+	*waitlist.Part
 	queue.Entry
 	copied bool // its request was sent more than once: see ambiguous
 }
 
 // inQueue are those of the parts that are in their queues.
-func inQueue(some []*part) (all []placed) {
+func inQueue(some []*waitlist.Part) (all []placed) {
 	for _, p := range some {
-		p.of.mu.Lock()
-		if p.of.state <= held && p.of.rev != 0 {
-			all = append(all, placed{p, queue.Entry{Key: p.keys[0], Rev: p.of.rev}, p.of.ambiguous})
+		a := acquisitionOf(p)
+		a.mu.Lock()
+		if a.state <= held && a.rev != 0 {
+			all = append(all, placed{p, queue.Entry{Key: p.Key(), Rev: a.rev}, a.ambiguous})
 		}
-		p.of.mu.Unlock()
+		a.mu.Unlock()
 	}
 	return all
 }
@@ -72,7 +74,7 @@ func inQueue(some []*part) (all []placed) {
 func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 	var reads []etcd.Read
 	for _, p := range some {
-		reads = append(reads, etcd.ReadKey(p.Key))
+		reads = append(reads, etcd.ReadKey(p.Entry.Key))
 	}
 	got, at, err := s.lease.Read(ctx, s.lease.Gone, at, reads...)
 	if err != nil {
@@ -80,29 +82,30 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 	}
 	for i, p := range some {
 		if !slices.Contains(queue.Entries(got[i].Kvs), p.Entry) {
-			markAllLost(p.own.Missing(p.Key, at), at)
-			_ = p.of.markLost(p.Key, at)
+			markAllLost(p.Missing(p.Entry.Key, at), at)
+			_ = acquisitionOf(p.Part).markLost(p.Entry.Key, at)
 		}
 	}
 	return nil
 }
 
 // watchesOf are the watches of a session's holds.
-func watchesOf(s *Session) *holdwatch.Watches[*part] {
-	return holdwatch.New(holdwatch.Config[*part]{
+func watchesOf(s *Session) *holdwatch.Watches[*waitlist.Part] {
+	return holdwatch.New(holdwatch.Config[*waitlist.Part]{
 		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.probes.Attend,
-		Rev:     func(p *part) int64 { return p.of.rev },
-		Deleted: func(p *part, key string, at int64) { _ = p.of.markLost(key, at) },
-		Verify: func(ctx context.Context, parts []*part, at int64) error {
+		Rev:     func(p *waitlist.Part) int64 { return acquisitionOf(p).rev },
+		Deleted: func(p *waitlist.Part, key string, at int64) { _ = acquisitionOf(p).markLost(key, at) },
+		Verify: func(ctx context.Context, parts []*waitlist.Part, at int64) error {
 			if len(parts) > etcd.Batch { // a watch is open anew
 				return s.checkEntries(ctx)
 			}
 			return s.verify(ctx, inQueue(parts), at)
 		},
-		Ended: func(p *part) {
-			p.of.mu.Lock()
-			p.of.endHoldLocked(lost)
-			p.of.unlockAndNotify()
+		Ended: func(p *waitlist.Part) {
+			a := acquisitionOf(p)
+			a.mu.Lock()
+			a.endHoldLocked(lost)
+			a.unlockAndNotify()
 		},
 	})
 }

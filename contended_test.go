@@ -138,7 +138,7 @@ func TestContended(t *testing.T) {
 func entriesOf(h *Held, name string) (keys []string) {
 	for p := range h.all() {
 		if p.name == name {
-			keys = p.keys
+			keys = p.Keys()
 		}
 	}
 	if h.downgraded {

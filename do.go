@@ -65,7 +65,7 @@ func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Cont
 // would write.
 func (h *Held) nests(l *lock, m mode) bool {
 	if l.parts == nil {
-		return !h.multi && (m == readMode || !h.readOnly())
+		return h.many == nil && (m == readMode || !h.readOnly())
 	}
 	n := 0
 	for p := range h.all() {
@@ -73,5 +73,5 @@ func (h *Held) nests(l *lock, m mode) bool {
 			n++
 		}
 	}
-	return h.multi && n == len(l.parts) && n == len(h.parts)
+	return h.many != nil && n == len(l.parts) && n == len(h.parts())
 }

@@ -49,13 +49,14 @@ func (a *acquisition) prepare(ctx context.Context) error {
 // reserveKeys reserves the lowest free keys of the names for the acquisition.
 func (a *acquisition) reserveKeys() {
 	for p := range a.all() {
-		p.keys = []string{a.s.keys.Take(p.name, p.mode.kind())}
+		key, shared := a.s.keys.Take(p.name, p.mode.kind()), ""
 		if p.mode == writeMode {
-			p.keys = append(p.keys, a.s.keys.Take(p.name, keyspace.Shared))
+			shared = a.s.keys.Take(p.name, keyspace.Shared)
 		}
+		p.Rekey(key, shared)
 	}
 	var names []string
-	if a.multi {
+	if a.many != nil {
 		names = a.names()
 	}
 	switch p := a.acquiring.published; {
@@ -70,27 +71,22 @@ func (a *acquisition) reserveKeys() {
 }
 
 // enlist makes the acquisition known in its session, before the txn that writes its keys is sent. Each part has a place
-// in the list of its own queue, is granted there by itself, and wakes the one waiter of the acquisition.
+// in the list of its own queue, is granted there by itself, and wakes the one waiter of the acquisition. The list is made if
+// there is none. A list that has an entry is not forgotten.
 func (a *acquisition) enlist() {
+	a.s.mu.Lock()
+	defer a.s.mu.Unlock()
 	for p := range a.all() {
-		p.own = a.s.register(p)
-		if first := a.parts[0].own; p.own != first {
-			p.own.WakeWith(first)
+		l := a.s.lists[p.name]
+		if l == nil {
+			l = a.s.waits.NewList(p.name)
+			a.s.lists[p.name] = l
+		}
+		l.Register(&p.Part, p.mode.kind())
+		if first := &a.parts()[0]; p != first {
+			p.WakeWith(&first.Part)
 		}
 	}
-}
-
-// register gives the part a place in the list of its name, which is made if there is none. A list that has an entry is not
-// forgotten.
-func (s *Session) register(p *part) *waitlist.Part {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	l := s.lists[p.name]
-	if l == nil {
-		l = s.waits.NewList(p.name)
-		s.lists[p.name] = l
-	}
-	return l.Register(p, p.mode.kind(), p.keys...)
 }
 
 // commit sends the txn that writes the keys. It is safe to repeat, since a repetition finds the keys of an earlier
@@ -106,7 +102,7 @@ func (a *acquisition) commit(ctx context.Context, c *sender.Command) (r sender.R
 		err = a.s.Err() // that it is closed, if it was Close that revoked the lease
 	}
 	if errors.Is(err, rpctypes.ErrTooManyOps) {
-		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, len(a.parts)+len(a.allKeys()))
+		err = fmt.Errorf("%w: etcd's --max-txn-ops allows less than the %d that these names need", err, len(a.parts())+len(a.allKeys()))
 	}
 	return r, err
 }
@@ -124,9 +120,9 @@ const enqueueReadLimit = 16
 func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 	var room [1]keyspace.Queue // for most
 	queues := a.queues(room[:0])
-	for ; ; a.rekey() {
+	for {
 		limit := int64(enqueueReadLimit)
-		if len(a.parts) == 1 && a.parts[0].own.BehindMore(enqueueReadLimit) {
+		if len(a.parts()) == 1 && a.parts()[0].BehindMore(enqueueReadLimit) {
 			limit = 0
 		}
 		keys := a.allKeys()
@@ -148,17 +144,10 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 			a.enter(rev)
 			return nil
 		}
-		a.s.keys.Skip(keys, there)
-	}
-}
-
-// rekey gives the acquisition other keys, since somebody else has those that it had.
-func (a *acquisition) rekey() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.reserveKeys()
-	for p := range a.all() {
-		p.own.Rekey(p.keys...)
+		a.s.keys.Skip(keys, there) // somebody else has them
+		a.mu.Lock()
+		a.reserveKeys()
+		a.mu.Unlock()
 	}
 }
 
@@ -179,15 +168,15 @@ func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
 	a.mu.Lock()
 	a.rev = rev
 	var gone []*waitlist.Part
-	for i := range a.parts {
-		p := &a.parts[i]
+	for i := range a.parts() {
+		p := &a.parts()[i]
 		var seen *waitlist.Listing
 		if len(replies) > 0 {
 			shown := waitlist.Shown(rev, replies[i].GetResponseRange(), p.mode != readMode)
 			seen = &shown
 		}
 		a.acquiring.behind = a.acquiring.behind || !seen.Clear(p.name, p.mode.kind())
-		gone = append(gone, p.own.Enqueued(rev, seen)...)
+		gone = append(gone, p.Enqueued(rev, seen)...)
 	}
 	a.mu.Unlock()
 	markAllLost(gone, rev)

@@ -99,7 +99,7 @@ func (h *Held) Token() int64 { return h.rev }
 func (h *Held) Key() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.parts[0].keys[0]
+	return h.parts()[0].Key()
 }
 
 // Keys are the keys in etcd that the hold is known by: those of all names of a [Multi], in their order, and otherwise
@@ -107,7 +107,7 @@ func (h *Held) Key() string {
 func (h *Held) Keys() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return ofEach(&h.acquisition, func(p *part) string { return p.keys[0] })
+	return ofEach(&h.acquisition, func(p *part) string { return p.Key() })
 }
 
 // Session is the session that holds the lock.
@@ -127,17 +127,17 @@ func (h *Held) IsOwner() clientv3.Cmp {
 	if h.checkSessionLocked(); h.state != held {
 		// The next one of the session may be in, and the key still there. No key has this revision, and one that is not
 		// there has 0; etcd asks for rights on the same key.
-		return removal.CreatedAt(h.parts[0].keys[0], -1)
+		return removal.CreatedAt(h.parts()[0].Key(), -1)
 	}
 	h.fenced = true
-	return removal.CreatedAt(h.parts[0].keys[0], h.rev)
+	return removal.CreatedAt(h.parts()[0].Key(), h.rev)
 }
 
 // readOnly reports whether the hold is one for reading.
 func (h *Held) readOnly() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.parts[0].mode == readMode
+	return h.parts()[0].mode == readMode
 }
 
 // Contended is closed when somebody waits for what the hold excludes, and stays closed, also if the waiter is gone

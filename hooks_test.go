@@ -607,7 +607,8 @@ var mutexNamed = []Part{{"a", mutexMode}}
 
 func playedHold(s *Session) *Held {
 	h := newAcquisition(s, false, mutexNamed, acquiring{})
-	h.parts[0].keys, h.rev = []string{"a/5"}, 7
+	h.rev = 7
+	h.parts()[0].Rekey("a/5", "")
 	return h
 }
 

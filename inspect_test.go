@@ -93,7 +93,7 @@ func TestInspectQueue(t *testing.T) {
 	require.Equal(t, "a \"quoted\" owner", q.Entries[1].Owner)
 	require.Equal(t, settle.DefaultOwner(), q.Entries[2].Owner)
 	require.Equal(t, h.Key(), q.Entries[0].Key)
-	require.Equal(t, h.parts[0].keys[1], q.Entries[0].SharedKey)
+	require.Equal(t, h.parts()[0].Keys()[1], q.Entries[0].SharedKey)
 	require.False(t, q.Entries[0].Read)
 	for i, tk := range []*Ticket{r1, r2, m} {
 		require.Equal(t, tk.h.Key(), q.Entries[i+1].Key)

@@ -1050,7 +1050,7 @@ func (p *holdPlay) finish(t *testing.T) {
 		tickets := slices.Clone(p.tickets)
 		p.mu.Unlock()
 		for _, tk := range tickets {
-			if !isClosed(tk.Done()) && entitled(tk.h.parts[0].mode.kind(), tk.h.rev, there) {
+			if !isClosed(tk.Done()) && entitled(tk.h.parts()[0].mode.kind(), tk.h.rev, there) {
 				t.Errorf("%s is next in %v, and not in", tk.h.Key(), there)
 			}
 		}

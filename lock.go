@@ -13,6 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/loan"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has several names.
@@ -94,12 +95,14 @@ func (l *lock) acquisition(ctx context.Context, s *Session, m mode) *Held {
 
 // newAcquisition makes an acquisition of these names.
 func newAcquisition(s *Session, multi bool, names []Part, with acquiring) *Held {
-	h := &Held{acquisition{s: s, multi: multi, acquiring: &with}}
-	if h.parts = h.one[:]; len(names) > 1 {
-		h.parts = make([]part, len(names))
+	h := &Held{acquisition{s: s, acquiring: &with}}
+	if multi {
+		many := make([]part, len(names))
+		h.many = &many
 	}
 	for i, n := range names {
-		h.parts[i] = part{of: &h.acquisition, name: n.name, mode: n.mode}
+		p := &h.parts()[i]
+		p.Owner, p.name, p.mode = &h.acquisition, n.name, n.mode
 	}
 	return h
 }
@@ -139,8 +142,8 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	s := h.s
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
-	a, err := s.keys.Adopt(bound, h.parts[0].name, maxParts, func(name string, rev int64) (own bool) {
-		return slices.ContainsFunc(s.parts(), func(p *part) bool { return p.name == name && p.of.rev == rev })
+	a, err := s.keys.Adopt(bound, h.parts()[0].name, maxParts, func(name string, rev int64) (own bool) {
+		return slices.ContainsFunc(s.parts(), func(p *waitlist.Part) bool { return p.List().Name() == name && acquisitionOf(p).rev == rev })
 	})
 	switch {
 	case err != nil:
@@ -162,9 +165,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, h.trace() != nil && h.trace().elector)})
 	var seen []*pb.ResponseOp // of an entry that has the lock, one for each part: nothing is before it
 	for i, p := range a.Parts {
-		if h.parts[i].keys = []string{p.Key}; p.SharedKey != "" {
-			h.parts[i].keys = append(h.parts[i].keys, p.SharedKey)
-		}
+		h.parts()[i].Rekey(p.Key, p.SharedKey)
 		if a.Holds {
 			seen = append(seen, nil)
 		}

@@ -81,7 +81,7 @@ func (a *acquisition) checkSessionLocked() {
 func (a *acquisition) markLost(key string, at int64) error {
 	a.mu.Lock()
 	defer a.unlockAndNotify()
-	if len(a.parts) > 1 || key == a.parts[0].keys[0] {
+	if len(a.parts()) > 1 || key == a.parts()[0].Key() {
 		a.markLostLocked(at)
 	}
 	return a.causeLocked()
@@ -95,7 +95,7 @@ func (a *acquisition) markLostLocked(at int64) {
 		return // after the end of the session nothing is removed: after Orphan it may be the successor's
 	}
 	for p := range a.all() {
-		p.own.Lost()
+		p.Lost()
 	}
 	a.askingLease = a.s.lease.Go(func(context.Context) {
 		a.s.lease.Confirm(a.s.lease.Ctx)
@@ -127,7 +127,7 @@ func (a *acquisition) exists(ctx, life context.Context, at int64, keys ...string
 // watchLocked has the hold looked after, each part of a Multi by itself. The caller holds a.mu.
 func (a *acquisition) watchLocked() {
 	for p := range a.all() {
-		if !a.s.holdWatches.Watch(p.keys[0], p) {
+		if !a.s.holdWatches.Watch(p.Key(), &p.Part) {
 			a.endHoldLocked(lost)
 			return
 		}
@@ -137,7 +137,7 @@ func (a *acquisition) watchLocked() {
 // unwatchLocked is for a hold that has ended, or gets another key. The caller holds a.mu.
 func (a *acquisition) unwatchLocked() {
 	for p := range a.all() {
-		a.s.holdWatches.Unwatch(p.keys[0])
+		a.s.holdWatches.Unwatch(p.Key())
 	}
 }
 
@@ -150,11 +150,11 @@ func (a *acquisition) startContentionLocked() {
 	}
 	c := a.holdCtx
 	for p := range a.all() {
-		p.own.WhenContended(c.contend)
+		p.WhenContended(c.contend)
 		a.s.lease.Go(func(context.Context) {
 			ctx, stop := etcd.Bind(c.ctx, c.contended)
 			defer stop()
-			if a.s.holdWatches.AwaitWaiter(ctx, p.name, a.rev, p.excludes) {
+			if a.s.holdWatches.AwaitWaiter(ctx, p.name, a.rev, func(kind keyspace.Kind) bool { return a.excludes(p, kind) }) {
 				c.contend()
 			}
 		})
@@ -163,16 +163,16 @@ func (a *acquisition) startContentionLocked() {
 
 // excludes reports whether the part excludes others of that kind: a writer excludes all, and a
 // reader writers. Downgrade makes a writer a reader.
-func (p *part) excludes(kind keyspace.Kind) bool {
-	p.of.mu.Lock()
-	defer p.of.mu.Unlock()
+func (a *acquisition) excludes(p *part, kind keyspace.Kind) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	return kind != keyspace.Foreign && queue.Blocks(p.mode.kind(), kind)
 }
 
 // markAllLost ends the holds whose entries were not in etcd at revision at.
-func markAllLost(entries []*waitlist.Part, at int64) {
-	for _, e := range entries {
-		a := e.Owner.(*part).of
+func markAllLost(parts []*waitlist.Part, at int64) {
+	for _, p := range parts {
+		a := acquisitionOf(p)
 		a.mu.Lock()
 		a.markLostLocked(at)
 		a.unlockAndNotify()
@@ -193,12 +193,13 @@ func (a *acquisition) announce() {
 func (s *Session) sessionEnded(reason string, unrenewed error) {
 	var holds []*acquisition
 	for _, p := range s.parts() {
-		p.of.mu.Lock()
+		a := acquisitionOf(p)
+		a.mu.Lock()
 		// Somebody may have noticed the end of the session before, or that the key is not there.
-		if a := p.of; p == &a.parts[0] && (a.state == held || a.lostWithSession || a.askingLease) {
+		if p == &a.parts()[0].Part && (a.state == held || a.lostWithSession || a.askingLease) {
 			holds = append(holds, a)
 		}
-		p.of.mu.Unlock()
+		a.mu.Unlock()
 	}
 	slices.SortFunc(holds, func(a, b *acquisition) int { return cmp.Compare(a.rev, b.rev) })
 	s.notifyEnded(reason, unrenewed, holds)

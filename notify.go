@@ -26,7 +26,7 @@ func (a *acquisition) info() Acquisition {
 	t := a.trace()
 	i := Acquisition{Session: a.s, Name: a.label(), Read: t.read, Elector: t.elector, Token: a.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
 	if a.rev != 0 {
-		i.Key = a.parts[0].keys[0]
+		i.Key = a.parts()[0].Key()
 	}
 	return i
 }
@@ -85,7 +85,7 @@ func (a *acquisition) notifyOver(at time.Time, err error) {
 		if cause == ErrLost.Error() { // of a session that lives
 			cause = "its entry was removed"
 		}
-		a.s.log.Warn("lock lost", "lock", a.label(), "key", a.parts[0].keys[0], "token", a.rev, "cause", cause)
+		a.s.log.Warn("lock lost", "lock", a.label(), "key", a.parts()[0].Key(), "token", a.rev, "cause", cause)
 	}
 	t := a.trace()
 	switch {
@@ -133,7 +133,7 @@ func listHolds(holds []*acquisition) string {
 	const most = 5
 	var texts []string
 	for _, a := range holds[:min(len(holds), most)] {
-		texts = append(texts, fmt.Sprintf("%s (token %d)", a.parts[0].name, a.rev))
+		texts = append(texts, fmt.Sprintf("%s (token %d)", a.parts()[0].name, a.rev))
 	}
 	if len(holds) > most {
 		texts = append(texts, fmt.Sprintf("%d more", len(holds)-most))

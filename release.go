@@ -24,7 +24,7 @@ const maxLooked = 32
 // now: send the request at once, and do not wait for a request of this name that is under way, since another session may
 // have the lock then.
 func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leaving {
-	return a.s.removals.Add(a.parts[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Owner: (*leaver)(a)})
+	return a.s.removals.Add(a.parts()[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Owner: (*leaver)(a)})
 }
 
 // A leaver is an acquisition that is told what becomes of its removal.
@@ -32,7 +32,7 @@ type leaver acquisition
 
 func (l *leaver) Refused() {
 	for p := range (*acquisition)(l).all() {
-		p.own.Stuck()
+		p.Stuck()
 	}
 }
 
@@ -44,9 +44,9 @@ func (l *leaver) Removed(r removal.Result) {
 	var gone []*waitlist.Part
 	i := 0
 	for p := range a.all() {
-		gone = append(gone, p.own.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
+		gone = append(gone, p.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
 		a.s.forgetList(p.name)
-		i += len(p.keys)
+		i += len(p.Keys())
 	}
 	a.mu.Unlock()
 	markAllLost(gone, r.At)
@@ -58,7 +58,7 @@ func (h *Held) awaitRemoval(ctx context.Context, l *removal.Leaving) error {
 	r, err := h.s.removals.Remove(ctx, l)
 	err = h.s.lease.Translate(err)
 	switch cause := h.s.Err(); {
-	case err == nil && !r.Found(len(h.parts) > 1):
+	case err == nil && !r.Found(len(h.parts()) > 1):
 		return ErrLost
 	case err != nil && cause != nil && ctx.Err() == nil:
 		return lossOf(cause)
@@ -116,9 +116,9 @@ func (a *acquisition) fencedLocked() bool {
 // A Multi that did not get all of its locks hands none of them over. Those that it had may have been lost, with its
 // lease for example, and that may be why it is given up.
 func (a *acquisition) leaveLocked() (next []queue.Entry) {
-	fence := a.state == released && a.fencedLocked() || a.state == abandoned && len(a.parts) > 1
+	fence := a.state == released && a.fencedLocked() || a.state == abandoned && len(a.parts()) > 1
 	for p := range a.all() {
-		next = append(next, p.own.Leave(fence)...)
+		next = append(next, p.Leave(fence)...)
 		if a.rev == 0 {
 			a.s.forgetList(p.name)
 		}
@@ -185,7 +185,7 @@ func (h *Held) giveUp() (*removal.Leaving, error) {
 	h.endHoldLocked(released)
 	next := h.leaveLocked()
 	// If another entry of the session has the lock alone now, everybody else waits for that entry.
-	now := len(h.parts) > 1 || !h.parts[0].own.Covered()
+	now := len(h.parts()) > 1 || !h.parts()[0].Covered()
 	h.unlockAndNotify()
 	l := h.offerRemoval(next, now)
 	if len(next) > 0 {

@@ -87,15 +87,15 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
 	h.checkSessionLocked()
-	p := &h.parts[0]
+	p := &h.parts()[0]
 	switch {
 	case h.state != held:
 		return nil, h.causeLocked()
-	case h.multi:
+	case h.many != nil:
 		return nil, errors.New("a Multi keeps what it has: release it, and take another one")
 	case p.mode == mutexMode:
 		return nil, errors.New("a Mutex has no read holds: use an RWMutex")
-	case p.mode == readMode && (h.downgraded || len(p.keys) == 1):
+	case p.mode == readMode && (h.downgraded || len(p.Keys()) == 1):
 		return nil, nil
 	case p.mode == readMode:
 		return h.holdCtx.downgrade, nil
@@ -104,8 +104,8 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 	}
 	// From here on the hold is known by the shared entry: that is there from the start, and stays in any case.
 	h.unwatchLocked()
-	p.keys, p.mode, h.fenced = []string{p.keys[1], p.keys[0]}, readMode, true
-	p.own.Downgrading()
+	p.mode, h.fenced = readMode, true
+	p.Downgrading()
 	c, d := h.holdContextLocked(), removal.NewOutcome()
 	if c.downgrade = d; c.watched {
 		h.watchLocked()
@@ -122,11 +122,11 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 func (h *Held) runDowngrade(d *removal.Outcome) {
 	life, stop := h.untilOver()
 	defer stop()
-	p := &h.parts[0]
+	p := &h.parts()[0]
 	h.mu.Lock()
-	key, exclusive := p.keys[0], p.keys[1]
+	key, exclusive := p.Key(), p.Keys()[1]
 	h.mu.Unlock()
-	r, there, err := h.s.removals.RemoveBeside(life, h.parts[0].name, key, exclusive, h.rev, p.own.Behind(), d.Refused)
+	r, there, err := h.s.removals.RemoveBeside(life, p.name, key, exclusive, h.rev, p.Behind(), d.Refused)
 	var gone []*waitlist.Part
 	switch {
 	case err != nil:
@@ -136,7 +136,7 @@ func (h *Held) runDowngrade(d *removal.Outcome) {
 	default:
 		h.mu.Lock()
 		h.downgraded = true
-		gone = p.own.Downgraded(r.At, r.Sought, r.There)
+		gone = p.Downgraded(r.At, r.Sought, r.There)
 		h.mu.Unlock()
 	}
 	markAllLost(gone, r.At)

@@ -48,12 +48,12 @@ type Session struct {
 	slashes  bool           // see WithTrailingSlash
 
 	mu    sync.Mutex
-	lists map[string]*waitlist.List // by name: see register
+	lists map[string]*waitlist.List // by name: see enlist
 	waits wait.Waits
 	ahead ahead.Waits // what a Lock says that ends with its ctx
 
 	probes      *etcd.Prober
-	holdWatches *holdwatch.Watches[*part]
+	holdWatches *holdwatch.Watches[*waitlist.Part]
 }
 
 // NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has answered or ctx ends; ctx
@@ -104,7 +104,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.waits = wait.Waits{
 		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, GuardAfter: 100 * time.Millisecond,
 		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError, Forget: s.forgetList,
-		Removed: func(own *waitlist.Part) bool { return own.Owner.(*part).of.anyRemoved() },
+		Removed: func(own *waitlist.Part) bool { return acquisitionOf(own).anyRemoved() },
 	}
 	s.ahead.KV, s.ahead.Go, s.ahead.Log = client, s.lease.Go, c.log
 	s.holdWatches = watchesOf(s)
@@ -173,11 +173,9 @@ func (s *Session) allLists() []*waitlist.List {
 }
 
 // parts are those that the waitlists of the session have in their queues.
-func (s *Session) parts() (all []*part) {
+func (s *Session) parts() (all []*waitlist.Part) {
 	for _, l := range s.allLists() {
-		for _, owner := range l.Owners() {
-			all = append(all, owner.(*part))
-		}
+		all = append(all, l.Parts()...)
 	}
 	return all
 }

@@ -120,11 +120,11 @@ func (a *acquisition) awaitLeft(ctx context.Context) error {
 	ctx, cancel := etcd.Bind(ctx, a.s.lease.Ctx)
 	defer cancel()
 	for p := range a.all() {
-		for p.own.BehindLeft() {
+		for p.BehindLeft() {
 			select {
 			case <-ctx.Done():
 				return a.s.lease.WaitError(ctx)
-			case <-p.own.Wake():
+			case <-p.Wake():
 			}
 		}
 	}

@@ -33,12 +33,12 @@ func (h *Held) wait(ctx context.Context) error {
 	}
 	for ; p != nil; p = h.firstUngranted() {
 		h.s.ahead.Enter(ctx, p.name, h.rev)
-		err := p.waitError(ctx, h.s.waits.Wait(ctx, p.own))
+		err := h.waitError(ctx, p, h.s.waits.Wait(ctx, &p.Part))
 		h.s.ahead.Leave(p.name)
 		if err != nil {
 			return err
 		}
-		h.s.waits.Survey(ctx, ofEach(&h.acquisition, func(p *part) *waitlist.Part { return p.own })...)
+		h.s.waits.Survey(ctx, ofEach(&h.acquisition, func(p *part) *waitlist.Part { return &p.Part })...)
 	}
 	if err := h.readAllParts(ctx); err != nil {
 		return err
@@ -49,17 +49,17 @@ func (h *Held) wait(ctx context.Context) error {
 // firstUngranted is the first part that does not have its lock, nil if all have theirs.
 func (a *acquisition) firstUngranted() *part {
 	for p := range a.all() {
-		if !p.own.Granted() {
+		if !p.Granted() {
 			return p
 		}
 	}
 	return nil
 }
 
-// waitError is the error of a wait that has ended with err, in the words of callers. If the entry was removed, the error
+// waitError is the error of the wait of a part that has ended with err, in the words of callers. If the entry was removed, the error
 // says whether the lease took the entry. If the wait was given up, the error says which holder has the lock.
-func (p *part) waitError(ctx context.Context, err error) error {
-	s := p.of.s
+func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
+	s := a.s
 	switch {
 	case errors.Is(err, wait.ErrRemoved):
 		bound, unbind := etcd.Bind(ctx, s.lease.Ctx)
@@ -70,7 +70,7 @@ func (p *part) waitError(ctx context.Context, err error) error {
 		}
 		return cmp.Or(s.Err(), ErrLost)
 	case err != nil && errors.Is(err, ctx.Err()) && s.Err() == nil:
-		if ahead, ok := s.ahead.Ahead(p.name, p.mode.kind(), p.of.rev); ok {
+		if ahead, ok := s.ahead.Ahead(p.name, p.mode.kind(), a.rev); ok {
 			return &WaitError{ahead.Count, ahead.Holder, ahead.Token, ahead.Text, err}
 		}
 		return err
@@ -81,11 +81,11 @@ func (p *part) waitError(ctx context.Context, err error) error {
 // readAllParts reads whether all parts are there, after a wait: other sessions may have removed a part while the next one
 // waited. Without this read there may be no revision at which the acquisition had them all.
 func (a *acquisition) readAllParts(ctx context.Context) error {
-	if len(a.parts) == 1 {
+	if len(a.parts()) == 1 {
 		return nil
 	}
 	_, err := a.exists(ctx, a.s.lease.Ctx, 0, a.allKeys()...)
-	return a.parts[0].waitError(ctx, err)
+	return a.waitError(ctx, &a.parts()[0], err)
 }
 
 // grant makes the acquisition held, unless its caller does not want it anymore, or it can't be vouched for.
@@ -109,7 +109,7 @@ func (a *acquisition) grant(ctx context.Context) error {
 	}
 	a.mu.Unlock()
 	if lost {
-		return a.parts[0].waitError(ctx, wait.ErrRemoved)
+		return a.waitError(ctx, &a.parts()[0], wait.ErrRemoved)
 	}
 	return nil
 }

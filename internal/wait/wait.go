@@ -93,8 +93,8 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Part) error {
 type agent struct {
 	*Waits
 	l      *waitlist.List
-	retry  etcd.Backoff            // after an error that passes
-	outage outage.Outage           // for the log
+	retry  etcd.Backoff           // after an error that passes
+	outage outage.Outage          // for the log
 	asked  map[*waitlist.Part]int // how often it has asked for an entry without a pause
 }
 

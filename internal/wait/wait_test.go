@@ -87,9 +87,16 @@ func play(t *testing.T, do func(*scene)) {
 	})
 }
 
+func register(l *waitlist.List, kind keyspace.Kind, key string) *waitlist.Part {
+	p := &waitlist.Part{}
+	p.Rekey(key, "")
+	l.Register(p, kind)
+	return p
+}
+
 // enqueue puts an entry into the queue. Its txn shows what is before.
 func (s *scene) enqueue(key string) *waitlist.Part {
-	e := s.l.Register(nil, keyspace.KindOf("a", key), key)
+	e := register(s.l, keyspace.KindOf("a", key), key)
 	before := queue.Entries(s.f.Keys("a/"))
 	rev := s.f.Write(key)
 	e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Shared: true, Keys: before, Size: int64(len(before))})
@@ -239,7 +246,7 @@ func TestWait_Ends(t *testing.T) {
 		"client closed": {func(s *scene, _ *waitlist.Part, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
 		"entry removed": {func(s *scene, _ *waitlist.Part, _ func()) { s.f.Remove("a/5") }, ErrRemoved},
 		"another is gone": {func(s *scene, e *waitlist.Part, _ func()) {
-			part := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
+			part := register(s.l, keyspace.Exclusive, "a/5-1")
 			part.WakeWith(e)
 			rev := s.f.Write("a/5-1")
 			part.Enqueued(rev, nil)
@@ -319,7 +326,7 @@ func TestWait_ManyReaders(t *testing.T) {
 		var readers []*waitlist.Part
 		for i := range 60 {
 			key := fmt.Sprintf("a/r5-%x", i+1)
-			e, rev := s.l.Register(nil, keyspace.Shared, key), s.f.Write(key)
+			e, rev := register(s.l, keyspace.Shared, key), s.f.Write(key)
 			e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Keys: []queue.Entry{writer}})
 			readers = append(readers, e)
 		}
@@ -453,7 +460,7 @@ func TestWait_NeverWithoutAPause(t *testing.T) {
 			s.mu.Unlock()
 			return step(ctx, what)
 		}
-		e := s.l.Register(nil, keyspace.Exclusive, "a/5-1")
+		e := register(s.l, keyspace.Exclusive, "a/5-1")
 		e.Enqueued(s.f.Write("a/5-1"), nil)
 		s.leaves(first, "a/5")
 		ended = s.wait(e)
@@ -492,7 +499,7 @@ func TestWait_Guard(t *testing.T) {
 		_ = s.wait(s.enqueue("a/5-1"))
 		<-time.After(s.GuardAfter / 2)
 		s.f.Remove("a/5")
-		s.l.Register(nil, keyspace.Exclusive, "a/5-2") // which wakes the waiter: it does not begin anew
+		register(s.l, keyspace.Exclusive, "a/5-2") // which wakes the waiter: it does not begin anew
 		<-time.After(s.GuardAfter / 2)
 		synctest.Wait()
 		require.Equal(s, []string{"Watch", "pinned Range"}, s.asked())
@@ -566,7 +573,7 @@ func TestWait_Survey(t *testing.T) {
 		s.f.Write("a/1")
 		at := s.f.Write("b/1")
 		part := func(l *waitlist.List, key, before string) *waitlist.Part {
-			e := l.Register(nil, keyspace.Exclusive, key)
+			e := register(l, keyspace.Exclusive, key)
 			e.WakeWith(e)
 			rev := s.f.Write(key)
 			e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Shared: true, Keys: []queue.Entry{{Key: before, Rev: at}}, Size: 1})
@@ -596,7 +603,7 @@ func TestWait_ClosingIsNoSign(t *testing.T) {
 		ctx, cancel := context.WithCancel(s.Context())
 		_ = s.wait(s.enqueue("a/5"))
 		b := s.NewList("b")
-		e := b.Register(nil, keyspace.Exclusive, "b/5")
+		e := register(b, keyspace.Exclusive, "b/5")
 		e.Enqueued(s.f.Write("b/5"), nil)
 		go func() { _ = s.Wait(ctx, e) }()
 		synctest.Wait()

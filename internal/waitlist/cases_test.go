@@ -62,8 +62,22 @@ func (s *scene) tell(w *Watch, keys ...string) (lost []*Part) {
 	return lost
 }
 
+func twoOf(keys []string) (key, shared string) {
+	if len(keys) > 1 {
+		shared = keys[1]
+	}
+	return keys[0], shared
+}
+
+func register(l *List, kind keyspace.Kind, keys ...string) *Part {
+	p := &Part{}
+	p.Rekey(twoOf(keys))
+	l.Register(p, kind)
+	return p
+}
+
 func (s *scene) register(keys ...string) *Part {
-	p := s.l.Register(nil, keyspace.KindOf("a", keys[0]), keys...)
+	p := register(s.l, keyspace.KindOf("a", keys[0]), keys...)
 	p.Wake()
 	return p
 }
@@ -96,7 +110,7 @@ func (s *scene) enqueue(keys ...string) *Part {
 
 func (s *scene) enqueued(p *Part) {
 	seen := s.shown(p.kind)
-	seen.At = s.put(p.keys...)
+	seen.At = s.put(p.Keys()...)
 	seen.UpTo = seen.At
 	p.Enqueued(seen.At, seen)
 }
@@ -180,7 +194,7 @@ func (s *scene) leave(p *Part) {
 }
 
 func (s *scene) removed(p *Part, next []queue.Entry, found bool) {
-	at := s.remove(p.keys...)
+	at := s.remove(p.Keys()...)
 	there := slices.DeleteFunc(slices.Clone(next), func(q queue.Entry) bool { return !slices.Contains(s.keys, q) })
 	p.Removed(at, found, next, there)
 }
@@ -202,7 +216,7 @@ func (s *scene) gone(p *Part) {
 func TestEntitled_I1(t *testing.T) {
 	const rev = 10
 	own := func(l *List, key string, state state) *Part {
-		p := &Part{l: l, keys: []string{key}, kind: keyspace.KindOf("a", key), rev: 5, state: state}
+		p := &Part{l: l, keys: [2]string{key}, kind: keyspace.KindOf("a", key), rev: 5, state: state}
 		l.parts = append([]*Part{p}, l.parts...)
 		return p
 	}
@@ -252,7 +266,7 @@ func TestEntitled_I1(t *testing.T) {
 		for _, kind := range []keyspace.Kind{keyspace.Exclusive, keyspace.Shared} {
 			l := newList()
 			l.knowledge = &knowledge{}
-			p := &Part{l: l, keys: []string{"a/5-1"}, kind: kind, rev: rev, seen: 20, state: waiting}
+			p := &Part{l: l, keys: [2]string{"a/5-1"}, kind: kind, rev: rev, seen: 20, state: waiting}
 			l.parts, l.at = []*Part{p}, 20
 			l.views = [2]view{{listed: 15, upTo: rev}, {listed: 15, upTo: rev}}
 			c.change(l, p)
@@ -556,7 +570,7 @@ func TestKeyOfAPendingEntry(t *testing.T) {
 			h := s.enqueue("a/5")
 			pending := s.register("a/5-1", "a/r5")
 			seen := s.shown(keyspace.Exclusive)
-			rev := s.put(pending.keys...)
+			rev := s.put(pending.Keys()...)
 			seen.At, seen.UpTo = rev, rev
 			p := s.enqueue("a/5-2")
 			require.Empty(t, s.ask())
@@ -1226,7 +1240,7 @@ func TestPart_ManyBeforeTheyBegin(t *testing.T) {
 	s.l.tick()
 	for _, part := range parts {
 		s.granted(part, true)
-		s.remove(part.keys...)
+		s.remove(part.Keys()...)
 		require.LessOrEqual(t, len(s.ask()), 2)
 		part.Leave(false)
 	}

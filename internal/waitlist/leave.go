@@ -72,7 +72,7 @@ func (p *Part) Removed(at int64, found bool, next, there []queue.Entry) (lost []
 	if !found || p.state != left {
 		l.goneByLocked(at)
 	}
-	for _, key := range p.keys { // an entry may have the key anew since
+	for _, key := range p.Keys() { // an entry may have the key anew since
 		l.dropLocked(key, p.rev+1)
 		l.hearLocked(hearsay{key, p.rev + 1, at, true})
 	}
@@ -84,7 +84,7 @@ func (p *Part) Removed(at int64, found bool, next, there []queue.Entry) (lost []
 func (p *Part) Downgrading() {
 	p.l.lock()
 	defer p.l.unlock()
-	p.keys = []string{p.keys[1], p.keys[0]}
+	p.keys[0], p.keys[1] = p.keys[1], p.keys[0]
 }
 
 // Behind are the entries that the request which removes the exclusive key is to look for.

@@ -19,8 +19,8 @@ type List struct {
 	name string
 	*Config
 
-	mu      sync.Mutex // locked by lock and released by unlock, where more than a look is needed
-	parts []*Part   // those in the queue, in its order
+	mu    sync.Mutex // locked by lock and released by unlock, where more than a look is needed
+	parts []*Part    // those in the queue, in its order
 	*knowledge
 }
 
@@ -54,13 +54,14 @@ type Config struct {
 	knowledge sync.Pool // of lists that have none any more
 }
 
-// An Part is one part of an acquisition of the session, in the queue of its name. A session may hold many locks: an Part is small.
+// A Part is one part of an acquisition of the session, with its entry in the queue of a name. A session may hold many
+// locks: a Part is small, and lies in its acquisition's memory. It must not be copied.
 type Part struct {
-	// Owner is whom the entry belongs to. The list does not use it.
+	// Owner is the acquisition, set before Register. The list does not use it.
 	Owner any
 
 	l     *List
-	keys  []string // the first one stands for the entry
+	keys  [2]string // the entry's; the first one stands for it, the second one is "" of most
 	kind  keyspace.Kind
 	state state
 	idle  bool          // nobody waits for it yet: see WakeWith
@@ -116,27 +117,44 @@ func (l *List) unlock() {
 	}
 }
 
-// Register adds an entry that is about to be written under these keys. The first one is what it
-// is known by; a write lock has a shared one besides.
-func (l *List) Register(owner any, kind keyspace.Kind, keys ...string) *Part {
-	if slices.ContainsFunc(keys, func(key string) bool { return keyspace.KindOf(l.name, key) == keyspace.Exclusive }) {
+// Register adds a part whose entry is about to be written under the keys that Rekey has given it.
+func (l *List) Register(p *Part, kind keyspace.Kind) {
+	if slices.ContainsFunc(p.Keys(), func(key string) bool { return keyspace.KindOf(l.name, key) == keyspace.Exclusive }) {
 		kind = keyspace.Exclusive // also while it is downgraded, until that key is removed
 	}
-	p := &Part{Owner: owner, l: l, kind: kind}
-	p.Rekey(keys...)
-	return p
+	p.l, p.kind = l, kind
+	l.lock()
+	defer l.unlock()
+	l.fliesLocked(p)
+	l.grantLocked() // keys that were taken for the part's are others'
+}
+
+// Key is what the entry is known by, and Keys are all of the entry's. They must not be read beside Rekey and Downgrading.
+func (p *Part) Key() string { return p.keys[0] }
+
+// Keys are all keys of the entry: see Key.
+func (p *Part) Keys() []string {
+	if p.keys[1] == "" {
+		return p.keys[:1]
+	}
+	return p.keys[:]
 }
 
 // List is the entry's.
 func (p *Part) List() *List { return p.l }
 
-// Rekey gives the entry other keys, since those that it had are in use by others.
-func (p *Part) Rekey(keys ...string) {
+// Rekey gives the entry its keys: before Register, and other ones if those that it had are in use by others. The entry is
+// known by the first one. A write lock has a shared one besides; it is "" of others.
+func (p *Part) Rekey(key, shared string) {
 	l := p.l
+	if l == nil {
+		p.keys = [2]string{key, shared}
+		return
+	}
 	l.lock()
 	defer l.unlock()
 	l.landedLocked(flight{of: p})
-	p.keys = keys
+	p.keys = [2]string{key, shared}
 	l.fliesLocked(p)
 	l.grantLocked() // keys that were taken for the entry's are others'
 }
@@ -164,7 +182,7 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 		lost = l.absentLocked(lost, p, rev)
 	}
 	if seen != nil {
-		for _, key := range p.keys {
+		for _, key := range p.Keys() {
 			seen.Keys = append(seen.Keys, queue.Entry{Key: key, Rev: rev})
 		}
 		lost = append(lost, l.applyLocked(seen, false)...)
@@ -180,11 +198,11 @@ func (p *Part) seenAtLocked(at int64) { p.seen = max(p.seen, at) }
 // keysLocked is how many keys the list has in the queue, and is about to have.
 func (l *List) keysLocked() (n int64) {
 	for _, p := range l.parts {
-		n += int64(len(p.keys))
+		n += int64(len(p.Keys()))
 	}
 	for _, f := range l.flights {
 		if f.of != nil && f.of.rev == 0 {
-			n += int64(len(f.of.keys))
+			n += int64(len(f.of.Keys()))
 		}
 	}
 	return n
@@ -198,7 +216,7 @@ func (l *List) findLocked(rev int64) (i int, known bool) {
 // ownLocked is the entry of the list that q is a key of, nil if q is another session's, or its entry's revision is not
 // known yet.
 func (l *List) ownLocked(q queue.Entry) *Part {
-	if i, ok := l.findLocked(q.Rev); ok && slices.Contains(l.parts[i].keys, q.Key) {
+	if i, ok := l.findLocked(q.Rev); ok && slices.Contains(l.parts[i].Keys(), q.Key) {
 		return l.parts[i]
 	}
 	return nil
@@ -210,7 +228,7 @@ func (p *Part) BehindMore(n int) bool {
 	l.lock()
 	defer l.unlock()
 	for _, o := range l.parts {
-		for _, key := range o.keys {
+		for _, key := range o.Keys() {
 			if !o.over() && queue.Blocks(keyspace.KindOf(l.name, key), p.kind) {
 				n--
 			}
@@ -260,12 +278,9 @@ func (l *List) Empty() bool {
 	return len(l.parts) == 0 && (l.knowledge == nil || !l.expires && l.keysLocked() == 0)
 }
 
-// Owners are those of the entries in the queue.
-func (l *List) Owners() (owners []any) {
+// Parts are those whose entries are in the queue.
+func (l *List) Parts() []*Part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, p := range l.parts {
-		owners = append(owners, p.Owner)
-	}
-	return owners
+	return slices.Clone(l.parts)
 }

@@ -42,7 +42,7 @@ func (l *List) fliesLocked(of *Part) (since int64) {
 
 // sentLocked reports whether a key is that of an entry whose txn is on its way.
 func (l *List) sentLocked(key string) bool {
-	return slices.ContainsFunc(l.flights, func(f flight) bool { return f.of != nil && slices.Contains(f.of.keys, key) })
+	return slices.ContainsFunc(l.flights, func(f flight) bool { return f.of != nil && slices.Contains(f.of.Keys(), key) })
 }
 
 // landedLocked says that a request is over.

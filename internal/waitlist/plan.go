@@ -161,7 +161,7 @@ func (l *List) readLocked(p *Part, deep bool) Step {
 		s.At = 0
 	}
 	far := x.low > 0 && x.more || x.low == 0 && l.beyondLocked(p)
-	if !far && (l.manyLocked() || l.keysLocked() > int64(len(p.keys))) {
+	if !far && (l.manyLocked() || l.keysLocked() > int64(len(p.Keys()))) {
 		s.From, s.To = keyspace.All(l.name)
 		s.Upward, s.shared, s.Limit = true, true, l.UpLimit
 		return s

@@ -210,7 +210,8 @@ func (w *world) begin() {
 		write = true
 	}
 	w.takeKeys(a, write)
-	a.p = w.l.Register(a, a.kind, a.keys...)
+	a.p = register(w.l, a.kind, a.keys...)
+	a.p.Owner = a
 	if w.choose(4) == 0 {
 		a.part = true
 		a.p.WakeWith(a.p)
@@ -226,7 +227,7 @@ func (w *world) enqueue(a *actor, write bool) {
 			w.logf("%s finds its key taken", a.name)
 			a.next = func() {
 				w.takeKeys(a, write)
-				a.p.Rekey(a.keys...)
+				a.p.Rekey(twoOf(a.keys))
 				w.logf("%s takes %v", a.name, a.keys)
 				a.next = func() { w.enqueue(a, write) }
 			}
