@@ -251,11 +251,8 @@ func (p *Part) BehindLeft() bool {
 	return true
 }
 
-// Stuck says that etcd refuses to remove the entry, which has left. Nil is an entry that is in no list.
+// Stuck says that etcd refuses to remove the entry, which has left.
 func (p *Part) Stuck() {
-	if p == nil {
-		return
-	}
 	p.l.lock()
 	defer p.l.unlock()
 	p.stuck = true
