@@ -144,7 +144,7 @@ func (p *Part) Keys() []string {
 func (p *Part) List() *List { return p.l }
 
 // Rekey gives the entry its keys: before Register, and other ones if those that it had are in use by others. The entry is
-// known by the first one. A write lock has a shared one besides; it is "" of others.
+// known by the first one. A write lock has a shared one besides; other locks have "" there.
 func (p *Part) Rekey(key, shared string) {
 	l := p.l
 	if l == nil {
