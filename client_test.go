@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,12 +22,50 @@ func newTestClient(t testing.TB, c *clientv3.Client, opts ...Option) *Client {
 	return locks
 }
 
+// allCalls holds back all calls of a method until goOn is called, and counts those that etcd carries out and answers in time:
+// a call that has no answer within a second is made again.
+type allCalls struct {
+	caught   chan struct{} // closed at the first one
+	open     chan struct{}
+	answered atomic.Int64
+	stop     func()
+}
+
+func holdAll(tap *etcdtest.Tap, method string) *allCalls {
+	a := &allCalls{caught: make(chan struct{}), open: make(chan struct{})}
+	catch := sync.OnceFunc(func() { close(a.caught) })
+	a.stop = tap.Every(method, func(ctx context.Context, c *etcdtest.Call) error {
+		catch()
+		select {
+		case <-a.open:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		err := c.Send(ctx)
+		if err == nil {
+			a.answered.Add(1)
+		}
+		return err
+	})
+	return a
+}
+
+func (a *allCalls) goOn() { close(a.open) }
+
+// countAll holds back none of them.
+func countAll(tap *etcdtest.Tap, method string) *allCalls {
+	a := holdAll(tap, method)
+	a.goOn()
+	return a
+}
+
 // The lease of a hundred acquisitions is revoked; half of them are held and half are waiting.
 // The holds are lost, and their holders are told. The waiters go on in the next session, behind
 // waiters that arrived meanwhile. Afterwards all mutexes can be locked.
 func TestClient_LeaseRevoked(t *testing.T) {
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
+	grants := countAll(tap, "LeaseGrant")
 	locks := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
 	first, second := newTestSession(t, c), newTestSession(t, c)
 	const half = 50
@@ -55,7 +95,7 @@ func TestClient_LeaseRevoked(t *testing.T) {
 		meanwhile[i], err = NewMutex(second, fmt.Sprint(taken, "/", i)).Enqueue(testCtx(t))
 		require.NoError(t, err)
 	}
-	require.Equal(t, 1, tap.Calls("LeaseGrant"))
+	require.EqualValues(t, 1, grants.answered.Load())
 
 	old := held[0].s
 	_, err := c.Revoke(testCtx(t), old.Lease())
@@ -68,7 +108,7 @@ func TestClient_LeaseRevoked(t *testing.T) {
 	}
 	require.Eventually(t, func() bool { return len(entries(t, c, taken)) == 3*half }, hang, tick, "the waiters must go on")
 	require.Empty(t, entries(t, c, free), "lost holds must not be acquired again")
-	require.Equal(t, 2, tap.Calls("LeaseGrant"), "all must share one session")
+	require.EqualValues(t, 2, grants.answered.Load(), "all must share one session")
 	for i := range half {
 		name := fmt.Sprint(taken, "/", i)
 		keys := entries(t, c, name)
@@ -94,7 +134,7 @@ func TestClient_LeaseRevoked(t *testing.T) {
 			require.NoError(t, h.Unlock(testCtx(t)))
 		}
 	}
-	require.Equal(t, 2, tap.Calls("LeaseGrant"))
+	require.EqualValues(t, 2, grants.answered.Load())
 }
 
 // An outage lasts longer than the TTL. Holders are told of the loss at the deadline. Waiters,
@@ -197,6 +237,7 @@ func TestClient_Ticket(t *testing.T) {
 func TestClient_EntryRemoved(t *testing.T) {
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
+	grants := countAll(tap, "LeaseGrant")
 	locks := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
 	name := lockName(t)
 	before, err := NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
@@ -219,7 +260,7 @@ func TestClient_EntryRemoved(t *testing.T) {
 	require.ErrorIs(t, err, ErrLost)
 	require.NotErrorIs(t, err, ErrSessionExpired)
 	require.Len(t, entries(t, c, name), 1)
-	require.Equal(t, 1, tap.Calls("LeaseGrant"))
+	require.EqualValues(t, 1, grants.answered.Load())
 
 	// The session itself asks once, and gets no answer.
 	key, left = lock()
@@ -242,9 +283,10 @@ func TestClient_EntryRemoved(t *testing.T) {
 // again.
 func TestClient_ExpiredForAMoment(t *testing.T) {
 	tap := etcdtest.NewTap()
-	locks := newTestClient(t, cluster.Client(t, tap))
+	locks := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
 	s, err := locks.session(testCtx(t))
 	require.NoError(t, err)
+	s.etcd.NeverHedge() // the machine may stall
 	renewals := tap.Calls("LeaseKeepAlive")
 	require.True(t, locks.retryable(testCtx(t), s, fmt.Errorf("x: %w", ErrSessionExpired)))
 	require.Equal(t, renewals+1, tap.Calls("LeaseKeepAlive"))
@@ -275,6 +317,7 @@ func TestClient_OneGrantForAll(t *testing.T) {
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
 	locks := newTestClient(t, c)
+	grants := holdAll(tap, "LeaseGrant") // those that the call which gives up makes beside the first one, too
 	grant := tap.Postpone("LeaseGrant", 1)
 	ctx, cancel := context.WithCancel(testCtx(t))
 	leaves := async(func() error { _, err := locks.Mutex("leaves").Lock(ctx); return err })
@@ -285,12 +328,13 @@ func TestClient_OneGrantForAll(t *testing.T) {
 	}
 	cancel()
 	require.ErrorIs(t, result(t, leaves), context.Canceled)
+	grants.goOn()
 	for _, ch := range granted {
 		h := <-ch
 		require.NotNil(t, h)
 		require.NoError(t, h.Unlock(testCtx(t)))
 	}
-	require.Equal(t, 2, tap.Calls("LeaseGrant"))
+	require.EqualValues(t, 1, grants.answered.Load())
 	_ = grant.Send(testCtx(t)) // the grant arrives late or fails
 	require.Eventually(t, func() bool { return len(leases(t, c)) == 1 }, hang, tick, "the lease of the call that gave up must be revoked")
 	require.NoError(t, locks.Close())
@@ -309,15 +353,16 @@ func TestClient_Close(t *testing.T) {
 	h.Done()
 	waiting := async(func() error { _, err := locks.Mutex("a").Lock(testCtx(t)); return err })
 	require.Eventually(t, func() bool { return len(entries(t, c, "a")) == 2 }, hang, tick)
-	revoke := tap.Postpone("LeaseRevoke", 1)
+	revokes := holdAll(tap, "LeaseRevoke")
 	closes := async(locks.Close)
-	<-revoke.Caught()
+	<-revokes.caught
 	hangs(t, closes, 100*time.Millisecond)
 	require.False(t, h.Valid())
 	require.ErrorIs(t, h.Err(), ErrSessionClosed)
 	require.ErrorIs(t, result(t, waiting), ErrSessionClosed)
-	require.NoError(t, revoke.Send(testCtx(t)))
+	revokes.goOn()
 	require.NoError(t, result(t, closes))
+	revokes.stop()
 	require.NoError(t, locks.Close(), "further calls must return the same")
 	require.Zero(t, leases(t, c))
 	_, err = locks.Mutex("a").Lock(testCtx(t))
@@ -328,9 +373,10 @@ func TestClient_Close(t *testing.T) {
 	grant := tap.Postpone("LeaseGrant", 1)
 	granting := async(func() error { _, err := locks.Mutex("b").Lock(testCtx(t)); return err })
 	<-grant.Caught()
+	late := async(func() error { <-locks.sessions.Closing(); return grant.Send(testCtx(t)) }) // Close waits a second for it
 	closes = async(locks.Close)
 	require.ErrorIs(t, result(t, granting), ErrSessionClosed)
-	require.NoError(t, grant.Send(testCtx(t)))
+	require.NoError(t, result(t, late))
 	require.NoError(t, result(t, closes))
 	require.Zero(t, leases(t, c))
 
@@ -356,13 +402,13 @@ func TestClient_Close(t *testing.T) {
 		return cmp.Or(err, ctx.Err())
 	}
 	tap.Next("LeaseGrant", held)
-	revoke = tap.Postpone("LeaseRevoke", 1)
+	revokes = holdAll(tap, "LeaseRevoke")
 	_, err = locks.Mutex("b").Lock(ctx)
 	require.ErrorIs(t, err, context.Canceled)
 	closes = async(locks.Close)
-	<-revoke.Caught()
+	<-revokes.caught
 	hangs(t, closes, 100*time.Millisecond)
-	require.NoError(t, revoke.Send(testCtx(t)))
+	revokes.goOn()
 	require.NoError(t, result(t, closes))
 	require.Zero(t, leases(t, c))
 }
@@ -398,7 +444,7 @@ func TestClient_CloseBesideLostGrant(t *testing.T) {
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
-	locks := New(c, WithTTL(2*time.Second)) // which Close does not exceed
+	locks := New(c) // whose Close takes 5 s at the most
 	ctx, cancel := context.WithCancel(testCtx(t))
 	tap.Next("LeaseGrant", func(context.Context, *etcdtest.Call) error { // nobody can know that it was not sent
 		cancel()
