@@ -161,6 +161,7 @@ func TestElector_InTurn(t *testing.T) {
 	tap := etcdtest.NewTap()
 	d := runElector(t, newElector(t, cluster.Client(t, tap), name, WithOwner("d"), WithTTL(time.Minute)))
 	queueIs(t, c, name, 3)
+	require.Eventually(t, func() bool { return len(tap.WatchCreates()) > 0 }, hang, tick, "it must know that it is in the queue")
 	for _, e := range []*Elector{a.Elector, b.Elector} {
 		leader, err := e.Leader(testCtx(t))
 		require.NoError(t, err)
@@ -362,9 +363,9 @@ func TestElector_Overrun(t *testing.T) {
 	// A lead that ends in time is not reported.
 	term = a.leads(t)
 	require.NoError(t, a.Check(0))
+	term.leave <- func() error { <-term.ctx.Done(); return nil }
 	_, err = c.Revoke(testCtx(t), term.held.s.Lease())
 	require.NoError(t, err)
-	term.returns(nil)
 
 	// A lead that unlocks its term itself, which ends the ctx, is not reported either.
 	term = a.leads(t)

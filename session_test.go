@@ -57,12 +57,12 @@ func TestSession_BadInput(t *testing.T) {
 }
 
 func TestSession_TTLIsRoundedUpAndGranted(t *testing.T) {
-	s := newTestSession(t, cluster.Client(t), WithTTL(2100*time.Millisecond), WithOwner("me <\"ö\">\n"))
-	require.Equal(t, 3*time.Second, s.TTL())
+	s := newTestSession(t, cluster.Client(t), WithTTL(20100*time.Millisecond), WithOwner("me <\"ö\">\n"))
+	require.Equal(t, 21*time.Second, s.TTL())
 	left := time.Until(s.Deadline())
 	require.Greater(t, left, time.Duration(0))
-	require.Less(t, left, 3*time.Second)
-	requireLease(t, s, func(r *clientv3.LeaseTimeToLiveResponse) bool { return r.GrantedTTL == 3 })
+	require.Less(t, left, 21*time.Second)
+	requireLease(t, s, func(r *clientv3.LeaseTimeToLiveResponse) bool { return r.GrantedTTL == 21 })
 
 	h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
 	require.NoError(t, err)
