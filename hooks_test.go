@@ -152,6 +152,7 @@ func TestHooks_LockAndUnlock(t *testing.T) {
 			c, w := wiredClient(t, cluster)
 			r := &recorder{}
 			s := newTestSession(t, c, WithHooks(r.hooks()))
+			s.etcd.NeverHedge() // the first Txn after the grant must be that of Unlock
 			name := lockName(t)
 			ctx := context.WithValue(testCtx(t), hookKey{}, kind)
 			start := time.Now()
@@ -367,6 +368,7 @@ func TestHooks_Session(t *testing.T) {
 	w.LoseReply("LeaseGrant")
 	s, err := NewSession(testCtx(t), c, WithHooks(r.hooks()), WithTTL(time.Minute))
 	require.NoError(t, err)
+	s.etcd.NeverHedge() // nor repeat a renewal that takes a second
 	reported(t, s)
 	require.Equal(t, "up", words(r.all()))
 	require.NoError(t, s.Refresh(testCtx(t)))
@@ -468,6 +470,7 @@ func TestHooks_Several(t *testing.T) {
 	a, b := &recorder{on: func(e event) { order = append(order, "a "+e.what) }}, &recorder{on: func(e event) { order = append(order, "b "+e.what) }}
 	s, err := NewSession(testCtx(t), cluster.Client(t), WithHooks(a.hooks(), &Hooks{}), WithHooks(b.hooks()), WithTTL(time.Minute))
 	require.NoError(t, err)
+	s.etcd.NeverHedge() // nor repeat a renewal that takes a second
 	h := mustLock(t, s, lockName(t))
 	_, err = NewMutex(s, h.label()).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)

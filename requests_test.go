@@ -25,11 +25,11 @@ import (
 
 // What each operation costs, in requests on the wire, exactly.
 
-// unhedged is a session that sends no request again because etcd is slow to answer: the
-// machine may stall.
+// unhedged is a session that sends no request again because etcd is slow to answer, and none because
+// it looks after its entries several times in a TTL: the machine may stall.
 func unhedged(t *testing.T, c *clientv3.Client) *Session {
 	t.Helper()
-	s := newTestSession(t, c)
+	s := newTestSession(t, c, WithTTL(10*time.Minute))
 	s.etcd.NeverHedge()
 	s.waits.GuardAfter = hang
 	return s
