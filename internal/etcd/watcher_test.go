@@ -50,6 +50,7 @@ func TestWatcherReplaced(t *testing.T) {
 	t.Parallel()
 	c, name := etcdtest.Start(t).Client(t), "a"
 	s := NewClient(c)
+	s.NeverHedge() // nor give up a watch that takes a second to open
 	newClosing := func() closing { return closing{clientv3.NewWatcher(c), make(chan struct{})} }
 	first, second, third := newClosing(), newClosing(), newClosing()
 	use := func(w clientv3.Watcher) {
@@ -332,6 +333,7 @@ func TestProbe_OnlyBeingOpened(t *testing.T) {
 	require.NoError(t, err)
 	before := goleak.IgnoreCurrent()
 	c := NewClient(client)
+	c.NeverHedge() // nor give up a watch that takes a second to open
 	fails := failing{client.Watcher, make(chan struct{}), make(chan clientv3.WatchResponse)}
 	c.UseWatcher(fails)
 	former, err := c.OpenWatch(t.Context(), t.Context(), "a", "")
