@@ -23,7 +23,7 @@ import (
 
 var (
 	outage  = flag.Duration("outage", time.Second, "how long etcd is away in TestOutage")
-	ttl     = flag.Duration("ttl", time.Second, "the TTL of TestTakeover")
+	ttl     = flag.Duration("ttl", 5*time.Second, "the TTL of TestTakeover")
 	silence = flag.Duration("silence", 0, "how long TestHungMember listens to a watch of a default client")
 	samples = flag.Int("samples", 10, "how many clients, or holders, there are of each kind")
 )
