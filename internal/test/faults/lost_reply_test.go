@@ -82,24 +82,28 @@ func TestFault_A2_I5_StaleUnlock(t *testing.T) {
 	a, err := m.Lock(harness.Ctx(t))
 	require.NoError(t, err)
 
-	// The reply to Unlock is lost. Its repetition is delayed until another acquisition
-	// has the key.
-	again := make(chan struct{})
-	repeated := make(chan struct{})
-	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-		if err := send(ctx); err != nil {
-			return err
-		}
-		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-			close(repeated)
+	// The reply to Unlock is lost. Its repetitions are delayed until another acquisition
+	// has the key: also one that is made beside the first request, since that has no answer for long.
+	again, lost := make(chan struct{}), make(chan struct{})
+	var attempts atomic.Int32
+	w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+		switch {
+		case method != "Txn":
+		case attempts.Add(1) == 1:
+			defer close(lost)
+			if err := send(ctx); err != nil {
+				return err
+			}
+			return harness.ErrLostReply
+		default:
 			<-again
-			return send(ctx)
-		})
-		return harness.ErrLostReply
+		}
+		return send(ctx)
 	})
 	unlocked := make(chan error, 1)
 	go func() { unlocked <- a.Unlock(harness.Ctx(t)) }()
-	<-repeated
+	<-lost
+	require.Eventually(t, func() bool { return attempts.Load() > 1 }, harness.Hang, harness.Tick)
 	require.Equal(t, harness.ExclusiveKey(name, s.Lease()), a.Key())
 	put, err := c.Put(harness.Ctx(t), a.Key(), "another acquisition", clientv3.WithLease(s.Lease()))
 	require.NoError(t, err)
