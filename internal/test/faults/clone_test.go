@@ -53,7 +53,7 @@ func TestFault_J6_CloneGrantsTheSameLease(t *testing.T) {
 			s := newSession(t, cluster.Client(t, tap))
 			require.NotEqual(t, <-cloned, s.Lease(), "the session has the clone's lease")
 			require.NoError(t, s.Err())
-			require.Equal(t, 2, tap.Calls("LeaseGrant"))
+			require.GreaterOrEqual(t, tap.Calls("LeaseGrant"), 2, "one that is answered late is asked for once more")
 			// Its locks hang on the lease that it has.
 			name := harness.LockName(t)
 			h := mustLock(t, s, name)
@@ -72,12 +72,20 @@ func TestFault_J6_CloneKeepsItsLease(t *testing.T) {
 	tap := etcdtest.NewTap()
 	tap.Next("LeaseGrant", func(ctx context.Context, call *etcdtest.Call) error {
 		cloned = cloneOf(t, clone, call)
+		return call.Send(context.WithoutCancel(ctx)) // etcd's refusal must arrive, however long the clone took
+	})
+	revoked := make(chan clientv3.LeaseID, 100)
+	tap.Every("LeaseRevoke", func(ctx context.Context, call *etcdtest.Call) error {
+		revoked <- clientv3.LeaseID(call.Request.(*pb.LeaseRevokeRequest).ID)
 		return call.Send(ctx)
 	})
 	s, err := etcdlock.NewSession(harness.Ctx(t), cluster.Client(t, tap))
 	require.NoError(t, err)
 	require.NoError(t, s.Close())
-	require.Equal(t, 1, tap.Calls("LeaseRevoke"), "of the session's own lease")
+	require.NotEmpty(t, revoked)
+	for len(revoked) > 0 {
+		require.NotEqual(t, cloned, <-revoked)
+	}
 	left, err := clone.TimeToLive(harness.Ctx(t), cloned)
 	require.NoError(t, err)
 	require.Positive(t, left.TTL, "the clone's lease must live on")
