@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -77,12 +78,16 @@ func TestFault_J1_OneReplyForSeveralRenewals(t *testing.T) {
 			behind := etcdtest.Attach(harness.GRPCProxy(t, cluster.Client(t, up)))
 			link := behind.Proxy(t)
 			renewed, hooks := renewals()
-			s := newSession(t, behind.Client(t, tap, link), etcdlock.WithTTL(3*time.Second), hooks)
+			s := newSession(t, behind.Client(t, tap, link), etcdlock.WithTTL(12*time.Second), hooks)
 			if breaks {
 				<-asked
 				link.Reset()
 			}
-			<-several
+			select {
+			case <-several:
+			case <-s.Done():
+				t.Fatal(s.Err())
+			}
 			close(reply)
 			<-renewed
 			<-s.Done()
@@ -96,24 +101,32 @@ func TestFault_J1_OneReplyForSeveralRenewals(t *testing.T) {
 // A session asks for one password check in its life, as long as etcd answers: that of its stream.
 func TestFault_J5_OnePasswordCheck(t *testing.T) {
 	t.Parallel()
-	_, as := harness.StartWithAuth(t)
+	// A token lasts as long as the session, which uses it in each third of that.
+	_, as := harness.StartWithAuth(t, etcdtest.WithConfig(func(c *embed.Config) { c.AuthTokenTTL = 8 }))
 	tap := etcdtest.NewTap()
 	c := as("worker", tap)
 	blocking, err := etcdlock.NewMutex(newSession(t, as("worker")), "a/busy").Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	renewed, hooks := renewals()
 	late, counts := lateRenewals()
-	s := newSession(t, c, etcdlock.WithTTL(2*time.Second), hooks, counts)
+	s := newSession(t, c, etcdlock.WithTTL(8*time.Second), hooks, counts)
 	h, err := etcdlock.NewMutex(s, "a/1").Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	done := h.Done()
 	waiting, err := etcdlock.NewMutex(s, "a/busy").Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= 2 }, harness.Hang, harness.Tick)
-	<-renewed
+	next := func() {
+		select {
+		case <-renewed:
+		case <-s.Done():
+			t.Fatal(s.Err())
+		}
+	}
+	next()
 	checks := tap.Calls("Authenticate")
 	for range 6 {
-		<-renewed
+		next()
 	}
 	require.LessOrEqual(t, tap.Calls("Authenticate"), checks+int(late.Load()), "password checks at rest")
 	require.LessOrEqual(t, tap.Calls("LeaseKeepAlive"), 1+int(late.Load()), "streams")
@@ -123,7 +136,7 @@ func TestFault_J5_OnePasswordCheck(t *testing.T) {
 	default:
 	}
 	require.NoError(t, blocking.Unlock(harness.Ctx(t)))
-	next, err := waiting.Wait(harness.Ctx(t))
+	granted, err := waiting.Wait(harness.Ctx(t))
 	require.NoError(t, err)
-	require.NoError(t, next.Unlock(harness.Ctx(t)))
+	require.NoError(t, granted.Unlock(harness.Ctx(t)))
 }
