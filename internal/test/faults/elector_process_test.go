@@ -69,7 +69,7 @@ type termSeen struct {
 // seenTerms follows the terms of a name. wait waits until n terms have reached the step what.
 func seenTerms(t *testing.T, c *clientv3.Client, name string) (terms func() []*termSeen, wait func(what string, n int)) {
 	t.Helper()
-	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	ctx, cancel := context.WithCancel(context.Background())
 	t.Cleanup(cancel)
 	events := c.Watch(ctx, name, clientv3.WithPrefix(), clientv3.WithRev(1), clientv3.WithPrevKV())
 	var all []*termSeen
@@ -108,6 +108,8 @@ func seenTerms(t *testing.T, c *clientv3.Client, name string) (terms func() []*t
 	}
 	return func() []*termSeen { return all }, func(what string, n int) {
 		t.Helper()
+		hang := time.NewTimer(harness.Hang)
+		defer hang.Stop()
 		for count(what) < n {
 			select {
 			case wr := <-events:
@@ -115,7 +117,7 @@ func seenTerms(t *testing.T, c *clientv3.Client, name string) (terms func() []*t
 				for _, ev := range wr.Events {
 					see(ev)
 				}
-			case <-ctx.Done():
+			case <-hang.C:
 				t.Fatalf("%d terms have not reached the step %s", n, what)
 			}
 		}
@@ -193,7 +195,7 @@ func TestElector_RollingUpdate(t *testing.T) {
 // leases twice a second.
 func TestElector_Killed(t *testing.T) {
 	t.Parallel()
-	const ttl = 2
+	const ttl = 6
 	own := etcdtest.Start(t)
 	c := own.Client(t)
 	terms, wait := seenTerms(t, c, "kill")

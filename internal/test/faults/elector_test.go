@@ -168,7 +168,8 @@ func TestElector_EtcdAway(t *testing.T) {
 	const ttl = 4 * time.Second
 	own := etcdtest.Start(t)
 	log := leadLog{began: make(chan struct{}, 1)}
-	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
 	tap := etcdtest.NewTap()
 	var wg sync.WaitGroup
 	var electors []*etcdlock.Elector

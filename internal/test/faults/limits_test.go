@@ -100,47 +100,46 @@ func TestFault_J8_Txn(t *testing.T) {
 // lock is taken, by a client whose receive limit is small.
 func TestFault_J8_ReplyOverTheReceiveLimit(t *testing.T) {
 	t.Parallel()
-	const ttl, many = 6 * time.Second, 300
+	const ttl, many = 12 * time.Second, 300
 	receive := 10 << 10
-	ctx := harness.Ctx(t)
 	s := newSession(t, limited(t, 4<<10, receive), etcdlock.WithTTL(ttl))
 	name := harness.LockName(t)
 	var last *etcdlock.Held
 	for range many {
-		h, err := etcdlock.NewRWMutex(s, name).RLock(ctx)
+		h, err := etcdlock.NewRWMutex(s, name).RLock(harness.Ctx(t))
 		require.NoError(t, err)
 		last = h
 	}
 	looker := etcdlock.New(limited(t, 4<<10, receive))
-	q, err := looker.Inspect(ctx, name)
+	q, err := looker.Inspect(harness.Ctx(t), name)
 	require.NoError(t, err)
 	require.Len(t, q.Holders(), many)
-	for q, err := range looker.Watch(ctx, name) {
+	for q, err := range looker.Watch(harness.Ctx(t), name) {
 		require.NoError(t, err)
 		require.Len(t, q.Entries, many)
 		break
 	}
-	for got, err := range looker.ListNames(ctx, name) {
+	for got, err := range looker.ListNames(harness.Ctx(t), name) {
 		require.NoError(t, err)
 		require.Equal(t, name, got)
 	}
 
-	_, err = cluster.Client(t).Delete(ctx, last.Key())
+	_, err = cluster.Client(t).Delete(harness.Ctx(t), last.Key())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return last.Err() != nil }, harness.Hang, harness.Tick)
 	require.ErrorIs(t, last.Err(), etcdlock.ErrLost)
 	require.NoError(t, s.Err())
 
 	// A writer behind them all, of a client that can't be told of all of them at once.
-	tk, err := etcdlock.NewRWMutex(newSession(t, limited(t, 4<<10, receive/2)), name).Enqueue(ctx)
+	tk, err := etcdlock.NewRWMutex(newSession(t, limited(t, 4<<10, receive/2)), name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
-	ahead, err := tk.Ahead(ctx)
+	ahead, err := tk.Ahead(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Equal(t, many-1, ahead)
 	require.NoError(t, s.Close())
-	h, err := tk.Wait(ctx)
+	h, err := tk.Wait(harness.Ctx(t))
 	require.NoError(t, err)
-	require.NoError(t, h.Unlock(ctx))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
 }
 
 // A Lock whose reply was too large has entered the queue all the same, and finds its entry.

@@ -25,39 +25,38 @@ func TestFault_J9_FewOperationsInATxn(t *testing.T) {
 			own := etcdtest.Start(t, etcdtest.WithConfig(func(cfg *embed.Config) { cfg.MaxTxnOps = most }))
 			c := own.Client(t)
 			s, other := newSession(t, c), newSession(t, own.Client(t))
-			ctx := harness.Ctx(t)
 
 			t.Run("readers behind a writer", func(t *testing.T) {
 				for _, give := range []func(h *etcdlock.Held) error{
-					func(h *etcdlock.Held) error { return h.Unlock(ctx) },
-					func(h *etcdlock.Held) error { _ = h.IsOwner(); return h.Unlock(ctx) },
+					func(h *etcdlock.Held) error { return h.Unlock(harness.Ctx(t)) },
+					func(h *etcdlock.Held) error { _ = h.IsOwner(); return h.Unlock(harness.Ctx(t)) },
 					func(h *etcdlock.Held) error { h.Release(); return nil },
 					func(h *etcdlock.Held) error {
-						if err := h.Downgrade(ctx); err != nil {
+						if err := h.Downgrade(harness.Ctx(t)); err != nil {
 							return err
 						}
-						return h.Unlock(ctx)
+						return h.Unlock(harness.Ctx(t))
 					},
 				} {
 					rw := etcdlock.NewRWMutex(s, harness.LockName(t))
 					h := harness.Take(t, rw.Lock)
 					var readers []*etcdlock.Ticket
 					for range 20 {
-						tk, err := rw.REnqueue(ctx)
+						tk, err := rw.REnqueue(harness.Ctx(t))
 						require.NoError(t, err)
 						readers = append(readers, tk)
 					}
-					after, err := etcdlock.NewRWMutex(other, harness.LockName(t)).Enqueue(ctx)
+					after, err := etcdlock.NewRWMutex(other, harness.LockName(t)).Enqueue(harness.Ctx(t))
 					require.NoError(t, err)
 					require.NoError(t, give(h))
 					for _, tk := range readers {
-						r, err := tk.Wait(ctx)
+						r, err := tk.Wait(harness.Ctx(t))
 						require.NoError(t, err)
 						r.Release()
 					}
-					w, err := after.Wait(ctx)
+					w, err := after.Wait(harness.Ctx(t))
 					require.NoError(t, err)
-					require.NoError(t, w.Unlock(ctx))
+					require.NoError(t, w.Unlock(harness.Ctx(t)))
 				}
 			})
 			t.Run("many that cancel", func(t *testing.T) {
@@ -65,14 +64,14 @@ func TestFault_J9_FewOperationsInATxn(t *testing.T) {
 				h := harness.Take(t, m.Lock)
 				var tickets []*etcdlock.Ticket
 				for range 20 {
-					tk, err := m.Enqueue(ctx)
+					tk, err := m.Enqueue(harness.Ctx(t))
 					require.NoError(t, err)
 					tickets = append(tickets, tk)
 				}
 				for _, tk := range tickets {
-					require.NoError(t, tk.Cancel(ctx))
+					require.NoError(t, tk.Cancel(harness.Ctx(t)))
 				}
-				require.NoError(t, h.Unlock(ctx))
+				require.NoError(t, h.Unlock(harness.Ctx(t)))
 				harness.RequireGone(t, c, harness.LockName(t))
 			})
 			t.Run("many that are removed by somebody", func(t *testing.T) {
@@ -82,7 +81,7 @@ func TestFault_J9_FewOperationsInATxn(t *testing.T) {
 					holds = append(holds, mustLock(t, s, fmt.Sprint(harness.LockName(t), "-", i)))
 				}
 				for _, h := range holds {
-					_, err := c.Delete(ctx, h.Key())
+					_, err := c.Delete(harness.Ctx(t), h.Key())
 					require.NoError(t, err)
 				}
 				for _, h := range holds {
@@ -97,7 +96,7 @@ func TestFault_J9_FewOperationsInATxn(t *testing.T) {
 				}
 				for n := 1; n <= len(parts); n++ {
 					m := etcdlock.NewMulti(s, parts[:n]...)
-					h, err := m.Lock(ctx)
+					h, err := m.Lock(harness.Ctx(t))
 					if n > int(most)/2 {
 						require.ErrorIs(t, err, rpctypes.ErrTooManyOps)
 						continue
@@ -105,21 +104,21 @@ func TestFault_J9_FewOperationsInATxn(t *testing.T) {
 					require.NoError(t, err)
 					var behind []*etcdlock.Ticket
 					for range 3 {
-						tk, err := m.Enqueue(ctx)
+						tk, err := m.Enqueue(harness.Ctx(t))
 						require.NoError(t, err)
 						behind = append(behind, tk)
 					}
-					require.NoError(t, h.Unlock(ctx))
+					require.NoError(t, h.Unlock(harness.Ctx(t)))
 					for _, tk := range behind {
-						h, err := tk.Wait(ctx)
+						h, err := tk.Wait(harness.Ctx(t))
 						require.NoError(t, err)
-						require.NoError(t, h.Unlock(ctx))
+						require.NoError(t, h.Unlock(harness.Ctx(t)))
 					}
 				}
 				harness.RequireGone(t, c, harness.LockName(t)+"-0")
-				got, err := etcdlock.NewMutex(other, harness.LockName(t)+"-31").TryLock(ctx)
+				got, err := etcdlock.NewMutex(other, harness.LockName(t)+"-31").TryLock(harness.Ctx(t))
 				require.NoError(t, err)
-				require.NoError(t, got.Unlock(ctx))
+				require.NoError(t, got.Unlock(harness.Ctx(t)))
 			})
 			require.NoError(t, s.Close())
 		})
