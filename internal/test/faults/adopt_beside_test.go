@@ -22,7 +22,7 @@ func successor(t *testing.T, s *etcdlock.Session, c *clientv3.Client) *etcdlock.
 // The successor downgrades what it has adopted. The process before, which has called Orphan and lives on, leaves the rest.
 func TestAdopt_DowngradedWhileTheProcessBeforeLives(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)
-	s := newSession(t, c, etcdlock.WithTTL(5*time.Second))
+	s := newSession(t, c, etcdlock.WithTTL(8*time.Second))
 	_, err := etcdlock.NewRWMutex(s, name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	s2 := successor(t, s, c)
@@ -31,7 +31,7 @@ func TestAdopt_DowngradedWhileTheProcessBeforeLives(t *testing.T) {
 	require.NoError(t, h.Downgrade(harness.Ctx(t)))
 	select {
 	case <-h.Done():
-	case <-time.After(6 * time.Second): // the checks of the process before end with its TTL
+	case <-time.After(9 * time.Second): // the checks of the process before end with its TTL
 	}
 	require.NoError(t, h.Err(), "the process before has removed it")
 }
@@ -56,7 +56,7 @@ func TestAdopt_TicketCancelledByTheProcessBefore(t *testing.T) {
 func TestAdopt_OrphanedWhileALockIsUnderWay(t *testing.T) {
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c, c2 := cluster.Client(t, tap), cluster.Client(t)
-	s := newSession(t, c, etcdlock.WithTTL(5*time.Second))
+	s := newSession(t, c, etcdlock.WithTTL(15*time.Second))
 	orphaned, adopted := make(chan struct{}), make(chan struct{})
 	written := tap.Next("Txn", func(ctx context.Context, call *etcdtest.Call) error {
 		err := call.Send(context.WithoutCancel(ctx))

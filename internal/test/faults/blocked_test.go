@@ -49,7 +49,7 @@ func TestFault_J12_LogAndHooksBlock(t *testing.T) {
 			defer close(b)
 			p := cluster.Proxy(t)
 			c := cluster.Client(t, p)
-			locks := etcdlock.New(c, option(b), etcdlock.WithTTL(6*time.Second))
+			locks := etcdlock.New(c, option(b), etcdlock.WithTTL(10*time.Second))
 			name := harness.LockName(t)
 			h, err := locks.Mutex(name).Lock(harness.Ctx(t))
 			require.NoError(t, err)
@@ -59,7 +59,7 @@ func TestFault_J12_LogAndHooksBlock(t *testing.T) {
 			waits := harness.Async(func() error { _, err := locks.Mutex(name).Lock(ctx); return err })
 			require.ErrorIs(t, harness.Result(t, waits), context.DeadlineExceeded)
 
-			// An outage of half a TTL, which is logged, and then renewals for two more. The last renewal before it is fresh.
+			// An outage, which is logged, and then renewals for a TTL and more. The last renewal before it is fresh.
 			require.NoError(t, h.Session().Refresh(harness.Ctx(t)))
 			p.Refuse()
 			p.Reset()
@@ -97,12 +97,12 @@ func TestFault_J12_SessionUpUsesItsClient(t *testing.T) {
 		in <- locks.Mutex(name+"/hook").Do(harness.Ctx(t), func(context.Context, *etcdlock.Held) error { return nil })
 		<-goOn
 	}}
-	locks = newClient(t, cluster.Client(t), etcdlock.WithTTL(6*time.Second), etcdlock.WithHooks(up))
+	locks = newClient(t, cluster.Client(t), etcdlock.WithTTL(9*time.Second), etcdlock.WithHooks(up))
 	h, err := locks.Mutex(name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	require.NoError(t, harness.Result(t, in))
 	granted := h.Deadline()
-	require.Eventually(t, func() bool { return h.Deadline().After(granted.Add(4 * time.Second)) }, harness.Hang, harness.Tick)
+	require.Eventually(t, func() bool { return h.Deadline().After(granted.Add(10 * time.Second)) }, harness.Hang, harness.Tick)
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
 	close(goOn)
 	require.NoError(t, locks.Close())

@@ -329,7 +329,7 @@ func TestDropIn_F3_RevokedByAnother(t *testing.T) {
 		return nil
 	})
 	c := cluster.Client(t, tap)
-	s := dropIn(t, c, concurrency.WithTTL(3))
+	s := dropIn(t, c, concurrency.WithTTL(9))
 	m := concurrency.NewMutex(s, harness.LockName(t))
 	require.NoError(t, m.Lock(harness.Ctx(t)))
 	_, err := c.Revoke(harness.Ctx(t), s.Lease())

@@ -117,6 +117,7 @@ func TestFault_B6_OwnLeaseGone(t *testing.T) {
 // Deeper in the queue a waiter does not watch its own entry. It hears of a lost lease at
 // the session's next renewal, and of a removed entry at the next recheck.
 func TestFault_B6_DeepInTheQueue(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	for what, tc := range map[string]struct {
 		remove func(ctx context.Context, s *etcdlock.Session, key string) error
@@ -141,7 +142,7 @@ func TestFault_B6_DeepInTheQueue(t *testing.T) {
 				_, err = m.Enqueue(harness.Ctx(t))
 				require.NoError(t, err)
 				c2, w := harness.WiredClient(t, cluster)
-				s := newSession(t, c2, etcdlock.WithTTL(5*time.Second))
+				s := newSession(t, c2, etcdlock.WithTTL(9*time.Second))
 				failed := make(chan error, 1)
 				w.Reset()
 				go func() {

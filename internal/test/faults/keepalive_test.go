@@ -28,6 +28,16 @@ func renewals() (<-chan etcdlock.RenewedInfo, etcdlock.Option) {
 	}})
 }
 
+// renewal waits for the next renewal of a session that must live.
+func renewal[I any](t *testing.T, s *etcdlock.Session, renewed <-chan I) {
+	t.Helper()
+	select {
+	case <-renewed:
+	case <-s.Done():
+		t.Fatal(s.Err())
+	}
+}
+
 // lateRenewals is an option that counts the renewals that have no answer within a sixth of the TTL, as on a machine that
 // stalls: each is sent again, on another stream.
 func lateRenewals() (*atomic.Int32, etcdlock.Option) {
@@ -116,17 +126,10 @@ func TestFault_J5_OnePasswordCheck(t *testing.T) {
 	waiting, err := etcdlock.NewMutex(s, "a/busy").Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= 2 }, harness.Hang, harness.Tick)
-	next := func() {
-		select {
-		case <-renewed:
-		case <-s.Done():
-			t.Fatal(s.Err())
-		}
-	}
-	next()
+	renewal(t, s, renewed)
 	checks := tap.Calls("Authenticate")
 	for range 6 {
-		next()
+		renewal(t, s, renewed)
 	}
 	require.LessOrEqual(t, tap.Calls("Authenticate"), checks+int(late.Load()), "password checks at rest")
 	require.LessOrEqual(t, tap.Calls("LeaseKeepAlive"), 1+int(late.Load()), "streams")
@@ -136,7 +139,7 @@ func TestFault_J5_OnePasswordCheck(t *testing.T) {
 	default:
 	}
 	require.NoError(t, blocking.Unlock(harness.Ctx(t)))
-	granted, err := waiting.Wait(harness.Ctx(t))
+	next, err := waiting.Wait(harness.Ctx(t))
 	require.NoError(t, err)
-	require.NoError(t, granted.Unlock(harness.Ctx(t)))
+	require.NoError(t, next.Unlock(harness.Ctx(t)))
 }

@@ -189,7 +189,7 @@ func TestFault_A1_LateWriteUnderTheOwnKey(t *testing.T) {
 				harness.RequireGone(t, c, name)
 			}
 			pass(newSession(t, c, etcdlock.WithTTL(2*harness.Hang))) // found at once, not by a later search
-			s := newSession(t, c, etcdlock.WithTTL(5*time.Second))
+			s := newSession(t, c, etcdlock.WithTTL(10*time.Second))
 			pass(s)
 			appear(s) // a late write of a key that the session has skipped
 			harness.RequireGone(t, c, name)

@@ -19,7 +19,7 @@ import (
 // deaf is a session whose watches tell nothing.
 func deaf(t *testing.T) (*etcdlock.Session, *etcdtest.Tap) {
 	tap := etcdtest.NewTap()
-	s := newSession(t, cluster.Client(t, tap), etcdlock.WithTTL(5*time.Second))
+	s := newSession(t, cluster.Client(t, tap), etcdlock.WithTTL(10*time.Second))
 	tap.OnWatchResponse(func(_ context.Context, m *pb.WatchResponse) error {
 		if len(m.Events) > 0 {
 			return etcdtest.ErrDrop

@@ -114,7 +114,7 @@ func TestDropIn_MixedElection(t *testing.T) {
 	const name = "/service/leader/"
 	var all []*process
 	for i, kind := range []string{"etcd", "dropin", "etcd", "dropin"} {
-		a := lockerArg{Endpoints: own.Endpoints(), Name: name, What: fmt.Sprintf("%s %s-%d", kind, kind, i), Seconds: 2}
+		a := lockerArg{Endpoints: own.Endpoints(), Name: name, What: fmt.Sprintf("%s %s-%d", kind, kind, i), Seconds: 6}
 		all = append(all, startHelper(t, "candidate", a))
 		harness.QueueIs(t, c, name, i+1)
 	}

@@ -122,7 +122,7 @@ func TestFault_B3_CreationCtx(t *testing.T) {
 	ctx, cancel := context.WithCancel(harness.Ctx(t))
 	c := cluster.Client(t)
 	before := harness.Leases(t, c)
-	s, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(3*time.Second))
+	s, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(6*time.Second))
 	require.NoError(t, err)
 	cancel()
 	for range 2 { // wait for two renewals
@@ -339,7 +339,7 @@ func TestFault_C5_LostEvent(t *testing.T) {
 		h, err := etcdlock.NewMutex(newSession(t, cluster.Client(t)), name).Lock(harness.Ctx(t))
 		require.NoError(t, err)
 		client, w := harness.WiredClient(t, cluster)
-		s := newSession(t, client, etcdlock.WithTTL(5*time.Second))
+		s := newSession(t, client, etcdlock.WithTTL(8*time.Second))
 		w.OnRecv(func(_ string, msg any) (bool, error) {
 			if r, ok := msg.(*pb.WatchResponse); ok {
 				for _, ev := range r.Events {
@@ -364,7 +364,7 @@ func TestFault_C5_LostEvent(t *testing.T) {
 func TestFault_C5_LostEventOfAHold(t *testing.T) {
 	t.Parallel()
 	client, w := harness.WiredClient(t, cluster)
-	s := newSession(t, client, etcdlock.WithTTL(5*time.Second))
+	s := newSession(t, client, etcdlock.WithTTL(10*time.Second))
 	w.OnRecv(func(_ string, msg any) (bool, error) {
 		r, ok := msg.(*pb.WatchResponse)
 		return !ok || len(r.Events) == 0, nil
@@ -447,7 +447,7 @@ func TestFault_C7_DelayedEvents(t *testing.T) {
 	h, err := etcdlock.NewMutex(newSession(t, cluster.Client(t)), name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	client, w := harness.WiredClient(t, cluster)
-	s := newSession(t, client, etcdlock.WithTTL(5*time.Second))
+	s := newSession(t, client, etcdlock.WithTTL(10*time.Second))
 	w.OnRecv(func(method string, _ any) (bool, error) {
 		if method == "Watch" {
 			late := time.NewTimer(3 * time.Second)

@@ -103,7 +103,7 @@ func TestFault_I11_TheSessionSurvives(t *testing.T) {
 	t.Parallel()
 	p := cluster.Proxy(t)
 	c := cluster.Client(t, p, patient)
-	s := newSession(t, c, etcdlock.WithTTL(6*time.Second))
+	s := newSession(t, c, etcdlock.WithTTL(12*time.Second))
 	h := mustLock(t, s, harness.LockName(t))
 	back := harness.Away(t, p, c)
 	sent := s.Deadline()

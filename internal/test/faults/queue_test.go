@@ -241,7 +241,7 @@ func TestFault_F14_StuckHolder(t *testing.T) {
 	t.Parallel()
 	c := cluster.Client(t)
 	name := harness.LockName(t)
-	s := newSession(t, cluster.Client(t), etcdlock.WithOwner("batch-7"), etcdlock.WithTTL(5*time.Second))
+	s := newSession(t, cluster.Client(t), etcdlock.WithOwner("batch-7"), etcdlock.WithTTL(8*time.Second))
 	var next *etcdlock.Ticket
 	err := etcdlock.NewMutex(s, name).Do(harness.Ctx(t), func(ctx context.Context, h *etcdlock.Held) (err error) {
 		next, err = etcdlock.NewMutex(newSession(t, c), name).Enqueue(harness.Ctx(t))

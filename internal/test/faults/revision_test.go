@@ -137,7 +137,7 @@ func requireAlone(t *testing.T, own *etcdtest.Cluster, locks *etcdlock.Client, n
 func TestFault_J2_NothingWasSeen(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
-	s := newSession(t, own.Client(t))
+	s := newSession(t, own.Client(t), etcdlock.WithTTL(20*time.Second)) // longer than a restore takes on a busy machine
 	h := mustLock(t, s, harness.LockName(t))
 	restore := harness.Snapshot(t, own)
 	restore(0)

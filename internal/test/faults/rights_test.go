@@ -68,7 +68,7 @@ func TestFault_J13_RightsTakenAwayAtRest(t *testing.T) {
 	t.Parallel()
 	worker, taken := withCustomers(t)
 	var log logtest.Log
-	s := newSession(t, worker(), etcdlock.WithTTL(6*time.Second), etcdlock.WithLogger(log.Logger()))
+	s := newSession(t, worker(), etcdlock.WithTTL(15*time.Second), etcdlock.WithLogger(log.Logger()))
 	h, err := etcdlock.NewMutex(s, "customers/1").Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	taken()

@@ -147,7 +147,7 @@ func TestFault_J14_EtcdInTheProcess(t *testing.T) {
 func locksThrough(t *testing.T, w through, outside *clientv3.Client) {
 	name := harness.LockName(t)
 	there := w.prefix + name // as outside sees it
-	locks, others := newClient(t, w.client, etcdlock.WithTTL(5*time.Second)), newClient(t, outside)
+	locks, others := newClient(t, w.client, etcdlock.WithTTL(10*time.Second)), newClient(t, outside)
 	queued := func(n int) {
 		t.Helper()
 		require.Eventually(t, func() bool { return len(harness.Entries(t, outside, there)) == n }, harness.Hang, harness.Tick)
