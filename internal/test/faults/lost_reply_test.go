@@ -60,14 +60,17 @@ func ctxEnds(t *testing.T, reply func(ctx context.Context) error) {
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
 		name := harness.LockName(t)
 		ctx, cancel := context.WithCancel(harness.Ctx(t))
-		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-			if err := send(ctx); err != nil {
+		// A request that is slow is sent again beside itself.
+		w.OnUnary(func(attempt context.Context, method string, _ any, send func(context.Context) error) error {
+			ended := ctx.Err() != nil
+			if err := send(attempt); err != nil || method != "Txn" || ended {
 				return err
 			}
 			cancel()
-			return reply(ctx)
+			return reply(attempt)
 		})
 		_, err := lockFuncs(s, name)[kind](ctx)
+		w.OnUnary(nil)
 		require.ErrorIs(t, err, context.Canceled, kind)
 		harness.RequireGone(t, c, name)
 		requireFree(t, name)
@@ -188,13 +191,13 @@ func TestFault_A8_LostGrantReply(t *testing.T) {
 
 	// ctx ends before it is known whether a lease was granted.
 	ctx, cancel := context.WithCancel(harness.Ctx(t))
-	w.Once("LeaseGrant", func(ctx context.Context, send func(context.Context) error) error {
-		if err := send(ctx); err != nil {
+	w.OnUnary(func(attempt context.Context, method string, _ any, send func(context.Context) error) error {
+		if err := send(attempt); err != nil || method != "LeaseGrant" {
 			return err
 		}
 		cancel()
-		<-ctx.Done()
-		return ctx.Err()
+		<-attempt.Done()
+		return attempt.Err()
 	})
 	_, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(time.Hour))
 	require.ErrorIs(t, err, context.Canceled)
