@@ -1,6 +1,8 @@
 package faults
 
 import (
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -9,7 +11,15 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/test/leaks"
 )
+
+// drains reports whether an Orphan waits for the requests on their way: what is wanted from now on is wanted later.
+func drains() bool {
+	return slices.ContainsFunc(strings.Split(leaks.Library(), "\n\n"), func(stack string) bool {
+		return strings.Contains(stack, "[select") && strings.Contains(stack, "(*Client).Drain(")
+	})
+}
 
 // Orphan returns when etcd has answered what the session has on its way. So nothing of it is carried out after the
 // successor has adopted the lock, and what is wanted later is not sent any more.
@@ -44,6 +54,7 @@ func TestAdopt_OrphanedWithARequestOnItsWay(t *testing.T) {
 			w, left := start(t, s, name, tap)
 			<-w.caught
 			orphaned := harness.Async(func() error { s.Orphan(); return nil })
+			require.Eventually(t, drains, harness.Hang, harness.Tick)
 			harness.Hangs(t, orphaned, 50*time.Millisecond)
 			kept.Release()
 			w.send()
