@@ -17,16 +17,13 @@ import (
 // slow is how late an answer comes: the request is sent again before that.
 const slow = 350 * time.Millisecond
 
-// slowly has all requests of that method answered late, from now on.
+// slowly has all requests of that method answered late, from now on. Each answer arrives, also one that a machine which
+// stalls has kept for longer than its request is waited for: without it nobody could tell who removed an entry.
 func slowly(tap *etcdtest.Tap, method string) (stop func()) {
 	return tap.Every(method, func(ctx context.Context, c *etcdtest.Call) error {
-		err := c.Send(ctx)
-		select {
-		case <-time.After(slow):
-			return err
-		case <-ctx.Done(): // the answer is on its way
-			return ctx.Err()
-		}
+		err := c.Send(context.WithoutCancel(ctx))
+		harness.Elapse(slow)
+		return err
 	})
 }
 
