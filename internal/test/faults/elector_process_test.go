@@ -39,7 +39,8 @@ func replicaProcess(ctx context.Context, a lockerArg, c *clientv3.Client, _ *buf
 	err := e.Run(ctx, func(ctx context.Context, term *etcdlock.Held) error {
 		log := fmt.Sprintf("%s.log/%d/", a.Name, term.Token())
 		now := func() string { return strconv.FormatInt(time.Now().UnixNano(), 10) }
-		if _, err := term.Txn(ctx).Then(clientv3.OpPut(log+"began", now())).Commit(); err != nil {
+		// The reply must arrive, also if the test has seen what this writes and has ended the replica before that.
+		if _, err := term.Txn(context.WithoutCancel(ctx)).Then(clientv3.OpPut(log+"began", now())).Commit(); err != nil {
 			return err
 		}
 		<-ctx.Done()
