@@ -46,7 +46,7 @@ func TestControl_StuckWrite(t *testing.T) {
 				return err
 			}
 
-			write0, err := lock(ctx, t, clients[0], 2)
+			write0, err := lock(ctx, t, clients[0], 5)
 			require.NoError(t, err)
 			proxy.Hold(etcdtest.ToServer)
 			stuck := make(chan error, 1)

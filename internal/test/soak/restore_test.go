@@ -22,8 +22,8 @@ import (
 
 const (
 	restoreSessions = 4
-	restoreWorkers  = 2               // of each session
-	restoreTTL      = 5 * time.Second // longer than a restore takes on a busy machine
+	restoreWorkers  = 2                // of each session
+	restoreTTL      = 15 * time.Second // longer than a restore takes on a busy machine
 )
 
 // restoreNames are few, so that all wait for each other.
