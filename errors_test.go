@@ -131,9 +131,7 @@ func TestErrors_Outage(t *testing.T) {
 			if test.waits {
 				h := mustLock(t, other, name)
 				lock()
-				require.Eventually(t, func() bool {
-					return saysWhom(locks.liveSession(), name, h.rev+1)
-				}, hang, tick)
+				awaitWhom(t, locks, name, h.rev+1)
 			}
 			switch {
 			case test.silent:

@@ -271,7 +271,7 @@ func TestLog_DataUnderAName(t *testing.T) {
 	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 3 }, hang, tick)
 	q, err := locks.Inspect(testCtx(t), name)
 	require.NoError(t, err)
-	require.Eventually(t, func() bool { return saysWhom(locks.liveSession(), name, q.Entries[2].Token) }, hang, tick)
+	awaitWhom(t, locks, name, q.Entries[2].Token)
 	cancel()
 	require.EqualError(t, result(t, left), fmt.Sprintf("etcdlock: lock %q: 2 ahead, held by %s (token %d); %s has no lease: it looks like data; keep data and lock names apart: context canceled",
 		name, key, put.Header.Revision, key))

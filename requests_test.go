@@ -750,11 +750,7 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 		w.Reset()
 		ctx, cancel := context.WithCancelCause(testCtx(t))
 		left := async(func() error { return lock(ctx, name) })
-		known := func() bool {
-			s := locks.liveSession()
-			return s != nil && saysWhom(s, name, h.rev+3)
-		}
-		require.Eventually(t, known, hang, tick)
+		awaitWhom(t, locks, name, h.rev+3)
 		why := errors.New("the caller has gone")
 		cancel(why)
 		err := result(t, left)
@@ -767,10 +763,24 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 	}
 }
 
-// saysWhom reports whether the session knows whom the entry of that revision waits for.
-func saysWhom(s *Session, name string, rev int64) bool {
-	_, ok := s.ahead.Ahead(name, keyspace.Exclusive, rev)
-	return ok
+// awaitWhom waits until the session knows whom the entry of that revision waits for. A session asks once for all waits of a
+// name, and not again if etcd takes a second to answer, unless another wait begins: so one does then.
+func awaitWhom(t *testing.T, locks *Client, name string, rev int64) {
+	t.Helper()
+	asked := time.Now()
+	require.Eventually(t, func() bool {
+		s := locks.liveSession()
+		if s == nil {
+			return false
+		}
+		_, ok := s.ahead.Ahead(name, keyspace.Exclusive, rev)
+		if !ok && time.Since(asked) > 3*time.Second {
+			asked = time.Now()
+			s.ahead.Enter(testCtx(t), name, rev)
+			t.Cleanup(func() { s.ahead.Leave(name) })
+		}
+		return ok
+	}, hang, tick)
 }
 
 // Of sessions that take a lock in turn, few are told of each release: up to about eight watch all of the queue, and of more
