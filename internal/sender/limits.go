@@ -26,15 +26,19 @@ const (
 	maxLatency = 100 * time.Millisecond
 )
 
-// pace is how far away etcd is: how long an answer takes if nothing else is on its way.
-type pace struct{ latency time.Duration }
+// pace is how far away etcd is, and how busy.
+type pace struct {
+	latency time.Duration // how long an answer takes if nothing else is on its way
+	answer  time.Duration // how long answers take lately
+}
 
 // took takes note of an answer that took d, when that many commands were on their way. Etcd is no farther away than d. That it
 // is farther than was believed shows only if the other commands can't be why the answer took so long. Else a busy etcd would
 // be sent more requests, and be busier.
 func (p *pace) took(d time.Duration, commands int) {
 	d = min(d, maxLatency)
-	each := d / time.Duration(commands)
+	p.answer += (d - p.answer) / 4
+	each := d / time.Duration(max(1, commands))
 	switch {
 	case p.latency == 0:
 		p.latency = each
@@ -45,17 +49,20 @@ func (p *pace) took(d time.Duration, commands int) {
 	}
 }
 
-// seats is how many requests may be on their way together, each of at most most commands.
+// seats is how many requests may be on their way together, each of at most most commands. Where answers take longer than the
+// way, etcd is busy, and has the fewer requests to do.
 func (p *pace) seats(most int) int {
-	return max(minSeats, int(p.latency/perSeat)) * maxCommands / most
+	far := int(p.latency / perSeat * p.latency / max(p.latency, p.answer/minSeats, 1))
+	return max(minSeats, far) * maxCommands / most
 }
 
-// patience is how long a command waits for a seat: then it is sent in any case, with all that waits.
+// patience is how long a command waits for a seat: then it is sent in any case, with all that waits. Far away from etcd that
+// is at once, unless it is because etcd is busy that answers take long: one request more would make it busier.
 func (p *pace) patience() time.Duration {
-	if p.latency > far {
+	if p.latency > far && p.answer < minSeats*p.latency {
 		return patienceFar
 	}
-	return patienceNear
+	return max(patienceNear, 2*p.answer)
 }
 
 // refusedFor is how long a name stays by itself after etcd has refused a command of that name that went by itself: each

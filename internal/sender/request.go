@@ -12,13 +12,14 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller. Its seat is taken, one of that many.
-func (s *Sender) alone(ctx, life context.Context, c *Command, seats int) (r Reply, ambiguous bool, err error) {
+// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller. Its seat is taken. It is one of
+// that many commands that are on their way.
+func (s *Sender) alone(ctx, life context.Context, c *Command, aboard int) (r Reply, ambiguous bool, err error) {
 	start := time.Now()
 	r, ambiguous, err = Send(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, c)
 	s.mu.Lock()
 	if err == nil && !ambiguous {
-		s.pace.took(time.Since(start), seats)
+		s.pace.took(time.Since(start), aboard)
 	}
 	s.limits.answeredAlone(c, err)
 	s.arriveLocked(c)
@@ -74,7 +75,7 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 	defer cancel()
 	f := &flight{Sender: s, commands: b, cancel: cancel}
 	s.mu.Lock()
-	commands := s.seats * len(b) // about
+	aboard := s.aboard
 	for _, c := range b {
 		if c.state == sent {
 			c.flight = f
@@ -89,7 +90,7 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 		s.arriveLocked(c)
 	}
 	if err == nil && f.calls == 1 {
-		s.pace.took(time.Since(start), commands)
+		s.pace.took(time.Since(start), aboard)
 	}
 	s.endLocked(b, leader, ambiguous, err)
 	ended := slices.DeleteFunc(b, func(c *Command) bool { return c.state != over })

@@ -40,6 +40,7 @@ func (s *Sender) beginLocked(b ...*Command) {
 
 // departLocked takes note that a command is on its way.
 func (s *Sender) departLocked(c *Command) {
+	s.aboard++
 	for _, name := range c.Names {
 		s.flying[name]++
 	}
@@ -48,6 +49,7 @@ func (s *Sender) departLocked(c *Command) {
 // arriveLocked takes note that a command is on its way no more. The removals that have waited for that wait for a request
 // to go with now. So do those that a command by itself could not take along: there may be one at each moment.
 func (s *Sender) arriveLocked(c *Command) {
+	s.aboard--
 	for _, name := range c.Names {
 		if s.flying[name]--; s.flying[name] == 0 {
 			delete(s.flying, name)

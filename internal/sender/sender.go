@@ -29,6 +29,7 @@ type Sender struct {
 	offers  offers
 	flying  map[string]int // commands of each name that are on their way
 	freed   bool           // what waits has waited for a reply that has just come
+	aboard  int            // commands that are on their way
 	seats   int            // requests that are on their way, or about to be
 	pace    pace
 	limits  limits
@@ -83,9 +84,9 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	if len(along) == 0 {
 		s.departLocked(c)
 		s.requests++
-		seats := s.seats
+		aboard := s.aboard
 		s.mu.Unlock()
-		return s.alone(ctx, life, c, seats)
+		return s.alone(ctx, life, c, aboard)
 	}
 	b := removalsFirst(append(along, c))
 	s.beginLocked(b...)

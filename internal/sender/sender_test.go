@@ -72,6 +72,7 @@ func onPost(t *testing.T, play func(p *post)) {
 		synctest.Wait()
 		p.Sender.mu.Lock()
 		require.Zero(t, p.seats)
+		require.Zero(t, p.aboard)
 		require.Empty(t, p.flying)
 		require.Zero(t, p.queue.len())
 		require.Empty(t, p.offers)
@@ -422,7 +423,7 @@ func TestPace(t *testing.T) {
 		{0, maxCommands / 8, 8 * minSeats, patienceNear},
 		{0, 1, maxCommands * minSeats, patienceNear},
 	} {
-		p := pace{tc.latency}
+		p := pace{latency: tc.latency}
 		require.Equal(t, tc.seats, p.seats(tc.most), tc)
 		require.Equal(t, tc.patience, p.patience(), tc)
 	}
@@ -445,20 +446,31 @@ func TestPace(t *testing.T) {
 		p.took(20*time.Millisecond, 2)
 	}
 	require.InDelta(t, 10*time.Millisecond, p.latency, float64(time.Millisecond))
+	require.InDelta(t, 20, p.seats(maxCommands), 1)
+	require.Equal(t, patienceFar, p.patience())
+	for range 100 {
+		p.took(40*time.Millisecond, 20)
+	}
+	require.Less(t, p.seats(maxCommands), 16, "it is busy")
+	require.InDelta(t, 80*time.Millisecond, p.patience(), float64(time.Millisecond))
 }
 
 // Etcd takes some time for each request, one after the other, and a part of that for each command. However little it can do,
 // it is sent few requests, and carries out as much as it can. Where it is only far away, it is sent as many as there are.
 func TestSender_ABusyEtcd(t *testing.T) {
 	for _, tc := range []struct {
+		goroutines             int
 		request, command, away time.Duration
 		requests, cycles       float64 // for a cycle; in a second
 	}{
-		{600 * time.Microsecond, 40 * time.Microsecond, 300 * time.Microsecond, 0.6, 2500},
-		{0, 0, 10 * time.Millisecond, 2, 750},
+		{16, 600 * time.Microsecond, 40 * time.Microsecond, 300 * time.Microsecond, 0.6, 2500},
+		{64, 2500 * time.Microsecond, 40 * time.Microsecond, 300 * time.Microsecond, 0.16, 2200},
+		{256, 2500 * time.Microsecond, 40 * time.Microsecond, 300 * time.Microsecond, 0.04, 5500},
+		{16, 0, 0, 10 * time.Millisecond, 2, 750},
+		{64, 0, 0, 10 * time.Millisecond, 2, 3000},
 	} {
 		onPost(t, func(p *post) {
-			const goroutines, lasts = 16, time.Second
+			const lasts = time.Second
 			var busy time.Time // until then
 			var requests, cycles float64
 			p.set(func() {
@@ -475,7 +487,7 @@ func TestSender_ABusyEtcd(t *testing.T) {
 				}
 			})
 			began := time.Now()
-			for i := range goroutines {
+			for i := range tc.goroutines {
 				p.calls.Go(func() {
 					for time.Since(began) < lasts {
 						key := fmt.Sprintf("n%d/1", i)
@@ -489,7 +501,7 @@ func TestSender_ABusyEtcd(t *testing.T) {
 				})
 			}
 			p.calls.Wait()
-			t.Logf("%.2f requests for a cycle, %.0f cycles in a second", requests/cycles, cycles)
+			t.Logf("%v: %.2f requests for a cycle, %.0f cycles in a second", tc, requests/cycles, cycles)
 			require.LessOrEqual(t, requests/cycles, tc.requests)
 			require.GreaterOrEqual(t, cycles, tc.cycles)
 		})
