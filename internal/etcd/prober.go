@@ -85,7 +85,7 @@ func (c *Client) Probe(ctx context.Context) (silent bool) {
 		case !ask:
 			continue
 		case unheard < AttemptMin+c.pace.late():
-			again = unheard > c.pace.late() && w.renewable && !w.answers.Load() && time.Since(w.opened) > reopen
+			again = unheard > c.pace.late() && w.renewable() && !w.answers.Load() && time.Since(w.opened) > reopen
 		case mute && time.Since(w.opened) < reopen:
 			silent = true
 		case mute && time.Since(w.opened) < reopen+2*AttemptMin:

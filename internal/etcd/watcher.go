@@ -27,11 +27,10 @@ import (
 // A Watcher is a clientv3.Watcher that a Client uses for its watches.
 type Watcher struct {
 	clientv3.Watcher
-	own       bool // made by the Client, which has to close it
-	renewable bool // it is etcd's own, as NewWatcher makes them
-	watches   int  // that are open, or being opened
-	open      int  // that are open
-	replaced  bool // no watch is opened by it anymore; of the newest one: CloseWatcher was called
+	own      bool // made by the Client, which has to close it
+	watches  int  // that are open, or being opened
+	open     int  // that are open
+	replaced bool // no watch is opened by it anymore; of the newest one: CloseWatcher was called
 	// former are, of the Watcher for new watches, those before it that still have watches.
 	former []*Watcher
 	// heard is set when one of the watches had something. probed is when Probe asked whether the
@@ -50,8 +49,8 @@ type Watcher struct {
 	opened  time.Time
 	life    context.Context // of the watches
 	end     context.CancelFunc
-	// calls of Watch end with calling: with the clientv3.Client, and if quit is not nil, when CloseWatcher calls that. See
-	// inBackground.
+	// calls of Watch end with calling: with the clientv3.Client, and those of a Watcher of the user when CloseWatcher calls
+	// quit. It is nil of etcd's own, as NewWatcher makes them. See inBackground.
 	calls   sync.WaitGroup
 	calling context.Context
 	quit    context.CancelFunc
@@ -66,8 +65,8 @@ type watched struct {
 }
 
 func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
-	w := &Watcher{Watcher: of, renewable: isPlain(client, of), calling: client.Ctx()}
-	if !w.renewable {
+	w := &Watcher{Watcher: of, calling: client.Ctx()}
+	if !isPlain(client, of) {
 		w.calling, w.quit = context.WithCancel(w.calling)
 	}
 	w.life, w.end = context.WithCancel(w.calling)
@@ -111,6 +110,9 @@ func isPlain(client *clientv3.Client, w clientv3.Watcher) bool {
 	return true
 }
 
+// renewable reports whether NewWatcher can replace w.
+func (w *Watcher) renewable() bool { return w.quit == nil }
+
 func (w *Watcher) idle() bool { return w.watches == 0 }
 
 // EnterWatcher is called to open a watch: it returns the Watcher to do so with.
@@ -126,7 +128,7 @@ func (c *Client) EnterWatcher() *Watcher {
 func (c *Client) LeaveWatcher(w *Watcher, failed bool) {
 	c.mu.Lock()
 	w.watches--
-	if failed && w == c.watcher && w.renewable {
+	if failed && w == c.watcher && w.renewable() {
 		c.suspect.Store(true)
 	}
 	c.watcher.former = slices.DeleteFunc(c.watcher.former, (*Watcher).idle)
@@ -153,7 +155,7 @@ func (c *Client) ReplaceWatcher() {
 // renewLocked reports whether the next watches got a new stream. After CloseWatcher there are none: nobody would close
 // their Watcher. The caller holds c.mu.
 func (c *Client) renewLocked() bool {
-	if !c.watcher.renewable || c.watcher.replaced {
+	if !c.watcher.renewable() || c.watcher.replaced {
 		return false
 	}
 	w := newWatcher(c.Client, clientv3.NewWatcher(c.Client))
@@ -177,12 +179,12 @@ func (c *Client) CloseWatcher() {
 	c.mu.Lock()
 	w := c.watcher
 	w.replaced = true
-	if w.quit != nil {
+	if !w.renewable() {
 		w.quit()
 	}
 	c.mu.Unlock()
 	c.closeUnused(w)
-	if w.quit == nil {
+	if w.renewable() {
 		return
 	}
 	returned := make(chan struct{})

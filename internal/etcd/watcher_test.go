@@ -110,7 +110,7 @@ func TestWatcherFailed(t *testing.T) {
 func TestWatcherNotAfterClose(t *testing.T) {
 	playProbed(t, func(c probed) {
 		_, w, ended := c.watch(true)
-		w.renewable = true
+		w.quit = nil // as of etcd's own
 		c.LeaveWatcher(c.EnterWatcher(), true)
 		c.CloseWatcher()
 		c.etcdAnswers()
@@ -239,7 +239,7 @@ func TestProbe_OpensNothingEarly(t *testing.T) {
 			m := &mute{Server: fakeetcd.New()}
 			client := NewClient(fakeetcd.New().Client(nil))
 			w := newWatcher(client.Client, m)
-			w.renewable = true
+			w.quit = nil // as of etcd's own
 			client.use(w)
 			for range 100 {
 				client.pace.took(c.answer)
@@ -374,7 +374,7 @@ func (f failing) Watch(ctx context.Context, key string, opts ...clientv3.OpOptio
 func TestProbe_SilentAndSuspect(t *testing.T) {
 	playProbed(t, func(c probed) {
 		_, w, ended := c.watch(true)
-		w.renewable = true
+		w.quit = nil // as of etcd's own
 		c.LeaveWatcher(c.EnterWatcher(), true)
 		c.probe(3 * AttemptMin)
 		require.True(t, isClosed(ended))
