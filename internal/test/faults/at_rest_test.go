@@ -48,17 +48,17 @@ func TestFault_J5_AtRest(t *testing.T) {
 			late, counts := lateRenewals()
 			s := newSession(t, as("worker", tap), etcdlock.WithTTL(9*time.Second), hooks, counts)
 			holds := hold(t, s, n)
-			renewal(t, s, renewed) // its stream leads to etcd
+			awaitAlive(t, s, renewed) // its stream leads to etcd
 			look := tap.Calls("LeaseTimeToLive")
 			require.Eventually(t, func() bool { return tap.Calls("LeaseTimeToLive") > look }, harness.Hang, harness.Tick)
 			for range 1 + len(renewed) {
-				renewal(t, s, renewed)
+				awaitAlive(t, s, renewed)
 			}
 			calls, sent := tap.Calls(), len(messages)
 			late.Store(0)
 			const ttls = 2 // less than those after which it looks again
 			for range 3 * ttls {
-				renewal(t, s, renewed)
+				awaitAlive(t, s, renewed)
 			}
 			again := int(late.Load())
 			require.LessOrEqual(t, tap.Calls(), calls+again, "requests and streams")
@@ -85,7 +85,7 @@ func TestFault_J5_RemovedAtRest(t *testing.T) {
 	looks, began := 0, time.Now()
 	for n := 0; looks == 0 || n < 3; n++ {
 		require.Less(t, time.Since(began), 4*harness.Hang, "it does not rest")
-		renewal(t, s, renewed)
+		awaitAlive(t, s, renewed)
 		if now := tap.Calls("LeaseTimeToLive"); now != looks {
 			looks, n = now, -1
 		}

@@ -28,11 +28,11 @@ func renewals() (<-chan etcdlock.RenewedInfo, etcdlock.Option) {
 	}})
 }
 
-// renewal waits for the next renewal of a session that must live.
-func renewal[I any](t *testing.T, s *etcdlock.Session, renewed <-chan I) {
+// awaitAlive waits for an event, such as a renewal, of a session that must live until then.
+func awaitAlive[I any](t *testing.T, s *etcdlock.Session, event <-chan I) {
 	t.Helper()
 	select {
-	case <-renewed:
+	case <-event:
 	case <-s.Done():
 		t.Fatal(s.Err())
 	}
@@ -93,11 +93,7 @@ func TestFault_J1_OneReplyForSeveralRenewals(t *testing.T) {
 				<-asked
 				link.Reset()
 			}
-			select {
-			case <-several:
-			case <-s.Done():
-				t.Fatal(s.Err())
-			}
+			awaitAlive(t, s, several)
 			close(reply)
 			<-renewed
 			<-s.Done()
@@ -126,10 +122,10 @@ func TestFault_J5_OnePasswordCheck(t *testing.T) {
 	waiting, err := etcdlock.NewMutex(s, "a/busy").Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= 2 }, harness.Hang, harness.Tick)
-	renewal(t, s, renewed)
+	awaitAlive(t, s, renewed)
 	checks := tap.Calls("Authenticate")
 	for range 6 {
-		renewal(t, s, renewed)
+		awaitAlive(t, s, renewed)
 	}
 	require.LessOrEqual(t, tap.Calls("Authenticate"), checks+int(late.Load()), "password checks at rest")
 	require.LessOrEqual(t, tap.Calls("LeaseKeepAlive"), 1+int(late.Load()), "streams")
