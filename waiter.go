@@ -56,8 +56,8 @@ func (a *acquisition) firstUngranted() *part {
 	return nil
 }
 
-// waitError is the error of the wait of a part that has ended with err, in the words of callers. If the entry was removed, the error
-// says whether the lease took the entry. If the wait was given up, the error says which holder has the lock.
+// waitError is the error of a part's wait that has ended with err, in the words of callers. If the entry was removed, the
+// error says whether the lease took the entry. If the wait was given up, the error says which holder has the lock.
 func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 	s := a.s
 	switch {

@@ -38,7 +38,7 @@ type pace struct {
 func (p *pace) took(d time.Duration, commands int) {
 	d = min(d, maxLatency)
 	p.answer += (d - p.answer) / 4
-	each := d / time.Duration(max(1, commands))
+	each := d / time.Duration(commands)
 	switch {
 	case p.latency == 0:
 		p.latency = each
@@ -49,15 +49,15 @@ func (p *pace) took(d time.Duration, commands int) {
 	}
 }
 
-// seats is how many requests may be on their way together, each of at most most commands. Where answers take longer than the
-// way, etcd is busy, and has the fewer requests to do.
+// seats is how many requests may be on their way together, each of at most most commands. If answers take more than minSeats
+// times as long as the distance to etcd explains, etcd is busy, and gets fewer requests.
 func (p *pace) seats(most int) int {
-	far := int(p.latency / perSeat * p.latency / max(p.latency, p.answer/minSeats, 1))
-	return max(minSeats, far) * maxCommands / most
+	byDistance := int(p.latency / perSeat * p.latency / max(p.latency, p.answer/minSeats, 1))
+	return max(minSeats, byDistance) * maxCommands / most
 }
 
-// patience is how long a command waits for a seat: then it is sent in any case, with all that waits. Far away from etcd that
-// is at once, unless it is because etcd is busy that answers take long: one request more would make it busier.
+// patience is how long a command waits for a seat: then it is sent in any case, with all that waits. If etcd is far away, that
+// is soon. If etcd is busy, a command waits longer than an answer takes, since one request more would make etcd busier.
 func (p *pace) patience() time.Duration {
 	if p.latency > far && p.answer < minSeats*p.latency {
 		return patienceFar
