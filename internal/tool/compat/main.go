@@ -4,9 +4,10 @@
 // versions, and prints the results. Each version runs as a single member, as
 // a cluster of three, and as a single member behind its own `etcd grpc-proxy`.
 //
-//	go run ./internal/tool/compat [-write docs/compat.md] [-modfile go.mod,go.latest.mod] [server ...]
+//	go run ./internal/tool/compat [-write docs/compat.md | -few] [-modfile go.mod,go.latest.mod] [server ...]
 //
-// The tests are built with the client of each of these go.mod files.
+// The tests are built with the client of each of these go.mod files. With -few, each server runs as a single member, only
+// the first one in the other two ways too, and the tests repeat as little as in go test ./...: for every change.
 //
 // A server is a minor version such as v3.5, which stands for its newest patch release; or
 // an exact version such as v3.5.21; or debian, for the package etcd-server of this
@@ -50,23 +51,28 @@ const (
 
 func main() {
 	file := flag.String("write", "", "write the table to this `file`, too")
+	few := flag.Bool("few", false, "run the first server alone in each way, and fewer rounds of the tests")
 	modfiles := flag.String("modfile", "go.mod,go.latest.mod", "the go.mod `files` that the tests are built with")
 	flag.Parse()
 	servers := flag.Args()
 	if len(servers) == 0 {
 		servers = []string{"debian", "v3.5", "v3.6", "v3.7"}
 	}
+	if *few && *file != "" {
+		fmt.Fprintln(os.Stderr, "compat: -few leaves out results that the table of -write needs")
+		os.Exit(2)
+	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
-	if err := run(ctx, servers, strings.Split(*modfiles, ","), *file); err != nil {
+	if err := run(ctx, servers, strings.Split(*modfiles, ","), *few, *file); err != nil {
 		fmt.Fprintln(os.Stderr, "compat:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, servers, modfiles []string, file string) (err error) {
+func run(ctx context.Context, servers, modfiles []string, few bool, file string) (err error) {
 	dir, err := os.MkdirTemp("", "etcdlock-compat-")
 	if err != nil {
 		return err
@@ -88,9 +94,9 @@ func run(ctx context.Context, servers, modfiles []string, file string) (err erro
 		if err != nil {
 			return fmt.Errorf("%s: %w", m, err)
 		}
-		for _, b := range builds {
-			for _, s := range shapes {
-				trials = append(trials, trial{c, b, s})
+		for i, b := range builds {
+			for _, s := range shapesOf(i, few) {
+				trials = append(trials, trial{c, b, s, !few})
 			}
 		}
 	}
@@ -138,6 +144,14 @@ func (s shape) String() string {
 
 var shapes = []shape{{1, false}, {3, false}, {1, true}}
 
+// shapesOf returns the shapes in which the server with index i of the command line runs.
+func shapesOf(i int, few bool) []shape {
+	if few && i > 0 {
+		return shapes[:1]
+	}
+	return shapes
+}
+
 // suited returns the tests that can run with servers of that shape. With several members it
 // omits tests that count requests, because a read that meets a lagging member costs one
 // more request. It also omits tests that depend on exact times with a TTL of 2 s, because
@@ -163,6 +177,7 @@ type trial struct {
 	client
 	build
 	shape
+	full bool // all rounds of the tests
 }
 
 func (t trial) String() string {
@@ -192,7 +207,7 @@ func (t trial) run(ctx context.Context, dir string) (result, error) {
 	began, passed := time.Now(), 0
 	for _, s := range t.suites {
 		names := suited(s.tests, t.shape)
-		if err := s.run(ctx, names, c.endpoints, dir); err != nil {
+		if err := s.run(ctx, names, c.endpoints, dir, t.full); err != nil {
 			return result{}, fmt.Errorf("%w\n%s", err, c.logs())
 		}
 		passed += len(names)
@@ -201,10 +216,13 @@ func (t trial) run(ctx context.Context, dir string) (result, error) {
 }
 
 // run runs the tests of the suite that are named.
-func (s suite) run(ctx context.Context, names, endpoints []string, dir string) error {
+func (s suite) run(ctx context.Context, names, endpoints []string, dir string, full bool) error {
 	cmd := command(ctx, s.binary, "-test.v", "-test.timeout="+testLimit.String(), "-test.run=^("+strings.Join(names, "|")+")$")
 	cmd.Dir = s.dir
-	cmd.Env = append(os.Environ(), endpointsVar+"="+strings.Join(endpoints, ","), "ETCDLOCK_FULL=1", "TMPDIR="+dir)
+	cmd.Env = append(os.Environ(), endpointsVar+"="+strings.Join(endpoints, ","), "TMPDIR="+dir)
+	if full {
+		cmd.Env = append(cmd.Env, "ETCDLOCK_FULL=1")
+	}
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	err := cmd.Run()

@@ -57,3 +57,10 @@ func TestSuited(t *testing.T) {
 	require.Equal(t, []string{"TestFault_F15_It", "TestSmoke"}, suited(names, shape{members: 3}))
 	require.Equal(t, []string{"TestFault_F15_It", "TestSmoke"}, suited(append(slices.Clone(names), notProxied...), shape{members: 1, proxied: true}))
 }
+
+// With -few, each server runs on one member, and the first in every shape.
+func TestShapesOf(t *testing.T) {
+	require.Equal(t, shapes, shapesOf(0, true))
+	require.Equal(t, []shape{{members: 1}}, shapesOf(1, true))
+	require.Equal(t, shapes, shapesOf(1, false))
+}
