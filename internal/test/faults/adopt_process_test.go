@@ -80,7 +80,7 @@ func TestAdopt_ProcessKilled(t *testing.T) {
 	p := start(0)
 	var first took
 	p.read(t, &first)
-	tk, err := etcdlock.NewMutex(newSession(t, c), "a").Enqueue(harness.Ctx(t))
+	tk, err := etcdlock.NewMutex(newSession(t, c, etcdlock.WithTTL(time.Duration(ttl)*time.Second)), "a").Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	adopted := 0
 	for i := range restarts {
