@@ -13,12 +13,12 @@ import (
 )
 
 const (
-	// demoTTL is short, because the demo waits until the lease of the killed holder
-	// ends.
-	demoTTL = 2 * time.Second
+	// demoTTL is short, because the demo waits until the lease of the killed holder ends. It is
+	// not so short that a busy machine ends the leases of the others.
+	demoTTL = 4 * time.Second
 
 	// timeLimit ends a demo that does not end by itself. The cleaning up comes after it.
-	timeLimit = 25 * time.Second
+	timeLimit = 45 * time.Second
 )
 
 var errTooLong = fmt.Errorf("the demo did not end within %v: a lock is stuck, or this machine or its etcd is very slow", timeLimit)
