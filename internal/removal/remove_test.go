@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -32,81 +33,83 @@ func newWorld(t *testing.T) *world {
 
 // Keys are removed as far as they are those of the entry, and it is told of each whether it was there.
 func TestRemove_I5(t *testing.T) {
-	w := newWorld(t)
-	next := []queue.Entry{{Key: "a/6", Rev: w.WriteOn(5, "", "a/6")}, {Key: "a/7", Rev: 1}, {Key: "a/8", Rev: w.WriteOn(5, "", "a/8")}}
-	seen := []queue.Entry{next[0], next[2]}
-	removals := New(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
-	remove := func(rev int64, keys ...string) []bool {
-		r, err := removals.Remove(t.Context(), removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
-		require.NoError(t, err)
-		require.False(t, r.Ambiguous)
-		require.Equal(t, seen, r.There)
-		require.Equal(t, w.Do(), r.At)
-		return r.Removed
-	}
-	rev := w.WriteOn(5, "", "a/5", "a/r5")
-	require.Equal(t, []bool{false}, remove(rev-1, "a/5"))
-	require.Equal(t, []bool{false, false}, remove(rev-1, "a/5", "a/r5"))
-	require.Equal(t, []string{"a/5", "a/6", "a/8", "a/r5"}, w.There("a/"))
-	require.Equal(t, []bool{true}, remove(rev, "a/5"))
-	require.Equal(t, []bool{false, true}, remove(rev, "a/5", "a/r5"))
-	require.Equal(t, []string{"a/6", "a/8"}, w.There("a/"))
-
-	beside := func(rev int64) ([]bool, bool) {
-		r, there, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, nil)
-		require.NoError(t, err)
-		require.Equal(t, next, r.Sought)
-		return r.Removed, there
-	}
-	rev = w.WriteOn(5, "", "a/5", "a/r5")
-	removed, there := beside(rev - 1)
-	require.Empty(t, removed)
-	require.False(t, there)
-	for _, was := range []bool{true, false} {
-		removed, there = beside(rev)
-		require.Equal(t, []bool{was}, removed)
-		require.True(t, there)
-	}
-	require.Equal(t, []string{"a/6", "a/8", "a/r5"}, w.There("a/"))
-
-	// It is sent again without what it looks for, since etcd may allow less, before anybody is told.
-	w.WriteOn(5, "", "a/5")
-	w.Step = func(_ context.Context, what string) error {
-		w.Step = func(context.Context, string) error { return nil }
-		return rpctypes.ErrGRPCTooManyOps
-	}
-	r, _, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, func(err error) { require.NoError(t, err) })
-	require.NoError(t, err)
-	require.Empty(t, r.Sought)
-
-	// An attempt before a refusal may have been carried out.
-	w.WriteOn(5, "", "a/5")
-	told, steps := 0, 0
-	w.Step = func(_ context.Context, what string) error {
-		switch steps++; steps {
-		case 2:
-			return errors.New("the reply is lost")
-		case 3:
-			return rpctypes.ErrGRPCPermissionDenied
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		next := []queue.Entry{{Key: "a/6", Rev: w.WriteOn(5, "", "a/6")}, {Key: "a/7", Rev: 1}, {Key: "a/8", Rev: w.WriteOn(5, "", "a/8")}}
+		seen := []queue.Entry{next[0], next[2]}
+		removals := New(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
+		remove := func(rev int64, keys ...string) []bool {
+			r, err := removals.Remove(t.Context(), removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
+			require.NoError(t, err)
+			require.False(t, r.Ambiguous)
+			require.Equal(t, seen, r.There)
+			require.Equal(t, w.Do(), r.At)
+			return r.Removed
 		}
-		return nil
-	}
-	r, _, err = removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, nil, func(error) { told++ })
-	require.NoError(t, err)
-	require.True(t, r.Ambiguous)
-	require.Equal(t, 1, told)
+		rev := w.WriteOn(5, "", "a/5", "a/r5")
+		require.Equal(t, []bool{false}, remove(rev-1, "a/5"))
+		require.Equal(t, []bool{false, false}, remove(rev-1, "a/5", "a/r5"))
+		require.Equal(t, []string{"a/5", "a/6", "a/8", "a/r5"}, w.There("a/"))
+		require.Equal(t, []bool{true}, remove(rev, "a/5"))
+		require.Equal(t, []bool{false, true}, remove(rev, "a/5", "a/r5"))
+		require.Equal(t, []string{"a/6", "a/8"}, w.There("a/"))
 
-	lost := false
-	w.Step = func(_ context.Context, what string) error {
-		if what == "Txn." && !lost {
-			lost = true
-			return errors.New("the reply is lost")
+		beside := func(rev int64) ([]bool, bool) {
+			r, there, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, nil)
+			require.NoError(t, err)
+			require.Equal(t, next, r.Sought)
+			return r.Removed, there
 		}
-		return nil
-	}
-	r, err = Remove(t.Context(), w.etcd, etcd.Policy{}, []string{"a/r5"}, rev)
-	require.NoError(t, err)
-	require.Equal(t, Result{At: w.Do(), Removed: []bool{false}, Ambiguous: true}, r)
+		rev = w.WriteOn(5, "", "a/5", "a/r5")
+		removed, there := beside(rev - 1)
+		require.Empty(t, removed)
+		require.False(t, there)
+		for _, was := range []bool{true, false} {
+			removed, there = beside(rev)
+			require.Equal(t, []bool{was}, removed)
+			require.True(t, there)
+		}
+		require.Equal(t, []string{"a/6", "a/8", "a/r5"}, w.There("a/"))
+
+		// It is sent again without what it looks for, since etcd may allow less, before anybody is told.
+		w.WriteOn(5, "", "a/5")
+		w.Step = func(_ context.Context, what string) error {
+			w.Step = func(context.Context, string) error { return nil }
+			return rpctypes.ErrGRPCTooManyOps
+		}
+		r, _, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, func(err error) { require.NoError(t, err) })
+		require.NoError(t, err)
+		require.Empty(t, r.Sought)
+
+		// An attempt before a refusal may have been carried out.
+		w.WriteOn(5, "", "a/5")
+		told, steps := 0, 0
+		w.Step = func(_ context.Context, what string) error {
+			switch steps++; steps {
+			case 2:
+				return errors.New("the reply is lost")
+			case 3:
+				return rpctypes.ErrGRPCPermissionDenied
+			}
+			return nil
+		}
+		r, _, err = removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, nil, func(error) { told++ })
+		require.NoError(t, err)
+		require.True(t, r.Ambiguous)
+		require.Equal(t, 1, told)
+
+		lost := false
+		w.Step = func(_ context.Context, what string) error {
+			if what == "Txn." && !lost {
+				lost = true
+				return errors.New("the reply is lost")
+			}
+			return nil
+		}
+		r, err = Remove(t.Context(), w.etcd, etcd.Policy{}, []string{"a/r5"}, rev)
+		require.NoError(t, err)
+		require.Equal(t, Result{At: w.Do(), Removed: []bool{false}, Ambiguous: true}, r)
+	})
 }
 
 // A removal that is slow is sent again beside itself, so its attempts must share nothing that they write.
@@ -125,7 +128,7 @@ func TestRemove_BesideItself(t *testing.T) {
 		w.Step = func(_ context.Context, what string) error {
 			if what == "Txn" && attempts.Add(1) == 1 {
 				<-second.Done()
-			} else if what == "Txn." && attempts.Load() == 2 {
+			} else if what == "Txn." { // of another one than the first
 				carriedOut()
 			}
 			return nil

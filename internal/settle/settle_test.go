@@ -173,16 +173,18 @@ func TestKeys_RawValuesAreForgotten(t *testing.T) {
 // A raw value that the session wrote late under a key is still its own when it writes the same there again, however much
 // etcd has shown meanwhile.
 func TestSettle_RawValueWrittenBefore(t *testing.T) {
-	w := newWorld(t)
-	key := w.Take("a", keyspace.Exclusive)
-	w.WriteRaw("v", key)
-	late := w.WriteOn(5, "v", key)
-	_, err := w.etcd.Get(t.Context(), key)
-	require.NoError(t, err)
-	w.WriteRaw("v", key)
-	require.True(t, w.WroteRaw(late, false, key))
-	w.WriteRaw("another", key)
-	require.False(t, w.WroteRaw(late, true, key))
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		key := w.Take("a", keyspace.Exclusive)
+		w.WriteRaw("v", key)
+		late := w.WriteOn(5, "v", key)
+		_, err := w.etcd.Get(t.Context(), key)
+		require.NoError(t, err)
+		w.WriteRaw("v", key)
+		require.True(t, w.WroteRaw(late, false, key))
+		w.WriteRaw("another", key)
+		require.False(t, w.WroteRaw(late, true, key))
+	})
 }
 
 // One request looks after many unsettled entries, and there is one at a time.
@@ -217,74 +219,78 @@ func TestSettle_ManyInOneRequest(t *testing.T) {
 // A request looks for many late writes. If etcd refuses it, because the client has lost its rights on one
 // of the locks, the late writes of the other locks are still found.
 func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
-	w := newWorld(t)
-	var some []*unsettled
-	leave := func(keys []string) {
-		w.Skip(keys, nil) // nobody uses them any more
-		some = append(some, &unsettled{keys, time.Now()})
-	}
-	for _, name := range []string{"a", "b", "c", "d"} {
-		keys, value := w.take(name)
-		w.WriteOn(5, value, keys...)
-		leave(keys)
-	}
-	var reads atomic.Int32
-	w.Step = func(_ context.Context, what string) error {
-		if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // the request for all five, and for the first two
-			return rpctypes.ErrGRPCPermissionDenied
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		var some []*unsettled
+		leave := func(keys []string) {
+			w.Skip(keys, nil) // nobody uses them any more
+			some = append(some, &unsettled{keys, time.Now()})
 		}
-		return nil
-	}
-	// Another user of the same lease has the key of the next entry.
-	keys, _ := w.take("e")
-	w.WriteOn(5, "", keys[0])
-	leave(keys)
-	require.NoError(t, w.removeLateWrites(t.Context(), some))
-	require.Equal(t, []string{"e/5"}, w.There(""))
-	w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
-	require.ErrorIs(t, w.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
+		for _, name := range []string{"a", "b", "c", "d"} {
+			keys, value := w.take(name)
+			w.WriteOn(5, value, keys...)
+			leave(keys)
+		}
+		var reads atomic.Int32
+		w.Step = func(_ context.Context, what string) error {
+			if n := reads.Add(1); what == "Range" && (n == 1 || n == 2) { // the request for all five, and for the first two
+				return rpctypes.ErrGRPCPermissionDenied
+			}
+			return nil
+		}
+		// Another user of the same lease has the key of the next entry.
+		keys, _ := w.take("e")
+		w.WriteOn(5, "", keys[0])
+		leave(keys)
+		require.NoError(t, w.removeLateWrites(t.Context(), some))
+		require.Equal(t, []string{"e/5"}, w.There(""))
+		w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
+		require.ErrorIs(t, w.removeLateWrites(t.Context(), some), rpctypes.ErrPermissionDenied)
+	})
 }
 
 // A request is executed minutes after it was given up, for example by a member that hung meanwhile. Its
 // keys are still found and removed, and nothing else is.
 func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
-	w := newWorld(t)
-	kept, value := w.take("b")
-	w.WriteOn(5, value, kept...)
-	w.WriteOn(5, value, "a/5", "a/r5", "a/5-1", "a/5-7ffffffffffffff", "a/b/5/x", "b/5-1")
-	w.WriteOn(5, "a value of another process with the same lease", "a/r5-2")
-	there, err := w.Sweep(t.Context())
-	require.NoError(t, err)
-	require.EqualValues(t, 5+4, w.calls.Load(), "a read for each key that no entry uses, and a removal for each late write")
-	require.Len(t, there, 9)
-	require.Contains(t, there, "b/5")
-	require.Equal(t, []string{"a/5-7ffffffffffffff", "a/b/5/x", "a/r5-2", "b/5", "b/r5"}, w.There(""))
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		kept, value := w.take("b")
+		w.WriteOn(5, value, kept...)
+		w.WriteOn(5, value, "a/5", "a/r5", "a/5-1", "a/5-7ffffffffffffff", "a/b/5/x", "b/5-1")
+		w.WriteOn(5, "a value of another process with the same lease", "a/r5-2")
+		there, err := w.Sweep(t.Context())
+		require.NoError(t, err)
+		require.EqualValues(t, 5+4, w.calls.Load(), "a read for each key that no entry uses, and a removal for each late write")
+		require.Len(t, there, 9)
+		require.Contains(t, there, "b/5")
+		require.Equal(t, []string{"a/5-7ffffffffffffff", "a/b/5/x", "a/r5-2", "b/5", "b/r5"}, w.There(""))
 
-	// Another client removes a late write, and its key is in use again when it is read.
-	w.Remove("a/r5-2")
-	w.WriteOn(5, value, "c/5")
-	w.Step = func(_ context.Context, what string) error {
-		if what == "Range" && len(w.There("c/")) == 1 {
-			w.Remove("c/5")
-			keys, value := w.take("c")
-			w.WriteOn(5, value, keys...)
+		// Another client removes a late write, and its key is in use again when it is read.
+		w.Remove("a/r5-2")
+		w.WriteOn(5, value, "c/5")
+		w.Step = func(_ context.Context, what string) error {
+			if what == "Range" && len(w.There("c/")) == 1 {
+				w.Remove("c/5")
+				keys, value := w.take("c")
+				w.WriteOn(5, value, keys...)
+			}
+			return nil
 		}
-		return nil
-	}
-	_, err = w.Sweep(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, []string{"c/5", "c/r5"}, w.There("c/"), "the new entry must not be taken for a late write")
+		_, err = w.Sweep(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []string{"c/5", "c/r5"}, w.There("c/"), "the new entry must not be taken for a late write")
 
-	w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
-	w.WriteOn(5, value, "d/5")
-	_, err = w.Sweep(t.Context())
-	require.NoError(t, err)
-	require.Equal(t, []string{"d/5"}, w.There("d/"), "it is not known what was written")
-	require.False(t, w.Swept())
-	w.Step = func(context.Context, string) error { return nil }
-	_, err = w.Sweep(t.Context())
-	require.NoError(t, err)
-	require.True(t, w.Swept())
+		w.Step = func(context.Context, string) error { return rpctypes.ErrGRPCPermissionDenied }
+		w.WriteOn(5, value, "d/5")
+		_, err = w.Sweep(t.Context())
+		require.NoError(t, err)
+		require.Equal(t, []string{"d/5"}, w.There("d/"), "it is not known what was written")
+		require.False(t, w.Swept())
+		w.Step = func(context.Context, string) error { return nil }
+		_, err = w.Sweep(t.Context())
+		require.NoError(t, err)
+		require.True(t, w.Swept())
+	})
 }
 
 // There is nothing to look for on the lease until a key was taken, nor after its removal. But where a request may have
