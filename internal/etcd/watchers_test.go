@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"runtime"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -103,10 +104,11 @@ func TestWatcher_ClosedInAnOutage(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	proxy := cluster.Proxy(t)
 	client := cluster.Client(t, proxy)
-	before := watchStreams()
+	none := func() bool { return watchStreams() == 0 }
+	require.Eventually(t, none, time.Minute, time.Millisecond, "those of earlier tests end")
 	c := NewClient(client)
 	w, other := open(t, c), open(t, c)
-	require.Greater(t, watchStreams(), before)
+	require.False(t, none())
 	proxy.Refuse()
 	proxy.Reset()
 	require.Eventually(t, func() bool { return !c.Connected() }, time.Minute, time.Millisecond)
@@ -115,7 +117,7 @@ func TestWatcher_ClosedInAnOutage(t *testing.T) {
 	c.CloseWatcher()
 	proxy.Accept()
 	c.waker.reset()
-	require.Eventually(t, func() bool { return watchStreams() == before }, time.Minute, time.Millisecond)
+	require.Eventually(t, none, time.Minute, time.Millisecond)
 }
 
 // For a ctx that has ended already no stream is opened.
@@ -135,11 +137,11 @@ func TestWatcher_CtxHasEnded(t *testing.T) {
 // countedStreams is a pb.WatchClient of the user's.
 type countedStreams struct {
 	pb.WatchClient
-	n *int
+	n *atomic.Int32
 }
 
 func (c countedStreams) Watch(ctx context.Context, opts ...grpc.CallOption) (pb.Watch_WatchClient, error) {
-	*c.n++
+	c.n.Add(1)
 	return c.WatchClient.Watch(ctx, opts...)
 }
 
@@ -147,7 +149,7 @@ func (c countedStreams) Watch(ctx context.Context, opts ...grpc.CallOption) (pb.
 // could not open a watch: nothing can be made that is like it.
 func TestWatcher_OfTheUser(t *testing.T) {
 	client, _ := tapped(t)
-	n := 0
+	var n atomic.Int32 // a watch that was given up may yet have a stream opened
 	of := clientv3.NewWatchFromWatchClient(countedStreams{pb.NewWatchClient(client.ActiveConnection()), &n}, client)
 	alone := clientv3.NewCtxClient(t.Context()) // as v3client.New makes it
 	for _, user := range []*clientv3.Client{client, alone} {
@@ -155,9 +157,9 @@ func TestWatcher_OfTheUser(t *testing.T) {
 		c := NewClient(user)
 		c.LeaveWatcher(c.EnterWatcher(), true)
 		c.etcdAnswers()
-		before := n
+		before := n.Load()
 		w := open(t, c)
-		require.Greater(t, n, before)
+		require.Greater(t, n.Load(), before)
 		w.Close()
 		c.CloseWatcher()
 		for range w.C {
