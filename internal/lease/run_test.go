@@ -225,7 +225,7 @@ func TestLease_LooksForAConnection(t *testing.T) {
 	l.Broken, l.Stream = broken, func() int { looks <- struct{}{}; return 1 }
 	_, err := l.Client.Get(t.Context(), "x") // connects
 	require.NoError(t, err)
-	l.Record(time.Now(), 60)
+	l.Record(time.Now(), 3600) // no renewal is due: there is no such lease
 	l.Run()
 	<-looks
 	select {
