@@ -16,7 +16,7 @@ import (
 func TestQueues(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	s := newSession(t, client)
+	s := newSession(t, client, etcdlock.WithTTL(time.Minute))
 	_, err := client.Put(testCtx(t), "a/1234", "", clientv3.WithLease(s.Lease())) // by etcdctl lock, say
 	require.NoError(t, err)
 	_, err = etcdlock.NewMutex(s, "a").Enqueue(testCtx(t))
