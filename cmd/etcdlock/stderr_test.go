@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -53,4 +54,29 @@ func TestRun_StderrIsBlocked(t *testing.T) {
 	}()
 	require.Equal(t, 76, r.wait(t))
 	require.Regexp(t, `^etcdlock: x: waiting: .*\n(?s:.*)gets SIGTERM, and SIGKILL in .*\netcdlock: x: the lock was not held all the time`, <-said)
+}
+
+// A line that is written late, because the machine is busy, comes before what happens next all the same. Only a reader that
+// does not read is not waited for, nor a write that hangs otherwise.
+func TestSay_Late(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		writes time.Duration
+		full   bool
+		waits  time.Duration
+	}{
+		{10 * time.Millisecond, false, 10 * time.Millisecond},
+		{700 * time.Millisecond, false, 700 * time.Millisecond},
+		{time.Hour, true, sayFor},
+		{time.Hour, false, sayAsks * sayFor},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			written := make(chan struct{})
+			time.AfterFunc(c.writes, func() { close(written) })
+			began := time.Now()
+			awaitWrite(written, func() bool { return c.full })
+			require.Equal(t, c.waits, time.Since(began))
+			<-written
+		})
+	}
 }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/spf13/cobra"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sys/unix"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
@@ -83,8 +84,13 @@ func prepare(cmd *cobra.Command, etcd *connect.Config, program string) (path str
 	return path, in, client, err
 }
 
-// sayFor bounds how long say may take. Nobody may read standard error: what a line tells of must not wait for that.
-const sayFor = 250 * time.Millisecond
+// sayFor is how long say waits for its line to be written before it asks whether anybody reads standard error, and
+// sayAsks is how often it asks: what a line tells of must not wait for that. On a busy machine the write itself may
+// be late, and then the next line, or the end of this process, must not come before it.
+const (
+	sayFor  = 250 * time.Millisecond
+	sayAsks = 8
+)
 
 // say prints a line about a lock on standard error, now or when somebody reads.
 func say(name, format string, args ...any) {
@@ -94,10 +100,27 @@ func say(name, format string, args ...any) {
 		defer close(written)
 		_, _ = os.Stderr.WriteString(line)
 	}()
-	select {
-	case <-written:
-	case <-time.After(sayFor):
+	awaitWrite(written, stderrFull)
+}
+
+// awaitWrite returns when a line is written, or nobody reads it.
+func awaitWrite(written <-chan struct{}, full func() bool) {
+	for range sayAsks {
+		select {
+		case <-written:
+			return
+		case <-time.After(sayFor):
+			if full() {
+				return
+			}
+		}
 	}
+}
+
+// stderrFull reports whether a write to standard error would wait for a reader.
+func stderrFull() bool {
+	n, err := unix.Poll([]unix.PollFd{{Fd: int32(syscall.Stderr), Events: unix.POLLOUT}}, 0)
+	return n == 0 && err == nil
 }
 
 // runUnder runs a command under a hold.
