@@ -84,6 +84,8 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 			// nobody knows that it lasted because etcd is away.
 			in.cancel(errEnded)
 			in.first = outcome.Asked // the next signal is the second one
+			status := outcome.Status
+			in.status = &status
 		default:
 			say(name, "%s has ended after the lead was lost (%v): waiting to lead again", filepath.Base(path), outcome.Lost)
 		}

@@ -1,10 +1,12 @@
 package main
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -77,7 +79,7 @@ func TestElect_Again(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	r := candidate(t, cluster.Endpoints())
+	r := candidate(t, cluster.Endpoints(), "--ttl=60s")
 	first, token1 := r.inSection(t)
 	_, err := client.Delete(bounded(t), waiters(t, client, "svc", 1)[0])
 	require.NoError(t, err)
@@ -88,7 +90,7 @@ func TestElect_Again(t *testing.T) {
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 143, r.wait(t))
 	require.Regexp(t, `etcdlock: svc: leads with token \d+, starts sh
-etcdlock: svc: sh: lock lost; process group \d+ gets SIGTERM, and SIGKILL in 2s
+etcdlock: svc: sh: lock lost; process group \d+ gets SIGTERM, and SIGKILL in 12s
 etcdlock: svc: sh has ended after the lead was lost \(lock lost\): waiting to lead again
 (etcdlock: svc: waiting.*\n)*etcdlock: svc: leads with token \d+, starts sh\n$`, r.stderr.String())
 	noKeys(t, client)
@@ -124,7 +126,7 @@ func TestElect_CutOff(t *testing.T) {
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
 	proxy := cluster.Proxy(t)
-	cutOff := candidate(t, proxy.Endpoints(), "--ttl=12s", "--grace=500ms", "--dial-timeout=2s")
+	cutOff := candidate(t, proxy.Endpoints(), "--ttl=12s", "--grace=500ms", "--dial-timeout=4s")
 	pid, _ := cutOff.inSection(t)
 	next := candidate(t, cluster.Endpoints())
 	waiters(t, client, "svc", 2)
@@ -176,6 +178,22 @@ func TestElect_EndsWhileCutOff(t *testing.T) {
 	end()
 	require.Equal(t, 9, r.wait(t), r.stderr.String())
 	require.Len(t, r.lines, 1, "started once")
+}
+
+// Two signals after that end elect before its release is confirmed. The exit status is still the command's.
+func TestElect_SignalledWhileCutOff(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	r, end := beginAs(t, "elect", proxy.Endpoints(), "svc", "--ttl=60s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; read line; exit 9")
+	pid, _ := r.inSection(t)
+	proxy.Blackhole(etcdtest.ToServer)
+	end()
+	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }, hang, time.Millisecond, "ended and reaped")
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} {
+		require.NoError(t, r.cmd.Process.Signal(sig))
+	}
+	require.Equal(t, 9, r.wait(t), r.stderr.String())
 }
 
 // elect campaigns again also if etcd comes back after the command was ended and before

@@ -12,15 +12,17 @@ import (
 // second signal ends the process, in case the cleaning up hangs.
 type interrupts struct {
 	sigs   chan os.Signal
+	once   bool // only the first signal counts: what it cuts short ends soon
 	first  bool // the first signal has come
+	status *int // of a command that has ended, and of this process then, whatever signals come
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	quit   chan struct{} // closed by pause
 	done   chan struct{} // closed when nobody reads sigs
 }
 
-func newInterrupts(ctx context.Context, sigs chan os.Signal) *interrupts {
-	in := &interrupts{sigs: sigs}
+func newInterrupts(ctx context.Context, sigs chan os.Signal, once bool) *interrupts {
+	in := &interrupts{sigs: sigs, once: once}
 	in.ctx, in.cancel = context.WithCancelCause(ctx)
 	in.resume()
 	return in
@@ -57,11 +59,15 @@ func (in *interrupts) listen(quit <-chan struct{}, done chan<- struct{}) {
 // passed on to.
 func (in *interrupts) end(s os.Signal) {
 	switch {
-	case !supervise.Ends(s):
+	case !supervise.Ends(s), in.first && in.once:
 	case in.first:
 		// Not at once: the two may have come together, or the first one just when the
 		// command ended.
-		time.AfterFunc(shutTimeout, func() { os.Exit(signalled{s}.status()) })
+		status, left := signalled{s}.status(), shutTimeout
+		if in.status != nil {
+			status, left = *in.status, hurryTimeout
+		}
+		time.AfterFunc(left, func() { os.Exit(status) })
 	default:
 		in.first = true
 		in.cancel(signalled{s})

@@ -22,7 +22,11 @@ import (
 // etcd to confirm the release of the lock.
 const releaseTimeout = 5 * time.Second
 
-// shutTimeout is the same after a signal has asked this process to end.
+// hurryTimeout is the same after a signal has asked this process to end. Without the confirmation the lock may stay taken
+// for a TTL, so a busy etcd gets this time.
+const hurryTimeout = 3 * time.Second
+
+// shutTimeout bounds the end of a process that does not hold the lock.
 const shutTimeout = time.Second
 
 // A runner is `etcdlock run`.
@@ -164,7 +168,7 @@ var (
 	errSilent = errors.New("etcd has not answered")
 )
 
-// acquire takes the lock. With --try etcd has to answer within timeout.
+// acquire takes the lock. With --try etcd has to answer within timeout, and whenever it is asked who holds the lock.
 func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *etcdlock.Client, timeout time.Duration) (*etcdlock.Held, error) {
 	outer := ctx
 	limit, cause := r.wait, errWaited
@@ -184,7 +188,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 	case errors.As(context.Cause(ctx), &by):
 		return nil, by
 	case errors.Is(err, etcdlock.ErrLocked):
-		who, err := holder(outer, client, r.name, r.owner)
+		who, err := holder(outer, client, r.name, r.owner, timeout)
 		if err != nil {
 			who = "etcd does not say by whom"
 		}
@@ -192,7 +196,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 	case errors.Is(context.Cause(ctx), errSilent):
 		return nil, fmt.Errorf("%s: etcd has not answered within %v", r.name, timeout)
 	case errors.Is(context.Cause(ctx), errWaited):
-		who, err := holder(outer, client, r.name, r.owner)
+		who, err := holder(outer, client, r.name, r.owner, timeout)
 		switch {
 		case errors.As(context.Cause(outer), &by):
 			return nil, by
@@ -226,11 +230,11 @@ func (r *runner) lock(ctx context.Context, locks *etcdlock.Client) (*etcdlock.He
 func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, locks *etcdlock.Client) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
-	in := newInterrupts(ctx, sigs)
+	in := newInterrupts(ctx, sigs, true)
 	defer in.pause()
-	// A signal only shortens the wait. It is no reason to end with another status: it
-	// may be the one that has just ended the command.
-	defer context.AfterFunc(in.ctx, func() { time.AfterFunc(shutTimeout, cancel) })()
+	// A signal only shortens the wait. Neither the first nor the second is a reason to end
+	// with another status: they may have ended the command just now.
+	defer context.AfterFunc(in.ctx, func() { time.AfterFunc(hurryTimeout, cancel) })()
 	err := h.Unlock(ctx)
 	if errors.Is(err, etcdlock.ErrSessionExpired) {
 		return err // etcd has removed the entry

@@ -129,7 +129,7 @@ func TestRun_EtcdAwayAndWhy(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	proxy := cluster.Proxy(t)
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "run", "x", "--ttl=9s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; exec sleep 1000")
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "run", "x", "--ttl=12s", "--grace=3s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; exec sleep 1000")
 	r.inSection(t)
 	proxy.Refuse()
 	proxy.Reset()
@@ -198,7 +198,7 @@ func TestRun_QueuesAgain(t *testing.T) {
 	noKeys(t, client)
 }
 
-// If etcd is away at the very end, the exit status is still the command's.
+// If etcd is away at the very end, the exit status is still the command's, and two signals change nothing.
 func TestRun_ReleaseUnconfirmed(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -208,7 +208,9 @@ func TestRun_ReleaseUnconfirmed(t *testing.T) {
 	proxy.Blackhole(etcdtest.ToServer)
 	end()
 	require.Eventually(t, func() bool { return errors.Is(syscall.Kill(pid, 0), syscall.ESRCH) }, hang, time.Millisecond, "ended and reaped")
-	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM), "whoever does not want to wait for it")
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGHUP} { // whoever does not want to wait for it
+		require.NoError(t, r.cmd.Process.Signal(sig))
+	}
 	require.Zero(t, r.wait(t))
 	require.Equal(t, "etcdlock: x: etcd does not answer: the lock becomes free when its lease ends, at most a TTL from now\n", r.stderr.String())
 }

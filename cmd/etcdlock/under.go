@@ -78,7 +78,7 @@ func prepare(cmd *cobra.Command, etcd *connect.Config, program string) (path str
 		return "", nil, nil, err
 	}
 	pipesBreak()
-	in = newInterrupts(cmd.Context(), supervise.Notify())
+	in = newInterrupts(cmd.Context(), supervise.Notify(), false)
 	cmd.SetContext(in.ctx)
 	client, err = open(cmd, etcd)
 	return path, in, client, err

@@ -194,8 +194,8 @@ func readQueue(ctx context.Context, client *clientv3.Client, name string, timeou
 }
 
 // holder says who holds a lock, and how many others than self wait for it.
-func holder(ctx context.Context, client *clientv3.Client, name, self string) (string, error) {
-	q, err := readQueue(ctx, client, name, time.Second)
+func holder(ctx context.Context, client *clientv3.Client, name, self string, timeout time.Duration) (string, error) {
+	q, err := readQueue(ctx, client, name, timeout)
 	switch {
 	case err != nil:
 		return "", err
