@@ -193,11 +193,8 @@ func (s *supervisor) look() {
 
 // terminate asks the process group to end, and sets the time at which it is killed.
 func (s *supervisor) terminate(why string, deadline time.Time) {
-	s.killAt = time.Now().Add(s.Grace)
-	if last := deadline.Add(-lead); last.Before(s.killAt) {
-		s.killAt = last
-	}
-	left := time.Until(s.killAt)
+	left := min(s.Grace, time.Until(deadline.Add(-lead)))
+	s.killAt = time.Now().Add(left)
 	if left <= 0 || past(deadline) { // somebody else may have the lock already
 		s.killAt = time.Now()
 		_ = s.kill(syscall.SIGKILL) // before Say, which may take its time
