@@ -13,9 +13,11 @@ import (
 )
 
 const (
-	// demoTTL is short, because the demo waits until the lease of the killed holder ends. It is
-	// not so short that a busy machine ends the leases of the others.
-	demoTTL = 4 * time.Second
+	// demoTTL is the TTL of the workers. No lease of theirs ends on a machine that stalls for seconds.
+	demoTTL = 10 * time.Second
+	// hungTTL is that of the holder that is killed. It is short, because the demo waits until that lease ends. It is not so
+	// short that a busy machine ends it before.
+	hungTTL = 4 * time.Second
 
 	// timeLimit ends a demo that does not end by itself. The cleaning up comes after it.
 	timeLimit = 45 * time.Second

@@ -33,7 +33,7 @@ type phase struct {
 	rec    *record
 	story  *story
 	procs  []*process
-	ttl    time.Duration // as granted
+	ttl    time.Duration // of the process that will be killed, as granted
 	hung   *acquisition  // the acquisition whose process will be killed
 	killAt time.Time
 }
@@ -43,6 +43,9 @@ func (p *phase) run(ctx context.Context) error {
 	pids := make([]string, 0, len(p.spec.jobs))
 	for _, j := range p.spec.jobs {
 		j.Lock, j.Etcd, j.TTL = p.rec.paths, p.store.etcd, demoTTL
+		if j.HangIn != 0 {
+			j.TTL = hungTTL
+		}
 		w, err := p.workers.start(j)
 		if err != nil {
 			return err
@@ -139,7 +142,10 @@ func (p *phase) hear(n news) error {
 	p.rec.tell(n.report)
 	switch n.Event {
 	case eventReady:
-		w.lease, p.ttl = n.Lease, n.TTL
+		w.lease = n.Lease
+		if w.HangIn != 0 {
+			p.ttl = n.TTL
+		}
 		p.rec.workers[n.Lease] = w.Worker
 		p.leases = append(p.leases, n.Lease)
 	case eventGranted:
