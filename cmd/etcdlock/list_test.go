@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -56,25 +57,34 @@ other +cyd +\d+s +0$`, out)
 // A lock is left out if its last entry goes between the two reads.
 func TestList_Emptied(t *testing.T) {
 	t.Parallel()
-	listed, emptied := make(chan struct{}), make(chan struct{})
+	type lock struct{ listed, emptied chan struct{} }
+	locks := make(map[string]lock) // one for each output: a repeated request of the last one may still be on its way
+	for _, output := range []string{"table", "json"} {
+		locks[output] = lock{make(chan struct{}), make(chan struct{})}
+	}
 	cluster := etcdtest.Start(t, intercepted(func(ctx context.Context, req any) {
-		if r, ok := req.(*pb.RangeRequest); ok && string(r.Key) == "x/" {
+		r, ok := req.(*pb.RangeRequest)
+		if !ok {
+			return
+		}
+		if l, ok := locks[strings.TrimSuffix(string(r.Key), "/")]; ok {
 			select {
-			case listed <- struct{}{}:
-				<-emptied
+			case l.listed <- struct{}{}:
+				<-l.emptied
+			case <-l.emptied:
 			case <-ctx.Done():
 			}
 		}
 	}))
 	client := cluster.Client(t)
 	for output, says := range map[string]string{"table": "nobody holds or waits for a lock\n", "json": ""} {
-		_, err := client.Put(bounded(t), "x/abc", "")
+		_, err := client.Put(bounded(t), output+"/abc", "")
 		require.NoError(t, err)
 		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "ls", "-o", output)
-		<-listed
-		_, err = client.Delete(bounded(t), "x/abc")
+		<-locks[output].listed
+		_, err = client.Delete(bounded(t), output+"/abc")
 		require.NoError(t, err)
-		emptied <- struct{}{}
+		close(locks[output].emptied)
 		require.Zero(t, r.wait(t))
 		require.Empty(t, r.output())
 		require.Equal(t, says, r.stderr.String())

@@ -187,14 +187,18 @@ func TestSignalWhileEtcdIsAsked(t *testing.T) {
 // The same while etcd is asked for a token.
 func TestSignalWhileATokenIsAskedFor(t *testing.T) {
 	t.Parallel()
+	all := make(map[string]*invocation)
 	for _, command := range []string{"show", "doctor"} {
 		silent, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		defer silent.Close()
-		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + silent.Addr().String()}, command, "x", "--user=ann:secret", "--dial-timeout=1s")
+		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + silent.Addr().String()}, command, "x", "--user=ann:secret", "--dial-timeout=4s")
+		all[command] = r
 		_, err = silent.Accept()
 		require.NoError(t, err)
 		require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
+	}
+	for command, r := range all {
 		require.Equal(t, 143, r.wait(t), command)
 		require.Equal(t, "etcdlock: ended by signal: terminated\n", r.stderr.String(), command)
 	}

@@ -283,7 +283,7 @@ func TestRun_HoldFor(t *testing.T) {
 	}
 
 	// A process that was stopped until --hold-for was over and the lease had expired has run CMD under the lock.
-	r := start(t, env, "run", "x", "--ttl=4s", "--hold-for=12s", "--", "sh", "-c", "echo in $$ 1; exit 7")
+	r := start(t, env, "run", "x", "--ttl=8s", "--hold-for=12s", "--", "sh", "-c", "echo in $$ 1; exit 7")
 	granted := time.Now()
 	pid, _ = r.inSection(t)
 	require.Eventually(t, func() bool { return !alive(pid) && r.guard(t) == 0 }, hang, 5*time.Millisecond)

@@ -131,7 +131,7 @@ func TestRun_WaitEtcdAway(t *testing.T) {
 	client := cluster.Client(t)
 	proxy := cluster.Proxy(t)
 	enqueued(t, client, "ann", "x")
-	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "run", "x", "--wait=10s", "--", "echo", "started")
+	r := start(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, "run", "x", "--wait=10s", "--dial-timeout=4s", "--", "echo", "started")
 	waiters(t, client, "x", 2)
 	proxy.Blackhole(etcdtest.ToServer)
 	proxy.Refuse()
@@ -148,11 +148,14 @@ func TestRun_TryEtcdAway(t *testing.T) {
 			<-ctx.Done()
 		}
 	}))
+	var all []*invocation
 	for _, args := range [][]string{{"--try"}, {"--try", "--read"}} {
-		args = append(append([]string{"run", "x", "--dial-timeout=2s"}, args...), "--", "echo", "started")
-		r := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, args...)
+		args = append(append([]string{"run", "x", "--dial-timeout=5s"}, args...), "--", "echo", "started")
+		all = append(all, start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, args...))
+	}
+	for _, r := range all {
 		require.Equal(t, 125, r.wait(t))
-		require.Equal(t, "etcdlock: x: etcd has not answered within 2s\n", r.stderr.String())
+		require.Equal(t, "etcdlock: x: etcd has not answered within 5s\n", r.stderr.String())
 		require.Empty(t, r.output())
 	}
 }

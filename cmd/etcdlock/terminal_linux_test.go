@@ -54,7 +54,7 @@ func TestTerminal_JobControl(t *testing.T) {
 	noKeys(t, client)
 
 	// In the background from the start, it gets the terminal with fg.
-	s.types(t, "$L run x -- sh -c 'echo in; read a; echo got $a' &\r")
+	s.types(t, "$L run x --ttl 30s -- sh -c 'echo in; read a; echo got $a' &\r")
 	s.until(t, `etcdlock: x: stopped`)
 	s.untilStopped(t)
 	s.types(t, "fg\r")

@@ -120,9 +120,8 @@ func TestTerminal_StopsItself(t *testing.T) {
 func TestTerminal_Leftovers(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
-	args := []string{"run", "x", "--ttl=6s", "--grace=2s", "--", "sh", "-c",
-		`sh -c 'trap "echo TERM; exit" TERM; echo in $PPID; while :; do sleep 0.02; done' & wait`}
-	s := onConsole(t, cluster.Endpoints(), binary, args...)
+	sh := []string{"--", "sh", "-c", `sh -c 'trap "echo TERM; exit" TERM; echo in $PPID; while :; do sleep 0.02; done' & wait`}
+	s := onConsole(t, cluster.Endpoints(), binary, append([]string{"run", "x", "--ttl=60s", "--grace=2s"}, sh...)...)
 	s.until(t, `in \d+\r`)
 	s.types(t, ctrlC)
 	s.until(t, `etcdlock: x: killing process group \d+`)
@@ -130,7 +129,7 @@ func TestTerminal_Leftovers(t *testing.T) {
 	<-s.closed
 	require.NotContains(t, s.out.String(), "TERM")
 
-	s = onConsole(t, cluster.Endpoints(), binary, args...)
+	s = onConsole(t, cluster.Endpoints(), binary, append([]string{"run", "x", "--ttl=60s", "--grace=20s"}, sh...)...)
 	pid := int(mustInt(s.until(t, `in (\d+)\r`)[1]))
 	require.NoError(t, syscall.Kill(pid, syscall.SIGTERM))
 	// Two processes write these lines.
@@ -190,7 +189,8 @@ func TestTerminal_Modes(t *testing.T) {
 	s.types(t, "hidden\r")
 	s.until(t, `got hidden`)
 	s.until(t, `ready> `)
-	require.NotContains(t, strings.ReplaceAll(s.out.String(), "got hidden", ""), "hidden")
 	s.types(t, "exit\r")
 	s.ends(t)
+	<-s.closed
+	require.NotContains(t, strings.ReplaceAll(s.out.String(), "got hidden", ""), "hidden")
 }

@@ -65,7 +65,7 @@ func TestWaiting_EtcdAway(t *testing.T) {
 			t.Parallel()
 			proxy := cluster.Proxy(t)
 			ann := enqueued(t, client, "ann", subcommand)
-			r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, subcommand, subcommand, "--ttl=3s", "--dial-timeout=4s", "--", "echo", "in")
+			r := merged(t, []string{"ETCDCTL_ENDPOINTS=" + proxy.Endpoints()[0]}, subcommand, subcommand, "--ttl=8s", "--dial-timeout=4s", "--", "echo", "in")
 			r.until(t, `waiting: 1 ahead, held by ann `)
 			proxy.Blackhole(etcdtest.ToServer)
 			proxy.Refuse()
