@@ -5,6 +5,7 @@ import (
 	"path"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -180,8 +181,9 @@ func (w *Wire) OnStream(f func(ctx context.Context, method string) error) {
 // when f has returned.
 func (w *Wire) Once(method string, f func(ctx context.Context, send func(context.Context) error) error) <-chan struct{} {
 	done := make(chan struct{})
+	var taken atomic.Bool
 	w.OnUnary(func(ctx context.Context, m string, _ any, send func(context.Context) error) error {
-		if m != method {
+		if m != method || taken.Swap(true) { // another call may have come before the hook was removed
 			return send(ctx)
 		}
 		w.OnUnary(nil)
