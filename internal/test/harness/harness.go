@@ -25,8 +25,10 @@ const (
 	Hang = 30 * time.Second
 	// Tick is the interval at which a test checks a condition.
 	Tick = 5 * time.Millisecond
-	// Told is how soon a holder must be told of a loss after etcd has confirmed its cause: see RequireTold.
+	// Told is how soon a holder must be told of a loss after etcd has confirmed its cause.
 	Told = 500 * time.Millisecond
+	// ToldLate is how soon it must be told each time: an etcd, or a message, may be late on a machine that stalls.
+	ToldLate = 4 * Told
 	// causeAsked is how long a session asks for the cause of a loss: confirmTimeout of internal/lease.
 	causeAsked = 250 * time.Millisecond
 )
@@ -68,8 +70,8 @@ func Stopwatch() (stop func() time.Duration) {
 	}
 }
 
-// RequireTold requires that a holder is told in time.
-func RequireTold(t testing.TB, done <-chan struct{}, says ...any) {
+// RequireTold requires that a holder is told in time, and returns how long that took, by a Stopwatch.
+func RequireTold(t testing.TB, done <-chan struct{}, says ...any) time.Duration {
 	t.Helper()
 	stop := Stopwatch()
 	select {
@@ -77,7 +79,9 @@ func RequireTold(t testing.TB, done <-chan struct{}, says ...any) {
 	case <-time.After(Hang):
 		require.FailNow(t, "the holder is not told", says...)
 	}
-	require.Less(t, stop(), Told, says...)
+	took := stop()
+	require.Less(t, took, ToldLate, says...)
+	return took
 }
 
 // RequireCause requires that an entry that was removed since then is said to have gone with its lease. If etcd does not answer
