@@ -288,6 +288,7 @@ func TestHooks_Stories(t *testing.T) {
 			s.Orphan()
 		}},
 		"the entries are deleted: one watched, one unlocked, one checked": {[]string{"enqueued granted lost:lost", "enqueued granted lost:lost", "enqueued granted lost:lost"}, func(t *testing.T, s *Session, r *recorder, name string) {
+			s.etcd.NeverHedge() // a copy that has no answer may be what has removed one
 			var holds []*Held
 			for i := range 3 {
 				holds = append(holds, mustLock(t, s, fmt.Sprint(name, i)))

@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
 
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
@@ -112,7 +113,7 @@ func TestMutex_SharesTheQueueWithConcurrencyAndRWMutex(t *testing.T) {
 	require.Zero(t, overlaps)
 	require.Len(t, order, rounds)
 	require.IsIncreasing(t, order)
-	require.Empty(t, entries(t, c, name))
+	harness.RequireReleased(t, c, name+"/", order...)
 }
 
 // The waiter in the middle ends. The last waiter must not get the lock before the holder

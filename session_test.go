@@ -610,7 +610,8 @@ func TestSession_AdoptsAndSettles(t *testing.T) {
 func TestSession_SweepsRawValues(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)
-	s := newTestSession(t, c)
+	s := newTestSession(t, c, WithTTL(time.Minute)) // it looks when it is told to
+	s.etcd.NeverHedge()
 	h, err := NewMutex(s, name).Raw("10.0.0.1").Lock(testCtx(t))
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))

@@ -186,7 +186,7 @@ func TestFault_J15_OwnContext(t *testing.T) {
 				require.NoError(t, h.Downgrade(ctx), what)
 			}
 			require.NoError(t, h.Unlock(ctx), what)
-			require.Empty(t, harness.Entries(t, s.Client(), name), what)
+			harness.RequireReleased(t, s.Client(), name+"/", h.Token())
 			require.ErrorIs(t, h.Unlock(ctx), etcdlock.ErrNotHeld, what)
 			require.ErrorIs(t, h.Check(ctx), etcdlock.ErrNotHeld, what)
 			require.ErrorIs(t, h.Downgrade(ctx), etcdlock.ErrNotHeld, what)

@@ -26,7 +26,7 @@ func TestFault_J7_GuardAfterTheEnd(t *testing.T) {
 	s := newSession(t, c)
 	rw := etcdlock.NewRWMutex(s, name)
 	for _, downgrade := range []bool{false, true} {
-		h := harness.Take(t, rw.Lock)
+		h := unhedged(t, rw.Lock)
 		if downgrade {
 			before := h.IsOwner()
 			require.True(t, isTrue(before))

@@ -41,11 +41,13 @@ func enqueued(t *testing.T, s *etcdlock.Session, tap *etcdtest.Tap, name string)
 func TestFault_C5_LostEventOfAKeyThatIsUsedAnew(t *testing.T) {
 	t.Parallel()
 	name, holder := harness.LockName(t), newSession(t, cluster.Client(t))
-	h := mustLock(t, holder, name)
+	h := unhedged(t, etcdlock.NewMutex(holder, name).Lock)
 	key := h.Key()
 	s, tap := deaf(t)
 	tk := enqueued(t, s, tap, name)
+	unlocking := time.Now()
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	free := quick(unlocking)
 	again, err := etcdlock.NewMutex(holder, name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	h, err = tk.Wait(harness.Ctx(t))
@@ -53,7 +55,7 @@ func TestFault_C5_LostEventOfAKeyThatIsUsedAnew(t *testing.T) {
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
 	h, err = again.Wait(harness.Ctx(t))
 	require.NoError(t, err)
-	require.Equal(t, key, h.Key(), "else this is not the case")
+	require.True(t, key == h.Key() || !free, "else this is not the case")
 }
 
 // What waits asks from time to time also where etcd does not tell a session which keys hang on its lease: with auth, it

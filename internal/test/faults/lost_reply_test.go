@@ -35,7 +35,7 @@ func TestFault_A1_LostAcquireReply(t *testing.T) {
 			require.NoError(t, err, kind)
 			require.NoError(t, h.Check(harness.Ctx(t)))
 			require.NoError(t, h.Unlock(harness.Ctx(t)))
-			require.Empty(t, harness.Entries(t, c, name), kind)
+			harness.RequireReleased(t, c, name+"/", h.Token())
 			requireFree(t, name)
 		}
 	}
@@ -168,7 +168,7 @@ func TestFault_A5_UnlockFailsOnce(t *testing.T) {
 	require.NoError(t, err)
 	w.Once("Txn", func(context.Context, func(context.Context) error) error { return harness.ErrLostReply })
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
-	require.Empty(t, harness.Entries(t, c, name))
+	harness.RequireReleased(t, c, name+"/", h.Token())
 
 	h, err = etcdlock.NewMutex(s, name).Lock(harness.Ctx(t))
 	require.NoError(t, err)

@@ -67,7 +67,7 @@ func TestFault_J11_OneReplyIsLost(t *testing.T) {
 	h := mustLock(t, newSession(t, cluster.Client(t, tap)), harness.LockName(t))
 	slowly(tap, "Txn")
 	tap.Next("Txn", func(ctx context.Context, c *etcdtest.Call) error {
-		require.NoError(t, c.Send(ctx))
+		require.NoError(t, c.Send(context.WithoutCancel(ctx)))
 		<-ctx.Done()
 		return ctx.Err()
 	})
