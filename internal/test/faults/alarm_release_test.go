@@ -24,7 +24,7 @@ func TestFault_J19_ReleasesAreTriedSeldom(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
 	admin, tap := own.Client(t), etcdtest.NewTap()
-	locks := newClient(t, own.Client(t, tap))
+	locks := newClient(t, own.Client(t, tap), etcdlock.WithTTL(time.Minute))
 	var held []*etcdlock.Held
 	for i := range sample.Rounds(t, 100, 300) {
 		held = append(held, harness.Take(t, locks.Mutex(fmt.Sprint("name", i)).Lock))
@@ -47,7 +47,7 @@ func TestFault_J19_LocksOfManyNames(t *testing.T) {
 	own := etcdtest.Start(t)
 	admin, tap := own.Client(t), etcdtest.NewTap()
 	var log logtest.Log
-	locks := newClient(t, own.Client(t, tap), etcdlock.WithLogger(log.Logger()))
+	locks := newClient(t, own.Client(t, tap), etcdlock.WithTTL(time.Minute), etcdlock.WithLogger(log.Logger()))
 	_, err := locks.Session(harness.Ctx(t))
 	require.NoError(t, err)
 	alarm(t, admin, pb.AlarmRequest_ACTIVATE, pb.AlarmType_NOSPACE)

@@ -51,6 +51,7 @@ func TestFault_J5_AtRest(t *testing.T) {
 			awaitAlive(t, s, renewed) // its stream leads to etcd
 			look := tap.Calls("LeaseTimeToLive")
 			require.Eventually(t, func() bool { return tap.Calls("LeaseTimeToLive") > look }, harness.Hang, harness.Tick)
+			looked := time.Now()
 			for range 1 + len(renewed) {
 				awaitAlive(t, s, renewed)
 			}
@@ -61,6 +62,9 @@ func TestFault_J5_AtRest(t *testing.T) {
 				awaitAlive(t, s, renewed)
 			}
 			again := int(late.Load())
+			if time.Since(looked) > 3*s.TTL() { // on a machine that stalls
+				again++
+			}
 			require.LessOrEqual(t, tap.Calls(), calls+again, "requests and streams")
 			require.GreaterOrEqual(t, len(messages)-sent, 3*ttls)
 			require.LessOrEqual(t, len(messages)-sent, 3*ttls+again)

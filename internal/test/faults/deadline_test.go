@@ -175,8 +175,14 @@ func (c *cutting) run(prefix string, i int, h *holder, lock func(ctx context.Con
 	}
 	proxy.Delay(etcdtest.ToClient, c.delay)
 	_ = etcd.Sleep(ctx, rand.N(500*time.Millisecond)) // etcd checks for expired leases twice a second
-	if *h, err = lock(ctx, client, fmt.Sprintf("%s/%d", prefix, i)); err != nil {
-		return err
+	for n := 0; ; n++ {                               // a machine that stalls may cost a session before it has its lock
+		began := time.Now()
+		if *h, err = lock(ctx, client, fmt.Sprintf("%s/%d-%d", prefix, i, n)); err == nil {
+			break
+		}
+		if ctx.Err() != nil || time.Since(began) < c.ttl/2 {
+			return err
+		}
 	}
 	mu.Lock()
 	held = true
@@ -214,10 +220,11 @@ func cutTold(t *testing.T, how cutting) {
 				return holder{}, err
 			}
 			return holder{h.Done(), h.Key(), func(answered time.Time) error {
+				inTime := time.Since(answered) < how.ttl // else it may have heard that etcd has removed the entry
 				switch {
-				case h.Valid(), s.Err() == nil:
+				case h.Valid(), s.Err() == nil && inTime:
 					return errors.New("the owner was told, but the hold or the session is still valid")
-				case !errors.Is(h.Err(), etcdlock.ErrLost), !errors.Is(h.Err(), etcdlock.ErrSessionExpired):
+				case !errors.Is(h.Err(), etcdlock.ErrLost), !errors.Is(h.Err(), etcdlock.ErrSessionExpired) && inTime:
 					return h.Err()
 				case !s.Deadline().Before(answered.Add(how.ttl)):
 					return fmt.Errorf("the deadline is %v after the renewal was sent: it is not counted from the sending", s.Deadline().Sub(answered))
@@ -242,10 +249,11 @@ func measureLateness(t *testing.T) func() time.Duration {
 	most := make(chan time.Duration, 1)
 	go func() {
 		var late time.Duration
-		for ctx.Err() == nil {
-			due := time.Now().Add(harness.Tick)
+		for last := time.Now(); ctx.Err() == nil; {
 			_ = etcd.Sleep(ctx, harness.Tick)
-			late = max(late, time.Since(due))
+			now := time.Now()
+			late = max(late, now.Sub(last)-harness.Tick)
+			last = now
 		}
 		most <- late
 	}()
@@ -253,9 +261,9 @@ func measureLateness(t *testing.T) func() time.Duration {
 }
 
 // beyondTheMargin is how much later than in time the owner may be told if a timer is that late: not at all within the
-// deadline's margin.
+// deadline's margin. Between the deadline and the owner are a timer and three goroutines, and each may be as late.
 func beyondTheMargin(late, ttl time.Duration) time.Duration {
-	if late < ttl/10 {
+	if late *= 4; late < ttl/10 {
 		return 0
 	}
 	return late

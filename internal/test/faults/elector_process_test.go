@@ -200,13 +200,13 @@ func TestElector_Killed(t *testing.T) {
 	own := etcdtest.Start(t)
 	c := own.Client(t)
 	terms, wait := seenTerms(t, c, "kill")
-	start := func(n int) *process {
+	start := func(n, ttl int) *process {
 		p := startHelper(t, "replica", lockerArg{Endpoints: own.Endpoints(), Name: "kill", Seconds: ttl})
 		harness.QueueIs(t, c, "kill", n)
 		return p
 	}
-	leader := start(1)
-	next := start(2)
+	leader := start(1, ttl)
+	next := start(2, 5*ttl) // it must not lose its term
 	wait("began", 1)
 	leader.signal(t, syscall.SIGKILL)
 	killed := time.Now()

@@ -70,7 +70,7 @@ func TestFault_C1_MembersComeAndGo(t *testing.T) {
 	var cycles atomic.Int64
 	for i := range 4 {
 		c := own.Client(t)
-		s := newSession(t, c)
+		s := newSession(t, c, etcdlock.WithTTL(time.Minute))
 		h, err := etcdlock.NewMutex(s, fmt.Sprint("own", i)).Lock(harness.Ctx(t))
 		require.NoError(t, err)
 		h.Done()
@@ -156,7 +156,7 @@ func TestFault_C8_NoOldAnswers(t *testing.T) {
 	require.NoError(t, err)
 	x := own.Member((leader.Index() + 1) % 3)
 	c := own.Client(t)
-	s := newSession(t, c)
+	s := newSession(t, c, etcdlock.WithTTL(time.Minute)) // without an answer for some time
 	h, err := etcdlock.NewMutex(s, "a").Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	tk, err := etcdlock.NewMutex(s, "a").Enqueue(harness.Ctx(t))

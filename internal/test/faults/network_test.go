@@ -219,7 +219,7 @@ func TestFault_C1_IsolatedMember(t *testing.T) {
 		return nil
 	})
 	c := own.Client(t, tap, etcdtest.WithClientConfig(func(cfg *clientv3.Config) { cfg.Endpoints = []string{x.Endpoint()} }))
-	s := newSession(t, c, etcdlock.WithTTL(10*time.Second))
+	s := newSession(t, c, etcdlock.WithTTL(20*time.Second))
 	tk, err := etcdlock.NewMutex(s, "a").Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	harness.NotGranted(t, tk, 1)

@@ -108,7 +108,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 	}
 	reads := func(i int) bool { return i%3 == 2 }
 	for i := range holds {
-		s := newSession(t, clients[i%len(clients)])
+		s := newSession(t, clients[i%len(clients)], etcdlock.WithTTL(time.Minute))
 		lock := []func(context.Context) (*etcdlock.Held, error){etcdlock.NewMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").RLock}[i%3]
 		waiters.Go(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), lasts+harness.Hang)

@@ -93,7 +93,7 @@ func TestFault_B2_RightsRefused(t *testing.T) {
 	own, as := harness.StartWithAuth(t)
 	var log logtest.Log
 	of := func(client *clientv3.Client) *etcdlock.Client {
-		return newClient(t, client, etcdlock.WithLogger(log.Logger()))
+		return newClient(t, client, etcdlock.WithTTL(time.Minute), etcdlock.WithLogger(log.Logger()))
 	}
 	locks := of(as("worker"))
 	multi := locks.Multi(etcdlock.Write("a/1"), etcdlock.Read("c"), etcdlock.Write("b"))
