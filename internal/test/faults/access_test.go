@@ -5,6 +5,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"regexp"
 	"testing"
 	"time"
 
@@ -85,13 +86,25 @@ func TestFault_F13_ClientCertificates(t *testing.T) {
 		t.Run("", func(t *testing.T) {
 			t.Parallel()
 			client := own.Client(t, with)
-			err := returnsWithCtx(t, 2*time.Second, func(ctx context.Context) error { // time for a handshake
+			endsSaying(t, 2*time.Second, says, func(ctx context.Context) error {
 				_, err := etcdlock.NewSession(ctx, client)
 				return err
 			})
-			require.ErrorIs(t, err, context.DeadlineExceeded)
-			require.Regexp(t, says, err.Error())
 		})
+	}
+}
+
+// endsSaying requires that f returns with its ctx, and that its error matches says. The ctx ends after d, which is time for
+// a handshake, or later on a machine that stalls for as long.
+func endsSaying(t *testing.T, d time.Duration, says string, f func(ctx context.Context) error) {
+	t.Helper()
+	for ; ; d *= 2 {
+		err := returnsWithCtx(t, d, f)
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		if d > harness.Hang/4 || regexp.MustCompile(says).MatchString(err.Error()) {
+			require.Regexp(t, says, err.Error())
+			return
+		}
 	}
 }
 
@@ -102,13 +115,11 @@ func TestFault_B2_NewSessionSaysWhy(t *testing.T) {
 	require.NoError(t, err)
 	client := cluster.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.Endpoints = nobody }))
 	locks := newClient(t, client)
-	for what, grant := range map[string]func(ctx context.Context) error{
+	for _, grant := range map[string]func(ctx context.Context) error{
 		"NewSession": func(ctx context.Context) error { _, err := etcdlock.NewSession(ctx, client); return err },
 		"Client":     func(ctx context.Context) error { _, err := locks.Mutex("a").Lock(ctx); return err },
 	} {
-		err = returnsWithCtx(t, 300*time.Millisecond, grant)
-		require.ErrorIs(t, err, context.DeadlineExceeded, what)
-		require.ErrorContains(t, err, "connection refused", what)
+		endsSaying(t, 300*time.Millisecond, "connection refused", grant)
 	}
 }
 
@@ -163,7 +174,7 @@ func TestFault_F13_AuthTokenExpires(t *testing.T) {
 	stop := harness.Stopwatch()
 	require.NoError(t, held.Unlock(harness.Ctx(t)))
 	h, err := waiting.Wait(harness.Ctx(t))
-	require.Less(t, stop(), 2*time.Second)
+	require.Less(t, stop(), harness.Hang/6)
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
 	for _, s := range []*etcdlock.Session{s, waiter} {
@@ -230,7 +241,7 @@ func TestFault_F13_LeastRights(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, hw.Unlock(harness.Ctx(t)))
 		require.NoError(t, hr.Unlock(harness.Ctx(t)))
-		require.Equal(t, []string{"a/config"}, harness.Entries(t, root, "a"))
+		require.Equal(t, []string{"a/config"}, harness.QueueIs(t, root, "a", 1))
 	}
 	// With fewer rights Lock fails at once, its error says what is missing, and it
 	// leaves nothing.
