@@ -13,7 +13,6 @@ import (
 
 	"github.com/spf13/cobra"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"golang.org/x/sys/unix"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
@@ -115,12 +114,6 @@ func awaitWrite(written <-chan struct{}, full func() bool) {
 			}
 		}
 	}
-}
-
-// stderrFull reports whether a write to standard error would wait for a reader.
-func stderrFull() bool {
-	n, err := unix.Poll([]unix.PollFd{{Fd: int32(syscall.Stderr), Events: unix.POLLOUT}}, 0)
-	return n == 0 && err == nil
 }
 
 // runUnder runs a command under a hold.
