@@ -476,3 +476,25 @@ func TestOffer_Ends(t *testing.T) {
 		}
 	})
 }
+
+// The lease is found to be gone by a request that takes a removal along. Whoever sends the request is told of the end of the
+// session too, though nobody can send its command by itself any more.
+func TestOffer_EndsWithARefusal(t *testing.T) {
+	over := errors.New("over")
+	onPost(t, func(p *post) {
+		p.enter("a/1")
+		p.offer(true, "a/1")
+		life, end := context.WithCancelCause(context.Background())
+		p.set(func() {
+			p.before = func(context.Context, *pb.TxnRequest) error {
+				p.end()
+				end(over)
+				return rpctypes.ErrGRPCLeaseNotFound
+			}
+		})
+		_, ambiguous, err := p.Do(context.Background(), life, put("a/2"))
+		require.ErrorIs(t, err, over)
+		require.True(t, ambiguous)
+		require.Equal(t, []string{"(-a/1) (a/2)"}, p.requests())
+	})
+}

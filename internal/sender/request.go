@@ -4,6 +4,7 @@ package sender
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -207,6 +208,10 @@ func (s *Sender) allDid(b []*Command) bool {
 	return true
 }
 
+// errUnsent is the error of a command that nobody sends any more, since the session is at its end. Its caller is told of that
+// end: see ended.
+var errUnsent = errors.New("not sent: the session has ended")
+
 // apartLocked sends each command of a request that was refused by itself, beside each other: the refusal may be for one
 // of them, or for their number, and must harm no other.
 func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
@@ -226,7 +231,7 @@ func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
 		s.beginLocked(c)
 		s.seats++
 		if !s.startLocked([]*Command{c}) {
-			c.overLocked(false, context.Canceled) // its caller will be told of the end of the session
+			c.overLocked(false, errUnsent)
 		}
 	}
 }

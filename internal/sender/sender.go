@@ -12,6 +12,7 @@ package sender
 
 import (
 	"context"
+	"errors"
 	"runtime"
 	"sync"
 	"time"
@@ -94,7 +95,7 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	s.fly(ctx, life, b, c)
 	s.mu.Lock()
 	s.landLocked()
-	if !c.told { // it was taken apart
+	if !c.told || errors.Is(c.err, errUnsent) { // it was taken apart
 		return s.awaitLocked(ctx, life, c)
 	}
 	defer s.mu.Unlock()
