@@ -46,6 +46,8 @@ type Entry struct {
 	GoneSeen time.Time
 	// Foreign: somebody else removed it, or was about to.
 	Foreign bool
+	// Unheard: its session may not have heard of that, since a watch has lost events. See LostEvents.
+	Unheard bool
 	nonce   string // of its value, "" if that has none
 }
 
@@ -215,6 +217,20 @@ func (l *Log) WillRemove(e Entry) {
 	defer l.mu.Unlock()
 	if live := l.live[e.Key]; live != nil && live.Created == e.Created {
 		live.Foreign = true
+	}
+}
+
+// LostEvents says that watches have lost events between from and to, as watches of etcd 3.4 and 3.5 did. What somebody else
+// removed then may have been granted all the same, until its session looked: a watch that shows a later event and not
+// this one says that the entry was there.
+func (l *Log) LostEvents(from, to time.Time) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	to = to.Add(time.Second) // the observer may have heard of it later
+	for _, e := range l.entries {
+		if (e.Foreign || l.leases[e.Lease]) && e.Gone != 0 && !e.GoneSeen.Before(from) && !e.GoneSeen.After(to) {
+			e.Unheard = true
+		}
 	}
 }
 

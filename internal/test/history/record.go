@@ -71,12 +71,20 @@ type Verdict struct {
 	log    *Log
 }
 
+// LoseEvents is how the name of a fault begins that has watches lose events.
+const LoseEvents = "lose events"
+
 // Judge judges the record by etcd's history. Both must be complete.
 func (r *Record) Judge(l *Log) *Verdict {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	v := &Verdict{log: l, faults: r.faults}
 	v.Problems = append(v.Problems, r.problems...)
+	for _, f := range r.faults {
+		if strings.HasPrefix(f.What, LoseEvents) {
+			l.LostEvents(f.From, f.To)
+		}
+	}
 	wrong, broken := l.CheckGrants(r.claims)
 	v.Problems = append(v.Problems, wrong...)
 	v.Steps, v.steps = len(r.steps), r.steps

@@ -116,6 +116,8 @@ func (t *trace) step(s Step) {
 	switch {
 	case a.state != from:
 		t.refuse(s, "it is %s", a.state)
+	case s.What == Granted && !in && slices.ContainsFunc(a.entries, func(e *Entry) bool { return e.Unheard }):
+		a.had = true
 	case s.What == Granted && !in:
 		t.refuse(s, "at no revision was it in the queue with nothing below that blocks it")
 	case s.What == Granted:

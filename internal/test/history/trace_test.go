@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -262,6 +263,25 @@ func TestCheckTrace(t *testing.T) {
 			s.remove(xa)
 			s.all(ta, 1, Abandoned)
 		}, "it has not had the lock"},
+		{"one whose removal its watch did not tell of is granted", func(s *story) {
+			ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
+			s.all(ta, 1, Granted)
+			s.log.WillRemove(Entry{Key: xb, Created: tb})
+			s.remove(xb)
+			s.all(ta, 1, GaveBack)
+			s.remove(xa)
+			s.all(tb, 2, Granted, Lost)
+			s.log.LostEvents(time.Time{}, time.Unix(1<<40, 0))
+		}, ""},
+		{"one whose removal it was told of is granted", func(s *story) {
+			ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
+			s.all(ta, 1, Granted)
+			s.log.WillRemove(Entry{Key: xb, Created: tb})
+			s.remove(xb)
+			s.all(ta, 1, GaveBack)
+			s.remove(xa)
+			s.all(tb, 2, Granted, Lost)
+		}, "at no revision was it in the queue"},
 		{"one that waits for ever", func(s *story) {
 			ta := s.enqueue(1, xa)
 			s.remove(xa)

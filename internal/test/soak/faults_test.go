@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/protoadapt"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/history"
 )
 
 // memberFaults are those of the members, one at a time.
@@ -206,7 +207,7 @@ func (c *client) faults() []fault {
 				return err
 			})
 		})},
-		{"lose events", 2, 4 * time.Second, calls(func(time.Duration, int) {
+		{history.LoseEvents, 2, 4 * time.Second, calls(func(time.Duration, int) {
 			c.tap.OnWatchResponse(func(_ context.Context, m *pb.WatchResponse) error {
 				if len(m.Events) > 0 {
 					return etcdtest.ErrDrop
