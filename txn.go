@@ -117,8 +117,8 @@ func (h *Held) setValue(ctx context.Context, value string) error {
 		}
 		resp, err := h.commitIfHeld(ctx, publish)
 		switch {
-		case errors.Is(err, ErrOutcomeUnknown) && !etcd.Alarm(err) && ctx.Err() == nil && h.Err() == nil:
-			_ = pause.Wait(either) // the next reading tells which has ended
+		case errors.Is(err, ErrOutcomeUnknown) && !etcd.Alarm(err):
+			_ = pause.Wait(either) // the next reading tells if one of them has ended
 		case err != nil || resp.Succeeded:
 			return err
 		}

@@ -143,7 +143,7 @@ func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, er
 			Then(clientv3.OpPut(key, val, clientv3.WithLease(t.hold.Session().Lease()))).
 			Else(clientv3.OpGet(key)).Commit()
 		switch {
-		case errors.Is(err, etcdlock.ErrOutcomeUnknown) && !errors.Is(err, rpctypes.ErrNoSpace) && ctx.Err() == nil && t.hold.Err() == nil:
+		case errors.Is(err, etcdlock.ErrOutcomeUnknown) && !errors.Is(err, rpctypes.ErrNoSpace):
 			sent = true
 			select { // the next transaction tells what has ended
 			case <-time.After(pause):

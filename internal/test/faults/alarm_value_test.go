@@ -58,3 +58,19 @@ func TestFault_ValueIsPublishedWithPauses(t *testing.T) {
 		})
 	}
 }
+
+// The ctx ends while etcd answers that the outcome is open. The error is that of the ctx, as its caller expects.
+func TestFault_ValueWhenTheCtxEnds(t *testing.T) {
+	t.Parallel()
+	tap := etcdtest.NewTap()
+	for what, publish := range publishers(t, tap) {
+		t.Run(what, func(t *testing.T) {
+			ctx, cancel := context.WithCancel(harness.Ctx(t))
+			defer tap.Every("Txn", func(context.Context, *etcdtest.Call) error {
+				cancel()
+				return rpctypes.ErrGRPCTimeout
+			})()
+			require.ErrorIs(t, publish(ctx), context.Canceled)
+		})
+	}
+}
