@@ -309,7 +309,7 @@ func toldLost(t *testing.T, h *Held) {
 func requireBroken(t testing.TB, c *clientv3.Client, e Entry) {
 	t.Helper()
 	breaks := time.Now()
-	if err := New(c).Break(testCtx(t), e); err != nil || time.Since(breaks) < 300*time.Millisecond {
+	if err := New(c).Break(testCtx(t), e); err != nil || harness.Quick(breaks) {
 		require.ErrorIs(t, err, ErrNotFound)
 	}
 }

@@ -175,7 +175,8 @@ func (c *cutting) run(prefix string, i int, h *holder, lock func(ctx context.Con
 	}
 	proxy.Delay(etcdtest.ToClient, c.delay)
 	_ = etcd.Sleep(ctx, rand.N(500*time.Millisecond)) // etcd checks for expired leases twice a second
-	for n := 0; ; n++ {                               // a machine that stalls may cost a session before it has its lock
+	// A machine that stalls may cost a session before it has its lock.
+	for n := 0; ; n++ {
 		began := time.Now()
 		if *h, err = lock(ctx, client, fmt.Sprintf("%s/%d-%d", prefix, i, n)); err == nil {
 			break

@@ -34,7 +34,7 @@ func TestFault_J8_RequestOverTheSendLimit(t *testing.T) {
 	name := harness.LockName(t)
 	began := time.Now()
 	h := mustLock(t, s, name)
-	free := quick(began) // else a request was perhaps sent once more, beside itself: its key is free much later
+	free := harness.Quick(began) // else a request was perhaps sent once more, beside itself: its key is free much later
 	parts := []etcdlock.Part{etcdlock.Write(name)}
 	for range 31 {
 		parts = append(parts, etcdlock.Write(harness.LockName(t)))
@@ -47,13 +47,13 @@ func TestFault_J8_RequestOverTheSendLimit(t *testing.T) {
 	}
 	began = time.Now()
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
-	free = free && quick(began)
+	free = free && harness.Quick(began)
 	requireFree(t, name)
 	for range 3 { // its keys are free again at once: nothing was sent
 		began = time.Now()
 		key := mustLockAndUnlock(t, s, name)
 		require.True(t, !free || key == harness.ExclusiveKey(name, s.Lease()), key)
-		free = free && quick(began)
+		free = free && harness.Quick(began)
 	}
 }
 

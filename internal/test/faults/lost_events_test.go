@@ -47,7 +47,7 @@ func TestFault_C5_LostEventOfAKeyThatIsUsedAnew(t *testing.T) {
 	tk := enqueued(t, s, tap, name)
 	unlocking := time.Now()
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
-	free := quick(unlocking)
+	free := harness.Quick(unlocking)
 	again, err := etcdlock.NewMutex(holder, name).Enqueue(harness.Ctx(t))
 	require.NoError(t, err)
 	h, err = tk.Wait(harness.Ctx(t))

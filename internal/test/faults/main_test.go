@@ -73,7 +73,7 @@ func unhedged(t testing.TB, lock harness.Lock[*etcdlock.Held]) *etcdlock.Held {
 	for range 100 {
 		began := time.Now()
 		h := harness.Take(t, lock)
-		if quick(began) {
+		if harness.Quick(began) {
 			return h
 		}
 		require.NoError(t, h.Unlock(harness.Ctx(t)))
@@ -81,9 +81,6 @@ func unhedged(t testing.TB, lock harness.Lock[*etcdlock.Held]) *etcdlock.Held {
 	t.Fatal("each request is slow")
 	return nil
 }
-
-// quick reports that no request since then was sent again beside itself.
-func quick(began time.Time) bool { return time.Since(began) < 300*time.Millisecond }
 
 // lockFuncs are the ways to take a lock of this name.
 func lockFuncs(s *etcdlock.Session, name string) map[string]func(context.Context) (*etcdlock.Held, error) {

@@ -3,7 +3,6 @@ package faults
 import (
 	"context"
 	"fmt"
-	"iter"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -69,17 +68,6 @@ func together(t *testing.T, w *harness.Wire, n int, lose func(req any) bool, loc
 	return int(several.Load())
 }
 
-// seq are the values of a channel, until it is closed.
-func seq[V any](c <-chan V) iter.Seq[V] {
-	return func(yield func(V) bool) {
-		for v := range c {
-			if !yield(v) {
-				return
-			}
-		}
-	}
-}
-
 func none(any) bool { return false }
 
 // Etcd allows fewer operations than many names need together. Each lock is had, and released.
@@ -90,18 +78,17 @@ func TestFault_J9_ManyNamesAndFewOperations(t *testing.T) {
 			c, w := harness.WiredClient(t, own)
 			s := newSession(t, c)
 			name := harness.LockName(t)
-			tokens := make(chan int64, 3*60)
-			for range 3 {
+			tokens := make([]int64, 3*60)
+			for round := range 3 {
 				together(t, w, 60, none, func(i int) {
 					h, err := etcdlock.NewRWMutex(s, fmt.Sprintf("%s-%d", name, i)).Lock(harness.Ctx(t))
 					if assert.NoError(t, err) {
-						tokens <- h.Token()
+						tokens[60*round+i] = h.Token()
 						assert.NoError(t, h.Unlock(harness.Ctx(t)))
 					}
 				})
 			}
-			close(tokens)
-			harness.RequireReleased(t, own.Client(t), name, slices.Collect(seq(tokens))...)
+			harness.RequireReleased(t, own.Client(t), name, tokens...)
 		})
 	}
 }

@@ -70,6 +70,9 @@ func Stopwatch() (stop func() time.Duration) {
 	}
 }
 
+// Quick reports that no request since then was sent again beside itself: see hedgeMin of internal/etcd.
+func Quick(began time.Time) bool { return time.Since(began) < 300*time.Millisecond }
+
 // RequireTold requires that a holder is told in time, and returns how long that took, by a Stopwatch.
 func RequireTold(t testing.TB, done <-chan struct{}, says ...any) time.Duration {
 	t.Helper()

@@ -48,6 +48,17 @@ func (s *story) remove(keys ...string) {
 
 const xa, xb, xra, xrb = "lock/x/a", "lock/x/b", "lock/x/ra", "lock/x/rb"
 
+// grantedOnceRemoved has an entry granted after somebody else has removed it.
+func grantedOnceRemoved(s *story) {
+	ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
+	s.all(ta, 1, Granted)
+	s.log.WillRemove(Entry{Key: xb, Created: tb})
+	s.remove(xb)
+	s.all(ta, 1, GaveBack)
+	s.remove(xa)
+	s.all(tb, 2, Granted, Lost)
+}
+
 func TestCheckTrace(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -264,24 +275,10 @@ func TestCheckTrace(t *testing.T) {
 			s.all(ta, 1, Abandoned)
 		}, "it has not had the lock"},
 		{"one whose removal its watch did not tell of is granted", func(s *story) {
-			ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
-			s.all(ta, 1, Granted)
-			s.log.WillRemove(Entry{Key: xb, Created: tb})
-			s.remove(xb)
-			s.all(ta, 1, GaveBack)
-			s.remove(xa)
-			s.all(tb, 2, Granted, Lost)
+			grantedOnceRemoved(s)
 			s.log.LostEvents(time.Time{}, time.Unix(1<<40, 0))
 		}, ""},
-		{"one whose removal it was told of is granted", func(s *story) {
-			ta, tb := s.enqueue(1, xa), s.enqueue(2, xb)
-			s.all(ta, 1, Granted)
-			s.log.WillRemove(Entry{Key: xb, Created: tb})
-			s.remove(xb)
-			s.all(ta, 1, GaveBack)
-			s.remove(xa)
-			s.all(tb, 2, Granted, Lost)
-		}, "at no revision was it in the queue"},
+		{"one whose removal it was told of is granted", grantedOnceRemoved, "at no revision was it in the queue"},
 		{"one that waits for ever", func(s *story) {
 			ta := s.enqueue(1, xa)
 			s.remove(xa)
