@@ -4,8 +4,13 @@ package removal
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"sync"
 	"time"
+
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -69,6 +74,42 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	c.Patient, c.Owner = !l.Now, l
 	l.offered = r.sender.Offer(c)
 	return l
+}
+
+// command makes c, which is empty, the command that deletes the keys of an entry as far as they are at rev, and looks for the
+// entries next.
+func command(c *sender.Command, keys []string, rev int64, next []queue.Entry) *sender.Command {
+	if c.Did = removed; len(keys) == 1 { // not nested, the most frequent case: etcd takes 3 % less for a cycle of Lock and Unlock
+		c.Else = find(next)
+		c.If(CreatedAt(keys[0], rev))
+		c.Add(c.Else...)
+		c.Add(clientv3.OpDelete(keys[0]))
+	} else {
+		c.Add(removeOps(keys, rev, next...)...)
+	}
+	return c
+}
+
+// resultOf is what etcd has answered to it.
+func resultOf(reply sender.Reply, keys, next int, ambiguous bool) Result {
+	r := result(reply.At, reply.Responses, next)
+	if r.Ambiguous = ambiguous; keys == 1 {
+		r.Removed = wasThere[:]
+		if !reply.Succeeded {
+			r.Removed = wasNot[:]
+		}
+	}
+	return r
+}
+
+// Removed of a single key, which nobody changes.
+var wasThere, wasNot = [1]bool{true}, [1]bool{}
+
+// removed reports whether a command has removed a key, by itself or by a txn in it.
+func removed(reply sender.Reply) bool {
+	return slices.ContainsFunc(reply.Responses, func(r *pb.ResponseOp) bool {
+		return r.GetResponseDeleteRange().GetDeleted() > 0 || r.GetResponseTxn().GetSucceeded()
+	})
 }
 
 // Answered is told of the reply to the command: see sender.Owner.
@@ -156,6 +197,32 @@ func (r *Removals) finish(l *Leaving, got Result) {
 		close(l.done)
 	}
 	r.pending--
+}
+
+// RemoveBeside removes the key of an entry of that name that has another key too, provided that kept, the other one, is there. It
+// looks for the entries next, as Remove does, and goes on until etcd has confirmed it, or life or the client ends. What
+// etcd refuses it sends again after a pause, since the refusal may pass, and an attempt before may have been carried out:
+// refused is told each time.
+func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, rev int64, next []queue.Entry, refused func(error)) (got Result, there bool, err error) {
+	for ambiguous := false; ; {
+		c := &sender.Command{Did: removed}
+		c.To(name)
+		c.If(CreatedAt(kept, rev))
+		c.Add(removeOps([]string{key}, rev, next...)...)
+		reply, again, err := r.sender.Do(context.Background(), life, c)
+		ambiguous = ambiguous || again
+		got = result(reply.At, reply.Responses, len(next))
+		got.Ambiguous, got.Sought = ambiguous, next
+		switch {
+		case err == nil, life.Err() != nil, errors.Is(err, etcd.ErrClientClosed):
+			return got, reply.Succeeded, err
+		case len(next) > 0: // etcd may allow no more operations than the removal itself needs
+			next = nil
+		default:
+			refused(err)
+			_ = etcd.Sleep(life, etcd.RetryMax) // life is looked at next
+		}
+	}
 }
 
 // Any reports whether a removal waits or is on its way. It is for tests.

@@ -118,3 +118,34 @@ func (s *Sender) mustWaitLocked(c *Command) bool {
 	}
 	return s.queue.len() > 0 || s.seats >= s.pace.seats(s.limits.most)
 }
+
+// An Offered is a removal that waits for a request of its name.
+type Offered struct{ c *Command }
+
+// Offer has a removal wait for company: the next request of its name takes it along. Await follows.
+func (s *Sender) Offer(c *Command) Offered {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.state = offered
+	s.offers.add(c)
+	return Offered{c}
+}
+
+// Await is Do for a removal that was offered: it sends the removal if nobody has taken that along.
+func (s *Sender) Await(ctx, life context.Context, o Offered) (r Reply, ambiguous bool, err error) {
+	s.mu.Lock()
+	if !s.claimLocked(o.c) {
+		return s.awaitLocked(ctx, life, o.c)
+	}
+	return s.doLocked(ctx, life, o.c)
+}
+
+// claimLocked returns true if the caller must send the removal now: no request has it, and it has no reply to wait for. One
+// that goes by itself waits for none: there may be a request of its name at each moment, and none takes it along.
+func (s *Sender) claimLocked(c *Command) bool {
+	if c.state != offered || c.Patient && s.flying[c.Names[0]] > 0 && !s.limits.alone(c) {
+		return false
+	}
+	s.offers.remove(c)
+	return true
+}
