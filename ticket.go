@@ -21,14 +21,14 @@ import (
 // or the session's end.
 type Ticket struct {
 	h      *Held
-	done   chan struct{}   // closed when granted or failed
-	err    error           // why it failed, set before done is closed
-	gone   <-chan struct{} // likewise, if it was cancelled: closed when etcd has confirmed the removal
+	done   chan struct{} // closed when granted or failed
+	err    error         // why it failed, set before done is closed
 	cancel context.CancelFunc
 
-	mu      sync.Mutex
-	claimed bool          // Wait has returned the hold
-	removed chan struct{} // not nil after Cancel; closed when the place is released
+	mu        sync.Mutex
+	claimed   bool            // Wait has returned the hold
+	cancelled bool            // Cancel came before
+	gone      <-chan struct{} // closed when etcd has confirmed the removal after Cancel; nil if there is none
 }
 
 // errCancelled is what Wait and Ahead return after Cancel.
@@ -82,7 +82,7 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 	defer t.mu.Unlock()
 	err := t.err
 	switch {
-	case t.removed != nil:
+	case t.cancelled:
 		err = errCancelled
 	case err == nil && !t.claimed:
 		err = t.h.Err() // a grant that was lost before anybody claimed it
@@ -128,38 +128,24 @@ func (a *acquisition) ahead(ctx context.Context) (int, error) {
 // lease is gone, or ctx ends; then it returns ctx's error and the removal goes on in the background. After Wait has
 // returned the hold, Cancel does nothing, so it may be deferred.
 func (t *Ticket) Cancel(ctx context.Context) error {
+	t.cancel()
+	<-t.done // at once, as the wait has ended
 	t.mu.Lock()
-	switch {
-	case t.claimed:
-		t.mu.Unlock()
-		return nil
-	case t.removed == nil:
-		t.removed = make(chan struct{})
-		t.cancel()
-		if !t.h.s.lease.Go(t.leave) {
-			close(t.removed) // the lease is gone, or going
+	if !t.claimed && !t.cancelled {
+		if t.cancelled = true; t.err == nil {
+			t.gone = t.h.release()
 		}
 	}
+	gone := t.gone
 	t.mu.Unlock()
-	select {
-	case <-t.removed:
+	if gone == nil { // it was claimed, or has failed, or the session has ended
 		return nil
+	}
+	select {
+	case <-gone:
+	case <-t.h.s.lease.Gone.Done():
 	case <-ctx.Done():
 		return t.h.wrap("cancel", etcd.CtxError(ctx, nil))
 	}
-}
-
-func (t *Ticket) leave(ctx context.Context) {
-	defer close(t.removed)
-	<-t.done
-	gone := t.gone
-	if t.err == nil {
-		gone = t.h.release()
-	}
-	if gone != nil { // else it has failed, or the session has ended
-		select {
-		case <-gone:
-		case <-ctx.Done():
-		}
-	}
+	return nil
 }
