@@ -15,7 +15,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/inspect"
 	"github.com/etcdlock/etcdlock/internal/lead"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/removal"
 )
 
 // An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so
@@ -150,22 +149,27 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 // campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is
 // gone, or after a TTL.
 func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
-	var h *Held
-	term, err := acquire(ctx, l, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, it *Held) (*Held, error) {
-		if h = it; it.s.lease.Adopted {
-			if term, err := e.adopt(ctx, it); !errors.Is(err, ErrNotFound) {
+	return acquire(ctx, l, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, h *Held) (*Held, error) {
+		if h.s.lease.Adopted {
+			if term, err := e.adopt(ctx, h); !errors.Is(err, ErrNotFound) {
 				return term, err
 			}
 		}
-		return lockEntry(ctx, it)
+		err := h.take(ctx)
+		if err == nil || ctx.Err() == nil {
+			return h.conclude(err)
+		}
+		if gone := h.abandon(err, true); gone != nil {
+			limit := time.NewTimer(h.s.TTL())
+			defer limit.Stop()
+			select {
+			case <-gone:
+			case <-h.s.lease.Gone.Done():
+			case <-limit.C:
+			}
+		}
+		return nil, err
 	})
-	if err != nil && ctx.Err() != nil && h != nil && h.rev != 0 {
-		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.s.TTL())
-		defer cancel()
-		// Beside the removal that goes on in the background, to wait for it.
-		_, _ = removal.Remove(bound, h.s.etcd, etcd.Policy{Life: h.s.lease.Gone, Hedge: true}, h.allKeys(), h.rev)
-	}
-	return term, err
 }
 
 // adopt takes up the term, or the place in the queue, that the process before has left on the lease.

@@ -107,12 +107,14 @@ func newAcquisition(s *Session, multi bool, names []Part, with acquiring) *Held 
 	return h
 }
 
-func lockEntry(ctx context.Context, h *Held) (*Held, error) {
-	err := h.join(ctx)
-	if err == nil {
-		err = h.wait(ctx)
+func lockEntry(ctx context.Context, h *Held) (*Held, error) { return h.conclude(h.take(ctx)) }
+
+// take enqueues the acquisition, and waits until it is granted.
+func (h *Held) take(ctx context.Context) error {
+	if err := h.join(ctx); err != nil {
+		return err
 	}
-	return h.conclude(err)
+	return h.wait(ctx)
 }
 
 func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
