@@ -415,6 +415,7 @@ func TestClient_Close(t *testing.T) {
 
 // Two requests for the lease were sent, and the first is carried out after the lease of the second was revoked.
 func TestClient_CloseLateGrant(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
@@ -441,6 +442,7 @@ func TestClient_CloseLateGrant(t *testing.T) {
 
 // The request of a session that was given up is looked for while Close revokes the lease of the session after it.
 func TestClient_CloseBesideLostGrant(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)

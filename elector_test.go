@@ -329,6 +329,7 @@ func TestElector_IsLeaderByTheClock(t *testing.T) {
 // The overrun function is called for a lead that ignores the end of its term. No other lead
 // starts in this process meanwhile.
 func TestElector_Overrun(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	name := lockName(t)
 	const grace = time.Second
@@ -411,6 +412,7 @@ func TestElector_CheckByTheClock(t *testing.T) {
 // Run repeats after errors that can pass, with growing pauses. It returns an error that is a
 // final refusal by etcd.
 func TestElector_Refused(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	name := lockName(t)
 	tap := etcdtest.NewTap()

@@ -107,7 +107,7 @@ func TestWaiting_NoSpace(t *testing.T) {
 	require.NoError(t, err)
 	r.until(t, `^etcdlock: svc: leads with token `)
 	require.Zero(t, r.wait(t))
-	require.Equal(t, 1, strings.Count(r.output(), "waiting"), r.output())
+	require.Equal(t, 1, strings.Count(r.output(), "out of space"), r.output())
 }
 
 // A command that runs under a lock and takes it again would wait for itself forever.

@@ -211,6 +211,7 @@ func TestFault_F13_RolesChange(t *testing.T) {
 
 // A lock needs no other right than to read and write below its name.
 func TestFault_F13_LeastRights(t *testing.T) {
+	t.Parallel()
 	_, as := harness.StartWithAuth(t)
 	root := as("root")
 	for kind := range lockFuncs(nil, "a") {

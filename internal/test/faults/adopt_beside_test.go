@@ -21,6 +21,7 @@ func successor(t *testing.T, s *etcdlock.Session, c *clientv3.Client) *etcdlock.
 
 // The successor downgrades what it has adopted. The process before, which has called Orphan and lives on, leaves the rest.
 func TestAdopt_DowngradedWhileTheProcessBeforeLives(t *testing.T) {
+	t.Parallel()
 	c, name := cluster.Client(t), harness.LockName(t)
 	s := newSession(t, c, etcdlock.WithTTL(8*time.Second))
 	_, err := etcdlock.NewRWMutex(s, name).Lock(harness.Ctx(t))
@@ -54,6 +55,7 @@ func TestAdopt_TicketCancelledByTheProcessBefore(t *testing.T) {
 // The process before calls Orphan while the reply to its Lock is on its way, and waits for that in vain. What its successor
 // has adopted it leaves.
 func TestAdopt_OrphanedWhileALockIsUnderWay(t *testing.T) {
+	t.Parallel()
 	tap, name := etcdtest.NewTap(), harness.LockName(t)
 	c, c2 := cluster.Client(t, tap), cluster.Client(t)
 	s := newSession(t, c, etcdlock.WithTTL(15*time.Second))

@@ -36,6 +36,7 @@ func hold(t *testing.T, s *etcdlock.Session, n int) (holds []*etcdlock.Held) {
 // A session at rest sends three renewals in a TTL, on one stream, and nothing else, however much it holds: etcd has not
 // changed since the session looked at its keys. So it needs no password check either. Its log and its holds tell nothing.
 func TestFault_J5_AtRest(t *testing.T) {
+	t.Parallel()
 	for name, n := range map[string]int{"idle": 0, "one lock": 1, "1,000 locks": 1000} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

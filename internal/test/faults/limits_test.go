@@ -227,6 +227,7 @@ func TestFault_J8_NotEtcd(t *testing.T) {
 // The same in the middle of a session's life: the call has an error, and nothing is left of it. A gateway that says
 // that etcd is away is waited for.
 func TestFault_J8_RefusedInBetween(t *testing.T) {
+	t.Parallel()
 	for text, refused := range map[error]bool{
 		status.Error(codes.Unimplemented, `unexpected HTTP status code received from server: 404 (Not Found)`):         true,
 		status.Error(codes.PermissionDenied, "RBAC: access denied"):                                                    true,

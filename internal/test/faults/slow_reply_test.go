@@ -63,6 +63,7 @@ func TestFault_J11_UnlockSlowly(t *testing.T) {
 
 // If the reply to one of the two never comes, nobody can tell who removed the entry.
 func TestFault_J11_OneReplyIsLost(t *testing.T) {
+	t.Parallel()
 	tap := etcdtest.NewTap()
 	h := mustLock(t, newSession(t, cluster.Client(t, tap)), harness.LockName(t))
 	slowly(tap, "Txn")
@@ -103,6 +104,7 @@ func TestFault_J11_SomeOfManySlowly(t *testing.T) {
 
 // A Lock that takes the removal along, and is answered late, tells it too.
 func TestFault_J11_RemovedByTheNextLockSlowly(t *testing.T) {
+	t.Parallel()
 	tap := etcdtest.NewTap()
 	s := newSession(t, cluster.Client(t, tap))
 	name := harness.LockName(t)
@@ -130,6 +132,7 @@ func TestFault_J11_RemovedByTheNextLockSlowly(t *testing.T) {
 
 // A Downgrade that is answered late notices that the exclusive entry was removed: others may have been in.
 func TestFault_J11_DowngradeSlowly(t *testing.T) {
+	t.Parallel()
 	for _, lost := range []bool{false, true} {
 		tap := etcdtest.NewTap()
 		s := newSession(t, cluster.Client(t, tap))

@@ -72,6 +72,7 @@ func none(any) bool { return false }
 
 // Etcd allows fewer operations than many names need together. Each lock is had, and released.
 func TestFault_J9_ManyNamesAndFewOperations(t *testing.T) {
+	t.Parallel()
 	for _, ops := range []uint{8, 16} {
 		t.Run(fmt.Sprintf("max-txn-ops=%d", ops), func(t *testing.T) {
 			own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.MaxTxnOps = ops }))
