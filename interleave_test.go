@@ -660,9 +660,9 @@ func playScene(t *testing.T, name string, as acquirer, others []string, mishap f
 	if stories := hooks.stories(); len(stories) != 1 || !whole.MatchString(stories[0]) || !s.ticket() && (err == nil) != strings.Contains(stories[0], "granted") {
 		t.Errorf("%s: the hooks were told %q of %v", name, stories, err)
 	}
-	<-time.After(time.Minute) // past the last timer
 	s.own.lease.End(ErrSessionClosed, "test")
 	s.own.lease.NotFound()
+	<-time.After(time.Minute) // past the last timer
 	return reached
 }
 
