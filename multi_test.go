@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -366,114 +365,6 @@ func TestMulti_TicketCancel(t *testing.T) {
 		require.True(t, strings.Contains(err.Error(), names[0]+", "+names[1]), err)
 		require.Empty(t, harness.Entries(t, c, names[0]))
 	}
-}
-
-// The kinds of a Multi's calls, for the tests of faults.
-func multiFuncs(s *Session, names []string) map[string]func(context.Context) (*Held, error) {
-	m := NewMulti(s, append(writes(names[:len(names)-1]...), Read(names[len(names)-1]))...)
-	return map[string]func(context.Context) (*Held, error){
-		"Lock": m.Lock, "Try": m.TryLock,
-		"Ticket": func(ctx context.Context) (*Held, error) {
-			tk, err := m.Enqueue(ctx)
-			if err != nil {
-				return nil, err
-			}
-			return tk.Wait(ctx)
-		},
-	}
-}
-
-// A1: replies of the enqueue are lost, once or again and again.
-func TestMulti_A1_LostReply(t *testing.T) {
-	t.Parallel()
-	for _, times := range []int{1, 3} {
-		c, w := harness.WiredClient(t, cluster)
-		s := newTestSession(t, c)
-		for kind := range multiFuncs(s, []string{"a", "b"}) {
-			names, lost := multiNamesOf(t, 3), atomic.Int64{}
-			w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
-				err := send(ctx)
-				if method == "Txn" && int(lost.Add(1)) <= times && err == nil {
-					return harness.ErrLostReply
-				}
-				return err
-			})
-			h, err := multiFuncs(s, names)[kind](harness.Ctx(t))
-			require.NoError(t, err, kind)
-			require.NoError(t, h.Check(harness.Ctx(t)))
-			require.NoError(t, h.Unlock(harness.Ctx(t)))
-			require.Empty(t, entriesIn(t, c, names...), kind)
-		}
-	}
-}
-
-// A1, A3: ctx ends while the request is on its way, and it is carried out, at once or when the call has
-// returned: all parts are found and removed.
-func TestMulti_A1_CtxEndsInFlight(t *testing.T) {
-	t.Parallel()
-	c, w := harness.WiredClient(t, cluster)
-	s := newTestSession(t, c)
-	for kind := range multiFuncs(s, []string{"a", "b"}) {
-		for _, late := range []bool{false, true} {
-			names := multiNamesOf(t, 3)
-			ctx, cancel := context.WithCancel(harness.Ctx(t))
-			release, sent := make(chan struct{}), make(chan error, 1)
-			w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-				if !late {
-					sent <- send(ctx)
-				} else {
-					go func() { <-release; sent <- send(context.WithoutCancel(ctx)) }()
-				}
-				cancel()
-				<-ctx.Done()
-				return ctx.Err()
-			})
-			_, err := multiFuncs(s, names)[kind](ctx)
-			require.ErrorIs(t, err, context.Canceled)
-			close(release)
-			require.NoError(t, <-sent)
-			require.Eventually(t, func() bool { return len(entriesIn(t, c, names...)) == 0 }, hang, tick)
-			for _, name := range names {
-				requireFree(t, name)
-			}
-		}
-	}
-	require.NoError(t, s.Err())
-}
-
-// A2: an unlock whose reply was lost, and is repeated, touches no later acquisition.
-func TestMulti_A2_StaleUnlock(t *testing.T) {
-	t.Parallel()
-	c, w := harness.WiredClient(t, cluster)
-	s := newTestSession(t, c)
-	names := multiNamesOf(t, 3)
-	m := NewMulti(s, writes(names...)...)
-	h, err := m.Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	var next *Held
-	w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
-		require.NoError(t, send(ctx))
-		next, err = m.Lock(harness.Ctx(t))
-		require.NoError(t, err)
-		return harness.ErrLostReply
-	})
-	require.NoError(t, h.Unlock(harness.Ctx(t)))
-	require.NoError(t, next.Check(harness.Ctx(t)))
-	require.ElementsMatch(t, next.Keys(), entriesIn(t, c, names...))
-	require.NoError(t, next.Unlock(harness.Ctx(t)))
-}
-
-// A4: Unlock with a ctx that has ended gives all back.
-func TestMulti_A4_UnlockWithEndedCtx(t *testing.T) {
-	t.Parallel()
-	c := cluster.Client(t)
-	names := multiNamesOf(t, 3)
-	h, err := NewMulti(newTestSession(t, c), writes(names...)...).Lock(harness.Ctx(t))
-	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(harness.Ctx(t))
-	cancel()
-	require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
-	require.Eventually(t, func() bool { return len(entriesIn(t, c, names...)) == 0 }, hang, tick)
 }
 
 // B1, B6, C2: a wait ends with its ctx when etcd is silent, and with its lease; compaction and broken

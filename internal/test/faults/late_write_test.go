@@ -102,7 +102,7 @@ func TestFault_A1_LateWritesAreSwept(t *testing.T) {
 func TestFault_A1_LateRequest(t *testing.T) {
 	c, w := harness.WiredClient(t, cluster)
 	s := newSession(t, c)
-	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try"} {
+	for kind := range withMultis(s, "a") {
 		name := harness.LockName(t)
 		ctx, cancel := context.WithCancel(harness.Ctx(t))
 		release, sent := make(chan struct{}), make(chan error, 1)
@@ -115,15 +115,14 @@ func TestFault_A1_LateRequest(t *testing.T) {
 			<-ctx.Done()
 			return ctx.Err()
 		})
-		_, err := lockFuncs(s, name)[kind](ctx)
+		_, err := withMultis(s, name)[kind](ctx)
 		require.ErrorIs(t, err, context.Canceled)
 		// Let the settling read once and find nothing; then the late write is carried out.
 		w.Reset()
-		require.Eventually(t, func() bool { calls, _ := w.Counts(); return calls["Range"] > 0 }, harness.Hang, harness.Tick)
+		require.Eventually(t, func() bool { calls, _ := w.Counts(); return calls["Range"]+calls["Txn"] > 0 }, harness.Hang, harness.Tick)
 		close(release)
 		require.NoError(t, <-sent)
-		harness.RequireGone(t, c, name)
-		requireFree(t, name)
+		requireAllGone(t, c, name)
 	}
 	require.NoError(t, s.Err())
 }

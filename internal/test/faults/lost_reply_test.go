@@ -21,7 +21,7 @@ func TestFault_A1_LostAcquireReply(t *testing.T) {
 	for _, times := range []int{1, 3} {
 		c, w := harness.WiredClient(t, cluster)
 		s := newSession(t, c)
-		for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
+		for kind := range withMultis(s, "a") {
 			name := harness.LockName(t)
 			var lost atomic.Int32
 			w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
@@ -31,12 +31,12 @@ func TestFault_A1_LostAcquireReply(t *testing.T) {
 				}
 				return err
 			})
-			h, err := lockFuncs(s, name)[kind](harness.Ctx(t))
+			h, err := withMultis(s, name)[kind](harness.Ctx(t))
 			require.NoError(t, err, kind)
 			require.NoError(t, h.Check(harness.Ctx(t)))
 			require.NoError(t, h.Unlock(harness.Ctx(t)))
 			harness.RequireReleased(t, c, name+"/", h.Token())
-			requireFree(t, name)
+			requireAllGone(t, c, name)
 		}
 	}
 }
@@ -57,7 +57,7 @@ func ctxEnds(t *testing.T, reply func(ctx context.Context) error) {
 	t.Helper()
 	c, w := harness.WiredClient(t, cluster)
 	s := newSession(t, c)
-	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try", "Try write", "Try read"} {
+	for kind := range withMultis(s, "a") {
 		name := harness.LockName(t)
 		ctx, cancel := context.WithCancel(harness.Ctx(t))
 		// A request that is slow is sent again beside itself.
@@ -69,11 +69,10 @@ func ctxEnds(t *testing.T, reply func(ctx context.Context) error) {
 			cancel()
 			return reply(attempt)
 		})
-		_, err := lockFuncs(s, name)[kind](ctx)
+		_, err := withMultis(s, name)[kind](ctx)
 		w.OnUnary(nil)
 		require.ErrorIs(t, err, context.Canceled, kind)
-		harness.RequireGone(t, c, name)
-		requireFree(t, name)
+		requireAllGone(t, c, name)
 	}
 }
 
@@ -121,6 +120,29 @@ func TestFault_A2_I5_StaleUnlock(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// The repetition of a release whose reply was lost meets the next acquisition, under the same keys.
+func TestFault_A2_I5_StaleUnlockMeetsTheNextLock(t *testing.T) {
+	c, w := harness.WiredClient(t, cluster)
+	s := newSession(t, c)
+	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Multi"} { // a Try waits for the release
+		name := harness.LockName(t)
+		lock := withMultis(s, name)[kind]
+		h, err := lock(harness.Ctx(t))
+		require.NoError(t, err, kind)
+		var next *etcdlock.Held
+		w.Once("Txn", func(ctx context.Context, send func(context.Context) error) error {
+			require.NoError(t, send(ctx))
+			next, err = lock(harness.Ctx(t))
+			require.NoError(t, err, kind)
+			return harness.ErrLostReply
+		})
+		require.NoError(t, h.Unlock(harness.Ctx(t)), kind)
+		require.NoError(t, next.Check(harness.Ctx(t)), kind)
+		require.NoError(t, next.Unlock(harness.Ctx(t)), kind)
+		requireAllGone(t, c, name)
+	}
+}
+
 func TestFault_A3_TryLockLeavesNothing(t *testing.T) {
 	c, w := harness.WiredClient(t, cluster)
 	s := newSession(t, c)
@@ -146,14 +168,14 @@ func TestFault_A4_UnlockWithEndedCtx(t *testing.T) {
 	c := cluster.Client(t)
 	s := newSession(t, c)
 	name := harness.LockName(t)
-	for _, lock := range lockFuncs(s, name) {
+	for _, lock := range withMultis(s, name) {
 		h, err := lock(harness.Ctx(t))
 		require.NoError(t, err)
 		ctx, cancel := context.WithCancel(harness.Ctx(t))
 		cancel()
 		require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
 		require.False(t, h.Valid())
-		harness.RequireGone(t, c, name)
+		requireAllGone(t, c, name)
 		require.ErrorIs(t, h.Unlock(harness.Ctx(t)), etcdlock.ErrNotHeld)
 	}
 }

@@ -2,6 +2,7 @@ package faults
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"testing"
@@ -85,6 +86,34 @@ func unhedged(t testing.TB, lock harness.Lock[*etcdlock.Held]) *etcdlock.Held {
 // lockFuncs are the ways to take a lock of this name.
 func lockFuncs(s *etcdlock.Session, name string) map[string]func(context.Context) (*etcdlock.Held, error) {
 	return harness.Ways(etcdlock.NewMutex(s, name), etcdlock.NewRWMutex(s, name))
+}
+
+// withMultis are lockFuncs, and the ways to take a Multi of that name and of two names below it.
+func withMultis(s *etcdlock.Session, name string) map[string]func(context.Context) (*etcdlock.Held, error) {
+	m := etcdlock.NewMulti(s, etcdlock.Write(name), etcdlock.Write(name+"/1"), etcdlock.Read(name+"/2"))
+	all := lockFuncs(s, name)
+	all["Multi"], all["Multi try"] = m.Lock, m.TryLock
+	all["Multi ticket"] = func(ctx context.Context) (*etcdlock.Held, error) {
+		tk, err := m.Enqueue(ctx)
+		if err != nil {
+			return nil, err
+		}
+		h, err := tk.Wait(ctx)
+		if err != nil {
+			err = errors.Join(err, tk.Cancel(context.WithoutCancel(ctx))) // the place outlasts ctx
+		}
+		return h, err
+	}
+	return all
+}
+
+// requireAllGone requires that etcd has no entry of the names of withMultis, and that another session gets the lock.
+func requireAllGone(t *testing.T, c *clientv3.Client, name string) {
+	t.Helper()
+	for _, name := range []string{name, name + "/1", name + "/2"} {
+		harness.RequireGone(t, c, name)
+		requireFree(t, name)
+	}
 }
 
 // rest has whoever takes a lock over and over leave the processor to the other tests: in the quick run these need the time.
