@@ -5,7 +5,6 @@ package etcd
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -86,12 +85,4 @@ func Events(wr *clientv3.WatchResponse) []*mvccpb.Event {
 		events[i] = &mvccpb.Event{Type: ev.Type, Kv: ev.Kv, PrevKv: ev.PrevKv}
 	}
 	return events
-}
-
-// Deleted reports whether wr tells that key was deleted above revision rev. Deletions up to rev
-// are those of earlier uses of the key, which a watch on a member that lags may still deliver.
-func Deleted(wr *clientv3.WatchResponse, key string, rev int64) bool {
-	return slices.ContainsFunc(wr.Events, func(ev *clientv3.Event) bool {
-		return ev.Type == clientv3.EventTypeDelete && ev.Kv.ModRevision > rev && string(ev.Kv.Key) == key
-	})
 }

@@ -70,9 +70,9 @@ func TestWatcherReplaced(t *testing.T) {
 	_, err = c.Delete(t.Context(), name)
 	require.NoError(t, err)
 	wr := <-w.C // of the put
-	require.False(t, Deleted(&wr, name, 0))
+	require.Equal(t, clientv3.EventTypePut, wr.Events[0].Type)
 	wr = <-w.C
-	require.True(t, Deleted(&wr, name, 0))
+	require.Equal(t, clientv3.EventTypeDelete, wr.Events[0].Type)
 	require.False(t, isClosed(first.closed))
 	w.Close()
 	require.True(t, isClosed(first.closed))
