@@ -36,6 +36,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	"github.com/etcdlock/etcdlock/internal/tool/layout"
 )
 
 const (
@@ -123,7 +125,11 @@ func run(ctx context.Context, servers, modfiles []string, few bool, file string)
 	if err := errors.Join(errs...); err != nil || file == "" {
 		return err
 	}
-	return os.WriteFile(file, []byte(document(servers, results)), 0o644)
+	commit, err := layout.Commit()
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(file, []byte(document(commit, servers, results)), 0o644)
 }
 
 // atOnce is how many runs of the tests there are at the same time: they wait more than they compute.
@@ -266,7 +272,7 @@ func output(ctx context.Context, dir, name string, args ...string) (string, erro
 	return strings.TrimSpace(out.String()), nil
 }
 
-func document(servers []string, results []result) string {
+func document(commit string, servers []string, results []result) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, `# The servers and clients it is tested with
 
@@ -275,11 +281,11 @@ settings, except fsync. They include all tests of its behaviour and of faults be
 tests run with one member that is reached directly only: tests that count requests, because a read that meets a lagging member costs one more
 request, and tests that cut off the client to measure when a lease ends, because only the leader decides that.
 
-Generated on %s by `+"`go run ./internal/tool/compat -write docs/compat.md %s`"+` with %s, %s/%s. Don't edit.
+Generated at commit %s on %s by `+"`go run ./internal/tool/compat -write docs/compat.md %s`"+` with %s, %s/%s. Don't edit.
 
 | client | etcd | from | tests passed on one member | on three | on one behind its `+"`etcd grpc-proxy`"+` |
 |---|---|---|---|---|---|
-`, time.Now().UTC().Format("2 January 2006"), strings.Join(servers, " "), runtime.Version(), runtime.GOOS, runtime.GOARCH)
+`, commit, time.Now().UTC().Format("2 January 2006"), strings.Join(servers, " "), runtime.Version(), runtime.GOOS, runtime.GOARCH)
 	for of := range slices.Chunk(results, len(shapes)) {
 		fmt.Fprintf(&b, "| %s | %s | %s |", of[0].client.version, of[0].version, of[0].from)
 		for _, r := range of {

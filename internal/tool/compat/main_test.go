@@ -44,7 +44,7 @@ func TestDocument_Clients(t *testing.T) {
 	for _, kind := range regexp.MustCompile(`(?m)^\t"(.+)": func\(`).FindAllSubmatch(source, -1) {
 		tested = append(tested, "TestFault_D4_WrappedClient/"+string(kind[1]))
 	}
-	document := document(nil, nil)
+	document := document("", nil, nil)
 	require.ElementsMatch(t, tested, regexp.MustCompile(`TestFault_D4_[\w/-]+`).FindAllString(document, -1))
 	written, err := os.ReadFile("../../../docs/compat.md")
 	require.NoError(t, err)

@@ -219,6 +219,10 @@ func header() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	commit, err := layout.Commit()
+	if err != nil {
+		return "", err
+	}
 	command := "go run ./internal/tool/faulttable"
 	for _, name := range []string{"ETCDLOCK_TTLS", "ETCDLOCK_RUNS", "ETCDLOCK_SECONDS"} {
 		if v := os.Getenv(name); v != "" {
@@ -232,7 +236,7 @@ Each row is a situation that users of locks on etcd meet. The third column says 
 way described. The fourth column says what the drop-in `+"`etcdlock/concurrency`"+` did in the same steps: what changes with the import path
 alone. The last column says what this package did in the test with the row's name. "Not tried" means that there is no such test.
 
-Generated on %s by `+"`%s`"+` from a run on etcd server %s, client %s, %s, %s/%s, %d cores. Don't edit.
+Generated at commit %s on %s by `+"`%s`"+` from a run on etcd server %s, client %s, %s, %s/%s, %d cores. Don't edit.
 
-`, time.Now().UTC().Format("2 January 2006"), command, server, client, runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU()), nil
+`, commit, time.Now().UTC().Format("2 January 2006"), command, server, client, runtime.Version(), runtime.GOOS, runtime.GOARCH, runtime.NumCPU()), nil
 }

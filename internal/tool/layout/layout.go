@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 )
 
 // A Package is one package of the library, or one that it depends on.
@@ -51,6 +52,12 @@ func Library(dir string) ([]Package, error) {
 // Dependencies returns all packages that the root package depends on, followed by the root
 // package.
 func Dependencies(dir string) ([]Package, error) { return list(dir, "-deps", ".") }
+
+// Commit is the commit that is checked out, for a page that is generated from a run: its tag, or what tells it from its last tag.
+func Commit() (string, error) {
+	out, err := exec.Command("git", "describe", "--always", "--dirty", "--tags").Output()
+	return strings.TrimSpace(string(out)), err
+}
 
 // Module returns all packages of the module.
 func Module(dir string) ([]Package, error) { return list(dir, "./...") }
