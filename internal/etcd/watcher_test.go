@@ -73,6 +73,7 @@ func TestWatcherReplaced(t *testing.T) {
 	require.Equal(t, clientv3.EventTypePut, wr.Events[0].Type)
 	wr = <-w.C
 	require.Equal(t, clientv3.EventTypeDelete, wr.Events[0].Type)
+	require.Equal(t, name, string(wr.Events[0].Kv.Key))
 	require.False(t, isClosed(first.closed))
 	w.Close()
 	require.True(t, isClosed(first.closed))
