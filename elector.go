@@ -159,15 +159,9 @@ func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
 		if err == nil || ctx.Err() == nil {
 			return h.conclude(err)
 		}
-		if gone := h.abandon(err, true); gone != nil {
-			limit := time.NewTimer(h.s.TTL())
-			defer limit.Stop()
-			select {
-			case <-gone:
-			case <-h.s.lease.Gone.Done():
-			case <-limit.C:
-			}
-		}
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.s.TTL())
+		defer cancel()
+		h.s.awaitRemoved(bound, h.abandon(err, true))
 		return nil, err
 	})
 }

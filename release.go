@@ -22,7 +22,7 @@ const maxLooked = 32
 
 // offerRemoval offers the removal of the keys: the next request of the name may take it along. next are the entries of the session behind it.
 // now: send the request at once, and do not wait for a request of this name that is under way, since another session may
-// have the lock then.
+// have the lock then, or somebody waits for the removal.
 func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leaving {
 	return a.s.removals.Add(a.parts()[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Owner: (*leaver)(a)})
 }
@@ -85,14 +85,26 @@ func (a *acquisition) abandon(cause error, now bool) (done <-chan struct{}) {
 }
 
 // discard removes the keys in the background, and settles them. done is closed when etcd has confirmed that. If the
-// revision was never known, done is nil, and the search for a late write goes on. now is that of offerRemoval: somebody
-// waits for the removal.
+// revision was never known, done is nil, and the search for a late write goes on. now is that of offerRemoval.
 func (a *acquisition) discard(next []queue.Entry, now bool) (done <-chan struct{}) {
 	if a.rev != 0 {
 		return a.s.removals.RemoveLater(a.offerRemoval(next, now))
 	}
 	a.settle()
 	return nil
+}
+
+// awaitRemoved waits for done, if that is not nil, or for the lease to be gone. It returns false if ctx ends first.
+func (s *Session) awaitRemoved(ctx context.Context, done <-chan struct{}) bool {
+	if done != nil {
+		select {
+		case <-done:
+		case <-s.lease.Gone.Done():
+		case <-ctx.Done():
+			return false
+		}
+	}
+	return true
 }
 
 // settle frees the keys of the acquisition, once nothing of it is left or to come.

@@ -28,7 +28,7 @@ type Ticket struct {
 	mu        sync.Mutex
 	claimed   bool            // Wait has returned the hold
 	cancelled bool            // Cancel came before
-	gone      <-chan struct{} // closed when etcd has confirmed the removal after Cancel; nil if there is none
+	gone      <-chan struct{} // closed when etcd has confirmed the removal after Cancel; nil if there is none: claimed, failed, session ended
 }
 
 // errCancelled is what Wait and Ahead return after Cancel.
@@ -138,14 +138,8 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	}
 	gone := t.gone
 	t.mu.Unlock()
-	if gone == nil { // it was claimed, or has failed, or the session has ended
+	if t.h.s.awaitRemoved(ctx, gone) {
 		return nil
 	}
-	select {
-	case <-gone:
-	case <-t.h.s.lease.Gone.Done():
-	case <-ctx.Done():
-		return t.h.wrap("cancel", etcd.CtxError(ctx, nil))
-	}
-	return nil
+	return t.h.wrap("cancel", etcd.CtxError(ctx, nil))
 }
