@@ -120,7 +120,7 @@ func TestFault_A2_I5_StaleUnlock(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// The repetition of a release whose reply was lost meets the next acquisition, under the same keys.
+// The repetition of a release whose reply was lost leaves the next acquisition alone, which has other keys: see StaleUnlock.
 func TestFault_A2_I5_StaleUnlockMeetsTheNextLock(t *testing.T) {
 	c, w := harness.WiredClient(t, cluster)
 	s := newSession(t, c)
