@@ -211,6 +211,9 @@ func TestFault_J15_OwnContext(t *testing.T) {
 	}))
 }
 
+// grace is how long a Do whose ctx has ended waits for etcd's answer to its release.
+const grace = 250 * time.Millisecond
+
 // The entry of a Do's hold is deleted, nobody hears of that, and then ctx ends: Do still says that the lock was lost.
 func TestFault_J15_LostAndThenCtxEnds(t *testing.T) {
 	t.Parallel()
@@ -218,12 +221,14 @@ func TestFault_J15_LostAndThenCtxEnds(t *testing.T) {
 	wired, w := harness.WiredClient(t, cluster)
 	m := etcdlock.NewMutex(newSession(t, wired), harness.LockName(t))
 	w.OnRecv(func(method string, _ any) (bool, error) { return method != "Watch", nil })
-	for _, fn := range []func(ctx context.Context) error{context.Context.Err, func(context.Context) error { return nil }} {
+	lose := func(fn func(context.Context) error) (err error, took time.Duration) {
 		ctx, cancel := context.WithCancel(harness.Ctx(t))
-		err := m.Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
+		var ended time.Time
+		err = m.Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
 			deleting := time.Now()
 			_, err := c.Delete(harness.Ctx(t), h.Key())
 			require.NoError(t, err)
+			ended = time.Now()
 			cancel()
 			<-ctx.Done()
 			if heard := h.Err(); time.Since(deleting) < time.Second { // else it may have asked, as its watch is silent
@@ -231,8 +236,17 @@ func TestFault_J15_LostAndThenCtxEnds(t *testing.T) {
 			}
 			return fn(ctx)
 		})
-		require.ErrorIs(t, err, etcdlock.ErrLost)
+		took = time.Since(ended)
 		require.Equal(t, fn(ctx) != nil, errors.Is(err, context.Canceled))
+		return err, took
+	}
+	for _, fn := range []func(ctx context.Context) error{context.Context.Err, func(context.Context) error { return nil }} {
+		err, took := lose(fn)
+		// Nothing is promised of a release that etcd answers later than that, which happens on a busy machine.
+		for end := time.Now().Add(harness.Hang); took >= grace && !errors.Is(err, etcdlock.ErrLost) && time.Now().Before(end); {
+			err, took = lose(fn)
+		}
+		require.ErrorIs(t, err, etcdlock.ErrLost)
 	}
 	// Where etcd does not answer, Do does not wait for long.
 	ctx, cancel := context.WithCancel(harness.Ctx(t))
