@@ -15,6 +15,9 @@ const (
 	// minSeats is how many requests may be on their way however near etcd is. With one or two, goroutines that do not run
 	// in step lose a fifth of their rate.
 	minSeats = 3
+	// maxSeats is how many requests may be on their way in any case. More would not be answered sooner, and everybody else's
+	// would wait behind them: 10,000 goroutines that lock one name send 10,000 requests.
+	maxSeats = 256
 	// perSeat is how much latency makes for one request more: a client 10 ms away has twenty on their way.
 	perSeat = 500 * time.Microsecond
 	// far is from which latency on a command waits for a part of it at most, by a timer. (Of a process that is idle the

@@ -107,8 +107,12 @@ func (s *Sender) run(ctx context.Context, b []*Command) {
 			s.mu.Lock()
 		}
 		b, s.freed = nil, false
-		if s.queue.len() > 0 && s.seats <= s.pace.seats(s.limits.most) {
+		if s.queue.len() > 0 && (s.seats <= s.pace.seats(s.limits.most) || s.hastyLocked(s.queue.first())) {
 			b = s.takeLocked()
+		}
+		if len(b) > 0 && s.queue.len() > 0 && s.seats < maxSeats && s.hastyLocked(s.queue.first()) { // it follows at once
+			s.seats++
+			s.startLocked(nil)
 		}
 		if len(b) == 0 {
 			s.seats--
@@ -136,7 +140,7 @@ func (s *Sender) tick() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.ticking = false
-	for s.queue.len() > 0 && time.Since(s.queue.first().since) >= s.pace.patience() {
+	for s.queue.len() > 0 && s.seats < maxSeats && time.Since(s.queue.first().since) >= s.pace.patience() {
 		s.seats++
 		s.startLocked(s.takeLocked())
 	}

@@ -14,6 +14,7 @@ import (
 	"context"
 	"errors"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -68,7 +69,7 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	if life == nil {
 		life = context.Background()
 	}
-	if c.Enqueue && s.queue.enqueues(c) {
+	if c.Enqueue && s.queue.enqueues(c) && s.seats < maxSeats {
 		// The enqueue of its name that waits would keep c out of its request. So that goes now, and c follows it.
 		s.seats++
 		s.startLocked(s.takeLocked())
@@ -106,17 +107,17 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 // under way: the next request of that name would only wait for it.
 func (s *Sender) mustWaitLocked(c *Command) bool {
 	switch {
+	case s.seats >= maxSeats:
+		return true
 	case c.Enqueue && s.queue.enqueues(c):
 		return true // behind it, in its order
-	case s.limits.alone(c):
-		return false
 	}
-	for _, name := range c.Names {
-		if s.flying[name] > 0 {
-			return false
-		}
-	}
-	return s.queue.len() > 0 || s.seats >= s.pace.seats(s.limits.most)
+	return !s.hastyLocked(c) && (s.queue.len() > 0 || s.seats >= s.pace.seats(s.limits.most))
+}
+
+// hastyLocked reports whether a command gains nothing by waiting for company: it would have none.
+func (s *Sender) hastyLocked(c *Command) bool {
+	return s.limits.alone(c) || slices.ContainsFunc(c.Names, func(name string) bool { return s.flying[name] > 0 })
 }
 
 // An Offered is a removal that waits for a request of its name.

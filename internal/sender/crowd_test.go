@@ -1,0 +1,83 @@
+package sender
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+)
+
+// Thousands of goroutines want one name, and no request can have two of their entries; or etcd takes no two commands
+// together. A bounded number of requests are on their way, and the next one leaves as soon as one is answered.
+func TestSender_Crowd(t *testing.T) {
+	for what, together := range map[string]bool{"one name": true, "by themselves": false} {
+		t.Run(what, func(t *testing.T) {
+			onPost(t, func(p *post) {
+				if !together {
+					p.Sender.limits.most = 1
+				}
+				const n = 4 * maxSeats
+				flying, most := 0, 0
+				p.set(func() {
+					p.before = func(ctx context.Context, _ *pb.TxnRequest) error {
+						p.set(func() { flying++; most = max(most, flying) })
+						defer p.set(func() { flying-- })
+						return etcd.Sleep(ctx, time.Millisecond)
+					}
+				})
+				began := time.Now()
+				var all sync.WaitGroup
+				for i := range n {
+					key := fmt.Sprintf("n/%d", i)
+					if !together {
+						key = fmt.Sprintf("n%d/1", i)
+					}
+					all.Go(func() {
+						r, ambiguous, err := p.Do(p.Context(), nil, put(key))
+						assert.NoError(t, err)
+						assert.True(t, r.Succeeded && !ambiguous)
+					})
+				}
+				all.Wait()
+				require.Equal(t, maxSeats, most)
+				require.Less(t, time.Since(began), 2*n/maxSeats*time.Millisecond) // of a clock that stands still while anything is computed
+				require.Len(t, p.keys(), n)
+			})
+		})
+	}
+}
+
+// While nothing is answered, a crowd waits. Who leaves it leaves nothing behind, and one of another name goes with the first
+// request that can go.
+func TestSender_CrowdWaits(t *testing.T) {
+	onPost(t, func(p *post) {
+		p.etcd.NeverHedge()
+		goOn := p.holdBack()
+		for i := range maxSeats {
+			p.put(fmt.Sprintf("n/%d", i))
+		}
+		ctx, cancel := context.WithCancel(p.Context())
+		p.send(ctx, "gone", put("n/gone"))
+		p.put("n/waits")
+		p.put("other/1")
+		time.Sleep(time.Second)
+		synctest.Wait()
+		require.Equal(t, maxSeats, len(p.requests()))
+		cancel()
+		synctest.Wait()
+		require.ErrorIs(t, p.errs["gone"], context.Canceled)
+		require.False(t, p.doubt["gone"])
+		goOn()
+		p.requireAll(false, "n/waits", "other/1")
+		require.Equal(t, []string{"(n/waits) (other/1)"}, p.requests())
+		require.NotContains(t, p.keys(), "n/gone")
+	})
+}
