@@ -4,7 +4,7 @@
 //	./setup.sh              # once: redis-server and ZooKeeper
 //	go run .                # measures what locks do, writes results.json
 //	go run . -rounds 1 -servers scale -out scale.json # measures what they cost at rest
-//	go run . -servers one -out names.json # measures locks of many names
+//	go run . -servers names -out names.json # measures locks of many names
 //	go run . report         # README.md, goals.md, plots/ and docs/capacity.md from all files
 //	go run . -rounds 1 -servers embedded -quantity 'grants|hand-over' -peer 'etcdlock|floor' -out /tmp/some.json
 package main
@@ -60,7 +60,7 @@ func run() (err error) {
 	flag.DurationVar(&b.settle, "settle", 10*time.Second, "time before things are considered to be at rest, with a TTL of 10 s")
 	flag.DurationVar(&b.window, "window", 30*time.Second, "for which things at rest are measured, with a TTL of 10 s")
 	out := flag.String("out", "results.json", "where to write the raw results")
-	servers := flag.String("servers", "embedded|three|far", "only servers that match this regular expression: embedded, one, three, far, scale")
+	servers := flag.String("servers", "^(embedded|three|far)$", "only servers that match this regular expression: embedded; three; far; names, one; names, three; names, far; names, away; scale")
 	quantity := flag.String("quantity", "", "only quantities that match, such as 'uncontended', 'grants/2x1', 'multi', 'items'")
 	peers := flag.String("peer", "", "only peers that match, such as 'etcdlock|floor'")
 	profile := flag.String("cpuprofile", "", "where to write a CPU profile of the whole run, including the servers in this process")

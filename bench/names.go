@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"time"
 
 	"github.com/etcdlock/etcdlock/bench/measure"
 	"github.com/etcdlock/etcdlock/bench/peer"
@@ -9,21 +10,27 @@ import (
 	"github.com/etcdlock/etcdlock/bench/server"
 )
 
-// onOne measures on one etcd process, whose processor time is not that of the clients.
-func (b *bench) onOne(ctx context.Context) error {
-	return b.onProcesses(ctx, 1, nil, func(etcd *server.Etcd, _ server.Clients) error {
-		b.manyNames(ctx, etcd)
-		return nil
-	})
+// onNames measures locks of many names on etcd processes, whose processor time is not that of the clients. client is
+// how long a message takes between a client and a member; then one between members takes 1 ms.
+func (b *bench) onNames(members int, client time.Duration) func(context.Context) error {
+	return func(ctx context.Context) error {
+		var delays *server.Delays
+		if client > 0 {
+			delays = &server.Delays{Peer: server.NewDelay(time.Millisecond), Client: server.NewDelay(client)}
+		}
+		return b.onProcesses(ctx, members, delays, func(etcd *server.Etcd, _ server.Clients) error {
+			b.manyNames(ctx, etcd)
+			return nil
+		})
+	}
 }
 
-// manyNames measures contenders that each lock another name.
 func (b *bench) manyNames(ctx context.Context, etcd *server.Etcd) {
-	for _, c := range report.OwnNames {
-		for _, newPeer := range []func(peer.Clients) peer.Peer{peer.Floor, peer.Concurrency, peer.Etcdlock} {
-			b.one(ctx, "own names/"+c.String(), newPeer(nil).Name, func(ctx context.Context) (measure.Values, error) {
+	for _, n := range report.Names {
+		for _, newPeer := range []func(peer.Clients) peer.Peer{peer.Floor, peer.Concurrency, peer.Etcdlock, peer.Releasing} {
+			b.one(ctx, "names/"+n.String(), newPeer(nil).Name, func(ctx context.Context) (measure.Values, error) {
 				return b.counting(etcd, func(count *measure.Counter, clients server.Clients) (measure.Values, error) {
-					return measure.ManyNames(ctx, newPeer(clients.Get), c, count, etcd.PIDs, b.d)
+					return measure.ManyNames(ctx, newPeer(clients.Get), n, count, etcd.PIDs, b.d)
 				})
 			})
 		}

@@ -48,9 +48,12 @@ func (b *bench) measureAll(ctx context.Context, dir string) (err error) {
 			measure func(context.Context) error
 		}{
 			{"embedded", b.onEmbedded},
-			{"one", b.onOne},
 			{"three", b.onThree},
 			{"far", b.onFar},
+			{"names, one", b.onNames(1, 0)},
+			{"names, three", b.onNames(3, 0)},
+			{"names, far", b.onNames(3, time.Millisecond/2)},
+			{"names, away", b.onNames(3, 5*time.Millisecond)},
 			{"scale", b.onScale},
 		} {
 			if !b.servers.MatchString(s.name) {

@@ -83,10 +83,13 @@ func TestContended(t *testing.T) {
 	count, client := counted(t, c)
 	many := func(int) *clientv3.Client { return client }
 	for _, p := range []peer.Peer{peer.Etcdlock(many), peer.Releasing(many), peer.Concurrency(many)} {
-		v, err := ManyNames(t.Context(), p, two, count, []int{os.Getpid()}, 200*time.Millisecond)
-		require.NoError(t, err)
-		for _, value := range []string{"per_s", "p50_us", "client_cpu_us", "requests"} {
-			require.Positive(t, v[value], value)
+		for _, n := range []Names{{Contenders: two}, {Contenders: two, Among: 3}, {Contenders: two, Pause: time.Millisecond}} {
+			v, err := ManyNames(t.Context(), p, n, count, []int{os.Getpid()}, 200*time.Millisecond)
+			require.NoError(t, err)
+			for _, value := range []string{"per_s", "p50_us", "client_cpu_us", "requests"} {
+				require.Positive(t, v[value], value)
+			}
+			require.Zero(t, v["overlaps"])
 		}
 	}
 	v, err := Ring(t.Context(), get, two, 300*time.Millisecond)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -11,22 +12,59 @@ import (
 	"github.com/etcdlock/etcdlock/bench/peer"
 )
 
-// ManyNames is how many times a second contenders lock and unlock, each a name of its own, so nobody wants what another one
-// has. count counts the requests of the peer's clients, and pids are etcd's processes: so the values tell what a cycle costs.
-func ManyNames(ctx context.Context, p peer.Peer, c Contenders, count *Counter, pids []int, d time.Duration) (v Values, err error) {
-	ss, err := Open(ctx, p, c)
+// Names are contenders that lock many names.
+type Names struct {
+	Contenders
+	Among int           // how many names there are: each contender locks another one each time; 0: each has a name of its own
+	Pause time.Duration // the mean of the random pauses between two locks
+}
+
+// String is such as "1x4", "1x4, pauses" or "8x16, 64 names".
+func (n Names) String() string {
+	text := n.Contenders.String()
+	if n.Among > 0 {
+		text += fmt.Sprintf(", %d names", n.Among)
+	}
+	if n.Pause > 0 {
+		text += ", pauses"
+	}
+	return text
+}
+
+// ManyNames is how many times a second the contenders lock and unlock a name. count counts the requests of the peer's
+// clients, and pids are etcd's processes: so the values tell what a cycle costs.
+func ManyNames(ctx context.Context, p peer.Peer, n Names, count *Counter, pids []int, d time.Duration) (v Values, err error) {
+	ss, err := Open(ctx, p, n.Contenders)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, ss.Close()) }()
 	base := newName()
+	sections := make([]section, max(n.Among, len(ss.Of)))
 	var warm, over atomic.Bool
 	times := make([][]time.Duration, len(ss.Of))
 	done := start(len(ss.Of), func(i int) error {
-		l := ss.Of[i].Mutex(fmt.Sprintf("%s-own-%d", base, i))
+		name, handle := -1, peer.Locker(nil)
+		choose := func(to int) {
+			if name != to {
+				name, handle = to, ss.Of[i].Mutex(fmt.Sprintf("%s/%d", base, to))
+			}
+		}
+		choose(i)
 		for !over.Load() {
+			if n.Among > 0 {
+				choose(rand.N(n.Among))
+			}
+			if n.Pause > 0 {
+				time.Sleep(rand.N(2 * n.Pause))
+			}
 			began := time.Now()
-			if err := errors.Join(l.Lock(ctx), l.Unlock(ctx)); err != nil {
+			if err := handle.Lock(ctx); err != nil {
+				return err
+			}
+			sections[name].enter()
+			sections[name].leave()
+			if err := handle.Unlock(ctx); err != nil {
 				return err
 			}
 			if warm.Load() && !over.Load() {
@@ -48,6 +86,11 @@ func ManyNames(ctx context.Context, p peer.Peer, c Contenders, count *Counter, p
 	v = after.per(before, float64(len(cycles)))
 	v.distribution(cycles)
 	v["per_s"] = float64(len(cycles)) / took.Seconds()
+	if p.Name != "floor" { // which is not a lock
+		for i := range sections {
+			v["overlaps"] += float64(sections[i].overlaps.Load())
+		}
+	}
 	return v, nil
 }
 

@@ -91,8 +91,26 @@ func (rep Report) goals() []Goal {
 	g.atLeast("items a second under a lock that is kept until Contended over a Lock and Unlock each", 100, kept("items", "per_s"), factor)
 	// It waits for the news, and for all of an Unlock. With a Lock and Unlock each, the lock is free half of the time.
 	g.atMost("wait for a lock that is kept until Contended over Lock and Unlock each, p50", 2.5, kept("items, wanted", "p50_us"), factor)
+	rep.goalsOfNames(&g)
 	rep.goalsAtRest(&g)
 	return g
+}
+
+// goalsOfNames are the limits of locks of many names, as ratios to concurrency. That lock wakes a waiter late, so
+// names that several processes want are easier.
+func (rep Report) goalsOfNames(g *goals) {
+	of := func(names, value string) sample {
+		return rep.ofNames("names, one", names, "etcdlock", value, "concurrency")
+	}
+	at := func(names string) string { return " over concurrency's, locks of many names, " + names }
+	g.atMost("p50"+at("1x1"), 1.02, of("1x1", "p50_us"), factor)
+	for _, n := range []struct {
+		names string
+		least float64
+	}{{"1x2", 0.98}, {"1x4", 0.98}, {"1x8", 1.05}, {"1x16", 1.25}, {"1x64", 1.8}, {"1x256", 2.2}, {"8x16, 1024 names", 1.5}} {
+		g.atLeast("rate"+at(n.names), n.least, of(n.names, "per_s"), factor)
+	}
+	g.atMost("CPU of client and etcd"+at("1x256"), 0.5, of("1x256", "cpu_us"), factor)
 }
 
 // A waiter of a session with many takes at most WaiterBytes of heap and stack beyond the GoroutineBytes that Go gives

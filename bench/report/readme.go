@@ -10,10 +10,10 @@ import (
 	"text/template"
 )
 
-//go:embed readme.md.tmpl goals.md.tmpl
+//go:embed readme.md.tmpl goals.md.tmpl names.md.tmpl
 var pages embed.FS
 
-// WriteReadme writes README.md, goals.md and plots/ into dir.
+// WriteReadme writes README.md, names.md, goals.md and plots/ into dir.
 func (rep Report) WriteReadme(dir string) error {
 	plots := filepath.Join(dir, "plots")
 	if err := os.MkdirAll(plots, 0o755); err != nil {
@@ -56,7 +56,7 @@ func (rep Report) WriteReadme(dir string) error {
 	if err != nil {
 		return err
 	}
-	for page, from := range map[string]string{"README.md": "readme.md.tmpl", "goals.md": "goals.md.tmpl"} {
+	for page, from := range map[string]string{"README.md": "readme.md.tmpl", "goals.md": "goals.md.tmpl", "names.md": "names.md.tmpl"} {
 		var b strings.Builder
 		if err := t.ExecuteTemplate(&b, from, rep); err != nil {
 			return err

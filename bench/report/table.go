@@ -32,7 +32,11 @@ func (t *table) rowOf(name string, format func(float64) string, samples []sample
 	}
 }
 
-var titles = map[string]string{"embedded": "one member", "three": "three members", "far": "three members, 2 ms apart"}
+var titles = map[string]string{
+	"embedded": "one member", "three": "three members", "far": "three members, 2 ms apart",
+	"names, one": "one member", "names, three": "three members", "names, far": "three members, 2 ms apart",
+	"names, away": "three members, 2 ms apart, the client 10 ms away",
+}
 
 const serialized = "concurrency behind sync.Mutex"
 
@@ -73,37 +77,46 @@ func (rep Report) grants(servers string) string {
 }
 
 // names is the table of locks of many names: a value of each peer, and the ratio to concurrency.
-func (rep Report) names(value string) string {
+func (rep Report) names(servers, value string) string {
 	what, format := "cycles a second", number
 	switch value {
 	case "p50_us", "p99_us":
 		what, format = strings.TrimSuffix(value, "_us")+" of a cycle", duration
+	case "client_cpu_us":
+		what, format = "CPU of the client for a cycle", duration
+	case "etcd_cpu_us":
+		what, format = "CPU of etcd for a cycle", duration
 	case "cpu_us":
 		what, format = "CPU of client and etcd for a cycle", duration
 	case "requests":
 		what = "requests for a cycle"
 	}
 	head := []string{what}
-	for _, c := range OwnNames {
-		head = append(head, c.String())
+	for _, n := range Names {
+		head = append(head, n.String())
 	}
 	t := newTable(head...)
 	row := func(name string, format func(float64) string, peer, by string) {
 		var all []sample
-		for _, c := range OwnNames {
-			f, over := figure{servers: "one", value: value, quantity: "own names/" + c.String()}, figure{}
-			if by != "" {
-				over = f.of(by)
-			}
-			all = append(all, rep.ratio(f.of(peer), over))
+		for _, n := range Names {
+			all = append(all, rep.ofNames(servers, n.String(), peer, value, by))
 		}
 		t.rowOf(name, format, all)
 	}
-	for _, p := range []string{"floor", "concurrency", "etcdlock"} {
+	for _, p := range []string{"floor", "concurrency", "etcdlock", "etcdlock, Release"} {
 		row(p, format, p, "")
 	}
 	row("etcdlock over concurrency", factor, "etcdlock", "concurrency")
 	return t.String() + "\n"
+}
+
+// ofNames is a value of a peer where many names are locked, or its ratio to another peer.
+func (rep Report) ofNames(servers, names, peer, value, by string) sample {
+	f, over := figure{servers, "names/" + names, peer, value}, figure{}
+	if by != "" {
+		over = f.of(by)
+	}
+	return rep.ratio(f, over)
 }
 
 // handovers is the table of the time from one holder to the next.
