@@ -6,6 +6,9 @@
 // Etcd evaluates all comparisons against the state before the request, and then carries the operations out one after the
 // other, with nothing in between: a read sees the operations before it.
 //
+// However much comes, at most maxSeats requests are on their way: what etcd would only queue waits here, where it is in nobody
+// else's way.
+//
 // A removal may be offered first: then the next request of its name takes it along, whoever sends that. So a lock that is
 // released and taken again costs one commit, and so do the releases of many holders of one name.
 package sender
