@@ -55,8 +55,8 @@ func TestSender_Crowd(t *testing.T) {
 	}
 }
 
-// While nothing is answered, a crowd waits. Who leaves it leaves nothing behind, and one of another name goes with the first
-// request that can go.
+// While nothing is answered, a crowd waits. Who leaves it leaves nothing behind. The first request that can go has the first of
+// the crowd, what came with that for another name, and a removal, however long the crowd before that is.
 func TestSender_CrowdWaits(t *testing.T) {
 	onPost(t, func(p *post) {
 		p.etcd.NeverHedge()
@@ -68,6 +68,11 @@ func TestSender_CrowdWaits(t *testing.T) {
 		p.send(ctx, "gone", put("n/gone"))
 		p.put("n/waits")
 		p.put("other/1")
+		crowd, leave := context.WithCancel(p.Context())
+		for i := range maxPassed {
+			p.send(crowd, "crowd", put(fmt.Sprintf("n/crowd%d", i)))
+		}
+		p.send(p.Context(), "-y/1", remove("y/1", 1))
 		time.Sleep(time.Second)
 		synctest.Wait()
 		require.Equal(t, maxSeats, len(p.requests()))
@@ -77,7 +82,8 @@ func TestSender_CrowdWaits(t *testing.T) {
 		require.False(t, p.doubt["gone"])
 		goOn()
 		p.requireAll(false, "n/waits", "other/1")
-		require.Equal(t, []string{"(n/waits) (other/1)"}, p.requests())
+		require.Contains(t, p.requests(), "(-y/1) (n/waits) (other/1)")
 		require.NotContains(t, p.keys(), "n/gone")
+		leave()
 	})
 }

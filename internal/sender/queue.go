@@ -14,26 +14,53 @@ const (
 	maxPassed = 256
 )
 
-// A queue holds the commands that wait, in the order in which they came.
+// A queue holds the commands that wait. Removals, and whatever else is no enqueue, have a lane of their own and go first: a
+// crowd of enqueues must not keep a lock from whoever waits for its removal.
 type queue struct {
-	commands []*Command // and some that were given up
-	given    int        // how many of those
-	names    map[string]int
+	removals, enqueues lane
+	names              map[string]int
 }
 
-func (q *queue) len() int { return len(q.commands) - q.given }
+// A lane holds commands in the order in which they came.
+type lane struct {
+	commands []*Command // and some that were given up
+	given    int        // how many of those
+}
+
+func (q *queue) lane(c *Command) *lane {
+	if c.Enqueue {
+		return &q.enqueues
+	}
+	return &q.removals
+}
+
+func (q *queue) len() int { return q.removals.len() + q.enqueues.len() }
+
+func (w *lane) len() int { return len(w.commands) - w.given }
 
 // first is the command that waits longest. There must be one.
 func (q *queue) first() *Command {
-	for q.commands[0].state != waits {
-		q.commands = q.commands[1:]
-		q.given--
+	removal, enqueue := q.removals.first(), q.enqueues.first()
+	if removal == nil || enqueue != nil && enqueue.since.Before(removal.since) {
+		return enqueue
 	}
-	return q.commands[0]
+	return removal
 }
 
-// enqueues reports whether an enqueue waits that has a name in common with c.
-func (q *queue) enqueues(c *Command) bool {
+// first is the command that waits longest, nil if none waits.
+func (w *lane) first() *Command {
+	for len(w.commands) > 0 && w.commands[0].state != waits {
+		w.commands = w.commands[1:]
+		w.given--
+	}
+	if len(w.commands) == 0 {
+		return nil
+	}
+	return w.commands[0]
+}
+
+// behind reports whether an enqueue waits that has a name in common with c.
+func (q *queue) behind(c *Command) bool {
 	for _, name := range c.Names {
 		if q.names[name] > 0 {
 			return true
@@ -43,7 +70,8 @@ func (q *queue) enqueues(c *Command) bool {
 }
 
 func (q *queue) add(c *Command) {
-	q.commands = append(q.commands, c)
+	l := q.lane(c)
+	l.commands = append(l.commands, c)
 	q.count(c, 1)
 }
 
@@ -66,37 +94,52 @@ func (q *queue) count(c *Command, d int) {
 func (q *queue) forget(c *Command) {
 	c.state = givenUp
 	q.count(c, -1)
-	if q.given++; q.given > len(q.commands)/2 {
-		left := make([]*Command, 0, q.len())
-		for _, o := range q.commands {
+	l := q.lane(c)
+	if l.given++; l.given > len(l.commands)/2 {
+		left := make([]*Command, 0, l.len())
+		for _, o := range l.commands {
 			if o.state == waits {
 				left = append(left, o)
 			}
 		}
-		q.commands, q.given = left, 0
+		l.commands, l.given = left, 0
 	}
 }
 
-// take takes the commands of the next request: those that came first, as many as it may have. An enqueue whose name has
-// one in the request already is left behind, and so is each further enqueue of that name: they keep their order.
-// Removals pass them, since no key is used again before its removal is confirmed. They go before the enqueues in the
-// request, whose listings show the queues without them then.
+// take takes the commands of the next request, as many as it may have: removals, and then enqueues, each in the order in
+// which they came. No key is used again before its removal is confirmed, so a removal may pass all that waits. In the request
+// the removals are carried out first, so the enqueues' listings show the queues without them. The command that waits longest
+// is always in it.
 func (q *queue) take(l *limits) (b []*Command) {
+	if q.len() == 0 {
+		return nil
+	}
+	if first := q.first(); l.alone(first) {
+		q.lane(first).shift(1, nil)
+		b = []*Command{first}
+	} else {
+		b = q.removals.take(l, nil, l.most-min(1, q.enqueues.len()))
+		b = q.enqueues.take(l, b, l.most)
+	}
+	for _, c := range b {
+		q.count(c, -1)
+	}
+	return removalsFirst(b)
+}
+
+// take adds to b the commands of the lane that go with it in a request of at most most. An enqueue whose name has one in the
+// request already is left behind, and so is each further enqueue of that name: they keep their order.
+func (w *lane) take(l *limits, b []*Command, most int) []*Command {
 	var enqueued map[string]struct{} // or left behind
 	var left []*Command
-	bytes, at := 0, 0
-	for ; at < len(q.commands) && len(b) < l.most && len(left) < maxPassed; at++ {
-		c := q.commands[at]
+	bytes, at, before := 0, 0, len(b)
+	for ; at < len(w.commands) && len(b) < most && len(left) < maxPassed; at++ {
+		c := w.commands[at]
 		if c.state != waits {
-			q.given--
+			w.given--
 			continue
 		}
-		alone := l.alone(c)
-		if alone && len(b) == 0 && len(left) == 0 {
-			b, at = append(b, c), at+1
-			break
-		}
-		stay := alone || bytes+c.bytes() > maxBytes && len(b) > 0
+		stay := l.alone(c) || bytes+c.bytes() > maxBytes && len(b) > before
 		if c.Enqueue {
 			for _, name := range c.Names {
 				if _, ok := enqueued[name]; ok {
@@ -117,17 +160,19 @@ func (q *queue) take(l *limits) (b []*Command) {
 		bytes += c.bytes()
 		b = append(b, c)
 	}
-	q.commands = q.commands[at:]
+	w.shift(at, left)
+	return b
+}
+
+// shift takes the first n commands out of the lane, but for those that are left behind.
+func (w *lane) shift(n int, left []*Command) {
+	w.commands = w.commands[n:]
 	if len(left) > 0 {
-		q.commands = append(left, q.commands...)
+		w.commands = append(left, w.commands...)
 	}
-	if len(q.commands) == 0 {
-		q.commands = nil // and with it what the burst took
+	if len(w.commands) == 0 {
+		w.commands = nil // and with it what the burst took
 	}
-	for _, c := range b {
-		q.count(c, -1)
-	}
-	return removalsFirst(b)
 }
 
 func removalsFirst(b []*Command) []*Command {

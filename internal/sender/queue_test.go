@@ -49,7 +49,7 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 		"several names at once":              {[]*Command{a1, ab, b1, b2}, &limits{most: 64}, [][]*Command{{a1}, {ab}, {b1}, {b2}}},
 		"removals go before enqueues":        {[]*Command{a1, ra, b1, rb}, &limits{most: 64}, [][]*Command{{ra, rb, a1, b1}}},
 		"removals pass what is left behind":  {[]*Command{a1, a2, ra}, &limits{most: 64}, [][]*Command{{ra, a1}, {a2}}},
-		"no more than etcd allows":           {[]*Command{a1, b1, c1, ra, rb}, &limits{most: 2}, [][]*Command{{a1, b1}, {ra, c1}, {rb}}},
+		"no more than etcd allows":           {[]*Command{a1, b1, c1, ra, rb}, &limits{most: 2}, [][]*Command{{ra, a1}, {rb, b1}, {c1}}},
 		"etcd allows nothing else":           {[]*Command{a1, b1}, &limits{most: 1}, [][]*Command{{a1}, {b1}}},
 		"one of many operations goes alone":  {[]*Command{a1, large, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {large}}},
 		"at once, if nobody came before":     {[]*Command{large, a1, b1}, &limits{most: 64}, [][]*Command{{large}, {a1, b1}}},
@@ -65,7 +65,7 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 			}
 			require.Equal(t, labels(tc.want), labels(q.takeAll(tc.limits)))
 			require.Empty(t, q.names)
-			require.Nil(t, q.commands)
+			require.Nil(t, q.enqueues.commands)
 		})
 	}
 }
@@ -107,6 +107,7 @@ func TestQueue_Random(t *testing.T) {
 				if r.IntN(10) == 0 {
 					c.Then = ops(maxOps + 1)
 				}
+				c.since = time.Unix(0, int64(len(came)))
 				q.add(c)
 				came = append(came, c)
 			}
@@ -171,11 +172,11 @@ func TestQueue_Burst(t *testing.T) {
 			for _, c := range all[:9_900] {
 				q.forget(c)
 			}
-			require.LessOrEqual(t, len(q.commands), 200, "those that have left don't stay")
+			require.LessOrEqual(t, len(q.enqueues.commands), 200, "those that have left don't stay")
 			want = 2
 		}
 		require.Len(t, q.takeAll(l), want)
-		require.Nil(t, q.commands)
+		require.Nil(t, q.enqueues.commands)
 		require.Empty(t, q.names)
 	}
 }

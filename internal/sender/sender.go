@@ -72,7 +72,7 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	if life == nil {
 		life = context.Background()
 	}
-	if c.Enqueue && s.queue.enqueues(c) && s.seats < maxSeats {
+	if c.Enqueue && s.queue.behind(c) && s.seats < maxSeats {
 		// The enqueue of its name that waits would keep c out of its request. So that goes now, and c follows it.
 		s.seats++
 		s.startLocked(s.takeLocked())
@@ -112,7 +112,7 @@ func (s *Sender) mustWaitLocked(c *Command) bool {
 	switch {
 	case s.seats >= maxSeats:
 		return true
-	case c.Enqueue && s.queue.enqueues(c):
+	case c.Enqueue && s.queue.behind(c):
 		return true // behind it, in its order
 	}
 	return !s.hastyLocked(c) && (s.queue.len() > 0 || s.seats >= s.pace.seats(s.limits.most))
