@@ -73,7 +73,7 @@ func TestSender_CrowdWaits(t *testing.T) {
 			p.send(crowd, "crowd", put(fmt.Sprintf("n/crowd%d", i)))
 		}
 		p.send(p.Context(), "-y/1", remove("y/1", 1))
-		time.Sleep(time.Second)
+		<-time.After(time.Second)
 		synctest.Wait()
 		require.Equal(t, maxSeats, len(p.requests()))
 		cancel()
