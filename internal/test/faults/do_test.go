@@ -221,7 +221,7 @@ func TestFault_J15_LostAndThenCtxEnds(t *testing.T) {
 	wired, w := harness.WiredClient(t, cluster)
 	m := etcdlock.NewMutex(newSession(t, wired), harness.LockName(t))
 	w.OnRecv(func(method string, _ any) (bool, error) { return method != "Watch", nil })
-	lose := func(fn func(context.Context) error) (err error, took time.Duration) {
+	lose := func(fn func(context.Context) error) (took time.Duration, err error) {
 		ctx, cancel := context.WithCancel(harness.Ctx(t))
 		var ended time.Time
 		err = m.Do(ctx, func(ctx context.Context, h *etcdlock.Held) error {
@@ -238,13 +238,13 @@ func TestFault_J15_LostAndThenCtxEnds(t *testing.T) {
 		})
 		took = time.Since(ended)
 		require.Equal(t, fn(ctx) != nil, errors.Is(err, context.Canceled))
-		return err, took
+		return took, err
 	}
 	for _, fn := range []func(ctx context.Context) error{context.Context.Err, func(context.Context) error { return nil }} {
-		err, took := lose(fn)
+		took, err := lose(fn)
 		// Nothing is promised of a release that etcd answers later than that, which happens on a busy machine.
 		for end := time.Now().Add(harness.Hang); took >= grace && !errors.Is(err, etcdlock.ErrLost) && time.Now().Before(end); {
-			err, took = lose(fn)
+			took, err = lose(fn)
 		}
 		require.ErrorIs(t, err, etcdlock.ErrLost)
 	}
