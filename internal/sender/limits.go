@@ -16,7 +16,7 @@ const (
 	// in step lose a fifth of their rate.
 	minSeats = 3
 	// maxSeats is how many requests may be on their way in any case. More would not be answered sooner, and everybody else's
-	// would wait behind them: 10,000 goroutines that lock one name send 10,000 requests.
+	// would wait behind them: 10,000 goroutines that lock one name would send 10,000.
 	maxSeats = 256
 	// perSeat is how much latency makes for one request more: a client 10 ms away has twenty on their way.
 	perSeat = 500 * time.Microsecond

@@ -65,6 +65,7 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 			}
 			require.Equal(t, labels(tc.want), labels(q.takeAll(tc.limits)))
 			require.Empty(t, q.names)
+			require.Nil(t, q.removals.commands)
 			require.Nil(t, q.enqueues.commands)
 		})
 	}
@@ -176,6 +177,7 @@ func TestQueue_Burst(t *testing.T) {
 			want = 2
 		}
 		require.Len(t, q.takeAll(l), want)
+		require.Nil(t, q.removals.commands)
 		require.Nil(t, q.enqueues.commands)
 		require.Empty(t, q.names)
 	}

@@ -406,6 +406,8 @@ func TestSender_Behind(t *testing.T) {
 		goOn() // two of four requests are answered, which makes room for one, and the other one follows it at once
 		require.ElementsMatch(t, []string{fmt.Sprintf("n%d/1", maxCommands), fmt.Sprintf("n0/2 n%d/2", maxCommands)}, p.requests())
 		close(hang)
+		synctest.Wait()
+		require.Empty(t, p.requests(), "each was sent once")
 	})
 }
 
