@@ -1,4 +1,4 @@
-// When a request may go, and how much it may carry: what the session has learnt.
+// How much a request may carry: what the session has learnt from refusals.
 
 package sender
 
@@ -10,63 +10,6 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
-
-const (
-	// minSeats is how many requests may be on their way however near etcd is. With one or two, goroutines that do not run
-	// in step lose a fifth of their rate.
-	minSeats = 3
-	// maxSeats is how many requests may be on their way in any case. More would not be answered sooner, and everybody else's
-	// would wait behind them: 10,000 goroutines that lock one name would send 10,000.
-	maxSeats = 256
-	// perSeat is how much latency makes for one request more: a client 10 ms away has twenty on their way.
-	perSeat = 500 * time.Microsecond
-	// far is from which latency on a command waits for a part of it at most, by a timer. (Of a process that is idle the
-	// timers may be a millisecond late, so nearer to etcd a timer would be later than the next reply.)
-	far          = 2 * time.Millisecond
-	patienceFar  = 200 * time.Microsecond
-	patienceNear = 5 * time.Millisecond // while all requests on their way meet a member that hangs
-	// maxLatency bounds what one slow answer says of the next ones.
-	maxLatency = 100 * time.Millisecond
-)
-
-// pace is how far away etcd is, and how busy.
-type pace struct {
-	latency time.Duration // how long an answer takes if nothing else is on its way
-	answer  time.Duration // how long answers take lately
-}
-
-// took takes note of an answer that took d, when that many commands were on their way. Etcd is no farther away than d. That it
-// is farther than was believed shows only if the other commands can't be why the answer took so long. Else a busy etcd would
-// be sent more requests, and be busier.
-func (p *pace) took(d time.Duration, commands int) {
-	d = min(d, maxLatency)
-	p.answer += (d - p.answer) / 4
-	each := d / time.Duration(commands)
-	switch {
-	case p.latency == 0:
-		p.latency = each
-	case p.latency > d:
-		p.latency -= (p.latency - d) / 2
-	case p.latency < each:
-		p.latency += (each - p.latency) / 8
-	}
-}
-
-// seats is how many requests may be on their way together, each of at most most commands. If answers take more than minSeats
-// times as long as the distance to etcd explains, etcd is busy, and gets fewer requests.
-func (p *pace) seats(most int) int {
-	byDistance := int(p.latency / perSeat * p.latency / max(p.latency, p.answer/minSeats, 1))
-	return max(minSeats, byDistance) * maxCommands / most
-}
-
-// patience is how long a command waits for a seat: then it is sent in any case, with all that waits. If etcd is far away, that
-// is soon. If etcd is busy, a command waits longer than an answer takes, since one request more would make etcd busier.
-func (p *pace) patience() time.Duration {
-	if p.latency > far && p.answer < minSeats*p.latency {
-		return patienceFar
-	}
-	return max(patienceNear, 2*p.answer)
-}
 
 // refusedFor is how long a name stays by itself after etcd has refused a command of that name that went by itself: each
 // request with it is refused with it, and taken apart.

@@ -1,0 +1,90 @@
+// When a request may go: what the session has learnt from answers.
+
+package sender
+
+import "time"
+
+const (
+	// minSeats is how many requests may be on their way however near etcd is. With one or two, goroutines that do not run
+	// in step lose a fifth of their rate.
+	minSeats = 3
+	// maxSeats is how many requests may be on their way in any case. More would not be answered sooner, and everybody else's
+	// would wait behind them: 10,000 goroutines that lock one name would send 10,000.
+	maxSeats = 256
+	// perSeat is how much latency makes for one request more: a client 10 ms away has twenty on their way.
+	perSeat = 500 * time.Microsecond
+	// far is from which latency on a command waits for a part of it at most, by a timer. (Of a process that is idle the
+	// timers may be a millisecond late, so nearer to etcd a timer would be later than the next reply.)
+	far          = 2 * time.Millisecond
+	patienceFar  = 200 * time.Microsecond
+	patienceNear = 5 * time.Millisecond // while all requests on their way meet a member that hangs
+	// maxLatency bounds what one slow answer says of the next ones.
+	maxLatency = 100 * time.Millisecond
+	// window is for how long etcd must seem farther away, by leastAnswers at least, until that is believed.
+	window       = 10 * time.Second
+	leastAnswers = 8
+	// perCommand is how many of the session's commands on their way explain an answer that takes twice as long as the distance
+	// does. (Measured: 27 where requests have 64.)
+	perCommand = 16
+)
+
+// pace is how far away etcd is, and how busy.
+type pace struct {
+	latency  time.Duration // how long an answer takes if nothing else is on its way
+	answer   time.Duration // how long answers take lately
+	commands float64       // how many of the session's commands were on their way meanwhile
+
+	// The shortest answer since a window began, for each command that was on its way, and how many answers there were.
+	least   time.Duration
+	answers int
+	began   time.Time
+}
+
+// took takes note of an answer that took d and came now, when that many commands were on their way. Etcd is no farther away
+// than d. That it is farther than was believed shows only if every answer of a window says so, and the other commands can't
+// be why. Else a busy etcd would be sent more requests, and be busier.
+func (p *pace) took(d time.Duration, commands int, now time.Time) {
+	d = min(d, maxLatency)
+	each := d / time.Duration(commands)
+	if p.began.IsZero() {
+		*p = pace{latency: each, answer: d, commands: float64(commands), began: now}
+	}
+	p.answer += (d - p.answer) / 4
+	p.commands += (float64(commands) - p.commands) / 4
+	p.latency -= max(0, p.latency-d) / 2
+	if p.answers == 0 || each < p.least {
+		p.least = each
+	}
+	if p.answers++; p.answers >= leastAnswers && now.Sub(p.began) >= window {
+		p.latency = max(p.latency, p.least)
+		p.answers, p.began = 0, now
+	}
+}
+
+// seats is how many requests may be on their way together, each of at most most commands. If answers take more than minSeats
+// times as long as the distance to etcd explains, etcd is busy, and gets fewer requests. If others keep it busy, a session near
+// it gets one seat: a second request would not be answered sooner, and both would be half as large.
+func (p *pace) seats(most int) int {
+	fastest := p.latency / perSeat * p.latency // the seats by the distance, times the time of an answer
+	seats := max(minSeats, int(fastest/max(p.latency, p.answer/minSeats, 1)))
+	if p.othersKeepItBusy() {
+		seats = max(1, int(fastest/p.answer))
+	}
+	return seats * maxCommands / most
+}
+
+// othersKeepItBusy reports whether neither the distance nor the session's own commands explain how long answers take. Of a
+// session with few commands it does not matter: they would find no company.
+func (p *pace) othersKeepItBusy() bool {
+	own := 1 + p.commands/perCommand
+	return p.commands > minSeats && float64(p.answer) > own*float64(max(2*p.latency, far))
+}
+
+// patience is how long a command waits for a seat: then it is sent in any case, with all that waits. If etcd is far away, that
+// is soon. If etcd is busy, a command waits longer than an answer takes, since one request more would make etcd busier.
+func (p *pace) patience() time.Duration {
+	if p.latency > far && p.answer < minSeats*p.latency {
+		return patienceFar
+	}
+	return max(patienceNear, 2*p.answer)
+}
