@@ -56,7 +56,7 @@ func TestSender_Crowd(t *testing.T) {
 }
 
 // While nothing is answered, a crowd waits. Who leaves it leaves nothing behind. The first request that can go has the first of
-// the crowd, what came with that for another name, and a removal, however long the crowd before that is.
+// the crowd, the locks of other names and the removals that came before it, within it and after it, however long it is.
 func TestSender_CrowdWaits(t *testing.T) {
 	onPost(t, func(p *post) {
 		p.etcd.NeverHedge()
@@ -69,9 +69,10 @@ func TestSender_CrowdWaits(t *testing.T) {
 		p.put("n/waits")
 		p.put("other/1")
 		crowd, leave := context.WithCancel(p.Context())
-		for i := range maxPassed {
+		for i := range 1000 {
 			p.send(crowd, "crowd", put(fmt.Sprintf("n/crowd%d", i)))
 		}
+		p.put("late/1")
 		p.send(p.Context(), "-y/1", remove("y/1", 1))
 		<-time.After(time.Second)
 		synctest.Wait()
@@ -81,8 +82,8 @@ func TestSender_CrowdWaits(t *testing.T) {
 		require.ErrorIs(t, p.errs["gone"], context.Canceled)
 		require.False(t, p.doubt["gone"])
 		goOn()
-		p.requireAll(false, "n/waits", "other/1")
-		require.Contains(t, p.requests(), "(-y/1) (n/waits) (other/1)")
+		p.requireAll(false, "n/waits", "other/1", "late/1")
+		require.Contains(t, p.requests(), "(-y/1) (n/waits) (other/1) (late/1)")
 		require.NotContains(t, p.keys(), "n/gone")
 		leave()
 	})

@@ -3,6 +3,7 @@
 package sender
 
 import (
+	"container/list"
 	"context"
 	"time"
 
@@ -14,10 +15,13 @@ type progress struct {
 	state     state
 	changed   bool // Did is true of reply
 	ambiguous bool
-	told      bool      // its Owner was, if there is one
-	since     time.Time // when it began to wait for a request
-	flight    *flight   // nil before it is sent
-	calls     int       // that had the command in them
+	told      bool            // its Owner was, if there is one
+	since     time.Time       // when it began to wait for a request
+	turn      int             // how many have begun to before it
+	at        int             // in the heap of those that may go, if it may
+	places    []*list.Element // in the queues of its names
+	flight    *flight         // nil before it is sent
+	calls     int             // that had the command in them
 	reply     Reply
 	err       error
 	done      chan struct{} // closed when it is told; nil if nobody waits

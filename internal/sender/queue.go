@@ -2,6 +2,12 @@
 
 package sender
 
+import (
+	"container/heap"
+	"container/list"
+	"slices"
+)
+
 const (
 	// maxCommands bounds a request: etcd allows 128 operations by default, and each command may have what the number of
 	// the commands leaves. One lost reply makes all commands of the request ambiguous, so it is no larger than what pays.
@@ -10,100 +16,119 @@ const (
 	maxOps = 32
 	// maxBytes bounds what a request puts, which etcd allows 1.5 MB by default.
 	maxBytes = 256 << 10
-	// maxPassed is how many commands a request may leave behind that came before the last one in it.
+	// maxPassed is how many commands that go by themselves a request may leave behind.
 	maxPassed = 256
 )
 
-// A queue holds the commands that wait. Removals, and whatever else is no enqueue, have a lane of their own and go first: a
-// crowd of enqueues must not keep a lock from whoever waits for its removal.
+// A queue holds the commands that wait. Enqueues of one name go in the order in which they came, and each request has one of
+// them at most: so an enqueue may go if it is the first of each of its names. Of different names, who has waited longest goes
+// first, and nobody waits behind a crowd that wants another name. Removals, and whatever else is no enqueue, may go at once, and
+// before all enqueues: a crowd must not keep a lock from whoever waits for its removal.
 type queue struct {
-	removals, enqueues lane
-	names              map[string]int
+	removals, enqueues ready
+	names              map[string]*list.List // the enqueues of each name, in the order in which they came
+	came, waiting      int
 }
 
-// A lane holds commands in the order in which they came.
-type lane struct {
-	commands []*Command // and some that were given up
-	given    int        // how many of those
+// ready is the commands that may go, as a heap: the first is the one that has waited longest.
+type ready []*Command
+
+func (r ready) Len() int           { return len(r) }
+func (r ready) Less(i, j int) bool { return r[i].turn < r[j].turn }
+
+func (r ready) Swap(i, j int) {
+	r[i], r[j] = r[j], r[i]
+	r[i].at, r[j].at = i, j
 }
 
-func (q *queue) lane(c *Command) *lane {
+func (r *ready) Push(c any) {
+	c.(*Command).at = len(*r)
+	*r = append(*r, c.(*Command))
+}
+
+func (r *ready) Pop() any {
+	last := len(*r) - 1
+	c := (*r)[last]
+	(*r)[last] = nil
+	if *r = (*r)[:last]; last == 0 {
+		*r = nil // and with it what a burst took
+	}
+	return c
+}
+
+func (q *queue) len() int { return q.waiting }
+
+func (q *queue) lane(c *Command) *ready {
 	if c.Enqueue {
 		return &q.enqueues
 	}
 	return &q.removals
 }
 
-func (q *queue) len() int { return q.removals.len() + q.enqueues.len() }
-
-func (w *lane) len() int { return len(w.commands) - w.given }
-
-// first is the command that waits longest. There must be one.
+// first is the command that waits longest. There must be one. It may go: what it could wait for came before it.
 func (q *queue) first() *Command {
-	removal, enqueue := q.removals.first(), q.enqueues.first()
-	if removal == nil || enqueue != nil && enqueue.since.Before(removal.since) {
-		return enqueue
+	if len(q.removals) == 0 || len(q.enqueues) > 0 && q.enqueues[0].turn < q.removals[0].turn {
+		return q.enqueues[0]
 	}
-	return removal
-}
-
-// first is the command that waits longest, nil if none waits.
-func (w *lane) first() *Command {
-	for len(w.commands) > 0 && w.commands[0].state != waits {
-		w.commands = w.commands[1:]
-		w.given--
-	}
-	if len(w.commands) == 0 {
-		return nil
-	}
-	return w.commands[0]
+	return q.removals[0]
 }
 
 // behind reports whether an enqueue waits that has a name in common with c.
 func (q *queue) behind(c *Command) bool {
-	for _, name := range c.Names {
-		if q.names[name] > 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(c.Names, func(name string) bool { return q.names[name] != nil })
 }
 
 func (q *queue) add(c *Command) {
-	l := q.lane(c)
-	l.commands = append(l.commands, c)
-	q.count(c, 1)
-}
-
-func (q *queue) count(c *Command, d int) {
-	if !c.Enqueue {
-		return
-	}
-	if q.names == nil {
-		q.names = make(map[string]int)
-	}
-	for _, name := range c.Names {
-		if q.names[name] += d; q.names[name] == 0 {
-			delete(q.names, name)
+	q.came++
+	q.waiting++
+	c.turn = q.came
+	if c.Enqueue {
+		if q.names == nil {
+			q.names = make(map[string]*list.List)
+		}
+		for _, name := range c.Names {
+			if q.names[name] == nil {
+				q.names[name] = list.New()
+			}
+			c.places = append(c.places, q.names[name].PushBack(c))
 		}
 	}
+	q.mayGo(c)
 }
 
-// forget forgets a command that waits, and that its caller has given up. It stays in the slice until those that were
-// given up are half of that: while etcd is away, thousands may come and give up.
+// mayGo has a command go if it is the first of its names.
+func (q *queue) mayGo(c *Command) {
+	for i, place := range c.places {
+		if q.names[c.Names[i]].Front() != place {
+			return
+		}
+	}
+	heap.Push(q.lane(c), c)
+}
+
+// forget forgets a command that waits, and that its caller has given up.
 func (q *queue) forget(c *Command) {
 	c.state = givenUp
-	q.count(c, -1)
-	l := q.lane(c)
-	if l.given++; l.given > len(l.commands)/2 {
-		left := make([]*Command, 0, l.len())
-		for _, o := range l.commands {
-			if o.state == waits {
-				left = append(left, o)
-			}
-		}
-		l.commands, l.given = left, 0
+	if l := q.lane(c); c.at < len(*l) && (*l)[c.at] == c {
+		heap.Remove(l, c.at)
 	}
+	q.gone(c)
+}
+
+// gone takes a command that waits no more, and is not ready any more, out of its names: who came behind it may go.
+func (q *queue) gone(c *Command) {
+	q.waiting--
+	for i, place := range c.places {
+		name := c.Names[i]
+		l := q.names[name]
+		first := l.Front() == place
+		if l.Remove(place); l.Len() == 0 {
+			delete(q.names, name)
+		} else if first {
+			q.mayGo(l.Front().Value.(*Command))
+		}
+	}
+	c.places = nil
 }
 
 // take takes the commands of the next request, as many as it may have: removals, and then enqueues, each in the order in
@@ -115,64 +140,35 @@ func (q *queue) take(l *limits) (b []*Command) {
 		return nil
 	}
 	if first := q.first(); l.alone(first) {
-		q.lane(first).shift(1, nil)
+		heap.Pop(q.lane(first))
 		b = []*Command{first}
 	} else {
-		b = q.removals.take(l, nil, l.most-min(1, q.enqueues.len()))
+		b = q.removals.take(l, nil, l.most-min(1, len(q.enqueues)))
 		b = q.enqueues.take(l, b, l.most)
 	}
-	for _, c := range b {
-		q.count(c, -1)
+	for _, c := range b { // now: what comes behind one of these is for the next request
+		q.gone(c)
 	}
 	return removalsFirst(b)
 }
 
-// take adds to b the commands of the lane that go with it in a request of at most most. An enqueue whose name has one in the
-// request already is left behind, and so is each further enqueue of that name: they keep their order.
-func (w *lane) take(l *limits, b []*Command, most int) []*Command {
-	var enqueued map[string]struct{} // or left behind
+// take adds to b the commands that go with it in a request of at most most.
+func (r *ready) take(l *limits, b []*Command, most int) []*Command {
 	var left []*Command
-	bytes, at, before := 0, 0, len(b)
-	for ; at < len(w.commands) && len(b) < most && len(left) < maxPassed; at++ {
-		c := w.commands[at]
-		if c.state != waits {
-			w.given--
-			continue
-		}
-		stay := l.alone(c) || bytes+c.bytes() > maxBytes && len(b) > before
-		if c.Enqueue {
-			for _, name := range c.Names {
-				if _, ok := enqueued[name]; ok {
-					stay = true
-				}
-			}
-			if enqueued == nil {
-				enqueued = make(map[string]struct{})
-			}
-			for _, name := range c.Names {
-				enqueued[name] = struct{}{}
-			}
-		}
-		if stay {
+	bytes, before := 0, len(b)
+	for len(*r) > 0 && len(b) < most && len(left) < maxPassed {
+		c := heap.Pop(r).(*Command)
+		if l.alone(c) || bytes+c.bytes() > maxBytes && len(b) > before {
 			left = append(left, c)
 			continue
 		}
 		bytes += c.bytes()
 		b = append(b, c)
 	}
-	w.shift(at, left)
+	for _, c := range left {
+		heap.Push(r, c)
+	}
 	return b
-}
-
-// shift takes the first n commands out of the lane, but for those that are left behind.
-func (w *lane) shift(n int, left []*Command) {
-	w.commands = w.commands[n:]
-	if len(left) > 0 {
-		w.commands = append(left, w.commands...)
-	}
-	if len(w.commands) == 0 {
-		w.commands = nil // and with it what the burst took
-	}
 }
 
 func removalsFirst(b []*Command) []*Command {

@@ -35,6 +35,7 @@ func (q *queue) takeAll(l *limits) (all [][]*Command) {
 
 func TestQueue_WhatGoesTogether(t *testing.T) {
 	a1, a2, b1, ab, b2 := enqueueOf("a"), enqueueOf("a"), enqueueOf("b"), enqueueOf("a", "b"), enqueueOf("b")
+	a3, a4 := enqueueOf("a"), enqueueOf("a")
 	ra, rb, c1 := removalOf("a"), removalOf("b"), enqueueOf("c")
 	large, huge := enqueueOf("d"), enqueueOf("e")
 	large.Then = ops(maxOps + 1)
@@ -44,18 +45,19 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 		limits  *limits
 		want    [][]*Command
 	}{
-		"different names":                    {[]*Command{a1, b1, c1}, &limits{most: 64}, [][]*Command{{a1, b1, c1}}},
-		"two enqueues of a name":             {[]*Command{a1, a2, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {a2}}},
-		"several names at once":              {[]*Command{a1, ab, b1, b2}, &limits{most: 64}, [][]*Command{{a1}, {ab}, {b1}, {b2}}},
-		"removals go before enqueues":        {[]*Command{a1, ra, b1, rb}, &limits{most: 64}, [][]*Command{{ra, rb, a1, b1}}},
-		"removals pass what is left behind":  {[]*Command{a1, a2, ra}, &limits{most: 64}, [][]*Command{{ra, a1}, {a2}}},
-		"no more than etcd allows":           {[]*Command{a1, b1, c1, ra, rb}, &limits{most: 2}, [][]*Command{{ra, a1}, {rb, b1}, {c1}}},
-		"etcd allows nothing else":           {[]*Command{a1, b1}, &limits{most: 1}, [][]*Command{{a1}, {b1}}},
-		"one of many operations goes alone":  {[]*Command{a1, large, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {large}}},
-		"at once, if nobody came before":     {[]*Command{large, a1, b1}, &limits{most: 64}, [][]*Command{{large}, {a1, b1}}},
-		"so does one that puts much":         {[]*Command{a1, huge, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {huge}}},
-		"what was refused, stays by itself":  {[]*Command{a1, b1, c1}, refusing("b"), [][]*Command{{a1, c1}, {b1}}},
-		"and keeps the order with its names": {[]*Command{a1, ab, b2, c1}, refusing("a"), [][]*Command{{a1}, {ab}, {b2, c1}}},
+		"different names":                     {[]*Command{a1, b1, c1}, &limits{most: 64}, [][]*Command{{a1, b1, c1}}},
+		"two enqueues of a name":              {[]*Command{a1, a2, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {a2}}},
+		"several names at once":               {[]*Command{a1, ab, b1, b2}, &limits{most: 64}, [][]*Command{{a1}, {ab}, {b1}, {b2}}},
+		"removals go before enqueues":         {[]*Command{a1, ra, b1, rb}, &limits{most: 64}, [][]*Command{{ra, rb, a1, b1}}},
+		"removals pass what is left behind":   {[]*Command{a1, a2, ra}, &limits{most: 64}, [][]*Command{{ra, a1}, {a2}}},
+		"no more than etcd allows":            {[]*Command{a1, b1, c1, ra, rb}, &limits{most: 2}, [][]*Command{{ra, a1}, {rb, b1}, {c1}}},
+		"etcd allows nothing else":            {[]*Command{a1, b1}, &limits{most: 1}, [][]*Command{{a1}, {b1}}},
+		"one of many operations goes alone":   {[]*Command{a1, large, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {large}}},
+		"at once, if nobody came before":      {[]*Command{large, a1, b1}, &limits{most: 64}, [][]*Command{{large}, {a1, b1}}},
+		"so does one that puts much":          {[]*Command{a1, huge, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {huge}}},
+		"what was refused, stays by itself":   {[]*Command{a1, b1, c1}, refusing("b"), [][]*Command{{a1, c1}, {b1}}},
+		"a crowd on one name delays no other": {[]*Command{a1, a2, a3, ab, a4, c1, b2}, &limits{most: 64}, [][]*Command{{a1, c1}, {a2}, {a3}, {ab}, {a4, b2}}},
+		"and keeps the order with its names":  {[]*Command{a1, ab, b2, c1}, refusing("a"), [][]*Command{{a1}, {ab}, {b2, c1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var q queue
@@ -65,8 +67,8 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 			}
 			require.Equal(t, labels(tc.want), labels(q.takeAll(tc.limits)))
 			require.Empty(t, q.names)
-			require.Nil(t, q.removals.commands)
-			require.Nil(t, q.enqueues.commands)
+			require.Nil(t, q.removals)
+			require.Nil(t, q.enqueues)
 		})
 	}
 }
@@ -89,7 +91,7 @@ func refusing(name string) *limits {
 }
 
 // Whatever waits, and whoever gives up: each command goes once; no two enqueues of a name go together, or in another
-// order than they came; and who waits longest goes next.
+// order than they came; who waits longest goes next; and nobody waits who could go.
 func TestQueue_Random(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 0))
@@ -97,7 +99,7 @@ func TestQueue_Random(t *testing.T) {
 		var q queue
 		var came, gone []*Command
 		for len(gone) < 200 {
-			for range r.IntN(12) {
+			for range r.IntN(max(1, min(12, 50-q.len()))) {
 				c := enqueueOf(string(rune('a' + r.IntN(5))))
 				switch r.IntN(4) {
 				case 0:
@@ -108,7 +110,6 @@ func TestQueue_Random(t *testing.T) {
 				if r.IntN(10) == 0 {
 					c.Then = ops(maxOps + 1)
 				}
-				c.since = time.Unix(0, int64(len(came)))
 				q.add(c)
 				came = append(came, c)
 			}
@@ -120,7 +121,8 @@ func TestQueue_Random(t *testing.T) {
 			if q.len() == 0 {
 				continue
 			}
-			first, before := q.first(), q.len()
+			first, before := came[slices.IndexFunc(came, func(c *Command) bool { return c.state == waits })], q.len()
+			require.Same(t, first, q.first(), "seed %d", seed)
 			b := q.take(l)
 			require.Equal(t, before-len(b), q.len(), "seed %d", seed)
 			require.Contains(t, b, first, "seed %d", seed)
@@ -136,11 +138,17 @@ func TestQueue_Random(t *testing.T) {
 					names[name] = names[name] || c.Enqueue
 				}
 			}
-			for _, c := range b {
-				for _, o := range came[:slices.Index(came, c)] {
-					shares := slices.ContainsFunc(o.Names, func(n string) bool { return slices.Contains(c.Names, n) })
-					require.False(t, c.Enqueue && o.Enqueue && shares && o.state == waits, "seed %d: an enqueue was passed", seed)
+			for i, c := range came {
+				if c.state != waits && !slices.Contains(b, c) {
+					continue
 				}
+				behind := slices.ContainsFunc(came[:i], func(o *Command) bool {
+					waited := o.state == waits || slices.Contains(b, o)
+					return waited && c.Enqueue && o.Enqueue && slices.ContainsFunc(o.Names, func(n string) bool { return slices.Contains(c.Names, n) })
+				})
+				require.False(t, behind && slices.Contains(b, c), "seed %d: an enqueue was passed", seed)
+				full := len(b) == l.most || l.alone(b[0]) || !c.Enqueue && len(b) == l.most-1
+				require.False(t, c.state == waits && !behind && !full && !l.alone(c), "seed %d: %v could go", seed, c.Names)
 			}
 			gone = append(gone, b...)
 		}
@@ -173,12 +181,30 @@ func TestQueue_Burst(t *testing.T) {
 			for _, c := range all[:9_900] {
 				q.forget(c)
 			}
-			require.LessOrEqual(t, len(q.enqueues.commands), 200, "those that have left don't stay")
+			require.Len(t, q.enqueues, 100, "those that have left don't stay")
 			want = 2
 		}
 		require.Len(t, q.takeAll(l), want)
-		require.Nil(t, q.removals.commands)
-		require.Nil(t, q.enqueues.commands)
+		require.Zero(t, q.waiting)
+		require.Nil(t, q.removals)
+		require.Nil(t, q.enqueues)
 		require.Empty(t, q.names)
 	}
+}
+
+// Of many that go by themselves, a request looks at some only.
+func TestQueue_ManyByThemselves(t *testing.T) {
+	var q queue
+	l := refusing("refused")
+	q.add(enqueueOf("a"))
+	for range 2 * maxPassed {
+		q.add(enqueueOf("refused"))
+		q.add(removalOf("refused"))
+	}
+	q.add(enqueueOf("b"))
+	q.add(removalOf("c"))
+	taken := q.take(l)
+	require.Len(t, taken, 2, "the removal of c is behind too many")
+	require.Equal(t, []string{"a", "b"}, []string{taken[0].Names[0], taken[1].Names[0]})
+	require.Equal(t, 4*maxPassed+1, q.len())
 }
