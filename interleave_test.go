@@ -1127,6 +1127,7 @@ func playHold(t *testing.T, what []string, o *order) {
 // which they begin and their requests are carried out and answered. Nobody gets in beside the hold, whoever is next
 // gets in, a guard is not true when somebody else is in, nothing is lost that nobody has taken, and nothing stays behind.
 func TestInterleavings_OfAHold(t *testing.T) {
+	t.Parallel()
 	var names []string
 	for name := range done {
 		names = append(names, name)
@@ -1142,6 +1143,7 @@ func TestInterleavings_OfAHold(t *testing.T) {
 				}
 				// Of two all orders are played. The race detector is too slow for all of three.
 				t.Run(strings.Join(what, ", "), func(t *testing.T) {
+					t.Parallel()
 					play := func(t *testing.T, o *order) { playHold(t, what, o) }
 					if c == "" || sample.Full() && !harness.Race {
 						everyOrder(t, 0, play)
@@ -1155,6 +1157,7 @@ func TestInterleavings_OfAHold(t *testing.T) {
 	// The same with a reply that is lost.
 	for _, what := range [][]string{{"downgrade"}, {"a reader comes", "downgrade"}, {"downgrade", "downgrade again"}, {"downgrade", "unlock"}, {"ctx ends", "downgrade"}} {
 		t.Run(strings.Join(what, ", ")+", a reply is lost", func(t *testing.T) {
+			t.Parallel()
 			everyOrder(t, 1, func(t *testing.T, o *order) { playHold(t, what, o) })
 		})
 	}
