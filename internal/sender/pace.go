@@ -40,11 +40,11 @@ type pace struct {
 	began   time.Time
 }
 
-// took takes note of an answer that took d and came now, when that many commands were on their way. Etcd is no farther away
-// than d. That it is farther than was believed shows only if every answer of a window says so, and the other commands can't
+// took takes note of an answer to a request that was sent at start, and came now, when that many commands were on their way.
+// Etcd is no farther away than that. That it is farther than was believed shows only if every answer of a window says so, and the other commands can't
 // be why. Else a busy etcd would be sent more requests, and be busier.
-func (p *pace) took(d time.Duration, commands int, now time.Time) {
-	d = min(d, maxLatency)
+func (p *pace) took(start, now time.Time, commands int) {
+	d := min(now.Sub(start), maxLatency)
 	each := d / time.Duration(commands)
 	if p.began.IsZero() {
 		*p = pace{latency: each, answer: d, commands: float64(commands), began: now}

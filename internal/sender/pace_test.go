@@ -47,7 +47,7 @@ func TestPace_Distance(t *testing.T) {
 	var p pace
 	took := func(n int, d time.Duration, commands int, at time.Duration) {
 		for range n {
-			p.took(d, commands, start.Add(at))
+			p.took(start.Add(at-d), start.Add(at), commands)
 		}
 	}
 	is := func(d time.Duration, why string) { require.InDelta(t, d, p.latency, float64(ms/100), why) }
@@ -72,6 +72,33 @@ func TestPace_Distance(t *testing.T) {
 	is(maxLatency, "one answer says so much")
 }
 
+// What answers tell decides how many requests may go, and for how long a command waits.
+func TestPace_Learns(t *testing.T) {
+	var p pace
+	now := time.Now()
+	took := func(n int, d time.Duration, commands int) {
+		for range n {
+			now = now.Add(window / 50)
+			p.took(now.Add(-d), now, commands)
+		}
+	}
+	took(100, ms, 1)
+	require.InDelta(t, ms, p.latency, float64(ms/1000))
+	took(1, time.Hour, 1)
+	require.LessOrEqual(t, p.latency, maxLatency/4)
+	took(10, ms, 10)
+	require.Less(t, p.latency, 2*ms, "it is no farther away than that")
+	took(100, 10*ms, 20)
+	require.Less(t, p.latency, 2*ms, "it may be busy with the others")
+	took(150, 20*ms, 2)
+	require.InDelta(t, 10*ms, p.latency, float64(ms))
+	require.InDelta(t, 20, p.seats(maxCommands), 1)
+	require.Equal(t, patienceFar, p.patience())
+	took(100, 40*ms, 20)
+	require.Less(t, p.seats(maxCommands), 16, "it is busy")
+	require.InDelta(t, 80*ms, p.patience(), float64(ms))
+}
+
 // Etcd takes some time for each request, one after the other, and a part of that for each command. However little it can do,
 // it is sent few requests, and carries out as much as it can. Where it is only far away, it is sent as many as there are.
 func TestSender_ABusyEtcd(t *testing.T) {
@@ -93,7 +120,7 @@ func TestSender_ABusyEtcd(t *testing.T) {
 			const lasts = time.Second
 			var busy time.Time // until then
 			var requests, cycles float64
-			p.pace.took(tc.request+tc.command+tc.away, 1, time.Now()) // of a quiet time before
+			p.pace.took(time.Now().Add(-tc.request-tc.command-tc.away), time.Now(), 1) // of a quiet time before
 			p.set(func() {
 				p.before = func(ctx context.Context, r *pb.TxnRequest) error {
 					p.mu.Lock()

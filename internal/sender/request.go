@@ -20,8 +20,7 @@ func (s *Sender) alone(ctx, life context.Context, c *Command, aboard int) (r Rep
 	r, ambiguous, err = Send(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, c)
 	s.mu.Lock()
 	if err == nil && !ambiguous {
-		now := time.Now()
-		s.pace.took(now.Sub(start), aboard, now)
+		s.pace.took(start, time.Now(), aboard)
 	}
 	s.limits.answeredAlone(c, err)
 	s.arriveLocked(c)
@@ -92,8 +91,7 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 		s.arriveLocked(c)
 	}
 	if err == nil && f.calls == 1 {
-		now := time.Now()
-		s.pace.took(now.Sub(start), aboard, now)
+		s.pace.took(start, time.Now(), aboard)
 	}
 	s.endLocked(b, leader, ambiguous, err)
 	ended := slices.DeleteFunc(b, func(c *Command) bool { return c.state != over })
