@@ -204,7 +204,7 @@ func TestElector_InTurn(t *testing.T) {
 	next.returns(nil)
 	require.NoError(t, b.result(t))
 	entryGone(t, c, next.held)
-	require.Empty(t, entries(t, c, name))
+	queueIs(t, c, name, 0)
 	_, err := b.Leader(testCtx(t))
 	require.ErrorIs(t, err, ErrElectionNoLeader)
 }
@@ -237,7 +237,7 @@ func TestElector_LeadFails(t *testing.T) {
 		entryGone(t, c, term.held)
 		b.leads(t).returns(nil)
 		require.NoError(t, b.result(t))
-		require.Empty(t, entries(t, c, name))
+		queueIs(t, c, name, 0)
 
 		again := runElector(t, e)
 		again.leads(t).returns(nil)
@@ -374,7 +374,7 @@ func TestElector_Overrun(t *testing.T) {
 	require.ErrorIs(t, term.ended(t), ErrNotHeld)
 	require.False(t, a.IsLeader())
 	require.NoError(t, a.Check(0))
-	require.Empty(t, entries(t, c, name))
+	queueIs(t, c, name, 0)
 	select {
 	case <-told:
 		t.Fatal("the overrun function was called for a term that was not lost")

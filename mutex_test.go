@@ -210,7 +210,7 @@ func TestDo(t *testing.T) {
 			return fail
 		})
 		require.Equal(t, fail, err)
-		require.Empty(t, entries(t, s.Client(), name))
+		queueIs(t, s.Client(), name, 0)
 	})
 	t.Run("reentrant", func(t *testing.T) {
 		ran := 0
@@ -279,7 +279,7 @@ func TestDo(t *testing.T) {
 		require.PanicsWithValue(t, "oops", func() {
 			_ = m.Do(testCtx(t), func(context.Context, *Held) error { panic("oops") })
 		})
-		require.Empty(t, entries(t, s.Client(), name))
+		queueIs(t, s.Client(), name, 0)
 	})
 	t.Run("fn unlocks", func(t *testing.T) {
 		require.NoError(t, m.Do(testCtx(t), func(ctx context.Context, h *Held) error {

@@ -38,7 +38,8 @@ func unhedged(t *testing.T, c *clientv3.Client) *Session {
 func TestRequests_Uncontended(t *testing.T) {
 	c, w := wiredClient(t, cluster)
 	s := unhedged(t, c)
-	for name, lock := range lockFuncs(s, lockName(t)) {
+	of := lockName(t)
+	for name, lock := range lockFuncs(s, of) {
 		t.Run(name, func(t *testing.T) {
 			w.Reset()
 			h, err := lock(testCtx(t))
@@ -47,6 +48,7 @@ func TestRequests_Uncontended(t *testing.T) {
 			require.NoError(t, h.Err())
 			require.NoError(t, h.Unlock(testCtx(t)))
 			w.Require(t, map[string]int{"Txn": 2}, 0)
+			require.Empty(t, entries(t, c, of), "Unlock returns when etcd has removed the entry")
 		})
 	}
 }

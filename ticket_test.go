@@ -50,7 +50,7 @@ func TestTicket(t *testing.T) {
 	require.NoError(t, third.Cancel(testCtx(t)), "Cancel must do nothing after the claim")
 	require.NoError(t, h.Check(testCtx(t)))
 	require.NoError(t, h.Unlock(testCtx(t)))
-	require.Empty(t, entries(t, s.Client(), name))
+	queueIs(t, s.Client(), name, 0)
 }
 
 func TestTicket_SessionEnds(t *testing.T) {

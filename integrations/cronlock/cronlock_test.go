@@ -42,7 +42,7 @@ func TestSkipIfLocked(t *testing.T) {
 	}))
 	job.Run()
 	require.Equal(t, 1, runs)
-	require.Empty(t, harness.Entries(t, c, name))
+	harness.QueueIs(t, c, name, 0)
 
 	h, err := two.Mutex(name).Lock(harness.Ctx(t))
 	require.NoError(t, err)
@@ -71,7 +71,7 @@ func TestSkipIfLocked_Panic(t *testing.T) {
 	var log logs
 	job := SkipIfLocked(harness.Ctx(t), locktest.Client(t, c).Mutex(name), 0, &log)(cron.FuncJob(func() { panic("job") }))
 	require.PanicsWithValue(t, "job", job.Run)
-	require.Empty(t, harness.Entries(t, c, name))
+	harness.QueueIs(t, c, name, 0)
 	require.Equal(t, logs{}, log)
 }
 
@@ -101,7 +101,7 @@ func TestJob_ProcessEnds(t *testing.T) {
 		return nil
 	})
 	job.Run()
-	require.Empty(t, harness.Entries(t, c, name))
+	harness.QueueIs(t, c, name, 0)
 	require.Equal(t, logs{}, log)
 	job.Run()
 	require.Len(t, log.errs, 1)

@@ -217,7 +217,7 @@ func TestElector_ResignsAfterItsTasks(t *testing.T) {
 	close(goOn)
 	require.NoError(t, harness.Result(t, done))
 	require.NoError(t, harness.Result(t, stopped))
-	require.Empty(t, harness.Entries(t, c, name))
+	harness.QueueIs(t, c, name, 0)
 }
 
 func TestElector_Refusal(t *testing.T) {

@@ -34,7 +34,10 @@ func Entries(t testing.TB, client *clientv3.Client, name string) []string {
 	return keys
 }
 
-// QueueIs waits until n keys are below name and returns them.
+// QueueIs waits until n keys are below name and returns them. After an Unlock the entry may be there once more, for some
+// milliseconds: if etcd answered the enqueue so late that the session sent a second one beside it, etcd may carry that out
+// after the removal, and the session removes it (see TestFault_A1_LateRequestAfterUnlock). So a test that looks only once
+// needs a session that hedges nothing.
 func QueueIs(t testing.TB, c *clientv3.Client, name string, n int) []string {
 	t.Helper()
 	require.Eventually(t, func() bool { return len(Entries(t, c, name)) == n }, Hang, Tick)
