@@ -120,6 +120,36 @@ func TestFault_D4_WrappedClient(t *testing.T) {
 	}
 }
 
+// The KV of clientv3/leasing answers from its cache, with the revision at which it read. That is no sign of an etcd that has
+// gone back.
+func TestFault_D4_CacheInTheClient(t *testing.T) {
+	t.Parallel()
+	w := throughs["leasing"](t)
+	s := newSession(t, w.client, etcdlock.WithTTL(time.Minute))
+	for cached := false; !cached; { // on a machine that stalls, the second hold may have another key
+		m := etcdlock.NewMutex(s, harness.LockName(t))
+		h, err := m.Lock(harness.Ctx(t))
+		require.NoError(t, err)
+		key := h.Key()
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
+		read := func() int64 {
+			got, err := w.client.Get(harness.Ctx(t), key)
+			require.NoError(t, err)
+			return got.Header.Revision
+		}
+		read() // the cache has it that there is no such key
+		h, err = m.Lock(harness.Ctx(t))
+		require.NoError(t, err)
+		later, err := etcdlock.NewMutex(s, harness.LockName(t)).Lock(harness.Ctx(t))
+		require.NoError(t, err)
+		cached = h.Key() == key && read() < later.Token()
+		require.NoError(t, h.Check(harness.Ctx(t)))
+		require.NoError(t, later.Unlock(harness.Ctx(t)))
+		require.NoError(t, h.Unlock(harness.Ctx(t)))
+	}
+	require.NoError(t, s.Err())
+}
+
 // A service that has etcd in its own process uses it without a connection.
 func TestFault_J14_EtcdInTheProcess(t *testing.T) {
 	t.Parallel()
