@@ -27,8 +27,9 @@ const (
 	soon   = 100 * time.Millisecond
 	// limit is how many keys are read: those in front.
 	limit = 64
-	// readFor bounds the read. It is not repeated: what it is for matters less than what etcd has to do.
-	readFor = time.Second
+	// readFor bounds the read: a stall of some seconds is no reason to do without. The read is not repeated, since what it is for
+	// matters less than what etcd has to do.
+	readFor = 5 * time.Second
 	// old is when an age is told too.
 	old = 10 * time.Second
 	// logAgain is after how long the log says again that data is in the way, and logKeys is of how many keys in that time.
