@@ -123,8 +123,10 @@ func TestInspectOthers(t *testing.T) {
 	defer s.Close()
 	m := concurrency.NewMutex(s, name)
 	require.NoError(t, m.Lock(testCtx(t)))
-	require.Equal(t, []Entry{{Name: name, Key: m.Key(), Token: m.Header().Revision, Holds: true, ModRevision: m.Header().Revision, Version: 1, Lease: s.Lease(),
-		TTL: inspected(t, c, name).Entries[0].TTL, GrantedTTL: 9 * time.Second}}, inspected(t, c, name).Entries)
+	got := inspected(t, c, name).Entries
+	require.Len(t, got, 1)
+	require.Equal(t, Entry{Name: name, Key: m.Key(), Token: m.Header().Revision, Holds: true, ModRevision: m.Header().Revision, Version: 1, Lease: s.Lease(),
+		TTL: got[0].TTL, GrantedTTL: 9 * time.Second}, got[0])
 	require.NoError(t, m.Unlock(testCtx(t)))
 	require.Empty(t, inspected(t, c, name).Entries)
 }

@@ -58,7 +58,8 @@ func together(t *testing.T, w *harness.Wire, n int, lose func(req any) bool, loc
 	for i := range n {
 		all.Go(func() { begun.Add(1); lock(i) })
 	}
-	require.Eventually(t, func() bool { return before.Load() >= 3 && int(begun.Load()) == n }, harness.Hang, harness.Tick)
+	// Where etcd is busy, the session has only one request on its way.
+	require.Eventually(t, func() bool { return before.Load() >= 1 && int(begun.Load()) == n }, harness.Hang, harness.Tick)
 	for i := 0; several.Load() == 0 && i < 200; i++ { // what did not come with the first ones shares a request after some ms
 		harness.Elapse(harness.Tick)
 	}
@@ -96,6 +97,7 @@ func TestFault_J9_ManyNamesAndFewOperations(t *testing.T) {
 
 // A name without rights among many costs the others nothing but the time to send them again, once.
 func TestFault_J9_ManyNamesAndOneForbidden(t *testing.T) {
+	t.Parallel()
 	_, as := harness.StartWithAuth(t)
 	w := harness.NewWire()
 	c := as("worker", etcdtest.WithClientConfig(func(c *clientv3.Config) { c.DialOptions = w.DialOptions() }))
