@@ -54,7 +54,7 @@ func runMain(m *testing.M) int {
 	}
 	if buildFlags == nil { // most of the tests wait for processes, and not for a processor
 		flag.Parse()
-		if err := flag.Set("test.parallel", strconv.Itoa(max(8, runtime.GOMAXPROCS(0)))); err != nil {
+		if err := flag.Set("test.parallel", strconv.Itoa(max(20, runtime.GOMAXPROCS(0)))); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 			return 1
 		}

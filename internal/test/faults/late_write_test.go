@@ -100,6 +100,7 @@ func TestFault_A1_LateWritesAreSwept(t *testing.T) {
 
 // The request itself is delayed: the entry appears after Lock has returned.
 func TestFault_A1_LateRequest(t *testing.T) {
+	t.Parallel()
 	c, w := harness.WiredClient(t, cluster)
 	s := newSession(t, c)
 	for kind := range withMultis(s, "a") {

@@ -91,6 +91,7 @@ func TestFault_F9_LeaseNeverExpires(t *testing.T) {
 // etcd grants at least one and a half election timeouts. The granted TTL counts, and the
 // session reports it.
 func TestFault_F10_GrantedTTLCounts(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.TickMs, c.ElectionMs = 100, 4000 }))
 	began := time.Now()
 	s := newSession(t, own.Client(t), etcdlock.WithTTL(time.Second))

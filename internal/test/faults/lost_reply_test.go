@@ -18,6 +18,7 @@ import (
 
 // A lost reply is no error: the txn is repeated and finds its own entry.
 func TestFault_A1_LostAcquireReply(t *testing.T) {
+	t.Parallel()
 	for _, times := range []int{1, 3} {
 		c, w := harness.WiredClient(t, cluster)
 		s := newSession(t, c)
@@ -43,11 +44,13 @@ func TestFault_A1_LostAcquireReply(t *testing.T) {
 
 // ctx ends before the reply arrives: the entry is removed in the background.
 func TestFault_A1_CtxEndsInFlight(t *testing.T) {
+	t.Parallel()
 	ctxEnds(t, func(ctx context.Context) error { <-ctx.Done(); return ctx.Err() })
 }
 
 // ctx has ended when the reply arrives: the lock is released and not returned.
 func TestFault_A1_CtxEndsBeforeTheReply(t *testing.T) {
+	t.Parallel()
 	ctxEnds(t, func(context.Context) error { return nil })
 }
 

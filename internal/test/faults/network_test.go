@@ -388,6 +388,7 @@ func TestFault_C5_LostEventOfAHold(t *testing.T) {
 
 // The watch stream breaks repeatedly, in all possible ways.
 func TestFault_C6_WatchBreaks(t *testing.T) {
+	t.Parallel()
 	for i, broken := range []error{io.EOF, harness.ErrLostReply, rpctypes.ErrGRPCNoLeader} {
 		t.Run(fmt.Sprint(broken), func(t *testing.T) {
 			name := harness.LockName(t)
