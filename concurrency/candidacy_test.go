@@ -176,6 +176,7 @@ func TestElection_ResumeAnEarlierTerm(t *testing.T) {
 // A session that ends while etcd does not answer may lead still, for all that anybody knows: ErrElectionNotLeader would
 // be wrong. Etcd's package returns the error of ctx too.
 func TestElection_ProclaimInAnOutage(t *testing.T) {
+	t.Parallel()
 	proxy, name := cluster.Proxy(t), harness.LockName(t)
 	s := session(t, cluster.Client(t, proxy), concurrency.WithTTL(6))
 	e := concurrency.NewElection(s, name)

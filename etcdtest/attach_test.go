@@ -12,6 +12,7 @@ import (
 // Clients of an attached cluster reach its servers, also through proxies and taps. The
 // cluster does not touch the servers themselves.
 func TestAttach(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t)
 	attached := etcdtest.Attach(cluster.Endpoints()...)
 	require.Equal(t, cluster.Endpoints(), attached.Endpoints())

@@ -104,6 +104,7 @@ func TestNewRemovesItsTemporaryDirectory(t *testing.T) {
 }
 
 func TestNewRefusesDataOfAnother(t *testing.T) {
+	t.Parallel()
 	dir := t.TempDir()
 	cluster, err := etcdtest.New(dir)
 	require.NoError(t, err)
@@ -115,6 +116,7 @@ func TestNewRefusesDataOfAnother(t *testing.T) {
 }
 
 func TestNewRetriesTakenPorts(t *testing.T) {
+	t.Parallel()
 	for _, members := range []int{1, 3} {
 		taken, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
@@ -138,6 +140,7 @@ func TestNewReportsBadConfig(t *testing.T) {
 }
 
 func TestFsyncOption(t *testing.T) {
+	t.Parallel()
 	var noFsync []bool
 	record := etcdtest.WithConfig(func(c *embed.Config) { noFsync = append(noFsync, c.UnsafeNoFsync) })
 	etcdtest.Start(t, record)

@@ -175,6 +175,7 @@ func TestIsolate(t *testing.T) {
 
 // In a closed cluster no member starts and none keeps running: its data is gone.
 func TestRestartAfterClose(t *testing.T) {
+	t.Parallel()
 	cluster, err := etcdtest.New("")
 	require.NoError(t, err)
 	m := cluster.Member(0)
@@ -229,6 +230,7 @@ func TestMoveLeader(t *testing.T) {
 }
 
 func TestCompact(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
 	_, err := client.Put(t.Context(), "a", "1")

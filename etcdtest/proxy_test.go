@@ -51,6 +51,7 @@ func awaitHeld(t *testing.T, p *etcdtest.Proxy) {
 }
 
 func TestProxyHoldsRequest(t *testing.T) {
+	t.Parallel()
 	p, client, direct := proxied(t)
 	p.Hold(etcdtest.ToServer)
 	put := result(func() error { _, err := client.Put(t.Context(), "a", long); return err })
@@ -65,6 +66,7 @@ func TestProxyHoldsRequest(t *testing.T) {
 }
 
 func TestProxyHoldsReply(t *testing.T) {
+	t.Parallel()
 	p, client, direct := proxied(t)
 	p.Hold(etcdtest.ToClient)
 	put := result(func() error { _, err := client.Put(t.Context(), "a", "1"); return err })
@@ -76,6 +78,7 @@ func TestProxyHoldsReply(t *testing.T) {
 }
 
 func TestProxyBlackhole(t *testing.T) {
+	t.Parallel()
 	p, client, direct := proxied(t)
 	p.Blackhole(etcdtest.Both)
 	_, err := client.Put(short(t, 200*time.Millisecond), "a", "1")
@@ -92,6 +95,7 @@ func TestProxyBlackhole(t *testing.T) {
 
 // Bytes that were held and then discarded are lost, even if Heal follows at once.
 func TestProxyDiscardsWhatItHeld(t *testing.T) {
+	t.Parallel()
 	p, client, direct := proxied(t)
 	p.Hold(etcdtest.ToServer)
 	put := result(func() error { _, err := client.Put(t.Context(), "a", long); return err })
@@ -120,6 +124,7 @@ func TestProxyDelay(t *testing.T) {
 }
 
 func TestProxyReset(t *testing.T) {
+	t.Parallel()
 	p, client, _ := proxied(t)
 	conn, err := net.Dial("tcp", mustHost(t, p.Endpoints()[0]))
 	require.NoError(t, err)
@@ -148,6 +153,7 @@ func TestProxyRefuse(t *testing.T) {
 }
 
 func TestProxyPassesTheEndOn(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t)
 	p := cluster.Proxy(t)
 	conn, err := net.Dial("tcp", mustHost(t, p.Endpoints()[0]))
@@ -214,6 +220,7 @@ func TestProxyPerMember(t *testing.T) {
 
 // Close does not wait for a server that never answers, such as one behind a firewall.
 func TestProxyCloseBesideADial(t *testing.T) {
+	t.Parallel()
 	asked := hangNameServers(t)
 	p, err := etcdtest.Attach("http://silent.invalid:2379").NewProxy()
 	require.NoError(t, err)
@@ -227,6 +234,7 @@ func TestProxyCloseBesideADial(t *testing.T) {
 }
 
 func TestProxyClose(t *testing.T) {
+	t.Parallel()
 	cluster := etcdtest.Start(t)
 	p, err := cluster.NewProxy()
 	require.NoError(t, err)

@@ -43,6 +43,7 @@ func isDelete(m *pb.WatchResponse) bool {
 }
 
 func TestTapDropsWatchMessage(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	tap.OnWatchResponse(func(_ context.Context, m *pb.WatchResponse) error {
 		if isDelete(m) {
@@ -60,6 +61,7 @@ func TestTapDropsWatchMessage(t *testing.T) {
 }
 
 func TestTapRewritesWatchMessages(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	tap.OnWatchRequest(func(_ context.Context, m *pb.WatchRequest) error {
 		if c := m.GetCreateRequest(); c != nil {
@@ -84,6 +86,7 @@ func TestTapRewritesWatchMessages(t *testing.T) {
 }
 
 func TestTapBlocksWatchMessage(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	w := watching(t, client)
 	arrived, release := make(chan struct{}), make(chan struct{})
@@ -106,6 +109,7 @@ func TestTapBlocksWatchMessage(t *testing.T) {
 
 // After ErrTransport the client opens a new stream and resumes on it.
 func TestTapBreaksWatchStream(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	var broken atomic.Bool
 	w := watching(t, client)
@@ -126,6 +130,7 @@ func TestTapBreaksWatchStream(t *testing.T) {
 
 // After io.EOF the client gives up its watchers.
 func TestTapEndsWatchStream(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	w := watching(t, client)
 	tap.OnWatchResponse(func(context.Context, *pb.WatchResponse) error { return io.EOF })
@@ -142,6 +147,7 @@ func TestTapEndsWatchStream(t *testing.T) {
 }
 
 func TestTapStreamDoesNotOpen(t *testing.T) {
+	t.Parallel()
 	tap, client, _ := tapped(t)
 	opening := make(chan string, 1)
 	tap.OnStream(func(ctx context.Context, method string) error {
@@ -162,6 +168,7 @@ func TestTapStreamDoesNotOpen(t *testing.T) {
 }
 
 func TestTapKeepAliveMessages(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	grant, err := client.Grant(t.Context(), 60)
 	require.NoError(t, err)

@@ -33,6 +33,7 @@ func set(ctx context.Context, c *clientv3.Client, v string) error {
 }
 
 func TestTapDropReply(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	dropped := tap.Nth("Txn", 2, etcdtest.DropReply)
 	require.NoError(t, set(t.Context(), client, "1"))
@@ -50,6 +51,7 @@ func TestTapDropReply(t *testing.T) {
 }
 
 func TestTapFailBefore(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	tap.Next("DeleteRange", etcdtest.FailBefore)
 	_, err := client.Delete(t.Context(), "a")
@@ -61,6 +63,7 @@ func TestTapFailBefore(t *testing.T) {
 
 // Two faults that are due at the same call apply to two calls, and before Every.
 func TestTapOrderOfFaults(t *testing.T) {
+	t.Parallel()
 	tap, client, _ := tapped(t)
 	var seen []string
 	note := func(s string) etcdtest.Fault {
@@ -81,6 +84,7 @@ func TestTapOrderOfFaults(t *testing.T) {
 }
 
 func TestTapBeforeAndAfter(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	tap.Next("Range", etcdtest.Before(func() { require.NoError(t, set(t.Context(), direct, "before")) }))
 	assert.Equal(t, "before", value(t, client))
@@ -99,6 +103,7 @@ func TestTapBeforeAndAfter(t *testing.T) {
 }
 
 func TestTapPostpone(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	late := tap.Postpone("Txn", 1)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -117,6 +122,7 @@ func TestTapPostpone(t *testing.T) {
 }
 
 func TestTapPostponedCallerMayWait(t *testing.T) {
+	t.Parallel()
 	tap, client, _ := tapped(t)
 	late := tap.Postpone("Range", 1)
 	var resp *clientv3.GetResponse
@@ -129,6 +135,7 @@ func TestTapPostponedCallerMayWait(t *testing.T) {
 }
 
 func TestTapCounts(t *testing.T) {
+	t.Parallel()
 	tap, client, _ := tapped(t)
 	assert.Zero(t, tap.Calls())
 	require.NoError(t, set(t.Context(), client, "1"))
@@ -158,6 +165,7 @@ func TestTapCounts(t *testing.T) {
 
 // A fault for a key applies to the first request that names it, wherever in it, and counts no other.
 func TestTapNextKey(t *testing.T) {
+	t.Parallel()
 	tap, client, direct := tapped(t)
 	puts := map[string]func(v string) clientv3.Op{
 		"an operation": func(v string) clientv3.Op { return clientv3.OpPut("mine", v) },

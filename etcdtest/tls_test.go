@@ -25,6 +25,7 @@ func startTLS(t *testing.T) (*etcdtest.Cluster, etcdtest.ClientOption) {
 }
 
 func TestTLS(t *testing.T) {
+	t.Parallel()
 	cluster, trusting := startTLS(t)
 	defer cluster.Close()
 	require.True(t, strings.HasPrefix(cluster.Endpoints()[0], "https://"))

@@ -217,6 +217,7 @@ func TestLease_RefusedForAnotherKey(t *testing.T) {
 
 // While the stream for the renewals lives Run does not look whether there is a connection. When that has ended it does.
 func TestLease_LooksForAConnection(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t)
 	p := own.Proxy(t)
 	l := New(etcd.NewClient(own.Client(t, p)), 5, time.Minute, &outage.Outages{}, slog.New(slog.DiscardHandler))
