@@ -25,7 +25,7 @@ func (e *Election) Leader(ctx context.Context) (*clientv3.GetResponse, error) {
 		case err != nil:
 			return nil, plain(ctx, err)
 		}
-		got, err := e.s.Client().Get(ctx, leader.Key)
+		got, err := e.s.Client().Get(ctx, leader.Key, clientv3.WithRange(leader.Key+"\x00")) // a range, which clientv3/leasing does not cache
 		if err != nil {
 			return nil, err
 		}

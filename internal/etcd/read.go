@@ -26,12 +26,16 @@ type Read struct {
 	order clientv3.SortOrder
 }
 
+// one makes a read that of one key: a range of one. The KV of clientv3/leasing answers a read of a key that is no range from a
+// cache, which shows an earlier revision, and does not know what other clients do without it.
+func one(key string) clientv3.OpOption { return clientv3.WithRange(key + "\x00") }
+
 // ReadValue reads a key and its value.
-func ReadValue(key string) Read { return Read{key: key} }
+func ReadValue(key string) Read { return Read{key: key, opts: []clientv3.OpOption{one(key)}} }
 
 // ReadKey reads whether there is a key.
 func ReadKey(key string) Read {
-	return Read{key: key, opts: []clientv3.OpOption{clientv3.WithKeysOnly()}}
+	return Read{key: key, opts: []clientv3.OpOption{one(key), clientv3.WithKeysOnly()}}
 }
 
 // ReadKeys reads of each of them whether it is there.

@@ -26,8 +26,7 @@ var ErrRestored = errors.New("a snapshot was restored, or etcd has lost its data
 //     linearizably, such reads, and grants of leases.
 //
 // A serializable read, a watch, a renewal, and a lease's time to live show the revision of the member that answers,
-// which may lag; and a linearizable read may be answered by a cache in the client, as that of clientv3/leasing, with the
-// revision at which the cache was filled. So a lower revision there is a hint only, and the Client asks.
+// which may lag. So a lower revision there is a hint only, and the Client asks.
 //
 // The Raft term is no sign, although it starts anew too: a member that was sent a snapshot by its leader shows its
 // old term until the next entry (etcd 3.7). So a restored etcd that has the same cluster ID, and that was written to
@@ -52,21 +51,20 @@ func (c *Client) Get(ctx context.Context, key string, opts ...clientv3.OpOption)
 	case op.IsSerializable():
 		c.hints(resp.Get().Header, before)
 	default:
-		err = c.confirm(ctx, resp.Get().Header, before)
+		c.proves(resp.Get().Header, before)
 	}
-	return resp.Get(), err
+	return resp.Get(), nil
 }
 
 // Txn sends a transaction that writes, or reads linearizably. One that only compares does neither.
 func (c *Client) Txn(ctx context.Context, build func(clientv3.Txn) clientv3.Txn) (*clientv3.TxnResponse, error) {
 	before := c.shown.revision.Load()
 	resp, err := build(c.Client.Txn(ctx)).Commit()
-	switch {
-	case err != nil:
-	case puts(resp.Responses):
-		c.proves(resp.Header, before+1)
-	default:
-		err = c.confirm(ctx, resp.Header, before)
+	if err == nil {
+		if puts(resp.Responses) {
+			before++
+		}
+		c.proves(resp.Header, before)
 	}
 	return resp, err
 }
@@ -98,7 +96,7 @@ func (c *Client) TimeToLive(ctx context.Context, id clientv3.LeaseID, opts ...cl
 	return resp, err
 }
 
-// proves takes note of the reply to a linearizable request, which etcd itself has answered. before is the least revision that it has to show.
+// proves takes note of the reply to a linearizable request. before is the least revision that it has to show.
 func (c *Client) proves(h *pb.ResponseHeader, before int64) {
 	c.sameCluster(h)
 	if rev := h.GetRevision(); rev < before {
@@ -116,28 +114,15 @@ func (c *Client) hints(h *pb.ResponseHeader, before int64) {
 	}
 }
 
-// confirm is hints where somebody acts on the reply: after a lower revision etcd is asked at once. So Restored is told before
-// the reply, and a reply counts only if etcd has answered that.
-func (c *Client) confirm(ctx context.Context, h *pb.ResponseHeader, before int64) (err error) {
-	if h.GetRevision() < before {
-		if err = c.prove(ctx); err == nil {
-			before = 0
-		}
+// hintsOfLease is hints where the reply is about a lease, before anybody is told of it. If the lease is gone, and all data
+// may have gone with it, etcd is asked at once, for half a second at most: so Restored is told first.
+func (c *Client) hintsOfLease(ctx context.Context, h *pb.ResponseHeader, before int64, gone bool) {
+	if gone && h.GetRevision() < before {
+		ctx, cancel := context.WithTimeout(ctx, RetryMax)
+		c.prove(ctx)
+		cancel()
 	}
 	c.hints(h, before)
-	return err
-}
-
-// hintsOfLease is for a reply about a lease. If the lease is gone, and all data may have gone with it, etcd is asked for half
-// a second at most: that the lease is gone counts in any case.
-func (c *Client) hintsOfLease(ctx context.Context, h *pb.ResponseHeader, before int64, gone bool) {
-	if !gone {
-		c.hints(h, before)
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, RetryMax)
-	defer cancel()
-	_ = c.confirm(ctx, h, before)
 }
 
 // askRevision asks etcd for its revision, in the background.
@@ -147,25 +132,19 @@ func (c *Client) askRevision() {
 	}
 	ok := c.Background(func(ctx context.Context) {
 		defer c.shown.asking.Store(false)
-		_ = c.prove(ctx) // after an error the next hint has it asked again
+		c.prove(ctx) // after an error the next hint has it asked again
 	})
 	if !ok {
 		c.shown.asking.Store(false)
 	}
 }
 
-// prove asks etcd once for its revision. The txn does nothing, so it needs no rights. It is linearizable, and no cache
-// answers it, since etcd and clientv3/leasing take one in another one for a write.
-func (c *Client) prove(ctx context.Context) error {
-	_, _, err := Do(ctx, c, Policy{Once: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		before := c.shown.revision.Load()
-		resp, err := c.Client.Txn(ctx).Then(clientv3.OpTxn(nil, nil, nil)).Commit()
-		if err == nil {
-			c.proves(resp.Header, before)
-		}
-		return resp, err
+// prove asks etcd once for its revision. The txn does nothing, so it needs no rights, and is linearizable, since etcd takes
+// one in another one for a write.
+func (c *Client) prove(ctx context.Context) {
+	_, _, _ = Do(ctx, c, Policy{Once: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+		return c.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(clientv3.OpTxn(nil, nil, nil)) })
 	})
-	return err
 }
 
 // shows takes note of a revision that was committed.

@@ -1,13 +1,11 @@
 package etcd
 
 import (
-	"cmp"
 	"context"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"google.golang.org/grpc"
 )
@@ -17,8 +15,6 @@ type headers struct {
 	pb.KVClient
 	pb.LeaseClient
 	pb.ResponseHeader
-	cached int64 // the revision of what a cache answers, 0 if there is none
-	away   error // of txns
 	wrote  bool
 	during func() // while the request is on its way
 }
@@ -31,16 +27,11 @@ func (h *headers) reply() *pb.ResponseHeader {
 }
 
 func (h *headers) Range(context.Context, *pb.RangeRequest, ...grpc.CallOption) (*pb.RangeResponse, error) {
-	resp := &pb.RangeResponse{Header: h.reply()}
-	resp.Header.Revision = cmp.Or(h.cached, resp.Header.Revision)
-	return resp, nil
+	return &pb.RangeResponse{Header: h.reply()}, nil
 }
 
 func (h *headers) Txn(_ context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
 	resp := &pb.TxnResponse{Header: h.reply()}
-	if h.away != nil {
-		return nil, h.away
-	}
 	if h.wrote {
 		resp.Responses = []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{}}}}
 	}
@@ -129,27 +120,6 @@ func TestRestored_Overtaken(t *testing.T) {
 		kv.during = nil
 	}
 	require.Len(t, *restored, 1, "the second was sent after revision 12 was shown")
-}
-
-// A cache in the client, as that of clientv3/leasing, answers with the revision at which it was filled. So etcd is asked
-// before anybody is told that it went back, and before the reply counts.
-func TestRestored_Cache(t *testing.T) {
-	c, kv, asked, restored := newRestored()
-	c.shows(12)
-	kv.Revision, kv.cached = 12, 9
-	_, err := c.Get(t.Context(), "a")
-	require.NoError(t, err)
-	require.Empty(t, *restored)
-	require.Empty(t, *asked, "etcd was asked")
-
-	kv.away = rpctypes.ErrGRPCTimeout
-	_, err = c.Get(t.Context(), "a")
-	require.ErrorIs(t, err, rpctypes.ErrTimeout)
-	require.Len(t, *asked, 1)
-	kv.Revision, kv.away = 11, nil
-	_, err = c.Get(t.Context(), "a")
-	require.NoError(t, err)
-	require.Len(t, *restored, 1)
 }
 
 func (h *headers) LeaseTimeToLive(context.Context, *pb.LeaseTimeToLiveRequest, ...grpc.CallOption) (*pb.LeaseTimeToLiveResponse, error) {
