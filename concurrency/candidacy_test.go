@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/client/v3/leasing"
 
 	"github.com/etcdlock/etcdlock/concurrency"
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -210,4 +211,28 @@ func TestElection_ProclaimOfAnOrphan(t *testing.T) {
 	require.Equal(t, "b", string(got.Kvs[0].Value))
 	require.NoError(t, s.Close())
 	require.Equal(t, concurrency.ErrElectionNotLeader, e.Proclaim(harness.Ctx(t), "c"))
+}
+
+// The KV of clientv3/leasing answers from a cache that there is no such key, though another client has used the key again.
+func TestElection_LeaderBehindACache(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	kv, closeKV, err := leasing.NewKV(c, name+"/leases/")
+	require.NoError(t, err)
+	t.Cleanup(closeKV)
+	c.KV = kv
+	leader := newLeader(t, cluster.Client(t), name)
+	key := leader.Key()
+	require.NoError(t, leader.Resign(harness.Ctx(t)))
+	got, err := c.Get(harness.Ctx(t), key)
+	require.NoError(t, err)
+	require.Empty(t, got.Kvs)
+	for leader.Key() != key { // after an answer that was late, another key is next
+		require.NoError(t, leader.Campaign(harness.Ctx(t), "again"))
+		if leader.Key() != key {
+			require.NoError(t, leader.Resign(harness.Ctx(t)))
+		}
+	}
+	got, err = concurrency.NewElection(session(t, c), name).Leader(harness.Ctx(t))
+	require.NoError(t, err)
+	require.Equal(t, "again", string(got.Kvs[0].Value))
 }
