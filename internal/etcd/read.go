@@ -31,11 +31,11 @@ type Read struct {
 func one(key string) clientv3.OpOption { return clientv3.WithRange(key + "\x00") }
 
 // ReadValue reads a key and its value.
-func ReadValue(key string) Read { return Read{key: key, opts: []clientv3.OpOption{one(key)}} }
+func ReadValue(key string) Read { return Read{key: key, opts: []clientv3.OpOption{one(key)}, limit: 1} }
 
 // ReadKey reads whether there is a key.
 func ReadKey(key string) Read {
-	return Read{key: key, opts: []clientv3.OpOption{one(key), clientv3.WithKeysOnly()}}
+	return Read{key: key, opts: []clientv3.OpOption{one(key), clientv3.WithKeysOnly()}, limit: 1}
 }
 
 // ReadKeys reads of each of them whether it is there.
@@ -68,7 +68,7 @@ func (r Read) Limit(n int64) Read {
 // ReadAt reads the state at revision rev, which is the same on every member, so any of them can
 // answer. If the member that is asked has not come so far, has compacted rev away or does not
 // answer, a linearizable read of the present follows. With rev 0 it is that from the start. at
-// is the revision that all of got shows. It is one request, however many reads, unless the reply is
+// is the revision that all of got shows. It is one request, however many reads, unless the request or the reply is
 // too large for the client, or the reads are too many for etcd's --max-txn-ops: then it is some more.
 func (c *Client) ReadAt(ctx, life context.Context, rev int64, reads ...Read) (got []*pb.RangeResponse, at int64, err error) {
 	if rev > 0 {
@@ -85,11 +85,11 @@ func (c *Client) ReadAt(ctx, life context.Context, rev int64, reads ...Read) (go
 	}
 }
 
-// readOrSplit makes the reads by one request, or in pieces if the reply is too large, or the reads too many.
+// readOrSplit makes the reads by one request, or in pieces if the request or the reply is too large, or the reads too many.
 func (c *Client) readOrSplit(ctx context.Context, p Policy, reads []Read, how ...clientv3.OpOption) ([]*pb.RangeResponse, int64, error) {
 	r, _, err := Do(ctx, c, p, func(ctx context.Context) (reply, error) { return c.read(ctx, reads, how...) })
 	switch {
-	case !ReplyTooLarge(err) && !errors.Is(err, rpctypes.ErrTooManyOps):
+	case !ReplyTooLarge(err) && !RequestTooLarge(err) && !errors.Is(err, rpctypes.ErrTooManyOps), len(reads) == 1 && RequestTooLarge(err):
 		return r.got, r.at, err
 	case len(reads) == 1:
 		return c.readPages(ctx, p, reads[0], how...)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -86,6 +87,32 @@ func TestReadAt_Pages(t *testing.T) {
 		require.Len(t, got[0].Kvs, keys, name)
 		require.False(t, got[0].More, name)
 	}
+}
+
+// Reads that are together too large to be sent are made in pieces. One that is too large by itself, to be sent or to be
+// received, is an error that says so, after two requests.
+func TestReadAt_TooLarge(t *testing.T) {
+	t.Parallel()
+	own, tap := etcdtest.Start(t), etcdtest.NewTap()
+	_, err := own.Client(t).Put(t.Context(), "a", strings.Repeat("x", 4<<10))
+	require.NoError(t, err)
+	c := NewClient(own.Client(t, tap, etcdtest.WithClientConfig(func(c *clientv3.Config) {
+		c.MaxCallSendMsgSize, c.MaxCallRecvMsgSize = 1<<10, 2<<10
+	})))
+	var keys []string
+	for i := range Batch {
+		keys = append(keys, fmt.Sprintf("a%0120d", i))
+	}
+	got, _, err := c.ReadAt(t.Context(), t.Context(), 0, ReadKeys(keys)...)
+	require.NoError(t, err)
+	require.Len(t, got, Batch)
+
+	before := tap.Calls()
+	_, _, err = c.ReadAt(t.Context(), t.Context(), 0, ReadKey(strings.Repeat("x", 2<<10)))
+	require.True(t, RequestTooLarge(err), err)
+	_, _, err = c.ReadAt(t.Context(), t.Context(), 0, ReadValue("a"))
+	require.True(t, ReplyTooLarge(err), err)
+	require.LessOrEqual(t, tap.Calls()-before, 1+2)
 }
 
 // Do ends when the client is closed, and says so.
