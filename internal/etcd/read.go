@@ -89,7 +89,7 @@ func (c *Client) ReadAt(ctx, life context.Context, rev int64, reads ...Read) (go
 func (c *Client) readOrSplit(ctx context.Context, p Policy, reads []Read, how ...clientv3.OpOption) ([]*pb.RangeResponse, int64, error) {
 	r, _, err := Do(ctx, c, p, func(ctx context.Context) (reply, error) { return c.read(ctx, reads, how...) })
 	switch {
-	case !ReplyTooLarge(err) && !RequestTooLarge(err) && !errors.Is(err, rpctypes.ErrTooManyOps), len(reads) == 1 && RequestTooLarge(err):
+	case !TooLarge(err), len(reads) == 1 && !ReplyTooLarge(err):
 		return r.got, r.at, err
 	case len(reads) == 1:
 		return c.readPages(ctx, p, reads[0], how...)

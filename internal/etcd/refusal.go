@@ -77,6 +77,11 @@ func ReplyTooLarge(err error) bool { return refusal(err) == hintReceive }
 // RequestTooLarge reports whether the request was too large to be sent. It was not sent.
 func RequestTooLarge(err error) bool { return refusal(err) == hintSend }
 
+// TooLarge reports whether a request was refused for its size or for that of its reply.
+func TooLarge(err error) bool {
+	return errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || RequestTooLarge(err) || ReplyTooLarge(err)
+}
+
 // Explain adds to an error that is not etcd's own, or that an alarm makes, what to do about it, in one line: what stands
 // in etcd's place may answer with a whole page.
 func Explain(err error) error {

@@ -41,8 +41,3 @@ func (l *limits) answeredAlone(c *Command, err error) {
 
 // tooMany takes note that etcd, or a limit of the client, has refused n commands in one request for their number.
 func (l *limits) tooMany(n int) { l.most = max(1, min(l.most, n/2)) }
-
-// tooLarge reports whether a request was refused for its size.
-func tooLarge(err error) bool {
-	return errors.Is(err, rpctypes.ErrTooManyOps) || errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err) || etcd.ReplyTooLarge(err)
-}

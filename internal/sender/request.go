@@ -215,7 +215,7 @@ var errUnsent = errors.New("not sent: the session has ended")
 // apartLocked sends each command of a request that was refused by itself, beside each other: the refusal may be for one
 // of them, or for their number, and must harm no other.
 func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
-	if tooLarge(err) {
+	if etcd.TooLarge(err) {
 		s.limits.tooMany(len(b))
 	}
 	ambiguous = ambiguous || !etcd.NotCarriedOut(err)
