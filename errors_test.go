@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -149,7 +150,10 @@ func TestErrors_Outage(t *testing.T) {
 				cancel()
 			case test.silent:
 				// On a machine that stalls, the log also has one from before the session was up.
-				require.Eventually(t, func() bool { m := log.Messages(); return len(m) > 1 && m[len(m)-1] == logtest.Outage }, hang, tick)
+				require.Eventually(t, func() bool {
+					m := log.Messages()
+					return slices.Equal(m[max(0, len(m)-2):], []string{logtest.Up, logtest.Outage})
+				}, hang, tick)
 				cancel()
 			default:
 				cancel()
