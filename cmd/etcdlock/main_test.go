@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"net"
 	"os"
@@ -26,6 +25,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
@@ -52,12 +52,9 @@ func runMain(m *testing.M) int {
 			signal.Notify(make(chan os.Signal, 1), s)
 		}
 	}
-	if buildFlags == nil { // most of the tests wait for processes, and not for a processor
-		flag.Parse()
-		if err := flag.Set("test.parallel", strconv.Itoa(max(20, runtime.GOMAXPROCS(0)))); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			return 1
-		}
+	if err := harness.Parallel(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	dir, err := os.MkdirTemp("", "etcdlock-command-")
 	if err != nil {
