@@ -753,6 +753,10 @@ func TestLock_SaysWhomItWaitedFor(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(testCtx(t))
 		left := async(func() error { return lock(ctx, name) })
 		awaitWhom(t, locks, name, h.rev+3)
+		require.Eventually(t, func() bool {
+			_, watches := w.Counts()
+			return len(watches) > 0 && locks.config.outages.Why() == nil
+		}, hang, tick, "on a machine that stalls, a watch that is late is an outage of its own")
 		why := errors.New("the caller has gone")
 		cancel(why)
 		err := result(t, left)
