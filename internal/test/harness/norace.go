@@ -8,4 +8,4 @@ const Race = false
 // parallel is the minimum number of tests that run at the same time. Most parallel tests only wait
 // for etcd's clocks, so several can run at once. With the race detector they need so much CPU time
 // that too many at once would miss their times.
-const parallel = 48
+const parallel = 32
