@@ -34,8 +34,7 @@ func TestFault_J7_GuardAfterTheEnd(t *testing.T) {
 			require.False(t, isTrue(before), "Downgrade ends it")
 			require.True(t, isTrue(h.IsOwner()))
 		}
-		next, err := rw.Enqueue(harness.Ctx(t))
-		require.NoError(t, err)
+		next := unhedgedTicket(t, rw.Enqueue)
 		goOn := make(chan struct{})
 		w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
 			if method == "Txn" {
@@ -56,7 +55,7 @@ func TestFault_J7_GuardAfterTheEnd(t *testing.T) {
 			require.True(t, h2.Valid())
 		}
 		require.False(t, isTrue(h.IsOwner()))
-		_, err = h.Txn(harness.Ctx(t)).Then(clientv3.OpPut(name+".x", "late")).Commit()
+		_, err := h.Txn(harness.Ctx(t)).Then(clientv3.OpPut(name+".x", "late")).Commit()
 		require.ErrorIs(t, err, etcdlock.ErrNotHeld)
 		w.OnUnary(nil)
 		close(goOn)

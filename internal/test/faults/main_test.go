@@ -71,16 +71,28 @@ func mustLock(t testing.TB, s *etcdlock.Session, name string) *etcdlock.Held {
 // expects a late write of it, so its key is free at once after it, and its hold has no fence.
 func unhedged(t testing.TB, lock harness.Lock[*etcdlock.Held]) *etcdlock.Held {
 	t.Helper()
+	return quickly(t, lock, (*etcdlock.Held).Unlock)
+}
+
+// unhedgedTicket is a place in the queue that was taken like that: its grant needs no request to learn what etcd wrote.
+func unhedgedTicket(t testing.TB, enqueue func(context.Context) (*etcdlock.Ticket, error)) *etcdlock.Ticket {
+	t.Helper()
+	return quickly(t, enqueue, (*etcdlock.Ticket).Cancel)
+}
+
+// quickly undoes what took so long that a request of it may have been sent again, and does it anew.
+func quickly[T any](t testing.TB, do func(context.Context) (T, error), undo func(T, context.Context) error) T {
+	t.Helper()
 	for range 100 {
 		began := time.Now()
-		h := harness.Take(t, lock)
+		got, err := do(harness.Ctx(t))
+		require.NoError(t, err)
 		if harness.Quick(began) {
-			return h
+			return got
 		}
-		require.NoError(t, h.Unlock(harness.Ctx(t)))
+		require.NoError(t, undo(got, harness.Ctx(t)))
 	}
-	t.Fatal("each request is slow")
-	return nil
+	panic("each request is slow")
 }
 
 // lockFuncs are the ways to take a lock of this name.

