@@ -75,24 +75,24 @@ func unhedged(t testing.TB, lock harness.Lock[*etcdlock.Held]) *etcdlock.Held {
 }
 
 // unhedgedTicket is a place in the queue that was taken like that: its grant needs no request to learn what etcd wrote.
-func unhedgedTicket(t testing.TB, enqueue func(context.Context) (*etcdlock.Ticket, error)) *etcdlock.Ticket {
+func unhedgedTicket(t testing.TB, enqueue harness.Lock[*etcdlock.Ticket]) *etcdlock.Ticket {
 	t.Helper()
 	return quickly(t, enqueue, (*etcdlock.Ticket).Cancel)
 }
 
 // quickly undoes what took so long that a request of it may have been sent again, and does it anew.
-func quickly[T any](t testing.TB, do func(context.Context) (T, error), undo func(T, context.Context) error) T {
+func quickly[T any](t testing.TB, do harness.Lock[T], undo func(T, context.Context) error) (got T) {
 	t.Helper()
 	for range 100 {
 		began := time.Now()
-		got, err := do(harness.Ctx(t))
-		require.NoError(t, err)
+		got = harness.Take(t, do)
 		if harness.Quick(began) {
 			return got
 		}
 		require.NoError(t, undo(got, harness.Ctx(t)))
 	}
-	panic("each request is slow")
+	t.Fatal("each request is slow")
+	return got
 }
 
 // lockFuncs are the ways to take a lock of this name.
