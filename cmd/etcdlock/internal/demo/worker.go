@@ -132,17 +132,16 @@ func (w *worker) round(ctx context.Context, round int, enqueue func(context.Cont
 	if round == w.HangIn {
 		d = time.Hour
 	}
-	err = section(ctx, h, w.job, d)
+	if err = section(ctx, h, w.job, d); err == nil {
+		err = w.say(report{Event: eventReleasing, Round: round, Token: h.Token()})
+	}
+	if err == nil {
+		err = h.Unlock(ctx)
+	}
 	if errors.Is(err, etcdlock.ErrLost) {
 		_ = w.say(report{Event: eventLost, Round: round, Token: h.Token(), Error: err.Error()}) // err says it too
 	}
 	if err != nil {
-		return err
-	}
-	if err := w.say(report{Event: eventReleasing, Round: round, Token: h.Token()}); err != nil {
-		return err
-	}
-	if err := h.Unlock(ctx); err != nil {
 		return err
 	}
 	return w.say(report{Event: eventReleased, Round: round, Token: h.Token()})
