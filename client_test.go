@@ -63,6 +63,7 @@ func countAll(tap *etcdtest.Tap, method string) *allCalls {
 // The holds are lost, and their holders are told. The waiters go on in the next session, behind
 // waiters that arrived meanwhile. Afterwards all mutexes can be locked.
 func TestClient_LeaseRevoked(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
 	grants := countAll(tap, "LeaseGrant")
@@ -235,6 +236,7 @@ func TestClient_Ticket(t *testing.T) {
 // Another client removes the entry of a waiting Lock, but the session lives: Lock fails and
 // does not queue up again. The client asks until etcd answers whether the session is lost.
 func TestClient_EntryRemoved(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	tap := etcdtest.NewTap()
 	grants := countAll(tap, "LeaseGrant")
@@ -313,6 +315,7 @@ func TestClient_RevokesTheLostLease(t *testing.T) {
 // Calls that wait for a session share one. A call that gives up, or a grant that fails, does
 // not affect the others.
 func TestClient_OneGrantForAll(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)
@@ -342,6 +345,7 @@ func TestClient_OneGrantForAll(t *testing.T) {
 }
 
 func TestClient_Close(t *testing.T) {
+	t.Parallel()
 	own := etcdtest.Start(t)
 	tap := etcdtest.NewTap()
 	c := own.Client(t, tap)

@@ -248,6 +248,7 @@ func TestElector_LeadFails(t *testing.T) {
 // When a term is lost, lead's ctx ends with the cause. Run goes on, whether lead returns an
 // error or not.
 func TestElector_Lost(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	name := lockName(t)
 	var mu sync.Mutex
@@ -618,6 +619,15 @@ func TestElector_ObserveThroughFaults(t *testing.T) {
 	t.Logf("shown: %d of %d leaders, and %d times no leader in between", leaders, rounds+1, nones)
 }
 
+// closeBeside closes the clients of electors beside each other: without etcd each takes seconds.
+func closeBeside(electors ...*candidate) {
+	var closed sync.WaitGroup
+	for _, e := range electors {
+		closed.Go(func() { _ = e.client.Close() })
+	}
+	closed.Wait()
+}
+
 // The elector must resign while etcd does not answer: Run returns when the lease must have
 // expired.
 func TestElector_ResignWithoutEtcd(t *testing.T) {
@@ -633,6 +643,7 @@ func TestElector_ResignWithoutEtcd(t *testing.T) {
 	require.ErrorIs(t, b.result(t), context.Canceled)
 	term.returns(nil)
 	require.ErrorIs(t, a.result(t), context.Canceled, "the term must not be lost before Run returns")
+	closeBeside(a, b)
 }
 
 // lead returns by itself during an outage, before its term is lost. Run returns too, although
@@ -640,7 +651,7 @@ func TestElector_ResignWithoutEtcd(t *testing.T) {
 func TestElector_LeadReturnsWithoutEtcd(t *testing.T) {
 	t.Parallel()
 	own := etcdtest.Start(t)
-	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(10*time.Second)))
+	a := runElector(t, newElector(t, own.Client(t), "a", WithTTL(5*time.Second)))
 	term := a.leads(t)
 	own.Member(0).Kill()
 	failed := errors.New("failed")
@@ -698,6 +709,7 @@ func TestElector_OfASession(t *testing.T) {
 
 // Elections of etcd's own package are seen with their values, and see those of Raw.
 func TestElector_BesideConcurrency(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	name := lockName(t) + "/"
 	theirs, err := concurrency.NewSession(c)

@@ -159,6 +159,7 @@ func TestDowngrade(t *testing.T) {
 // A writer that waits for another writer goes on waiting after that one's downgrade, also if it
 // was the next in the queue and nothing else was in the queue.
 func TestDowngrade_NextWriterWaitsOn(t *testing.T) {
+	t.Parallel()
 	for range 20 {
 		name := lockName(t)
 		c := cluster.Client(t)

@@ -708,6 +708,7 @@ func TestRequests_HoldContext(t *testing.T) {
 // Waits that last cost one read more, for all of a session's for a name. It is no part of how a queue is judged:
 // any member answers it as it is.
 func TestRequests_Whom(t *testing.T) {
+	t.Parallel()
 	name := lockName(t)
 	h := mustLock(t, newTestSession(t, cluster.Client(t), WithOwner("web1 report[4242]")), name)
 	c, w := wiredClient(t, cluster)

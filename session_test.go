@@ -669,6 +669,7 @@ func TestSession_LeavesARawEntryToAdopt(t *testing.T) {
 
 // A Try takes no entry that waits for its own, not even if it can't tell the two apart.
 func TestSession_RawTryPassesNobody_I1(t *testing.T) {
+	t.Parallel()
 	for what, tc := range map[string]struct{ ambiguous, late bool }{
 		"first attempt": {}, "repeated": {ambiguous: true},
 		"late, first attempt": {late: true}, "late, repeated": {ambiguous: true, late: true},

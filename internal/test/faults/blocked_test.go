@@ -35,54 +35,58 @@ func (b blocking) hooks() *etcdlock.Hooks {
 	}
 }
 
-// The log's reader stalls, or the hooks hang, from the first session on. That holds up no call and no renewal, also
-// through an outage, and costs no session. Close returns in its time.
-func TestFault_J12_LogAndHooksBlock(t *testing.T) {
+// The log's reader stalls from the first session on.
+func TestFault_J12_LogBlocks(t *testing.T) {
 	t.Parallel()
-	for what, option := range map[string]func(blocking) etcdlock.Option{
-		"log":   func(b blocking) etcdlock.Option { return etcdlock.WithLogger(slog.New(slog.NewTextHandler(b, nil))) },
-		"hooks": func(b blocking) etcdlock.Option { return etcdlock.WithHooks(b.hooks()) },
-	} {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			b := make(blocking)
-			defer close(b)
-			p := cluster.Proxy(t)
-			c := cluster.Client(t, p)
-			locks := etcdlock.New(c, option(b), etcdlock.WithTTL(10*time.Second))
-			name := harness.LockName(t)
-			h, err := locks.Mutex(name).Lock(harness.Ctx(t))
-			require.NoError(t, err)
-			h.Done()
-			ctx, cancel := context.WithTimeout(harness.Ctx(t), 100*time.Millisecond)
-			defer cancel()
-			waits := harness.Async(func() error { _, err := locks.Mutex(name).Lock(ctx); return err })
-			require.ErrorIs(t, harness.Result(t, waits), context.DeadlineExceeded)
+	blocks(t, func(b blocking) etcdlock.Option { return etcdlock.WithLogger(slog.New(slog.NewTextHandler(b, nil))) })
+}
 
-			// An outage, which is logged, and then renewals for a TTL and more. The last renewal before it is fresh.
-			require.NoError(t, h.Session().Refresh(harness.Ctx(t)))
-			p.Refuse()
-			p.Reset()
-			was := h.Deadline()
-			harness.Elapse(3 * time.Second)
-			p.Accept()
-			require.Eventually(t, func() bool { return h.Deadline().After(was.Add(12 * time.Second)) }, harness.Hang, harness.Tick)
-			require.NoError(t, h.Err(), "the session must live")
-			require.NoError(t, h.Unlock(harness.Ctx(t)))
-			// A session that is lost, and the next one.
-			h, err = locks.Mutex(name).Lock(harness.Ctx(t))
-			require.NoError(t, err)
-			_, err = cluster.Client(t).Revoke(harness.Ctx(t), h.Session().Lease())
-			require.NoError(t, err)
-			<-h.Done()
-			h, err = locks.Mutex(name).Lock(harness.Ctx(t))
-			require.NoError(t, err)
-			require.True(t, h.Valid())
-			closes := harness.Async(locks.Close)
-			require.ErrorContains(t, harness.Result(t, closes), "a hook or the log blocks")
-			require.Empty(t, harness.Entries(t, cluster.Client(t), name), "Close must have revoked the lease")
-		})
-	}
+// So do the hooks.
+func TestFault_J12_HooksBlock(t *testing.T) {
+	t.Parallel()
+	blocks(t, func(b blocking) etcdlock.Option { return etcdlock.WithHooks(b.hooks()) })
+}
+
+// blocks requires that what stalls holds up no call and no renewal, also through an outage, and costs no session. Close
+// returns in its time.
+func blocks(t *testing.T, option func(blocking) etcdlock.Option) {
+	t.Helper()
+	b := make(blocking)
+	defer close(b)
+	p := cluster.Proxy(t)
+	c := cluster.Client(t, p)
+	locks := etcdlock.New(c, option(b), etcdlock.WithTTL(10*time.Second))
+	name := harness.LockName(t)
+	h, err := locks.Mutex(name).Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	h.Done()
+	ctx, cancel := context.WithTimeout(harness.Ctx(t), 100*time.Millisecond)
+	defer cancel()
+	waits := harness.Async(func() error { _, err := locks.Mutex(name).Lock(ctx); return err })
+	require.ErrorIs(t, harness.Result(t, waits), context.DeadlineExceeded)
+
+	// An outage, which is logged, and then renewals for a TTL and more. The last renewal before it is fresh.
+	require.NoError(t, h.Session().Refresh(harness.Ctx(t)))
+	p.Refuse()
+	p.Reset()
+	was := h.Deadline()
+	harness.Elapse(3 * time.Second)
+	p.Accept()
+	require.Eventually(t, func() bool { return h.Deadline().After(was.Add(12 * time.Second)) }, harness.Hang, harness.Tick)
+	require.NoError(t, h.Err(), "the session must live")
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	// A session that is lost, and the next one.
+	h, err = locks.Mutex(name).Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	_, err = cluster.Client(t).Revoke(harness.Ctx(t), h.Session().Lease())
+	require.NoError(t, err)
+	<-h.Done()
+	h, err = locks.Mutex(name).Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	require.True(t, h.Valid())
+	closes := harness.Async(locks.Close)
+	require.ErrorContains(t, harness.Result(t, closes), "a hook or the log blocks")
+	require.Empty(t, harness.Entries(t, cluster.Client(t), name), "Close must have revoked the lease")
 }
 
 // A SessionUp hook takes a lock of its Client, which has a session by then, and does not wait for itself. What it does

@@ -109,7 +109,7 @@ func TestFault_F11_RenewalsAreFew(t *testing.T) {
 	t.Parallel()
 	tap := etcdtest.NewTap()
 	began := time.Now()
-	s := newSession(t, cluster.Client(t, tap), etcdlock.WithTTL(9*time.Second))
+	s := newSession(t, cluster.Client(t, tap), etcdlock.WithTTL(6*time.Second))
 	if n := tap.Calls("LeaseKeepAlive"); time.Since(began) < s.TTL()/3 { // else the machine has stalled
 		require.Zero(t, n)
 	}

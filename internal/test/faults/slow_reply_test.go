@@ -36,6 +36,7 @@ func remove(t *testing.T, key string) {
 
 // A hold that somebody removed was lost, and Unlock says so. One that was there was not.
 func TestFault_J11_UnlockSlowly(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read"} {
 		for _, lost := range []bool{false, true} {
 			t.Run(kind+map[bool]string{true: " lost"}[lost], func(t *testing.T) {
@@ -77,6 +78,7 @@ func TestFault_J11_OneReplyIsLost(t *testing.T) {
 
 // Of several that are removed by one request, those that were lost are lost, and the others are not.
 func TestFault_J11_SomeOfManySlowly(t *testing.T) {
+	t.Parallel()
 	tap := etcdtest.NewTap()
 	s := newSession(t, cluster.Client(t, tap))
 	name := harness.LockName(t)
