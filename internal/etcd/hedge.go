@@ -13,14 +13,9 @@ import (
 // its time limit: the client's balancer goes round, whether a member answers or not. So a
 // request that takes long is sent again beside the first, to whichever member is next.
 
-const (
-	// hedgeMin is many times what etcd needs to commit. A few of it fit into the two seconds in
-	// which a lock is to go from hand to hand.
-	hedgeMin = 300 * time.Millisecond
-	// maxHedges is how many further calls one attempt makes: where many use the client, the next
-	// call may meet the same member.
-	maxHedges = 2
-)
+// maxHedges is how many further calls one attempt makes: where many use the client, the next
+// call may meet the same member.
+const maxHedges = 2
 
 // race makes a call of r.op, and after each time of late once more, up to more times. With the first answer,
 // or at limit, it ends all calls. several says that there was more than one call.
@@ -174,7 +169,7 @@ func (p *pace) took(d time.Duration) {
 const never = 1 << 60
 
 // late is when to send a request again. It is later where etcd is far away.
-func (p *pace) late() time.Duration { return max(hedgeMin, 4*time.Duration(p.Load())) }
+func (p *pace) late() time.Duration { return max(HedgeMin, hedgeTimes*time.Duration(p.Load())) }
 
 // Late is after what time the client sends a request again.
 func (c *Client) Late() time.Duration { return c.pace.late() }

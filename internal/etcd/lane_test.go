@@ -34,7 +34,7 @@ func TestLane_UsedAgain(t *testing.T) {
 		}
 		first := request(t.Context(), time.Millisecond)
 		require.Equal(t, first, request(context.Background(), time.Millisecond))
-		require.Equal(t, first, request(t.Context(), hedgeMin-1))
+		require.Equal(t, first, request(t.Context(), HedgeMin-1))
 
 		late := request(t.Context(), time.Hour, time.Millisecond)
 		require.Equal(t, first, late)

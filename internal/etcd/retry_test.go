@@ -117,7 +117,7 @@ func TestDo_Pace(t *testing.T) {
 			})
 			require.NoError(t, err)
 		}
-		require.Equal(t, hedgeMin, c.pace.late())
+		require.Equal(t, HedgeMin, c.pace.late())
 		for range 20 {
 			answer(200*time.Millisecond, false)
 		}
@@ -125,7 +125,7 @@ func TestDo_Pace(t *testing.T) {
 		for range 20 {
 			answer(time.Millisecond, true)
 		}
-		require.Equal(t, hedgeMin, c.pace.late())
+		require.Equal(t, HedgeMin, c.pace.late())
 	})
 }
 

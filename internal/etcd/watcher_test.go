@@ -233,7 +233,7 @@ func (m *mute) Watch(ctx context.Context, key string, opts ...clientv3.OpOption)
 // A stream that has never answered is asked by one more watch whether it lives, but not before an answer is late.
 func TestProbe_OpensNothingEarly(t *testing.T) {
 	for _, c := range []struct{ answer, late time.Duration }{
-		{AttemptMin / 100, hedgeMin},
+		{AttemptMin / 100, HedgeMin},
 		{AttemptMin / 2, 2 * AttemptMin},
 	} {
 		synctest.Test(t, func(t *testing.T) {

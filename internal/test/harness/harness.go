@@ -17,6 +17,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
@@ -70,8 +71,8 @@ func Stopwatch() (stop func() time.Duration) {
 	}
 }
 
-// Quick reports that no request since then was sent again beside itself: see hedgeMin of internal/etcd.
-func Quick(began time.Time) bool { return time.Since(began) < 300*time.Millisecond }
+// Quick reports that no request since then was sent again beside itself.
+func Quick(began time.Time) bool { return time.Since(began) < etcd.HedgeMin }
 
 // RequireTold requires that a holder is told in time, and returns how long that took, by a Stopwatch.
 func RequireTold(t testing.TB, done <-chan struct{}, says ...any) time.Duration {
