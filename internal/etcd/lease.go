@@ -32,6 +32,17 @@ func (c *Client) GrantOnce(ctx context.Context, id clientv3.LeaseID, seconds int
 	return id, resp.GetTTL(), RequestError(ctx, err)
 }
 
+// RevokeOnce asks once to revoke a lease. Unlike the client's own Revoke it does not repeat the request 40 times a second
+// while what answers in etcd's place says that etcd is unavailable.
+func (c *Client) RevokeOnce(ctx context.Context, id clientv3.LeaseID) error {
+	if !c.hasConnection() {
+		_, err := c.Revoke(ctx, id)
+		return err
+	}
+	_, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseRevoke(ctx, &pb.LeaseRevokeRequest{ID: int64(id)})
+	return RequestError(ctx, err)
+}
+
 // renewInProcess asks once to renew a lease where etcd runs in this process.
 func (c *Client) renewInProcess(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
 	before := c.shown.revision.Load()

@@ -50,7 +50,7 @@ func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseExist):
 			l.ID, err = newID(), errTaken
-		case errors.Is(err, etcd.ErrNotSent), etcd.Refused(err):
+		case errors.Is(err, etcd.ErrNotSent), etcd.Refused(err), err != nil && etcd.NotCarriedOut(err):
 		case err == nil && time.Now().Before(trustedUntil(sent, granted)):
 			l.ID = id
 			l.Record(sent, granted)
@@ -128,53 +128,4 @@ func (l *Lease) Confirm(ctx context.Context) {
 	default:
 		l.confirmedAt = asked
 	}
-}
-
-// revoke revokes a lease. found says whether it was there.
-func (l *Lease) revoke(ctx context.Context, id clientv3.LeaseID) (found bool, err error) {
-	found, _, err = etcd.Do(ctx, l.Client, etcd.Policy{}, func(ctx context.Context) (bool, error) {
-		_, err := l.Client.Revoke(ctx, id)
-		if errors.Is(err, rpctypes.ErrLeaseNotFound) {
-			return false, nil
-		}
-		return true, err
-	})
-	return found, err
-}
-
-const (
-	lateFirst = 50 * time.Millisecond
-	lateMax   = 5 * time.Second
-	// A request for a lease that was given up may still be carried out for lateFor: three times as long as etcd lets a
-	// request live. Close waits only lateClosing for such a lease.
-	lateFor     = 20 * time.Second
-	lateClosing = time.Second
-)
-
-// revokeLate revokes, in the background, a lease that an unanswered request may have granted, or may yet grant. The request
-// may still be on its way, so revokeLate asks again and again until it has found the lease.
-func (l *Lease) revokeLate(id clientv3.LeaseID) {
-	// The lease may be granted at the end of lateFor, and lives no longer than a TTL by itself.
-	began, most := time.Now(), lateFor+l.TTL
-	l.Go(func(context.Context) {
-		ctx, cancel := context.WithTimeout(l.Client.Ctx(), most)
-		defer cancel()
-		closing := l.closing
-		for delay, until := lateFirst, began.Add(lateFor); ; delay = min(4*delay, lateMax) {
-			found, err := l.revoke(ctx, id)
-			left := time.Until(until)
-			if found || err != nil || left <= 0 {
-				return
-			}
-			pause := time.NewTimer(min(delay, left))
-			select {
-			case <-pause.C:
-			case <-closing:
-				closing, until = nil, began.Add(lateClosing)
-				delay = lateFirst
-			case <-ctx.Done():
-			}
-			pause.Stop()
-		}
-	})
 }

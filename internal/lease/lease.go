@@ -75,6 +75,12 @@ type Lease struct {
 	manyKeys  sync.Once
 	expiry    *time.Timer
 	endReason string // why Ctx has ended
+	// lates are the leases that revokeLates revokes, which is at work if revokesLate. lateCame tells it of another one.
+	lates       []late
+	revokesLate bool
+	lateCame    chan struct{}
+	// doubted has a value when Valid has found that the wall clock alone has passed the deadline, for Run.
+	doubted chan struct{}
 
 	// wg counts the goroutines of Run and Go. All of them end with Ctx or Gone.
 	wg sync.WaitGroup
@@ -89,6 +95,8 @@ func New(client *etcd.Client, id clientv3.LeaseID, ttl time.Duration, all *outag
 		closing:     make(chan struct{}),
 		revoked:     make(chan struct{}),
 		confirmTurn: make(chan struct{}, 1),
+		lateCame:    make(chan struct{}, 1),
+		doubted:     make(chan struct{}, 1),
 	}
 	if id == clientv3.NoLease {
 		l.ID = newID()
@@ -139,10 +147,20 @@ func (l *Lease) SetDeadline(t time.Time) {
 }
 
 // Valid reports whether the lease can be vouched for now. It looks at both clocks: the monotonic clock stands still
-// while a machine is suspended, and the wall clock may be set.
+// while a machine is suspended, and the wall clock may be set. If the wall clock alone has passed the deadline, Run asks etcd.
 func (l *Lease) Valid() bool {
 	now, deadline := time.Now(), l.Deadline()
-	return l.Err() == nil && now.Before(deadline) && l.WallClock().Before(deadline.Round(0))
+	if l.Err() != nil || !now.Before(deadline) {
+		return false
+	}
+	if l.WallClock().Before(deadline.Round(0)) {
+		return true
+	}
+	select {
+	case l.doubted <- struct{}{}:
+	default:
+	}
+	return false
 }
 
 // End is the one way for the use of the lease to end. The first cause stays.

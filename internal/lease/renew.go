@@ -61,6 +61,7 @@ func (l *Lease) run() {
 	look := time.NewTicker(lookInterval)
 	defer look.Stop()
 	var asked time.Time // when the last attempt was sent, zero once this attempt has ended or any has succeeded since
+	var tried time.Time // when the last attempt was sent
 	var inFlight []renewal
 	late, gap := 0, l.TTL/6
 	l.mu.Lock()
@@ -81,6 +82,11 @@ func (l *Lease) run() {
 			if stall.Set(!connected); connected && l.Stream() != 0 {
 				look.Stop()
 			}
+		case <-l.doubted:
+			// The machine was suspended, and the lease may be gone. Or a clock was set, and one attempt suffices.
+			if len(inFlight) == 0 && time.Since(tried) >= lookInterval {
+				next.Reset(0)
+			}
 		case <-next.C:
 			if since := time.Since(asked); !asked.IsZero() {
 				l.renewed(since, errNoAnswer)
@@ -90,7 +96,7 @@ func (l *Lease) run() {
 				}
 			}
 			sent := time.Now()
-			asked = sent
+			asked, tried = sent, sent
 			ctx, cancel := context.WithDeadline(l.Ctx, l.Deadline())
 			r := renewal{sent: sent, cancel: cancel}
 			inFlight = append(inFlight, r)

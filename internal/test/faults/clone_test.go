@@ -110,3 +110,23 @@ func TestFault_J14_LateGrantIsRevoked(t *testing.T) {
 	require.NoError(t, late.Send(harness.Ctx(t)))
 	require.Eventually(t, func() bool { return len(harness.Leases(t, c)) == 0 }, harness.Hang, harness.Tick, "the late lease must not live for an hour")
 }
+
+// What stands in etcd's place says for some seconds that etcd is unavailable. Nobody can know of a request for a lease that
+// has this answer whether it was carried out. However many leases may be there, etcd is asked for one after the other.
+func TestFault_J14_NoStormOfRevocations(t *testing.T) {
+	t.Parallel()
+	tap := etcdtest.NewTap()
+	c := cluster.Client(t, tap)
+	away := func(context.Context, *etcdtest.Call) error { return etcdtest.ErrTransport }
+	tap.Every("LeaseGrant", away)
+	tap.Every("LeaseRevoke", away)
+	ctx, cancel := context.WithTimeout(harness.Ctx(t), 5*time.Second)
+	defer cancel()
+	_, err := etcdlock.NewSession(ctx, c)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	asked, revoked := tap.Calls("LeaseGrant"), tap.Calls("LeaseRevoke")
+	require.Greater(t, asked, 1)
+	require.LessOrEqual(t, revoked, 30)
+	tap.Clear()
+	require.Eventually(t, func() bool { return tap.Calls("LeaseRevoke") >= revoked+asked }, harness.Hang, harness.Tick, "each of them is revoked")
+}
