@@ -349,7 +349,9 @@ func TestValue(t *testing.T) {
 	require.Equal(t, []any{`me "too"`, when, []string{"a/b", `"c"`}}, parse(multi, 2))
 	require.Equal(t, []any{`me "too"`, when, []string(nil)}, parse(multi, 1))
 	require.Equal(t, []any{"", time.Time{}, []string(nil)}, parse(`{"names": ["a", "b\n"]}`, 2))
-	for _, others := range []string{"", "x", `{"owner": 7}`, `{"queued": "now"}`} {
+	for _, others := range []string{
+		"", "x", `{"owner": 7}`, `{"queued": "now"}`, `{"addr":"h:1","nonce":"abc"}`, `{"Nonce":"1.2","value":"v"}`, `{"names":["svc","x"]}`,
+	} {
 		require.Equal(t, []any{"", time.Time{}, []string(nil)}, parse(others, 2), others)
 		require.Equal(t, others, ParseValue(others, 2).Published, "what others wrote is what they publish")
 		require.Equal(t, "new", withPublished(others, "new"))

@@ -180,10 +180,14 @@ type Parsed struct {
 }
 
 // ours reports whether the value is an object that Value makes, or has made before there were nonces.
-func (v *Parsed) ours() bool { return v.Nonce != "" || v.Owner != "" && !v.Queued.IsZero() }
+func (v *Parsed) ours() bool {
+	return strings.Contains(v.Nonce, ".") || v.Owner != "" && !v.Queued.IsZero()
+}
 
+// parsed is what an object says that begins as those of Value. What others write may be an object too, with a "nonce" or
+// "names" of its own.
 func parsed(value string) (v Parsed) {
-	if json.Unmarshal([]byte(value), &v) != nil {
+	if !strings.HasPrefix(value, `{"owner":`) || json.Unmarshal([]byte(value), &v) != nil {
 		return Parsed{}
 	}
 	return v
@@ -194,7 +198,7 @@ func parsed(value string) (v Parsed) {
 func ParseValue(value string, limit int) Parsed {
 	v := parsed(value)
 	if !v.ours() {
-		v.Published = value
+		v.Published, v.Names = value, nil
 	}
 	if len(v.Names) > limit || slices.ContainsFunc(v.Names, func(name string) bool { return keyspace.CheckName(name) != nil }) {
 		v.Names = nil
