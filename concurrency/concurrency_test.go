@@ -111,11 +111,30 @@ func TestMutex(t *testing.T) {
 	require.NoError(t, harness.Result(t, theirs))
 	require.False(t, owner())
 	require.Equal(t, "\x00", m.Key())
+	require.Equal(t, got.Kvs[0].CreateRevision, m.Header().Revision, "it stays, as etcd's does")
 	require.NoError(t, old.Close())
 	require.NoError(t, harness.Result(t, ours))
 	runtime.KeepAlive(m)
 	require.NoError(t, other.Unlock(harness.Ctx(t)))
 	require.Equal(t, concurrency.ErrLockReleased, other.Unlock(harness.Ctx(t)))
+}
+
+// A TryLock does not wait for a Lock of the same Mutex that waits.
+func TestMutex_TryLockBesideALock(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	holder, m := concurrency.NewMutex(session(t, c), name), concurrency.NewMutex(session(t, c), name)
+	require.NoError(t, holder.Lock(harness.Ctx(t)))
+	waits := harness.Async(func() error { return m.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 2)
+	require.Equal(t, concurrency.ErrLocked, m.TryLock(harness.Ctx(t)))
+	ended, cancel := context.WithCancel(harness.Ctx(t))
+	cancel()
+	require.Equal(t, context.Canceled, m.TryLock(ended))
+	harness.QueueIs(t, c, name, 2)
+	require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, waits))
+	require.NoError(t, m.TryLock(harness.Ctx(t)), "the Mutex has it")
+	require.NoError(t, m.Unlock(harness.Ctx(t)))
 }
 
 func etcdsSession(t *testing.T, c *clientv3.Client) *etcds.Session {

@@ -30,11 +30,13 @@ type Mutex struct {
 
 // mutexState is what outlives a Mutex that nobody can reach any more.
 type mutexState struct {
-	turn chan struct{} // held by a Lock
+	turn chan struct{} // held by a Lock or TryLock
 
 	mu   sync.Mutex
 	hold *etcdlock.Held
 	key  string
+	// token is that of the last hold, also after its Unlock.
+	token int64
 	// leaving: an Unlock has ended with its ctx, and the release goes on. The next Unlock is its repetition.
 	leaving bool
 }
@@ -49,11 +51,28 @@ func NewMutex(s *Session, pfx string) *Mutex {
 // Lock takes the lock, and waits for it. It returns at once if this Mutex has the lock. When it returns an error, for
 // example since ctx has ended, its entry in the queue is removed in the background. In a session with WithLease it takes up
 // the entry that hangs on the lease, at three requests more if the lock is not free.
-func (m *Mutex) Lock(ctx context.Context) error { return m.acquire(ctx, m.lock) }
+func (m *Mutex) Lock(ctx context.Context) error {
+	select {
+	case m.st.turn <- struct{}{}:
+		return m.acquire(ctx, m.lock)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
 
-// TryLock takes the lock if nobody has it or waits for it, and otherwise returns ErrLocked. In a session with WithLease
-// it takes up the entry that hangs on the lease if that has the lock.
-func (m *Mutex) TryLock(ctx context.Context) error { return m.acquire(ctx, m.try) }
+// TryLock takes the lock if nobody has it or waits for it, and otherwise returns ErrLocked, also while another call of this
+// Mutex waits for the lock. In a session with WithLease it takes up the entry that hangs on the lease if that has the lock.
+func (m *Mutex) TryLock(ctx context.Context) error {
+	select {
+	case m.st.turn <- struct{}{}:
+		return m.acquire(ctx, m.try)
+	default:
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		return ErrLocked
+	}
+}
 
 func (m *Mutex) lock(ctx context.Context) (*etcdlock.Held, error) {
 	if !m.s.adopted {
@@ -89,15 +108,11 @@ func (m *Mutex) try(ctx context.Context) (*etcdlock.Held, error) {
 	return nil, err
 }
 
+// acquire takes the lock by the given way. The caller has the turn, which acquire passes on.
 func (m *Mutex) acquire(ctx context.Context, way func(context.Context) (*etcdlock.Held, error)) error {
 	defer runtime.KeepAlive(m)
 	st := m.st
-	select {
-	case st.turn <- struct{}{}:
-		defer func() { <-st.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
+	defer func() { <-st.turn }()
 	if h := st.held(); h != nil && h.Err() == nil {
 		return nil
 	}
@@ -107,7 +122,7 @@ func (m *Mutex) acquire(ctx context.Context, way func(context.Context) (*etcdloc
 	}
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	st.hold, st.key, st.leaving = h, h.Key(), false
+	st.hold, st.key, st.token, st.leaving = h, h.Key(), h.Token(), false
 	return nil
 }
 
@@ -177,12 +192,14 @@ func (m *Mutex) Key() string {
 }
 
 // Header has the revision at which the entry entered the queue, and nothing else. It grows with each acquisition of the
-// name, so it fences. It is nil before Lock and after Unlock.
+// name, so it fences. It is nil before the first Lock, and stays after Unlock, as in etcd's package.
 func (m *Mutex) Header() *pb.ResponseHeader {
-	if h := m.st.held(); h != nil {
-		return &pb.ResponseHeader{Revision: h.Token()}
+	m.st.mu.Lock()
+	defer m.st.mu.Unlock()
+	if m.st.token == 0 {
+		return nil
 	}
-	return nil
+	return &pb.ResponseHeader{Revision: m.st.token}
 }
 
 // A locker is a Mutex whose goroutines exclude each other.
