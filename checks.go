@@ -82,8 +82,8 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 	}
 	for i, p := range some {
 		if !slices.Contains(queue.Entries(got[i].Kvs), p.Entry) {
-			markAllLost(p.Missing(p.Entry.Key, at), at)
-			_ = acquisitionOf(p.Part).markLost(p.Entry.Key, at)
+			markAllLost(p.Missing(p.Entry.Key, at))
+			_ = acquisitionOf(p.Part).markLost(p.Entry.Key)
 		}
 	}
 	return nil
@@ -94,7 +94,7 @@ func watchesOf(s *Session) *holdwatch.Watches[*waitlist.Part] {
 	return holdwatch.New(holdwatch.Config[*waitlist.Part]{
 		Etcd: s.etcd, Ctx: s.lease.Ctx, Go: s.lease.Go, Outages: &s.lease.Outages, Opened: s.probes.Attend,
 		Rev:     func(p *waitlist.Part) int64 { return acquisitionOf(p).rev },
-		Deleted: func(p *waitlist.Part, key string, at int64) { _ = acquisitionOf(p).markLost(key, at) },
+		Deleted: func(p *waitlist.Part, key string) { _ = acquisitionOf(p).markLost(key) },
 		Verify: func(ctx context.Context, parts []*waitlist.Part, at int64) error {
 			if len(parts) > etcd.Batch { // a watch is open anew
 				return s.checkEntries(ctx)

@@ -39,6 +39,7 @@ type Client struct {
 // The etcd client must stay open for as long as the Client is used.
 func New(client *clientv3.Client, opts ...Option) *Client {
 	c := &Client{etcd: client, config: newConfig(opts)}
+	c.config.client = c
 	c.err = c.config.check(client)
 	if c.config.lease != clientv3.NoLease {
 		c.err = errors.New("WithLease is for NewSession: New grants a lease whenever the last one is lost")
@@ -111,7 +112,6 @@ func (c *Client) grant(ctx context.Context) (_ *Session, left func(closed contex
 	s, err := newSession(ctx, c.etcd, c.config)
 	switch {
 	case err == nil:
-		s.client = c
 		return s, nil, nil
 	case s != nil: // it may have to revoke the lease
 		left = func(closed context.Context) {

@@ -18,7 +18,7 @@ func (h *Held) lend(ctx context.Context, lead bool) (context.Context, *loan.Loan
 }
 
 func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Context, *Held) error) error {
-	if n := l.loanIn(ctx); n != nil {
+	if n := l.loanIn(ctx); n != nil && l.err == nil {
 		switch err := n.Hold.Err(); {
 		case err != nil:
 			return l.wrap(op, err)
@@ -26,6 +26,9 @@ func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Contex
 			return l.wrap(op, ErrWouldDeadlock)
 		}
 		return l.run(ctx, op, n.Hold, fn, ErrLost, ErrNotHeld)
+	}
+	if fn == nil {
+		return l.wrap(op, errors.New("fn is nil"))
 	}
 	h, err := l.lock(ctx, op, m)
 	if err != nil {

@@ -13,15 +13,15 @@
 //
 // # What it guarantees
 //
-//   - One queue per name, ordered by etcd's create revision. Nobody passes anybody: not a Try, not a reader a
-//     writer, not a goroutine of the same session another.
+//   - One queue per name, ordered by etcd's create revision. Nobody passes anybody: no Try passes a waiter, no
+//     reader passes a writer, no goroutine passes another one of its session.
 //   - Of the entries in etcd, never two exclusive ones, nor an exclusive and a shared one, are entitled to the
 //     lock at the same revision.
 //   - A holder learns of its loss. [Held.Context] ends before etcd can give the lock to somebody else because
-//     the lease was not renewed, and within 500 ms if somebody revokes the lease or deletes the entry. That
-//     holds while the process runs, and its clock runs as fast as etcd's, give or take a tenth.
-//   - A ctx that ends ends the call within milliseconds, whether etcd answers or not. After any error but
-//     Unlock's the caller holds nothing and owes nothing; what was left in etcd is removed in the background.
+//     the lease was not renewed, and within 500 ms if somebody revokes the lease or deletes the entry. Both
+//     hold while the process runs, and while its clock runs as fast as etcd's, give or take a tenth.
+//   - A ctx that ends ends the call within milliseconds, whether etcd answers or not. After an error of
+//     Lock, Try or Enqueue the caller holds nothing and owes nothing; what was left in etcd is removed in the background.
 //   - Leader changes, compaction, lost replies, and members that are stopped, hang or are cut off cost time
 //     and not the place in the queue.
 //
@@ -79,7 +79,7 @@
 // # When something fails
 //
 //	what happens                         what the caller sees
-//	ctx ends in Lock                     ctx's error at once; the entry is removed behind
+//	ctx ends in Lock                     ctx's error at once; the entry is removed in the background
 //	reply lost, leader changes           nothing: the request is repeated
 //	etcd away, shorter than the TTL      waiting goes on; the hold stays
 //	etcd away, longer                    Done at the deadline: ErrLost, ErrSessionExpired; a Lock of New waits on

@@ -52,8 +52,8 @@ func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	if s == nil {
 		return &Elector{name: name, err: errNilSession}
 	}
-	c := New(s.Client(), WithLogger(s.log))
-	c.config.slash = s.slashes
+	c := New(s.Client())
+	c.config.log, c.config.slash = s.log, s.slashes
 	e := c.Elector(name, opts...)
 	e.from = s
 	return e

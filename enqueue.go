@@ -131,7 +131,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 			return err
 		}
 		if resp.Succeeded {
-			a.enter(resp.At, resp.Responses[:len(resp.Responses)-len(keys)]...) // without those to the writes
+			a.enter(resp.At, resp.At, resp.Responses[:len(resp.Responses)-len(keys)]...) // without those to the writes
 			return nil
 		}
 		// This is seldom needed: an Else in the txn would make each uncontended cycle 0.9 % longer.
@@ -141,7 +141,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 			return a.s.lease.Translate(err)
 		}
 		if rev := a.ownRev(there); rev != 0 {
-			a.enter(rev)
+			a.enter(rev, rev)
 			return nil
 		}
 		a.s.keys.Skip(keys, there) // somebody else has them
@@ -162,9 +162,10 @@ func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
 	return kvs[0].CreateRevision
 }
 
-// enter takes note that the acquisition is in the queue, at revision rev. replies say, for each part, what its txn showed
-// before it wrote the keys: a nil reply, that no key was there. Without replies the lists do not know what is before it.
-func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
+// enter takes note that the acquisition is in the queue, at revision rev. replies say, for each part, what a request showed at
+// revision at, mostly the txn before it wrote the keys: a nil reply, that no key was there. Without replies the lists do not
+// know what is before it.
+func (a *acquisition) enter(rev, at int64, replies ...*pb.ResponseOp) {
 	a.mu.Lock()
 	a.rev = rev
 	var gone []*waitlist.Part
@@ -172,13 +173,13 @@ func (a *acquisition) enter(rev int64, replies ...*pb.ResponseOp) {
 		p := &a.parts()[i]
 		var seen *waitlist.Listing
 		if len(replies) > 0 {
-			shown := waitlist.Shown(rev, replies[i].GetResponseRange(), p.mode != readMode)
+			shown := waitlist.Shown(at, rev, replies[i].GetResponseRange(), p.mode != readMode)
 			seen = &shown
 		}
 		a.acquiring.behind = a.acquiring.behind || !seen.Clear(p.name, p.mode.kind())
 		gone = append(gone, p.Enqueued(rev, seen)...)
 	}
 	a.mu.Unlock()
-	markAllLost(gone, rev)
+	markAllLost(gone)
 	a.s.keys.Entered()
 }

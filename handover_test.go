@@ -511,7 +511,7 @@ func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {
 	} {
 		for how, end := range map[string]func(st *stage, h *Held){
 			"session": func(st *stage, _ *Held) { st.s.lease.End(ErrSessionExpired, "test") },
-			"hold":    func(st *stage, h *Held) { require.ErrorIs(st, h.markLost(h.Key(), st.f.Write("y")), ErrLost) },
+			"hold":    func(st *stage, h *Held) { require.ErrorIs(st, h.markLost(h.Key()), ErrLost) },
 		} {
 			t.Run(what+" with the "+how, func(t *testing.T) {
 				onStage(t, func(st *stage) {
@@ -549,6 +549,33 @@ func (st *stage) offer(h *Held) *removal.Leaving {
 	l, err := h.giveUp()
 	require.NoError(st, err)
 	return l
+}
+
+// The removal of a waiter that is given up waits for no other request of its session: another session may be next behind it.
+func TestAbandon_BesideARequestThatHangs(t *testing.T) {
+	onStage(t, func(st *stage) {
+		others := NewMutex(st.remote(), "a")
+		h := st.lock(others.Lock)
+		ctx, cancel := context.WithCancel(st.Context())
+		ended := make(chan error, 1)
+		go func() {
+			_, err := st.mutex().Lock(ctx)
+			ended <- err
+		}()
+		synctest.Wait()
+		next := st.ticket(others.Enqueue)
+		goOn := st.holdBack()
+		go func() { _, _ = st.mutex().Enqueue(st.Context()) }()
+		synctest.Wait()
+		st.change(func() { st.before = nil }) // what comes now passes it
+		cancel()
+		require.ErrorIs(t, <-ended, context.Canceled)
+		synctest.Wait()
+		require.NoError(t, h.Unlock(st.Context()))
+		h = st.wait(next)
+		goOn()
+		require.NoError(t, h.Unlock(st.Context()))
+	})
 }
 
 // A lock that is taken again at once costs one commit for the release and the acquisition, if the release is not

@@ -71,10 +71,10 @@ func (h *Held) Check(ctx context.Context) error {
 	for {
 		keys := h.Keys()
 		life, stop := h.untilOver()
-		at, err := h.exists(ctx, life, 0, keys...)
+		err := h.exists(ctx, life, keys...)
 		stop()
 		if errors.Is(err, wait.ErrRemoved) {
-			if err = h.markLost(keys[0], at); err == nil {
+			if err = h.markLost(keys[0]); err == nil {
 				continue // downgraded meanwhile
 			}
 		}

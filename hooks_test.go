@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
@@ -218,7 +219,9 @@ func TestHooks_Stories(t *testing.T) {
 				_, err := NewMutex(s, name).Lock(ctx)
 				ended <- err
 			}()
-			require.Eventually(t, func() bool { return slices.Contains(r.stories(), "enqueued") }, hang, tick)
+			require.Eventually(t, func() bool { // the hold's own story begins like that too
+				return slices.Contains(r.stories(), "enqueued") && slices.Contains(r.stories(), "enqueued granted")
+			}, hang, tick)
 			cancel()
 			require.ErrorIs(t, <-ended, context.Canceled)
 			require.NoError(t, h.Unlock(testCtx(t)))
@@ -360,6 +363,43 @@ func revoke(t testing.TB, s *Session) {
 	require.NoError(t, err)
 }
 
+// Asked is when the call began, also of a call that had to wait for a session.
+func TestHooks_AskedBeforeTheSession(t *testing.T) {
+	t.Parallel()
+	tap := etcdtest.NewTap()
+	granted := make(chan GrantedInfo, 1)
+	locks := New(cluster.Client(t, tap), WithHooks(&Hooks{Granted: func(_ context.Context, i GrantedInfo) { granted <- i }}))
+	t.Cleanup(func() { _ = locks.Close() })
+	var began time.Time
+	tap.Next("LeaseGrant", func(ctx context.Context, call *etcdtest.Call) error {
+		began = time.Now()
+		return call.Send(ctx)
+	})
+	h, err := locks.Mutex(lockName(t)).Lock(testCtx(t))
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(testCtx(t)))
+	i := <-granted
+	require.False(t, i.Asked.After(began), "the call began before it asked for a lease")
+	require.Equal(t, i.Granted.Sub(i.Asked), i.Wait)
+}
+
+// A hook may use the session from SessionUp on.
+func TestHooks_UseTheSessionAtOnce(t *testing.T) {
+	t.Parallel()
+	used := make(chan error, 1)
+	var locks *Client
+	locks = New(cluster.Client(t), WithHooks(&Hooks{SessionUp: func(i SessionUpInfo) {
+		ctx, cancel := context.WithTimeout(context.Background(), hang)
+		defer cancel()
+		used <- errors.Join(i.Session.Refresh(ctx), NewMutex(i.Session, "up").Do(ctx, func(ctx context.Context, _ *Held) error {
+			return locks.Mutex("up").Do(ctx, func(context.Context, *Held) error { return nil })
+		}))
+	}}))
+	t.Cleanup(func() { _ = locks.Close() })
+	require.NoError(t, locks.Ready(testCtx(t)))
+	require.NoError(t, <-used)
+}
+
 // A session reports its beginning, its renewals and its end. When Close has returned, all
 // hooks have been called.
 func TestHooks_Session(t *testing.T) {
@@ -422,12 +462,13 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 			r := &recorder{}
 			s.hooks = []*Hooks{r.hooks()}
 			l := newLock(s, "a")
-			h := l.acquisition(t.Context(), s, mutexMode)
+			h, err := l.start(t.Context(), mutexMode, time.Now(), nil)
+			require.NoError(t, err)
 			require.NoError(t, h.join(t.Context()))
 			require.NoError(t, h.wait(t.Context()))
 			lose(f, s, h)
 			synctest.Wait()
-			_, err := h.conclude(nil)
+			_, err = h.conclude(nil)
 			require.NoError(t, err)
 			synctest.Wait()
 			require.ErrorIs(t, h.Err(), ErrLost)
@@ -447,14 +488,15 @@ func TestHooks_EndedBeforeTheGrant(t *testing.T) {
 		r := &recorder{}
 		s.hooks = []*Hooks{r.hooks()}
 		l := newLock(s, "a")
-		h := l.acquisition(t.Context(), s, mutexMode)
+		h, err := l.start(t.Context(), mutexMode, time.Now(), nil)
+		require.NoError(t, err)
 		require.NoError(t, h.join(t.Context()))
 		s.lease.End(ErrSessionExpired, "test")
 		s.sessionEnded("test", nil)
 		h.mu.Lock()
 		h.transition(held)
 		h.mu.Unlock()
-		_, err := h.conclude(nil)
+		_, err = h.conclude(nil)
 		require.NoError(t, err)
 		synctest.Wait()
 		require.Equal(t, []string{"enqueued granted lost:expired"}, r.stories())
@@ -618,7 +660,7 @@ func playedHold(s *Session) *Held {
 
 // playHooks is all work for hooks during a Lock and its Unlock.
 func (h *Held) playHooks(ctx context.Context) {
-	h.acquiring.trace = h.s.newTrace(ctx, mutexNamed, false)
+	h.acquiring.trace = h.s.newTrace(ctx, mutexNamed, false, time.Now())
 	h.notifyEnqueued()
 	h.notifyGranted()
 	h.mu.Lock()

@@ -231,16 +231,12 @@ func newQueue(s *queue.Snapshot) Queue {
 // ErrNotFound says that it was gone already: released, broken or expired. If a reply was lost, and the request
 // repeated, nobody can tell who removed the entry, and Break returns nil.
 func (c *Client) Break(ctx context.Context, e Entry) error {
-	return wrap("break an entry of", e.Name, c.breakEntry(ctx, e))
-}
-
-func (c *Client) breakEntry(ctx context.Context, e Entry) error {
-	if err := c.checkLook(e.Name); err != nil {
-		return err
+	err, found := c.checkLook(e.Name), true
+	if err == nil {
+		found, err = removal.RemoveAny(ctx, etcd.NewClient(c.etcd), e.Name, e.Token, e.Key, e.SharedKey)
 	}
-	found, err := removal.RemoveAny(ctx, etcd.NewClient(c.etcd), e.Name, e.Token, e.Key, e.SharedKey)
 	if err == nil && !found {
 		err = fmt.Errorf("%w: %s with token %d", ErrNotFound, e.Key, e.Token)
 	}
-	return err
+	return wrap("break an entry of", e.Name, err)
 }

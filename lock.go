@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
@@ -46,8 +47,8 @@ func (l *lock) enqueue(ctx context.Context, op string, m mode) (*Ticket, error) 
 // acquire takes the lock by the given way in a session of its source, and again in the next one if the source says
 // that only the session failed. Under a ctx of Do that holds the lock already, it returns errNested.
 func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested error, way func(context.Context, *Held) (T, error)) (got T, err error) {
-	for {
-		h, err := l.start(ctx, m, errNested)
+	for asked := time.Now(); ; {
+		h, err := l.start(ctx, m, asked, errNested)
 		if err == nil {
 			got, err = way(ctx, h)
 		}
@@ -61,14 +62,15 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested e
 }
 
 // start makes an acquisition, unless there is a reason not to begin an acquisition.
-func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error) {
+func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested error) (*Held, error) {
+	nested := l.loanIn(ctx)
 	switch {
 	case l.err != nil:
 		return nil, l.err
 	case l.from == nil:
 		return nil, errors.New("the lock was not made by a Client, or with NewMutex, NewRWMutex or NewMulti")
-	case l.loanIn(ctx) != nil:
-		return nil, errNested
+	case nested != nil:
+		return nil, cmp.Or(nested.Hold.Err(), errNested) // after a loss nobody of this process has the lock
 	}
 	s, err := l.from.session(ctx)
 	if err == nil && ctx.Err() != nil {
@@ -77,20 +79,16 @@ func (l *lock) start(ctx context.Context, m mode, errNested error) (*Held, error
 	if err != nil {
 		return nil, err
 	}
-	return l.acquisition(ctx, s, m), nil
+	parts := l.parts
+	if parts == nil {
+		parts = []Part{{l.names[0], m}}
+	}
+	return newAcquisition(s, l.parts != nil, parts, acquiring{trace: s.newTrace(ctx, parts, l.elect, asked), published: l.published}), nil
 }
 
 // loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
 func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
 	return loan.In(ctx, any(l.from), l.names, func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
-}
-
-func (l *lock) acquisition(ctx context.Context, s *Session, m mode) *Held {
-	parts := l.parts
-	if parts == nil {
-		parts = []Part{{l.names[0], m}}
-	}
-	return newAcquisition(s, l.parts != nil, parts, acquiring{trace: s.newTrace(ctx, parts, l.elect), published: l.published})
 }
 
 // newAcquisition makes an acquisition of these names.
@@ -164,7 +162,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		}
 		names = append(names, Part{p.Name, m})
 	}
-	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, h.trace() != nil && h.trace().elector)})
+	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, h.trace() != nil && h.trace().elector, time.Now())})
 	var seen []*pb.ResponseOp // of an entry that has the lock, one for each part: nothing is before it
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)
@@ -175,7 +173,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
 	h.fenced, h.ambiguous = true, true
 	h.enlist()
-	h.enter(a.Rev, seen...)
+	h.enter(a.Rev, a.At, seen...)
 	h.notifyEnqueued()
 	if a.Holds && s.lease.Valid() { // then nothing is to wait for
 		ctx = context.WithoutCancel(ctx)

@@ -76,13 +76,13 @@ func (a *acquisition) checkSessionLocked() {
 	}
 }
 
-// markLost ends the hold since its entry was not in etcd under key at revision at, and returns the hold's error: nil
+// markLost ends the hold since its entry was not in etcd under key, and returns the hold's error: nil
 // if Downgrade has given the hold another key meanwhile.
-func (a *acquisition) markLost(key string, at int64) error {
+func (a *acquisition) markLost(key string) error {
 	a.mu.Lock()
 	defer a.unlockAndNotify()
 	if len(a.parts()) > 1 || key == a.parts()[0].Key() {
-		a.markLostLocked(at)
+		a.markLostLocked()
 	}
 	return a.causeLocked()
 }
@@ -90,7 +90,7 @@ func (a *acquisition) markLost(key string, at int64) error {
 // markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the lease, within
 // confirmTimeout: the cause must say whether it was the lease that took the key. What is left of the acquisition is
 // removed. The caller holds a.mu.
-func (a *acquisition) markLostLocked(at int64) {
+func (a *acquisition) markLostLocked() {
 	if a.checkSessionLocked(); a.state != held || !a.transition(lost) {
 		return // after the end of the session nothing is removed: after Orphan it may be the successor's
 	}
@@ -102,26 +102,25 @@ func (a *acquisition) markLostLocked(at int64) {
 		a.mu.Lock()
 		a.finishHoldLocked()
 		a.unlockAndNotify()
-		a.discard(nil, false)
+		a.discard(nil, true)
 	})
 	if !a.askingLease {
 		a.finishHoldLocked()
 	}
 }
 
-// exists returns wait.ErrRemoved unless the acquisition is in etcd under these keys, at revision at or, with 0, at present.
-// seen is the revision at which that is so.
-func (a *acquisition) exists(ctx, life context.Context, at int64, keys ...string) (seen int64, err error) {
-	got, seen, err := a.s.lease.Read(ctx, life, at, etcd.ReadKeys(keys)...)
+// exists returns wait.ErrRemoved unless the acquisition is in etcd under these keys at present.
+func (a *acquisition) exists(ctx, life context.Context, keys ...string) error {
+	got, _, err := a.s.lease.Read(ctx, life, 0, etcd.ReadKeys(keys)...)
 	if err != nil {
-		return seen, err
+		return err
 	}
 	for i, key := range keys {
 		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: a.rev}) {
-			return seen, wait.ErrRemoved
+			return wait.ErrRemoved
 		}
 	}
-	return seen, nil
+	return nil
 }
 
 // watchLocked has the hold looked after, each part of a Multi by itself. The caller holds a.mu.
@@ -169,12 +168,12 @@ func (a *acquisition) excludes(p *part, kind keyspace.Kind) bool {
 	return kind != keyspace.Foreign && queue.Blocks(p.mode.kind(), kind)
 }
 
-// markAllLost ends the holds whose entries were not in etcd at revision at.
-func markAllLost(parts []*waitlist.Part, at int64) {
+// markAllLost ends the holds whose entries were not in etcd.
+func markAllLost(parts []*waitlist.Part) {
 	for _, p := range parts {
 		a := acquisitionOf(p)
 		a.mu.Lock()
-		a.markLostLocked(at)
+		a.markLostLocked()
 		a.unlockAndNotify()
 	}
 }

@@ -223,7 +223,7 @@ func TestHeld_ContextWhileTheLossIsConfirmed(t *testing.T) {
 			return 0, nil
 		}
 		f.Remove(h.Key())
-		require.ErrorIs(t, h.markLost(h.Key(), f.Write("x")), ErrLost) // as the watch of its wait does
+		require.ErrorIs(t, h.markLost(h.Key()), ErrLost) // as the watch of its wait does
 		synctest.Wait()
 		require.ErrorIs(t, context.Cause(ctx), ErrSessionExpired)
 		require.Equal(t, h.Err(), context.Cause(ctx))
@@ -236,7 +236,7 @@ func TestHeld_ContextAfterTheLoss(t *testing.T) {
 		h, err := NewMutex(s, "a").Lock(t.Context())
 		require.NoError(t, err)
 		f.Remove(h.Key())
-		require.ErrorIs(t, h.markLost(h.Key(), f.Write("x")), ErrLost)
+		require.ErrorIs(t, h.markLost(h.Key()), ErrLost)
 		synctest.Wait()
 		require.Equal(t, ErrLost, context.Cause(h.Context()))
 	})

@@ -61,8 +61,8 @@ func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
 // Client, or session of that Client, runs its fn at once, inside the hold; Lock and Enqueue return ErrWouldDeadlock
 // there, TryLock ErrLocked. So goroutines that call Do with that ctx do not exclude each other: they are in the section
 // together. Such a Do returns ErrNotHeld, joined with its fn's error, if the hold was released before its fn was done,
-// for example since the outer Do has returned. Once the hold is lost it returns ErrLost without calling fn, even if a
-// Client has another session by then. When the outer Do has returned, its ctx is a ctx like any other.
+// for example since the outer Do has returned. Once the hold is lost all of these return ErrLost, and Do does not call fn, even if
+// a Client has another session by then. When the outer Do has returned, its ctx is a ctx like any other.
 func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "do", mutexMode, fn)
 }

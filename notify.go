@@ -13,11 +13,11 @@ import (
 	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
-func (s *Session) newTrace(ctx context.Context, names []Part, elector bool) *trace {
+func (s *Session) newTrace(ctx context.Context, names []Part, elector bool, asked time.Time) *trace {
 	if len(s.hooks) == 0 {
 		return nil
 	}
-	return &trace{ctx: ctx, read: !slices.ContainsFunc(names, func(n Part) bool { return n.mode != readMode }), elector: elector, asked: time.Now()}
+	return &trace{ctx: ctx, read: !slices.ContainsFunc(names, func(n Part) bool { return n.mode != readMode }), elector: elector, asked: asked}
 }
 
 // info is what the hooks are told of an acquisition that nobody changes: its owner does not have it yet, or not

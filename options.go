@@ -36,6 +36,7 @@ type config struct {
 	slash   bool            // see WithTrailingSlash
 	outages *outage.Outages // of all sessions of a Client
 	outbox  *outbox.Outbox  // of all sessions, for log and hooks
+	client  any             // the Client whose sessions they are; nil of NewSession's
 	err     error           // of an option
 }
 

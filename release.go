@@ -24,7 +24,7 @@ const maxLooked = 32
 // now: send the request at once, and do not wait for a request of this name that is under way, since another session may
 // have the lock then, or somebody waits for the removal.
 func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leaving {
-	return a.s.removals.Add(a.parts()[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Owner: (*leaver)(a)})
+	return a.s.removals.Add(a.parts()[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Crowd: a.state == abandoned, Owner: (*leaver)(a)})
 }
 
 // A leaver is an acquisition that is told what becomes of its removal.
@@ -49,7 +49,7 @@ func (l *leaver) Removed(r removal.Result) {
 		i += len(p.Keys())
 	}
 	a.mu.Unlock()
-	markAllLost(gone, r.At)
+	markAllLost(gone)
 	a.settle()
 }
 
@@ -67,7 +67,7 @@ func (h *Held) awaitRemoval(ctx context.Context, l *removal.Leaving) error {
 }
 
 // abandon gives up an acquisition that its caller did not get: whatever of it is in the queue, or comes there late, is
-// removed in the background. now and done are those of discard.
+// removed in the background: at once if another session may be next behind it, or now is true. done is that of discard.
 func (a *acquisition) abandon(cause error, now bool) (done <-chan struct{}) {
 	at := time.Now() // before it is handed over
 	a.mu.Lock()
@@ -75,6 +75,7 @@ func (a *acquisition) abandon(cause error, now bool) (done <-chan struct{}) {
 	var next []queue.Entry
 	if ok {
 		next = a.leaveLocked()
+		now = now || a.awaitedLocked()
 	}
 	a.mu.Unlock()
 	if ok {
@@ -116,19 +117,16 @@ func (a *acquisition) settle() {
 	}
 }
 
-// fencedLocked reports whether those behind the acquisition have to wait until etcd has removed it: a transaction of its
-// holder that compares a key may still be carried out, or nobody knows how much of it is in etcd. The caller holds a.mu.
-func (a *acquisition) fencedLocked() bool {
-	return a.fenced || a.ambiguous
-}
-
 // leaveLocked says that the keys must be removed, which may hand the lock over. next are the entries that the
-// request is to look for. The caller holds a.mu.
+// request looks for. The caller holds a.mu.
+//
+// With a fence those behind wait until etcd has removed the keys: a transaction of the holder may still be carried out, or the
+// outcome of a write of the keys is unknown.
 //
 // A Multi that did not get all of its locks hands none of them over. Those that it had may have been lost, with its
 // lease for example, and that may be why it is given up.
 func (a *acquisition) leaveLocked() (next []queue.Entry) {
-	fence := a.state == released && a.fencedLocked() || a.state == abandoned && len(a.parts()) > 1
+	fence := a.state == released && (a.fenced || a.ambiguous) || a.state == abandoned && len(a.parts()) > 1
 	for p := range a.all() {
 		next = append(next, p.Leave(fence)...)
 		if a.rev == 0 {
@@ -137,6 +135,10 @@ func (a *acquisition) leaveLocked() (next []queue.Entry) {
 	}
 	return next[:min(len(next), maxLooked)]
 }
+
+// awaitedLocked reports whether another session may have the lock as soon as the keys are removed. It can't if another entry of
+// the session has the lock alone now: everybody else waits for that entry. The caller holds a.mu.
+func (a *acquisition) awaitedLocked() bool { return len(a.parts()) > 1 || !a.parts()[0].Covered() }
 
 // Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then
 // it returns ctx's error and the release goes on in the background, until etcd has confirmed it or the lease is gone.
@@ -195,9 +197,7 @@ func (h *Held) giveUp() (*removal.Leaving, error) {
 		return nil, h.causeLocked()
 	}
 	h.endHoldLocked(released)
-	next := h.leaveLocked()
-	// If another entry of the session has the lock alone now, everybody else waits for that entry.
-	now := len(h.parts()) > 1 || !h.parts()[0].Covered()
+	next, now := h.leaveLocked(), h.awaitedLocked()
 	h.unlockAndNotify()
 	l := h.offerRemoval(next, now)
 	if len(next) > 0 {

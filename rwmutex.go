@@ -132,13 +132,13 @@ func (h *Held) runDowngrade(d *removal.Outcome) {
 	case err != nil:
 		err = h.s.lease.Translate(err)
 	case !there || !r.Ambiguous && !r.Removed[0]: // the exclusive entry was not there up to now: others may have been in
-		err = h.markLost(key, r.At)
+		err = h.markLost(key)
 	default:
 		h.mu.Lock()
 		h.downgraded = true
 		gone = p.Downgraded(r.At, r.Sought, r.There)
 		h.mu.Unlock()
 	}
-	markAllLost(gone, r.At)
+	markAllLost(gone)
 	d.End(err)
 }

@@ -44,7 +44,7 @@ type Session struct {
 	hooks    []*Hooks
 	outbox   *outbox.Outbox // calls both
 	story    outbox.Story   // that the hooks are told of it
-	client   source         // the Client whose current session it is, or was; nil of NewSession's
+	client   any            // the Client whose current session it is, or was; nil of NewSession's
 	slashes  bool           // see WithTrailingSlash
 
 	mu    sync.Mutex
@@ -82,8 +82,8 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 		return s, err
 	}
 	s.keys.SetLease(s.lease.ID)
-	s.notifyUp()
 	s.startChecks()
+	s.notifyUp() // a hook may use it from here on
 	s.lease.Run()
 	return s, nil
 }
@@ -91,7 +91,7 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 // makeSession is newSession without requests and goroutines.
 func makeSession(client *clientv3.Client, c config) *Session {
 	s := &Session{
-		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, slashes: c.slash, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
+		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, slashes: c.slash, client: c.client, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
 		lists: make(map[string]*waitlist.List),
 	}
 	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)

@@ -28,7 +28,7 @@ type Ticket struct {
 	mu        sync.Mutex
 	claimed   bool            // Wait has returned the hold
 	cancelled bool            // Cancel came before
-	gone      <-chan struct{} // closed when etcd has confirmed the removal after Cancel; nil if there is none: claimed, failed, session ended
+	gone      <-chan struct{} // closed when etcd has confirmed the removal after Cancel or a failure; nil if there is none: claimed, session ended
 }
 
 // errCancelled is what Wait and Ahead return after Cancel.
@@ -46,11 +46,11 @@ func newTicket(h *Held) (*Ticket, error) {
 		switch {
 		case t.err == nil:
 			h.announce()
-		case ctx.Err() == nil:
-			h.abandon(t.err, false)
 		default:
-			t.err = errCancelled
-			t.gone = h.abandon(t.err, true)
+			if ctx.Err() != nil {
+				t.err = errCancelled
+			}
+			t.gone = h.abandon(t.err, ctx.Err() != nil)
 		}
 	})
 	if !ok {

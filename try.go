@@ -79,7 +79,7 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 		}
 	}
 	if rev != 0 { // if not by this txn, then by one before it, which nothing blocked either
-		a.enter(rev, seen...)
+		a.enter(rev, rev, seen...)
 		return nil
 	}
 	var got []*pb.RangeResponse

@@ -63,7 +63,7 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 			resp, err = h.s.etcd.Txn(ctx, func(txn clientv3.Txn) clientv3.Txn { return txn.If(held...).Then(op) })
 			switch {
 			case err == nil && !resp.Succeeded:
-				if last = h.markLost(keys[0], resp.Header.Revision); last == nil {
+				if last = h.markLost(keys[0]); last == nil {
 					continue // it was downgraded meanwhile, and nothing was carried out
 				}
 			case err != nil && !etcd.NotCarriedOut(err):

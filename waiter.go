@@ -84,8 +84,7 @@ func (a *acquisition) readAllParts(ctx context.Context) error {
 	if len(a.parts()) == 1 {
 		return nil
 	}
-	_, err := a.exists(ctx, a.s.lease.Ctx, 0, a.allKeys()...)
-	return a.waitError(ctx, &a.parts()[0], err)
+	return a.waitError(ctx, &a.parts()[0], a.exists(ctx, a.s.lease.Ctx, a.allKeys()...))
 }
 
 // grant makes the acquisition held, unless its caller does not want it anymore, or it can't be vouched for.

@@ -402,3 +402,32 @@ func TestWaitlist_FirstInLineReadsNothing(t *testing.T) {
 		s.lease.NotFound()
 	})
 }
+
+// An entry of the process before waits, and its key is removed before what blocks it leaves; the watch tells neither. Then
+// another entry is adopted, above it, which nobody blocks now. That is news for the first one, of now and not of the time at
+// which the other entry was written: the first one is lost, and not granted.
+func TestAdopt_TellsTheListOfNow_I1(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		f.Write("a/6")
+		f.WriteOn(5, "one", "a/r5")
+		f.WriteOn(5, "two", "a/r5-1")
+		s := f.session(5)
+		s.etcd.UseWatcher(deaf{f})
+		ended := make(chan error, 1)
+		go func() {
+			_, err := s.Adopt(t.Context(), "a")
+			ended <- err
+		}()
+		synctest.Wait()
+		f.Remove("a/r5")
+		f.Remove("a/6")
+		h, err := s.Adopt(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, "a/r5-1", h.Key())
+		require.ErrorIs(t, <-ended, ErrLost)
+		require.NoError(t, h.Unlock(t.Context()))
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
+	})
+}

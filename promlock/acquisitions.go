@@ -1,6 +1,7 @@
 package promlock
 
 import (
+	"strings"
 	"sync"
 	"time"
 
@@ -128,7 +129,7 @@ func (a *acquisitions) lostTo(q etcdlock.Acquisition, cause string) labels {
 
 // update changes the sets that an acquisition belongs to, and returns their labels.
 func (a *acquisitions) update(q etcdlock.Acquisition, change func(*sets, id)) labels {
-	l := labels{a.name(q.Name), outcome.Mode(q)} // WithName's function is called without a.mu
+	l := labels{strings.ToValidUTF8(a.name(q.Name), "\uFFFD"), outcome.Mode(q)} // WithName's function is called without a.mu
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	// A name keeps the label that it got first, so that an acquisition is removed

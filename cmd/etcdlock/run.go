@@ -202,6 +202,8 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 			return nil, by
 		case err != nil: // perhaps nobody holds it, and only etcd was away
 			return nil, fmt.Errorf("%s: no lock within %v, and etcd does not say who holds it: %w", r.name, r.wait, err)
+		case who == released: // etcd was away, or it was released at that moment: nothing says that another one has run
+			return nil, fmt.Errorf("%s: no lock within %v, and nobody holds it now", r.name, r.wait)
 		}
 		return nil, r.taken(fmt.Sprintf("the lock was still taken after %v", r.wait), who)
 	}

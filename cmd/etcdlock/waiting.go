@@ -193,6 +193,9 @@ func readQueue(ctx context.Context, client *clientv3.Client, name string, timeou
 	return q, err
 }
 
+// released is what holder says if nobody holds the lock.
+const released = "somebody who has just released it"
+
 // holder says who holds a lock, and how many others than self wait for it.
 func holder(ctx context.Context, client *clientv3.Client, name, self string, timeout time.Duration) (string, error) {
 	q, err := readQueue(ctx, client, name, timeout)
@@ -200,7 +203,7 @@ func holder(ctx context.Context, client *clientv3.Client, name, self string, tim
 	case err != nil:
 		return "", err
 	case len(q.Entries) == 0:
-		return "somebody who has just released it", nil
+		return released, nil
 	}
 	return heldBy(q, self), nil
 }

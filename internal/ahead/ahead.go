@@ -1,6 +1,6 @@
-// Package ahead knows, for the waits of a session, whom they wait for: so that a wait that is given up can say
-// so, and that the log says it of a wait for what is no lock. One read serves all the waits for a name. It is made once one of them has lasted for a while or is about to
-// end, so most waits cost none, and long ones no more.
+// Package ahead knows whom the waits of a session wait for. So the error of a wait that is given up can name the holder, and
+// the log can name a key that looks like data. One read serves all waits for a name. It is made once one of them has lasted
+// for a while or is about to end, so most waits cost no read.
 package ahead
 
 import (

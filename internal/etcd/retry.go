@@ -56,7 +56,7 @@ type Func[T any] func(ctx context.Context) (T, error)
 func (f Func[T]) Call(ctx context.Context, _ *Client) (T, error) { return f(ctx) }
 
 // DoFirst is Do for a request that changes nothing when it was carried out before, a removal for example. did says of
-// a reply that the request has changed something: then that is what etcd carried out first, and ambiguous means nothing.
+// a reply that the request has changed something: then that is what etcd carried out first, and the caller ignores ambiguous.
 // Of a reply that says that there was nothing to change ambiguous is told only if another call has no answer: such a
 // reply waits for the others.
 func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did func(T) bool) (v T, ambiguous bool, err error) {

@@ -1,9 +1,9 @@
 // Package holdwatch watches the entries of a session's holds: that one of them was removed, and that somebody
 // waits behind one. It opens few watches for many holds, and knows nothing of a hold but its entry.
 //
-// The first holds in a directory of names, "jobs" for "jobs/7", have a watch each. More share one on the whole
-// directory: the client opens the watches of a stream one after another, so that thousands would keep those of
-// waits waiting. The shared watch is told of every deletion in the directory, so it is for sessions that hold much of it.
+// The first 64 holds in a directory of names, "jobs" for "jobs/7", have a
+// watch each. Further holds share one watch on the whole directory: the client opens the watches of a stream one after another,
+// so thousands of them would delay the watches of waits. The shared watch is told of every deletion in the directory, so it is for sessions that hold much of it.
 package holdwatch
 
 import (
@@ -31,9 +31,9 @@ type Config[H comparable] struct {
 	Outages *outage.Source
 	Opened  func() // a watch was opened
 
-	Rev     func(h H) int64                 // the revision of the hold's entry
-	Deleted func(h H, key string, at int64) // the hold's entry was deleted, under key at revision at
-	Ended   func(h H)                       // nobody watches the hold any more, since the session ends
+	Rev     func(h H) int64       // the revision of the hold's entry
+	Deleted func(h H, key string) // the hold's entry was deleted, under key
+	Ended   func(h H)             // nobody watches the hold any more, since the session ends
 	// Verify reads whether the entries of holds are there at revision at, or with 0 at present, and ends the holds
 	// whose entries are not.
 	Verify func(ctx context.Context, holds []H, at int64) error

@@ -129,7 +129,7 @@ func (w *watch[H]) heard(wr *clientv3.WatchResponse) {
 	w.upTo = max(w.upTo, etcd.Latest(wr))
 	w.ws.mu.Unlock()
 	for h, ev := range gone {
-		w.ws.Deleted(h, string(ev.Kv.Key), ev.Kv.ModRevision)
+		w.ws.Deleted(h, string(ev.Kv.Key))
 	}
 }
 

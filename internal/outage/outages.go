@@ -1,5 +1,5 @@
-// Package outage tells the log of the times at which etcd can not be asked: one line when such a time begins and
-// one when it is over, for all that need etcd together.
+// Package outage tells the log of the times at which etcd can't be asked. All that need etcd share
+// the lines: one when such a time has lasted for a second, and one when it is over.
 package outage
 
 import (

@@ -1,5 +1,5 @@
-// Package removal removes entries from their queues: each is one request and one commit, until etcd has confirmed it. It
-// knows nothing of sessions and holds, nor of the use of a key after its removal.
+// Package removal removes entries from their queues. It repeats each removal until etcd has confirmed it; the sender decides
+// which requests the removals share. It knows nothing of sessions and holds, nor of the use of a key after its removal.
 package removal
 
 import (
@@ -36,6 +36,7 @@ type Leaving struct {
 	Next []queue.Entry // those that the request is to look for
 	// Now: somebody of another session may have the lock as soon as the entry is removed, or somebody waits for that.
 	Now   bool
+	Crowd bool  // many are removed at once, and share requests: see sender.Command
 	Owner Owner // may be nil
 
 	name      string
@@ -71,7 +72,7 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	l.name, l.by = name, r
 	c := command(&l.command, l.Keys, l.Rev, l.Next)
 	c.To(name)
-	c.Patient, c.Owner = !l.Now, l
+	c.Patient, c.Crowd, c.Owner = !l.Now, l.Crowd, l
 	l.offered = r.sender.Offer(c)
 	return l
 }

@@ -24,7 +24,9 @@ type Command struct {
 	// Patient, of a removal that is offered: nobody gains if it is sent before the reply to a request of its name that is on
 	// its way.
 	Patient bool
-	Owner   Owner // may be nil
+	// Crowd: it is one of many that come at once. It waits for company although its name has a request on its way.
+	Crowd bool
+	Owner Owner // may be nil
 
 	room room // for what To, If and Add have added
 	progress

@@ -17,7 +17,7 @@ type progress struct {
 	ambiguous bool
 	told      bool            // its Owner was, if there is one
 	since     time.Time       // when it began to wait for a request
-	turn      int             // how many have begun to before it
+	turn      int             // its number in the order of arrival
 	at        int             // in the heap of those that may go, if it may
 	places    []*list.Element // in the queues of its names
 	flight    *flight         // nil before it is sent

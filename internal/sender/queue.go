@@ -149,7 +149,7 @@ func (q *queue) take(l *limits) (b []*Command) {
 	for _, c := range b { // now: what comes behind one of these is for the next request
 		q.gone(c)
 	}
-	return removalsFirst(b)
+	return b
 }
 
 // take adds to b the commands that go with it in a request of at most most.
@@ -169,16 +169,4 @@ func (r *ready) take(l *limits, b []*Command, most int) []*Command {
 		heap.Push(r, c)
 	}
 	return b
-}
-
-func removalsFirst(b []*Command) []*Command {
-	sorted := make([]*Command, 0, len(b))
-	for _, enqueue := range []bool{false, true} {
-		for _, c := range b {
-			if c.Enqueue == enqueue {
-				sorted = append(sorted, c)
-			}
-		}
-	}
-	return sorted
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller. Its seat is taken. It is one of
-// that many commands that are on their way.
+// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller. Its seat is taken. aboard
+// is how many commands are on their way, with this one.
 func (s *Sender) alone(ctx, life context.Context, c *Command, aboard int) (r Reply, ambiguous bool, err error) {
 	start := time.Now()
 	r, ambiguous, err = Send(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, c)

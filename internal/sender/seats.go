@@ -20,7 +20,7 @@ func (s *Sender) takeLocked() []*Command {
 		along = s.alongLocked(along, c, len(b))
 	}
 	if len(along) > 0 {
-		b = removalsFirst(append(along, b...))
+		b = append(along, b...)
 	}
 	s.beginLocked(b...)
 	return b
@@ -47,7 +47,8 @@ func (s *Sender) departLocked(c *Command) {
 }
 
 // arriveLocked takes note that a command is on its way no more. The removals that have waited for that wait for a request
-// to go with now. So do those that a command by itself could not take along: there may be one at each moment.
+// to go with now. A command that went alone took none along, and the next one may too: so
+// they go now.
 func (s *Sender) arriveLocked(c *Command) {
 	s.aboard--
 	for _, name := range c.Names {

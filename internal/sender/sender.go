@@ -33,7 +33,7 @@ type Sender struct {
 	queue   queue
 	offers  offers
 	flying  map[string]int // commands of each name that are on their way
-	freed   bool           // what waits has waited for a reply that has just come
+	freed   bool           // removals wait that only waited for a reply, which is here: send without yielding
 	aboard  int            // commands that are on their way
 	seats   int            // requests that are on their way, or about to be
 	pace    pace
@@ -93,7 +93,7 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 		s.mu.Unlock()
 		return s.alone(ctx, life, c, aboard)
 	}
-	b := removalsFirst(append(along, c))
+	b := append(along, c)
 	s.beginLocked(b...)
 	s.mu.Unlock()
 	s.fly(ctx, life, b, c)
@@ -120,7 +120,7 @@ func (s *Sender) mustWaitLocked(c *Command) bool {
 
 // hastyLocked reports whether a command gains nothing by waiting for company: it would have none.
 func (s *Sender) hastyLocked(c *Command) bool {
-	return s.limits.alone(c) || slices.ContainsFunc(c.Names, func(name string) bool { return s.flying[name] > 0 })
+	return s.limits.alone(c) || !c.Crowd && slices.ContainsFunc(c.Names, func(name string) bool { return s.flying[name] > 0 })
 }
 
 // An Offered is a removal that waits for a request of its name.

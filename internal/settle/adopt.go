@@ -32,6 +32,7 @@ func (k *Keys) attached(ctx context.Context) (keys []string, err error) {
 // An Adopted is an entry that hangs on the lease and that the session did not make.
 type Adopted struct {
 	Rev   int64
+	At    int64 // the revision at which Holds was so
 	Value string
 	Holds bool   // it has the lock, or all locks of a Multi
 	Multi bool   // it has Parts by the names of its value
@@ -126,11 +127,11 @@ func (k *Keys) judge(ctx context.Context, a *Adopted) (there bool, err error) {
 		from, to := keyspace.Blocking(p.Name, keyspace.KindOf(p.Name, p.Key))
 		reads = append(reads, etcd.ReadKey(p.Key), etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(a.Rev-1)))
 	}
-	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, reads...)
+	got, at, err := k.etcd.ReadAt(ctx, k.life, 0, reads...)
 	if err != nil {
 		return false, err
 	}
-	a.Holds = true
+	a.At, a.Holds = at, true
 	for i, p := range a.Parts {
 		if !slices.Contains(queue.Entries(got[2*i].Kvs), queue.Entry{Key: p.Key, Rev: a.Rev}) {
 			return false, nil

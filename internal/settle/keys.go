@@ -1,5 +1,5 @@
 // Package settle has the keys of a session's entries: which of them are in use, and what their value says. It makes sure
-// that nothing of a key is left or to come. Only then is the key used anew. It knows nothing of sessions, queues or holds.
+// that nothing of a key is left or to come. Only then is the key used anew. It knows nothing of sessions, waits or holds.
 package settle
 
 import (

@@ -63,6 +63,6 @@ func (ws *Waits) saw(l *waitlist.List, step *waitlist.Step, at int64, got []*pb.
 	for _, g := range got[1:n] {
 		keys = append(keys, queue.Entries(g.Kvs)...)
 	}
-	ws.Lost(l.Saw(step, step.Listing(at, queue.Entries(got[0].Kvs), got[0].More, got[0].Count, keys)), at)
+	ws.Lost(l.Saw(step, step.Listing(at, queue.Entries(got[0].Kvs), got[0].More, got[0].Count, keys)))
 	return got[n:]
 }

@@ -1,7 +1,6 @@
-// Package wait has entries of waitlists wait for their locks. Who waits for an entry sleeps until its list says that the
-// entry has the lock. What a list wants to know of etcd its agent asks: a goroutine that makes the requests and opens the
-// watches, from the moment at which there is something to ask until there is not. The package knows nothing of sessions,
-// leases and holds.
+// Package wait has entries of waitlists wait for their locks. The goroutine that waits for an entry sleeps until the
+// list says that the entry has the lock. While a list has something to ask etcd, its agent, another goroutine, makes the
+// requests and opens the watches. The package knows nothing of sessions, leases and holds.
 package wait
 
 import (
@@ -31,8 +30,8 @@ type Waits struct {
 	// Removed reports whether an entry was removed that is taken together with this one.
 	Removed  func(own *waitlist.Part) bool
 	EndError func(ctx context.Context) error // the error of a wait whose ctx, or Life, has ended
-	// Lost is told of entries that had the lock and were not in etcd at revision at.
-	Lost   func(entries []*waitlist.Part, at int64)
+	// Lost is told of entries that had the lock and were not in etcd.
+	Lost   func(entries []*waitlist.Part)
 	Forget func(name string) // see waitlist.Config
 
 	lists *waitlist.Config // see NewList
@@ -191,7 +190,7 @@ func (ws *Waits) follow(on *etcd.Watch, watch *waitlist.Watch) {
 			for _, ev := range wr.Events {
 				deletions = append(deletions, waitlist.Deletion{Key: string(ev.Kv.Key), Rev: ev.Kv.ModRevision})
 			}
-			ws.Lost(watch.Heard(deletions), etcd.Latest(&wr))
+			ws.Lost(watch.Heard(deletions))
 		}
 		if err := etcd.Broken(&wr, ok); err != nil {
 			watch.Broke(err)

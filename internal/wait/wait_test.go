@@ -59,7 +59,7 @@ func play(t *testing.T, do func(*scene)) {
 			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
 			Go:      func(f func(context.Context)) bool { go f(nil); return true },
 			Removed: func(*waitlist.Part) bool { return false }, EndError: context.Cause,
-			Lost: func(lost []*waitlist.Part, _ int64) {
+			Lost: func(lost []*waitlist.Part) {
 				s.mu.Lock()
 				defer s.mu.Unlock()
 				s.lost = append(s.lost, lost...)
@@ -549,7 +549,7 @@ func TestWait_HandOverAsTheWatchBreaks(t *testing.T) {
 		ended := s.wait(s.enqueue("a/5-1"))
 		<-time.After(s.GuardAfter)
 		synctest.Wait()
-		s.Lost = func([]*waitlist.Part, int64) { holder.Leave(false) } // between the event and the look at the watch
+		s.Lost = func([]*waitlist.Part) { holder.Leave(false) } // between the event and the look at the watch
 		ch <- fakeetcd.Response(0, clientv3.WatchResponse{Canceled: true, Events: []*clientv3.Event{{Kv: &mvccpb.KeyValue{Key: []byte("a/6"), ModRevision: 4}}}})
 		s.grants(ended)
 		require.Empty(s, log.Lines())

@@ -168,6 +168,7 @@ func (l *List) Dropped(s *Step) {
 	defer l.unlock()
 	s.endLocked(l)
 	l.stale = l.stale || s.force
+	l.grantLocked() // somebody may wait by now
 }
 
 // Refresh has the list asked anew, since its watches may be silent, or what it believes is wrong. If the agent has not

@@ -11,8 +11,8 @@
 //	view.keys       the keys that were there, less those that have left since
 //	view.listed     the revision of the reading: all of the keys were there at this revision
 //	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
-//	List.at         if a waiting entry's seen is at or after this revision, each key below the entry that the views are
-//	                about and lack had been deleted by seen, but for keys of own entries that are over
+//	List.at         a revision. If a waiting entry's seen is not before it, this is true: each key below the entry that
+//	                the views are about, and do not have, had been deleted by seen, except keys of own entries that are over
 //	Part.seen      the last revision at which the entry is known to have been in the queue
 //
 // That a key has gone stays true, so at only rises, whoever tells of the key: a reading that no longer shows a key, a watch, a

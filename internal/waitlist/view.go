@@ -24,10 +24,10 @@ type Listing struct {
 	Size         int64    // keys in the queue, foreign ones included; 0 if that was not counted
 }
 
-// Shown is what the txn of an entry, at revision rev, has shown of the queue before it wrote the entry. got are the keys
-// that may block the entry. Those that it was not asked for are known to block nothing.
-func Shown(rev int64, got *pb.RangeResponse, shared bool) Listing {
-	seen := Listing{At: rev, UpTo: rev, Shared: shared, Keys: queue.Entries(got.GetKvs())}
+// Shown is what a request, at revision at, has shown of the queue before the entry of revision rev: its txn, for which both are
+// the same, or a reading. got are the keys that may block the entry. Those that it was not asked for are known to block nothing.
+func Shown(at, rev int64, got *pb.RangeResponse, shared bool) Listing {
+	seen := Listing{At: at, UpTo: rev, Shared: shared, Keys: queue.Entries(got.GetKvs())}
 	if got.GetMore() {
 		seen.UpTo = 0 // these are only some of them
 	}

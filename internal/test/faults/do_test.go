@@ -60,6 +60,11 @@ func TestFault_J15_AfterALostDo(t *testing.T) {
 		require.NoError(t, err)
 		<-ctx.Done()
 		require.ErrorIs(t, m.Do(after, never), etcdlock.ErrLost, "while it has not returned")
+		for _, lock := range []func(context.Context) (*etcdlock.Held, error){m.TryLock, m.Lock} {
+			_, err := lock(after)
+			require.ErrorIs(t, err, etcdlock.ErrLost)
+			require.NotErrorIs(t, err, etcdlock.ErrLocked)
+		}
 		return nil
 	}), etcdlock.ErrLost)
 	harness.RequireGone(t, c, name)

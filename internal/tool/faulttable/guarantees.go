@@ -23,7 +23,7 @@ var guarantees = []guarantee{
 		[]string{"TestFault_E5_I2_OrderOfReadersAndWriters", "TestFault_C2_QueueThroughCompactionsAndResets", "TestMutex_SharesTheQueueWithConcurrencyAndRWMutex", "TestMulti_FairInEachQueue"},
 	},
 	{
-		"Nobody passes anybody: not a Try, not a reader a writer, not a goroutine of the same session another.",
+		"Nobody passes anybody: no Try passes a waiter, no reader passes a writer, no goroutine passes another one of its session.",
 		[]string{"TestFault_D2_TryLockBesideAWaiter", "TestFault_E5_I2_OrderOfReadersAndWriters", "TestFault_D1_D3_OneSessionManyGoroutines", "TestHandOver_OthersBetween", "TestHandOver_Try", "TestRelease_WithTheNextLockIsFair", "TestFault_J10_DowngradeWithoutReply", "TestInterleavings_I1_I3"},
 	},
 	{
@@ -39,7 +39,7 @@ var guarantees = []guarantee{
 		[]string{"TestFault_F1_DeadlineCountedFromSend", "TestFault_F2_FirstKeepAliveStuck", "TestFault_J1_OneReplyForSeveralRenewals", "TestFault_J1_OneReplyAfterTheFirstBreaks", "TestFault_F3_RevokedByAnother", "TestFault_F5_KeyDeleted"},
 	},
 	{
-		"That holds while the process runs, and its clock runs as fast as etcd's, give or take a tenth.",
+		"Both hold while the process runs, and while its clock runs as fast as etcd's, give or take a tenth.",
 		[]string{"TestInvariant_I4_Deadline", "TestFault_J17_SlowClock", "TestFault_F4_HolderPaused"},
 	},
 	{
@@ -47,7 +47,7 @@ var guarantees = []guarantee{
 		[]string{"TestFault_B1_CtxOnPartition", "TestFault_B1_HoldOnPartition", "TestFault_J12_LogBlocks", "TestFault_J12_HooksBlock", "TestFault_A1_CtxEndsInFlight"},
 	},
 	{
-		"After any error but Unlock's the caller holds nothing and owes nothing; what was left in etcd is removed in the background.",
+		"After an error of Lock, Try or Enqueue the caller holds nothing and owes nothing; what was left in etcd is removed in the background.",
 		[]string{"TestFault_A1_CtxEndsInFlight", "TestFault_A3_TryLockLeavesNothing", "TestFault_A6_EveryExitRemovesTheEntry", "TestFault_J14_LateGrantIsRevoked", "TestFault_B8_NothingLeaks", "TestInterleavings_I1_I3"},
 	},
 	{

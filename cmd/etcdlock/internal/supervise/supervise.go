@@ -68,6 +68,9 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 		case <-time.After(pollEach):
 		}
 	}
+	if err := lock.Err(); err != nil { // lost while the guard was started
+		return Outcome{}, err
+	}
 	if err := s.start(); err != nil {
 		return Outcome{}, err
 	}
