@@ -66,11 +66,11 @@ compat:
 	go run ./internal/tool/compat
 
 # Compares the package with its peers on real servers, and measures what it costs at rest, in about an hour and a half. It
-# installs redis and ZooKeeper if they are missing. It writes bench/results.json and bench/scale.json, and from them
+# installs redis and ZooKeeper if they are missing. It writes bench/results.json, names.json and scale.json, and from them
 # bench/README.md, bench/goals.md, the plots and docs/capacity.md.
 bench:
 	bench/setup.sh
-	cd bench && go run . && go run . -servers one -out names.json && go run . -rounds 1 -servers scale -out scale.json && go run . report
+	cd bench && go run . && go run . -servers names -rounds 3 -out names.json && go run . -rounds 1 -servers scale -out scale.json && go run . report
 
 # Runs the Go benchmarks of bench/ in the last tag (or main) and here, six rounds of each in turn, and shows the difference:
 # BASE=v1.0.0 BENCH=Handover COUNT=10 make benchcmp
