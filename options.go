@@ -113,7 +113,7 @@ func WithHooks(hooks ...*Hooks) Option {
 	return option(func(c *config) { c.hooks = append(c.hooks, hooks...) })
 }
 
-// WithTrailingSlash accepts names that end in "/", to share them with programs that use etcd's own concurrency package.
+// WithTrailingSlash accepts names that end in "/", but not in a [Multi], to share them with programs that use etcd's own concurrency package.
 // [Client.ListNames] passes such names over.
 func WithTrailingSlash() Option { return option(func(c *config) { c.slash = true }) }
 

@@ -43,15 +43,14 @@ func newTicket(h *Held) (*Ticket, error) {
 		defer cancel()
 		defer close(t.done)
 		t.err = h.wait(ctx)
-		switch {
-		case t.err == nil:
+		if t.err == nil {
 			h.announce()
-		default:
-			if ctx.Err() != nil {
-				t.err = errCancelled
-			}
-			t.gone = h.abandon(t.err, ctx.Err() != nil)
+			return
 		}
+		if ctx.Err() != nil {
+			t.err = errCancelled
+		}
+		t.gone = h.abandon(t.err, ctx.Err() != nil)
 	})
 	if !ok {
 		cancel()

@@ -4,10 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"sync"
 	"syscall"
 	"time"
 
+	"go.etcd.io/etcd/client/pkg/v3/fileutil"
 	"go.etcd.io/etcd/server/v3/embed"
 	"google.golang.org/grpc"
 )
@@ -23,6 +26,10 @@ const (
 	// rebindInterval is the pause between two attempts to listen on a port that
 	// another process took while the member was stopped.
 	rebindInterval = 20 * time.Millisecond
+
+	// lockLimit is how long a member that starts waits for others' locks on its data, and lockInterval how often it looks.
+	lockLimit    = 10 * time.Second
+	lockInterval = time.Millisecond
 
 	// stopInterval is how often a member that stops cuts its remaining streams.
 	stopInterval = 20 * time.Millisecond
@@ -150,13 +157,40 @@ func (m *Member) start() error {
 		}
 	}
 	var err error
-	if s.etcd, err = embed.StartEtcd(&cfg); err != nil {
+	s.etcd, err = startAlone(&cfg)
+	if err != nil {
 		return fmt.Errorf("%s: %w", cfg.Name, err)
 	}
 	m.mu.Lock()
 	m.running = s
 	m.mu.Unlock()
 	return nil
+}
+
+// startAlone starts etcd once nobody has locks on its data. A process that is being started elsewhere in the program has, for
+// a moment, the files of the server before, and with them the locks; etcd would end the program for that.
+func startAlone(cfg *embed.Config) (*embed.Etcd, error) {
+	files, err := filepath.Glob(filepath.Join(cfg.Dir, "member", "wal", "*.wal"))
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		for deadline := time.Now().Add(lockLimit); locked(file) && time.Now().Before(deadline); {
+			<-time.After(lockInterval)
+		}
+	}
+	return embed.StartEtcd(cfg)
+}
+
+// locked reports whether somebody has a lock on a file. No process begins with the lock that is tried.
+func locked(file string) bool {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	l, err := fileutil.TryLockFile(file, os.O_WRONLY, fileutil.PrivateFileMode)
+	if err == nil {
+		_ = l.Close() // which unlocks it
+	}
+	return errors.Is(err, fileutil.ErrLocked)
 }
 
 func (m *Member) waitReady(ctx context.Context) error {

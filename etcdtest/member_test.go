@@ -2,7 +2,10 @@ package etcdtest_test
 
 import (
 	"context"
+	"errors"
 	"net"
+	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
@@ -259,4 +262,26 @@ func TestNoLeakOfOneMember(t *testing.T) {
 	_, err = client.Put(t.Context(), "a", "1")
 	require.NoError(t, err)
 	require.NoError(t, cluster.Member(0).Restart(short(t, patience)))
+}
+
+// A program that is being started has, for a moment, the files of its parent, and the locks on them. A member that is
+// started then finds that its data is locked, and etcd ends the process for that.
+func TestMember_RestartBesideForks(t *testing.T) {
+	cluster := etcdtest.Start(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	var forks sync.WaitGroup
+	for range 4 {
+		forks.Go(func() {
+			for ctx.Err() == nil {
+				if err := exec.CommandContext(ctx, "true").Run(); errors.Is(err, exec.ErrNotFound) {
+					return // on Windows, where the lock is none of a file that a child has
+				}
+			}
+		})
+	}
+	for range 20 {
+		require.NoError(t, cluster.Member(0).Restart(t.Context()))
+	}
+	cancel()
+	forks.Wait()
 }
