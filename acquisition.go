@@ -26,7 +26,7 @@ import (
 // that wait, the acquisition of the lowest revision waits only for holders.
 type acquisition struct {
 	s *Session
-	// Its parts: one, or many of a Multi, whose many is not nil, perhaps with one name. Only mu guards what changes in them.
+	// Its parts: one of a Mutex or RWMutex; many of a Multi, also if it has one name. Only mu guards what changes in them.
 	one  [1]part
 	many *[]part
 	// rev is the keys' CreateRevision: place in the queue and token.

@@ -26,7 +26,7 @@ var (
 	// section already.
 	ErrLost = errors.New("lock lost")
 	// ErrOutcomeUnknown: etcd may have carried out a transaction of [Held.Txn], or may yet: no answer came, or etcd is full.
-	// Ask for it first: ctx's error or ErrLost is in the same error, and by itself would say that nothing was carried out.
+	// Test for it first: ctx's error or ErrLost is in the same error, and by itself would say that nothing was carried out.
 	ErrOutcomeUnknown = errors.New("outcome unknown")
 	// ErrNotHeld: the hold was released before, or its ticket cancelled.
 	ErrNotHeld = errors.New("lock not held")

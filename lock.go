@@ -61,7 +61,7 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested e
 	}
 }
 
-// start makes an acquisition, unless there is a reason not to begin an acquisition.
+// start makes an acquisition, unless the name is not valid, ctx runs under this lock already, or there is no session.
 func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested error) (*Held, error) {
 	nested := l.loanIn(ctx)
 	switch {

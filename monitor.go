@@ -178,8 +178,8 @@ func markAllLost(parts []*waitlist.Part) {
 	}
 }
 
-// announce tells that the acquisition is held, before its owner has it. It may be lost by now: sessionEnded may have come
-// before the grant.
+// announce tells the hooks of the grant, before Lock returns. The session may have ended since the grant; then announce also
+// reports the loss.
 func (a *acquisition) announce() {
 	a.notifyGranted()
 	a.mu.Lock()
@@ -210,7 +210,7 @@ func (s *Session) sessionEnded(reason string, unrenewed error) {
 }
 
 // unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
-// in this way. A loss that comes before the hooks were told of the grant is told after it.
+// in this way. If a hold is lost before the hooks know of its grant, the loss is reported after the grant.
 func (a *acquisition) unlockAndNotify() {
 	unreported, cause := a.lossUnreported && a.announced, a.causeLocked()
 	a.lossUnreported = a.lossUnreported && !unreported

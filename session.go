@@ -50,7 +50,7 @@ type Session struct {
 	mu    sync.Mutex
 	lists map[string]*waitlist.List // by name: see enlist
 	waits wait.Waits
-	ahead ahead.Waits // what a Lock says that ends with its ctx
+	ahead ahead.Waits // whom a wait waits for, for its WaitError
 
 	probes      *etcd.Prober
 	holdWatches *holdwatch.Watches[*waitlist.Part]
