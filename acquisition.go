@@ -54,7 +54,7 @@ type acquisition struct {
 
 // A part is an acquisition's share in one name. Its waitlist.Part has its keys, which are written together, and its place in
 // the session's waitlist of the name, from before the keys are written: see enlist. The part is known by the first key. A
-// write lock has two, one in the shared range, which Downgrade leaves.
+// write lock has two keys: Downgrade deletes the exclusive key and keeps the shared key.
 type part struct {
 	waitlist.Part
 	name string
@@ -67,7 +67,7 @@ func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition
 // acquiring is what an acquisition needs until it is held, and then only if it is ambiguous or has hooks: see grant.
 // Most holds do without; of 10,000 locks it would be half the memory.
 type acquiring struct {
-	// behind: a part had something before it. So in the end all parts are read, if there are several: some may have been
+	// behind: a part had to wait. If there are several parts, all of them are read before the grant: other parts may have been
 	// removed meanwhile.
 	behind    bool
 	trace     *trace // for hooks, nil without

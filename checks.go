@@ -39,7 +39,7 @@ func (s *Session) checkEntries(ctx context.Context) error {
 		return err
 	}
 	s.lease.HasKeys(len(there))
-	// Where etcd can't name all keys of the lease in one reply, each entry is asked after, and late writes stay unseen.
+	// If the list of keys is too large for one reply, each entry is read by itself, and late writes stay unseen.
 	entries = settle.Unsure(entries, there, func(p placed) (key string, copied bool) { return p.Entry.Key, p.copied })
 	for some := range slices.Chunk(entries, etcd.Batch) {
 		if err := s.verify(ctx, some, 0); err != nil {

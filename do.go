@@ -64,8 +64,8 @@ func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Cont
 	return err
 }
 
-// nests reports whether a Do of l runs inside the hold: if that has the same names, and not only for reading what l
-// would write.
+// nests reports whether a Do of l may run inside the hold: the hold must have exactly the names of l, and must not only
+// read what l would write.
 func (h *Held) nests(l *lock, m mode) bool {
 	if l.parts == nil {
 		return h.many == nil && (m == readMode || !h.readOnly())

@@ -113,8 +113,8 @@ const enqueueReadLimit = 16
 
 // enqueue puts the acquisition at the end of its queues: one request, one commit. The read stands before the writes and so
 // shows the queue without it. It is limited, and in key order: to sort by create revision, etcd would load the
-// whole queue, in the apply loop of every member. The limit does not keep etcd from counting the range. So if more keys
-// than that of the session's own list are in the way, the txn does not read; the agent reads when the entry comes near the
+// whole queue, in the apply loop of every member. The limit does not keep etcd from counting the range. So if more than
+// 16 keys of the session itself are in the way, the txn does not read; the agent reads when the entry comes near the
 // front. If the session has a removal of this name to send, the request carries it out before the read. since[i], if
 // given, is a revision at which nothing blocked part i: then only later keys are read.
 func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {

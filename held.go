@@ -125,8 +125,8 @@ func (h *Held) IsOwner() clientv3.Cmp {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
 	if h.checkSessionLocked(); h.state != held {
-		// The next one of the session may be in, and the key still there. No key has this revision, and one that is not
-		// there has 0; etcd asks for rights on the same key.
+		// The next one of the session may be in, and the key still there. No key has the create revision -1, so this is never
+		// true. It names the same key, so etcd asks for the same rights.
 		return removal.CreatedAt(h.parts()[0].Key(), -1)
 	}
 	h.fenced = true

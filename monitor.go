@@ -76,8 +76,8 @@ func (a *acquisition) checkSessionLocked() {
 	}
 }
 
-// markLost ends the hold since its entry was not in etcd under key, and returns the hold's error: nil
-// if Downgrade has given the hold another key meanwhile.
+// markLost ends the hold since its entry was not in etcd under key, and returns why. If the hold is known by another key by
+// now, since it was downgraded, markLost changes nothing and returns nil.
 func (a *acquisition) markLost(key string) error {
 	a.mu.Lock()
 	defer a.unlockAndNotify()
@@ -92,7 +92,7 @@ func (a *acquisition) markLost(key string) error {
 // removed. The caller holds a.mu.
 func (a *acquisition) markLostLocked() {
 	if a.checkSessionLocked(); a.state != held || !a.transition(lost) {
-		return // after the end of the session nothing is removed: after Orphan it may be the successor's
+		return // if the session has ended nothing is removed: after Orphan a successor may own the entry
 	}
 	for p := range a.all() {
 		p.Lost()

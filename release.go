@@ -36,8 +36,8 @@ func (l *leaver) Refused() {
 	}
 }
 
-// Removed takes note that nothing of the acquisition is in etcd: see waitlist.Part.Removed. Where an earlier attempt may
-// have removed it, nobody can tell whether that was the session's request.
+// Removed takes note that nothing of the acquisition is in etcd: see waitlist.Part.Removed. If an earlier attempt has no
+// reply, nobody can tell whether the session or somebody else removed the entry.
 func (l *leaver) Removed(r removal.Result) {
 	a := (*acquisition)(l)
 	a.mu.Lock()
@@ -123,8 +123,8 @@ func (a *acquisition) settle() {
 // With a fence those behind wait until etcd has removed the keys: a transaction of the holder may still be carried out, or the
 // outcome of a write of the keys is unknown.
 //
-// A Multi that did not get all of its locks hands none of them over. Those that it had may have been lost, with its
-// lease for example, and that may be why it is given up.
+// A Multi that did not get all of its locks hands none of them over: it may be given up because it has lost a part that
+// it had.
 func (a *acquisition) leaveLocked() (next []queue.Entry) {
 	fence := a.state == released && (a.fenced || a.ambiguous) || a.state == abandoned && len(a.parts()) > 1
 	for p := range a.all() {

@@ -34,23 +34,23 @@ type Ticket struct {
 // errCancelled is what Wait and Ahead return after Cancel.
 var errCancelled = fmt.Errorf("%w: the ticket was cancelled", ErrNotHeld)
 
-// newTicket starts to wait for an acquisition that is in the queue. The goroutine is the session's; it ends with the grant,
-// Cancel or the session.
+// newTicket waits for an acquisition that is in the queue, on a goroutine that ends with the grant, Cancel or the session.
 func newTicket(h *Held) (*Ticket, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	t := &Ticket{h: h, done: make(chan struct{}), cancel: cancel}
 	ok := h.s.lease.Go(func(context.Context) {
 		defer cancel()
 		defer close(t.done)
-		t.err = h.wait(ctx)
-		if t.err == nil {
+		if t.err = h.wait(ctx); t.err == nil {
 			h.announce()
 			return
 		}
 		if ctx.Err() != nil {
 			t.err = errCancelled
 		}
-		t.gone = h.abandon(t.err, ctx.Err() != nil)
+		if gone := h.abandon(t.err, ctx.Err() != nil); h.s.Err() == nil {
+			t.gone = gone
+		}
 	})
 	if !ok {
 		cancel()

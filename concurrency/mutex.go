@@ -67,11 +67,14 @@ func (m *Mutex) TryLock(ctx context.Context) error {
 	case m.st.turn <- struct{}{}:
 		return m.acquire(ctx, m.try)
 	default:
-		if ctx.Err() != nil {
-			return ctx.Err()
-		}
-		return ErrLocked
 	}
+	switch h := m.st.held(); {
+	case h != nil && h.Err() == nil:
+		return nil
+	case ctx.Err() != nil:
+		return ctx.Err()
+	}
+	return ErrLocked
 }
 
 func (m *Mutex) lock(ctx context.Context) (*etcdlock.Held, error) {

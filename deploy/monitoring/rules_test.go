@@ -211,7 +211,7 @@ func TestRules_LeadToTheCause(t *testing.T) {
 	row, _, _ = strings.Cut(row, "\n")
 	_, whys, _ := strings.Cut(row, "`why`: ")
 	reasons := regexp.MustCompile("`([^`]+)` \\(").FindAllStringSubmatch(whys, -1)
-	require.Len(t, reasons, 5)
+	require.Len(t, reasons, 6)
 	for _, why := range reasons {
 		require.Contains(t, section("A session was lost"), "`"+why[1]+"`")
 	}

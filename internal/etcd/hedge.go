@@ -62,7 +62,7 @@ type racers[T any] struct {
 
 	returned sync.WaitGroup // of the calls but the first, and of the timer of the next
 	heard    atomic.Bool    // one of them has answered
-	more     int            // calls to make. It and the next two are the newest call's.
+	more     int            // calls to make. Only the goroutine of the newest call touches more, several and ends.
 	several  bool
 	ends     *time.Timer
 

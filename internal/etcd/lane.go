@@ -18,7 +18,7 @@ type lane struct {
 	stop   func() bool // keeps the caller's ctx from ending it, nil if that never ends
 
 	due  time.Time
-	late interface{ overdue() } // is told when due has come; that of the request before is used again
+	late interface{ overdue() } // is told when due has come; left here for racersOn to use again
 	at   int                    // in lanes.flying
 }
 

@@ -23,7 +23,7 @@ func Prefixes(lines string) string {
 	return "the prefixes " + strings.Join(all[:last], ", ") + " and " + all[last]
 }
 
-// CheckNames returns why these can't be the names of one Multi, which has at most max; nil if they can.
+// CheckNames returns why these can't be the names of one Multi, which has at most limit; nil if they can.
 func CheckNames(names []string, limit int) error {
 	switch n := len(names); {
 	case n == 0:

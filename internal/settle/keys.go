@@ -30,7 +30,7 @@ type Keys struct {
 
 	mu    sync.Mutex // a leaf: no other mutex is taken while it is held
 	inUse keyspace.InUse
-	// vacant are the keys in use that no entry of the session has: what settles them, or nil for those of Skip.
+	// vacant are the keys in use that no entry of the session has. The value is what settles the key; nil: Skip left it to others.
 	vacant  map[string]*unsettled
 	raw     map[string]rawValue // by key, the value there that has no nonce of the session, see WriteRaw and claim
 	changed chan struct{}       // closed when an entry has come to a key or left it; nil if no Adopt waits for that

@@ -41,7 +41,7 @@ type knowledge struct {
 // A Config is what a list needs of its surroundings.
 type Config struct {
 	Life context.Context // that of the lists
-	// Ask starts an agent, which calls Next, with ctx, and does what that says, until it says Wait.
+	// Ask starts an agent, which calls Next, with ctx, and does what Next says, until it says Rest.
 	Ask func(ctx context.Context, l *List)
 	// Forget is called, some time after the last entry has left, when the list may have become Empty since it keeps no
 	// watch any more.
