@@ -233,7 +233,7 @@ func (w *worker) do(k kind) bool {
 		ran++
 		w.sample(h)
 		w.section(h, k)
-		if _, err := k.lock(inner); !errors.Is(err, etcdlock.ErrWouldDeadlock) {
+		if _, err := k.lock(inner); !errors.Is(err, etcdlock.ErrWouldDeadlock) && (!errors.Is(err, etcdlock.ErrLost) || !errors.Is(h.Err(), etcdlock.ErrLost)) {
 			w.problem("Lock inside of Do: %v", err)
 		}
 		err := k.do(inner, func(_ context.Context, again *etcdlock.Held) error {
