@@ -68,8 +68,8 @@ func (m *Mutex) TryLock(ctx context.Context) error {
 		return m.acquire(ctx, m.try)
 	default:
 	}
-	switch h := m.st.held(); {
-	case h != nil && h.Err() == nil:
+	switch {
+	case m.st.holds():
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
@@ -116,7 +116,7 @@ func (m *Mutex) acquire(ctx context.Context, way func(context.Context) (*etcdloc
 	defer runtime.KeepAlive(m)
 	st := m.st
 	defer func() { <-st.turn }()
-	if h := st.held(); h != nil && h.Err() == nil {
+	if st.holds() {
 		return nil
 	}
 	h, err := m.s.acquire(ctx, m.name, way)
@@ -143,6 +143,12 @@ func (st *mutexState) held() *etcdlock.Held {
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	return st.hold
+}
+
+// holds reports whether the Mutex has the lock.
+func (st *mutexState) holds() bool {
+	h := st.held()
+	return h != nil && h.Err() == nil
 }
 
 // Unlock releases the lock. It returns ErrLockReleased if the Mutex has no lock, or if somebody else has removed the

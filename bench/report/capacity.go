@@ -55,12 +55,6 @@ func (rep Report) WriteCapacity(path string) error {
 			byTTL := (short - long) / (1/TTL.Seconds() - 1/(6*TTL.Seconds()))
 			return (short - idle + byTTL*(1/ttl-1/TTL.Seconds())) / 1000, errors.Join(err, lerr, ierr)
 		},
-		// what each of them adds, on average, to an etcd that nobody uses
-		"each": func(kind string, n int, value string) (float64, error) {
-			used, err := at(kind, n, value)
-			idle, ierr := at("idle", 0, value)
-			return (used - idle) / float64(n), errors.Join(err, ierr)
-		},
 	}).Parse(capacityPage)
 	if err != nil {
 		return err

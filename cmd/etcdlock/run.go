@@ -192,7 +192,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 		if err != nil {
 			who = "etcd does not say by whom"
 		}
-		return nil, r.taken("the lock is taken", who)
+		return nil, r.taken("the lock is taken", cmp.Or(who, "somebody who has just released it"))
 	case errors.Is(context.Cause(ctx), errSilent):
 		return nil, fmt.Errorf("%s: etcd has not answered within %v", r.name, timeout)
 	case errors.Is(context.Cause(ctx), errWaited):
@@ -202,7 +202,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 			return nil, by
 		case err != nil: // perhaps nobody holds it, and only etcd was away
 			return nil, fmt.Errorf("%s: no lock within %v, and etcd does not say who holds it: %w", r.name, r.wait, err)
-		case who == released: // etcd was away, or it was released at that moment: nothing says that another one has run
+		case who == "": // etcd was away, or it was released at that moment: nothing says that another one has run
 			return nil, fmt.Errorf("%s: no lock within %v, and nobody holds it now", r.name, r.wait)
 		}
 		return nil, r.taken(fmt.Sprintf("the lock was still taken after %v", r.wait), who)

@@ -193,17 +193,11 @@ func readQueue(ctx context.Context, client *clientv3.Client, name string, timeou
 	return q, err
 }
 
-// released is what holder says if nobody holds the lock.
-const released = "somebody who has just released it"
-
-// holder says who holds a lock, and how many others than self wait for it.
+// holder says who holds a lock, and how many others than self wait for it; "" if nobody is in the queue.
 func holder(ctx context.Context, client *clientv3.Client, name, self string, timeout time.Duration) (string, error) {
 	q, err := readQueue(ctx, client, name, timeout)
-	switch {
-	case err != nil:
+	if err != nil || len(q.Entries) == 0 {
 		return "", err
-	case len(q.Entries) == 0:
-		return released, nil
 	}
 	return heldBy(q, self), nil
 }

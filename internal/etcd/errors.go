@@ -114,5 +114,5 @@ func NotCarriedOut(err error) bool {
 // notProposed reports whether etcd says that it has not even proposed the request.
 func notProposed(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) ||
-		strings.Contains(err.Error(), "raft proposal dropped") // which has no type of its own
+		err != nil && strings.Contains(err.Error(), "raft proposal dropped") // which has no type of its own
 }

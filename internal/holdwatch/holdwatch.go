@@ -1,9 +1,9 @@
 // Package holdwatch watches the entries of a session's holds: that one of them was removed, and that somebody
 // waits behind one. It opens few watches for many holds, and knows nothing of a hold but its entry.
 //
-// The first 64 holds in a directory of names, "jobs" for "jobs/7", have a
-// watch each. Further holds share one watch on the whole directory: the client opens the watches of a stream one after another,
-// so thousands of them would delay the watches of waits. The shared watch is told of every deletion in the directory, so it is for sessions that hold much of it.
+// The first 64 holds in a directory of names, "jobs" for "jobs/7", have a watch each. Further holds share one watch on the
+// whole directory: the client opens the watches of a stream one after another, so thousands of them would delay the watches
+// of waits. The shared watch is told of every deletion in the directory, so it is for sessions that hold much of it.
 package holdwatch
 
 import (

@@ -50,7 +50,7 @@ func (l *Lease) Grant(ctx context.Context, ttl time.Duration) error {
 		switch {
 		case errors.Is(err, rpctypes.ErrLeaseExist):
 			l.ID, err = newID(), errTaken
-		case errors.Is(err, etcd.ErrNotSent), etcd.Refused(err), err != nil && etcd.NotCarriedOut(err):
+		case errors.Is(err, etcd.ErrNotSent), etcd.Refused(err), etcd.NotCarriedOut(err):
 		case err == nil && time.Now().Before(trustedUntil(sent, granted)):
 			l.ID = id
 			l.Record(sent, granted)

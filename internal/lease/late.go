@@ -27,7 +27,6 @@ const (
 type late struct {
 	id    clientv3.LeaseID
 	began time.Time
-	until time.Time // from when on the request is carried out no more
 	gone  time.Time // from when on there is nothing to revoke: the lease has expired by itself
 }
 
@@ -49,7 +48,7 @@ func (l *Lease) revoke(ctx context.Context, id clientv3.LeaseID) (found bool, er
 func (l *Lease) revokeLate(id clientv3.LeaseID) {
 	now := time.Now()
 	l.mu.Lock()
-	l.lates = append(l.lates, late{id, now, now.Add(lateFor), now.Add(lateFor + l.TTL)})
+	l.lates = append(l.lates, late{id, now, now.Add(lateFor + l.TTL)})
 	begin := !l.revokesLate
 	l.revokesLate = true
 	l.mu.Unlock()
@@ -66,12 +65,12 @@ func (l *Lease) revokeLate(id clientv3.LeaseID) {
 // revokeLates ends when no such lease is left.
 func (l *Lease) revokeLates() {
 	closing := l.closing
-	for delay := lateFirst; ; {
+	for delay, most := lateFirst, lateFor; ; {
 		for _, o := range l.leftLates() {
 			ctx, cancel := context.WithDeadline(l.Client.Ctx(), o.gone)
 			found, err := l.revoke(ctx, o.id)
 			cancel()
-			if found || err != nil || !time.Now().Before(o.until) {
+			if found || err != nil || time.Since(o.began) >= most {
 				l.forgetLate(o.id)
 			}
 		}
@@ -80,7 +79,7 @@ func (l *Lease) revokeLates() {
 			return
 		}
 		for _, o := range left {
-			delay = min(delay, max(0, time.Until(o.until)))
+			delay = min(delay, max(0, time.Until(o.began.Add(most))))
 		}
 		pause := time.NewTimer(delay)
 		select {
@@ -89,8 +88,7 @@ func (l *Lease) revokeLates() {
 		case <-l.lateCame:
 			delay = lateFirst
 		case <-closing:
-			closing, delay = nil, lateFirst
-			l.hurryLates()
+			closing, delay, most = nil, lateFirst, lateClosing
 		case <-l.Client.Ctx().Done():
 		}
 		pause.Stop()
@@ -109,13 +107,4 @@ func (l *Lease) forgetLate(id clientv3.LeaseID) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.lates = slices.DeleteFunc(l.lates, func(o late) bool { return o.id == id })
-}
-
-// hurryLates is for Close, which waits for lateClosing.
-func (l *Lease) hurryLates() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for i := range l.lates {
-		l.lates[i].until = l.lates[i].began.Add(lateClosing)
-	}
 }

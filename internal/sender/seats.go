@@ -47,8 +47,7 @@ func (s *Sender) departLocked(c *Command) {
 }
 
 // arriveLocked takes note that a command is on its way no more. The removals that have waited for that wait for a request
-// to go with now. A command that went alone took none along, and the next one may too: so
-// they go now.
+// to go with now. A command that went alone took none along, and the next one may too: so they go now.
 func (s *Sender) arriveLocked(c *Command) {
 	s.aboard--
 	for _, name := range c.Names {
