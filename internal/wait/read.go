@@ -21,8 +21,8 @@ func (a *agent) read(ctx context.Context, step *waitlist.Step) error {
 	return err
 }
 
-// Survey is for an acquisition of several locks, whose entries are parts. It reads, in one request, what blocks those
-// that still wait: while they waited for another part, much of that has probably gone. If it fails, their agents ask.
+// Survey reads, in one request, what blocks those parts of an acquisition that still wait. While they waited for another
+// part, much of what blocked them has probably left. If the read fails, the agents ask.
 func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Part) {
 	var steps []waitlist.Step
 	var reads []etcd.Read
@@ -56,7 +56,7 @@ func readsOf(step *waitlist.Step) (reads []etcd.Read) {
 	return reads
 }
 
-// saw takes note of what was read for a step, at revision at. got begins with it; saw returns the rest.
+// saw takes note of what was read for a step, at revision at. got begins with the replies for the step; saw returns the rest.
 func (ws *Waits) saw(l *waitlist.List, step *waitlist.Step, at int64, got []*pb.RangeResponse) []*pb.RangeResponse {
 	n := 1 + len(step.Keys)
 	var keys []queue.Entry

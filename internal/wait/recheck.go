@@ -15,9 +15,9 @@ import (
 const recheckRequests = 8
 
 // Recheck reads whether the entries that these lists wait for are still there, as far as that fits into a few requests:
-// give it the lists in any order, so that in time all of them have their turn. An entry is its key and its revision: the
-// key may have been written anew, behind who waits for it. A list that has missed something reads the present, whatever
-// its agent is doing. It returns false unless it has found that all are there.
+// give it the lists in another order each time, so that all of them have their turn. An entry is its key and its revision,
+// since the key may have been written anew, behind the waiter. A list that has missed something reads the present, whatever
+// its agent is doing. Recheck returns true if it has found all of the entries.
 func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) (all bool) {
 	type awaited struct {
 		l *waitlist.List

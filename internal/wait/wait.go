@@ -27,7 +27,7 @@ type Waits struct {
 	// Go runs f in the background, or returns false if Life is about to end.
 	Go     func(f func(ctx context.Context)) bool
 	Opened func() // is called when a watch was opened
-	// Removed reports whether an entry was removed that is taken together with this one.
+	// Removed reports whether any entry of the acquisition of this one was removed.
 	Removed  func(own *waitlist.Part) bool
 	EndError func(ctx context.Context) error // the error of a wait whose ctx, or Life, has ended
 	// Lost is told of entries that had the lock and were not in etcd.
@@ -56,7 +56,7 @@ func (ws *Waits) NewList(name string) *waitlist.List {
 }
 
 // Wait blocks until the entry has the lock, or ctx or Life ends (the error is EndError), or somebody else removes
-// the entry (ErrRemoved), or etcd refuses, or its client is closed. After an error the entry is still to be given up.
+// the entry (ErrRemoved), or etcd refuses, or its client is closed. After an error the caller must still give the entry up.
 //
 // Most goroutines of a long queue block here. Keep their path under 1,248 bytes of stack, callers included: a goroutine
 // then keeps 4 KiB, not 8.
@@ -81,8 +81,8 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Part) error {
 	}
 }
 
-// An agent asks etcd what a list wants to know, one request after the other. What that is, and why in this order, says
-// plan.go of package waitlist.
+// An agent asks etcd what a list wants to know, one request after the other. plan.go of package waitlist says what that is,
+// and why in this order.
 //
 // Invariant (I1): see package waitlist, which decides who has the lock.
 //
@@ -127,8 +127,8 @@ func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
 	}
 }
 
-// maxAsked is how often an agent asks for an entry without a pause. If that needs more than a few answers, etcd's answers
-// do not satisfy the list, as after a restore that nobody has noticed yet.
+// maxAsked is how often an agent asks for an entry without a pause. If an entry needs more answers, etcd's answers do not
+// satisfy the list, as after a restore that nobody has noticed yet.
 const maxAsked = 32
 
 func (a *agent) tooOften(e *waitlist.Part) bool {
