@@ -7,24 +7,24 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
-// A Command is a txn that writes keys of the session. It is safe to repeat, and to run beside itself: what a repetition
-// finds done it leaves alone.
+// A Command is a txn that writes keys of the session. It is safe to repeat, and to run beside itself: a repetition changes
+// nothing that an earlier attempt has done.
 type Command struct {
 	// Names are the queues that the command writes to.
 	Names []string
-	// Enqueue: the command puts an entry into the queues of its names. Two in one request would have one
-	// revision, so a request has one of each name. Enqueues of a name leave in the order in which they came; of two that are
-	// under way together etcd decides.
+	// Enqueue: the command puts an entry into the queues of its names. Two enqueues of a name in one request would have one
+	// revision, so a request has at most one. Enqueues of a name leave in the order in which they came; if two of them are
+	// under way together, etcd decides.
 	Enqueue    bool
 	Cmps       []clientv3.Cmp
 	Then, Else []clientv3.Op
-	// Did says of a reply that the command has changed something, for a removal: only the first attempt that etcd carries
-	// out can do that. It is nil for an enqueue.
+	// Did reports whether a reply to a removal says that the removal has changed something: only the first attempt that etcd
+	// carries out can do that. It is nil for an enqueue.
 	Did func(Reply) bool
-	// Patient, of a removal that is offered: nobody gains if it is sent before the reply to a request of its name that is on
-	// its way.
+	// Patient is for a removal that is offered: if a request of its name is on its way, nobody gains if the removal is sent
+	// before the reply.
 	Patient bool
-	// Crowd: it is one of many that come at once. It waits for company although its name has a request on its way.
+	// Crowd: the command is one of many that come at once. It waits for company even if its name has a request on its way.
 	Crowd bool
 	Owner Owner // may be nil
 
@@ -32,13 +32,13 @@ type Command struct {
 	progress
 }
 
-// An Owner is told of the reply to its command, before whoever waits for that. It is not told of the reply to a command that
-// was given up.
+// An Owner is told of the reply to its command, before the caller that waits for the reply. It is not told of the reply to a
+// command that was given up.
 type Owner interface {
 	Answered(r Reply, ambiguous bool)
 }
 
-// room is the memory of a command with one name, one comparison and two operations, as most are: they need no other.
+// room is memory for one name, one comparison and two operations. Most commands need no more.
 type room struct {
 	names [1]string
 	cmps  [1]clientv3.Cmp

@@ -11,15 +11,15 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// refusedFor is how long a name stays by itself after etcd has refused a command of that name that went by itself: each
-// request with it is refused with it, and taken apart.
+// refusedFor is for how long the commands of a name share no request, after etcd has refused such a command that went by
+// itself: etcd would refuse the whole request, and it would be taken apart.
 const refusedFor = 10 * time.Second
 
 // limits is what etcd has refused before.
 type limits struct {
 	most    int // commands in a request
 	refused Recent
-	alarm   bool // etcd has refused an enqueue that went by itself, for all names, and has taken none since
+	alarm   bool // etcd has refused an enqueue because of an alarm, and has carried out none by itself since
 }
 
 // alone reports whether a command shares its request with no other. While etcd is full, no enqueue does: etcd 3.6 carries
@@ -28,8 +28,8 @@ func (l *limits) alone(c *Command) bool {
 	return l.most == 1 || c.ops() > maxOps || l.alarm && c.Enqueue || l.refused.Has(c.Names)
 }
 
-// answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. What etcd says of all
-// commands says nothing of its names: that etcd is full, or that the lease is gone.
+// answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. If etcd is full, or the
+// lease is gone, the error says nothing of the command's names.
 func (l *limits) answeredAlone(c *Command, err error) {
 	if c.Enqueue && (err == nil || etcd.Alarm(err)) {
 		l.alarm = err != nil

@@ -8,23 +8,24 @@ const (
 	// minSeats is how many requests may be on their way however near etcd is. With one or two, goroutines that do not run
 	// in step lose a fifth of their rate.
 	minSeats = 3
-	// maxSeats is how many requests may be on their way in any case. More would not be answered sooner, and everybody else's
+	// maxSeats is the most requests that may be on their way. More would not be answered sooner, and other clients' requests
 	// would wait behind them: 10,000 goroutines that lock one name would send 10,000.
 	maxSeats = 256
 	// perSeat is how much latency makes for one request more: a client 10 ms away has twenty on their way.
 	perSeat = 500 * time.Microsecond
-	// far is from which latency on a command waits for a part of it at most, by a timer. (Of a process that is idle the
-	// timers may be a millisecond late, so nearer to etcd a timer would be later than the next reply.)
+	// If the latency is more than far, a command waits for a fraction of it only, by a timer. (The timers of an idle process
+	// may be a millisecond late, so nearer to etcd a timer would be later than the next reply.)
 	far          = 2 * time.Millisecond
 	patienceFar  = 200 * time.Microsecond
 	patienceNear = 5 * time.Millisecond // while all requests on their way meet a member that hangs
 	// maxLatency bounds what one slow answer says of the next ones.
 	maxLatency = 100 * time.Millisecond
-	// window is for how long etcd must seem farther away, by leastAnswers at least, until that is believed.
+	// window is for how long all answers, and at least leastAnswers of them, must say that etcd is farther away than before,
+	// until the session believes it.
 	window       = 10 * time.Second
 	leastAnswers = 8
-	// perCommand is how many of the session's commands on their way explain an answer that takes twice as long as the distance
-	// does. (Measured: 27 where requests have 64.)
+	// perCommand is how many of the session's commands on their way explain that an answer takes twice as long as by the
+	// distance alone. (Measured: 27 where requests have 64 commands.)
 	perCommand = 16
 )
 
@@ -40,9 +41,9 @@ type pace struct {
 	began   time.Time
 }
 
-// took takes note of an answer to a request that was sent at start, and came now, when that many commands were on their way.
-// Etcd is no farther away than that. That it is farther than was believed shows only if every answer of a window says so, and the other commands can't
-// be why. Else a busy etcd would be sent more requests, and be busier.
+// took takes note of an answer that came now, to a request that was sent at start, while that many commands were on their way.
+// Etcd is no farther away than the answer says. Etcd is farther away than the session believed only if every answer of a window
+// says so, after the commands on their way are allowed for. Otherwise a busy etcd would seem far, get more requests, and be busier.
 func (p *pace) took(start, now time.Time, commands int) {
 	d := min(now.Sub(start), maxLatency)
 	each := d / time.Duration(commands)
@@ -73,15 +74,15 @@ func (p *pace) seats(most int) int {
 	return seats * maxCommands / most
 }
 
-// othersKeepItBusy reports whether neither the distance nor the session's own commands explain how long answers take. Of a
-// session with few commands it does not matter: they would find no company.
+// othersKeepItBusy reports whether neither the distance nor the session's own commands explain how long answers take. For a
+// session with few commands it returns false: they would find no company.
 func (p *pace) othersKeepItBusy() bool {
 	own := 1 + p.commands/perCommand
 	return p.commands > minSeats && float64(p.answer) > own*float64(max(2*p.latency, far))
 }
 
-// patience is how long a command waits for a seat: then it is sent in any case, with all that waits. If etcd is far away, that
-// is soon. If etcd is busy, a command waits longer than an answer takes, since one request more would make etcd busier.
+// patience is how long a command waits for a seat. Then it is sent in any case, with all that waits. If etcd is far away, the
+// patience is short. If etcd is busy, a command waits longer than an answer takes, since one request more would make etcd busier.
 func (p *pace) patience() time.Duration {
 	if p.latency > far && p.answer < minSeats*p.latency {
 		return patienceFar

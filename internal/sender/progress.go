@@ -21,7 +21,7 @@ type progress struct {
 	at        int             // in the heap of those that may go, if it may
 	places    []*list.Element // in the queues of its names
 	flight    *flight         // nil before it is sent
-	calls     int             // that had the command in them
+	calls     int             // how many calls had the command
 	reply     Reply
 	err       error
 	done      chan struct{} // closed when it is told; nil if nobody waits
@@ -110,8 +110,8 @@ func (s *Sender) ended(ctx, life context.Context, err error) error {
 	return err
 }
 
-// overLocked ends a command that its caller has not given up. Nothing is in doubt of one that is seen to have changed
-// something: it was the first attempt that etcd has carried out.
+// overLocked ends a command that its caller has not given up. If the reply says that the command has changed something,
+// nothing is in doubt: the reply is that to the first attempt that etcd has carried out.
 func (c *Command) overLocked(ambiguous bool, err error) {
 	if c.state == sent {
 		c.state, c.err = over, err

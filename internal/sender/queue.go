@@ -9,20 +9,20 @@ import (
 )
 
 const (
-	// maxCommands bounds a request: etcd allows 128 operations by default, and each command may have what the number of
-	// the commands leaves. One lost reply makes all commands of the request ambiguous, so it is no larger than what pays.
+	// maxCommands bounds a request. Etcd allows 128 operations by default: each command is one, and may have as many as all
+	// commands leave. One lost reply makes all commands of a request ambiguous, so a request is no larger than what pays.
 	maxCommands = 64
-	// maxOps is how many operations a command may have that goes with others.
+	// maxOps is the most operations of a command that shares its request.
 	maxOps = 32
-	// maxBytes bounds what a request puts, which etcd allows 1.5 MB by default.
+	// maxBytes bounds what a request puts. Etcd's limit is 1.5 MB by default.
 	maxBytes = 256 << 10
-	// maxPassed is how many commands that go by themselves a request may leave behind.
+	// maxPassed is how many commands, which must go by themselves or do not fit, a request may leave behind.
 	maxPassed = 256
 )
 
 // A queue holds the commands that wait. Enqueues of one name go in the order in which they came, and each request has one of
-// them at most: so an enqueue may go if it is the first of each of its names. Of different names, who has waited longest goes
-// first, and nobody waits behind a crowd that wants another name. Removals, and whatever else is no enqueue, may go at once, and
+// them at most: so an enqueue may go if it is the first of each of its names. Of those that may go, the one that has waited longest goes
+// first, so nobody waits behind a crowd that wants another name. Removals, and whatever else is no enqueue, may go at once, and
 // before all enqueues: a crowd must not keep a lock from whoever waits for its removal.
 type queue struct {
 	removals, enqueues ready
@@ -65,7 +65,7 @@ func (q *queue) lane(c *Command) *ready {
 	return &q.removals
 }
 
-// first is the command that waits longest. There must be one. It may go: what it could wait for came before it.
+// first is the command that has waited longest. There must be one. It may go: whatever it would wait for came before it.
 func (q *queue) first() *Command {
 	if len(q.removals) == 0 || len(q.enqueues) > 0 && q.enqueues[0].turn < q.removals[0].turn {
 		return q.enqueues[0]
@@ -115,7 +115,8 @@ func (q *queue) forget(c *Command) {
 	q.gone(c)
 }
 
-// gone takes a command that waits no more, and is not ready any more, out of its names: who came behind it may go.
+// gone takes a command that does not wait any more, and is not among the ready, out of its names. Then the command behind it
+// may go.
 func (q *queue) gone(c *Command) {
 	q.waiting--
 	for i, place := range c.places {

@@ -16,7 +16,7 @@ type Recent struct {
 	until map[string]time.Time
 }
 
-// Add remembers names for so long. If maxRecent names are remembered and none has expired, new ones are not.
+// Add remembers names for d. If maxRecent names are remembered and none has expired, new ones are not.
 func (r *Recent) Add(names []string, d time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller. Its seat is taken. aboard
+// alone sends a command by itself, un-nested, on the goroutine and with the ctx of its caller, which has taken a seat. aboard
 // is how many commands are on their way, with this one.
 func (s *Sender) alone(ctx, life context.Context, c *Command, aboard int) (r Reply, ambiguous bool, err error) {
 	start := time.Now()
@@ -66,8 +66,8 @@ type flight struct {
 	calls    int // made
 }
 
-// fly sends commands that go together, and tells those that wait for them. leader, if any, is the one whose caller sends
-// them: when that leaves, the others are sent anew.
+// fly sends commands that go together, and tells those that wait for them. leader, if any, is the command whose caller sends
+// them: if that caller leaves, the other commands are sent anew.
 func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 	cancel := func() {} // the leader's ctx ends it
 	if leader == nil {
@@ -120,13 +120,13 @@ func (s *Sender) endLocked(b []*Command, leader *Command, ambiguous bool, err er
 			c.overLocked(ambiguous || !etcd.Refused(err), err)
 		case c.Did != nil:
 			c.overLocked(ambiguous, nil)
-		default: // one of its attempts may have been carried out after somebody has removed what another one wrote
+		default: // an attempt may have been carried out after somebody has removed what an earlier attempt wrote
 			c.overLocked(c.calls > 1, nil)
 		}
 	}
 }
 
-// againLocked sends the commands of a request anew that its leader has left.
+// againLocked sends the commands of a request anew, after its leader has left.
 func (s *Sender) againLocked(b []*Command) {
 	var rest []*Command
 	for _, c := range b {
@@ -161,8 +161,8 @@ func (f *flight) Call(ctx context.Context, _ *etcd.Client) (wanted []*Command, e
 	return wanted, f.together(ctx, wanted)
 }
 
-// together is one attempt to send commands. It takes note of the reply to each. Of several replies to a command the one
-// counts that says that it has changed something, since that is of the attempt that etcd has carried out first.
+// together is one attempt to send commands. It takes note of the reply to each. If a command has several replies, the reply
+// counts that says that the command has changed something: it is that to the attempt that etcd has carried out first.
 func (s *Sender) together(ctx context.Context, b []*Command) error {
 	replies := make([]Reply, len(b))
 	if len(b) == 1 {
@@ -196,7 +196,7 @@ func (s *Sender) together(ctx context.Context, b []*Command) error {
 	return nil
 }
 
-// allDid reports whether the replies to the commands need no other attempt's: see etcd.DoFirst.
+// allDid reports whether no reply of another attempt is needed for any command: see etcd.DoFirst.
 func (s *Sender) allDid(b []*Command) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -212,8 +212,8 @@ func (s *Sender) allDid(b []*Command) bool {
 // end: see ended.
 var errUnsent = errors.New("not sent: the session has ended")
 
-// apartLocked sends each command of a request that was refused by itself, beside each other: the refusal may be for one
-// of them, or for their number, and must harm no other.
+// apartLocked sends each command of a refused request by itself, all at the same time: etcd may have refused one of them, or
+// their number, and that must not harm the others.
 func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
 	if etcd.TooLarge(err) {
 		s.limits.tooMany(len(b))

@@ -46,8 +46,9 @@ func (s *Sender) departLocked(c *Command) {
 	}
 }
 
-// arriveLocked takes note that a command is on its way no more. The removals that have waited for that wait for a request
-// to go with now. A command that went alone took none along, and the next one may too: so they go now.
+// arriveLocked takes note that a command is not on its way any more. If no other command of its name is, the removals that were
+// offered for the name go with the next request. They also do if the command had to go alone: it took no removal along, and the
+// next command of the name may not either.
 func (s *Sender) arriveLocked(c *Command) {
 	s.aboard--
 	for _, name := range c.Names {
@@ -100,8 +101,8 @@ func (s *Sender) run(ctx context.Context, b []*Command) {
 		s.mu.Lock()
 		if !s.freed {
 			s.mu.Unlock()
-			// First those run that the reply has woken: what they send goes along. Without this half of them miss the request,
-			// with 4 to 16 goroutines.
+			// First the goroutines run that the reply has woken: what they send goes along. Without this, half of 4 to 16
+			// goroutines miss the request.
 			runtime.Gosched()
 			runtime.Gosched()
 			s.mu.Lock()

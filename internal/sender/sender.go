@@ -6,8 +6,7 @@
 // Etcd evaluates all comparisons against the state before the request, and then carries the operations out one after the
 // other, with nothing in between: a read sees the operations before it.
 //
-// However much comes, at most maxSeats requests are on their way: what etcd would only queue waits here, where it is in nobody
-// else's way.
+// At most maxSeats requests are on their way: what etcd would only queue waits here, where it is in nobody else's way.
 //
 // A removal may be offered first: then the next request of its name takes it along, whoever sends that. So a lock that is
 // released and taken again costs one commit, and so do the releases of many holders of one name.
@@ -73,7 +72,7 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 		life = context.Background()
 	}
 	if c.Enqueue && s.queue.behind(c) && s.seats < maxSeats {
-		// The enqueue of its name that waits would keep c out of its request. So that goes now, and c follows it.
+		// An enqueue of the same name waits, and c can't be in its request. So that request goes now, and c follows it.
 		s.seats++
 		s.startLocked(s.takeLocked())
 		s.mu.Unlock()
@@ -144,8 +143,8 @@ func (s *Sender) Await(ctx, life context.Context, o Offered) (r Reply, ambiguous
 	return s.doLocked(ctx, life, o.c)
 }
 
-// claimLocked returns true if the caller must send the removal now: no request has it, and it has no reply to wait for. One
-// that goes by itself waits for none: there may be a request of its name at each moment, and none takes it along.
+// claimLocked returns true if the caller must send the removal now: no request has it, and it has no reply to wait for. A
+// removal that must go by itself waits for no reply: there may be a request of its name at each moment, and none takes it along.
 func (s *Sender) claimLocked(c *Command) bool {
 	if c.state != offered || c.Patient && s.flying[c.Names[0]] > 0 && !s.limits.alone(c) {
 		return false
