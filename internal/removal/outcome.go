@@ -7,8 +7,8 @@ import (
 	"sync"
 )
 
-// An Outcome is that of a request which goes on when etcd refuses it, and when those who wait for it have gone. It is
-// safe for concurrent use.
+// An Outcome is for those who wait for a request. The request goes on if etcd refuses it, and if nobody waits any more. An
+// Outcome is safe for concurrent use.
 type Outcome struct {
 	mu   sync.Mutex
 	next *answer

@@ -34,7 +34,7 @@ type Leaving struct {
 	Keys []string
 	Rev  int64
 	Next []queue.Entry // those that the request is to look for
-	// Now: somebody of another session may have the lock as soon as the entry is removed, or somebody waits for that.
+	// Now: another session may have the lock as soon as the entry is removed, or somebody waits for the removal.
 	Now   bool
 	Crowd bool  // many are removed at once, and share requests: see sender.Command
 	Owner Owner // may be nil
@@ -142,8 +142,8 @@ func (r *Removals) RemoveLater(l *Leaving) (done <-chan struct{}) {
 	return l.done
 }
 
-// remove sends a removal, unless another request has taken it along. If etcd refuses it, it may be for the entries that it
-// looks for, as they are many: then it is sent anew.
+// remove sends a removal, unless another request has taken the removal along. Etcd may refuse a removal because it looks for
+// many entries: then it is sent anew, without them.
 func (r *Removals) remove(ctx, life context.Context, l *Leaving) error {
 	_, ambiguous, err := r.sender.Await(ctx, life, l.offered)
 	l.ambiguous = err != nil && ambiguous
@@ -156,8 +156,8 @@ func (r *Removals) remove(ctx, life context.Context, l *Leaving) error {
 // refusedMax is the longest pause between two attempts of a removal that etcd refuses.
 const refusedMax = 10 * time.Second
 
-// insist removes what a request that ended with err has not removed: at once if its caller has left. What etcd refuses is
-// tried again after a pause, which grows: the refusal may pass.
+// insist removes what a request that ended with err has not removed: at once if its caller has left. If etcd refuses, insist
+// tries again after a pause, which grows: the refusal may pass.
 func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 	if err != nil && !etcd.Refused(err) {
 		err = r.again(ctx, ctx, l)
@@ -171,7 +171,7 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 	}
 }
 
-// again sends a removal anew, and then looks for those that are next by a read.
+// again sends a removal anew, and then looks for the entries next by a read.
 func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
 	c := command(&sender.Command{}, l.Keys, l.Rev, nil)
 	c.To(l.name)
@@ -200,10 +200,10 @@ func (r *Removals) finish(l *Leaving, got Result) {
 	r.pending--
 }
 
-// RemoveBeside removes the key of an entry of that name that has another key too, provided that kept, the other one, is there. It
-// looks for the entries next, as Remove does, and goes on until etcd has confirmed it, or life or the client ends. What
-// etcd refuses it sends again after a pause, since the refusal may pass, and an attempt before may have been carried out:
-// refused is told each time.
+// RemoveBeside removes one of the two keys of an entry, provided that kept, the other key, is there. It looks for the entries
+// next, as Remove does, and goes on until etcd has confirmed the removal, or life or the client ends. Each time that etcd
+// refuses, RemoveBeside tells refused, and sends the request again after a pause: the refusal may pass, and an earlier attempt
+// may have been carried out.
 func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, rev int64, next []queue.Entry, refused func(error)) (got Result, there bool, err error) {
 	for ambiguous := false; ; {
 		c := &sender.Command{Did: removed}

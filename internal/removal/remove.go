@@ -21,16 +21,16 @@ type Result struct {
 	At        int64         // the revision at which it was carried out
 	Removed   []bool        // for each key, whether it was there
 	Ambiguous bool          // another attempt, which has no answer, may have removed what was not there
-	Sought    []queue.Entry // those that it looked for
-	There     []queue.Entry // of those
+	Sought    []queue.Entry // the entries that it looked for
+	There     []queue.Entry // the entries of Sought that it found
 }
 
-// Found reports whether the entry's first key was there, or all of its keys, or may have been.
+// Found reports whether the entry's first key was there or may have been; with all, whether all of its keys were.
 func (r *Result) Found(all bool) bool {
 	return r.Ambiguous || r.Removed[0] && (!all || !slices.Contains(r.Removed, false))
 }
 
-// CreatedAt compares that key is that of an entry with this revision.
+// CreatedAt is the comparison that the key has this create revision, and so is that of the entry.
 func CreatedAt(key string, rev int64) clientv3.Cmp {
 	return clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
 }

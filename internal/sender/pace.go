@@ -63,7 +63,7 @@ func (p *pace) took(start, now time.Time, commands int) {
 }
 
 // seats is how many requests may be on their way together, each of at most most commands. If answers take more than minSeats
-// times as long as the distance to etcd explains, etcd is busy, and gets fewer requests. If others keep it busy, a session near
+// times as long as the distance to etcd explains, etcd is busy, and gets fewer requests. If others keep etcd busy, a session near
 // it gets one seat: a second request would not be answered sooner, and both would be half as large.
 func (p *pace) seats(most int) int {
 	fastest := p.latency / perSeat * p.latency // the seats by the distance, times the time of an answer
