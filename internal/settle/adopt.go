@@ -65,8 +65,8 @@ func (a *Adopted) keys() (keys []string) {
 // of them is missing: then the rest is removed, as its owner would do. It returns nil if there is no entry. own reports
 // whether an acquisition of the session has the entry of a name with that revision.
 //
-// Invariant (I6): a key has one user. An acquisition of the session may be about to write where the entry is, as both go by
-// the lease. Etcd refuses that, so Adopt waits until the acquisition has taken other keys, or was given up.
+// Invariant (I6): a key has one user. An acquisition of the session may be about to write where the entry is, as both derive
+// their keys from the lease. Etcd refuses that write, so Adopt waits until the acquisition has taken other keys, or was given up.
 func (k *Keys) Adopt(ctx context.Context, name string, limit int, own func(name string, rev int64) bool) (*Adopted, error) {
 	for {
 		changed := k.nextChange() // before the reading
@@ -184,7 +184,7 @@ func (k *Keys) claim(a *Adopted) bool {
 	return true
 }
 
-// nextChange is closed when Adopt may find something else, or may have a key that is in use now.
+// nextChange is closed when Adopt may find something else, or may claim a key that is in use now.
 func (k *Keys) nextChange() <-chan struct{} {
 	k.mu.Lock()
 	defer k.mu.Unlock()

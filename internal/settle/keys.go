@@ -30,7 +30,8 @@ type Keys struct {
 
 	mu    sync.Mutex // a leaf: no other mutex is taken while it is held
 	inUse keyspace.InUse
-	// vacant are the keys in use that no entry of the session has. The value is what settles the key; nil: Skip left it to others.
+	// vacant are the keys in use that no entry of the session has. The value is what settles the key, nil if Skip left the key
+	// to others.
 	vacant  map[string]*unsettled
 	raw     map[string]rawValue // by key, the value there that has no nonce of the session, see WriteRaw and claim
 	changed chan struct{}       // closed when an entry has come to a key or left it; nil if no Adopt waits for that
@@ -67,7 +68,7 @@ func (k *Keys) Take(name string, kind keyspace.Kind) (key string) {
 }
 
 // Free makes keys free that were never written or are removed: nothing of them is left or to come.
-// Where that is not known, it takes Settle.
+// If that is not known, use Settle.
 func (k *Keys) Free(keys ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()

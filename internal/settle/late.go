@@ -27,16 +27,16 @@ const (
 	settleFor   = 20 * time.Second // three times as long as etcd lets a request live
 )
 
-// unsettled are the keys of an entry that nobody uses any more and that may yet be written: all at once, as far as
-// the entry's own requests go. A restore may bring back what another entry wrote to one of them.
+// unsettled are the keys of an entry that nobody uses any more and that may yet be written. The entry's own requests write all
+// of them at once. A restore may bring back what another entry wrote to one of them.
 type unsettled struct {
 	keys  []string
 	since time.Time
 }
 
-// Settle frees the keys of an entry later than Free does: the outcome of an attempt to write there is
-// unknown. So it first looks for a late write, again and again for a while, and removes what it finds: a
-// request that was given up may still be on its way.
+// Settle is Free for keys of an entry if the outcome of an attempt to write them is unknown: a request that was given up may
+// still be on its way. So Settle first looks for a late write, again and again for settleFor, and removes what it finds. Then
+// the keys are free.
 //
 // Invariant (I6): no key is used anew while a write of its last user may yet come. So a key of the
 // session that holds another entry's nonce is a late write and never a neighbour.
@@ -58,8 +58,8 @@ func (k *Keys) Settle(keys ...string) {
 	}
 }
 
-// findLateWrites looks after all unsettled entries together, since after an etcd that was slow there
-// may be a thousand: one request looks after many.
+// findLateWrites looks for the late writes of all unsettled entries together. After a slow etcd there may be a thousand such
+// entries, and one request looks for many.
 func (k *Keys) findLateWrites(ctx context.Context) {
 	k.mu.Lock()
 	if k.scanning {
@@ -122,8 +122,8 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []*unsettled) error {
 	}
 	var ops []clientv3.Op
 	for _, kv := range there {
-		// By this entry, or by another one of the session once, and a restore has brought it back: nobody uses the key now. It is
-		// asked last whether an adopted entry does, since that counts as written from its adoption on.
+		// This entry has written it; or an earlier entry of the session has, and a restore has brought it back. Nobody uses the
+		// key now. uses is asked last, since an adopted entry counts as written by the session from its adoption on.
 		if k.wrote(kv) && !k.uses(string(kv.Key)) {
 			ops = append(ops, removal.DeleteOps([]string{string(kv.Key)}, kv.CreateRevision)...)
 		}
@@ -136,8 +136,8 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []*unsettled) error {
 	return nil
 }
 
-// commit carries out operations that need not be carried out together: some of them may be refused, or all of them
-// because they are many.
+// commit carries out operations that need not be carried out together: etcd may refuse some of them, or all because they are
+// many.
 func (k *Keys) commit(ctx context.Context, ops []clientv3.Op) error {
 	_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return k.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })

@@ -1,4 +1,4 @@
-// Which entries the list of a lease's keys tells too little of.
+// Which entries must be read, since the list of a lease's keys says too little of them.
 
 package settle
 
@@ -8,13 +8,13 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// Unsure are those of the entries that may not be in etcd any more, after Sweep has found the keys there: those whose key
-// is not among them, and some whose request was sent more than once. The list of a lease's keys shows no revisions. So if
-// somebody removes such an entry, and a late copy of its request writes the key anew, behind whoever waits, the list shows
-// what it has shown before.
+// Unsure are the entries that may not be in etcd any more. there are the keys that Sweep has found. Unsure are the entries whose
+// key is not there, and some of the entries whose request was sent more than once. If somebody removes an entry of the second
+// kind, and a late copy of its request writes the key anew, behind whoever waits, the list of keys is as before, since it shows
+// no revisions.
 //
-// There are as many of the latter as one request reads. If there are more, each call has others, since entries come in any
-// order.
+// Of the second kind there are as many as one request reads. If the session has more, each call has others, since entries come
+// in any order.
 func Unsure[E any](entries []E, there map[string]struct{}, of func(E) (key string, copied bool)) []E {
 	left := etcd.Batch
 	return slices.DeleteFunc(entries, func(e E) bool {

@@ -19,10 +19,9 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// Value makes the value of an entry's keys: a JSON object for people who look at the queue. Only the
-// nonce, which is in no other entry's value, is ever read again, to tell a late write of the session from
-// other sessions' keys. names are those of a Multi, and published is what the entry's owner
-// has to tell programs, or empty.
+// Value makes the value of an entry's keys: a JSON object. The owner and the time are for people who look at the queue. The nonce
+// is in no other entry's value, and tells a late write of the session from other sessions' keys. names are those of a Multi, which
+// Adopt needs. published is what the entry's owner has to tell programs, or empty.
 func (k *Keys) Value(queued time.Time, names []string, published string) string {
 	b := make([]byte, 0, 160)
 	b = append(b, `{"owner":`...)
@@ -64,8 +63,8 @@ func Publish(kvs []*mvccpb.KeyValue, published string) (op clientv3.Op, same boo
 	return clientv3.OpTxn(cmps, puts, nil), same
 }
 
-// withPublished is a value of Value with another published value. What etcd's own Election has written, or whoever else
-// writes no such object, is nothing but that.
+// withPublished replaces the published value in a value that Value has made. Any other value, such as one of etcd's own
+// Election, is a published value as a whole.
 func withPublished(value, published string) string {
 	if v := parsed(value); !v.ours() {
 		return published
@@ -184,8 +183,7 @@ func (v *Parsed) ours() bool {
 	return strings.Contains(v.Nonce, ".") || v.Owner != "" && !v.Queued.IsZero()
 }
 
-// parsed is what an object says that begins as those of Value. What others write may be an object too, with a "nonce" or
-// "names" of its own.
+// parsed is what an object says that begins as Value's do. Others may write objects too, with a "nonce" or "names" of their own.
 func parsed(value string) (v Parsed) {
 	if !strings.HasPrefix(value, `{"owner":`) || json.Unmarshal([]byte(value), &v) != nil {
 		return Parsed{}
@@ -193,8 +191,8 @@ func parsed(value string) (v Parsed) {
 	return v
 }
 
-// ParseValue reads what Value makes. Others leave the value empty, or write what they like, which is what they publish.
-// Names are none if they can't be those of locks, or are more than limit.
+// ParseValue reads what Value makes. Any other value is a published value as a whole. There are no Names if they can't be those
+// of locks, or are more than limit.
 func ParseValue(value string, limit int) Parsed {
 	v := parsed(value)
 	if !v.ours() {

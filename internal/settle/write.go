@@ -10,7 +10,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/sender"
 )
 
-// Write is what writes the keys of an entry, if none of them is there. If limit is not 0, it lists before that, for each queue,
+// Write makes the command that writes the keys of an entry, if none of them is there. If limit is not 0, it lists before that, for each queue,
 // at most limit of the keys that may block the entry, or all that came after the revision since.
 func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, limit int64, since ...int64) *sender.Command {
 	c := &sender.Command{Enqueue: true}
