@@ -16,13 +16,13 @@ import (
 // use. Close it by CloseWatcher; the clientv3.Client stays open.
 type Client struct {
 	*clientv3.Client
-	// Deadline, if set, is until when the user needs an answer. It is set before the first request.
+	// Deadline, if set, is the time by which the user needs an answer. It is set before the first request.
 	Deadline func() time.Time
 	// Life, if set, is what most requests end with: see lane. It is set before the first request.
 	Life context.Context
-	// Restored, if set, is told, perhaps more than once, that etcd has lost what it has shown before: see shown. No
-	// reply that proves it reaches the user earlier. Background runs what is asked then, or returns false. Both are set
-	// before the first request.
+	// Restored, if set, is told, perhaps more than once, that etcd has lost what it has shown before: see shown. The user gets
+	// a reply that proves it only after that. Background runs what is asked then, or returns false. Both are set before the
+	// first request.
 	Restored   func(err error)
 	Background func(f func(ctx context.Context)) bool
 

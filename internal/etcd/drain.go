@@ -16,8 +16,8 @@ type calls struct {
 	resumed  chan struct{} // closed by resume; nil unless draining: no call begins
 }
 
-// Drain has each call of Do that begins from now on wait for resume, or for its end. It blocks until etcd has answered
-// those that are under way, which go on, or done is closed, or for limit at the most.
+// Drain holds back each call of Do that begins from now on, until resume is called or the call must end. Drain blocks until
+// etcd has answered the calls that are under way, or done is closed, or for limit at the most.
 func (c *Client) Drain(limit time.Duration, done <-chan struct{}) (resume func()) {
 	d := &c.calls
 	d.mu.Lock()

@@ -17,12 +17,12 @@ import (
 // call may meet the same member.
 const maxHedges = 2
 
-// race makes a call of r.op, and after each time of late once more, up to more times. With the first answer,
-// or at limit, it ends all calls. several says that there was more than one call.
+// race makes a call of r.op. While no call has an answer, race makes another one each time that late has passed, up to more of
+// them. With the first answer, or at limit, race ends all calls. several says that there was more than one call.
 //
-// With did, an answer ends the others only if did says of it that the request has changed something. Of calls beside
-// each other that can be so for the one that etcd carried out first and no other: so the answer that nothing was there to
-// change waits for the others, and no further call is made. several says then that one of them has not answered.
+// With did, an answer ends the other calls only if did says that the request has changed something. Only the call that etcd
+// carried out first can have such an answer. After the answer that there was nothing to change, race makes no further call and
+// waits for the answers to the others; several says then that a call has no answer.
 //
 // Until the second call is due, it costs no timer, goroutine, ctx or memory: see lane. (A ctx with a time limit would also
 // have gRPC send that along, and etcd start a timer of its own for each request: 6 to 9 us of 300.)
@@ -73,7 +73,7 @@ type racers[T any] struct {
 	err        error
 }
 
-// racersOn are those of the request before on the lane, if that had the same kind of reply.
+// racersOn are the racers of the lane's last request, to be used again, if its reply was of the same type.
 func racersOn[T any](l *lane) *racers[T] {
 	if r, ok := l.late.(*racers[T]); ok {
 		return r
@@ -87,8 +87,8 @@ type answer int
 const (
 	none    answer = iota
 	failed         // it may have been carried out
-	nothing        // it has changed nothing: another one may have been first
-	all            // nothing that another one says matters
+	nothing        // it has changed nothing: another call may have been first
+	all            // no other call's answer matters
 )
 
 // overdue is told that the first call has no answer yet.

@@ -166,9 +166,9 @@ func (k *KeepAlive) keep(s *keepAliveStream) {
 }
 
 // open opens a stream. It may take as long as ctx: a member that hangs answers no password check. If an answer is late,
-// that may be because etcd is busy with password checks, and more of them would make it slower. So another one follows
-// only when half of the time is over that was left until the deadline, and where there is no other member, not beside
-// another check at all.
+// that may be because etcd is busy with password checks, and more of them would make it slower. So another stream
+// follows only after half of the time that was left until the deadline, and if there is only one member, never beside a
+// password check.
 func (k *KeepAlive) open(ctx context.Context) (*keepAliveStream, error) {
 	k.mu.Lock()
 	if k.closed {

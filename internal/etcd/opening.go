@@ -110,13 +110,13 @@ func (o *opening) opened(w *Watch) *Watch {
 
 // dismiss ends a watch that was given up, once it is open, has failed or has ended.
 //
-// clientv3 ends a stream with its last watch. If that ends before etcd has opened it, the stream stays, without a watch,
-// until another watch ends it, or the clientv3.Client is closed. So of the watches of a Watcher that are given up one stays
-// until it is open, however late that is. Those that are given up meanwhile end at once, so that they don't become many
-// while etcd is away. Etcd may be about to open one of them behind the watch that stays. So another watch is opened behind
-// them before that one ends.
+// clientv3 ends a stream with its last watch. But if the last watch ends before etcd has opened it, the stream stays without a
+// watch, until another watch ends the stream, or the clientv3.Client is closed. So of the watches of a Watcher that are given up
+// one stays until it is open, however late that is. The watches that are given up meanwhile end at once, so that they don't
+// become many while etcd is away. Etcd may be about to open one of these behind the watch that stays. So dismiss opens another
+// watch behind them before the watch that stays ends.
 //
-// With a Watcher that the user has put in the place of etcd's own this ends with CloseWatcher: see inBackground.
+// If the user has put a Watcher in the place of etcd's own, dismiss ends with CloseWatcher: see inBackground.
 func (o *opening) dismiss(end func(), stays bool) {
 	for o.another(stays) {
 		next, ctx := o.begin()
@@ -128,8 +128,8 @@ func (o *opening) dismiss(end func(), stays bool) {
 	end()
 }
 
-// another reports whether a watch that was given up, which is open or has failed, needs another one behind it. stays says that
-// it was the one to stay.
+// another reports whether a watch that was given up, and is open or has failed, needs another watch behind it. stays says that
+// the watch was the one to stay.
 func (o *opening) another(stays bool) bool {
 	o.client.mu.Lock()
 	defer o.client.mu.Unlock()

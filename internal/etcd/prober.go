@@ -21,7 +21,7 @@ type Prober struct {
 	Client *Client
 	Life   context.Context
 	Go     func(f func(ctx context.Context)) bool // runs f, or returns false if Life is about to end
-	// Silent is called when watches that can't be had anew are silent, each time that Every has passed.
+	// Silent is called, once in each Every, while watches are silent and no other stream can be had for them.
 	Silent func()
 	Every  func() time.Duration
 
@@ -40,8 +40,8 @@ func (p *Prober) Attend() {
 	}
 }
 
-// End ends that, and returns true, if there are no watches. It looks with the mutex held: Attend is called after a watch
-// was opened, so it either comes before and the watch is seen, or it comes after and begins anew.
+// End ends the probing, and returns true, if there are no watches. It looks with the mutex held. Attend is called after a watch
+// was opened: if Attend comes before End, End sees the watch; if Attend comes after End, Attend begins anew.
 func (p *Prober) End() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -65,16 +65,15 @@ func (p *Prober) Probe() {
 // reopen is how often to open a watch on a silent stream that answers no question.
 const reopen = 10 * time.Second
 
-// Probe asks each stream that has watches whether it lives, unless something was heard of it since
-// the last Probe. If nothing was heard for AttemptMin since it was asked, it is on a member that hangs,
-// or that is cut off: its watches end, and the next ones get another stream. silent says that this is
-// so and that no other stream can be had, or that the stream opens watches and answers no question, as a proxy's;
-// the watches go on then, and may be silent.
+// Probe asks each stream that has watches whether it lives, unless something was heard of the stream since the last Probe. If
+// nothing is heard for somewhat more than AttemptMin after the question, the stream is on a member that hangs or is cut off: its
+// watches end, and the next watches get another stream. The watches go on, and may be silent, if no other stream can be had, or
+// if the stream opens watches and answers no question, as a proxy's does. silent says that this is so.
 //
 // Clients of one clientv3.Client share its stream, and etcd's answer goes to all of their watches. So
 // one of them asks, and the others have heard of it.
 //
-// A watch that can't be opened is no such sign, but where nothing else is heard: it may stand in line behind others.
+// That a watch can't be opened says the same only if nothing else is heard: the watch may stand in line behind others.
 func (c *Client) Probe(ctx context.Context) (silent bool) {
 	var asked sync.WaitGroup
 	c.mu.Lock()
@@ -119,7 +118,8 @@ func (w *Watcher) unheardLocked() (ask bool, unheard time.Duration) {
 	return true, time.Since(w.probed)
 }
 
-// ask asks w whether it lives, and again whether one more watch can be opened. Watches that were to be closed meanwhile are closed then.
+// ask asks w whether it lives; with again, also whether one more watch can be opened. Then ask closes the watches that were to
+// be closed meanwhile.
 func (c *Client) ask(ctx context.Context, w *Watcher, again bool) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), AttemptMin)
 	_ = w.RequestProgress(ctx) // if it fails, there is silence

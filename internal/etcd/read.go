@@ -26,7 +26,7 @@ type Read struct {
 	order clientv3.SortOrder
 }
 
-// one makes a read that of one key: a range of one. The KV of clientv3/leasing answers a read of a key that is no range from a
+// one makes the read of one key that of a range of one key. The KV of clientv3/leasing answers a read of a key that is no range from a
 // cache, which shows an earlier revision, and does not know what other clients do without it.
 func one(key string) clientv3.OpOption { return clientv3.WithRange(key + "\x00") }
 
@@ -38,7 +38,7 @@ func ReadKey(key string) Read {
 	return Read{key: key, opts: []clientv3.OpOption{one(key), clientv3.WithKeysOnly()}, limit: 1}
 }
 
-// ReadKeys reads of each of them whether it is there.
+// ReadKeys reads whether each of the keys is there.
 func ReadKeys(keys []string) []Read {
 	reads := make([]Read, len(keys))
 	for i, key := range keys {
@@ -67,9 +67,9 @@ func (r Read) Limit(n int64) Read {
 
 // ReadAt reads the state at revision rev, which is the same on every member, so any of them can
 // answer. If the member that is asked has not come so far, has compacted rev away or does not
-// answer, a linearizable read of the present follows. With rev 0 it is that from the start. at
-// is the revision that all of got shows. It is one request, however many reads, unless the request or the reply is
-// too large for the client, or the reads are too many for etcd's --max-txn-ops: then it is some more.
+// answer, a linearizable read of the present follows. With rev 0 the first read is linearizable. at
+// is the revision that all of got shows. ReadAt makes one request, however many reads, unless the request or the reply is
+// too large for the client, or the reads are too many for etcd's --max-txn-ops: then it makes some more.
 func (c *Client) ReadAt(ctx, life context.Context, rev int64, reads ...Read) (got []*pb.RangeResponse, at int64, err error) {
 	if rev > 0 {
 		got, _, err = c.readOrSplit(ctx, Policy{Life: life, Hedge: true, Once: true}, reads, clientv3.WithRev(rev), clientv3.WithSerializable())
@@ -108,8 +108,8 @@ func (c *Client) readOrSplit(ctx context.Context, p Policy, reads []Read, how ..
 // maxPage is how many keys readPages reads at once, at first.
 const maxPage = 256
 
-// readPages makes one read, of a range, in pages: the whole range in key order, as that is the order that goes on
-// from any key. What etcd would have sorted and cut off it sorts and cuts off itself.
+// readPages makes one read, of a range, in pages. It reads in key order, since a read can go on from any key in that order. What
+// etcd would have sorted and cut off, readPages sorts and cuts off itself.
 func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...clientv3.OpOption) (got []*pb.RangeResponse, at int64, err error) {
 	op := clientv3.OpGet(of.key, of.opts...)
 	all, from, limit := &pb.RangeResponse{}, of.key, of.limit

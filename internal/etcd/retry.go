@@ -39,7 +39,7 @@ type Policy struct {
 // or ctx, p.Life or the client ends. It goes on through leader changes, lost replies and
 // members that hang. op must be safe to repeat. No call of op goes on when Do returns.
 //
-// ambiguous says that a call whose answer this is not may have been carried out, or may yet be.
+// ambiguous says that a call other than the answered one may have been carried out, or may yet be.
 func Do[T any](ctx context.Context, c *Client, p Policy, op func(ctx context.Context) (T, error)) (v T, ambiguous bool, err error) {
 	return DoFirst(ctx, c, p, Func[T](op), nil)
 }
@@ -55,10 +55,10 @@ type Func[T any] func(ctx context.Context) (T, error)
 // Call calls it.
 func (f Func[T]) Call(ctx context.Context, _ *Client) (T, error) { return f(ctx) }
 
-// DoFirst is Do for a request that changes nothing when it was carried out before, a removal for example. did says of
-// a reply that the request has changed something: then that is what etcd carried out first, and the caller ignores ambiguous.
-// Of a reply that says that there was nothing to change ambiguous is told only if another call has no answer: such a
-// reply waits for the others.
+// DoFirst is Do for a request that changes nothing if it was carried out before, such as a removal. did reports whether a reply
+// says that the request has changed something: such a reply is that to the call that etcd carried out first, and the caller
+// ignores ambiguous. A reply that says that there was nothing to change waits for the replies to the calls beside it, and is
+// ambiguous only if some call has none.
 func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did func(T) bool) (v T, ambiguous bool, err error) {
 	life, hedges, late := p.Life, 0, time.Duration(0)
 	if life == nil {
@@ -128,15 +128,15 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did
 // answer only adds a request to what makes them slow.
 func (c *Client) patience() time.Duration { return min(max(AttemptMin, c.pace.late()), attemptMax) }
 
-// Bind returns a ctx that ends with ctx and with life, and then with its cause.
+// Bind returns a ctx that ends with ctx and with life, whichever ends first, and has its cause.
 func Bind(ctx, life context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// Outlive returns a ctx that ends with ctx unless because of cause. The ctx that Do gives ends when its hold
-// is unlocked, and the request that unlocks it must go on.
+// Outlive returns a ctx that ends with ctx, except if ctx ends because of cause. The ctx that Do gives ends when its hold
+// is unlocked, and the request that unlocks the hold must go on.
 func Outlive(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
 	out, free := context.WithoutCancel(ctx), func() {}
 	if d, ok := ctx.Deadline(); ok {

@@ -29,8 +29,8 @@ var ErrRestored = errors.New("a snapshot was restored, or etcd has lost its data
 // which may lag. So a lower revision there is a hint only, and the Client asks.
 //
 // The Raft term is no sign, although it starts anew too: a member that was sent a snapshot by its leader shows its
-// old term until the next entry (etcd 3.7). So a restored etcd that has the same cluster ID, and that was written to
-// beyond all that was shown before it is asked again, is not told from the one before.
+// old term until the next entry (etcd 3.7). So if a restored etcd has the same cluster ID, and was written to beyond
+// all that was shown before, a Client that asks only then finds no sign.
 type shown struct {
 	cluster  atomic.Uint64
 	revision atomic.Int64 // the highest
@@ -96,7 +96,7 @@ func (c *Client) TimeToLive(ctx context.Context, id clientv3.LeaseID, opts ...cl
 	return resp, err
 }
 
-// proves takes note of the reply to a linearizable request. before is the least revision that it has to show.
+// proves takes note of the reply to a linearizable request. before is the least revision that the reply must show.
 func (c *Client) proves(h *pb.ResponseHeader, before int64) {
 	c.sameCluster(h)
 	if rev := h.GetRevision(); rev < before {
@@ -105,7 +105,7 @@ func (c *Client) proves(h *pb.ResponseHeader, before int64) {
 	c.shows(h.GetRevision())
 }
 
-// hints takes note of the reply of a member that may lag. before is what was shown before it was asked.
+// hints takes note of the reply of a member that may lag. before is what was shown before the member was asked.
 func (c *Client) hints(h *pb.ResponseHeader, before int64) {
 	c.sameCluster(h)
 	c.shows(h.GetRevision())
@@ -114,8 +114,8 @@ func (c *Client) hints(h *pb.ResponseHeader, before int64) {
 	}
 }
 
-// hintsOfLease is hints where the reply is about a lease, before anybody is told of it. If the lease is gone, and all data
-// may have gone with it, etcd is asked at once, for half a second at most: so Restored is told first.
+// hintsOfLease is hints for a reply about a lease. If the lease is gone, all data may have gone with it: so hintsOfLease asks
+// etcd at once, for half a second at most. Then Restored is told before anybody is told of the reply.
 func (c *Client) hintsOfLease(ctx context.Context, h *pb.ResponseHeader, before int64, gone bool) {
 	if gone && h.GetRevision() < before {
 		ctx, cancel := context.WithTimeout(ctx, RetryMax)
@@ -140,7 +140,7 @@ func (c *Client) askRevision() {
 }
 
 // prove asks etcd once for its revision. The txn does nothing, so it needs no rights, and is linearizable, since etcd takes
-// one in another one for a write.
+// a txn within a txn for a write.
 func (c *Client) prove(ctx context.Context) {
 	_, _, _ = Do(ctx, c, Policy{Once: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return c.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(clientv3.OpTxn(nil, nil, nil)) })

@@ -36,7 +36,7 @@ type waker struct {
 	mu    sync.Mutex
 	open  int         // stalls that are open
 	timer *time.Timer // of the next wake, nil before the first
-	next  time.Time   // no wake is to come before that
+	next  time.Time   // no wake comes before that
 }
 
 // resetBackoff has gRPC try to connect at once to all members that it pauses for. Nothing else ends the pause: Connect does
@@ -44,7 +44,7 @@ type waker struct {
 //
 // ResetConnectBackoff goes through the map of connections without the mutex for it (gRPC 1.71 and 1.83), and the process ends
 // if gRPC adds or removes a connection at that moment. gRPC does so when it begins to connect for the first time, when there is
-// no pause yet, and within a call of SetEndpoints. So that call waits for this one, and this one for that.
+// no pause yet, and within a call of SetEndpoints. So resetBackoff and SetEndpoints wait for each other, by clientv3's mutex.
 func resetBackoff(client *clientv3.Client) {
 	conn := client.ActiveConnection()
 	if conn == nil {
@@ -121,8 +121,8 @@ func (c *Client) wake() {
 	w.timer.Reset(c.pause(wakeMin))
 }
 
-// pause is the time until the next wake, which is not to come before that of earliest. It is chosen so that
-// one comes shortly before the deadline.
+// pause is the time until the next wake: earliest at the least, and chosen so that a wake comes shortly before the
+// deadline.
 func (c *Client) pause(earliest time.Duration) time.Duration {
 	pause := earliest + rand.N(wakeJitter)
 	if c.Deadline == nil {
@@ -140,8 +140,8 @@ func (c *Client) Connected() bool {
 	return conn == nil || conn.GetState().String() == "READY" // by name: the library does not import gRPC
 }
 
-// awaitConnection blocks until the client is connected, or ctx ends. It makes no request, so it gives up
-// after that time: gRPC leaves a connection idle until there is a request.
+// awaitConnection blocks until the client is connected, or ctx ends. It makes no request, and gRPC leaves a connection idle
+// until there is a request, so awaitConnection gives up after limit.
 func (c *Client) awaitConnection(ctx context.Context, limit time.Duration) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
@@ -153,8 +153,8 @@ func (c *Client) awaitConnection(ctx context.Context, limit time.Duration) {
 	}
 }
 
-// CtxError is [CtxError] of a request or a wait. Where there is no connection, that is why it had no answer:
-// clientv3 has requests wait for one, and keeps it from watches. The caller has no time left to learn more.
+// CtxError is [CtxError] of a request or a wait. If there is no connection, the error says so, and why: clientv3 lets requests
+// wait for a connection, and does not tell watches that there is none. The caller has no time left to learn more.
 func (c *Client) CtxError(ctx context.Context, last error) error {
 	return CtxError(ctx, cmp.Or(c.ConnectionError(20*time.Millisecond), last))
 }

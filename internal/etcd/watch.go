@@ -18,8 +18,8 @@ type Watch struct {
 	C     clientv3.WatchChan
 	At    int64
 	Close context.CancelFunc
-	// Closed is closed by Close, and when the watch's life has ended. C is then too, unless a Watcher of the user's
-	// forgets to.
+	// Closed is closed by Close, and when the watch's life has ended. C is closed then too, unless a Watcher of the user's
+	// forgets to close it.
 	Closed <-chan struct{}
 	by     *Watcher
 	shows  func(rev int64)

@@ -21,8 +21,8 @@ import (
 // clientv3/namespace) can't be made anew.
 //
 // The watches of a Watcher that was replaced stay: one that can't be opened says little of those that are
-// open. So it is probed like the new one. It is closed after its last watch: its stream may outlive that,
-// or it may go on trying to get one until the client is closed.
+// open. So a replaced Watcher is probed like the new one. It is closed after its last watch: otherwise its stream might
+// outlive that watch, or the Watcher might go on trying to get a stream until the client is closed.
 
 // A Watcher is a clientv3.Watcher that a Client uses for its watches.
 type Watcher struct {
@@ -34,23 +34,23 @@ type Watcher struct {
 	// former are, of the Watcher for new watches, those before it that still have watches.
 	former []*Watcher
 	// heard is set when one of the watches had something. probed is when Probe asked whether the
-	// stream lives, if nothing was heard since, and else zero.
+	// stream lives, zero if something was heard since.
 	heard  atomic.Bool
 	probed time.Time
 	// probing: the stream is being asked. If its last watch was closed meanwhile, the client would
 	// open another stream for that, and keep it. So closing waits until then.
 	probing bool
 	closing []func()
-	// answers is set when the stream has answered such a question. `etcd grpc-proxy` answers none. So a stream that
-	// never has is asked in another way: whether one more watch can be opened on it, of what is watched already.
-	// opened is when that was answered last.
+	// answers is set when the stream has answered such a question. `etcd grpc-proxy` answers none. So a stream that has
+	// never answered is asked in another way: whether one more watch, of what is watched already, can be opened on it.
+	// opened is when that was last so.
 	answers atomic.Bool
 	watched atomic.Pointer[watched]
 	opened  time.Time
 	life    context.Context // of the watches
 	end     context.CancelFunc
-	// calls of Watch end with calling: with the clientv3.Client, and those of a Watcher of the user when CloseWatcher calls
-	// quit. It is nil of etcd's own, as NewWatcher makes them. See inBackground.
+	// calls of Watch end with calling: with the clientv3.Client, and for a Watcher of the user's when CloseWatcher calls
+	// quit. quit is nil for etcd's own Watchers, as NewWatcher makes them. See inBackground.
 	calls   sync.WaitGroup
 	calling context.Context
 	quit    context.CancelFunc
@@ -115,7 +115,7 @@ func (w *Watcher) renewable() bool { return w.quit == nil }
 
 func (w *Watcher) idle() bool { return w.watches == 0 }
 
-// EnterWatcher is called to open a watch: it returns the Watcher to do so with.
+// EnterWatcher returns the Watcher to open a watch with. LeaveWatcher follows.
 func (c *Client) EnterWatcher() *Watcher {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -152,8 +152,8 @@ func (c *Client) ReplaceWatcher() {
 	c.closeUnused(old)
 }
 
-// renewLocked reports whether the next watches got a new stream. After CloseWatcher there are none: nobody would close
-// their Watcher. The caller holds c.mu.
+// renewLocked gives the next watches a new stream, or returns false. After CloseWatcher there is none, since nobody would close
+// its Watcher. The caller holds c.mu.
 func (c *Client) renewLocked() bool {
 	if !c.watcher.renewable() || c.watcher.replaced {
 		return false
@@ -198,7 +198,7 @@ func (c *Client) CloseWatcher() {
 	}
 }
 
-// closeUnused closes w if no watch uses it, nor will.
+// closeUnused closes w if no watch uses it or will use it.
 func (c *Client) closeUnused(w *Watcher) {
 	c.mu.Lock()
 	unused := w.own && w.replaced && w.idle()
