@@ -1,9 +1,9 @@
-// Package holdwatch watches the entries of a session's holds: that one of them was removed, and that somebody
-// waits behind one. It opens few watches for many holds, and knows nothing of a hold but its entry.
+// Package holdwatch tells when an entry of a session's holds was removed, and when somebody waits behind it. It opens few
+// watches for many holds, and knows nothing of a hold but its entry.
 //
 // The first 64 holds in a directory of names, "jobs" for "jobs/7", have a watch each. Further holds share one watch on the
 // whole directory: the client opens the watches of a stream one after another, so thousands of them would delay the watches
-// of waits. The shared watch is told of every deletion in the directory, so it is for sessions that hold much of it.
+// of waits. The shared watch is told of every deletion in the directory, so it is for sessions that hold much of the directory.
 package holdwatch
 
 import (
@@ -64,8 +64,8 @@ func New[H comparable](c Config[H]) *Watches[H] {
 	}
 }
 
-// Watch has the hold watched whose entry has this key. It returns false if it is too late for that, since the session
-// ends. Call Unwatch in any case.
+// Watch watches the entry of a hold, which has this key. It returns false if it is too late, since the session ends. Call
+// Unwatch in any case.
 func (ws *Watches[H]) Watch(key string, h H) bool {
 	ws.mu.Lock()
 	w, fresh := ws.joinLocked(key, h)

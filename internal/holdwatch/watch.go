@@ -92,8 +92,8 @@ func (w *watch[H]) watch(out *outage.Outage) error {
 	}
 }
 
-// checkLocked has it read whether a hold is there, unless the member that watches has not come to the entry's own
-// revision yet: then nothing can have been missed, and its queue would show no entry (I3).
+// checkLocked has the watch read whether the entry of a hold is there. If the member that watches has not reached the entry's
+// revision yet, no read is needed: nothing can have been missed, and the member's queue would not show the entry (I3).
 func (w *watch[H]) checkLocked(h H) {
 	if w.upTo > w.ws.Rev(h) {
 		w.unseen = append(w.unseen, h)
@@ -189,7 +189,7 @@ func (ws *Watches[H]) AwaitWaiter(ctx context.Context, name string, rev int64, e
 }
 
 // findWaiter blocks until there is such an entry, or the watch ends. The watch comes first and the read after it,
-// so that nobody is missed in between. It reads where no watch can be had too.
+// so that nobody is missed in between. It reads even if no watch can be had.
 func (ws *Watches[H]) findWaiter(ctx context.Context, name string, rev int64, excludes func(keyspace.Kind) bool, out *outage.Outage) error {
 	from, to := keyspace.Exclusives(name)
 	if excludes(keyspace.Shared) {

@@ -16,7 +16,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// An Alarm is that of the last entry or lease that etcd refused. It is not changed.
+// An Alarm says since when etcd refuses entries and leases, and which entry it refused last. An Alarm is never changed.
 type Alarm struct {
 	key   string // of the entry; "" if only leases were refused
 	since time.Time
@@ -26,8 +26,8 @@ type Alarm struct {
 // called for.
 func (o *Outages) Alarm() *Alarm { return o.alarm.Load() }
 
-// Answered is called with the answer to a request that etcd refuses while there is an alarm: it puts an entry with that
-// key, or with "" grants a lease. before is the Alarm before it was sent. The log has a line when an alarm begins, and
+// Answered is called with the answer to a request that etcd refuses while there is an alarm: a put of an entry with that key,
+// or with "" a grant of a lease. before is the Alarm before the request was sent. The log has a line when an alarm begins, and
 // one when etcd has taken such a request again; answers that come out of order make no more.
 func (s *Source) Answered(before *Alarm, key string, err error) {
 	switch all := s.All; {
@@ -37,7 +37,7 @@ func (s *Source) Answered(before *Alarm, key string, err error) {
 		if now != nil {
 			a.key, a.since = cmp.Or(key, now.key), now.since
 		}
-		// If another request has ended the alarm since this one was sent, or has told of it now, that stays.
+		// If another request has ended the alarm since this one was sent, or has told the log of the alarm now, that stays.
 		if (now != nil || before == nil) && all.alarm.CompareAndSwap(now, a) && now == nil {
 			// As text: it is not the error of a call that goes on.
 			s.Log.Warn("etcd refuses new locks", "endpoints", s.Client.Endpoints(), "error", err.Error())
@@ -47,11 +47,11 @@ func (s *Source) Answered(before *Alarm, key string, err error) {
 	}
 }
 
-// Ready is what Client.Ready returns where a session lives: nil, or that etcd refuses entries now. Only while there is an
-// alarm it asks etcd, and blocks until that has answered, or ctx or the session ends.
+// Ready is what Client.Ready returns where a session lives: nil, or that etcd refuses entries now. While there is an
+// alarm, and only then, Ready asks etcd, and blocks until etcd has answered, or ctx or the session ends.
 //
-// It asks with a transaction that writes nothing, since its comparison is never true. A member whose data is too large
-// refuses it before it looks at that, and so does an alarm (quotaKVServer, applierV3Capped, applierV3Corrupt in etcd
+// It asks with a transaction that writes nothing, since the comparison is never true. A member whose data is too large
+// refuses the transaction before it looks at the comparison, and so does a member with an alarm (quotaKVServer, applierV3Capped, applierV3Corrupt in etcd
 // 3.7.3). A read would not tell, and the alarms themselves are for root to read.
 func (s *Source) Ready(ctx context.Context) error {
 	a := s.All.Alarm()

@@ -13,8 +13,8 @@ import (
 // what is left of the shortest session when an outage begins.
 const Blip = time.Second
 
-// Outages are those of all that need etcd together. The log gets a line when one of them has not got on for Blip, and
-// another when the last of them can again: not one for each, and not one for each attempt.
+// Outages are the outages of all users of etcd together. The log has a line when a user has not got on for Blip, and another
+// when the last of the users can get on again: not a line for each user, and not one for each attempt.
 type Outages struct {
 	Blip time.Duration // an outage that is over before that has no lines
 
@@ -29,7 +29,7 @@ type Outages struct {
 	refused   time.Time // when the log was last told that etcd refuses rights
 }
 
-// begin counts one more that can't get on. line makes the first line of the log, which write writes when the outage has
+// begin counts one more user that can't get on. line makes the first line of the log, which write writes when the outage has
 // lasted for Blip; line may take its time, and write must not. A nil line is none.
 func (o *Outages) begin(why error, line func() (write func())) {
 	o.mu.Lock()
@@ -79,8 +79,8 @@ func (o *Outages) Why() error {
 	return o.why
 }
 
-// end reports whether the log is to have a line, and whether somebody has got on again. Where nobody has and
-// lives is false, the outage goes on for the next ones.
+// end counts one user less. over says that the log must have a line, and all that somebody has got on again. If nobody has, and
+// lives is false, the outage goes on for the next users.
 func (o *Outages) end(recovered, lives bool) (lasted time.Duration, over, all bool) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
