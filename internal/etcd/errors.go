@@ -56,8 +56,8 @@ func RequestError(ctx context.Context, err error) error {
 		}
 		return fmt.Errorf("%w: %s", errNoConnection, desc)
 	}
-	// Of a connection on which it could not write its first bytes gRPC says what the operating system says. (Of one
-	// that had come into use its reader tells, as above.)
+	// If gRPC could not write the first bytes on a connection, its error is the operating system's. (For a connection that
+	// had come into use, the connection's reader reports, as above.)
 	if _, desc, found := strings.Cut(text, "code = Unavailable desc = write tcp "); found {
 		return fmt.Errorf("%w: write tcp %s", ErrNotSent, desc)
 	}
@@ -99,9 +99,9 @@ func Refused(err error) bool {
 	return false
 }
 
-// Alarm reports whether etcd has refused the request because of an alarm: it is full, or its members have different
-// data. Then it refuses whatever writes, of a full etcd deletions excepted. Of the request by which it becomes full etcd
-// says so too, and has carried it out (quotaApplierV3).
+// Alarm reports whether etcd has refused the request because of an alarm: etcd is full, or its members have different
+// data. Then it refuses all writes, except that a full etcd carries out deletions. Etcd also refuses the request by which it
+// becomes full, although it has carried that request out (quotaApplierV3).
 func Alarm(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrCorrupt)
 }

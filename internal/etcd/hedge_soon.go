@@ -1,5 +1,5 @@
-// When a request is sent again beside itself, for tests: many are. So a test fails that is right only while etcd answers fast,
-// and not once in a thousand runs, when a machine stalls.
+// When a request is sent again beside itself, for tests: soon, so that many are. Then a test that is right only while etcd answers
+// fast fails each time, and not once in a thousand runs, when a machine stalls.
 
 //go:build hedgesoon
 

@@ -109,7 +109,7 @@ func (k *KeepAlive) Renew(ctx context.Context, id clientv3.LeaseID) (ttl int64, 
 		if err == nil || ctx.Err() != nil || errors.Is(err, rpctypes.ErrPermissionDenied) {
 			return ttl, err
 		}
-		// That the stream broke while nobody used it says nothing of etcd. Nor does a token that has expired meanwhile.
+		// The stream broke while nobody used it, or its token has expired: neither says anything of etcd.
 	}
 	if s, err = k.open(ctx); err != nil {
 		return 0, err

@@ -131,7 +131,7 @@ func (l *Lease) run() {
 				late, gap = 0, l.TTL/6
 				next.Reset(max(0, time.Until(l.due(r, inFlight))))
 			case l.Ctx.Err() != nil, etcd.IsCtxError(r.err):
-				// The lease is used no more, or this attempt never had an answer, and others were sent since.
+				// The lease is not used any more, or this attempt never had an answer, and others were sent since.
 			default:
 				unrenewed = r.err
 				if !errors.Is(r.err, errRefused) { // etcd answers, and its answer says what to do
@@ -153,8 +153,8 @@ func (l *Lease) patience(wanted time.Duration) time.Duration {
 }
 
 // due is when the next renewal is sent after the answer to r. If a later attempt is on its way, etcd is slow, and the later
-// attempt counts as the next renewal: another one is sent only once this one is late too. Else each reply of a slow etcd
-// would send one attempt more.
+// attempt counts as the next renewal: another one is sent only once this one is late too. Otherwise each reply of a slow
+// etcd would cause one attempt more.
 func (l *Lease) due(r renewal, inFlight []renewal) time.Time {
 	due := r.from.Add(l.TTL / 3)
 	for _, o := range inFlight {

@@ -47,7 +47,7 @@ func (l *Lease) Read(ctx, life context.Context, rev int64, reads ...etcd.Read) (
 	return got, at, l.Translate(err)
 }
 
-// Translate is the error of a request in the words of callers. That the client was closed ends the use of the lease.
+// Translate is the error of a request in the words of callers. If the client was closed, Translate ends the use of the lease.
 func (l *Lease) Translate(err error) error {
 	if errors.Is(err, etcd.ErrClientClosed) {
 		l.End(l.Expired, "client closed")

@@ -36,7 +36,7 @@ type Outage struct {
 func (s *Source) Outage(lock string) Outage { return Outage{of: s, lock: lock} }
 
 // Start is called for each attempt that fails: etcd can't be asked, or a watch can't be had, and the wait, the
-// hold or the session keeps trying. That ctx, the session or the client has ended is no outage.
+// hold or the session keeps trying. The end of ctx, of the session or of the client is no outage.
 func (o *Outage) Start(ctx context.Context, err error) {
 	s := o.of
 	if o.open || ctx.Err() != nil || s.Life.Err() != nil || s.Client.Ctx().Err() != nil {
@@ -93,7 +93,7 @@ func (s *Source) Refused(op string, err error, wrap func(op string, err error) e
 	}
 }
 
-// Stop is called when the wait, the hold or the session gets on again, or leaves without having recovered.
+// Stop is called when the wait, the hold or the session gets on again, or ends before that.
 func (o *Outage) Stop(recovered bool) {
 	if !o.open {
 		return

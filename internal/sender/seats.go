@@ -1,4 +1,4 @@
-// Which requests are on their way, and what is sent when one has landed.
+// Which requests are on their way, and what is sent when a request has landed.
 
 package sender
 

@@ -114,7 +114,7 @@ func (k *Keys) removeLateWrites(ctx context.Context, some []*unsettled) error {
 	}
 	there, err := k.etcd.ReadValues(ctx, k.life, keys...)
 	if n := len(some); n > 1 && err != nil && etcd.Refused(err) {
-		// One of them may be forbidden by now. That must not keep the others.
+		// One of the keys may be forbidden by now. That must not keep the others from their removal.
 		return errors.Join(k.removeLateWrites(ctx, some[:n/2]), k.removeLateWrites(ctx, some[n/2:]))
 	}
 	if err != nil {
@@ -181,9 +181,9 @@ func (k *Keys) sweepKey(ctx context.Context, key string) error {
 	return err
 }
 
-// Skip leaves an entry's keys to whoever has them: another user of an adopted lease, or a late write of this
-// session that came after its settling, which is removed. The session does not use these keys again; Sweep
-// finds what a late request may yet write there. kvs are what was read there.
+// Skip leaves an entry's keys to another user of an adopted lease, or to a late write of this session that came after the keys
+// were settled. Skip removes such a late write. The session does not use these keys again; Sweep finds what a late request may
+// yet write there. kvs are what was read there.
 func (k *Keys) Skip(keys []string, kvs []*mvccpb.KeyValue) {
 	k.mu.Lock()
 	// What Adopt takes from now on is no late write.

@@ -31,8 +31,8 @@ func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.
 	return c
 }
 
-// WriteIfFree is Write that writes only if no key is there that could block the entry. Else it looks for the entry's first
-// key, and lists, for each queue, at most limit of the keys that may block the entry.
+// WriteIfFree is Write that writes only if no key is there that could block the entry. Otherwise its command reads the entry's
+// first key, and lists, for each queue, at most limit of the keys that may block the entry.
 func WriteIfFree(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, limit int64) *sender.Command {
 	c := Write(queues, keys, value, lease, 0)
 	c.Else = []clientv3.Op{clientv3.OpGet(keys[0])}
