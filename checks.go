@@ -72,6 +72,9 @@ func inQueue(some []*waitlist.Part) (all []placed) {
 // verify reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that
 // are not.
 func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
+	if len(some) == 0 { // all have been released meanwhile
+		return nil
+	}
 	var reads []etcd.Read
 	for _, p := range some {
 		reads = append(reads, etcd.ReadKey(p.Entry.Key))

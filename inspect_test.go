@@ -154,7 +154,7 @@ func TestInspectCost(t *testing.T) {
 	}
 	looks := time.Now()
 	require.Len(t, inspected(t, cluster.Client(t, tap), name).Holders(), 6)
-	requireCalls(t, looks, 1, tap.Calls("Range"))
+	requireCalls(t, looks, 1, tap.Calls("Txn"))
 	requireCalls(t, looks, 2, tap.Calls("LeaseTimeToLive"))
 	requireCalls(t, looks, 3, tap.Calls())
 }
@@ -186,7 +186,7 @@ func TestInspectThroughFaults(t *testing.T) {
 	tap, name := etcdtest.NewTap(), lockName(t)
 	h, err := NewMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
 	require.NoError(t, err)
-	for _, method := range []string{"Range", "LeaseTimeToLive"} {
+	for _, method := range []string{"Txn", "LeaseTimeToLive"} {
 		tap.Nth(method, 1, etcdtest.DropReply)
 		tap.Nth(method, 2, etcdtest.FailBefore)
 	}
@@ -196,7 +196,7 @@ func TestInspectThroughFaults(t *testing.T) {
 	require.Positive(t, q.Entries[0].GrantedTTL)
 
 	// A refusal by etcd is an error.
-	for _, method := range []string{"Range", "LeaseTimeToLive"} {
+	for _, method := range []string{"Txn", "LeaseTimeToLive"} {
 		tap.Next(method, func(context.Context, *etcdtest.Call) error { return rpctypes.ErrGRPCPermissionDenied })
 		_, err = New(c).Inspect(testCtx(t), name)
 		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)

@@ -27,11 +27,7 @@ import (
 
 // wait waits for what is before the acquisition, for one part after the other, and grants it.
 func (h *Held) wait(ctx context.Context) error {
-	p := h.firstUngranted()
-	if p == nil && !h.acquiring.behind {
-		return h.grant(ctx)
-	}
-	for ; p != nil; p = h.firstUngranted() {
+	for p := h.firstUngranted(); p != nil; p = h.firstUngranted() {
 		h.s.ahead.Enter(ctx, p.name, h.rev)
 		err := h.waitError(ctx, p, h.s.waits.Wait(ctx, &p.Part))
 		h.s.ahead.Leave(p.name)
@@ -81,7 +77,7 @@ func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 // readAllParts reads whether all parts are there, after a wait: other sessions may have removed a part while the next one
 // waited. Without this read there may be no revision at which the acquisition had them all.
 func (a *acquisition) readAllParts(ctx context.Context) error {
-	if len(a.parts()) == 1 {
+	if len(a.parts()) == 1 || !a.acquiring.behind {
 		return nil
 	}
 	return a.waitError(ctx, &a.parts()[0], a.exists(ctx, a.s.lease.Ctx, a.allKeys()...))

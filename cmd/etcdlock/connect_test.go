@@ -8,13 +8,13 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/certs"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
 func TestConnect_TLS(t *testing.T) {
@@ -142,7 +142,7 @@ func second[T any](_ T, err error) error { return err }
 func TestConnect_CommandTimeout(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t, intercepted(func(ctx context.Context, req any) {
-		if r, ok := req.(*pb.RangeRequest); ok && !r.CountOnly { // which only the first one is
+		if r := harness.RangesOf(req); len(r) > 0 && !r[0].CountOnly { // which only the first one is
 			<-ctx.Done()
 		}
 	}))

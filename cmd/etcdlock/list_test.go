@@ -7,12 +7,12 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
 func TestList(t *testing.T) {
@@ -63,11 +63,11 @@ func TestList_Emptied(t *testing.T) {
 		locks[output] = lock{make(chan struct{}), make(chan struct{})}
 	}
 	cluster := etcdtest.Start(t, intercepted(func(ctx context.Context, req any) {
-		r, ok := req.(*pb.RangeRequest)
-		if !ok {
+		r := harness.RangesOf(req)
+		if len(r) == 0 {
 			return
 		}
-		if l, ok := locks[strings.TrimSuffix(string(r.Key), "/")]; ok {
+		if l, ok := locks[strings.TrimSuffix(string(r[0].Key), "/")]; ok {
 			select {
 			case l.listed <- struct{}{}:
 				<-l.emptied

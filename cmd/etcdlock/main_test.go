@@ -21,7 +21,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -160,8 +159,8 @@ func TestSignalWhileEtcdIsAsked(t *testing.T) {
 	t.Parallel()
 	asked, end := make(chan string, 10), make(chan struct{})
 	cluster := etcdtest.Start(t, intercepted(func(_ context.Context, req any) {
-		if r, ok := req.(*pb.RangeRequest); ok && strings.HasPrefix(string(r.Key), "x") {
-			asked <- string(r.Key)
+		if r := harness.RangesOf(req); len(r) > 0 && strings.HasPrefix(string(r[0].Key), "x") {
+			asked <- string(r[0].Key)
 			<-end
 		}
 	}))

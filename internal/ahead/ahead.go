@@ -28,7 +28,7 @@ const (
 	// limit is how many keys are read: those in front.
 	limit = 64
 	// readFor bounds the read: a stall of some seconds is no reason to do without. The read is not repeated, since what it is for
-	// matters less than what etcd has to do.
+	// matters less than what etcd has to do; nor by the client itself, as it would repeat a Get.
 	readFor = 5 * time.Second
 	// old is when an age is told too.
 	old = 10 * time.Second
@@ -124,22 +124,23 @@ func (w *Waits) read(ctx context.Context, name string, q *waits) {
 		return
 	}
 	from, to := keyspace.All(name)
-	got, err := w.KV.Get(ctx, from, clientv3.WithRange(to), clientv3.WithSerializable(), clientv3.WithLimit(limit),
-		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))
+	got, err := w.KV.Txn(ctx).Then(clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithSerializable(), clientv3.WithLimit(limit),
+		clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend))).Commit()
 	if data := w.note(name, q, got, err); data != "" {
 		w.Log.Warn("a lock waits for a key that has no lease: it looks like data; keep data and lock names apart", "lock", name, "key", data)
 	}
 }
 
 // note takes note of what was read, and returns the key that the log is to name, if there is one.
-func (w *Waits) note(name string, q *waits, got *clientv3.GetResponse, err error) (data string) {
+func (w *Waits) note(name string, q *waits, got *clientv3.TxnResponse, err error) (data string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q.timer = nil
 	if err == nil {
-		q.front, q.more, q.at = queue.NewSnapshot(name), got.More, time.Now()
+		front := got.Responses[0].GetResponseRange()
+		q.front, q.more, q.at = queue.NewSnapshot(name), front.More, time.Now()
 		q.front.Rev = got.Header.Revision
-		for _, kv := range got.Kvs {
+		for _, kv := range front.Kvs {
 			q.front.Put(kv)
 		}
 		for _, a := range q.front.Acquisitions() {

@@ -19,6 +19,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
@@ -35,11 +36,15 @@ type queueOf struct {
 	mu          sync.Mutex // for the race detector
 }
 
-func (f *queueOf) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+func (f *queueOf) Txn(ctx context.Context) clientv3.Txn {
+	return etcd.Build(func(t *etcd.Txn) (*clientv3.TxnResponse, error) { return f.read(ctx, t.Then[0]) })
+}
+
+func (f *queueOf) read(ctx context.Context, op clientv3.Op) (*clientv3.TxnResponse, error) {
 	f.mu.Lock()
 	f.reads++
 	f.mu.Unlock()
-	if op := clientv3.OpGet(key, opts...); !op.IsSerializable() {
+	if !op.IsSerializable() {
 		panic("not serializable")
 	}
 	if f.hangs {
@@ -52,7 +57,8 @@ func (f *queueOf) Get(ctx context.Context, key string, opts ...clientv3.OpOption
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	kvs := f.kvs[:min(limit, len(f.kvs))]
-	return &clientv3.GetResponse{Header: &pb.ResponseHeader{Revision: f.rev}, Kvs: kvs, More: len(kvs) < len(f.kvs)}, f.err
+	front := &pb.ResponseOp_ResponseRange{ResponseRange: &pb.RangeResponse{Kvs: kvs, More: len(kvs) < len(f.kvs)}}
+	return &clientv3.TxnResponse{Header: &pb.ResponseHeader{Revision: f.rev}, Responses: []*pb.ResponseOp{{Response: front}}}, f.err
 }
 
 // put adds an entry. An empty owner leaves the value empty.

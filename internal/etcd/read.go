@@ -177,25 +177,11 @@ type reply struct {
 }
 
 func (c *Client) read(ctx context.Context, reads []Read, how ...clientv3.OpOption) (reply, error) {
-	opts := func(r Read) []clientv3.OpOption { return slices.Concat(r.opts, how) }
-	if len(reads) == 1 {
-		resp, err := c.Get(ctx, reads[0].key, opts(reads[0])...)
-		if err != nil {
-			return reply{}, err
-		}
-		return reply{[]*pb.RangeResponse{(*pb.RangeResponse)(resp)}, resp.Header.Revision}, nil
-	}
 	ops := make([]clientv3.Op, len(reads))
 	for i, r := range reads {
-		ops[i] = clientv3.OpGet(r.key, opts(r)...)
+		ops[i] = clientv3.OpGet(r.key, slices.Concat(r.opts, how)...)
 	}
-	var resp *clientv3.TxnResponse
-	var err error
-	if len(how) > 0 {
-		resp, err = c.txnPinned(ctx, ops)
-	} else {
-		resp, err = c.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
-	}
+	resp, err := c.reads(ctx, ops...)
 	if err != nil {
 		return reply{}, err
 	}

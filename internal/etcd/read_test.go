@@ -6,8 +6,10 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -51,6 +53,38 @@ func TestReadAt(t *testing.T) {
 	require.Equal(t, now, at)
 	require.Len(t, got[0].Kvs, 1)
 }
+
+// What stands in etcd's place says for two seconds that etcd is unavailable. A read is repeated at Do's pace then, and not
+// every 25 ms, and each hedge beside it too.
+func TestReadAt_NoStorm(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	for what, read := range map[string]func(ctx context.Context, c *Client) error{
+		"one key": func(ctx context.Context, c *Client) error { return errOf(c.ReadAt(ctx, ctx, 0, ReadKey("a"))) },
+		"two keys": func(ctx context.Context, c *Client) error {
+			return errOf(c.ReadAt(ctx, ctx, 0, ReadKeys([]string{"a", "b"})...))
+		},
+		"a revision": func(ctx context.Context, c *Client) error { return errOf(c.ReadAt(ctx, ctx, 1, ReadKey("a"))) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			tap := etcdtest.NewTap()
+			c := NewClient(own.Client(t, tap))
+			require.NoError(t, read(t.Context(), c))
+			before := tap.Calls()
+			for _, method := range []string{"Txn", "Range"} {
+				tap.Every(method, func(context.Context, *etcdtest.Call) error { return etcdtest.ErrTransport })
+			}
+			ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+			defer cancel()
+			require.ErrorIs(t, read(ctx, c), context.DeadlineExceeded)
+			require.Greater(t, tap.Calls(), before+1)
+			require.LessOrEqual(t, tap.Calls(), before+20)
+		})
+	}
+}
+
+func errOf(_ []*pb.RangeResponse, _ int64, err error) error { return err }
 
 // A reply that is too large for the client is read in pages. The result is that of one read: the first keys up to the limit,
 // in the order that was asked for, and More if there are others.

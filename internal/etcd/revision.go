@@ -40,20 +40,31 @@ type shown struct {
 // Shown is the highest revision that etcd has shown. What is written from now on has a higher one.
 func (c *Client) Shown() int64 { return c.shown.revision.Load() }
 
-// Get reads a key or a range.
+// Get reads a key or a range: see reads.
 func (c *Client) Get(ctx context.Context, key string, opts ...clientv3.OpOption) (*clientv3.GetResponse, error) {
+	resp, err := c.reads(ctx, clientv3.OpGet(key, opts...))
+	if err != nil {
+		return nil, err
+	}
+	got := resp.Responses[0].GetResponseRange()
+	got.Header = resp.Header
+	return (*clientv3.GetResponse)(got), nil
+}
+
+// reads makes reads by one txn, also one alone. The client's own Get would repeat a read every 25 ms for as long as
+// something answers Unavailable, where Do pauses for up to RetryMax.
+func (c *Client) reads(ctx context.Context, ops ...clientv3.Op) (*clientv3.TxnResponse, error) {
 	before := c.shown.revision.Load()
-	op := clientv3.OpGet(key, opts...)
-	resp, err := c.Do(ctx, op)
+	resp, err := c.Client.Txn(ctx).Then(ops...).Commit()
 	switch {
 	case err != nil:
 		return nil, err
-	case op.IsSerializable():
-		c.hints(resp.Get().Header, before)
+	case ops[0].IsSerializable(): // then all are
+		c.hints(resp.Header, before)
 	default:
-		c.proves(resp.Get().Header, before)
+		c.proves(resp.Header, before)
 	}
-	return resp.Get(), nil
+	return resp, nil
 }
 
 // Txn sends a transaction that writes, or reads linearizably. One that only compares does neither.
@@ -74,16 +85,6 @@ func puts(replies []*pb.ResponseOp) bool {
 	return slices.ContainsFunc(replies, func(r *pb.ResponseOp) bool {
 		return r.GetResponsePut() != nil || puts(r.GetResponseTxn().GetResponses())
 	})
-}
-
-// txnPinned sends reads that are serializable.
-func (c *Client) txnPinned(ctx context.Context, reads []clientv3.Op) (*clientv3.TxnResponse, error) {
-	before := c.shown.revision.Load()
-	resp, err := c.Client.Txn(ctx).Then(reads...).Commit()
-	if err == nil {
-		c.hints(resp.Header, before)
-	}
-	return resp, err
 }
 
 // TimeToLive asks after a lease.

@@ -26,12 +26,11 @@ func (h *headers) reply() *pb.ResponseHeader {
 	return &pb.ResponseHeader{ClusterId: h.ClusterId, Revision: h.Revision}
 }
 
-func (h *headers) Range(context.Context, *pb.RangeRequest, ...grpc.CallOption) (*pb.RangeResponse, error) {
-	return &pb.RangeResponse{Header: h.reply()}, nil
-}
-
 func (h *headers) Txn(_ context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (*pb.TxnResponse, error) {
 	resp := &pb.TxnResponse{Header: h.reply()}
+	for range r.Success {
+		resp.Responses = append(resp.Responses, &pb.ResponseOp{Response: &pb.ResponseOp_ResponseRange{ResponseRange: &pb.RangeResponse{}}})
+	}
 	if h.wrote {
 		resp.Responses = []*pb.ResponseOp{{Response: &pb.ResponseOp_ResponsePut{ResponsePut: &pb.PutResponse{}}}}
 	}

@@ -61,14 +61,14 @@ func TestReadOneRevision(t *testing.T) {
 		}
 	}
 	// In key order, "fffffff" is after the first page.
-	tap.Next("Range", etcdtest.After(change("fffffff")))
+	tap.Next("Txn", etcdtest.After(change("fffffff")))
 	q := read(t, c, "a")
 	require.Len(t, q.Keys, n)
 	require.Equal(t, rev, q.Rev)
-	require.Equal(t, 3, tap.Calls("Range"))
+	require.Equal(t, 3, tap.Calls("Txn"))
 	require.Zero(t, tap.Calls("LeaseTimeToLive"))
 
-	tap.Next("Range", etcdtest.After(func() {
+	tap.Next("Txn", etcdtest.After(func() {
 		change("ffffffff")()
 		_, err := own.Compact(harness.Ctx(t))
 		require.NoError(t, err)

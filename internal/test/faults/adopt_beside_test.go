@@ -69,7 +69,6 @@ func TestAdopt_OrphanedWhileALockIsUnderWay(t *testing.T) {
 			}
 			return call.Send(ctx)
 		}
-		tap.Every("Range", later)
 		tap.Every("Txn", later)
 		<-orphaned
 		return err

@@ -51,13 +51,13 @@ func holdWrites(t *testing.T, tap *etcdtest.Tap) *writing {
 // adoptBeside calls Adopt, and returns when Adopt has read all that it needs.
 func (w *writing) adoptBeside(t *testing.T, s *etcdlock.Session, name string, reads int) <-chan adopted {
 	<-w.caught
-	before := w.tap.Calls("LeaseTimeToLive", "Range", "Txn")
+	before := w.tap.Calls("LeaseTimeToLive", "Txn")
 	got := make(chan adopted, 1)
 	go func() {
 		h, err := s.Adopt(harness.Ctx(t), name)
 		got <- adopted{h, err}
 	}()
-	require.Eventually(t, func() bool { return len(got) > 0 || w.tap.Calls("LeaseTimeToLive", "Range", "Txn") >= before+reads }, harness.Hang, time.Millisecond)
+	require.Eventually(t, func() bool { return len(got) > 0 || w.tap.Calls("LeaseTimeToLive", "Txn") >= before+reads }, harness.Hang, time.Millisecond)
 	return got
 }
 

@@ -26,7 +26,7 @@ func TestAdopt_TwiceWhileAnswersTakeTheirTime(t *testing.T) {
 				lock = etcdlock.NewMulti(s, etcdlock.Write(name), etcdlock.Write(names[1])).Lock
 			}
 			before := harness.Take(t, lock)
-			for _, method := range []string{"Txn", "Range", "LeaseTimeToLive"} {
+			for _, method := range []string{"Txn", "LeaseTimeToLive"} {
 				slowly(tap, method)
 			}
 			s2 := successor(t, s, cluster.Client(t, tap))

@@ -185,18 +185,12 @@ func TestFault_D7_NobodyReadsTheQueue(t *testing.T) {
 				request := fmt.Sprint(call.Request)
 				keys[request] = max(keys[request], n)
 			}
-			tap.Every("Range", func(ctx context.Context, call *etcdtest.Call) error {
-				err := call.Send(ctx)
-				if r := call.Request.(*pb.RangeRequest); r.Serializable && r.Revision == 0 {
-					return err // once, if it waits for long: see TestRequests_Whom
-				}
-				reads.Add(1)
-				count(call, len(call.Reply.(*pb.RangeResponse).Kvs))
-				return err
-			})
 			tap.Every("Txn", func(ctx context.Context, call *etcdtest.Call) error {
 				err := call.Send(ctx)
-				if len(harness.RangesOf(call.Request)) > 0 {
+				if r := harness.RangesOf(call.Request); len(r) > 0 {
+					if r[0].Serializable && r[0].Revision == 0 {
+						return err // once, if it waits for long: see TestRequests_Whom
+					}
 					reads.Add(1)
 				}
 				listed := 0
@@ -236,14 +230,14 @@ func TestFault_D8_OwnHolder(t *testing.T) {
 	name := harness.LockName(t)
 	rw := etcdlock.NewRWMutex(s, name)
 	require.NoError(t, rw.RDo(harness.Ctx(t), func(ctx context.Context, h *etcdlock.Held) error {
-		requests := tap.Calls("Txn") + tap.Calls("Range")
+		requests := tap.Calls("Txn")
 		for _, lock := range []func(context.Context) (*etcdlock.Held, error){rw.Lock, rw.RLock, etcdlock.NewMutex(s, name).Lock} {
 			_, err := lock(ctx)
 			require.ErrorIs(t, err, etcdlock.ErrWouldDeadlock)
 		}
 		require.ErrorIs(t, rw.Do(ctx, nil), etcdlock.ErrWouldDeadlock)
 		require.NoError(t, rw.RDo(ctx, func(context.Context, *etcdlock.Held) error { return nil }))
-		require.Equal(t, requests, tap.Calls("Txn")+tap.Calls("Range"))
+		require.Equal(t, requests, tap.Calls("Txn"))
 		// Without Do's ctx this can't be detected, and the wait ends with its ctx.
 		require.ErrorIs(t, returnsWithCtx(t, 100*time.Millisecond, func(ctx context.Context) error {
 			_, err := rw.Lock(ctx)

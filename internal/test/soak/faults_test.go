@@ -128,7 +128,7 @@ func (r *run) dataFaults() []fault {
 // its calls.
 func (c *client) faults() []fault {
 	directions := []etcdtest.Direction{etcdtest.ToServer, etcdtest.ToClient, etcdtest.Both}
-	methods := []string{"Txn", "Txn", "Txn", "Range", "LeaseGrant", "LeaseRevoke"}
+	methods := []string{"Txn", "Txn", "Txn", "Txn", "LeaseGrant", "LeaseRevoke"}
 	network := func(begin func(lasts time.Duration, pick int)) func(context.Context, time.Duration, int) error {
 		return func(ctx context.Context, lasts time.Duration, pick int) error {
 			begin(lasts, pick)
