@@ -45,11 +45,9 @@ type acquisition struct {
 	// lostWithSession: it was lost because the session ended, by what was known then. askingLease: the session asks etcd
 	// whether the lease is gone.
 	lostWithSession, askingLease bool
-	// fenced: its holder may have sent a transaction that compares a key; downgraded: of a write lock only the shared
-	// key is left.
-	fenced, downgraded bool
-	acquiring          *acquiring   // nil of a hold that does without
-	holdCtx            *holdContext // nil until asked for
+	fenced                       bool         // its holder may have sent a transaction that compares a key
+	acquiring                    *acquiring   // nil of a hold that does without
+	holdCtx                      *holdContext // nil until asked for
 }
 
 // A part is an acquisition's share in one name. Its waitlist.Part has its keys, which are written together, and its place in

@@ -141,7 +141,7 @@ func entriesOf(h *Held, name string) (keys []string) {
 			keys = p.Keys()
 		}
 	}
-	if h.downgraded {
+	if h.holdCtx != nil && h.holdCtx.downgrade != nil {
 		keys = keys[:1] // downgraded: the other one is gone
 	}
 	return keys

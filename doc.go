@@ -40,16 +40,8 @@
 // A leader that was paused for longer than a TTL may revoke, when it wakes, leases that were renewed with its
 // successor (etcd 3.7.3). Their holders are told, as of any other revocation.
 //
-// A watch on a member that hangs, with its connections open, is silent. A session whose watches are silent asks
-// each second whether they live, so the news takes about two seconds more. A Watcher that the user has put in the
-// client's place, such as a namespace, can't be made anew, and `etcd grpc-proxy` does not answer: there it takes
-// about half a TTL. A client with a DialKeepAliveTime (gRPC takes 10 s at least) and a DialKeepAliveTimeout leaves
-// such a member after the two.
-//
-// Behind `etcd grpc-proxy` the reply to a renewal may be the reply to an earlier one, and the deadline counts from
-// the earliest renewal that has no answer. So a holder is told in time there too, as long as etcd answers the proxy
-// within half a second. The proxy sends each renewal that takes longer again, and its later replies may answer the
-// next renewal: then the news comes late by as much as etcd's replies to the proxy.
+// The news of a loss comes late where a member hangs with its connections open, by two seconds or half a TTL, and may
+// behind `etcd grpc-proxy`: see "News that comes late" in docs/operations.md.
 //
 // A snapshot that is restored brings back the entries and leases of its time. An entry that is newer is lost,
 // and its owner is told when the session next asks etcd, within about half a TTL; until then somebody else may

@@ -115,13 +115,9 @@ func (e *Entry) UnmarshalJSON(b []byte) (err error) {
 // state of Watch costs one read and has no TTLs.
 //
 // It blocks until etcd has answered, through leader changes and members that hang, or ctx ends.
-func (c *Client) Inspect(ctx context.Context, name string) (Queue, error) {
-	q, err := c.inspect(ctx, name)
-	return q, wrapNeeding("read", name+"/", "inspect", name, err)
-}
-
-func (c *Client) inspect(ctx context.Context, name string) (Queue, error) {
-	if err := c.checkLook(name); err != nil {
+func (c *Client) Inspect(ctx context.Context, name string) (_ Queue, err error) {
+	defer func() { err = wrapNeeding("read", name+"/", "inspect", name, err) }()
+	if err = c.checkLook(name); err != nil {
 		return Queue{}, err
 	}
 	client := etcd.NewClient(c.etcd)

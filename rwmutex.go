@@ -95,9 +95,9 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 		return nil, errors.New("a Multi keeps what it has: release it, and take another one")
 	case p.mode == mutexMode:
 		return nil, errors.New("a Mutex has no read holds: use an RWMutex")
-	case p.mode == readMode && (h.downgraded || len(p.Keys()) == 1):
+	case p.mode == readMode && h.holdCtx == nil:
 		return nil, nil
-	case p.mode == readMode:
+	case p.mode == readMode: // which it was from the start, or is since a downgrade
 		return h.holdCtx.downgrade, nil
 	case ctx.Err() != nil:
 		return nil, etcd.CtxError(ctx, nil)
@@ -135,7 +135,6 @@ func (h *Held) runDowngrade(d *removal.Outcome) {
 		err = h.markLost(key)
 	default:
 		h.mu.Lock()
-		h.downgraded = true
 		gone = p.Downgraded(r.At, r.Sought, r.There)
 		h.mu.Unlock()
 	}

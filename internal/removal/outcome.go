@@ -29,10 +29,14 @@ func (o *Outcome) Wait(ctx context.Context, ended func(context.Context) error) e
 	o.mu.Unlock()
 	select {
 	case <-a.come:
-		return a.err
-	case <-ctx.Done():
-		return ended(ctx)
+	default: // an answer that has come counts, also under a ctx that has ended
+		select {
+		case <-a.come:
+		case <-ctx.Done():
+			return ended(ctx)
+		}
 	}
+	return a.err
 }
 
 // Refused tells those who wait. Who comes later waits for the answer after this one.
