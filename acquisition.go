@@ -46,6 +46,7 @@ type acquisition struct {
 	// whether the lease is gone.
 	lostWithSession, askingLease bool
 	fenced                       bool         // its holder may have sent a transaction that compares a key
+	report                       *report      // to the hooks, nil without; set by newAcquisition
 	acquiring                    *acquiring   // nil of a hold that does without
 	holdCtx                      *holdContext // nil until asked for
 }
@@ -62,15 +63,14 @@ type part struct {
 // acquisitionOf is whose part p is.
 func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition) }
 
-// acquiring is what an acquisition needs until it is held, and then only if it is ambiguous or has hooks: see grant.
+// acquiring is what an acquisition needs until it is held, and then only if it is ambiguous: see grant.
 // Most holds do without; of 10,000 locks it would be half the memory.
 type acquiring struct {
 	// behind: a part had to wait. If there are several parts, all of them are read before the grant: other parts may have been
 	// removed meanwhile.
 	behind    bool
-	trace     *trace // for hooks, nil without
 	value     string // of the keys; its nonce is in no other acquisition's value, if it is not raw
-	published *published
+	published published
 }
 
 // A Part is a name that a [Multi] locks; [Write] and [Read] make it.

@@ -80,16 +80,13 @@ func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
 		reads = append(reads, etcd.ReadKey(p.Entry.Key))
 	}
 	got, at, err := s.lease.Read(ctx, s.lease.Gone, at, reads...)
-	if err != nil {
-		return err
-	}
-	for i, p := range some {
-		if !slices.Contains(queue.Entries(got[i].Kvs), p.Entry) {
+	for i := range got {
+		if p := some[i]; !shows(got[i], p.Entry) {
 			markAllLost(p.Missing(p.Entry.Key, at))
 			_ = acquisitionOf(p.Part).markLost(p.Entry.Key)
 		}
 	}
-	return nil
+	return err
 }
 
 // watchesOf are the watches of a session's holds.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keep"
+	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
 // A Client makes the locks of one etcd, for as long as the process lives. It keeps one session at a time: it grants
@@ -120,6 +121,14 @@ func (c *Client) grant(ctx context.Context) (_ *Session, left func(closed contex
 		}
 	}
 	return nil, left, fmt.Errorf("new session: %w", err)
+}
+
+// noSession is not told if the Client is closed, or no call can be made with it.
+func (c *Client) noSession(ctx context.Context, a Acquisition, err error) {
+	if c.usable() == nil && !errors.Is(err, ErrSessionClosed) {
+		hook := withCtx(ctx, func(h *Hooks) func(context.Context, NoSessionInfo) { return h.NoSession })
+		c.config.outbox.Tell(outbox.Each(c.config.hooks, hook, NoSessionInfo{a, time.Since(a.Asked), err}))
+	}
 }
 
 func (c *Client) slash() bool { return c != nil && c.config.slash }

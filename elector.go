@@ -112,10 +112,7 @@ const (
 )
 
 func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) error) error {
-	lock := lock{from: e.from, names: []string{e.name}, err: e.err, elect: true}
-	if e.config.value != "" {
-		lock.published = &published{value: e.config.value}
-	}
+	lock := lock{from: e.from, names: []string{e.name}, err: e.err, elect: true, published: published{value: e.config.value}}
 	logged := false
 	for retry := (etcd.Backoff{Min: campaignMin, Max: campaignMax}); ; {
 		term, err := e.campaign(ctx, &lock)

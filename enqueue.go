@@ -36,7 +36,7 @@ func (a *acquisition) join(ctx context.Context) error {
 func (a *acquisition) prepare(ctx context.Context) error {
 	a.reserveKeys()
 	a.enlist()
-	if !a.raw() || !a.s.lease.Adopted {
+	if !a.acquiring.published.raw || !a.s.lease.Adopted {
 		return nil
 	}
 	if _, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...); err != nil {
@@ -59,13 +59,10 @@ func (a *acquisition) reserveKeys() {
 	if a.many != nil {
 		names = a.names()
 	}
-	switch p := a.acquiring.published; {
-	case p == nil:
-		a.acquiring.value = a.s.keys.Value(time.Now(), names, "")
-	case p.raw:
+	if p := a.acquiring.published; p.raw {
 		a.acquiring.value = p.value
 		a.s.keys.WriteRaw(p.value, a.allKeys()...)
-	default:
+	} else {
 		a.acquiring.value = a.s.keys.Value(time.Now(), names, p.value)
 	}
 }
@@ -151,12 +148,10 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 	}
 }
 
-func (a *acquisition) raw() bool { return a.acquiring.published != nil && a.acquiring.published.raw }
-
 // ownRev is the revision of kvs, the first key of the acquisition as etcd has it, if it was written by an earlier attempt
 // of this very acquisition, else 0.
 func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
-	if len(kvs) == 0 || string(kvs[0].Value) != a.acquiring.value || a.raw() && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
+	if len(kvs) == 0 || string(kvs[0].Value) != a.acquiring.value || a.acquiring.published.raw && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
 		return 0
 	}
 	return kvs[0].CreateRevision

@@ -15,10 +15,10 @@ import (
 //
 // The calls about one acquisition come one after the other: Enqueued; then Granted or Abandoned; after Granted, one
 // of Released and Lost. Each comes once at most. A call of Lock, Try, Enqueue or Do that ends without a lock is
-// reported by Abandoned, with or without Enqueued before it. A call that could not even begin, since the name is not
-// valid, the session or its ctx had ended or it would wait for its own caller, is reported by its error alone. A Do
-// inside the hold of another Do is no acquisition. A Lock of a [Client] that goes on in another session is another
-// acquisition there.
+// reported by Abandoned, with or without Enqueued before it, or by NoSession. A call that could not even begin, since the
+// name is not valid, the session or its ctx had ended or it would wait for its own caller, is reported by its error
+// alone. A Do inside the hold of another Do is no acquisition. A Lock of a [Client] that goes on in another session is
+// another acquisition there.
 //
 // Hooks and the logger of [WithLogger] are called one after the other, in the order of the events, on a goroutine of
 // the Client, or of a session of [NewSession]. No call and no renewal waits for them: a hook may come after the call
@@ -46,6 +46,8 @@ type Hooks struct {
 	Granted func(ctx context.Context, info GrantedInfo)
 	// Abandoned: it ended without the lock. What is left of its entry is removed in the background.
 	Abandoned func(ctx context.Context, info AbandonedInfo)
+	// NoSession: a call of a Client got no session, as etcd was away until ctx ended, or refused to grant one.
+	NoSession func(ctx context.Context, info NoSessionInfo)
 	// Released: Unlock or Release has released the lock, or a Ticket its unclaimed grant: when Unlock returns, also
 	// with an error of ctx.
 	Released func(ctx context.Context, info ReleasedInfo)
@@ -58,10 +60,10 @@ type Hooks struct {
 
 // An Acquisition is what a hook is told about: a wait for a lock, and its hold.
 type Acquisition struct {
-	Session *Session
-	Name    string // of the lock; of a Multi, its names, with ", " between them
-	Read    bool   // it asked only to read, beside other readers; Downgrade does not change that
-	Elector bool   // it is a campaign of an Elector, whose wait may well last as long as its process
+	Session *Session // nil for NoSession
+	Name    string   // of the lock; of a Multi, its names, with ", " between them
+	Read    bool     // it asked only to read, beside other readers; Downgrade does not change that
+	Elector bool     // it is a campaign of an Elector, whose wait may well last as long as its process
 	// Key and Token are the entry in the queue, as in Held (of a Multi, the first one); empty before Enqueued.
 	Key   string
 	Token int64
@@ -112,6 +114,13 @@ type AbandonedInfo struct {
 	Err error
 }
 
+// NoSessionInfo is what NoSession is told.
+type NoSessionInfo struct {
+	Acquisition
+	Wait time.Duration // from Asked to its end
+	Err  error         // as the call returns it: ctx's error, or etcd's refusal
+}
+
 // ReleasedInfo is what Released is told.
 type ReleasedInfo struct {
 	Acquisition
@@ -128,8 +137,8 @@ type LostInfo struct {
 	Cause error
 }
 
-// trace is what the hooks are told of an acquisition. It is nil if there are no hooks.
-type trace struct {
+// report is what the hooks are told of an acquisition. It is nil if there are no hooks.
+type report struct {
 	ctx                      context.Context // of the call that asked for the lock
 	read, elector            bool
 	asked, enqueued, granted time.Time

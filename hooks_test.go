@@ -16,6 +16,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -59,6 +60,9 @@ func (r *recorder) hooks() *Hooks {
 		Granted:      func(ctx context.Context, i GrantedInfo) { r.note(event{"granted", i.Acquisition, ctx, i.Wait, nil}) },
 		Abandoned: func(ctx context.Context, i AbandonedInfo) {
 			r.note(event{"abandoned", i.Acquisition, ctx, i.Wait, i.Err})
+		},
+		NoSession: func(ctx context.Context, i NoSessionInfo) {
+			r.note(event{"no session", i.Acquisition, ctx, i.Wait, i.Err})
 		},
 		Released: func(ctx context.Context, i ReleasedInfo) {
 			r.note(event{"released", i.Acquisition, ctx, i.Held, i.Err})
@@ -383,6 +387,59 @@ func TestHooks_AskedBeforeTheSession(t *testing.T) {
 	require.Equal(t, i.Granted.Sub(i.Asked), i.Wait)
 }
 
+// Each call of a Client that gets no session is reported, with why. What could not even begin is not.
+func TestHooks_NoSession(t *testing.T) {
+	t.Parallel()
+	denied := rpctypes.ErrGRPCPermissionDenied
+	for what, answer := range map[string]error{"away": etcdtest.ErrTransport, "refused": denied} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			tap, r, name := etcdtest.NewTap(), &recorder{}, lockName(t)
+			locks := New(cluster.Client(t, tap), WithHooks(r.hooks()))
+			tap.Every("LeaseGrant", func(context.Context, *etcdtest.Call) error { return answer })
+			ended, cancel := context.WithCancel(testCtx(t))
+			cancel()
+			require.Error(t, second(locks.Mutex(name).Lock(ended)))
+			require.Error(t, second(locks.Mutex("").Lock(testCtx(t))))
+
+			type told struct{ read, elector bool }
+			var want []told
+			for i, call := range []func(ctx context.Context) error{
+				func(ctx context.Context) error { return second(locks.Mutex(name).Lock(ctx)) },
+				func(ctx context.Context) error { return second(locks.Mutex(name).TryLock(ctx)) },
+				func(ctx context.Context) error { return second(locks.RWMutex(name).Enqueue(ctx)) },
+				func(ctx context.Context) error { return second(locks.RWMutex(name).RLock(ctx)) },
+				func(ctx context.Context) error { return locks.Multi(Read(name)).Do(ctx, noFn) },
+				func(ctx context.Context) error { return locks.Elector(name).Run(ctx, noFn) },
+			} {
+				ctx, cancel := context.WithTimeout(testCtx(t), 50*time.Millisecond)
+				err := call(ctx)
+				require.Error(t, err)
+				cancel()
+				want = append(want, told{i == 3 || i == 4, i == 5})
+				require.Eventually(t, func() bool { return len(r.acquisitions()) == len(want) }, hang, tick)
+				e := r.acquisitions()[i]
+				require.Equal(t, "no session", e.what)
+				require.ErrorContains(t, err, e.err.Error())
+				require.Equal(t, errWord(err) == "ctx", errWord(e.err) == "ctx")
+				require.Equal(t, want[i], told{e.about.Read, e.about.Elector})
+				require.Equal(t, name, e.about.Name)
+				require.Equal(t, ctx, e.ctx)
+				require.Nil(t, e.about.Session)
+				require.False(t, e.about.Asked.IsZero())
+				require.Positive(t, e.took)
+			}
+			require.NoError(t, locks.Close())
+			require.ErrorIs(t, second(locks.Mutex(name).Lock(testCtx(t))), ErrSessionClosed)
+			require.Len(t, r.all(), len(want))
+		})
+	}
+}
+
+func second[T any](_ T, err error) error { return err }
+
+func noFn(context.Context, *Held) error { return nil }
+
 // A hook may use the session from SessionUp on.
 func TestHooks_UseTheSessionAtOnce(t *testing.T) {
 	t.Parallel()
@@ -652,7 +709,7 @@ func TestHooks_UnsetCostNothing(t *testing.T) {
 var mutexNamed = []Part{{"a", mutexMode}}
 
 func playedHold(s *Session) *Held {
-	h := newAcquisition(s, false, mutexNamed, acquiring{})
+	h := newAcquisition(s, false, mutexNamed, nil)
 	h.rev = 7
 	h.parts()[0].Rekey("a/5", "")
 	return h
@@ -660,7 +717,7 @@ func playedHold(s *Session) *Held {
 
 // playHooks is all work for hooks during a Lock and its Unlock.
 func (h *Held) playHooks(ctx context.Context) {
-	h.acquiring.trace = h.s.newTrace(ctx, mutexNamed, false, time.Now())
+	h.report = h.s.newReport(ctx, mutexNamed, false, time.Now())
 	h.notifyEnqueued()
 	h.notifyGranted()
 	h.mu.Lock()

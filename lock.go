@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -25,7 +26,7 @@ type lock struct {
 	err   error  // of every call
 	elect bool   // it is an Elector's
 
-	published *published // by its entries, or nil
+	published published // by its entries
 }
 
 func newLock(from source, name string) lock {
@@ -72,18 +73,24 @@ func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested err
 	case nested != nil:
 		return nil, cmp.Or(nested.Hold.Err(), errNested) // after a loss nobody of this process has the lock
 	}
-	s, err := l.from.session(ctx)
-	if err == nil && ctx.Err() != nil {
-		err = etcd.CtxError(ctx, nil)
-	}
-	if err != nil {
-		return nil, err
-	}
 	parts := l.parts
 	if parts == nil {
 		parts = []Part{{l.names[0], m}}
 	}
-	return newAcquisition(s, l.parts != nil, parts, acquiring{trace: s.newTrace(ctx, parts, l.elect, asked), published: l.published}), nil
+	ended := ctx.Err() != nil
+	s, err := l.from.session(ctx)
+	switch {
+	case err == nil && ctx.Err() != nil:
+		return nil, etcd.CtxError(ctx, nil)
+	case err != nil && !ended:
+		l.from.noSession(ctx, Acquisition{Name: strings.Join(l.names, ", "), Read: onlyRead(parts), Elector: l.elect, Asked: asked}, err)
+		fallthrough
+	case err != nil:
+		return nil, err
+	}
+	h := newAcquisition(s, l.parts != nil, parts, s.newReport(ctx, parts, l.elect, asked))
+	h.acquiring.published = l.published
+	return h, nil
 }
 
 // loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
@@ -92,8 +99,8 @@ func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
 }
 
 // newAcquisition makes an acquisition of these names.
-func newAcquisition(s *Session, multi bool, names []Part, with acquiring) *Held {
-	h := &Held{acquisition{s: s, acquiring: &with}}
+func newAcquisition(s *Session, multi bool, names []Part, r *report) *Held {
+	h := &Held{acquisition{s: s, report: r, acquiring: &acquiring{}}}
 	if multi {
 		many := make([]part, len(names))
 		h.many = &many
@@ -162,7 +169,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		}
 		names = append(names, Part{p.Name, m})
 	}
-	h = newAcquisition(s, a.Multi, names, acquiring{trace: s.newTrace(ctx, names, h.trace() != nil && h.trace().elector, time.Now())})
+	h = newAcquisition(s, a.Multi, names, s.newReport(ctx, names, h.report != nil && h.report.elector, time.Now()))
 	var seen []*pb.ResponseOp // of an entry that has the lock, one for each part: nothing is before it
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/loan"
@@ -112,15 +114,17 @@ func (a *acquisition) markLostLocked() {
 // exists returns wait.ErrRemoved unless the acquisition is in etcd under these keys at present.
 func (a *acquisition) exists(ctx, life context.Context, keys ...string) error {
 	got, _, err := a.s.lease.Read(ctx, life, 0, etcd.ReadKeys(keys)...)
-	if err != nil {
-		return err
-	}
-	for i, key := range keys {
-		if !slices.Contains(queue.Entries(got[i].Kvs), queue.Entry{Key: key, Rev: a.rev}) {
+	for i := range got {
+		if !shows(got[i], queue.Entry{Key: keys[i], Rev: a.rev}) {
 			return wait.ErrRemoved
 		}
 	}
-	return nil
+	return err
+}
+
+// shows reports whether what was read has that very entry.
+func shows(got *pb.RangeResponse, e queue.Entry) bool {
+	return slices.Contains(queue.Entries(got.Kvs), e)
 }
 
 // watchLocked has the hold looked after, each part of a Multi by itself. The caller holds a.mu.

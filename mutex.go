@@ -24,7 +24,7 @@ func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} 
 // In a session with [WithLease] an acquisition costs one read more.
 func (m *Mutex) Raw(value string) *Mutex {
 	l := m.l
-	l.published = &published{value, true}
+	l.published = published{value, true}
 	return &Mutex{l}
 }
 

@@ -13,17 +13,21 @@ import (
 	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
-func (s *Session) newTrace(ctx context.Context, names []Part, elector bool, asked time.Time) *trace {
+func (s *Session) newReport(ctx context.Context, parts []Part, elector bool, asked time.Time) *report {
 	if len(s.hooks) == 0 {
 		return nil
 	}
-	return &trace{ctx: ctx, read: !slices.ContainsFunc(names, func(n Part) bool { return n.mode != readMode }), elector: elector, asked: asked}
+	return &report{ctx: ctx, read: onlyRead(parts), elector: elector, asked: asked}
+}
+
+func onlyRead(parts []Part) bool {
+	return !slices.ContainsFunc(parts, func(p Part) bool { return p.mode != readMode })
 }
 
 // info is what the hooks are told of an acquisition that nobody changes: its owner does not have it yet, or not
 // anymore.
 func (a *acquisition) info() Acquisition {
-	t := a.trace()
+	t := a.report
 	i := Acquisition{Session: a.s, Name: a.label(), Read: t.read, Elector: t.elector, Token: a.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
 	if a.rev != 0 {
 		i.Key = a.parts()[0].Key()
@@ -31,34 +35,30 @@ func (a *acquisition) info() Acquisition {
 	return i
 }
 
-// trace is nil if there are no hooks.
-func (a *acquisition) trace() *trace {
-	if a.acquiring == nil {
-		return nil
-	}
-	return a.acquiring.trace
-}
-
 // tell tells the hooks of an acquisition.
 func tell[I any](a *acquisition, hook func(*Hooks) func(context.Context, I), info I) {
-	t := a.trace()
-	t.story.Tell(a.s.outbox, outbox.Each(a.s.hooks, func(h *Hooks) func(I) {
+	a.report.story.Tell(a.s.outbox, outbox.Each(a.s.hooks, withCtx(a.report.ctx, hook), info))
+}
+
+// withCtx is hook without its first parameter.
+func withCtx[I any](ctx context.Context, hook func(*Hooks) func(context.Context, I)) func(*Hooks) func(I) {
+	return func(h *Hooks) func(I) {
 		if f := hook(h); f != nil {
-			return func(info I) { f(t.ctx, info) }
+			return func(info I) { f(ctx, info) }
 		}
 		return nil
-	}, info))
+	}
 }
 
 func (a *acquisition) notifyEnqueued() {
-	if t := a.trace(); t != nil {
+	if t := a.report; t != nil {
 		t.enqueued = time.Now()
 		tell(a, func(h *Hooks) func(context.Context, EnqueuedInfo) { return h.Enqueued }, EnqueuedInfo{a.info()})
 	}
 }
 
 func (a *acquisition) notifyGranted() {
-	if t := a.trace(); t != nil {
+	if t := a.report; t != nil {
 		t.granted = time.Now()
 		tell(a, func(h *Hooks) func(context.Context, GrantedInfo) { return h.Granted }, GrantedInfo{a.info(), t.granted.Sub(t.asked)})
 	}
@@ -69,7 +69,7 @@ func (a *acquisition) notifyAbandoned(at time.Time, err error) {
 	if err != nil { // a.wrap is an allocation
 		a.s.lease.Outages.Refused("take", err, a.wrap)
 	}
-	if t := a.trace(); t != nil {
+	if t := a.report; t != nil {
 		tell(a, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{a.info(), at.Sub(t.asked), err})
 	}
 }
@@ -87,7 +87,7 @@ func (a *acquisition) notifyOver(at time.Time, err error) {
 		}
 		a.s.log.Warn("lock lost", "lock", a.label(), "key", a.parts()[0].Key(), "token", a.rev, "cause", cause)
 	}
-	t := a.trace()
+	t := a.report
 	switch {
 	case t == nil:
 	case lost:
@@ -120,23 +120,14 @@ func (s *Session) notifyEnded(reason string, unrenewed error, holds []*acquisiti
 			args = append(args, "error", unrenewed)
 		}
 		args = append(args, "locks", len(holds))
-		if len(holds) > 0 {
-			args = append(args, "lost", listHolds(holds))
+		var first []string
+		for _, a := range holds[:min(len(holds), 5)] {
+			first = append(first, fmt.Sprintf("%s (token %d)", a.parts()[0].name, a.rev))
+		}
+		if len(first) > 0 {
+			args = append(args, "lost", strings.Join(first, ", "))
 		}
 		s.log.Warn("session lost", args...)
 	}
 	s.story.Tell(s.outbox, outbox.Each(s.hooks, func(h *Hooks) func(SessionEndedInfo) { return h.SessionEnded }, SessionEndedInfo{s, cause, time.Now()}))
-}
-
-// listHolds names the first of them for the log.
-func listHolds(holds []*acquisition) string {
-	const most = 5
-	var texts []string
-	for _, a := range holds[:min(len(holds), most)] {
-		texts = append(texts, fmt.Sprintf("%s (token %d)", a.parts()[0].name, a.rev))
-	}
-	if len(holds) > most {
-		texts = append(texts, fmt.Sprintf("%d more", len(holds)-most))
-	}
-	return strings.Join(texts, ", ")
 }

@@ -155,7 +155,8 @@ func WithValue(value string) ElectorOption {
 	})
 }
 
-// published is what an acquisition says to programs: in a field of its value or, if it is raw, as the value itself.
+// published is what an acquisition says to programs: in a field of its value or, if it is raw, as the value itself. The
+// zero value is nothing.
 type published struct {
 	value string
 	raw   bool

@@ -208,7 +208,8 @@ func (s *Session) closeError() error {
 type source interface {
 	// session is the one to begin an acquisition in.
 	session(ctx context.Context) (*Session, error)
-	slash() bool // see WithTrailingSlash
+	noSession(ctx context.Context, a Acquisition, err error) // tells the hooks that session was waited for in vain
+	slash() bool                                             // see WithTrailingSlash
 	// retryable reports whether an acquisition that failed in s with err, and left nothing, begins anew.
 	retryable(ctx context.Context, s *Session, err error) bool
 }
@@ -220,6 +221,8 @@ func (s *Session) session(context.Context) (*Session, error) {
 	}
 	return s, s.Err()
 }
+
+func (s *Session) noSession(context.Context, Acquisition, error) {} // its end was told: nothing waits for another session
 
 func (s *Session) slash() bool { return s != nil && s.slashes }
 

@@ -74,7 +74,7 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 	rev, seen := resp.At, make([]*pb.ResponseOp, len(queues)) // nothing blocks it
 	if !resp.Succeeded {
 		rev = a.ownRev(resp.Responses[0].GetResponseRange().Kvs)
-		if a.raw() { // it may be an entry that waits, of another session of the lease: nothing is known
+		if a.acquiring.published.raw { // it may be an entry that waits, of another session of the lease: nothing is known
 			seen = nil
 		}
 	}

@@ -99,7 +99,7 @@ func (a *acquisition) grant(ctx context.Context) error {
 	}
 	a.mu.Lock()
 	lost := a.firstUngranted() != nil // a part had its lock, and lost it
-	if !lost && a.transition(held) && !a.ambiguous && a.acquiring.trace == nil {
+	if !lost && a.transition(held) && !a.ambiguous {
 		a.acquiring = nil
 	}
 	a.mu.Unlock()

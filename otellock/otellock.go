@@ -19,7 +19,7 @@
 //
 //	etcdlock.name     the name of the lock
 //	etcdlock.mode     "exclusive", "shared" or "elector"
-//	etcdlock.lease    the session's lease, in hex as etcdctl shows it
+//	etcdlock.lease    the session's lease, in hex as etcdctl shows it; none of a call that got no session
 //	etcdlock.key      the key of the entry, if it was in the queue
 //	etcdlock.token    its fencing token, likewise
 //	etcdlock.outcome  of a wait: "granted"; "locked" (TryLock), "timeout", "cancelled", "error" (etcd refused);
@@ -82,6 +82,9 @@ func Hooks(opts ...Option) *etcdlock.Hooks {
 		Abandoned: func(ctx context.Context, i etcdlock.AbandonedInfo) {
 			t.wait(ctx, i.Acquisition, i.Asked.Add(i.Wait), outcome.Of(i.Err), i.Err)
 		},
+		NoSession: func(ctx context.Context, i etcdlock.NoSessionInfo) {
+			t.wait(ctx, i.Acquisition, i.Asked.Add(i.Wait), outcome.Of(i.Err), i.Err)
+		},
 		Released: func(ctx context.Context, i etcdlock.ReleasedInfo) {
 			t.hold(ctx, i.Acquisition, i.Granted.Add(i.Held), outcome.Released, nil)
 		},
@@ -109,8 +112,10 @@ func (t tracer) start(ctx context.Context, name string, a etcdlock.Acquisition, 
 	attrs := []attribute.KeyValue{
 		attribute.String("etcdlock.name", a.Name),
 		attribute.String("etcdlock.mode", outcome.Mode(a)),
-		attribute.String("etcdlock.lease", strconv.FormatInt(int64(a.Session.Lease()), 16)),
 		attribute.String("etcdlock.outcome", word),
+	}
+	if a.Session != nil {
+		attrs = append(attrs, attribute.String("etcdlock.lease", strconv.FormatInt(int64(a.Session.Lease()), 16)))
 	}
 	if a.Token != 0 {
 		attrs = append(attrs, attribute.String("etcdlock.key", a.Key), attribute.Int64("etcdlock.token", a.Token))

@@ -157,6 +157,21 @@ func TestSpans_Outcomes(t *testing.T) {
 	require.Equal(t, []string{"etcdlock.wait granted Unset", "etcdlock.hold session_closed Unset"}, summary(spans.GetSpans()))
 }
 
+// A call that finds no session is a span, without a lease.
+func TestSpans_NoSession(t *testing.T) {
+	tap := etcdtest.NewTap()
+	tap.Every("LeaseGrant", func(context.Context, *etcdtest.Call) error { return etcdtest.ErrTransport })
+	provider, spans := tracing()
+	locks := etcdlock.New(etcdtest.Start(t).Client(t, tap), etcdlock.WithHooks(otellock.Hooks(otellock.WithTracerProvider(provider))))
+	ctx, cancel := context.WithTimeout(testCtx(t), 50*time.Millisecond)
+	defer cancel()
+	_, err := locks.Mutex("away").Lock(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	require.NoError(t, locks.Close()) // waits for the hooks
+	require.Equal(t, []string{"etcdlock.wait timeout Error"}, summary(spans.GetSpans()))
+	require.NotContains(t, attrs(spans.GetSpans()[0]), "etcdlock.lease")
+}
+
 // A span that outlives the caller's span is linked to it.
 func TestSpans_OutliveTheCaller(t *testing.T) {
 	client := etcdtest.Start(t).Client(t)

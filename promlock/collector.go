@@ -138,6 +138,10 @@ func (c *Collector) Hooks() *etcdlock.Hooks {
 			l := c.acquisitions.over(i.Acquisition)
 			c.wait.WithLabelValues(l.name, l.mode, outcome.Of(i.Err)).Observe(i.Wait.Seconds())
 		},
+		NoSession: func(_ context.Context, i etcdlock.NoSessionInfo) {
+			l := c.acquisitions.over(i.Acquisition)
+			c.wait.WithLabelValues(l.name, l.mode, outcome.Of(i.Err)).Observe(i.Wait.Seconds())
+		},
 		Released: func(_ context.Context, i etcdlock.ReleasedInfo) {
 			c.observeHold(c.acquisitions.over(i.Acquisition), i.Held)
 		},

@@ -233,6 +233,21 @@ func TestCollector_ElectorIsRefused(t *testing.T) {
 }
 
 // Of several sessions the earliest deadline counts.
+// Calls that find no session, since etcd is away, are waits that ended: an alert on them sees a long outage.
+func TestCollector_NoSession(t *testing.T) {
+	t.Parallel()
+	tap, metrics := etcdtest.NewTap(), promlock.New()
+	tap.Every("LeaseGrant", func(context.Context, *etcdtest.Call) error { return etcdtest.ErrTransport })
+	locks := etcdlock.New(etcdtest.Start(t).Client(t, tap), etcdlock.WithHooks(metrics.Hooks()))
+	ctx, cancel := context.WithTimeout(testCtx(t), 50*time.Millisecond)
+	defer cancel()
+	_, err := locks.Mutex("away").Lock(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	got := gatherOnce(t, registry(t, metrics), "etcdlock_wait_seconds{mode=exclusive,name=away,outcome=timeout}", 1)
+	require.Zero(t, got["etcdlock_waiting{mode=exclusive,name=away}"])
+	require.NoError(t, locks.Close())
+}
+
 func TestCollector_TTLLeft(t *testing.T) {
 	client := etcdtest.Start(t).Client(t)
 	locks := promlock.New()
