@@ -147,6 +147,11 @@ func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
 
 func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	s := h.s
+	if !s.lease.Valid() { // else an entry that has the lock could not be granted, and would be given up when ctx ends
+		if err := s.lease.Refresh(ctx); err != nil {
+			return nil, err
+		}
+	}
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
 	a, err := s.keys.Adopt(bound, h.parts()[0].name, maxParts, func(name string, rev int64) (own bool) {
@@ -161,30 +166,26 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	var names []Part
 	for _, p := range a.Parts {
 		m := mutexMode
-		switch {
-		case p.Read:
+		if p.Read {
 			m = readMode
-		case p.SharedKey != "":
+		} else if p.SharedKey != "" {
 			m = writeMode
 		}
 		names = append(names, Part{p.Name, m})
 	}
 	h = newAcquisition(s, a.Multi, names, s.newReport(ctx, names, h.report != nil && h.report.elector, time.Now()))
-	var seen []*pb.ResponseOp // of an entry that has the lock, one for each part: nothing is before it
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)
-		if a.Holds {
-			seen = append(seen, nil)
-		}
+	}
+	var seen []*pb.ResponseOp
+	if a.Holds { // then nothing is before it, and nothing is to wait for
+		seen, ctx = make([]*pb.ResponseOp, len(a.Parts)), context.WithoutCancel(ctx)
 	}
 	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
 	h.fenced, h.ambiguous = true, true
 	h.enlist()
 	h.enter(a.Rev, a.At, seen...)
 	h.notifyEnqueued()
-	if a.Holds && s.lease.Valid() { // then nothing is to wait for
-		ctx = context.WithoutCancel(ctx)
-	}
 	return h.conclude(h.wait(ctx))
 }
 

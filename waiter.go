@@ -86,11 +86,8 @@ func (a *acquisition) readAllParts(ctx context.Context) error {
 // grant makes the acquisition held, unless its caller does not want it anymore, or it can't be vouched for.
 func (a *acquisition) grant(ctx context.Context) error {
 	for ctx.Err() != nil || !a.s.lease.Valid() {
-		switch {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return a.s.lease.WaitError(ctx)
-		case a.s.Err() != nil:
-			return a.s.Err()
 		}
 		// The wall clock was set forward, or a renewal is late: the place is kept until there is one.
 		if err := a.s.lease.Refresh(ctx); err != nil {

@@ -403,6 +403,34 @@ func TestWaitlist_FirstInLineReadsNothing(t *testing.T) {
 	})
 }
 
+// After the wall clock was set forward, Adopt asks etcd first. If ctx ends without an answer, an entry that has the lock
+// stays as it was.
+func TestAdopt_WallClockSetForward(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		f.WriteOn(5, "one", "a/5")
+		s := f.bareSession(5)
+		s.etcd.Lease = f.Client(func(context.Context) (int64, error) { return 10, nil }).Lease // etcd still says what the lease has
+		var ahead atomic.Int64
+		ahead.Store(int64(2 * time.Hour))
+		s.lease.WallClock = func() time.Time { return time.Now().Round(0).Add(time.Duration(ahead.Load())) }
+		s.lease.KeepAlive = func(ctx context.Context) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		_, err := s.Adopt(ctx, "a")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		synctest.Wait()
+		require.Len(t, f.There("a/"), 1, "the entry stays")
+		s.lease.KeepAlive = func(context.Context) (int64, error) { ahead.Store(0); return 10, nil }
+		h, err := s.Adopt(t.Context(), "a")
+		require.NoError(t, err)
+		require.True(t, h.Valid())
+		require.NoError(t, h.Unlock(t.Context()))
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
+	})
+}
+
 // An entry of the process before waits, and its key is removed before what blocks it leaves; the watch tells neither. Then
 // another entry is adopted, above it, which nobody blocks now. That is news for the first one, of now and not of the time at
 // which the other entry was written: the first one is lost, and not granted.
