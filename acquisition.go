@@ -47,7 +47,7 @@ type acquisition struct {
 	lostWithSession, askingLease bool
 	fenced                       bool         // its holder may have sent a transaction that compares a key
 	report                       *report      // to the hooks, nil without; set by newAcquisition
-	acquiring                    *acquiring   // nil of a hold that does without
+	pending                      *pending     // nil of a hold that does without
 	holdCtx                      *holdContext // nil until asked for
 }
 
@@ -63,9 +63,9 @@ type part struct {
 // acquisitionOf is whose part p is.
 func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition) }
 
-// acquiring is what an acquisition needs until it is held, and then only if it is ambiguous: see grant.
+// pending is what an acquisition needs until it is held, and then only if it is ambiguous: see grant.
 // Most holds do without; of 10,000 locks it would be half the memory.
-type acquiring struct {
+type pending struct {
 	// behind: a part had to wait. If there are several parts, all of them are read before the grant: other parts may have been
 	// removed meanwhile.
 	behind    bool
@@ -143,7 +143,7 @@ func (a *acquisition) wrap(op string, err error) error { return wrapNames(op, a.
 type state uint8
 
 const (
-	enqueued  state = iota // from its making on: its keys may be written
+	begun     state = iota // its keys may be written
 	held                   // granted
 	released               // released by its holder
 	abandoned              // withdrawn before its caller had it
@@ -156,9 +156,9 @@ func (a *acquisition) transition(to state) bool {
 	switch {
 	case a.state >= released:
 		return false
-	case to == held && a.state == enqueued,
+	case to == held && a.state == begun,
 		to == released && a.state == held,
-		to == abandoned && a.state == enqueued,
+		to == abandoned && a.state == begun,
 		to == lost && a.state == held:
 		a.state = to
 		return true

@@ -42,7 +42,7 @@ func (s *Session) checkEntries(ctx context.Context) error {
 	// If the list of keys is too large for one reply, each entry is read by itself, and late writes stay unseen.
 	entries = settle.Unsure(entries, there, func(p placed) (key string, copied bool) { return p.Entry.Key, p.copied })
 	for some := range slices.Chunk(entries, etcd.Batch) {
-		if err := s.verify(ctx, some, 0); err != nil {
+		if err := s.loseMissing(ctx, some, 0); err != nil {
 			return err
 		}
 	}
@@ -69,9 +69,9 @@ func inQueue(some []*waitlist.Part) (all []placed) {
 	return all
 }
 
-// verify reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that
+// loseMissing reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that
 // are not.
-func (s *Session) verify(ctx context.Context, some []placed, at int64) error {
+func (s *Session) loseMissing(ctx context.Context, some []placed, at int64) error {
 	if len(some) == 0 { // all have been released meanwhile
 		return nil
 	}
@@ -99,7 +99,7 @@ func watchesOf(s *Session) *holdwatch.Watches[*waitlist.Part] {
 			if len(parts) > etcd.Batch { // a watch is open anew
 				return s.checkEntries(ctx)
 			}
-			return s.verify(ctx, inQueue(parts), at)
+			return s.loseMissing(ctx, inQueue(parts), at)
 		},
 		Ended: func(p *waitlist.Part) {
 			a := acquisitionOf(p)

@@ -143,11 +143,11 @@ func (s *Session) finish() error {
 	return s.closeError()
 }
 
-// retryable reports whether an acquisition that failed in s with err, and left nothing, begins anew in another
+// goesOn reports whether an acquisition that failed in s with err, and left nothing, begins anew in another
 // session: only the session failed it, because it has expired, or because its clock said so for a moment. An entry
 // that is gone may have gone with the lease or not; if asking after the lease had no answer in time, etcd is asked
 // until there is one. The end of ctx, and Close, are for session to see.
-func (c *Client) retryable(ctx context.Context, s *Session, err error) bool {
+func (c *Client) goesOn(ctx context.Context, s *Session, err error) bool {
 	removed := errors.Is(err, ErrLost)
 	switch {
 	case !removed && !errors.Is(err, ErrSessionExpired):

@@ -290,9 +290,9 @@ func TestClient_ExpiredForAMoment(t *testing.T) {
 	require.NoError(t, err)
 	s.etcd.NeverHedge() // the machine may stall
 	renewals := tap.Calls("LeaseKeepAlive")
-	require.True(t, locks.retryable(testCtx(t), s, fmt.Errorf("x: %w", ErrSessionExpired)))
+	require.True(t, locks.goesOn(testCtx(t), s, fmt.Errorf("x: %w", ErrSessionExpired)))
 	require.Equal(t, renewals+1, tap.Calls("LeaseKeepAlive"))
-	require.False(t, locks.retryable(testCtx(t), s, ErrLocked))
+	require.False(t, locks.goesOn(testCtx(t), s, ErrLocked))
 	require.Equal(t, renewals+1, tap.Calls("LeaseKeepAlive"))
 }
 

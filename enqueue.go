@@ -36,7 +36,7 @@ func (a *acquisition) join(ctx context.Context) error {
 func (a *acquisition) prepare(ctx context.Context) error {
 	a.reserveKeys()
 	a.enlist()
-	if !a.acquiring.published.raw || !a.s.lease.Adopted {
+	if !a.pending.published.raw || !a.s.lease.Adopted {
 		return nil
 	}
 	if _, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...); err != nil {
@@ -59,11 +59,11 @@ func (a *acquisition) reserveKeys() {
 	if a.many != nil {
 		names = a.names()
 	}
-	if p := a.acquiring.published; p.raw {
-		a.acquiring.value = p.value
+	if p := a.pending.published; p.raw {
+		a.pending.value = p.value
 		a.s.keys.WriteRaw(p.value, a.allKeys()...)
 	} else {
-		a.acquiring.value = a.s.keys.Value(time.Now(), names, p.value)
+		a.pending.value = a.s.keys.Value(time.Now(), names, p.value)
 	}
 }
 
@@ -123,7 +123,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 			limit = 0
 		}
 		keys := a.allKeys()
-		resp, err := a.commit(ctx, settle.Write(queues, keys, a.acquiring.value, a.s.lease.ID, limit, since...))
+		resp, err := a.commit(ctx, settle.Write(queues, keys, a.pending.value, a.s.lease.ID, limit, since...))
 		if err != nil {
 			return err
 		}
@@ -151,7 +151,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 // ownRev is the revision of kvs, the first key of the acquisition as etcd has it, if it was written by an earlier attempt
 // of this very acquisition, else 0.
 func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
-	if len(kvs) == 0 || string(kvs[0].Value) != a.acquiring.value || a.acquiring.published.raw && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
+	if len(kvs) == 0 || string(kvs[0].Value) != a.pending.value || a.pending.published.raw && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
 		return 0
 	}
 	return kvs[0].CreateRevision
@@ -171,7 +171,7 @@ func (a *acquisition) enter(rev, at int64, replies ...*pb.ResponseOp) {
 			shown := waitlist.Shown(at, rev, replies[i].GetResponseRange(), p.mode != readMode)
 			seen = &shown
 		}
-		a.acquiring.behind = a.acquiring.behind || !seen.Clear(p.name, p.mode.kind())
+		a.pending.behind = a.pending.behind || !seen.Clear(p.name, p.mode.kind())
 		gone = append(gone, p.Enqueued(rev, seen)...)
 	}
 	a.mu.Unlock()

@@ -546,7 +546,7 @@ func TestFault_I8_RequestsEndWithTheHold(t *testing.T) {
 // offer gives a hold back, as Release does, and leaves its removal to the next txn that writes an entry.
 func (st *stage) offer(h *Held) *removal.Leaving {
 	st.Helper()
-	l, err := h.giveUp()
+	l, err := h.beginRelease()
 	require.NoError(st, err)
 	return l
 }
@@ -702,7 +702,7 @@ func TestUnlock_ReplyToTheNextLockIsLost(t *testing.T) {
 			}
 			next := st.lock(st.mutex().Lock)
 			require.Equal(st, "a/5-1", next.Key())
-			if err := h.awaitRemoval(st.Context(), l); lost {
+			if err := h.finishRelease(st.Context(), l); lost {
 				require.ErrorIs(st, err, ErrLost)
 			} else {
 				require.NoError(st, err)

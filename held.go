@@ -71,7 +71,7 @@ func (h *Held) Check(ctx context.Context) error {
 	for {
 		keys := h.Keys()
 		life, stop := h.untilOver()
-		err := h.exists(ctx, life, keys...)
+		err := h.checkKeys(ctx, life, keys...)
 		stop()
 		if errors.Is(err, wait.ErrRemoved) {
 			if err = h.markLost(keys[0]); err == nil {

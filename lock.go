@@ -53,7 +53,7 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested e
 		if err == nil {
 			got, err = way(ctx, h)
 		}
-		if err == nil || h == nil || !l.from.retryable(ctx, h.s, err) {
+		if err == nil || h == nil || !l.from.goesOn(ctx, h.s, err) {
 			if _, own := l.from.(*Session); own && errors.Is(err, ErrSessionExpired) {
 				err = fmt.Errorf("%w (make another session, or the locks with New, which does)", err)
 			}
@@ -89,7 +89,7 @@ func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested err
 		return nil, err
 	}
 	h := newAcquisition(s, l.parts != nil, parts, s.newReport(ctx, parts, l.elect, asked))
-	h.acquiring.published = l.published
+	h.pending.published = l.published
 	return h, nil
 }
 
@@ -98,9 +98,9 @@ func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
 	return loan.In(ctx, any(l.from), l.names, func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
 }
 
-// newAcquisition makes an acquisition of these names.
+// newAcquisition makes an acquisition of these names: the Held that its caller gets if it is granted.
 func newAcquisition(s *Session, multi bool, names []Part, r *report) *Held {
-	h := &Held{acquisition{s: s, report: r, acquiring: &acquiring{}}}
+	h := &Held{acquisition{s: s, report: r, pending: &pending{}}}
 	if multi {
 		many := make([]part, len(names))
 		h.many = &many

@@ -111,8 +111,8 @@ func (a *acquisition) markLostLocked() {
 	}
 }
 
-// exists returns wait.ErrRemoved unless the acquisition is in etcd under these keys at present.
-func (a *acquisition) exists(ctx, life context.Context, keys ...string) error {
+// checkKeys returns wait.ErrRemoved unless the acquisition is in etcd under these keys at present.
+func (a *acquisition) checkKeys(ctx, life context.Context, keys ...string) error {
 	got, _, err := a.s.lease.Read(ctx, life, 0, etcd.ReadKeys(keys)...)
 	for i := range got {
 		if !shows(got[i], queue.Entry{Key: keys[i], Rev: a.rev}) {

@@ -210,8 +210,8 @@ type source interface {
 	session(ctx context.Context) (*Session, error)
 	noSession(ctx context.Context, a Acquisition, err error) // tells the hooks that session was waited for in vain
 	slash() bool                                             // see WithTrailingSlash
-	// retryable reports whether an acquisition that failed in s with err, and left nothing, begins anew.
-	retryable(ctx context.Context, s *Session, err error) bool
+	// goesOn reports whether an acquisition that failed in s with err, and left nothing, begins anew.
+	goesOn(ctx context.Context, s *Session, err error) bool
 }
 
 // session is s itself as long as it lives.
@@ -226,4 +226,4 @@ func (s *Session) noSession(context.Context, Acquisition, error) {} // its end w
 
 func (s *Session) slash() bool { return s != nil && s.slashes }
 
-func (s *Session) retryable(context.Context, *Session, error) bool { return false }
+func (s *Session) goesOn(context.Context, *Session, error) bool { return false }

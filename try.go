@@ -67,14 +67,14 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 			return a.enqueueIfVacant(ctx, queues, at, got)
 		}
 	}
-	resp, err := a.commit(ctx, settle.WriteIfFree(queues, a.allKeys(), a.acquiring.value, a.s.lease.ID, tryReadLimit))
+	resp, err := a.commit(ctx, settle.WriteIfFree(queues, a.allKeys(), a.pending.value, a.s.lease.ID, tryReadLimit))
 	if err != nil {
 		return err
 	}
 	rev, seen := resp.At, make([]*pb.ResponseOp, len(queues)) // nothing blocks it
 	if !resp.Succeeded {
 		rev = a.ownRev(resp.Responses[0].GetResponseRange().Kvs)
-		if a.acquiring.published.raw { // it may be an entry that waits, of another session of the lease: nothing is known
+		if a.pending.published.raw { // it may be an entry that waits, of another session of the lease: nothing is known
 			seen = nil
 		}
 	}

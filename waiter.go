@@ -77,10 +77,10 @@ func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 // readAllParts reads whether all parts are there, after a wait: other sessions may have removed a part while the next one
 // waited. Without this read there may be no revision at which the acquisition had them all.
 func (a *acquisition) readAllParts(ctx context.Context) error {
-	if len(a.parts()) == 1 || !a.acquiring.behind {
+	if len(a.parts()) == 1 || !a.pending.behind {
 		return nil
 	}
-	return a.waitError(ctx, &a.parts()[0], a.exists(ctx, a.s.lease.Ctx, a.allKeys()...))
+	return a.waitError(ctx, &a.parts()[0], a.checkKeys(ctx, a.s.lease.Ctx, a.allKeys()...))
 }
 
 // grant makes the acquisition held, unless its caller does not want it anymore, or it can't be vouched for.
@@ -97,7 +97,7 @@ func (a *acquisition) grant(ctx context.Context) error {
 	a.mu.Lock()
 	lost := a.firstUngranted() != nil // a part had its lock, and lost it
 	if !lost && a.transition(held) && !a.ambiguous {
-		a.acquiring = nil
+		a.pending = nil
 	}
 	a.mu.Unlock()
 	if lost {
