@@ -104,7 +104,7 @@ func TestLog_Outage(t *testing.T) {
 	require.Equal(t, logtest.Over, log.Messages()[5])
 	require.Contains(t, log.Lines()[loss], fmt.Sprintf(`lock=%s key=%s token=%d cause="its entry was removed"`, holds[0].label(), holds[0].Key(), holds[0].Token()))
 
-	revoke(t, s)
+	s.lease.NotFound() // a revocation may be found by a watch first, and on a busy machine by one hold after the other
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
 	require.NoError(t, s.Close())
 	lines := log.Messages()
