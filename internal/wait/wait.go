@@ -92,51 +92,50 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Part) error {
 type agent struct {
 	*Waits
 	l      *waitlist.List
-	retry  etcd.Backoff           // after an error that passes
-	outage outage.Outage          // for the log
-	asked  map[*waitlist.Part]int // how often it has asked for an entry without a pause
-}
-
-// ask is an agent's life, which ends when there is nothing to ask any more, or ctx ends since nobody waits.
-func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
-	a := &agent{Waits: ws, l: l, outage: ws.Outages.Outage(l.Name()), asked: make(map[*waitlist.Part]int)}
-	answered := true
-	for ctx.Err() == nil {
-		step := l.Next(ctx)
-		if step.Do == waitlist.Rest {
-			break
-		}
-		if a.tooOften(step.For) {
-			_ = a.retry.Wait(ctx)
-		}
-		err := a.carryOut(ctx, &step)
-		answered = err == nil
-		a.handleErr(ctx, &step, err)
-	}
-	a.outage.Stop(answered)
-}
-
-func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
-	switch step.Do {
-	case waitlist.Pause:
-		return step.Err
-	case waitlist.Open:
-		return a.open(ctx, step)
-	default:
-		return a.read(ctx, step)
-	}
+	outage outage.Outage // for the log
+	pauses pauses
+	front  *waitlist.Part // for which it has asked last
+	asked  int            // so often in a row, without a failure
 }
 
 // maxAsked is how often an agent asks for an entry without a pause. If an entry needs more answers, etcd's answers do not
 // satisfy the list, as after a restore that nobody has noticed yet.
 const maxAsked = 32
 
-func (a *agent) tooOften(e *waitlist.Part) bool {
-	if a.asked[e] == 0 && len(a.asked) > 8 {
-		clear(a.asked) // most of these are granted by now
+// ask is an agent's life, which ends when there is nothing to ask any more, or ctx ends since nobody waits.
+func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
+	a := &agent{Waits: ws, l: l, outage: ws.Outages.Outage(l.Name())}
+	var err error
+	for ctx.Err() == nil {
+		step := l.Next(ctx)
+		if step.Do == waitlist.Rest {
+			break
+		}
+		if a.front != step.For {
+			a.front, a.asked = step.For, 0
+		}
+		if a.asked++; a.asked > maxAsked {
+			a.pauses.pause(ctx)
+		}
+		err = a.carryOut(ctx, &step)
+		a.handleErr(ctx, &step, err)
 	}
-	a.asked[e]++
-	return a.asked[e] > maxAsked
+	a.outage.Stop(err == nil)
+}
+
+func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
+	switch step.Do {
+	case waitlist.Pause:
+		b := step.Err.(broken)
+		if b.pauses.end.After(a.pauses.end) { // another agent has opened the watch
+			a.pauses = b.pauses
+		}
+		return b.error
+	case waitlist.Open:
+		return a.open(ctx, step)
+	default:
+		return a.read(ctx, step)
+	}
 }
 
 // handleErr tells the list of a step that failed, and pauses before the next one, unless etcd has refused.
@@ -152,9 +151,31 @@ func (a *agent) handleErr(ctx context.Context, step *waitlist.Step, err error) {
 		// An outage of etcd keeps the place in the queue.
 		a.outage.Start(ctx, err)
 		a.l.Fail(step, nil)
-		_ = a.retry.Wait(ctx)
-		clear(a.asked)
+		a.pauses.pause(ctx)
+		a.asked = 0
 	}
+}
+
+// pauses get longer while one failure follows the other: an error that passes, or a watch that ends soon after it was
+// opened. They begin anew when nothing has failed for a while.
+type pauses struct {
+	etcd.Backoff
+	end time.Time // of the last one
+}
+
+func (p *pauses) pause(ctx context.Context) {
+	if time.Since(p.end) > etcd.RetryMax {
+		p.Reset()
+	}
+	_ = p.Wait(ctx)
+	p.end = time.Now()
+}
+
+// broken is the error of a watch that has ended. An agent may have come to its end since it opened the watch. The one that
+// opens the next watch goes on with its pauses.
+type broken struct {
+	error
+	pauses pauses
 }
 
 // open opens a watch, for the entry of the step and for those to come.
@@ -164,16 +185,16 @@ func (a *agent) open(ctx context.Context, step *waitlist.Step) error {
 		return err
 	}
 	a.Waits.Opened()
-	a.retry.Reset()
 	watch := &waitlist.Watch{From: step.From, To: step.To, At: on.At, Close: on.Close}
 	a.l.Opened(watch)
-	a.Go(func(context.Context) { a.follow(on, watch) }) // or Life is about to end, and the watch with it
+	pauses := a.pauses
+	a.Go(func(context.Context) { a.follow(on, watch, pauses) }) // or Life is about to end, and the watch with it
 	return nil
 }
 
 // follow tells the list what a watch tells: keys were deleted, the only events that open asks for; or the watch ended
 // (no leader, compacted, closed) and may have missed some. It ends with the watch, which its list closes, or Life.
-func (ws *Waits) follow(on *etcd.Watch, watch *waitlist.Watch) {
+func (ws *Waits) follow(on *etcd.Watch, watch *waitlist.Watch, pauses pauses) {
 	defer on.Close()
 	for {
 		var wr clientv3.WatchResponse
@@ -193,7 +214,7 @@ func (ws *Waits) follow(on *etcd.Watch, watch *waitlist.Watch) {
 			ws.Lost(watch.Heard(deletions))
 		}
 		if err := etcd.Broken(&wr, ok); err != nil {
-			watch.Broke(err)
+			watch.Broke(broken{err, pauses})
 			return
 		}
 	}

@@ -179,6 +179,7 @@ func TestWait_NextAsks(t *testing.T) {
 		synctest.Wait()
 		ended := s.wait(s.enqueue("a/5-1"))
 		breakAll := func() {
+			<-time.After(2 * etcd.RetryMax) // it has lasted
 			s.f.BreakWatches()
 			<-time.After(2 * etcd.RetryMin)
 			synctest.Wait()
@@ -392,29 +393,60 @@ func TestWait_ErrorPasses(t *testing.T) {
 	}
 }
 
-// After a watch that was opened, the pauses begin anew, also of an agent that never rests.
+// breaks has each watch break, lasting after it was opened, while its agent, which never rests, reads behind it. It waits
+// for n breaks, and returns how long that took.
+func (s *scene) breaks(n int32, lasting time.Duration) time.Duration {
+	s.f.Write("a/1")
+	var broken atomic.Int32
+	start, step := time.Now(), s.f.Step
+	s.f.Step = func(ctx context.Context, what string) error {
+		if what == "Watch" && broken.Load() < n {
+			s.f.Write("x") // so that it has to read behind the watch
+		}
+		if strings.HasSuffix(what, "Range") && len(s.f.Watches()) > 0 {
+			<-time.After(lasting)
+			broken.Add(1)
+			s.f.BreakWatches()
+			<-time.After(time.Millisecond) // until the list has heard of it
+		}
+		return step(ctx, what)
+	}
+	ended := s.wait(s.enqueue("a/5"))
+	for broken.Load() < n {
+		<-time.After(etcd.RetryMin)
+		require.Less(s, time.Since(start), time.Hour)
+	}
+	took := time.Since(start)
+	<-time.After(2 * etcd.RetryMax)
+	s.f.Remove("a/1")
+	s.grants(ended)
+	return took
+}
+
+// After a watch that has lasted, the pauses begin anew, also of an agent that never rests.
 func TestWait_PausesBeginAnew(t *testing.T) {
 	play(t, func(s *scene) {
+		const n, lasting = 2 * maxAsked, 2 * etcd.RetryMax
+		require.Less(s, s.breaks(n, lasting), n*(lasting+4*etcd.RetryMin))
+	})
+}
+
+// A watch that breaks as soon as it is opened is opened again more and more seldom: by an agent that never rests, and by
+// one agent after the other.
+func TestWait_BreaksAtOnce(t *testing.T) {
+	play(t, func(s *scene) {
+		require.Greater(s, s.breaks(60, 0), 10*time.Second)
+	})
+	play(t, func(s *scene) {
 		s.f.Write("a/1")
-		var breaks atomic.Int32
-		start, step := time.Now(), s.f.Step
-		s.f.Step = func(ctx context.Context, what string) error {
-			if what == "Watch" && breaks.Load() < 2*maxAsked {
-				s.f.Write("x") // so that it has to read behind the watch, which breaks meanwhile
-			}
-			if strings.HasSuffix(what, "Range") && len(s.f.Watches()) > 0 {
-				breaks.Add(1)
-				s.f.BreakWatches()
-				<-time.After(time.Millisecond) // until the list has heard of it
-			}
-			return step(ctx, what)
-		}
 		ended := s.wait(s.enqueue("a/5"))
-		for breaks.Load() < 2*maxAsked {
-			<-time.After(etcd.RetryMin)
-			require.Less(s, time.Since(start), 2*maxAsked*4*etcd.RetryMin)
+		for start := time.Now(); time.Since(start) < 30*time.Second; <-time.After(time.Millisecond) {
+			s.f.BreakWatches()
 		}
-		<-time.After(2 * etcd.RetryMin)
+		opened := len(s.asked()) - len(s.reads())
+		require.Less(s, opened, 100)
+		require.Greater(s, opened, 50, "it goes on")
+		<-time.After(2 * etcd.RetryMax)
 		s.f.Remove("a/1")
 		s.grants(ended)
 	})
