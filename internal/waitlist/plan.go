@@ -43,8 +43,10 @@ func (l *List) nextLocked() Step {
 	targets, exclusive := l.belowLocked(p)
 	complete, many := l.completeLocked(p), l.manyLocked()
 	more := slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.more })
-	writers, deep := targets[:exclusive], false
-	switch n := l.lastRuns(writers); {
+	writers := targets[:exclusive]
+	n := l.lastRuns(writers)
+	deep := !many && (n > 0 || more && !complete)
+	switch {
 	case len(targets) == 0 && !complete, len(writers) == 0 && more && !complete && !many:
 		s := l.readLocked(p, false)
 		if more && l.views[0].low <= p.rev { // the last reading has shown nobody below p, or only readers
@@ -58,11 +60,9 @@ func (l *List) nextLocked() Step {
 			l.relyLocked(nil)
 			return Step{}
 		}
-	case many, complete && n == 0:
-	case n > 0:
-		targets, deep = writers[n-1:n], true
-	case more:
-		targets, deep = writers[:1], true
+	case deep:
+		n = max(n, 1)
+		targets = writers[n-1 : n]
 	}
 	from, to := l.rangeLocked(p, targets, deep)
 	w := l.coveringLocked(from, to)
