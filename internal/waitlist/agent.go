@@ -140,7 +140,7 @@ func (l *List) Saw(s *Step, seen *Listing) (lost []*Part) {
 	if s.Upward {
 		l.struck, l.reach = 0, 0
 		if seen.More {
-			l.reach = max(seen.UpTo, 1)
+			l.reach = seen.UpTo
 		}
 	}
 	lost = l.applyLocked(seen, s.force)

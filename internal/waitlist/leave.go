@@ -50,7 +50,7 @@ func (p *Part) Missing(key string, at int64) (lost []*Part) {
 	l := p.l
 	l.lock()
 	defer l.unlock()
-	if p.rev > 0 && p.keys[0] == key {
+	if p.keys[0] == key {
 		lost = l.absentLocked(nil, p, at)
 	}
 	l.grantLocked()

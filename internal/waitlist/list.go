@@ -106,7 +106,7 @@ func (l *List) unlock() {
 	later := l.later
 	l.later = nil
 	waits := func(p *Part) bool { return p.state == waiting }
-	if len(l.parts) <= 1 && len(l.flights) == 0 && len(l.open) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, waits) {
+	if len(l.parts) <= 1 && len(l.flights) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, waits) {
 		*l.knowledge = knowledge{log: log{flights: l.flights}} // which has room for the next list's
 		l.Config.knowledge.Put(l.knowledge)
 		l.knowledge = nil
@@ -201,7 +201,7 @@ func (l *List) keysLocked() (n int64) {
 		n += int64(len(p.Keys()))
 	}
 	for _, f := range l.flights {
-		if f.of != nil && f.of.rev == 0 {
+		if f.of != nil {
 			n += int64(len(f.of.Keys()))
 		}
 	}

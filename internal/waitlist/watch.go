@@ -104,17 +104,16 @@ const ManyShare = 8
 
 // manyLocked reports whether the list is known to have a good part of the queue. It is not said to where names are nested
 // in this one: their locks may be busy, and a watch on all would tell of them.
-func (l *List) manyLocked() bool { return l.size > 0 && !l.nested && l.manyShareLocked() }
-
-// manyShareLocked reports whether one in Config.ManyShare of the queue's keys, or more, is the list's.
-func (l *List) manyShareLocked() bool { return l.keysLocked()*l.ManyShare >= l.size }
+func (l *List) manyLocked() bool {
+	return l.size > 0 && !l.nested && l.keysLocked()*l.ManyShare >= l.size
+}
 
 // keepsLocked reports whether a watch stays for a while when nobody needs it. The one on all of the queue does, and
 // one on a single key: a session that takes the lock again and again finds the one before it in the queue under the
 // same key.
 func (l *List) keepsLocked(w *Watch) bool {
 	if wide := l.coveringLocked(l.allLocked()); wide != nil {
-		return wide == w && !l.nested && l.manyShareLocked()
+		return wide == w && l.manyLocked()
 	}
 	return w.To == w.From+"\x00"
 }
