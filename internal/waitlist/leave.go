@@ -115,7 +115,7 @@ func (p *Part) nextLocked() (next []queue.Entry) {
 			continue
 		}
 		if len(next) == 0 || o.kind == keyspace.Shared {
-			next = append(next, queue.Entry{Key: o.keys[0], Rev: o.rev})
+			next = append(next, o.entry())
 		}
 		if o.kind == keyspace.Exclusive || len(next) == nextMax {
 			break
@@ -129,7 +129,7 @@ func (l *List) checkNextLocked(at int64, next, there []queue.Entry) (lost []*Par
 		switch o := l.ownLocked(q); {
 		case o == nil || q.Key != o.keys[0]: // it has left meanwhile, or was downgraded
 		case slices.Contains(there, q):
-			o.seenAtLocked(at)
+			o.seen = max(o.seen, at)
 		default:
 			lost = l.absentLocked(lost, o, at)
 		}

@@ -67,7 +67,7 @@ type Part struct {
 	idle  bool          // nobody waits for it yet: see WakeWith
 	stuck bool          // see Stuck
 	rev   int64         // where it is in the queue, 0 while unknown
-	seen  int64         // see the package's comment; written by seenAtLocked
+	seen  int64         // see the package's comment
 	err   *error        // what etcd has refused with, nil of most
 	wake  chan struct{} // nil until somebody may wait for it
 	// contended is called when another entry of the list waits for it: see WhenContended.
@@ -140,6 +140,8 @@ func (p *Part) Keys() []string {
 	return p.keys[:]
 }
 
+func (p *Part) entry() queue.Entry { return queue.Entry{Key: p.keys[0], Rev: p.rev} }
+
 // List is the entry's.
 func (p *Part) List() *List { return p.l }
 
@@ -165,20 +167,18 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 	l := p.l
 	l.lock()
 	defer l.unlock()
-	p.rev, p.state = rev, waiting
-	p.seenAtLocked(rev)
+	p.rev, p.seen, p.state = rev, rev, waiting
 	i, _ := l.findLocked(rev)
 	l.parts = slices.Insert(l.parts, i, p)
-	q, v := queue.Entry{Key: p.keys[0], Rev: rev}, l.viewLocked(keyspace.KindOf(l.name, p.keys[0]))
-	if v.has(q) {
-		p.seenAtLocked(v.listed)
+	if v := l.viewLocked(keyspace.KindOf(l.name, p.keys[0])); v.has(p.entry()) {
+		p.seen = max(p.seen, v.listed)
 	}
 	for _, w := range l.viewsLocked(p) { // of what is below nobody knows when it has gone, but that it had when this was listed
 		if w.upTo >= rev && w.listed > p.seen {
 			l.goneByLocked(w.listed)
 		}
 	}
-	if left, _ := l.leftSinceLocked(q); left {
+	if left, _ := l.leftSinceLocked(p.entry()); left {
 		lost = l.absentLocked(lost, p, rev)
 	}
 	if seen != nil {
@@ -191,9 +191,6 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 	l.grantLocked()
 	return lost
 }
-
-// seenAtLocked notes that the entry was in the queue at a revision.
-func (p *Part) seenAtLocked(at int64) { p.seen = max(p.seen, at) }
 
 // keysLocked is how many keys the list has in the queue, and is about to have.
 func (l *List) keysLocked() (n int64) {

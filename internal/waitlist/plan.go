@@ -74,8 +74,7 @@ func (l *List) nextLocked() Step {
 	}
 	l.relyLocked(w)
 	missed := func(t target) bool { return !l.trackedLocked(t.Key, t.seen) }
-	mine := target{queue.Entry{Key: p.keys[0]}, l.seenLocked(p)}
-	if slices.ContainsFunc(targets, missed) || !deep && missed(mine) {
+	if slices.ContainsFunc(targets, missed) || !deep && missed(target{p.entry(), l.seenLocked(p)}) {
 		return l.readLocked(p, deep)
 	}
 	return Step{}
@@ -108,7 +107,7 @@ func (l *List) belowLocked(p *Part) (targets []target, exclusive int) {
 func (l *List) unaskedLocked(p *Part) (targets []target) {
 	for _, o := range l.parts {
 		if o.rev < p.rev && queue.Blocks(o.kind, p.kind) && (o.state == held || o.state == waiting && o.idle) && len(targets) < nextMax {
-			targets = append(targets, target{queue.Entry{Key: o.keys[0], Rev: o.rev}, o.seen})
+			targets = append(targets, target{o.entry(), o.seen})
 		}
 	}
 	return targets

@@ -101,12 +101,12 @@ func (l *List) goneByLocked(at int64) { l.at = max(l.at, at) }
 func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 	l.size = cmp.Or(seen.Size, l.size)
 	for _, p := range l.parts {
-		q := queue.Entry{Key: p.keys[0], Rev: p.rev}
+		q := p.entry()
 		about := seen.Low < p.rev && p.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.name, q.Key) == keyspace.Exclusive)
 		switch {
 		case p.rev > seen.At || !about && !slices.Contains(seen.Asked, q.Key):
 		case slices.Contains(seen.Keys, q):
-			p.seenAtLocked(seen.At)
+			p.seen = max(p.seen, seen.At)
 		default:
 			lost = l.absentLocked(lost, p, seen.At)
 		}

@@ -137,7 +137,7 @@ func (l *List) closeLocked(w *Watch) {
 // forgetLocked forgets a watch, which has ended or will be closed. Up to then it would have told.
 func (l *List) forgetLocked(w *Watch) {
 	for _, p := range l.parts {
-		p.seenAtLocked(l.seenLocked(p))
+		p.seen = l.seenLocked(p)
 	}
 	l.open = slices.DeleteFunc(l.open, func(o *Watch) bool { return o == w })
 	if l.need == w {
