@@ -168,6 +168,7 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 	l.lock()
 	defer l.unlock()
 	p.rev, p.seen, p.state = rev, rev, waiting
+	l.latest = max(l.latest, rev)
 	i, _ := l.findLocked(rev)
 	l.parts = slices.Insert(l.parts, i, p)
 	if v := l.viewLocked(keyspace.KindOf(l.name, p.keys[0])); v.has(p.entry()) {

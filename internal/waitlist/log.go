@@ -18,7 +18,7 @@ type Deletion struct {
 type log struct {
 	heard   []hearsay
 	flights []flight
-	latest  int64 // the highest revision that anything is known of; written by hearLocked
+	latest  int64 // the highest revision that anything is known of: what is sent now is carried out at it, or later
 }
 
 // hearsay is that no key of that name is there that was created before revision before. The list knows that of revision at.

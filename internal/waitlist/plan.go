@@ -152,10 +152,7 @@ func (l *List) rangeLocked(p *Part, targets []target, deep bool) (from, to strin
 // list knows of: an older one would say nothing new, and be asked for again.
 func (l *List) readLocked(p *Part, deep bool) Step {
 	x := &l.views[0]
-	s := Step{Do: Read, For: p, At: max(l.at, l.latest, l.parts[len(l.parts)-1].rev)}
-	for _, w := range l.open {
-		s.At = max(s.At, w.At)
-	}
+	s := Step{Do: Read, For: p, At: l.latest}
 	if l.stale {
 		s.At = 0
 	}

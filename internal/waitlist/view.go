@@ -93,13 +93,17 @@ func (v *view) has(q queue.Entry) bool {
 }
 
 // goneByLocked notes that by a revision something had gone that the views are about.
-func (l *List) goneByLocked(at int64) { l.at = max(l.at, at) }
+func (l *List) goneByLocked(at int64) {
+	l.at = max(l.at, at)
+	l.latest = max(l.latest, at)
+}
 
 // applyLocked takes note of a listing. Entries of the list that it is about, and does not show, are gone. It replaces a
 // view, unless the view reaches further and watches have told of all that left it; force says that watches may have
 // been silent.
 func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 	l.size = cmp.Or(seen.Size, l.size)
+	l.latest = max(l.latest, seen.At)
 	for _, p := range l.parts {
 		q := p.entry()
 		about := seen.Low < p.rev && p.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.name, q.Key) == keyspace.Exclusive)

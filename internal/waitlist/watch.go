@@ -49,6 +49,7 @@ func (l *List) Opened(w *Watch) {
 	l.lock()
 	defer l.unlock()
 	w.l, w.told = l, w.At
+	l.latest = max(l.latest, w.At)
 	l.open = append(l.open, w)
 	l.relyLocked(w)
 	if len(l.open) > 2 {
