@@ -99,8 +99,8 @@ func (l *List) goneByLocked(at int64) {
 }
 
 // applyLocked takes note of a listing. Entries of the list that it is about, and does not show, are gone. It replaces a
-// view, unless the view reaches further and watches have told of all that left it; force says that watches may have
-// been silent.
+// view, unless the view was listed later, or reaches further and watches have told of all that left it; force says that
+// watches may have been silent.
 func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 	l.size = cmp.Or(seen.Size, l.size)
 	l.latest = max(l.latest, seen.At)
@@ -131,7 +131,7 @@ func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 	}
 	for i := range l.views {
 		v := &l.views[i]
-		if seen.UpTo == 0 || kindOf(i) == keyspace.Shared && !seen.Shared || !force && l.betterLocked(v, seen) {
+		if seen.UpTo == 0 || kindOf(i) == keyspace.Shared && !seen.Shared || seen.At < v.listed || !force && l.betterLocked(v, seen) {
 			continue
 		}
 		slices.SortFunc(keys[i], byRev)

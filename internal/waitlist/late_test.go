@@ -1,0 +1,26 @@
+package waitlist
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// A view stays if it was listed later than what comes, also if that was read since watches may be silent. Else keys would be
+// back that had gone by then, and the watch that has not told of them would be waited for.
+func TestOlderThanTheView_V2(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	first := s.enqueue("a/5")
+	s.ask()
+	s.l.Refresh()
+	step := s.step()
+	require.Equal(t, Read, step.Do)
+	seen := s.listing(&step, s.now)
+	s.remove("a/7") // of which the watch does not tell
+	second := s.enqueue("a/5-1")
+	s.granted(first, true)
+	s.l.Saw(&step, seen)
+	s.leave(first)
+	s.granted(second, true)
+}
