@@ -24,3 +24,24 @@ func TestOlderThanTheView_V2(t *testing.T) {
 	s.leave(first)
 	s.granted(second, true)
 }
+
+// What a watch tells while a reading is on its way does not make the reply worthless: it is read through the log.
+func TestUsedThoughAWatchHasToldMore_V2(t *testing.T) {
+	s := newScene(t)
+	s.size = ManyShare + 1
+	s.put("a/6")
+	s.put("a/7")
+	p, second := s.enqueue("a/5"), s.enqueue("a/5-1") // so the view reaches further than what is read for p
+	s.leave(second)
+	s.remove("a/7")
+	step := s.step()
+	require.Equal(t, Open, step.Do)
+	s.answer(&step)
+	step = s.step()
+	require.Equal(t, Read, step.Do)
+	require.False(t, step.Upward)
+	seen := s.listing(&step, s.now)
+	s.tell(s.l.open[0], "a/6")
+	s.l.Saw(&step, seen)
+	s.granted(p, true)
+}

@@ -148,7 +148,7 @@ func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 // untracked, or if nobody knows what is next below: for these the list asks, and goes on asking until it is answered.
 func (l *List) betterLocked(v *view, seen *Listing) bool {
 	untracked := func(q queue.Entry) bool { return l.ownLocked(q) == nil && !l.trackedLocked(q.Key, v.listed) }
-	return seen.UpTo < v.upTo && v.low <= seen.Low && (seen.At < max(v.listed, l.latest) || !slices.ContainsFunc(v.keys, untracked))
+	return seen.UpTo < v.upTo && v.low <= seen.Low && !slices.ContainsFunc(v.keys, untracked)
 }
 
 // newsLocked reports whether the next view tells, of what is below any entry, something that the one before did not, and
