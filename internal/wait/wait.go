@@ -134,7 +134,7 @@ func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
 	case waitlist.Open:
 		return a.open(ctx, step)
 	default:
-		return a.read(ctx, step)
+		return a.read(ctx, step.At, *step)
 	}
 }
 
