@@ -95,7 +95,7 @@ func (l *List) belowLocked(p *Part) (targets []target, exclusive int) {
 				targets = append(targets, target{q, v.listed})
 			}
 		}
-		if kindOf(i) == keyspace.Exclusive {
+		if i == 0 {
 			exclusive = len(targets)
 		}
 	}
@@ -132,12 +132,12 @@ func (l *List) lastRuns(writers []target) int {
 // rangeLocked is the range to watch for the targets to leave, and near the front for the entry
 // itself and those of the list behind it. A reader's covers all shared keys.
 func (l *List) rangeLocked(p *Part, targets []target, deep bool) (from, to string) {
-	from, to = targets[0].Key, targets[0].Key+"\x00"
-	if deep {
-		return from, to
-	}
+	from = targets[0].Key
 	for _, t := range targets {
 		from, to = min(from, t.Key), max(to, t.Key+"\x00")
+	}
+	if deep {
+		return from, to
 	}
 	// '.' is behind '-': these are the exclusive keys of the session, for those of the list behind it.
 	own := l.name + "/" + keyspace.LeaseOf(l.name, p.keys[0])
@@ -156,7 +156,9 @@ func (l *List) readLocked(p *Part, deep bool) Step {
 	if l.stale {
 		s.At = 0
 	}
-	far := x.low > 0 && x.more || x.low == 0 && l.beyondLocked(p)
+	// The last reading upward did not come to p, and not many have left since: another one would probably not either.
+	beyond := l.reach > 0 && p.rev > l.reach && 2*l.struck < l.UpLimit
+	far := x.low > 0 && x.more || x.low == 0 && beyond
 	if !far && (l.manyLocked() || l.keysLocked() > int64(len(p.Keys()))) {
 		s.From, s.To = keyspace.All(l.name)
 		s.Upward, s.shared, s.Limit = true, true, l.UpLimit
@@ -183,10 +185,8 @@ const readersMax = 64
 // revision at which the last writer had gone, or later, and a reading must be about what is below each.
 func (l *List) readersLocked(p *Part) (readers []*Part) {
 	writer := int64(queue.MaxRev) // the next one
-	for _, q := range l.views[0].keys {
-		if q.Rev > p.rev {
-			writer = min(writer, q.Rev)
-		}
+	if i := slices.IndexFunc(l.views[0].keys, func(q queue.Entry) bool { return q.Rev > p.rev }); i >= 0 {
+		writer = l.views[0].keys[i].Rev
 	}
 	i, _ := l.findLocked(p.rev)
 	for _, o := range l.parts[i:] {
@@ -198,10 +198,4 @@ func (l *List) readersLocked(p *Part) (readers []*Part) {
 		}
 	}
 	return readers
-}
-
-// beyondLocked reports whether a reading upward would probably not come to p: the last one did not, and not many have
-// left since.
-func (l *List) beyondLocked(p *Part) bool {
-	return l.reach > 0 && p.rev > l.reach && 2*l.struck < l.UpLimit
 }

@@ -51,8 +51,6 @@ type view struct {
 	keys      []queue.Entry
 }
 
-func kindOf(i int) keyspace.Kind { return keyspace.Exclusive + keyspace.Kind(i) }
-
 func (l *List) viewLocked(kind keyspace.Kind) *view { return &l.views[kind-keyspace.Exclusive] }
 
 // viewsLocked are the views of what may block p.
@@ -131,7 +129,7 @@ func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 	}
 	for i := range l.views {
 		v := &l.views[i]
-		if seen.UpTo == 0 || kindOf(i) == keyspace.Shared && !seen.Shared || seen.At < v.listed || !force && l.betterLocked(v, seen) {
+		if seen.UpTo == 0 || i > 0 && !seen.Shared || seen.At < v.listed || !force && l.betterLocked(v, seen) {
 			continue
 		}
 		slices.SortFunc(keys[i], byRev)

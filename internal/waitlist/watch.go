@@ -156,6 +156,7 @@ func (l *List) expireLaterLocked() {
 // expire closes the watches on which nobody has relied since it was last called.
 func (l *List) expire() {
 	l.lock()
+	defer l.unlock()
 	l.expires = false
 	for _, w := range slices.Clone(l.open) {
 		switch {
@@ -167,12 +168,10 @@ func (l *List) expire() {
 			l.closeLocked(w)
 		}
 	}
-	over := !l.expires
-	l.grantLocked()
-	l.unlock()
-	if over {
-		l.Forget(l.name)
+	if !l.expires {
+		l.later = append(l.later, func() { l.Forget(l.name) })
 	}
+	l.grantLocked()
 }
 
 // Broke says that the watch has ended with err, and may have missed something.
