@@ -2,8 +2,6 @@
 
 package waitlist
 
-import "slices"
-
 // WakeWith has the entry wake who waits for another one, before anything can have happened to it. Their
 // waiter comes to one after the other. Until it says Begin nothing is asked for the entry, which is not in front:
 // the agent asks for those behind it. It may be granted all the same.
@@ -30,8 +28,8 @@ func (p *Part) Look() (s Step, ok bool) {
 	l := p.l
 	l.lock()
 	defer l.unlock()
-	first := slices.IndexFunc(l.parts, func(o *Part) bool { return o == p && p.state == waiting || o.asksLocked() })
-	if first < 0 || l.parts[first] != p || l.completeLocked(p) && l.clearLocked(p) {
+	front := l.frontLocked()
+	if p.state != waiting || front != nil && front.rev < p.rev || l.completeLocked(p) && l.clearLocked(p) {
 		return s, false
 	}
 	s = l.readLocked(p, false)

@@ -42,27 +42,25 @@ func (l *List) nextLocked() Step {
 	}
 	targets, exclusive := l.belowLocked(p)
 	complete, many := l.completeLocked(p), l.manyLocked()
-	more := slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.more })
+	more := !complete && slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.more })
 	writers := targets[:exclusive]
-	n := l.lastRuns(writers)
-	deep := !many && (n > 0 || more && !complete)
+	last := l.beforeLastRuns(writers)
+	deep := !many && (last >= 0 || more)
 	switch {
-	case len(targets) == 0 && !complete, len(writers) == 0 && more && !complete && !many:
+	case len(targets) == 0 && (!complete || l.seenLocked(p) < l.at), // was it there when the last one had gone?
+		len(writers) == 0 && more && !many:
 		s := l.readLocked(p, false)
 		if more && l.views[0].low <= p.rev { // the last reading has shown nobody below p, or only readers
 			s.Limit = 0
 		}
 		return s
-	case len(targets) == 0 && l.seenLocked(p) < l.at: // was it there when the last one had gone?
-		return l.readLocked(p, false)
 	case len(targets) == 0:
 		if targets = l.unaskedLocked(p); len(targets) == 0 || !l.guardsLocked(p) {
 			l.relyLocked(nil)
 			return Step{}
 		}
 	case deep:
-		n = max(n, 1)
-		targets = writers[n-1 : n]
+		targets = writers[max(last, 0):][:1]
 	}
 	from, to := l.rangeLocked(p, targets, deep)
 	w := l.coveringLocked(from, to)
@@ -113,9 +111,9 @@ func (l *List) unaskedLocked(p *Part) (targets []target) {
 	return targets
 }
 
-// lastRuns is where the last Lookahead runs of the writers begin, which are in the order of the queue. A run is of
-// one session.
-func (l *List) lastRuns(writers []target) int {
+// beforeLastRuns is which of the writers, which are in the order of the queue, is the last one before the last Lookahead
+// runs, -1 if there is none. A run is of one session.
+func (l *List) beforeLastRuns(writers []target) int {
 	lease := func(i int) string { return keyspace.LeaseOf(l.name, writers[i].Key) }
 	runs := 0
 	for i := len(writers) - 1; i >= 0; i-- {
@@ -123,10 +121,10 @@ func (l *List) lastRuns(writers []target) int {
 			runs++
 		}
 		if runs > Lookahead {
-			return i + 1
+			return i
 		}
 	}
-	return 0
+	return -1
 }
 
 // rangeLocked is the range to watch for the targets to leave, and near the front for the entry
