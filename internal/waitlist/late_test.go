@@ -6,8 +6,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A view stays if it was listed later than what comes, also if that was read since watches may be silent. Else keys would be
-// back that had gone by then, and the watch that has not told of them would be waited for.
+// A view stays if it was listed later than the reply that comes, also if etcd was asked since watches may be silent. Else
+// keys would be back that had gone by then, and an entry would wait for the watch that has not told of them.
 func TestOlderThanTheView_V2(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
@@ -17,11 +17,32 @@ func TestOlderThanTheView_V2(t *testing.T) {
 	step := s.step()
 	require.Equal(t, Read, step.Do)
 	seen := s.listing(&step, s.now)
-	s.remove("a/7") // of which the watch does not tell
+	s.remove("a/7") // the watch does not tell
 	second := s.enqueue("a/5-1")
 	s.granted(first, true)
 	s.l.Saw(&step, seen)
 	s.leave(first)
+	s.granted(second, true)
+}
+
+// So does a view that does not reach as far as the reply. The entry is read for when it comes to the front.
+func TestOlderThanAShortView_V2(t *testing.T) {
+	s := newScene(t)
+	s.l.UpLimit = 1 // so that the front is read for downward
+	s.put("a/7")
+	first := s.enqueue("a/5")
+	s.ask()
+	second := s.register("a/5-1")
+	seen := s.shown(second.kind)
+	seen.At = s.put("a/5-1")
+	seen.UpTo = seen.At
+	s.remove("a/7") // the watch does not tell
+	s.l.Refresh()
+	s.ask()
+	s.granted(first, true)
+	second.Enqueued(seen.At, seen)
+	s.leave(first)
+	s.ask()
 	s.granted(second, true)
 }
 
