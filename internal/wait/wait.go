@@ -127,9 +127,7 @@ func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
 	switch step.Do {
 	case waitlist.Pause:
 		b := step.Err.(broken)
-		if b.pauses.end.After(a.pauses.end) { // another agent has opened the watch
-			a.pauses = b.pauses
-		}
+		a.pauses = b.pauses
 		return b.error
 	case waitlist.Open:
 		return a.open(ctx, step)
@@ -171,8 +169,8 @@ func (p *pauses) pause(ctx context.Context) {
 	p.end = time.Now()
 }
 
-// broken is the error of a watch that has ended. An agent may have come to its end since it opened the watch. The one that
-// opens the next watch goes on with its pauses.
+// broken is the error of a watch that has ended, and how far the pauses of its agent were when it was opened. The agent that
+// opens the next watch, which may be another one, goes on from there.
 type broken struct {
 	error
 	pauses pauses

@@ -468,6 +468,33 @@ func TestWait_AsksNowAndThen(t *testing.T) {
 	})
 }
 
+// An agent that never rests does not pause if it asks a few times for each of many entries.
+func TestWait_AsksForMany(t *testing.T) {
+	play(t, func(s *scene) {
+		s.f.Write("a/1")
+		var all []*waitlist.Part
+		for i := range 8 {
+			all = append(all, s.enqueue(fmt.Sprint("a/5-", i+1)))
+		}
+		synctest.Wait()
+		start, asked, step := time.Now(), 0, s.f.Step
+		s.f.Step = func(ctx context.Context, what string) error {
+			if what == "Range" && len(all) > 1 {
+				if asked++; asked%(maxAsked/2) == 0 {
+					all[0].Leave(false)
+					all = all[1:]
+				}
+				s.l.Refresh() // so that it asks again
+			}
+			return step(ctx, what)
+		}
+		s.l.Refresh()
+		synctest.Wait()
+		require.Greater(s, asked, 3*maxAsked)
+		require.Zero(s, time.Since(start))
+	})
+}
+
 // Whatever a list believes, its entries do not ask without a pause. Here it waits for revisions that were lost when a
 // snapshot was restored, and there is no session that ends.
 func TestWait_NeverWithoutAPause(t *testing.T) {
