@@ -102,6 +102,8 @@ func (l *List) goneByLocked(at int64) {
 func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 	l.size = cmp.Or(seen.Size, l.size)
 	l.latest = max(l.latest, seen.At)
+	foreign := func(q queue.Entry) bool { return keyspace.KindOf(l.name, q.Key) == keyspace.Foreign }
+	l.nested = l.nested || slices.ContainsFunc(seen.Keys, foreign)
 	for _, p := range l.parts {
 		q := p.entry()
 		about := seen.Low < p.rev && p.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.name, q.Key) == keyspace.Exclusive)
@@ -113,28 +115,23 @@ func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 			lost = l.absentLocked(lost, p, seen.At)
 		}
 	}
-	var keys [2][]queue.Entry
-	var by [2]int64 // what the listing shows, and was heard to have left, had left by this revision
-	for _, q := range seen.Keys {
-		kind := keyspace.KindOf(l.name, q.Key)
-		left, at := l.leftSinceLocked(q)
-		switch {
-		case kind == keyspace.Foreign:
-			l.nested = true
-		case left:
-			by[kind-keyspace.Exclusive] = max(by[kind-keyspace.Exclusive], at)
-		case seen.Low < q.Rev && q.Rev <= seen.UpTo:
-			keys[kind-keyspace.Exclusive] = append(keys[kind-keyspace.Exclusive], q)
-		}
-	}
-	for i := range l.views {
-		v := &l.views[i]
-		if seen.UpTo == 0 || i > 0 && !seen.Shared || seen.At < v.listed || !force && l.betterLocked(v, seen) {
+	for _, kind := range []keyspace.Kind{keyspace.Exclusive, keyspace.Shared} {
+		v := l.viewLocked(kind)
+		if seen.UpTo == 0 || kind == keyspace.Shared && !seen.Shared || seen.At < v.listed || !force && l.betterLocked(v, seen) {
 			continue
 		}
-		slices.SortFunc(keys[i], byRev)
-		next := view{seen.At, seen.Low, seen.UpTo, seen.More, keys[i]}
-		if l.goneByLocked(by[i]); l.newsLocked(v, &next) {
+		next := view{seen.At, seen.Low, seen.UpTo, seen.More, nil}
+		for _, q := range seen.Keys {
+			switch left, at := l.leftSinceLocked(q); {
+			case keyspace.KindOf(l.name, q.Key) != kind:
+			case left:
+				l.goneByLocked(at)
+			case seen.Low < q.Rev && q.Rev <= seen.UpTo:
+				next.keys = append(next.keys, q)
+			}
+		}
+		slices.SortFunc(next.keys, byRev)
+		if l.newsLocked(v, &next) {
 			l.goneByLocked(seen.At)
 		}
 		*v = next
@@ -181,11 +178,11 @@ func (l *List) dropLocked(key string, before int64) (q queue.Entry, ok bool) {
 // was the last that was known there: what is below has to be read.
 func (l *List) cutLocked(q queue.Entry) {
 	below, untracked := false, false
-	for i := range l.views {
-		for _, o := range l.views[i].keys {
+	for i, v := range l.views {
+		for _, o := range v.keys {
 			if o.Rev < q.Rev && l.ownLocked(o) == nil {
 				below = true
-				untracked = untracked || i == 0 && !l.trackedLocked(o.Key, l.views[i].listed)
+				untracked = untracked || i == 0 && !l.trackedLocked(o.Key, v.listed)
 			}
 		}
 	}
