@@ -48,9 +48,6 @@ func (l *List) sentLocked(key string) bool {
 // landedLocked says that a request is over.
 func (l *List) landedLocked(f flight) {
 	i := slices.IndexFunc(l.flights, func(o flight) bool { return o.of == f.of && (f.of != nil || o.since == f.since) })
-	if i < 0 {
-		return
-	}
 	l.flights = slices.Delete(l.flights, i, i+1)
 	oldest := l.latest
 	for _, f := range l.flights {

@@ -29,12 +29,10 @@ const (
 	UpLimit = 128
 )
 
-// nextLocked is what there is to ask.
+// nextLocked is what there is to ask, while there is a front: if there is none, agentLocked has dismissed the agent.
 func (l *List) nextLocked() Step {
 	p := l.frontLocked()
 	switch {
-	case p == nil:
-		return Step{}
 	case l.broke != nil:
 		return Step{Do: Pause, For: p, Err: l.broke}
 	case l.stale, !l.reachedLocked(p):
