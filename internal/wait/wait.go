@@ -126,7 +126,8 @@ func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
 func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
 	switch step.Do {
 	case waitlist.Pause:
-		b := step.Err.(broken)
+		var b broken // as follow has said
+		errors.As(step.Err, &b)
 		a.pauses = b.pauses
 		return b.error
 	case waitlist.Open:
