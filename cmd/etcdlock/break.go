@@ -79,7 +79,7 @@ func parseRef(s string) (key string, token int64, err error) {
 
 func breakLock(ctx context.Context, client *clientv3.Client, name, key string, token int64, b *breaker) error {
 	bounded, cancel := b.etcd.Bound(ctx)
-	q, err := etcdlock.New(client).Inspect(bounded, name)
+	q, err := meant(bounded, looks(client).Inspect, name)
 	cancel()
 	if err != nil {
 		return err
@@ -132,7 +132,7 @@ func notQueued(q etcdlock.Queue, key string, token int64) error {
 func (b *breaker) remove(ctx context.Context, client *clientv3.Client, e etcdlock.Entry) error {
 	ctx, cancel := b.etcd.Bound(ctx) // without the time that somebody has taken to answer
 	defer cancel()
-	if err := etcdlock.New(client).Break(ctx, e); err != nil {
+	if err := looks(client).Break(ctx, e); err != nil {
 		if ctx.Err() != nil { // etcd may carry it out, or has
 			err = fmt.Errorf("%w; whether %s was removed is not known: etcdlock show %s says it", context.Cause(ctx), shown(ref(e)), quote(e.Name))
 		}

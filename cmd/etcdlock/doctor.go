@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -64,8 +63,7 @@ both locks, and for a name that nobody uses itself at the locks below NAME/.`,
 			}
 			defer func() { _ = client.Close() }() // the process ends anyway
 			d := doctor{client: client, etcd: etcd, maxHold: maxHold}
-			// No name of a lock ends in "/", but etcdlock ls wants its prefix so, and somebody has copied that.
-			return d.run(cmd.Context(), strings.TrimSuffix(args[0], "/"), output)
+			return d.run(cmd.Context(), args[0], output)
 		},
 	}
 	output.addFlag(cmd)
@@ -98,7 +96,7 @@ func (d *doctor) find(f finding) {
 }
 
 func (d *doctor) run(ctx context.Context, name string, output format) error {
-	queues, unread := d.read(ctx, name)
+	name, queues, unread := d.named(ctx, name)
 	switch {
 	case ctx.Err() != nil:
 		return context.Cause(ctx)
@@ -155,7 +153,7 @@ func (d *doctor) lookTimeout() time.Duration {
 func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.lookTimeout())
 	defer cancel()
-	return etcdlock.New(d.client).Inspect(ctx, name)
+	return looks(d.client).Inspect(ctx, name)
 }
 
 // heading says in a line who has the lock.

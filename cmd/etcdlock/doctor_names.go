@@ -17,12 +17,42 @@ import (
 
 // What `etcdlock doctor` makes of a name that is several locks, and of an acquisition of several names (a Multi).
 
+// named reads what read does of the name as typed, or, if nobody uses that, without its last "/": the locks below "jobs/"
+// are also those below "jobs". It returns the name that it has gone by.
+func (d *doctor) named(ctx context.Context, name string) (string, []etcdlock.Queue, error) {
+	q, err := d.read(ctx, name)
+	bare, cut := strings.CutSuffix(name, "/")
+	if !cut || err != nil || len(q[0].Entries) > 0 {
+		return name, q, err
+	}
+	other, others, err := d.named(ctx, bare)
+	if errors.Is(err, rpctypes.ErrPermissionDenied) { // the right to lock the name as typed does not include it
+		return name, q, nil
+	}
+	return other, others, err
+}
+
+func endsInSlash(name string) bool { return strings.HasSuffix(name, "/") }
+
+// slashed takes a note of a lock whose name has a "/" more at its end: somebody may mean that.
+func (d *doctor) slashed(ctx context.Context, q etcdlock.Queue) error {
+	name := q.Name + "/"
+	if !slices.ContainsFunc(q.Foreign, func(key string) bool { return strings.HasPrefix(key, name+"/") }) {
+		return nil
+	}
+	other, err := d.inspect(ctx, name)
+	if err == nil && len(other.Entries) > 0 {
+		d.note(`%s, with a "/" at its end, is another lock, and %s: etcdlock doctor %s`, shown(name), standing(other), quote(name))
+	}
+	return err
+}
+
 // read reads the queue of a name. If nobody uses that name, it may be the label of a Multi in metrics, errors and the
 // log: its names, with ", " between them. Then read reads the queues of these names.
 func (d *doctor) read(ctx context.Context, name string) ([]etcdlock.Queue, error) {
 	q, err := d.inspect(ctx, name)
 	own, names := []etcdlock.Queue{q}, strings.Split(name, ", ")
-	if err != nil || len(q.Entries) > 0 || len(names) == 1 {
+	if err != nil || len(q.Entries) > 0 || len(names) == 1 || slices.ContainsFunc(names, endsInSlash) { // which a Multi refuses
 		return own, err
 	}
 	var parts []etcdlock.Queue

@@ -34,6 +34,9 @@ func (d *doctor) queues(ctx context.Context, queues []etcdlock.Queue) (now time.
 		if err := d.multis(ctx, q, now); err != nil {
 			return now, err
 		}
+		if err := d.slashed(ctx, q); err != nil {
+			return now, err
+		}
 		is, err := d.itself(ctx, q.Name)
 		if err != nil {
 			return now, err

@@ -80,7 +80,7 @@ func completeNames(etcd *connect.Config) cobra.CompletionFunc {
 		defer func() { _ = client.Close() }() // the process ends anyway
 		var found []cobra.Completion
 		if entries {
-			q, _ := etcdlock.New(client).Inspect(ctx, args[0]) // after an error there is nothing to complete
+			q, _ := meant(ctx, looks(client).Inspect, args[0]) // after an error there is nothing to complete
 			for i, e := range q.Entries {
 				found = append(found, cobra.CompletionWithDesc(ref(e), owner(e)+", "+state(q, i)))
 			}

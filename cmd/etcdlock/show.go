@@ -13,7 +13,7 @@ import (
 
 func showCommand(etcd *connect.Config) *cobra.Command {
 	var output format
-	var watch bool
+	var goesOn bool
 	cmd := &cobra.Command{
 		Use:   "show NAME",
 		Short: "Show who holds a lock and who waits for it",
@@ -25,6 +25,8 @@ grant, and otherwise ≤ says that it is at most the time in the queue. LEASE is
 lease. etcdlock break takes ENTRY. etcd's own clients (etcdctl lock) write neither OWNER nor a time.
 OWNER: VALUE has what a candidate of an election publishes.
 OWNER (with ...) locks these names too, in one acquisition (a Multi) that has one token in all of them.
+
+A NAME that ends in "/" is meant as typed, and without the "/" only if nobody uses it as typed.
 
 With --watch it goes on until Ctrl-C. On a terminal it draws in place, elsewhere it prints a block
 for each change, or with -o json a line.`,
@@ -38,12 +40,12 @@ for each change, or with -o json a line.`,
 				return err
 			}
 			defer func() { _ = client.Close() }() // the process ends anyway
-			if watch {
+			if goesOn {
 				return follow(cmd.Context(), client, etcd, args[0], output)
 			}
 			ctx, cancel := etcd.Bound(cmd.Context())
 			defer cancel()
-			q, err := etcdlock.New(client).Inspect(ctx, args[0])
+			q, err := meant(ctx, looks(client).Inspect, args[0])
 			switch {
 			case err != nil:
 				return err
@@ -55,7 +57,7 @@ for each change, or with -o json a line.`,
 		},
 	}
 	output.addFlag(cmd)
-	cmd.Flags().BoolVar(&watch, "watch", false, "go on as the queue changes")
+	cmd.Flags().BoolVar(&goesOn, "watch", false, "go on as the queue changes")
 	return cmd
 }
 

@@ -184,10 +184,15 @@ func (h logHandler) WithGroup(string) slog.Handler { return h }
 
 // readQueue reads the queue of a lock once. Inspect would also make a request for each
 // lease. If each of a thousand waiters reads the queue, that is a million.
-func readQueue(ctx context.Context, client *clientv3.Client, name string, timeout time.Duration) (q etcdlock.Queue, err error) {
+func readQueue(ctx context.Context, client *clientv3.Client, name string, timeout time.Duration) (etcdlock.Queue, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	for q, err = range etcdlock.New(client).Watch(ctx, name) {
+	return glance(ctx, client, name)
+}
+
+// glance is readQueue without a timeout of its own.
+func glance(ctx context.Context, client *clientv3.Client, name string) (q etcdlock.Queue, err error) {
+	for q, err = range looks(client).Watch(ctx, name) {
 		break
 	}
 	return q, err

@@ -21,7 +21,7 @@ func follow(ctx context.Context, client *clientv3.Client, etcd *connect.Config, 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	go func() { // ends with ctx, or when etcd refuses
-		for q, err := range etcdlock.New(client).Watch(ctx, name) {
+		for q, err := range watch(ctx, client, name) {
 			if err != nil {
 				failed <- err
 				return
