@@ -61,7 +61,7 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 		return err
 	}
 	notice := newWaitNotice(client, etcd, name, u.owner)
-	locks := etcdlock.New(client, etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner), etcdlock.WithLogger(notice.logger()))
+	locks := etcdlock.New(client, append(notice.observe(), etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner))...)
 	defer shut(locks)
 	elector := locks.Elector(name)
 	var outcome supervise.Outcome

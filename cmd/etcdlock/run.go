@@ -109,14 +109,14 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	defer func() { _ = client.Close() }() // the process ends anyway
 	notice := newWaitNotice(client, etcd, r.name, r.owner)
 	// A Client, so that a waiter whose session is lost queues again.
-	locks := etcdlock.New(client, etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner), etcdlock.WithLogger(notice.logger()))
+	locks := etcdlock.New(client, append(notice.observe(), etcdlock.WithTTL(r.ttl), etcdlock.WithOwner(r.owner))...)
 	if !r.try { // --try does not wait
 		if err := wouldWaitForItself(in.ctx, client, r.name, r.read, etcd.DialTimeout); err != nil {
 			return err
 		}
 		notice.begin(in.ctx)
 	}
-	h, err := r.acquire(in.ctx, client, locks, etcd.DialTimeout)
+	h, err := r.acquire(in.ctx, client, locks, notice.ownLeases, etcd.DialTimeout)
 	notice.end()
 	in.pause()
 	if err != nil {
@@ -168,8 +168,8 @@ var (
 	errSilent = errors.New("etcd has not answered")
 )
 
-// acquire takes the lock. With --try etcd has to answer within timeout, and whenever it is asked who holds the lock.
-func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *etcdlock.Client, timeout time.Duration) (*etcdlock.Held, error) {
+// acquire takes the lock. own are the leases of locks. With --try etcd has to answer within timeout, and whenever it is asked who holds the lock.
+func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *etcdlock.Client, own func() leases, timeout time.Duration) (*etcdlock.Held, error) {
 	outer := ctx
 	limit, cause := r.wait, errWaited
 	if r.try {
@@ -188,7 +188,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 	case errors.As(context.Cause(ctx), &by):
 		return nil, by
 	case errors.Is(err, etcdlock.ErrLocked):
-		who, err := holder(outer, client, r.name, r.owner, timeout)
+		who, err := holder(outer, client, r.name, own(), timeout)
 		if err != nil {
 			who = "etcd does not say by whom"
 		}
@@ -196,7 +196,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 	case errors.Is(context.Cause(ctx), errSilent):
 		return nil, fmt.Errorf("%s: etcd has not answered within %v", r.name, timeout)
 	case errors.Is(context.Cause(ctx), errWaited):
-		who, err := holder(outer, client, r.name, r.owner, timeout)
+		who, err := holder(outer, client, r.name, own(), timeout)
 		switch {
 		case errors.As(context.Cause(outer), &by):
 			return nil, by

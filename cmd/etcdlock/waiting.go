@@ -33,11 +33,12 @@ const (
 type waitNotice struct {
 	client     *clientv3.Client
 	etcd       *connect.Config
-	name, self string        // of the lock; the owner of this command's own entries
+	name, self string        // of the lock; the owner that this command's entries name, and perhaps others' too
 	logged     chan struct{} // has room for one
 
 	mu      sync.Mutex
-	refusal error // the error that was logged last, nil if the last record had none
+	refusal error  // the error that was logged last, nil if the last record had none
+	own     leases // of this command's sessions
 
 	stop func() // nil while the command does not wait
 }
@@ -137,10 +138,15 @@ func (n *waitNotice) look(ctx context.Context) (obstacle, string) {
 		return waitsForEtcd, "waiting for etcd: " + line(err)
 	case len(q.Entries) == 0:
 		return waitsForPlace, "waiting for etcd to take this command into the queue: " + doctorHint(n.name)
-	case q.Entries[0].Owner == n.self:
-		return waitsUnsaid, "" // it is about to be granted
 	}
-	return waitsForHolder, "waiting: " + heldBy(q, n.self)
+	switch own, first := n.ownLeases(), q.Entries[0]; {
+	case own.of(first):
+		return waitsUnsaid, "" // it is about to be granted
+	case first.Owner == n.self && own.last(q) < 0: // it may be: the lease of a new session is not known yet
+		return waitsUnsaid, ""
+	default:
+		return waitsForHolder, "waiting: " + heldBy(q, own)
+	}
 }
 
 // why is why etcd can't be asked, as the library has logged it, or nil.
@@ -150,8 +156,40 @@ func (n *waitNotice) why() error {
 	return n.refusal
 }
 
-// logger is for the sessions of the command.
-func (n *waitNotice) logger() *slog.Logger { return slog.New(logHandler{n}) }
+// observe makes the notice the logger of the command's sessions, and tells it their leases.
+func (n *waitNotice) observe() []etcdlock.Option {
+	up := func(up etcdlock.SessionUpInfo) {
+		n.mu.Lock()
+		n.own = n.own.with(up.Session.Lease())
+		n.mu.Unlock() // a line of the log has come with it, and two looks in a row would take a moment for trouble
+	}
+	return []etcdlock.Option{etcdlock.WithLogger(slog.New(logHandler{n})), etcdlock.WithHooks(&etcdlock.Hooks{SessionUp: up})}
+}
+
+func (n *waitNotice) ownLeases() leases {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.own
+}
+
+// leases are those of a command's present session, and of the one before, whose entries may be left. Entries are told by
+// them, since commands on several machines may have one --owner.
+type leases [2]clientv3.LeaseID
+
+func (l leases) with(lease clientv3.LeaseID) leases { return leases{l[1], lease} }
+
+// of reports whether an entry is the command's own.
+func (l leases) of(e etcdlock.Entry) bool { return hasLease(e) && slices.Contains(l[:], e.Lease) }
+
+// last is where the command's last entry is in a queue, -1 if it has none there.
+func (l leases) last(q etcdlock.Queue) int {
+	for i, e := range slices.Backward(q.Entries) {
+		if l.of(e) {
+			return i
+		}
+	}
+	return -1
+}
 
 // logHandler takes a record as a sign that something has changed. It does not print
 // the record, which is worded for the log of a service.
@@ -198,25 +236,25 @@ func glance(ctx context.Context, client *clientv3.Client, name string) (q etcdlo
 	return q, err
 }
 
-// holder says who holds a lock, and how many others than self wait for it; "" if nobody is in the queue.
-func holder(ctx context.Context, client *clientv3.Client, name, self string, timeout time.Duration) (string, error) {
+// holder says who holds a lock, and how many wait for it; "" if nobody does but the command itself.
+func holder(ctx context.Context, client *clientv3.Client, name string, own leases, timeout time.Duration) (string, error) {
 	q, err := readQueue(ctx, client, name, timeout)
-	if err != nil || len(q.Entries) == 0 {
+	if err != nil || len(q.Entries) == 0 || own.of(q.Entries[0]) {
 		return "", err
 	}
-	return heldBy(q, self), nil
+	return heldBy(q, own), nil
 }
 
-// heldBy says who holds a lock, and how many are ahead of self, or wait if self is not in the queue.
-func heldBy(q etcdlock.Queue, self string) string {
+// heldBy says who holds a lock, and how many are ahead of the command, or wait if it is not in the queue.
+func heldBy(q etcdlock.Queue, own leases) string {
 	who := "held by " + describe(q.Entries[0], time.Now())
 	if n := len(q.Holders()); n > 1 {
 		who += fmt.Sprintf(" and %d more", n-1)
 	}
-	own := slices.IndexFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Owner == self })
+	i := own.last(q)
 	switch waiting := len(q.Waiters()); {
-	case own >= 0:
-		ahead := slices.DeleteFunc(slices.Clone(q.Entries[:own]), func(e etcdlock.Entry) bool { return e.Read && q.Entries[own].Read })
+	case i >= 0:
+		ahead := slices.DeleteFunc(slices.Clone(q.Entries[:i]), func(e etcdlock.Entry) bool { return e.Read && q.Entries[i].Read })
 		who = fmt.Sprintf("%d ahead, %s", len(ahead), who)
 	case waiting > 0:
 		who += fmt.Sprintf(", %d waiting", waiting)

@@ -45,6 +45,52 @@ func TestWaiting_ForWhom(t *testing.T) {
 	noKeys(t, client)
 }
 
+// Commands on several machines may have one --owner. Each tells its own entry from theirs, so it says for whom it waits,
+// after which it asks no more.
+func TestWaiting_OneOwner(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
+	holds, end := begin(t, cluster.Endpoints(), append([]string{"x", "--owner=job", "--"}, section...)...)
+	holds.inSection(t)
+	first := merged(t, env, "run", "x", "--owner=job", "--", "echo", "in")
+	first.until(t, `^etcdlock: x: waiting: 1 ahead, held by job \(queued \d+s ago\)$`)
+	second := merged(t, env, "elect", "x", "--owner=job", "--", "echo", "in")
+	second.until(t, `^etcdlock: x: waiting: 2 ahead, held by job \(queued \d+s ago\)$`)
+	status, _, says := ask(t, cluster, "run", "--try", "x", "--owner=job", "--", "true")
+	require.Equal(t, 75, status)
+	require.Regexp(t, `^etcdlock: x: the lock is taken: held by job \(queued \d+s ago\), 2 waiting\n$`, says)
+	status, _, says = ask(t, cluster, "run", "--wait=50ms", "x", "--owner=job", "--", "true")
+	require.Equal(t, 75, status)
+	require.Regexp(t, `^etcdlock: x: the lock was still taken after 50ms: (3 ahead, held by job \(queued \d+s ago\)|held by job \(queued \d+s ago\), 2 waiting)\n$`, says)
+	end()
+	for _, r := range []*invocation{holds, first, second} {
+		require.Zero(t, r.wait(t))
+	}
+	noKeys(t, client)
+}
+
+// An entry of the command's own, which etcd removes next, is nobody who holds the lock.
+func TestHolder_Itself(t *testing.T) {
+	t.Parallel()
+	client := etcdtest.Start(t).Client(t)
+	before := enqueued(t, client, "job", "x")
+	now := enqueued(t, client, "job", "x")
+	own := leases{}.with(before.Lease()).with(now.Lease())
+	who, err := holder(bounded(t), client, "x", own, hang)
+	require.NoError(t, err)
+	require.Empty(t, who)
+	require.NoError(t, before.Close())
+	who, err = holder(bounded(t), client, "x", own, hang)
+	require.NoError(t, err)
+	require.Empty(t, who)
+	enqueued(t, client, "job", "y")
+	who, err = holder(bounded(t), client, "y", own, hang)
+	require.NoError(t, err)
+	require.Regexp(t, `^held by job `, who)
+}
+
 // A command that gets the lock soon says nothing.
 func TestWaiting_NotAtAll(t *testing.T) {
 	t.Parallel()
