@@ -31,12 +31,6 @@ type Election struct {
 	header *pb.ResponseHeader
 }
 
-// candidacy is that of a session for a name.
-type candidacy struct {
-	turn chan struct{} // held by a Campaign, also while it waits: so nothing else may ask for it
-	term atomic.Pointer[term]
-}
-
 // A term is a leadership of this session, which may have ended.
 type term struct {
 	hold *etcdlock.Held
@@ -62,24 +56,13 @@ func ResumeElection(s *Session, pfx string, leaderKey string, leaderRev int64) *
 	return e
 }
 
-// candidacy is that of the session for this name.
-func (s *Session) candidacy(name string) *candidacy {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := s.candidacies[name]
-	if c == nil {
-		c = &candidacy{turn: make(chan struct{}, 1)}
-		s.candidacies[name] = c
-	}
-	return c
-}
-
 // Campaign stands for election with that value, and waits until this session leads. If it leads already, through any
 // Election of the session, it proclaims the value. In a session with WithLease it takes up the candidacy that hangs on
 // the lease. When it returns an error, the candidacy is withdrawn in the background, also one that it took up. But a
 // session that led before the call goes on leading, with either value, until Resign.
 func (e *Election) Campaign(ctx context.Context, val string) error {
-	c := e.s.candidacy(e.name)
+	c, done := e.s.candidacy(e.name)
+	defer done()
 	select {
 	case c.turn <- struct{}{}:
 		defer func() { <-c.turn }()
@@ -203,7 +186,9 @@ func (e *Election) Proclaim(ctx context.Context, val string) error {
 
 // resumed is the term of this session that ResumeElection was given, nil if it is not this session's.
 func (e *Election) resumed(rev int64) *term {
-	t := e.s.candidacy(e.name).term.Load()
+	c, done := e.s.candidacy(e.name)
+	defer done()
+	t := c.term.Load()
 	if t == nil || t.hold.Token() != rev {
 		return nil
 	}
@@ -240,7 +225,9 @@ func (e *Election) Resign(ctx context.Context) error {
 	}
 	var err error
 	if t != nil {
+		_, done := e.s.candidacy(e.name)
 		err = t.hold.Unlock(ctx)
+		done()
 	} else {
 		_, err = e.s.ifLeader(ctx, key, rev, clientv3.OpDelete(key))
 	}

@@ -29,6 +29,7 @@ type Session struct {
 	mu          sync.Mutex
 	dropped     dropped
 	candidacies map[string]*candidacy // by name
+	kept        int                   // how many of them the last look at all has kept
 }
 
 // NewSession grants a lease and keeps it alive. It blocks until etcd has answered, or the ctx of WithContext or of the
