@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -47,6 +48,27 @@ Signals, CMD's environment, --ttl and --grace are as for etcdlock run.`,
 // to end.
 var errEnded = errors.New("the command has ended")
 
+// goneTimeout bounds how long etcd gets, when elect ends, to confirm that nothing of it is left in the queue.
+const goneTimeout = 2 * time.Second
+
+// untilGone runs an elector. Once ctx has ended no command runs any more, and the elector waits only for etcd to confirm that
+// it has left the queue. If that takes long, gone is false, and the elector goes on until this process ends.
+func untilGone(ctx context.Context, run func() error) (gone bool, err error) {
+	ran := make(chan error, 1)
+	go func() { ran <- run() }() // until a TTL after ctx's end at the latest, or with the process
+	select {
+	case err = <-ran:
+		return true, err
+	case <-ctx.Done():
+	}
+	select {
+	case err = <-ran:
+		return true, err
+	case <-time.After(goneTimeout):
+		return false, nil
+	}
+}
+
 func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, argv []string) error {
 	if err := u.complete(cmd, argv[0]); err != nil {
 		return err
@@ -62,7 +84,12 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 	}
 	notice := newWaitNotice(client, etcd, name, u.owner)
 	locks := etcdlock.New(client, append(notice.observe(), etcdlock.WithTTL(u.ttl), etcdlock.WithOwner(u.owner))...)
-	defer shut(locks)
+	gone := true // from the queue; if it is not, the elector uses the notice and the Client still
+	defer func() {
+		if gone {
+			shut(locks)
+		}
+	}()
 	elector := locks.Elector(name)
 	var outcome supervise.Outcome
 	lead := func(ctx context.Context, term *etcdlock.Held) (err error) {
@@ -94,8 +121,12 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 	for {
 		outcome = supervise.Outcome{}
 		notice.begin(in.ctx)
-		err := elector.Run(in.ctx, lead)
-		notice.end()
+		var err error
+		if gone, err = untilGone(in.ctx, func() error { return elector.Run(in.ctx, lead) }); gone {
+			notice.end()
+		} else {
+			say(name, "etcd does not answer: what it has of this command in the queue ends with the lease, at most a TTL from now")
+		}
 		var by signalled
 		var start *supervise.StartError
 		switch {

@@ -165,6 +165,32 @@ func TestElect_AskedWhileCutOff(t *testing.T) {
 	require.Equal(t, 137, r.wait(t), "it did not end by itself")
 }
 
+// elect ends soon after its command when etcd is away, with the command's status, and says what it leaves. So it does while
+// it waits to lead. Nobody waits for it to end for as long as this TTL.
+func TestElect_LeavesWhileCutOff(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	proxy := cluster.Proxy(t)
+	const left = "etcdlock: svc: etcd does not answer: what it has of this command in the queue ends with the lease, at most a TTL from now\n"
+	asked := candidate(t, proxy.Endpoints(), "--ttl=600s")
+	asked.inSection(t)
+	waits := candidate(t, proxy.Endpoints(), "--ttl=600s")
+	waiters(t, client, "svc", 2)
+	itself, end := beginAs(t, "elect", proxy.Endpoints(), "other", "--ttl=600s", "--", "sh", "-c", "echo in $$ $ETCDLOCK_TOKEN; read line; exit 9")
+	itself.inSection(t)
+	proxy.Blackhole(etcdtest.Both)
+	require.NoError(t, asked.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 143, asked.wait(t), "the command's own")
+	require.Regexp(t, `^etcdlock: svc: leads with token \d+, starts sh\n`+left+"$", asked.stderr.String())
+	end()
+	require.Equal(t, 9, itself.wait(t), itself.stderr.String())
+	require.Contains(t, itself.stderr.String(), "etcdlock: other: etcd does not answer: ")
+	require.NoError(t, waits.cmd.Process.Signal(syscall.SIGTERM))
+	require.Equal(t, 143, waits.wait(t))
+	require.Regexp(t, left+"etcdlock: ended by signal: terminated\n$", waits.stderr.String())
+}
+
 // A command that ends by itself while etcd is away is not started again, although
 // nobody knows whether the lead lasted.
 func TestElect_EndsWhileCutOff(t *testing.T) {
