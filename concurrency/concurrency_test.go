@@ -163,6 +163,58 @@ func TestMutex_Lost(t *testing.T) {
 	harness.RequireGone(t, c, name)
 }
 
+// A Mutex whose entry somebody has removed does not have the lock, though it has not heard of that: another session may
+// have it. So it is with one that nobody can reach any more.
+func TestMutex_LockAfterRemoval(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	m := concurrency.NewMutex(s, name)
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	remove := func(key string) {
+		_, err := c.Delete(harness.Ctx(t), key)
+		require.NoError(t, err)
+	}
+	remove(m.Key())
+	other := concurrency.NewMutex(session(t, c), name)
+	require.NoError(t, other.Lock(harness.Ctx(t)))
+	require.Equal(t, concurrency.ErrLocked, m.TryLock(harness.Ctx(t)))
+	again := harness.Async(func() error { return m.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 2)
+	require.Equal(t, concurrency.ErrLocked, m.TryLock(harness.Ctx(t)), "beside that Lock")
+	require.NoError(t, other.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, again))
+
+	remove(m.Key())
+	require.NoError(t, other.Lock(harness.Ctx(t)))
+	again = harness.Async(func() error { return m.Lock(harness.Ctx(t)) }) // nothing has asked since it was removed
+	harness.QueueIs(t, c, name, 2)
+	require.NoError(t, other.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, again))
+	require.NoError(t, m.Unlock(harness.Ctx(t)))
+}
+
+// While etcd does not answer, nobody knows whether a Mutex has the lock still. Its hold stays.
+func TestMutex_LockAgainInAnOutage(t *testing.T) {
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
+	c := cluster.Client(t, tap)
+	m := concurrency.NewMutex(session(t, c), name)
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	key := m.Key()
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	stop := tap.Every("Txn", func(ctx context.Context, _ *etcdtest.Call) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	require.Equal(t, context.Canceled, m.Lock(ctx))
+	require.Equal(t, context.Canceled, m.TryLock(ctx))
+	stop()
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	require.Equal(t, []string{key}, harness.Entries(t, c, name))
+	require.NoError(t, m.Unlock(harness.Ctx(t)))
+	harness.RequireGone(t, c, name)
+}
+
 // A caller repeats an Unlock that has ended with its ctx.
 func TestMutex_UnlockAgain(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)

@@ -60,7 +60,10 @@ func (s *Session) acquire(ctx context.Context, name string, way func(context.Con
 		w := &waiter{cancel: cancel}
 		if h := s.takeDropped(name, w); h != nil {
 			cancel()
-			return h, nil
+			if h, err := s.took(ctx, name, h); h != nil || err != nil {
+				return h, err
+			}
+			continue
 		}
 		h, err := way(again)
 		cancel()
@@ -74,10 +77,26 @@ func (s *Session) acquire(ctx context.Context, name string, way func(context.Con
 		switch {
 		case w.hold == nil || refused:
 			return h, err
-		case w.hold.Err() == nil:
-			return w.hold, nil
+		}
+		if h, err := s.took(ctx, name, w.hold); h != nil || err != nil {
+			return h, err
 		}
 	}
+}
+
+// took is the hold that was taken over, nil if that was lost meanwhile. If etcd does not say so before ctx ends, the next one
+// may have it.
+func (s *Session) took(ctx context.Context, name string, h *etcdlock.Held) (*etcdlock.Held, error) {
+	has, err := stillHas(ctx, h)
+	switch {
+	case has:
+		return h, nil
+	case err != nil:
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.hand(name, h)
+	}
+	return nil, err
 }
 
 // takeDropped takes a dropped hold. If there is none, w waits for one.

@@ -60,3 +60,39 @@ func TestSession_HandsADroppedHoldToOne(t *testing.T) {
 	require.Empty(t, s.dropped.waiters)
 	require.Empty(t, s.dropped.holds)
 }
+
+// A dropped hold whose entry somebody has removed is none. If etcd does not say whether it was, the hold stays for the next
+// who asks.
+func TestSession_TakesNoLostHold(t *testing.T) {
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
+	c := etcdtest.Start(t).Client(t, tap)
+	s, err := NewSession(c)
+	require.NoError(t, err)
+	defer func() { _ = s.Close() }()
+	hold, err := etcdlock.NewMutex(s.inner, name).Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	s.drop(name, &mutexState{hold: hold})
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	stop := tap.Every("Txn", func(ctx context.Context, _ *etcdtest.Call) error {
+		cancel()
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	_, err = s.acquire(ctx, name, nil)
+	require.ErrorIs(t, err, context.Canceled)
+	stop()
+	h, err := s.acquire(harness.Ctx(t), name, nil)
+	require.NoError(t, err)
+	require.Same(t, hold, h)
+
+	s.drop(name, &mutexState{hold: hold})
+	_, err = c.Delete(harness.Ctx(t), hold.Key())
+	require.NoError(t, err)
+	h, err = s.acquire(harness.Ctx(t), name, etcdlock.NewMutex(s.inner, name).Lock)
+	require.NoError(t, err)
+	require.NotSame(t, hold, h)
+	require.NoError(t, h.Check(harness.Ctx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	require.Empty(t, s.dropped.holds)
+	require.Empty(t, s.dropped.waiters)
+}

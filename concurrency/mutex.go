@@ -19,7 +19,7 @@ import (
 const noKey = "\x00"
 
 // A Mutex is a lock that sessions take one at a time. Two Mutexes of one session exclude each other too. But a Lock of
-// the Mutex that has the lock already returns at once, so goroutines that are to exclude each other need a Mutex each,
+// the Mutex that has the lock already does not wait, so goroutines that are to exclude each other need a Mutex each,
 // or one Locker. It is safe for concurrent use, and must not be copied.
 type Mutex struct {
 	s     *Session
@@ -48,7 +48,7 @@ func NewMutex(s *Session, pfx string) *Mutex {
 	return m
 }
 
-// Lock takes the lock, and waits for it. It returns at once if this Mutex has the lock. When it returns an error, for
+// Lock takes the lock, and waits for it. If this Mutex has the lock, it returns once etcd has confirmed that. When it returns an error, for
 // example since ctx has ended, its entry in the queue is removed in the background. In a session with WithLease it takes up
 // the entry that hangs on the lease, at three requests more if the lock is not free.
 func (m *Mutex) Lock(ctx context.Context) error {
@@ -68,9 +68,11 @@ func (m *Mutex) TryLock(ctx context.Context) error {
 		return m.acquire(ctx, m.try)
 	default:
 	}
-	switch {
-	case m.st.holds():
+	switch has, err := stillHas(ctx, m.st.held()); {
+	case has:
 		return nil
+	case err != nil:
+		return plain(ctx, err)
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
@@ -116,8 +118,8 @@ func (m *Mutex) acquire(ctx context.Context, way func(context.Context) (*etcdloc
 	defer runtime.KeepAlive(m)
 	st := m.st
 	defer func() { <-st.turn }()
-	if st.holds() {
-		return nil
+	if has, err := stillHas(ctx, st.held()); has || err != nil {
+		return plain(ctx, err)
 	}
 	h, err := m.s.acquire(ctx, m.name, way)
 	if err != nil {
@@ -145,10 +147,17 @@ func (st *mutexState) held() *etcdlock.Held {
 	return st.hold
 }
 
-// holds reports whether the Mutex has the lock.
-func (st *mutexState) holds() bool {
-	h := st.held()
-	return h != nil && h.Err() == nil
+// stillHas reports whether a hold, if there is one, has the lock, by etcd's word. Its entry may have been removed without the
+// session's knowledge, and then another session may have the lock. An error is that of ctx or of etcd.
+func stillHas(ctx context.Context, h *etcdlock.Held) (bool, error) {
+	if h == nil {
+		return false, nil
+	}
+	err := h.Check(ctx)
+	if h.Err() != nil {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // Unlock releases the lock. It returns ErrLockReleased if the Mutex has no lock, or if somebody else has removed the
