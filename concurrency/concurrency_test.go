@@ -3,6 +3,7 @@ package concurrency_test
 import (
 	"context"
 	"errors"
+	"math"
 	"os"
 	"reflect"
 	"runtime"
@@ -326,6 +327,17 @@ func TestSession(t *testing.T) {
 	require.Equal(t, context.Canceled, err)
 	_, err = concurrency.NewSession(c, concurrency.WithLease(4711))
 	require.ErrorIs(t, err, rpctypes.ErrLeaseNotFound)
+}
+
+// A TTL that etcd does not grant is etcd's error, and no lease of what is left of it in nanoseconds.
+func TestSession_TTLTooLarge(t *testing.T) {
+	for _, ttl := range []int64{math.MaxInt64, math.MaxUint64/1_000_000_000 + 6, 9_000_000_001} {
+		if int64(int(ttl)) != ttl {
+			continue // no int where it has 32 bits
+		}
+		_, err := concurrency.NewSession(cluster.Client(t), concurrency.WithTTL(int(ttl)))
+		require.ErrorIs(t, err, rpctypes.ErrLeaseTTLTooLarge, "%d", ttl)
+	}
 }
 
 func TestElection(t *testing.T) {

@@ -5,6 +5,7 @@ package concurrency
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
 	"time"
 
@@ -40,7 +41,7 @@ func NewSession(client *clientv3.Client, opts ...SessionOption) (*Session, error
 		opt(&o)
 	}
 	inner, err := etcdlock.NewSession(o.ctx, client,
-		etcdlock.WithTTL(time.Duration(o.ttl)*time.Second), etcdlock.WithLease(o.lease), etcdlock.WithTrailingSlash())
+		etcdlock.WithTTL(seconds(o.ttl)), etcdlock.WithLease(o.lease), etcdlock.WithTrailingSlash())
 	if err != nil {
 		return nil, plain(o.ctx, err)
 	}
@@ -55,6 +56,12 @@ func NewSession(client *clientv3.Client, opts ...SessionOption) (*Session, error
 		s.cancel()
 	})
 	return s, nil
+}
+
+// seconds is that many seconds, or the most that a Duration holds, which is more than etcd grants: a lease of the rest that
+// an overflow leaves would be a surprise.
+func seconds(n int) time.Duration {
+	return time.Duration(min(int64(n), int64(math.MaxInt64/time.Second))) * time.Second
 }
 
 // Client is the client that the session was made with.
