@@ -109,7 +109,7 @@ func breakLock(ctx context.Context, client *clientv3.Client, name, key string, t
 				return err
 			}
 		case deaf(e):
-			say(shown(name), "%s", what)
+			say(name, "%s", what)
 		}
 		return b.remove(ctx, client, e)
 	}

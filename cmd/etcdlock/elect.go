@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"path/filepath"
 	"time"
 
@@ -137,7 +136,7 @@ func (u *under) elect(cmd *cobra.Command, etcd *connect.Config, name string, arg
 		case errors.As(err, &start):
 			return ended(path, outcome, err)
 		case err != nil:
-			return fmt.Errorf("%s: %w", name, err)
+			return err
 		}
 		// The command was ended just in time, so that the term was not lost.
 	}

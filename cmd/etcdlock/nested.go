@@ -39,10 +39,10 @@ func wouldWaitForItself(ctx context.Context, client *clientv3.Client, name strin
 		return nil
 	case !read || !q.Entries[outer].Read:
 		return fmt.Errorf("%s: it would wait for itself: it runs under this lock already (%s); leave the inner etcdlock out, or name another lock",
-			name, nameVariable)
+			shown(name), nameVariable)
 	case slices.ContainsFunc(q.Entries[outer:], func(e etcdlock.Entry) bool { return !e.Read }):
 		return fmt.Errorf("%s: it would wait for itself: it runs under this lock already (%s), and a writer waits in between; leave the inner etcdlock out",
-			name, nameVariable)
+			shown(name), nameVariable)
 	}
 	return nil // readers share the lock
 }

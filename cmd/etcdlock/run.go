@@ -137,7 +137,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 		lost = rerr
 	}
 	if lost != nil {
-		return ending{status: statusLost, err: fmt.Errorf("%s: the lock was not held all the time that %s ran: %w", r.name, filepath.Base(path), lost)}
+		return ending{status: statusLost, err: fmt.Errorf("%s: the lock was not held all the time that %s ran: %w", shown(r.name), filepath.Base(path), lost)}
 	}
 	return ended(path, outcome, err)
 }
@@ -194,16 +194,16 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 		}
 		return nil, r.taken("the lock is taken", cmp.Or(who, "somebody who has just released it"))
 	case errors.Is(context.Cause(ctx), errSilent):
-		return nil, fmt.Errorf("%s: etcd has not answered within %v", r.name, timeout)
+		return nil, fmt.Errorf("%s: etcd has not answered within %v", shown(r.name), timeout)
 	case errors.Is(context.Cause(ctx), errWaited):
 		who, err := holder(outer, client, r.name, own(), timeout)
 		switch {
 		case errors.As(context.Cause(outer), &by):
 			return nil, by
 		case err != nil: // perhaps nobody holds it, and only etcd was away
-			return nil, fmt.Errorf("%s: no lock within %v, and etcd does not say who holds it: %w", r.name, r.wait, err)
+			return nil, fmt.Errorf("%s: no lock within %v, and etcd does not say who holds it: %w", shown(r.name), r.wait, err)
 		case who == "": // etcd was away, or it was released at that moment: nothing says that another one has run
-			return nil, fmt.Errorf("%s: no lock within %v, and nobody holds it now", r.name, r.wait)
+			return nil, fmt.Errorf("%s: no lock within %v, and nobody holds it now", shown(r.name), r.wait)
 		}
 		return nil, r.taken(fmt.Sprintf("the lock was still taken after %v", r.wait), who)
 	}
@@ -212,7 +212,7 @@ func (r *runner) acquire(ctx context.Context, client *clientv3.Client, locks *et
 
 // taken is the error for a lock that somebody else holds.
 func (r *runner) taken(what, who string) error {
-	return ending{status: statusTaken, err: fmt.Errorf("%s: %s: %s", r.name, what, who)}
+	return ending{status: statusTaken, err: fmt.Errorf("%s: %s: %s", shown(r.name), what, who)}
 }
 
 func (r *runner) lock(ctx context.Context, locks *etcdlock.Client) (*etcdlock.Held, error) {

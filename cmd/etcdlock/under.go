@@ -93,7 +93,7 @@ const (
 
 // say prints a line about a lock on standard error, now or when somebody reads.
 func say(name, format string, args ...any) {
-	line := fmt.Sprintf("etcdlock: %s: %s\n", name, fmt.Sprintf(format, args...))
+	line := fmt.Sprintf("etcdlock: %s: %s\n", shown(name), fmt.Sprintf(format, args...))
 	written := make(chan struct{})
 	go func() { // ends when somebody reads, or with the process
 		defer close(written)

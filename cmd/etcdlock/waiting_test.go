@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -69,6 +70,31 @@ func TestWaiting_OneOwner(t *testing.T) {
 		require.Zero(t, r.wait(t))
 	}
 	noKeys(t, client)
+}
+
+// A name with characters that nobody sees is written as the other commands write it, wherever run and elect name it: in the
+// form that a shell reads.
+func TestWaiting_UnseenName(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	const name, written = "a\u00a0b\u202ec", `$'a\302\240b\342\200\256c'`
+	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
+	r, end := beginAs(t, "elect", cluster.Endpoints(), append([]string{name, "--"}, section...)...)
+	r.inSection(t)
+	waits := merged(t, env, "run", name, "--", "true")
+	require.Contains(t, waits.until(t, `^etcdlock: (.*): waiting: 1 ahead, `), written)
+	for _, limit := range []string{"--try", "--wait=50ms"} {
+		status, _, says := ask(t, cluster, "run", limit, name, "--", "true")
+		require.Equal(t, 75, status)
+		require.Regexp(t, "^etcdlock: "+regexp.QuoteMeta(written)+": the lock (is|was still) taken", says)
+	}
+	end()
+	require.Zero(t, r.wait(t))
+	require.Regexp(t, "^etcdlock: "+regexp.QuoteMeta(written)+": leads with token ", r.stderr.String())
+	require.Zero(t, waits.wait(t))
+	inner := start(t, env, "run", name, "--", binary, "run", name, "--", "true")
+	require.Equal(t, 125, inner.wait(t))
+	require.Regexp(t, "^etcdlock: "+regexp.QuoteMeta(written)+": it would wait for itself", inner.stderr.String())
 }
 
 // An entry of the command's own, which etcd removes next, is nobody who holds the lock.
