@@ -33,7 +33,8 @@ func listCommand(etcd *connect.Config) *cobra.Command {
 QUEUED is how long ago the holder came into the queue.
 
 Any key NAME/HEX is an entry of the lock NAME by its form. Where no such key has a lease, it is
-most likely something else, so ls leaves NAME out unless --all is given.
+most likely something else, so ls leaves NAME out unless --all is given. It also leaves out names that
+end in "/", and says so if PREFIX is one of them.
 
 It reads all keys that start with PREFIX, and the queue of each lock. Give a PREFIX where etcd
 holds much else, or where the user's role covers only a part of the keys.`,
@@ -101,6 +102,11 @@ func (l *lister) list(ctx context.Context, client *clientv3.Client, prefix strin
 	}
 	if n := found - len(queues); n > 0 {
 		fmt.Fprintf(os.Stderr, "left out %s without a lease on any key, most likely not locks; --all lists them\n", count(n, "name"))
+	}
+	if endsInSlash(prefix) { // whose own lock is no more listed than others whose names end so
+		if q, err := glance(ctx, client, prefix); err == nil && slices.ContainsFunc(q.Entries, hasLease) {
+			fmt.Fprintf(os.Stderr, "left out %s itself, because the name ends in \"/\": %s; etcdlock show %s\n", shown(prefix), standing(q), quote(prefix))
+		}
 	}
 	return nil
 }

@@ -44,6 +44,13 @@ func TestTrailingSlash(t *testing.T) {
 	require.Regexp(t, `^jobs: held, nobody waits; first is ann `, out)
 	require.Contains(t, out, `note       jobs/, with a "/" at its end, is another lock, and held, 1 waiting: etcdlock doctor jobs/`+"\n")
 
+	_, out, says = ask(t, cluster, "ls", "jobs/")
+	require.Empty(t, out)
+	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"jobs/\"\nleft out jobs/ itself, because the name ends in \"/\": held, 1 waiting; etcdlock show jobs/\n", says)
+	status, _, says = ask(t, cluster, "ls", "/")
+	require.Zero(t, status)
+	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"/\"\n", says)
+
 	watched := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "show", "--watch", "jobs/")
 	watched.until(t, `^jobs/: held, 1 waiting$`)
 	entry := fmt.Sprintf("%s@%d", keys[0], revision(t, client, keys[0]))
