@@ -403,6 +403,78 @@ func TestWaitlist_FirstInLineReadsNothing(t *testing.T) {
 	})
 }
 
+// While an Adopt reads, another one takes the same entry and releases it. Only one of them has it.
+func TestAdopt_BesideAnother_I6(t *testing.T) {
+	for what, at := range map[string]int32{"after it has found the entry": 1, "after it has judged the entry": 2} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			f.WriteOn(5, "one", "a/5")
+			s := f.session(5)
+			other := make(chan error, 1)
+			var reads atomic.Int32
+			f.Step = func(_ context.Context, step string) error {
+				if step == "Range." && reads.Add(1) == at {
+					go func() {
+						h, err := s.Adopt(t.Context(), "a")
+						if err == nil {
+							err = h.Unlock(t.Context())
+						}
+						other <- err
+					}()
+					synctest.Wait()
+				}
+				return nil
+			}
+			h, err := s.Adopt(t.Context(), "a")
+			if err == nil {
+				require.NoError(t, h.Check(t.Context()), what)
+				require.NoError(t, h.Unlock(t.Context()), what)
+				require.ErrorIs(t, <-other, ErrNotFound, what)
+			} else {
+				require.ErrorIs(t, err, ErrNotFound, what)
+				require.NoError(t, <-other, what)
+			}
+			next, err := NewMutex(s, "a").Lock(t.Context())
+			require.NoError(t, err)
+			require.Equal(t, "a/5-1", next.Key(), "the adopted key is not settled yet")
+			require.NoError(t, next.Unlock(t.Context()))
+			time.Sleep(time.Minute)
+			require.False(t, s.keys.InUse(), "all keys are free in the end")
+			s.lease.End(ErrSessionClosed, "test")
+			s.lease.NotFound()
+		})
+	}
+}
+
+// If Adopt ends while it reads, the entry is there for the next Adopt.
+func TestAdopt_EndsWhileItReads(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		f.WriteOn(5, "one", "a/5")
+		s := f.session(5)
+		var reads atomic.Int32
+		var answers atomic.Bool
+		f.Step = func(ctx context.Context, step string) error {
+			if step == "Range" && reads.Add(1) > 1 && !answers.Load() {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := s.Adopt(ctx, "a")
+		require.ErrorIs(t, err, context.DeadlineExceeded)
+		require.False(t, s.keys.InUse())
+		answers.Store(true)
+		h, err := s.Adopt(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, "a/5", h.Key())
+		require.NoError(t, h.Unlock(t.Context()))
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
+	})
+}
+
 // After the wall clock was set forward, Adopt asks etcd first. If ctx ends without an answer, an entry that has the lock
 // stays as it was.
 func TestAdopt_WallClockSetForward(t *testing.T) {

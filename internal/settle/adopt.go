@@ -37,6 +37,8 @@ type Adopted struct {
 	Holds bool   // it has the lock, or all locks of a Multi
 	Multi bool   // it has Parts by the names of its value
 	Parts []Part // one, but for a Multi
+
+	vacant map[string]*unsettled // of its keys, those that were vacant before the claim
 }
 
 // A Part is what an Adopted has in one queue.
@@ -101,13 +103,17 @@ func (k *Keys) Adopt(ctx context.Context, name string, limit int, own func(name 
 				continue
 			}
 		}
-		switch there, err := k.judge(ctx, a); {
-		case err != nil:
-			return nil, err
-		case !there:
+		// The claim comes first. Else another Adopt may take the entry, and release it, between the reading and the claim.
+		if k.claim(a) {
+			there, err := k.judge(ctx, a)
+			if err == nil && there {
+				k.keep(a)
+				return a, nil
+			}
+			if k.unclaim(a); err != nil {
+				return nil, err
+			}
 			continue // it was removed meanwhile
-		case k.claim(a):
-			return a, nil
 		}
 		select {
 		case <-changed:
@@ -167,8 +173,7 @@ func (k *Keys) find(ctx context.Context, attached []string, name string) (found 
 	return found, nil
 }
 
-// claim reserves the keys of a, unless the session uses one of them. From then on a late write of the process before, which
-// has the same value, is the session's own.
+// claim reserves the keys of a, unless the session uses one of them.
 func (k *Keys) claim(a *Adopted) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -176,12 +181,46 @@ func (k *Keys) claim(a *Adopted) bool {
 	if slices.ContainsFunc(keys, k.usesLocked) {
 		return false
 	}
+	a.vacant = make(map[string]*unsettled)
 	for _, key := range keys {
-		delete(k.vacant, key) // who settles it leaves it alone from now on
+		if u, ok := k.vacant[key]; ok {
+			a.vacant[key] = u
+			delete(k.vacant, key) // who settles it leaves it alone from now on
+		}
 		k.inUse.Claim(key)
-		k.raw[key] = rawValue{value: a.Value}
 	}
 	return true
+}
+
+// unclaim undoes claim. What was vacant is settled from the start, since who settled it may have left it alone meanwhile.
+func (k *Keys) unclaim(a *Adopted) {
+	var again []string
+	k.mu.Lock()
+	for _, key := range a.keys() {
+		switch u, vacant := a.vacant[key]; {
+		case !vacant:
+			k.inUse.Free(key)
+		case u == nil: // left to others by Skip
+			k.vacant[key] = nil
+		default:
+			again = append(again, key)
+		}
+	}
+	k.tellLocked()
+	k.mu.Unlock()
+	if len(again) > 0 {
+		k.Settle(again...)
+	}
+}
+
+// keep ends a claim that has found the entry there. From then on a late write of the process before, which has the same value,
+// is the session's own.
+func (k *Keys) keep(a *Adopted) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, key := range a.keys() {
+		k.raw[key] = rawValue{value: a.Value}
+	}
 }
 
 // nextChange is closed when Adopt may find something else, or may claim a key that is in use now.
