@@ -1,7 +1,8 @@
 /*
  * A lease that goes from one process to the next, for the model checker Spin: A has a lock and calls Orphan, perhaps after a
- * release of which it has no answer. The next process adopts the lease. There B adopts the lock, and C, a Lock of the same name,
- * is under way beside it. D is a mutex of another session. A session's keys go by its lease, so B and C may want the same key.
+ * release of which it has no answer. The next process adopts the lease. There B and E adopt the lock, and C, a Lock of the same
+ * name, is under way beside them. D is a mutex of another session. A session's keys go by its lease, so B, E and C may want the
+ * same key.
  * See lock.pml for the rest of the protocol: here no request is lost, but each may take its time, and one may be sent twice.
  */
 #ifndef MUTANT
@@ -21,7 +22,7 @@
 #define B 1
 #define C 2
 #define D 3
-#define NONE 4
+#define E 4
 #define name(i) (65 + (i))
 
 /* Etcd: the create revision of each key, 0 if it is not there, and who wrote it. Keys 0 and 1 go by the lease, key 2 is D's. */
@@ -32,11 +33,11 @@ byte c[3], by[3], rev;
 #define WAITING 2
 #define HELD 3
 #define OVER 4
-#define AWAY 5 /* B found no lock to adopt */
-byte state[4], me[4], key[4]; /* me: the revision that it knows its entry by */
+#define AWAY 5 /* found no lock to adopt */
+byte state[5], me[5], key[5]; /* me: the revision that it knows its entry by */
 /* Requests on their way: Puts of an acquisition's key; deletions of its key, which compare the revision. */
-byte puts[4], deletes[4], reply[4]; /* reply: a revision, or REFUSED */
-bool done[4];
+byte puts[5], deletes[5], reply[5]; /* reply: a revision, or REFUSED */
+bool done[5];
 #define REFUSED 255
 bool used[2]; /* by an acquisition of the new session: whoever ends its use frees the key */
 bool orphaned; /* A's Orphan has returned */
@@ -48,7 +49,7 @@ scratch byte j;
 
 inline grant(i) {
 	printf("%c: has the lock\n", name(i));
-	for (j : 0 .. 3) {
+	for (j : 0 .. 4) {
 		assert(j == i || state[j] != HELD) /* exclusion: nobody else has the lock */
 	}
 	state[i] = HELD
@@ -63,31 +64,40 @@ proctype before() {
 	atomic { !ok(33) || !deletes[A] -> state[A] = OVER; orphaned = true; printf("%c: Orphan returns\n", name(A)) }
 }
 
-proctype adopt() {
+proctype adopt(byte i) {
 	byte found;
+	bool there, waits;
 	orphaned;
 	do
-	:: atomic { /* Read what hangs on the lease, and what is below. An entry that C has written is C's. */
-		found = (c[0] && by[0] != C -> c[0] : 0);
+	:: atomic { /* Read what hangs on the lease. An entry that C has written, or the other one has adopted, is the session's. */
+		found = (by[0] == A -> c[0] : 0);
 		if
-		:: !found -> state[B] = AWAY; printf("%c: finds nothing to adopt\n", name(B)); goto end
-		:: else -> printf("%c: finds the entry of revision %d\n", name(B), found)
+		:: !found -> state[i] = AWAY; printf("%c: finds nothing to adopt\n", name(i)); goto end
+		:: else -> there = true; printf("%c: finds the entry of revision %d\n", name(i), found)
 		fi }
-		atomic {
 		if
-		:: used[0] && ok(34) ->
+		:: ok(36) -> skip
+		:: else -> atomic { there = (c[0] == found); printf("%c: reads whether the entry is there\n", name(i)) }
+		fi;
+		atomic { waits = used[0] && ok(34);
+		if
+		:: !waits -> used[0] = true; key[i] = 0; printf("%c: claims its key\n", name(i))
+		:: waits && ok(35) -> printf("%c: waits, for the key is in use\n", name(i))
+		:: else -> state[i] = AWAY; printf("%c: finds nothing to adopt\n", name(i)); goto end
+		fi }
+		if
+		:: waits -> atomic { !used[0] || c[0] != found }
+		:: else -> atomic { /* Read whether the entry is there. */
+			if :: ok(36) -> there = (c[0] == found) :: else fi;
 			if
-			:: ok(35) -> printf("%c: waits, for the key is in use\n", name(B))
-			:: else -> state[B] = AWAY; printf("%c: finds nothing to adopt\n", name(B)); goto end
-			fi
-		:: else -> used[0] = true; key[B] = 0; me[B] = found; by[0] = B; state[B] = WAITING;
-			printf("%c: adopts it\n", name(B)); break
-		fi }
-		atomic { !used[0] || c[0] != found }
+			:: there -> me[i] = found; by[0] = i; state[i] = WAITING; printf("%c: adopts it\n", name(i)); break
+			:: else -> used[0] = false; printf("%c: it is gone\n", name(i))
+			fi }
+		fi
 	od;
-	atomic { !blocked(B) -> grant(B) }
-	atomic { state[B] = OVER; send(deletes, B); printf("%c: releases the lock\n", name(B)) }
-	atomic { done[B] && !deletes[B] -> used[0] = false }
+	atomic { !blocked(i) -> grant(i) }
+	atomic { state[i] = OVER; send(deletes, i); printf("%c: releases the lock\n", name(i)) }
+	atomic { done[i] && !deletes[i] -> used[0] = false }
 end:	skip
 }
 
@@ -127,22 +137,22 @@ end:	do
 /* The new session looks through its lease now and then, and removes what it has written and nobody uses. */
 proctype sweep() {
 end:	do
-	:: atomic { orphaned && ((c[0] && !used[0] && (by[0] == C || by[0] == B)) || (c[1] && !used[1])) ->
-		j = (c[0] && !used[0] && (by[0] == C || by[0] == B) -> 0 : 1);
+	:: atomic { orphaned && ((c[0] && !used[0] && by[0] != A) || (c[1] && !used[1])) ->
+		j = (c[0] && !used[0] && by[0] != A -> 0 : 1);
 		rev++; c[j] = 0; printf("somebody: at %d the session sweeps key %d\n", rev, j) }
 	od
 }
 
 proctype rest() {
 	timeout -> atomic { /* nothing more can happen */
-		for (j : 0 .. 3) { assert(state[j] != WAITING && state[j] != ASKING) } /* served: whoever waited has had the lock */
+		for (j : 0 .. 4) { assert(state[j] != WAITING && state[j] != ASKING) } /* served: whoever waited has had the lock */
 	}
 }
 
 init {
 	atomic {
 		rev = 2; c[0] = 2; by[0] = A; state[A] = HELD; me[A] = 2; key[A] = 0;
-		run before(); run adopt(); run mutex(C); run mutex(D);
-		run net(A); run net(B); run net(C); run net(D); run sweep(); run rest()
+		run before(); run adopt(B); run adopt(E); run mutex(C); run mutex(D);
+		run net(A); run net(B); run net(C); run net(D); run net(E); run sweep(); run rest()
 	}
 }

@@ -12,7 +12,7 @@ type mutant struct {
 }
 
 // fileOf are the models of the mutants that are not of lock.pml.
-var fileOf = map[int]string{25: multi, 26: multi, 27: multi, 29: renew, 30: renew, 31: restore, 32: restore, 33: adopt, 34: adopt, 35: adopt}
+var fileOf = map[int]string{25: multi, 26: multi, 27: multi, 29: renew, 30: renew, 31: restore, 32: restore, 33: adopt, 34: adopt, 35: adopt, 36: adopt}
 
 func (m *mutant) file() string { return cmp.Or(fileOf[m.Number], lock) }
 
@@ -191,5 +191,10 @@ var mutants = []mutant{
 		35, "where an acquisition of the session uses the key, Adopt waits until that is over", "-DCOPIES=1", "served",
 		"A Lock of the successor is about to write where the entry of the process before is. Adopt leaves that key alone, and says that there is nothing to adopt. " +
 			"So the entry belongs to nobody, and all wait behind it, the Lock too, for as long as the session lives.",
+	},
+	{
+		36, "Adopt claims the key before it reads whether the entry is there", "-DCOPIES=1", "exclusion",
+		"Two calls of Adopt have found the entry, and have read that it is there. One of them takes it, releases it, and its key is free again. " +
+			"Then the other one claims the key, of an entry that is gone, and is granted beside whoever has been next.",
 	},
 }

@@ -53,7 +53,7 @@ var searches = []search{
 	{Name: "restore: two mutexes of one session and one of another", File: restore, Bounds: "-DN=3"},
 	{Name: "restore: the same, and the revision is raised", File: restore, Bounds: "-DN=3 -DBUMP=20"},
 
-	{Name: "adoption: a lock that is adopted beside a mutex of its session and one of another", File: adopt, Bounds: "-DCOPIES=1"},
+	{Name: "adoption: a lock that two calls adopt beside a mutex of its session and one of another", File: adopt, Bounds: "-DCOPIES=1"},
 	{Name: "adoption: the same, and each request is sent twice", File: adopt, Bounds: "-DCOPIES=2"},
 
 	{Name: "liveness: three mutexes", Bounds: "-DN=3", Formula: "served"},
