@@ -16,6 +16,7 @@ import (
 // play has steps things happen, and then everybody leave in turn.
 func play(t *testing.T, steps int, choose func(n int) int) {
 	w := newWorld(t, choose)
+	w.inherit()
 	for range steps {
 		if w.failed {
 			return
@@ -55,9 +56,10 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 
 // happen is one thing that happens.
 func (w *world) happen() {
-	switch n := w.choose(20); {
+	switch n := w.choose(22); {
 	case n < 3 && len(w.own) < 14:
 		w.begin()
+	case n >= 20 && w.heir && len(w.own) < 14 && w.adopt():
 	case n == 3 && len(w.others) < 14:
 		w.otherComes()
 	case n == 4 && len(w.others) > 0:
@@ -83,7 +85,7 @@ func (w *world) happen() {
 		if g := w.agents[w.choose(len(w.agents))]; !g.hangs {
 			w.ask(g)
 		}
-	case n >= 17 && len(w.watches) > 0:
+	case n >= 17 && n < 20 && len(w.watches) > 0:
 		w.deliver(w.watches[w.choose(len(w.watches))])
 	case len(w.own) > 0:
 		w.advance(w.own[w.choose(len(w.own))])
@@ -113,6 +115,10 @@ func (w *world) otherComes() {
 		w.remove("a/b/1")
 		return
 	}
+	w.otherPuts(key, kind)
+}
+
+func (w *world) otherPuts(key string, kind keyspace.Kind) {
 	if _, there := w.state()[key]; there {
 		return
 	}
@@ -134,7 +140,7 @@ func (w *world) otherLeaves(i int) {
 
 // hurt removes an entry by the hand of somebody else.
 func (w *world) hurt(a *actor) {
-	if w.choose(4) > 0 {
+	if w.choose(4) > 0 && (!a.adopted || w.choose(2) == 0) {
 		return
 	}
 	for _, b := range w.own { // all of them: the lease was revoked

@@ -26,11 +26,13 @@ type world struct {
 	own     []*actor
 	others  []other
 	used    map[string]bool // keys of the session that are not free
+	vacant  map[string]bool // those of them that another process has, and nobody uses
 	watches []*openWatch
 	timers  []func() // of the list
 	agents  []*asker // the one at work, and those that were dismissed and have a request on its way
 	limit   int      // of every listing
 	mercy   bool     // nothing bad happens any more
+	heir    bool     // the process before has left entries on the session's lease
 	lossy   bool     // watches miss deletions of other sessions' keys, and agents hang; a recheck is made now and then
 	log     []string
 	failed  bool
@@ -53,22 +55,23 @@ type asker struct {
 
 // actor is an acquisition of the session.
 type actor struct {
-	name  string
-	p     *Part
-	kind  keyspace.Kind
-	keys  []string
-	rev   int64 // as etcd says, when that is known
-	put   bool
-	next  func() // what goes on: a request, or its reply
-	held  bool
-	over  bool // released or withdrawn
-	fence bool
-	lost  bool
-	gone  bool
-	hurt  bool  // somebody else removed its entry
-	part  bool  // of an acquisition that waits for another one, and has not come to this
-	woken bool  // it looks what has become of it
-	looks *Step // a reading for it is on its way
+	name    string
+	p       *Part
+	kind    keyspace.Kind
+	keys    []string
+	rev     int64 // as etcd says, when that is known
+	put     bool
+	next    func() // what goes on: a request, or its reply
+	held    bool
+	over    bool // released or withdrawn
+	fence   bool
+	lost    bool
+	gone    bool
+	hurt    bool // somebody else removed its entry
+	adopted bool
+	part    bool  // of an acquisition that waits for another one, and has not come to this
+	woken   bool  // it looks what has become of it
+	looks   *Step // a reading for it is on its way
 }
 
 type openWatch struct {
@@ -101,8 +104,8 @@ func (w *world) recheck() bool {
 }
 
 func newWorld(t *testing.T, choose func(n int) int) *world {
-	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, limit: 2 + choose(4)}
-	w.lossy = choose(4) == 0
+	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, vacant: map[string]bool{}, limit: 2 + choose(4)}
+	w.lossy, w.heir = choose(4) == 0, choose(4) == 0
 	w.l.UpLimit, w.l.ManyShare = int64(w.limit), []int64{ManyShare, 2, 1, 0}[choose(4)]
 	w.l.After = func(_ time.Duration, f func()) { w.timers = append(w.timers, f) }
 	w.l.Ask = func(ctx context.Context, _ *List) {
@@ -226,6 +229,9 @@ func (w *world) enqueue(a *actor, write bool) {
 		if _, taken := w.state()[k]; taken {
 			w.logf("%s finds its key taken", a.name)
 			a.next = func() {
+				for _, k := range a.keys {
+					w.vacant[k] = true
+				}
 				w.takeKeys(a, write)
 				a.p.Rekey(twoOf(a.keys))
 				w.logf("%s takes %v", a.name, a.keys)
@@ -243,13 +249,8 @@ func (w *world) enqueue(a *actor, write bool) {
 	})
 	a.put, a.rev = true, rev
 	w.logf("%s is put", a.name)
-	seen := &Listing{At: rev, UpTo: rev, Shared: a.kind == keyspace.Exclusive, Keys: all}
-	if len(all) > w.limit {
-		seen.Keys, seen.UpTo = all[:w.limit], 0
-	}
-	if seen.Shared {
-		seen.Size = int64(len(all))
-	}
+	shown := Shown(rev, rev, reply(all[:min(len(all), w.limit)], len(all) > w.limit, len(all)), a.kind == keyspace.Exclusive)
+	seen := &shown
 	lost := w.choose(8) == 0 && !w.mercy
 	a.next = func() {
 		a.next = nil
@@ -285,6 +286,7 @@ func (w *world) end(a *actor, lost bool) {
 		return
 	}
 	a.over, a.lost = true, lost
+	a.fence = a.fence || a.adopted && a.held // the process before may have given a guard out
 	if a.looks != nil {
 		w.l.Dropped(a.looks)
 		a.looks = nil
