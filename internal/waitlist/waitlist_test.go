@@ -59,7 +59,7 @@ func (w *world) happen() {
 	switch n := w.choose(22); {
 	case n < 3 && len(w.own) < 14:
 		w.begin()
-	case n >= 20 && w.heir && len(w.own) < 14 && w.adopt():
+	case n >= 20 && w.heir && len(w.own) < 14 && w.choose(4) == 0 && w.adopt():
 	case n == 3 && len(w.others) < 14:
 		w.otherComes()
 	case n == 4 && len(w.others) > 0:
@@ -85,7 +85,7 @@ func (w *world) happen() {
 		if g := w.agents[w.choose(len(w.agents))]; !g.hangs {
 			w.ask(g)
 		}
-	case n >= 17 && n < 20 && len(w.watches) > 0:
+	case n >= 17 && n < 20 && len(w.watches) > 0 && (!w.slow || w.choose(6) == 0):
 		w.deliver(w.watches[w.choose(len(w.watches))])
 	case len(w.own) > 0:
 		w.advance(w.own[w.choose(len(w.own))])
@@ -128,33 +128,56 @@ func (w *world) otherPuts(key string, kind keyspace.Kind) {
 	w.checkExclusion()
 }
 
+// otherLeaves has an entry of another session leave, alone or with more of that session, whose lease expires.
 func (w *world) otherLeaves(i int) {
-	o := w.others[i]
-	if w.state()[o.Key] == o.Rev {
-		w.remove(o.Key)
-		w.logf("others remove %s", o.Key)
+	gone := []other{w.others[i]}
+	if lease := keyspace.LeaseOf("a", gone[0].Key); w.choose(4) == 0 && lease != ownLease {
+		gone = slices.DeleteFunc(slices.Clone(w.others), func(o other) bool { return keyspace.LeaseOf("a", o.Key) != lease })
 	}
-	w.others = append(w.others[:i:i], w.others[i+1:]...)
+	w.strike(gone, nil)
+}
+
+// strike removes entries of others, and those of own that were put, at one revision.
+func (w *world) strike(gone []other, own []*actor) {
+	var keys []string
+	for _, o := range gone {
+		if w.state()[o.Key] == o.Rev {
+			keys = append(keys, o.Key)
+			w.logf("others remove %s", o.Key)
+		}
+	}
+	for _, a := range own {
+		for _, k := range a.keys {
+			if a.put && w.state()[k] == a.rev {
+				keys = append(keys, k)
+				w.logf("%s is removed by somebody", a.name)
+				a.hurt = true
+			}
+		}
+	}
+	if len(keys) > 0 {
+		w.remove(keys...)
+	}
+	w.others = slices.DeleteFunc(slices.Clone(w.others), func(o other) bool { return slices.Contains(gone, o) })
 	w.checkExclusion()
 }
 
-// hurt removes an entry by the hand of somebody else.
+// hurt removes an entry by the hand of somebody else, and perhaps more of the queue with it.
 func (w *world) hurt(a *actor) {
 	if w.choose(4) > 0 && (!a.adopted || w.choose(2) == 0) {
 		return
 	}
-	for _, b := range w.own { // all of them: the lease was revoked
-		if b != a && w.choose(4) == 0 || b == a {
-			for _, k := range b.keys {
-				if b.put && w.state()[k] == b.rev {
-					w.logf("%s is removed by somebody", b.name)
-					b.hurt = true
-					w.remove(k)
-				}
-			}
+	own := slices.DeleteFunc(slices.Clone(w.own), func(b *actor) bool { return b != a && w.choose(4) > 0 }) // all of them: the lease was revoked
+	switch w.choose(3) {
+	case 0:
+		for _, b := range own {
+			w.strike(nil, []*actor{b})
 		}
+	case 1:
+		w.strike(nil, own)
+	case 2:
+		w.strike(slices.DeleteFunc(slices.Clone(w.others), func(other) bool { return w.choose(2) > 0 }), own)
 	}
-	w.checkExclusion()
 }
 
 func (w *world) giveUp(a *actor) {
@@ -176,20 +199,18 @@ func (w *world) downgrade(a *actor) {
 	a.p.Downgrading()
 	next := a.p.Behind()
 	w.logf("%s is to be downgraded", a.name)
-	a.next = func() {
-		s := w.state()
+	a.command = func(s map[string]int64) func(at int64) {
 		if s[exclusive] != a.rev || s[a.keys[0]] != a.rev {
-			a.next = func() { a.next = nil; a.p.Lost(); w.end(a, true) }
-			return
+			return func(int64) { a.p.Lost(); w.end(a, true) }
 		}
 		there := slices.DeleteFunc(slices.Clone(next), func(q queue.Entry) bool { return s[q.Key] != q.Rev })
-		at := w.remove(exclusive)
-		a.next = func() {
-			a.next = nil
+		delete(s, exclusive)
+		return func(at int64) {
 			w.logf("%s is downgraded", a.name)
 			w.lose(a.p.Downgraded(at, next, there))
 		}
 	}
+	a.next = func() { w.request(a) }
 }
 
 // advance has an acquisition go on.

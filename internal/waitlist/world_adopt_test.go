@@ -21,7 +21,7 @@ func (w *world) inherit() {
 		return
 	}
 	w.otherPuts("a/3", keyspace.Exclusive)
-	for i := range 2 + w.choose(3) {
+	for i := range 2 + w.choose(5) {
 		kind := keyspace.Shared
 		if w.choose(6) == 0 {
 			kind = keyspace.Exclusive

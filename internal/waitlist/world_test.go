@@ -33,6 +33,7 @@ type world struct {
 	limit   int      // of every listing
 	mercy   bool     // nothing bad happens any more
 	heir    bool     // the process before has left entries on the session's lease
+	slow    bool     // watches tell of deletions late
 	lossy   bool     // watches miss deletions of other sessions' keys, and agents hang; a recheck is made now and then
 	log     []string
 	failed  bool
@@ -69,9 +70,10 @@ type actor struct {
 	gone    bool
 	hurt    bool // somebody else removed its entry
 	adopted bool
-	part    bool  // of an acquisition that waits for another one, and has not come to this
-	woken   bool  // it looks what has become of it
-	looks   *Step // a reading for it is on its way
+	command command // that waits to be sent, nil if there is none
+	part    bool    // of an acquisition that waits for another one, and has not come to this
+	woken   bool    // it looks what has become of it
+	looks   *Step   // a reading for it is on its way
 }
 
 type openWatch struct {
@@ -105,7 +107,7 @@ func (w *world) recheck() bool {
 
 func newWorld(t *testing.T, choose func(n int) int) *world {
 	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, vacant: map[string]bool{}, limit: 2 + choose(4)}
-	w.lossy, w.heir = choose(4) == 0, choose(4) == 0
+	w.lossy, w.heir, w.slow = choose(4) == 0, choose(4) == 0, choose(3) == 0
 	w.l.UpLimit, w.l.ManyShare = int64(w.limit), []int64{ManyShare, 2, 1, 0}[choose(4)]
 	w.l.After = func(_ time.Duration, f func()) { w.timers = append(w.timers, f) }
 	w.l.Ask = func(ctx context.Context, _ *List) {
@@ -259,7 +261,7 @@ func (w *world) enqueue(a *actor, write bool) {
 			w.logf("%s gives up without a reply", a.name)
 			a.p.Leave(false)
 			a.over = true
-			a.next = func() { w.release(a) }
+			w.remover(a, nil)
 			return
 		case lost:
 			seen = nil
@@ -296,44 +298,7 @@ func (w *world) end(a *actor, lost bool) {
 		next = a.p.Leave(a.fence)
 		w.logf("%s leaves, fence %t", a.name, a.fence)
 	}
-	a.next = func() { w.releaseNext(a, next) }
-}
-
-func (w *world) release(a *actor) { w.releaseNext(a, nil) }
-
-func (w *world) releaseNext(a *actor, next []queue.Entry) {
-	s := w.state()
-	found := false
-	for i, k := range a.keys {
-		if s[k] == a.rev {
-			found = found || i == 0
-		}
-	}
-	var there []queue.Entry
-	for _, q := range next {
-		if s[q.Key] == q.Rev {
-			there = append(there, q)
-		}
-	}
-	at := w.write(func(s map[string]int64, _ int64) {
-		for _, k := range a.keys {
-			if s[k] == a.rev {
-				delete(s, k)
-			}
-		}
-	})
-	if w.choose(6) == 0 && !w.mercy {
-		found = false // it was repeated
-	}
-	w.logf("%s is removed, found %t, next %v there %v", a.name, found, next, there)
-	a.next = func() {
-		a.next = nil
-		w.logf("%s learns that it is removed", a.name)
-		for _, k := range a.keys {
-			w.used[k] = false
-		}
-		w.lose(a.p.Removed(at, found && !a.lost, next, there))
-	}
+	w.remover(a, next)
 }
 
 // attend has the owner of a part come to it, or not yet. It may be granted before that, or found to be gone.
