@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
@@ -63,7 +64,11 @@ func (w *world) happen() {
 	case n == 3 && len(w.others) < 14:
 		w.otherComes()
 	case n == 4 && len(w.others) > 0:
-		w.otherLeaves(w.choose(len(w.others)))
+		if i := w.choose(len(w.others)); w.choose(4) == 0 {
+			w.otherHalves(w.others[i])
+		} else {
+			w.otherLeaves(i)
+		}
 	case n == 5 && len(w.own) > 0:
 		w.hurt(w.own[w.choose(len(w.own))])
 	case n == 6 && len(w.own) > 0:
@@ -102,10 +107,7 @@ func (w *world) tick() {
 }
 
 func (w *world) otherComes() {
-	base, kind := []string{"a/", "a/r"}[w.choose(2)], keyspace.Exclusive
-	if base == "a/r" {
-		kind = keyspace.Shared
-	}
+	base := []string{"a/", "a/r"}[w.choose(2)]
 	key := fmt.Sprintf("%s%x", base, 3+w.choose(5)) // 5 is the session's own lease, which is adopted
 	if n := w.choose(4); n > 0 {
 		key = fmt.Sprintf("%s-%d", key, n) // several of one session follow each other
@@ -115,17 +117,39 @@ func (w *world) otherComes() {
 		w.remove("a/b/1")
 		return
 	}
-	w.otherPuts(key, kind)
+	shared := ""
+	if base == "a/" && w.choose(3) == 0 {
+		if shared = "a/r" + strings.TrimPrefix(key, "a/"); w.choose(2) == 0 { // its number may differ
+			lease, _, _ := strings.Cut(shared, "-")
+			shared = lease + "-f"
+		}
+	}
+	w.otherPuts(key, shared)
 }
 
-func (w *world) otherPuts(key string, kind keyspace.Kind) {
-	if _, there := w.state()[key]; there {
+// otherPuts puts an entry of another session into the queue, of one key, or of a write lock's two.
+func (w *world) otherPuts(key, shared string) {
+	if s := w.state(); s[key] > 0 || s[shared] > 0 {
 		return
 	}
-	rev := w.write(func(s map[string]int64, rev int64) { s[key] = rev })
-	w.others = append(w.others, other{Entry: queue.Entry{Key: key, Rev: rev}, kind: kind})
-	w.logf("others put %s", key)
+	rev := w.write(func(s map[string]int64, rev int64) {
+		if s[key] = rev; shared != "" {
+			s[shared] = rev
+		}
+	})
+	w.others = append(w.others, other{queue.Entry{Key: key, Rev: rev}, shared})
+	w.logf("others put %s %s", key, shared)
 	w.checkExclusion()
+}
+
+// otherHalves has one key of another session's write lock deleted: by a downgrade, or by somebody.
+func (w *world) otherHalves(o other) {
+	if keys := o.keys(w.state()); len(keys) == 2 {
+		k := keys[w.choose(2)]
+		w.logf("others remove %s of %v", k, keys)
+		w.remove(k)
+		w.checkExclusion()
+	}
 }
 
 // otherLeaves has an entry of another session leave, alone or with more of that session, whose lease expires.
@@ -141,10 +165,8 @@ func (w *world) otherLeaves(i int) {
 func (w *world) strike(gone []other, own []*actor) {
 	var keys []string
 	for _, o := range gone {
-		if w.state()[o.Key] == o.Rev {
-			keys = append(keys, o.Key)
-			w.logf("others remove %s", o.Key)
-		}
+		keys = append(keys, o.keys(w.state())...)
+		w.logf("others remove %v", o)
 	}
 	for _, a := range own {
 		for _, k := range a.keys {
@@ -165,6 +187,15 @@ func (w *world) strike(gone []other, own []*actor) {
 // hurt removes an entry by the hand of somebody else, and perhaps more of the queue with it.
 func (w *world) hurt(a *actor) {
 	if w.choose(4) > 0 && (!a.adopted || w.choose(2) == 0) {
+		return
+	}
+	if len(a.keys) == 2 && w.choose(3) == 0 { // only one of its keys
+		if i := w.choose(2); a.put && w.state()[a.keys[i]] == a.rev {
+			w.logf("%s is removed, of %s", a.keys[i], a.name)
+			a.hurt, a.half = a.hurt || i == 0, a.half || i == 1
+			w.remove(a.keys[i])
+			w.checkExclusion()
+		}
 		return
 	}
 	own := slices.DeleteFunc(slices.Clone(w.own), func(b *actor) bool { return b != a && w.choose(4) > 0 }) // all of them: the lease was revoked
@@ -196,11 +227,12 @@ func (w *world) giveUp(a *actor) {
 func (w *world) downgrade(a *actor) {
 	exclusive := a.keys[0]
 	a.keys, a.kind = []string{a.keys[1], a.keys[0]}, keyspace.Shared
+	a.hurt = a.hurt || a.half // the key that it is known by from now on is not there
 	a.p.Downgrading()
 	next := a.p.Behind()
 	w.logf("%s is to be downgraded", a.name)
 	a.command = func(s map[string]int64) func(at int64) {
-		if s[exclusive] != a.rev || s[a.keys[0]] != a.rev {
+		if s[a.keys[0]] != a.rev || s[exclusive] != a.rev && w.choose(2) == 0 { // else an attempt before has no reply
 			return func(int64) { a.p.Lost(); w.end(a, true) }
 		}
 		there := slices.DeleteFunc(slices.Clone(next), func(q queue.Entry) bool { return s[q.Key] != q.Rev })

@@ -4,6 +4,7 @@ package waitlist
 
 import (
 	"fmt"
+	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -20,13 +21,16 @@ func (w *world) inherit() {
 	if !w.heir {
 		return
 	}
-	w.otherPuts("a/3", keyspace.Exclusive)
+	w.otherPuts("a/3", "")
 	for i := range 2 + w.choose(5) {
-		kind := keyspace.Shared
-		if w.choose(6) == 0 {
-			kind = keyspace.Exclusive
+		key, shared := fmt.Sprintf("a/r5-%x", i+1), ""
+		switch w.choose(8) {
+		case 0:
+			key = fmt.Sprintf("a/5-%x", i+1)
+		case 1:
+			key, shared = fmt.Sprintf("a/5-%x", i+1), key
 		}
-		w.otherPuts(fmt.Sprintf("%s-%x", keyspace.Base("a", kind, 5), i+1), kind)
+		w.otherPuts(key, shared)
 	}
 }
 
@@ -34,11 +38,11 @@ func (w *world) inherit() {
 func (w *world) orphan() (i int, ok bool) {
 	i = -1
 	for j, o := range w.others {
-		if keyspace.LeaseOf("a", o.Key) == ownLease && w.state()[o.Key] == o.Rev && (i < 0 || o.Rev < w.others[i].Rev) {
+		if keyspace.LeaseOf("a", o.Key) == ownLease && len(o.keys(w.state())) > 0 && (i < 0 || o.Rev < w.others[i].Rev) {
 			i = j
 		}
 	}
-	return i, i >= 0 && (!w.used[w.others[i].Key] || w.vacant[w.others[i].Key])
+	return i, i >= 0 && !slices.ContainsFunc(w.others[i].keys(w.state()), func(k string) bool { return w.used[k] && !w.vacant[k] })
 }
 
 // adopt takes an entry over that is in the queue since long: it is judged by a reading, and then it enters at its old revision.
@@ -49,12 +53,16 @@ func (w *world) adopt() bool {
 	}
 	o, at := w.others[i], w.now()
 	w.others = append(w.others[:i:i], w.others[i+1:]...)
-	w.used[o.Key] = true
-	delete(w.vacant, o.Key)
-	holds := len(inWay(w.state(), o.Rev, o.kind)) == 0
-	a := &actor{name: fmt.Sprint("p", len(w.own)), kind: o.kind, keys: []string{o.Key}, rev: o.Rev, put: true, woken: true, adopted: true}
+	keys := o.keys(w.state())
+	for _, k := range keys {
+		w.used[k] = true
+		delete(w.vacant, k)
+	}
+	kind := keyspace.KindOf("a", keys[0])
+	holds := len(inWay(w.state(), o.Rev, kind)) == 0
+	a := &actor{name: fmt.Sprint("p", len(w.own)), kind: kind, keys: keys, rev: o.Rev, put: true, woken: true, adopted: true}
 	w.own = append(w.own, a)
-	w.logf("%s is read, to be adopted as %s, holds %t", o.Key, a.name, holds)
+	w.logf("%v are read, to be adopted as %s, hold %t", keys, a.name, holds)
 	a.next = func() {
 		a.p = register(w.l, a.kind, a.keys...)
 		a.p.Owner = a

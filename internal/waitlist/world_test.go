@@ -42,7 +42,17 @@ type world struct {
 // other is another session's entry.
 type other struct {
 	queue.Entry
-	kind keyspace.Kind
+	shared string // the other key of a write lock, "" of most
+}
+
+// keys are those of its keys that are in a state, the exclusive one first.
+func (o other) keys(s map[string]int64) (keys []string) {
+	for _, k := range []string{o.Key, o.shared} {
+		if s[k] == o.Rev {
+			keys = append(keys, k)
+		}
+	}
+	return keys
 }
 
 // asker is an agent of the list.
@@ -69,6 +79,7 @@ type actor struct {
 	lost    bool
 	gone    bool
 	hurt    bool // somebody else removed its entry
+	half    bool // likewise, but only the other key than the one that it is known by
 	adopted bool
 	command command // that waits to be sent, nil if there is none
 	part    bool    // of an acquisition that waits for another one, and has not come to this
@@ -521,10 +532,11 @@ func (w *world) checkGrant(a *actor) {
 	w.checkExclusion()
 }
 
-// passesOn reports whether a key is of an entry of the session that is over, with no fence in use.
+// passesOn reports whether a key is of an entry of the session that is over, with no fence in use, or was removed.
 func (w *world) passesOn(q queue.Entry) bool {
 	return slices.ContainsFunc(w.own, func(o *actor) bool {
-		return o.rev == q.Rev && slices.Contains(o.keys, q.Key) && o.over && !o.fence && !o.lost
+		removed := o.hurt && !o.held && o.p != nil && !o.p.Granted() // while it waited: of a write lock the other key may be left
+		return o.rev == q.Rev && slices.Contains(o.keys, q.Key) && (o.over && !o.fence && !o.lost || removed)
 	})
 }
 
@@ -544,8 +556,13 @@ func (w *world) checkExclusion() {
 			}
 		}
 		for _, o := range w.others {
-			if r := w.state()[o.Key]; r == o.Rev && len(inWay(w.state(), r, o.kind)) == 0 && (a.kind == keyspace.Exclusive || o.kind == keyspace.Exclusive) {
-				w.fail("%s and %s of others have the lock", a.name, o.Key)
+			keys := o.keys(w.state())
+			if len(keys) == 0 {
+				continue
+			}
+			kind := keyspace.KindOf("a", keys[0])
+			if len(inWay(w.state(), o.Rev, kind)) == 0 && (a.kind == keyspace.Exclusive || kind == keyspace.Exclusive) {
+				w.fail("%s and %s of others have the lock", a.name, keys[0])
 			}
 		}
 	}
