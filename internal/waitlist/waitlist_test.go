@@ -158,7 +158,27 @@ func (w *world) otherLeaves(i int) {
 	if lease := keyspace.LeaseOf("a", gone[0].Key); w.choose(4) == 0 && lease != ownLease {
 		gone = slices.DeleteFunc(slices.Clone(w.others), func(o other) bool { return keyspace.LeaseOf("a", o.Key) != lease })
 	}
-	w.strike(gone, nil)
+	if w.choose(4) > 0 || w.mercy {
+		w.strike(gone, nil)
+		return
+	}
+	// Their session's request puts another entry, at the same revision.
+	key := []string{"a/", "a/r"}[w.choose(2)] + keyspace.LeaseOf("a", gone[0].Key) + "-a"
+	if w.state()[key] > 0 {
+		return
+	}
+	rev := w.write(func(s map[string]int64, rev int64) {
+		for _, o := range gone {
+			for _, k := range o.keys(s) {
+				delete(s, k)
+			}
+		}
+		s[key] = rev
+	})
+	w.logf("others remove %v and put %s", gone, key)
+	w.others = slices.DeleteFunc(slices.Clone(w.others), func(o other) bool { return slices.Contains(gone, o) })
+	w.others = append(w.others, other{queue.Entry{Key: key, Rev: rev}, ""})
+	w.checkExclusion()
 }
 
 // strike removes entries of others, and those of own that were put, at one revision.
@@ -231,7 +251,7 @@ func (w *world) downgrade(a *actor) {
 	a.p.Downgrading()
 	next := a.p.Behind()
 	w.logf("%s is to be downgraded", a.name)
-	a.command = func(s map[string]int64) func(at int64) {
+	a.command, a.enters = func(s map[string]int64, _ int64) func(at int64) {
 		if s[a.keys[0]] != a.rev || s[exclusive] != a.rev && w.choose(2) == 0 { // else an attempt before has no reply
 			return func(int64) { a.p.Lost(); w.end(a, true) }
 		}
@@ -241,7 +261,7 @@ func (w *world) downgrade(a *actor) {
 			w.logf("%s is downgraded", a.name)
 			w.lose(a.p.Downgraded(at, next, there))
 		}
-	}
+	}, false
 	a.next = func() { w.request(a) }
 }
 

@@ -82,6 +82,7 @@ type actor struct {
 	half    bool // likewise, but only the other key than the one that it is known by
 	adopted bool
 	command command // that waits to be sent, nil if there is none
+	enters  bool    // the command enqueues the entry
 	part    bool    // of an acquisition that waits for another one, and has not come to this
 	woken   bool    // it looks what has become of it
 	looks   *Step   // a reading for it is on its way
@@ -234,52 +235,7 @@ func (w *world) begin() {
 	}
 	w.own = append(w.own, a)
 	w.logf("%s registers %v, a part %t", a.name, a.keys, a.part)
-	a.next = func() { w.enqueue(a, write) }
-}
-
-func (w *world) enqueue(a *actor, write bool) {
-	for _, k := range a.keys {
-		if _, taken := w.state()[k]; taken {
-			w.logf("%s finds its key taken", a.name)
-			a.next = func() {
-				for _, k := range a.keys {
-					w.vacant[k] = true
-				}
-				w.takeKeys(a, write)
-				a.p.Rekey(twoOf(a.keys))
-				w.logf("%s takes %v", a.name, a.keys)
-				a.next = func() { w.enqueue(a, write) }
-			}
-			return
-		}
-	}
-	from, to := keyspace.Blocking("a", a.kind)
-	all := entries(w.state(), from, to)
-	rev := w.write(func(s map[string]int64, rev int64) {
-		for _, k := range a.keys {
-			s[k] = rev
-		}
-	})
-	a.put, a.rev = true, rev
-	w.logf("%s is put", a.name)
-	shown := Shown(rev, rev, reply(all[:min(len(all), w.limit)], len(all) > w.limit, len(all)), a.kind == keyspace.Exclusive)
-	seen := &shown
-	lost := w.choose(8) == 0 && !w.mercy
-	a.next = func() {
-		a.next = nil
-		switch {
-		case lost && w.choose(2) == 0: // it gives up, and knows nothing
-			w.logf("%s gives up without a reply", a.name)
-			a.p.Leave(false)
-			a.over = true
-			w.remover(a, nil)
-			return
-		case lost:
-			seen = nil
-		}
-		w.logf("%s learns that it is at %d: %v", a.name, rev, seen)
-		w.lose(a.p.Enqueued(rev, seen))
-	}
+	w.enqueue(a, write)
 }
 
 func (w *world) lose(lost []*Part) {
