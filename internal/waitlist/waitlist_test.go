@@ -86,6 +86,8 @@ func (w *world) happen() {
 		w.write(func(map[string]int64, int64) {}) // a holder publishes a value: its key is written anew
 	case n == 9 && w.lossy:
 		w.recheck()
+	case n == 10 && w.choose(4) == 0:
+		w.trouble()
 	case n > 12 && n < 17 && len(w.agents) > 0:
 		if g := w.agents[w.choose(len(w.agents))]; !g.hangs {
 			w.ask(g)

@@ -28,13 +28,16 @@ type world struct {
 	used    map[string]bool // keys of the session that are not free
 	vacant  map[string]bool // those of them that another process has, and nobody uses
 	watches []*openWatch
-	timers  []func() // of the list
-	agents  []*asker // the one at work, and those that were dismissed and have a request on its way
-	limit   int      // of every listing
-	mercy   bool     // nothing bad happens any more
-	heir    bool     // the process before has left entries on the session's lease
-	slow    bool     // watches tell of deletions late
-	lossy   bool     // watches miss deletions of other sessions' keys, and agents hang; a recheck is made now and then
+	closed  []*openWatch // that may still tell of something, and then end
+	checks  []func()     // readings of own entries, on their way
+	timers  []func()     // of the list
+	agents  []*asker     // the one at work, and those that were dismissed and have a request on its way
+	limit   int          // of every listing
+	mercy   bool         // nothing bad happens any more
+	heir    bool         // the process before has left entries on the session's lease
+	refuses bool         // etcd refuses readings and watches now and then
+	slow    bool         // watches tell of deletions late
+	lossy   bool         // watches miss deletions of other sessions' keys, and agents hang; a recheck is made now and then
 	log     []string
 	failed  bool
 }
@@ -79,6 +82,7 @@ type actor struct {
 	lost    bool
 	gone    bool
 	hurt    bool // somebody else removed its entry
+	refused bool // etcd has refused what was asked for it
 	half    bool // likewise, but only the other key than the one that it is known by
 	adopted bool
 	command command // that waits to be sent, nil if there is none
@@ -119,7 +123,7 @@ func (w *world) recheck() bool {
 
 func newWorld(t *testing.T, choose func(n int) int) *world {
 	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, vacant: map[string]bool{}, limit: 2 + choose(4)}
-	w.lossy, w.heir, w.slow = choose(4) == 0, choose(4) == 0, choose(3) == 0
+	w.lossy, w.heir, w.slow, w.refuses = choose(4) == 0, choose(4) == 0, choose(3) == 0, choose(4) == 0
 	w.l.UpLimit, w.l.ManyShare = int64(w.limit), []int64{ManyShare, 2, 1, 0}[choose(4)]
 	w.l.After = func(_ time.Duration, f func()) { w.timers = append(w.timers, f) }
 	w.l.Ask = func(ctx context.Context, _ *List) {
@@ -319,6 +323,9 @@ func (w *world) look(a *actor) bool {
 	case granted:
 		a.held = true
 		w.checkGrant(a)
+	case errors.Is(err, errRefused) && a.refused:
+		w.logf("%s waits in vain", a.name)
+		w.end(a, false)
 	case err != nil:
 		if !a.hurt {
 			w.fail("%s: gone for no reason", a.name)
@@ -351,6 +358,9 @@ func (w *world) ask(g *asker) {
 	}
 	if s.Do != Rest && g.ctx.Err() != nil {
 		w.fail("an agent asks that was dismissed")
+	}
+	if s.Do != Rest && w.refuse(g, s) {
+		return
 	}
 	switch s.Do {
 	case Rest:
@@ -438,17 +448,23 @@ func (w *world) read(s Step) func() *Listing {
 
 func (w *world) close(ow *openWatch) {
 	w.logf("the watch %s..%s is closed", ow.From, ow.To)
+	w.closed = append(w.closed, ow)
 	w.watches = slices.DeleteFunc(w.watches, func(o *openWatch) bool { return o == ow })
 }
 
 // deliver has a watch tell of the next deletions that it has, or that it has ended.
 func (w *world) deliver(ow *openWatch) bool {
 	if w.choose(20) == 0 && !w.mercy {
-		w.close(ow)
-		w.logf("it has broken")
+		w.watches = slices.DeleteFunc(w.watches, func(o *openWatch) bool { return o == ow })
+		w.logf("the watch %s..%s has broken", ow.From, ow.To)
 		ow.Broke(errors.New("broken"))
 		return true
 	}
+	return w.tell(ow)
+}
+
+// tell has a watch tell of the next deletions that it has.
+func (w *world) tell(ow *openWatch) bool {
 	var told []Deletion
 	for _, d := range w.dels { // all of a revision together
 		switch {
