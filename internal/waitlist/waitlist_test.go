@@ -18,6 +18,7 @@ import (
 func play(t *testing.T, steps int, choose func(n int) int) {
 	w := newWorld(t, choose)
 	w.inherit()
+	w.crowd()
 	for range steps {
 		if w.failed {
 			return
@@ -58,9 +59,9 @@ func play(t *testing.T, steps int, choose func(n int) int) {
 // happen is one thing that happens.
 func (w *world) happen() {
 	switch n := w.choose(22); {
-	case n < 3 && len(w.own) < 14:
+	case n < 3 && len(w.own) < w.room:
 		w.begin()
-	case n >= 20 && w.heir && len(w.own) < 14 && w.choose(4) == 0 && w.adopt():
+	case n >= 20 && w.heir && len(w.own) < w.room && w.choose(4) == 0 && w.adopt():
 	case n == 3 && len(w.others) < 14:
 		w.otherComes()
 	case n == 4 && len(w.others) > 0:

@@ -35,6 +35,7 @@ type world struct {
 	limit   int          // of every listing
 	mercy   bool         // nothing bad happens any more
 	heir    bool         // the process before has left entries on the session's lease
+	room    int          // how many entries the session has at most
 	refuses bool         // etcd refuses readings and watches now and then
 	slow    bool         // watches tell of deletions late
 	lossy   bool         // watches miss deletions of other sessions' keys, and agents hang; a recheck is made now and then
@@ -124,6 +125,7 @@ func (w *world) recheck() bool {
 func newWorld(t *testing.T, choose func(n int) int) *world {
 	w := &world{t: t, choose: choose, l: newList(), states: []map[string]int64{{}, {}}, used: map[string]bool{}, vacant: map[string]bool{}, limit: 2 + choose(4)}
 	w.lossy, w.heir, w.slow, w.refuses = choose(4) == 0, choose(4) == 0, choose(3) == 0, choose(4) == 0
+	w.room = 14
 	w.l.UpLimit, w.l.ManyShare = int64(w.limit), []int64{ManyShare, 2, 1, 0}[choose(4)]
 	w.l.After = func(_ time.Duration, f func()) { w.timers = append(w.timers, f) }
 	w.l.Ask = func(ctx context.Context, _ *List) {
@@ -222,14 +224,18 @@ func (w *world) takeKeys(a *actor, write bool) {
 
 // begin starts an acquisition.
 func (w *world) begin() {
-	a := &actor{name: fmt.Sprint("p", len(w.own)), kind: keyspace.Exclusive, woken: true}
-	write := false
+	kind, write := keyspace.Exclusive, false
 	switch w.choose(4) {
 	case 0:
-		a.kind = keyspace.Shared
+		kind = keyspace.Shared
 	case 1:
 		write = true
 	}
+	w.register(kind, write)
+}
+
+func (w *world) register(kind keyspace.Kind, write bool) *actor {
+	a := &actor{name: fmt.Sprint("p", len(w.own)), kind: kind, woken: true}
 	w.takeKeys(a, write)
 	a.p = register(w.l, a.kind, a.keys...)
 	a.p.Owner = a
@@ -240,6 +246,7 @@ func (w *world) begin() {
 	w.own = append(w.own, a)
 	w.logf("%s registers %v, a part %t", a.name, a.keys, a.part)
 	w.enqueue(a, write)
+	return a
 }
 
 func (w *world) lose(lost []*Part) {
