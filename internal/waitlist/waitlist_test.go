@@ -17,6 +17,7 @@ import (
 // play has steps things happen, and then everybody leave in turn.
 func play(t *testing.T, steps int, choose func(n int) int) {
 	w := newWorld(t, choose)
+	w.litter()
 	w.inherit()
 	w.crowd()
 	for range steps {

@@ -1,4 +1,4 @@
-// Random worlds with more entries than a request looks for.
+// Random worlds with more entries than a request looks for, and with keys that are no entries.
 
 package waitlist
 
@@ -7,6 +7,19 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
+
+// litter puts keys of other names, and stray ones, among those of the queue, which stay.
+func (w *world) litter() {
+	if w.choose(6) > 0 {
+		return
+	}
+	for _, k := range []string{"a/3/7", "a/b/1", "a/config", "a/r4/5", "a/r5-0"} {
+		if w.choose(2) == 0 {
+			w.write(func(s map[string]int64, rev int64) { s[k] = rev })
+			w.logf("%s is put, which is no entry", k)
+		}
+	}
+}
 
 // crowd has many readers wait behind a writer, and often a writer behind them.
 func (w *world) crowd() {
