@@ -162,10 +162,13 @@ func (w *world) write(change func(s map[string]int64, rev int64)) int64 {
 	next := maps.Clone(w.state())
 	rev := w.now() + 1
 	change(next, rev)
-	for key := range w.state() {
-		if _, there := next[key]; !there {
-			w.dels = append(w.dels, Deletion{key, rev})
-		}
+	gone := slices.Sorted(maps.Keys(w.state()))
+	gone = slices.DeleteFunc(gone, func(key string) bool { return next[key] > 0 })
+	if len(gone) > 1 && w.choose(2) == 0 { // those of one revision are told of in the order of the request
+		slices.Reverse(gone)
+	}
+	for _, key := range gone {
+		w.dels = append(w.dels, Deletion{key, rev})
 	}
 	w.states = append(w.states, next)
 	return rev
