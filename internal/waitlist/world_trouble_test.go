@@ -47,14 +47,15 @@ func (w *world) check() {
 	if a.p == nil || a.over || a.p.rev == 0 {
 		return
 	}
-	key, at := a.keys[0], w.now()
-	if w.state()[key] == a.rev {
-		return
-	}
+	key := a.keys[0]
 	w.checks = append(w.checks, func() {
-		w.logf("%s was missing at %d, as %s", a.name, at, key)
-		if !a.over {
-			w.lose(a.p.Missing(key, at))
+		if at := w.now(); w.state()[key] != a.rev {
+			w.checks = append(w.checks, func() {
+				w.logf("%s was missing at %d, as %s", a.name, at, key)
+				if !a.over {
+					w.lose(a.p.Missing(key, at))
+				}
+			})
 		}
 	})
 }
@@ -79,6 +80,9 @@ func (w *world) refuse(g *asker, s Step) bool {
 			w.logf("etcd refuses %+v", s)
 			s.For.Owner.(*actor).refused = true
 			w.l.Fail(&s, errRefused)
+			if granted, err := s.For.Outcome(); !granted && err == nil {
+				w.fail("it waits on, though etcd has refused")
+			}
 		default:
 			w.l.Fail(&s, nil)
 		}
