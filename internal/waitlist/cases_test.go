@@ -434,6 +434,34 @@ func TestThereWhenAWatchTells_V4(t *testing.T) {
 	s.gone(p)
 }
 
+// V3: an entry of the process before enters long after it was written, and what was told of it before that is not in the log. So
+// no watch counts for it, nor a reading from before, until the entry is read.
+func TestAdoptedAfterItsEndWasTold_V3(t *testing.T) {
+	for name, order := range map[string][]string{"it waited": {"a/7", "a/r5"}, "it had the lock": {"a/r5", "a/7"}} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			s.put(order[0])
+			s.put(order[1])
+			last := s.blind("a/5")
+			s.l.Opened(newWatch("a/5", "a/s", 1)) // by a member that lags
+			s.ask()
+			rev, read := s.keys[slices.Index(order, "a/r5")].Rev, s.now
+			s.tell(s.l.open[0], "a/r5")
+			p := s.register("a/r5")
+			if rev == 2 { // nothing is before it
+				seen := Shown(read, rev, nil, false)
+				p.Enqueued(rev, &seen)
+			} else {
+				p.Enqueued(rev, nil)
+			}
+			s.tell(s.l.open[0], "a/7")
+			s.ask()
+			s.gone(p)
+			s.granted(last, true)
+		})
+	}
+}
+
 // V4: who has removed an entry that waited may have removed those behind it.
 func TestAbsentWhileItWaited_V4(t *testing.T) {
 	s := newScene(t)

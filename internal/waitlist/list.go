@@ -167,7 +167,12 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 	l := p.l
 	l.lock()
 	defer l.unlock()
-	p.rev, p.seen, p.state = rev, rev, waiting
+	p.rev, p.state = rev, waiting
+	if since := l.sinceLocked(p); since <= rev {
+		p.seen = rev
+	} else if seen != nil && seen.At < since { // of an adopted entry: a watch may have told of its end before it was registered
+		seen = nil
+	}
 	l.latest = max(l.latest, rev)
 	i, _ := l.findLocked(rev)
 	l.parts = slices.Insert(l.parts, i, p)

@@ -45,6 +45,11 @@ func (l *List) sentLocked(key string) bool {
 	return slices.ContainsFunc(l.flights, func(f flight) bool { return f.of != nil && slices.Contains(f.of.Keys(), key) })
 }
 
+// sinceLocked is the since of the txn of an entry.
+func (l *List) sinceLocked(of *Part) int64 {
+	return l.flights[slices.IndexFunc(l.flights, func(f flight) bool { return f.of == of })].since
+}
+
 // landedLocked says that a request is over.
 func (l *List) landedLocked(f flight) {
 	i := slices.IndexFunc(l.flights, func(o flight) bool { return o.of == f.of && (f.of != nil || o.since == f.since) })

@@ -185,7 +185,7 @@ func (w *world) otherLeaves(i int) {
 	w.checkExclusion()
 }
 
-// strike removes entries of others, and those of own that were put, at one revision.
+// strike removes other sessions' entries, and own ones that were put, at one revision.
 func (w *world) strike(gone []other, own []*actor) {
 	var keys []string
 	for _, o := range gone {

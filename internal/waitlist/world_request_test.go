@@ -14,7 +14,7 @@ import (
 // which is not rev if nothing has changed.
 type command func(s map[string]int64, rev int64) (reply func(at int64))
 
-// request sends the command of an entry, and perhaps that of others with it: etcd carries them out one after the other, at one
+// request sends the command of an entry, and perhaps other entries' commands with it: etcd carries them out one after the other, at one
 // revision, which is no new one if nothing changes. At most one of them enqueues an entry, the last one.
 func (w *world) request(first *actor) {
 	some := []*actor{first}
