@@ -14,6 +14,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -438,7 +439,7 @@ func TestAdopt_BesideAnother_I6(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, "a/5-1", next.Key(), "the adopted key is not settled yet")
 			require.NoError(t, next.Unlock(t.Context()))
-			time.Sleep(time.Minute)
+			harness.Elapse(time.Minute)
 			require.False(t, s.keys.InUse(), "all keys are free in the end")
 			s.lease.End(ErrSessionClosed, "test")
 			s.lease.NotFound()
