@@ -404,13 +404,22 @@ func TestWaitlist_FirstInLineReadsNothing(t *testing.T) {
 	})
 }
 
+// toAdopt plays with a session on whose lease the process before has left an entry.
+func toAdopt(t *testing.T, play func(t *testing.T, f *fakeEtcd, s *Session)) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		f.WriteOn(5, "one", "a/5")
+		s := f.bareSession(5)
+		play(t, f, s)
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
+	})
+}
+
 // While an Adopt reads, another one takes the same entry and releases it. Only one of them has it.
 func TestAdopt_BesideAnother_I6(t *testing.T) {
 	for what, at := range map[string]int32{"after it has found the entry": 1, "after it has judged the entry": 2} {
-		synctest.Test(t, func(t *testing.T) {
-			f := newFakeEtcd()
-			f.WriteOn(5, "one", "a/5")
-			s := f.session(5)
+		toAdopt(t, func(t *testing.T, f *fakeEtcd, s *Session) {
 			other := make(chan error, 1)
 			var reads atomic.Int32
 			f.Step = func(_ context.Context, step string) error {
@@ -441,18 +450,13 @@ func TestAdopt_BesideAnother_I6(t *testing.T) {
 			require.NoError(t, next.Unlock(t.Context()))
 			harness.Elapse(time.Minute)
 			require.False(t, s.keys.InUse(), "all keys are free in the end")
-			s.lease.End(ErrSessionClosed, "test")
-			s.lease.NotFound()
 		})
 	}
 }
 
 // If Adopt ends while it reads, the entry is there for the next Adopt.
 func TestAdopt_EndsWhileItReads(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeEtcd()
-		f.WriteOn(5, "one", "a/5")
-		s := f.session(5)
+	toAdopt(t, func(t *testing.T, f *fakeEtcd, s *Session) {
 		var reads atomic.Int32
 		var answers atomic.Bool
 		f.Step = func(ctx context.Context, step string) error {
@@ -471,18 +475,13 @@ func TestAdopt_EndsWhileItReads(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, "a/5", h.Key())
 		require.NoError(t, h.Unlock(t.Context()))
-		s.lease.End(ErrSessionClosed, "test")
-		s.lease.NotFound()
 	})
 }
 
 // After the wall clock was set forward, Adopt asks etcd first. If ctx ends without an answer, an entry that has the lock
 // stays as it was.
 func TestAdopt_WallClockSetForward(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		f := newFakeEtcd()
-		f.WriteOn(5, "one", "a/5")
-		s := f.bareSession(5)
+	toAdopt(t, func(t *testing.T, f *fakeEtcd, s *Session) {
 		s.etcd.Lease = f.Client(func(context.Context) (int64, error) { return 10, nil }).Lease // etcd still says what the lease has
 		var ahead atomic.Int64
 		ahead.Store(int64(2 * time.Hour))
@@ -499,8 +498,6 @@ func TestAdopt_WallClockSetForward(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, h.Valid())
 		require.NoError(t, h.Unlock(t.Context()))
-		s.lease.End(ErrSessionClosed, "test")
-		s.lease.NotFound()
 	})
 }
 

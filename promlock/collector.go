@@ -131,16 +131,13 @@ func (c *Collector) Hooks() *etcdlock.Hooks {
 			}
 		},
 		Granted: func(_ context.Context, i etcdlock.GrantedInfo) {
-			l := c.acquisitions.granted(i.Acquisition)
-			c.wait.WithLabelValues(l.name, l.mode, outcome.Granted).Observe(i.Wait.Seconds())
+			c.observeWait(c.acquisitions.granted(i.Acquisition), outcome.Granted, i.Wait)
 		},
 		Abandoned: func(_ context.Context, i etcdlock.AbandonedInfo) {
-			l := c.acquisitions.over(i.Acquisition)
-			c.wait.WithLabelValues(l.name, l.mode, outcome.Of(i.Err)).Observe(i.Wait.Seconds())
+			c.observeWait(c.acquisitions.over(i.Acquisition), outcome.Of(i.Err), i.Wait)
 		},
 		NoSession: func(_ context.Context, i etcdlock.NoSessionInfo) {
-			l := c.acquisitions.over(i.Acquisition)
-			c.wait.WithLabelValues(l.name, l.mode, outcome.Of(i.Err)).Observe(i.Wait.Seconds())
+			c.observeWait(c.acquisitions.over(i.Acquisition), outcome.Of(i.Err), i.Wait)
 		},
 		Released: func(_ context.Context, i etcdlock.ReleasedInfo) {
 			c.observeHold(c.acquisitions.over(i.Acquisition), i.Held)
@@ -149,6 +146,10 @@ func (c *Collector) Hooks() *etcdlock.Hooks {
 			c.observeHold(c.acquisitions.lostTo(i.Acquisition, outcome.Of(i.Cause)), i.Held)
 		},
 	}
+}
+
+func (c *Collector) observeWait(l labels, outcome string, waited time.Duration) {
+	c.wait.WithLabelValues(l.name, l.mode, outcome).Observe(waited.Seconds())
 }
 
 func (c *Collector) observeHold(l labels, held time.Duration) {
