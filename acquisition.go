@@ -38,10 +38,8 @@ type acquisition struct {
 	mu    sync.Mutex // guards what follows; before the grant only the acquiring goroutine writes ambiguous
 	state state
 	// ambiguous: an attempt to write the keys may have been carried out, or may yet be, without our knowing.
-	ambiguous bool
-	// announced: the hooks were told of the grant. lossUnreported: the acquisition is lost and they were not told of
-	// that; see unlockAndNotify.
-	announced, lossUnreported bool
+	ambiguous      bool
+	lossUnreported bool // the hooks were not told yet that it is lost: see unlockAndNotify
 	// lostWithSession: it was lost because the session ended, by what was known then. askingLease: the session asks etcd
 	// whether the lease is gone.
 	lostWithSession, askingLease bool

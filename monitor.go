@@ -182,16 +182,6 @@ func markAllLost(parts []*waitlist.Part) {
 	}
 }
 
-// announce tells the hooks of the grant, before Lock returns. The session may have ended since the grant; then announce also
-// reports the loss.
-func (a *acquisition) announce() {
-	a.notifyGranted()
-	a.mu.Lock()
-	a.announced = true
-	a.checkSessionLocked()
-	a.unlockAndNotify()
-}
-
 // sessionEnded ends the holds of a session that has ended, since their owners may not look for long: see notifyEnded.
 func (s *Session) sessionEnded(reason string, unrenewed error) {
 	var holds []*acquisition
@@ -214,10 +204,10 @@ func (s *Session) sessionEnded(reason string, unrenewed error) {
 }
 
 // unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
-// in this way. If a hold is lost before the hooks know of its grant, the loss is reported after the grant.
+// in this way.
 func (a *acquisition) unlockAndNotify() {
-	unreported, cause := a.lossUnreported && a.announced, a.causeLocked()
-	a.lossUnreported = a.lossUnreported && !unreported
+	unreported, cause := a.lossUnreported, a.causeLocked()
+	a.lossUnreported = false
 	a.mu.Unlock()
 	if unreported {
 		a.notifyOver(time.Now(), cause)

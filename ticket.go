@@ -42,7 +42,6 @@ func newTicket(h *Held) (*Ticket, error) {
 		defer cancel()
 		defer close(t.done)
 		if t.err = h.wait(ctx); t.err == nil {
-			h.announce()
 			return
 		}
 		if ctx.Err() != nil {

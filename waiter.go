@@ -94,25 +94,33 @@ func (a *acquisition) grant(ctx context.Context) error {
 			return err
 		}
 	}
-	a.mu.Lock()
-	lost := a.firstUngranted() != nil // a part had its lock, and lost it
-	if !lost && a.transition(held) && !a.ambiguous {
-		a.pending = nil
-	}
-	a.mu.Unlock()
-	if lost {
+	if !a.becomeHeld() {
 		return a.waitError(ctx, &a.parts()[0], wait.ErrRemoved)
 	}
 	return nil
 }
 
-// conclude ends the taking of a lock. Without err it announces the hold, and returns it; with err it abandons the
-// acquisition.
+// becomeHeld tells the hooks of the grant before anybody else can tell them of its loss. The session may have ended since grant
+// has looked: then the hold is lost already. It returns false if a part had its lock, and lost it.
+func (a *acquisition) becomeHeld() bool {
+	a.mu.Lock()
+	defer a.unlockAndNotify()
+	if a.firstUngranted() != nil {
+		return false
+	}
+	if a.transition(held) && !a.ambiguous {
+		a.pending = nil
+	}
+	a.notifyGranted()
+	a.checkSessionLocked()
+	return true
+}
+
+// conclude ends the taking of a lock: with err it abandons the acquisition.
 func (h *Held) conclude(err error) (*Held, error) {
 	if err != nil {
 		h.abandon(err, false)
 		return nil, err
 	}
-	h.announce()
 	return h, nil
 }
