@@ -1,4 +1,4 @@
-// An acquisition: its parts and their modes, and its states.
+// A lock, and an acquisition of it: its parts and their modes, and its states.
 
 package etcdlock
 
@@ -16,6 +16,17 @@ import (
 	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
+
+// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has several names.
+type lock struct {
+	from  source
+	names []string
+	parts []Part // of a Multi, else nil
+	err   error  // of every call
+	elect bool   // it is an Elector's
+
+	published published // by its entries
+}
 
 // An acquisition is what Lock, Try and Enqueue make. It has one part for each name, at least one, and all parts are
 // written by one txn, at one revision, and removed by one request. enqueue.go puts it into the queues, waiter.go waits, and

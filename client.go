@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -123,12 +124,17 @@ func (c *Client) grant(ctx context.Context) (_ *Session, left func(closed contex
 	return nil, left, fmt.Errorf("new session: %w", err)
 }
 
-// noSession is not told if the Client is closed, or no call can be made with it.
-func (c *Client) noSession(ctx context.Context, a Acquisition, err error) {
-	if c.usable() == nil && !errors.Is(err, ErrSessionClosed) {
-		hook := withCtx(ctx, func(h *Hooks) func(context.Context, NoSessionInfo) { return h.NoSession })
-		c.config.outbox.Tell(outbox.Each(c.config.hooks, hook, NoSessionInfo{a, time.Since(a.Asked), err}))
+// sessionFor is session for an acquisition. The hooks are told if there is none, but not if the Client is closed, no call can
+// be made with it, or ctx had ended before.
+func (c *Client) sessionFor(ctx context.Context, l *lock, about Acquisition) (*Session, error) {
+	ended := ctx.Err() != nil
+	s, err := c.session(ctx)
+	if err != nil && !ended && c.usable() == nil && !errors.Is(err, ErrSessionClosed) {
+		about.Name = strings.Join(l.names, ", ")
+		hook := outbox.In(ctx, func(h *Hooks) func(context.Context, NoSessionInfo) { return h.NoSession })
+		c.config.outbox.Tell(outbox.Each(c.config.hooks, hook, NoSessionInfo{about, time.Since(about.Asked), err}))
 	}
+	return s, err
 }
 
 func (c *Client) slash() bool { return c != nil && c.config.slash }

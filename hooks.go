@@ -139,8 +139,7 @@ type LostInfo struct {
 
 // report is what the hooks are told of an acquisition. It is nil if there are no hooks.
 type report struct {
-	ctx                      context.Context // of the call that asked for the lock
-	read, elector            bool
-	asked, enqueued, granted time.Time
-	story                    outbox.Story
+	ctx         context.Context // of the call that asked for the lock
+	Acquisition                 // but for its Name, Key and Token: see info
+	story       outbox.Story
 }

@@ -713,7 +713,7 @@ func playedHold(s *Session) *Held {
 
 // playHooks is all work for hooks during a Lock and its Unlock.
 func (h *Held) playHooks(ctx context.Context) {
-	h.report = h.s.newReport(ctx, mutexNamed, false, time.Now())
+	h.report = h.s.newReport(ctx, Acquisition{Asked: time.Now()})
 	h.notifyEnqueued()
 	h.notifyGranted()
 	h.mu.Lock()

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -17,17 +16,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
-
-// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has several names.
-type lock struct {
-	from  source
-	names []string
-	parts []Part // of a Multi, else nil
-	err   error  // of every call
-	elect bool   // it is an Elector's
-
-	published published // by its entries
-}
 
 func newLock(from source, name string) lock {
 	return lock{from: from, names: []string{name}, err: checkName(name, from != nil && from.slash())}
@@ -77,18 +65,15 @@ func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested err
 	if parts == nil {
 		parts = []Part{{l.names[0], m}}
 	}
-	ended := ctx.Err() != nil
-	s, err := l.from.session(ctx)
-	switch {
-	case err == nil && ctx.Err() != nil:
-		return nil, etcd.CtxError(ctx, nil)
-	case err != nil && !ended:
-		l.from.noSession(ctx, Acquisition{Name: strings.Join(l.names, ", "), Read: onlyRead(parts), Elector: l.elect, Asked: asked}, err)
-		fallthrough
-	case err != nil:
+	about := Acquisition{Read: onlyRead(parts), Elector: l.elect, Asked: asked}
+	s, err := l.from.sessionFor(ctx, l, about)
+	if err == nil && ctx.Err() != nil {
+		err = etcd.CtxError(ctx, nil)
+	}
+	if err != nil {
 		return nil, err
 	}
-	h := newAcquisition(s, l.parts != nil, parts, s.newReport(ctx, parts, l.elect, asked))
+	h := newAcquisition(s, l.parts != nil, parts, s.newReport(ctx, about))
 	h.pending.published = l.published
 	return h, nil
 }
@@ -96,6 +81,10 @@ func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested err
 // loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
 func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
 	return loan.In(ctx, any(l.from), l.names, func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
+}
+
+func onlyRead(parts []Part) bool {
+	return !slices.ContainsFunc(parts, func(p Part) bool { return p.mode != readMode })
 }
 
 // newAcquisition makes an acquisition of these names: the Held that its caller gets if it is granted.
@@ -173,7 +162,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		}
 		names = append(names, Part{p.Name, m})
 	}
-	h = newAcquisition(s, a.Multi, names, s.newReport(ctx, names, h.report != nil && h.report.elector, time.Now()))
+	h = newAcquisition(s, a.Multi, names, s.newReport(ctx, Acquisition{Read: onlyRead(names), Elector: h.report != nil && h.report.Elector, Asked: time.Now()}))
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)
 	}

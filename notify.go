@@ -6,30 +6,26 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
-func (s *Session) newReport(ctx context.Context, parts []Part, elector bool, asked time.Time) *report {
+// newReport begins the report of an acquisition, which is nil without hooks. ctx is that of the call.
+func (s *Session) newReport(ctx context.Context, about Acquisition) *report {
 	if len(s.hooks) == 0 {
 		return nil
 	}
-	return &report{ctx: ctx, read: onlyRead(parts), elector: elector, asked: asked}
-}
-
-func onlyRead(parts []Part) bool {
-	return !slices.ContainsFunc(parts, func(p Part) bool { return p.mode != readMode })
+	about.Session = s
+	return &report{ctx: ctx, Acquisition: about}
 }
 
 // info is what the hooks are told of an acquisition that nobody changes: its owner does not have it yet, or not
 // anymore.
 func (a *acquisition) info() Acquisition {
-	t := a.report
-	i := Acquisition{Session: a.s, Name: a.label(), Read: t.read, Elector: t.elector, Token: a.rev, Asked: t.asked, Enqueued: t.enqueued, Granted: t.granted}
-	if a.rev != 0 {
+	i := a.report.Acquisition
+	if i.Name, i.Token = a.label(), a.rev; a.rev != 0 {
 		i.Key = a.parts()[0].Key()
 	}
 	return i
@@ -37,30 +33,20 @@ func (a *acquisition) info() Acquisition {
 
 // tell tells the hooks of an acquisition.
 func tell[I any](a *acquisition, hook func(*Hooks) func(context.Context, I), info I) {
-	a.report.story.Tell(a.s.outbox, outbox.Each(a.s.hooks, withCtx(a.report.ctx, hook), info))
-}
-
-// withCtx is hook without its first parameter.
-func withCtx[I any](ctx context.Context, hook func(*Hooks) func(context.Context, I)) func(*Hooks) func(I) {
-	return func(h *Hooks) func(I) {
-		if f := hook(h); f != nil {
-			return func(info I) { f(ctx, info) }
-		}
-		return nil
-	}
+	a.report.story.Tell(a.s.outbox, outbox.Each(a.s.hooks, outbox.In(a.report.ctx, hook), info))
 }
 
 func (a *acquisition) notifyEnqueued() {
 	if t := a.report; t != nil {
-		t.enqueued = time.Now()
+		t.Enqueued = time.Now()
 		tell(a, func(h *Hooks) func(context.Context, EnqueuedInfo) { return h.Enqueued }, EnqueuedInfo{a.info()})
 	}
 }
 
 func (a *acquisition) notifyGranted() {
 	if t := a.report; t != nil {
-		t.granted = time.Now()
-		tell(a, func(h *Hooks) func(context.Context, GrantedInfo) { return h.Granted }, GrantedInfo{a.info(), t.granted.Sub(t.asked)})
+		t.Granted = time.Now()
+		tell(a, func(h *Hooks) func(context.Context, GrantedInfo) { return h.Granted }, GrantedInfo{a.info(), t.Granted.Sub(t.Asked)})
 	}
 }
 
@@ -70,7 +56,7 @@ func (a *acquisition) notifyAbandoned(at time.Time, err error) {
 		a.s.lease.Outages.Refused("take", err, a.wrap)
 	}
 	if t := a.report; t != nil {
-		tell(a, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{a.info(), at.Sub(t.asked), err})
+		tell(a, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{a.info(), at.Sub(t.Asked), err})
 	}
 }
 
@@ -91,9 +77,9 @@ func (a *acquisition) notifyOver(at time.Time, err error) {
 	switch {
 	case t == nil:
 	case lost:
-		tell(a, func(h *Hooks) func(context.Context, LostInfo) { return h.Lost }, LostInfo{a.info(), at.Sub(t.granted), err})
+		tell(a, func(h *Hooks) func(context.Context, LostInfo) { return h.Lost }, LostInfo{a.info(), at.Sub(t.Granted), err})
 	default:
-		tell(a, func(h *Hooks) func(context.Context, ReleasedInfo) { return h.Released }, ReleasedInfo{a.info(), at.Sub(t.granted), err})
+		tell(a, func(h *Hooks) func(context.Context, ReleasedInfo) { return h.Released }, ReleasedInfo{a.info(), at.Sub(t.Granted), err})
 	}
 }
 

@@ -206,23 +206,20 @@ func (s *Session) closeError() error {
 // A source is what a lock takes its sessions from: a *Session, for locks that end with it, or a *Client, for locks
 // that can be had for as long as the process lives.
 type source interface {
-	// session is the one to begin an acquisition in.
-	session(ctx context.Context) (*Session, error)
-	noSession(ctx context.Context, a Acquisition, err error) // tells the hooks that session was waited for in vain
-	slash() bool                                             // see WithTrailingSlash
+	// sessionFor is the session to begin an acquisition of l in.
+	sessionFor(ctx context.Context, l *lock, about Acquisition) (*Session, error)
+	slash() bool // see WithTrailingSlash
 	// goesOn reports whether an acquisition that failed in s with err, and left nothing, begins anew.
 	goesOn(ctx context.Context, s *Session, err error) bool
 }
 
-// session is s itself as long as it lives.
-func (s *Session) session(context.Context) (*Session, error) {
+// sessionFor is s itself as long as it lives.
+func (s *Session) sessionFor(context.Context, *lock, Acquisition) (*Session, error) {
 	if s == nil {
 		return nil, errNilSession
 	}
 	return s, s.Err()
 }
-
-func (s *Session) noSession(context.Context, Acquisition, error) {} // its end was told: nothing waits for another session
 
 func (s *Session) slash() bool { return s != nil && s.slashes }
 

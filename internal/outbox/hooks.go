@@ -2,6 +2,18 @@
 
 package outbox
 
+import "context"
+
+// In is the hook of each set without its first parameter, which is ctx.
+func In[H, I any](ctx context.Context, hook func(H) func(context.Context, I)) func(H) func(I) {
+	return func(h H) func(I) {
+		if f := hook(h); f != nil {
+			return func(info I) { f(ctx, info) }
+		}
+		return nil
+	}
+}
+
 // Each calls the same hook of each set, where there is one. It is nil without sets, and costs nothing then.
 func Each[H, I any](sets []H, hook func(H) func(I), info I) func() {
 	if len(sets) == 0 {

@@ -2,6 +2,7 @@ package outbox
 
 import (
 	"bytes"
+	"context"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -113,6 +114,17 @@ func TestEach(t *testing.T) {
 		s.Tell(&o, Each(nil, func(f func(int)) func(int) { return f }, 7))
 		require.True(t, o.Tell(nil))
 	}))
+}
+
+// In has a hook called with its ctx, where there is one.
+func TestIn(t *testing.T) {
+	type word struct{}
+	var got []string
+	say := func(ctx context.Context, name string) { got = append(got, ctx.Value(word{}).(string)+" "+name) }
+	sets := []func(context.Context, string){say, nil}
+	hook := In(context.WithValue(t.Context(), word{}, "hello"), func(f func(context.Context, string)) func(context.Context, string) { return f })
+	Each(sets, hook, "world")()
+	require.Equal(t, []string{"hello world"}, got)
 }
 
 // Many tell at once.
