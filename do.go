@@ -14,7 +14,7 @@ import (
 // lend returns ctx with the hold, which is found by its session and by the Client of that: a Client's hold is its
 // caller's own whatever session the next acquisition would be in.
 func (h *Held) lend(ctx context.Context, lead bool) (context.Context, *loan.Loan[*Held]) {
-	return loan.Lend(loan.Ending(ctx, &h.acquisition), h, lead, h.names(), h.s, h.s.client)
+	return loan.Lend(loan.Ending(ctx, &h.acquisition), h, lead, h.names(), h.s, h.s.config.client)
 }
 
 func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Context, *Held) error) error {

@@ -53,7 +53,7 @@ func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 		return &Elector{name: name, err: errNilSession}
 	}
 	c := New(s.Client())
-	c.config.log, c.config.slash = s.log, s.slashes
+	c.config = s.config
 	e := c.Elector(name, opts...)
 	e.from = s
 	return e
@@ -125,7 +125,7 @@ func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) err
 				return err
 			}
 			if err != nil && !etcd.IsCtxError(err) && !errors.Is(err, ErrLost) {
-				term.s.log.Warn("lead failed in a term that was lost", "elector", e.name, "token", term.Token(), "error", err)
+				term.s.config.log.Warn("lead failed in a term that was lost", "elector", e.name, "token", term.Token(), "error", err)
 			}
 			if time.Since(began) > term.s.TTL() {
 				retry.Reset()

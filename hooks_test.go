@@ -350,7 +350,7 @@ func TestHooks_Stories(t *testing.T) {
 func reported(t testing.TB, s *Session) {
 	t.Helper()
 	select {
-	case <-s.outbox.Delivered():
+	case <-s.config.outbox.Delivered():
 	case <-testCtx(t).Done():
 		t.Fatal("a hook or the log blocks")
 	}
@@ -517,7 +517,7 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 			f := newFakeEtcd()
 			s := f.session(5)
 			r := &recorder{}
-			s.hooks = []*Hooks{r.hooks()}
+			s.config.hooks = []*Hooks{r.hooks()}
 			l := newLock(s, "a")
 			h, err := l.start(t.Context(), mutexMode, time.Now(), nil)
 			require.NoError(t, err)
@@ -543,7 +543,7 @@ func TestHooks_EndedBeforeTheGrant(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFakeEtcd().session(5)
 		r := &recorder{}
-		s.hooks = []*Hooks{r.hooks()}
+		s.config.hooks = []*Hooks{r.hooks()}
 		l := newLock(s, "a")
 		h, err := l.start(t.Context(), mutexMode, time.Now(), nil)
 		require.NoError(t, err)
@@ -698,7 +698,7 @@ func TestHooks_UnsetCostNothing(t *testing.T) {
 	h := playedHold(s)
 	ctx := t.Context()
 	require.Zero(t, testing.AllocsPerRun(1000, func() { h.playHooks(ctx) }))
-	s.hooks = []*Hooks{{}}
+	s.config.hooks = []*Hooks{{}}
 	require.NotZero(t, testing.AllocsPerRun(1000, func() { h.playHooks(ctx) }), "with hooks the same code must allocate, or the test measures nothing")
 }
 
@@ -736,7 +736,7 @@ func BenchmarkHooks(b *testing.B) {
 	} {
 		b.Run(name, func(b *testing.B) {
 			s := newFakeEtcd().session(5)
-			s.hooks = hooks
+			s.config.hooks = hooks
 			h := playedHold(s)
 			b.ReportAllocs()
 			for b.Loop() {

@@ -535,7 +535,7 @@ func playScene(t *testing.T, name string, as acquirer, others []string, mishap f
 		defer s.waitBefore(t, others)()
 	}
 	hooks := &recorder{}
-	s.own.hooks = []*Hooks{hooks.hooks()}
+	s.own.config.hooks = []*Hooks{hooks.hooks()}
 	if s.kind == "RWMutex read" {
 		s.wants = readMode
 	}

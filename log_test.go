@@ -314,7 +314,7 @@ func TestLog_ReleaseOvertaken(t *testing.T) {
 		f := newFakeEtcd()
 		s := f.session(1)
 		var log logtest.Log
-		s.log = log.Logger()
+		s.config.log = log.Logger()
 		h, err := NewMutex(s, "a").Lock(context.Background())
 		require.NoError(t, err)
 		f.Step = func(context.Context, string) error { return rpctypes.ErrGRPCNoLeader }
@@ -331,7 +331,7 @@ func TestLog_LostHolds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newFakeEtcd().session(1)
 		var log logtest.Log
-		s.log = log.Logger()
+		s.config.log = log.Logger()
 		h, err := NewMulti(s, Write("a"), Write("b")).Lock(t.Context())
 		require.NoError(t, err)
 		_, err = NewMutex(s, "b").Enqueue(t.Context())

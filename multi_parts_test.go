@@ -22,7 +22,7 @@ func TestMulti_GivenUpHandsNothingOver(t *testing.T) {
 		st.lock(NewMutex(remote, "b").Lock)
 		multi := st.ticket(NewMulti(st.s, Write("a"), Write("b")).Enqueue)
 		hooks := &recorder{}
-		st.s.hooks = []*Hooks{hooks.hooks()}
+		st.s.config.hooks = []*Hooks{hooks.hooks()}
 		next := st.ticket(st.mutex().Enqueue)
 		st.requireOut(multi, next)
 		st.f.Remove(multi.h.Keys()[1], next.h.Key())

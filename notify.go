@@ -14,7 +14,7 @@ import (
 
 // newReport begins the report of an acquisition, which is nil without hooks. ctx is that of the call.
 func (s *Session) newReport(ctx context.Context, about Acquisition) *report {
-	if len(s.hooks) == 0 {
+	if len(s.config.hooks) == 0 {
 		return nil
 	}
 	about.Session = s
@@ -33,7 +33,7 @@ func (a *acquisition) info() Acquisition {
 
 // tell tells the hooks of an acquisition.
 func tell[I any](a *acquisition, hook func(*Hooks) func(context.Context, I), info I) {
-	a.report.story.Tell(a.s.outbox, outbox.Each(a.s.hooks, outbox.In(a.report.ctx, hook), info))
+	a.report.story.Tell(a.s.config.outbox, outbox.Each(a.s.config.hooks, outbox.In(a.report.ctx, hook), info))
 }
 
 func (a *acquisition) notifyEnqueued() {
@@ -71,7 +71,7 @@ func (a *acquisition) notifyOver(at time.Time, err error) {
 		if cause == ErrLost.Error() { // of a session that lives
 			cause = "its entry was removed"
 		}
-		a.s.log.Warn("lock lost", "lock", a.label(), "key", a.parts()[0].Key(), "token", a.rev, "cause", cause)
+		a.s.config.log.Warn("lock lost", "lock", a.label(), "key", a.parts()[0].Key(), "token", a.rev, "cause", cause)
 	}
 	t := a.report
 	switch {
@@ -88,13 +88,13 @@ func (s *Session) notifyUp() {
 	if lasted := s.lease.Outages.All.Up(); lasted > 0 {
 		args = append(args, "outage", lasted)
 	}
-	s.log.Info("session up", args...)
-	s.story.Tell(s.outbox, outbox.Each(s.hooks, func(h *Hooks) func(SessionUpInfo) { return h.SessionUp }, SessionUpInfo{s, time.Now()}))
+	s.config.log.Info("session up", args...)
+	s.story.Tell(s.config.outbox, outbox.Each(s.config.hooks, func(h *Hooks) func(SessionUpInfo) { return h.SessionUp }, SessionUpInfo{s, time.Now()}))
 }
 
 // notifyRenewed tells of an attempt to renew.
 func (s *Session) notifyRenewed(took time.Duration, err error) {
-	s.outbox.Tell(outbox.Each(s.hooks, func(h *Hooks) func(RenewedInfo) { return h.Renewed }, RenewedInfo{s, took, err, time.Now()}))
+	s.config.outbox.Tell(outbox.Each(s.config.hooks, func(h *Hooks) func(RenewedInfo) { return h.Renewed }, RenewedInfo{s, took, err, time.Now()}))
 }
 
 // notifyEnded tells that the session has ended, and these holds with it. unrenewed is why the last renewal failed, if it did.
@@ -113,7 +113,7 @@ func (s *Session) notifyEnded(reason string, unrenewed error, holds []*acquisiti
 		if len(first) > 0 {
 			args = append(args, "lost", strings.Join(first, ", "))
 		}
-		s.log.Warn("session lost", args...)
+		s.config.log.Warn("session lost", args...)
 	}
-	s.story.Tell(s.outbox, outbox.Each(s.hooks, func(h *Hooks) func(SessionEndedInfo) { return h.SessionEnded }, SessionEndedInfo{s, cause, time.Now()}))
+	s.story.Tell(s.config.outbox, outbox.Each(s.config.hooks, func(h *Hooks) func(SessionEndedInfo) { return h.SessionEnded }, SessionEndedInfo{s, cause, time.Now()}))
 }

@@ -6,7 +6,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -40,12 +39,8 @@ type Session struct {
 	sender   *sender.Sender
 	removals *removal.Removals
 	tried    sender.Recent // the names whose last Try was refused
-	log      *slog.Logger
-	hooks    []*Hooks
-	outbox   *outbox.Outbox // calls both
-	story    outbox.Story   // that the hooks are told of it
-	client   any            // the Client whose current session it is, or was; nil of NewSession's
-	slashes  bool           // see WithTrailingSlash
+	config   config        // which it was made with
+	story    outbox.Story  // that the hooks are told of it
 
 	mu    sync.Mutex
 	lists map[string]*waitlist.List // by name: see enlist
@@ -90,11 +85,9 @@ func newSession(ctx context.Context, client *clientv3.Client, c config) (*Sessio
 
 // makeSession is newSession without requests and goroutines.
 func makeSession(client *clientv3.Client, c config) *Session {
-	s := &Session{
-		etcd: etcd.NewClient(client), log: c.log, hooks: c.hooks, slashes: c.slash, client: c.client, outbox: cmp.Or(c.outbox, &outbox.Outbox{}),
-		lists: make(map[string]*waitlist.List),
-	}
-	s.lease = lease.New(s.etcd, c.lease, c.ttl, cmp.Or(c.outages, &outage.Outages{}), c.log)
+	c.outbox, c.outages = cmp.Or(c.outbox, &outbox.Outbox{}), cmp.Or(c.outages, &outage.Outages{})
+	s := &Session{etcd: etcd.NewClient(client), config: c, lists: make(map[string]*waitlist.List)}
+	s.lease = lease.New(s.etcd, c.lease, c.ttl, c.outages, c.log)
 	s.lease.Expired, s.lease.Renewed, s.lease.Ended = ErrSessionExpired, s.notifyRenewed, s.sessionEnded
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.lease.InTheWay = s.keys.InTheWay
@@ -189,7 +182,7 @@ func (s *Session) Close() error {
 	defer limit.Stop()
 	select {
 	case <-s.lease.Close(ErrSessionClosed):
-		return cmp.Or(s.closeError(), s.outbox.Await(limit.C))
+		return cmp.Or(s.closeError(), s.config.outbox.Await(limit.C))
 	case <-limit.C:
 		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire", s.lease)
 	}
@@ -221,6 +214,6 @@ func (s *Session) sessionFor(context.Context, *lock, Acquisition) (*Session, err
 	return s, s.Err()
 }
 
-func (s *Session) slash() bool { return s != nil && s.slashes }
+func (s *Session) slash() bool { return s != nil && s.config.slash }
 
 func (s *Session) goesOn(context.Context, *Session, error) bool { return false }
