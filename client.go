@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -130,7 +129,7 @@ func (c *Client) sessionFor(ctx context.Context, l *lock, about Acquisition) (*S
 	ended := ctx.Err() != nil
 	s, err := c.session(ctx)
 	if err != nil && !ended && c.usable() == nil && !errors.Is(err, ErrSessionClosed) {
-		about.Name = strings.Join(l.names, ", ")
+		about.Name = l.label()
 		hook := outbox.In(ctx, func(h *Hooks) func(context.Context, NoSessionInfo) { return h.NoSession })
 		c.config.outbox.Tell(outbox.Each(c.config.hooks, hook, NoSessionInfo{about, time.Since(about.Asked), err}))
 	}

@@ -10,6 +10,7 @@ import (
 	"iter"
 	"sync"
 	"time"
+	"unicode/utf8"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/inspect"
@@ -20,12 +21,8 @@ import (
 // An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so
 // the one that has waited longest. A term is one hold of it. It is safe for concurrent use, and must not be copied.
 type Elector struct {
-	client *Client // for looking
-	from   source  // of its terms
-	name   string
-	config electorConfig
-	err    error // of every call
-
+	client  *Client    // for looking
+	lock    lock       // of its terms
 	running sync.Mutex // held by Run
 	lead    lead.Lead[*Held]
 }
@@ -33,15 +30,17 @@ type Elector struct {
 // Elector makes an Elector. It makes no request. A name or an option that is not valid is an error of every call. Its
 // terms are in the Client's sessions.
 func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
-	e := &Elector{client: c, from: c, name: name}
+	e := &Elector{client: c, lock: newLock(c, name)}
+	e.lock.elect = true
+	e.lead.Lost, e.lead.Released = ErrLost, ErrNotHeld
+	e.lead.Campaign, e.lead.Resign, e.lead.TTL = e.campaign, e.resign, func(term *Held) time.Duration { return term.s.TTL() }
 	for _, o := range opts {
 		if o == nil {
-			o = electorOption(func(c *electorConfig) { c.err = errNilOption })
+			o = electorOption(func(e *Elector) { e.lock.err = errNilOption })
 		}
-		o.applyElector(&e.config)
+		o.applyElector(e)
 	}
-	e.lead.Lost, e.lead.Released, e.lead.Grace, e.lead.Overrun = ErrLost, ErrNotHeld, e.config.grace, e.config.overrun
-	e.err = cmp.Or(c.checkLook(name), e.config.err)
+	e.lock.err = cmp.Or(c.checkLook(name), e.lock.err)
 	return e
 }
 
@@ -50,13 +49,44 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 // [Session.Adopt]: if the process before led, this one goes on with its term and Token.
 func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	if s == nil {
-		return &Elector{name: name, err: errNilSession}
+		return &Elector{lock: lock{names: []string{name}, err: errNilSession}}
 	}
 	c := New(s.Client())
 	c.config = s.config
 	e := c.Elector(name, opts...)
-	e.from = s
+	e.lock.from = s
 	return e
+}
+
+// An ElectorOption changes an Elector.
+type ElectorOption interface{ applyElector(*Elector) }
+
+type electorOption func(*Elector)
+
+func (f electorOption) applyElector(e *Elector) { f(e) }
+
+// WithOverrun has report called when lead has not returned within grace of the loss of its term: it may go on as if
+// it led, while somebody else leads. report is called once for such a term, on a goroutine of its own, which Run
+// waits for. It may well end the process. See also [Elector.Check].
+func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
+	return electorOption(func(e *Elector) {
+		e.lead.Grace, e.lead.Overrun = grace, report
+		if report == nil {
+			e.lock.err = errors.New("WithOverrun has no function: leave it out")
+		}
+	})
+}
+
+// WithValue publishes a text with the candidacy, for example the address of this process: [Elector.Leader],
+// [Elector.Observe], [Client.Inspect] and `etcdlock show` show it from the start, and [Held.SetValue] changes it during a
+// term. WithOwner is of the Client and for people, this is of the Elector and for programs.
+func WithValue(value string) ElectorOption {
+	return electorOption(func(e *Elector) {
+		e.lock.published = published{value: value}
+		if !utf8.ValidString(value) {
+			e.lock.err = errNotText
+		}
+	})
 }
 
 // Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's
@@ -85,68 +115,36 @@ func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 //
 // A campaign costs what [Mutex.Lock] does.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
-	if err := e.usable(); err != nil {
-		return wrap("run elector", e.name, err)
+	err := e.usable()
+	switch {
+	case err != nil:
+	case lead == nil:
+		err = errors.New("lead is nil")
+	case !e.running.TryLock():
+		err = errors.New("it runs already: make another Elector")
+	default:
+		defer e.running.Unlock()
+		return e.lead.Run(ctx, e.client.config.log.With("elector", e.lock.label()), func(ctx context.Context, term *Held) error {
+			ctx, lent := term.lend(ctx, true)
+			defer lent.End()
+			return lead(ctx, term)
+		})
 	}
-	if lead == nil {
-		return wrap("run elector", e.name, errors.New("lead is nil"))
-	}
-	if !e.running.TryLock() {
-		return wrap("run elector", e.name, errors.New("it runs already: make another Elector"))
-	}
-	defer e.running.Unlock()
-	return e.run(ctx, lead)
+	return e.lock.wrap("run elector", err)
 }
 
 // usable is the error of every call, if there is one.
 func (e *Elector) usable() error {
-	if e.client == nil && e.err == nil {
+	if e.client == nil && e.lock.err == nil {
 		return errors.New("it was not made by a Client")
 	}
-	return e.err
-}
-
-const (
-	campaignMin = 50 * time.Millisecond
-	campaignMax = 5 * time.Second
-)
-
-func (e *Elector) run(ctx context.Context, lead func(context.Context, *Held) error) error {
-	lock := lock{from: e.from, names: []string{e.name}, err: e.err, elect: true, published: published{value: e.config.value}}
-	logged := false
-	for retry := (etcd.Backoff{Min: campaignMin, Max: campaignMax}); ; {
-		term, err := e.campaign(ctx, &lock)
-		switch {
-		case err == nil:
-			began := time.Now()
-			logged = false
-			var gone error
-			if err, gone = e.serve(ctx, term, lead); !errors.Is(gone, ErrLost) {
-				return err
-			}
-			if err != nil && !etcd.IsCtxError(err) && !errors.Is(err, ErrLost) {
-				term.s.config.log.Warn("lead failed in a term that was lost", "elector", e.name, "token", term.Token(), "error", err)
-			}
-			if time.Since(began) > term.s.TTL() {
-				retry.Reset()
-			}
-		case errors.Is(err, ErrLost), etcd.Alarm(err):
-			// Somebody removed its entry; or etcd refuses all locks, for a while.
-			if !logged {
-				e.client.config.log.Warn("campaign failed, another one follows", "elector", e.name, "error", err)
-			}
-			logged = true
-		default:
-			return err
-		}
-		_ = retry.Wait(ctx) // ctx is looked at next
-	}
+	return e.lock.err
 }
 
 // campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is
 // gone, or after a TTL.
-func (e *Elector) campaign(ctx context.Context, l *lock) (*Held, error) {
-	return acquire(ctx, l, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, h *Held) (*Held, error) {
+func (e *Elector) campaign(ctx context.Context) (*Held, error) {
+	return acquire(ctx, &e.lock, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, h *Held) (*Held, error) {
 		if h.s.lease.Adopted {
 			if term, err := e.adopt(ctx, h); !errors.Is(err, ErrNotFound) {
 				return term, err
@@ -171,8 +169,8 @@ func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
 		return nil, err
 	case term.readOnly():
 		err = errors.New("the process before had the lock for reading")
-	case e.config.value != "":
-		err = term.setValue(ctx, e.config.value)
+	case e.lock.published.value != "":
+		err = term.setValue(ctx, e.lock.published.value)
 	}
 	if err != nil {
 		term.Release()
@@ -180,28 +178,17 @@ func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
 	return term, err
 }
 
-// serve runs lead for a term, and resigns. gone says whether the term lasted until lead returned: ErrLost, or nil, or
-// ErrNotHeld if lead resigned itself.
-func (e *Elector) serve(ctx context.Context, term *Held, lead func(context.Context, *Held) error) (err, gone error) {
-	ctx, lent := term.lend(ctx, true)
-	defer lent.End()
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	end := e.lead.Begin(term, cancel)
-	defer func() { // also when lead panics
-		end()
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), term.s.TTL())
-		defer cancel()
-		lasted := term.Err() == nil
-		gone = term.unlock(ctx)
-		if lasted && (errors.Is(gone, ErrSessionExpired) || errors.Is(gone, ErrSessionClosed)) {
-			gone = nil // the session has lasted until now, and ended without etcd's answer
-		}
-		if lasted && gone != nil && !errors.Is(gone, ErrNotHeld) {
-			e.client.config.log.Warn("resigned without etcd's confirmation", "elector", e.name, "error", gone)
-		}
-	}()
-	return lead(ctx, term), nil
+// resign releases the lock, and reports whether the term was lost before that.
+func (e *Elector) resign(ctx context.Context, term *Held) (lost bool) {
+	lasted := term.Err() == nil
+	err := term.unlock(ctx)
+	if lasted && (errors.Is(err, ErrSessionExpired) || errors.Is(err, ErrSessionClosed)) {
+		return false // the session has lasted until now, and ended without etcd's answer
+	}
+	if lasted && err != nil && !errors.Is(err, ErrNotHeld) {
+		e.client.config.log.Warn("resigned without etcd's confirmation", "elector", e.lock.label(), "error", err)
+	}
+	return errors.Is(err, ErrLost)
 }
 
 // IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no
@@ -220,25 +207,25 @@ func (e *Elector) Check(grace time.Duration) error {
 		return nil
 	}
 	err := fmt.Errorf("lead has not returned, %v after its term was lost", over.Round(time.Millisecond))
-	return wrap("check elector", e.name, fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
+	return e.lock.wrap("check elector", fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
 }
 
 // Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner says, and
 // its Value what WithValue or SetValue do. It returns ErrElectionNoLeader if nobody leads. It has no TTLs; see
 // [Client.Inspect]. It blocks until etcd has answered, or ctx ends.
 func (e *Elector) Leader(ctx context.Context) (Entry, error) {
-	err := e.usable()
+	name, err := e.lock.label(), e.usable()
 	var leader Entry
 	if err == nil {
 		var s *queue.Snapshot
-		if s, err = inspect.Read(ctx, etcd.NewClient(e.client.etcd), e.name); err == nil {
+		if s, err = inspect.Read(ctx, etcd.NewClient(e.client.etcd), name); err == nil {
 			leader = newQueue(s).leader()
 		}
 	}
 	if err == nil && leader == (Entry{}) {
 		err = ErrElectionNoLeader
 	}
-	return leader, wrapNeeding("read", e.name+"/", "look for the leader of", e.name, err)
+	return leader, wrapNeeding("read", name+"/", "look for the leader of", name, err)
 }
 
 // leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead
@@ -256,11 +243,11 @@ func (q Queue) leader() Entry {
 func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		if err := e.usable(); err != nil {
-			yield(Entry{}, wrap("observe", e.name, err))
+			yield(Entry{}, e.lock.wrap("observe", err))
 			return
 		}
 		first, last := true, Entry{}
-		for q, err := range e.client.Watch(ctx, e.name) {
+		for q, err := range e.client.Watch(ctx, e.lock.label()) {
 			leader := q.leader()
 			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token && leader.ModRevision == last.ModRevision {
 				continue // something changed behind it

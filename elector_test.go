@@ -20,6 +20,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/lead"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
 	"github.com/etcdlock/etcdlock/internal/test/sample"
@@ -424,7 +425,7 @@ func TestElector_Refused(t *testing.T) {
 	a := runElector(t, newElector(t, cluster.Client(t, tap), name))
 	began := time.Now()
 	require.Eventually(t, func() bool { return tap.Calls("LeaseGrant") >= 4 }, hang, tick, "Run must go on")
-	require.Greater(t, time.Since(began), campaignMin*(1+2+4)/2, "the pauses must be at least half of the nominal ones")
+	require.Greater(t, time.Since(began), lead.PauseMin*(1+2+4)/2, "the pauses must be at least half of the nominal ones")
 	stop()
 	term := a.leads(t)
 

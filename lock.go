@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -177,6 +178,9 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	h.notifyEnqueued()
 	return h.conclude(h.wait(ctx))
 }
+
+// label is the name of the lock, or all names of a Multi, for people.
+func (l *lock) label() string { return strings.Join(l.names, ", ") }
 
 func (l *lock) wrap(op string, err error) error {
 	return wrapNames(op, func() []string { return l.names }, err)

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"slices"
 	"time"
-	"unicode/utf8"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -116,44 +115,6 @@ func WithHooks(hooks ...*Hooks) Option {
 // WithTrailingSlash accepts names that end in "/", but not in a [Multi], to share them with programs that use etcd's own concurrency package.
 // [Client.ListNames] passes such names over.
 func WithTrailingSlash() Option { return option(func(c *config) { c.slash = true }) }
-
-type electorConfig struct {
-	value   string
-	grace   time.Duration
-	overrun func(term *Held) // nil: nobody is told
-	err     error            // of every call
-}
-
-// An ElectorOption changes an Elector.
-type ElectorOption interface{ applyElector(*electorConfig) }
-
-type electorOption func(*electorConfig)
-
-func (f electorOption) applyElector(c *electorConfig) { f(c) }
-
-// WithOverrun has report called when lead has not returned within grace of the loss of its term: it may go on as if
-// it led, while somebody else leads. report is called once for such a term, on a goroutine of its own, which Run
-// waits for. It may well end the process. See also [Elector.Check].
-func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
-	return electorOption(func(c *electorConfig) {
-		c.grace, c.overrun = grace, report
-		if report == nil {
-			c.err = errors.New("WithOverrun has no function: leave it out")
-		}
-	})
-}
-
-// WithValue publishes a text with the candidacy, for example the address of this process: [Elector.Leader],
-// [Elector.Observe], [Client.Inspect] and `etcdlock show` show it from the start, and [Held.SetValue] changes it during a
-// term. WithOwner is of the Client and for people, this is of the Elector and for programs.
-func WithValue(value string) ElectorOption {
-	return electorOption(func(c *electorConfig) {
-		c.value = value
-		if !utf8.ValidString(value) {
-			c.err = errNotText
-		}
-	})
-}
 
 // published is what an acquisition says to programs: in a field of its value or, if it is raw, as the value itself. The
 // zero value is nothing.

@@ -1,5 +1,5 @@
-// Package lead keeps what is known of a function that leads for a term: whether the term lasts, and whether the
-// function goes on although its term was lost. It knows nothing of locks.
+// Package lead runs a function that leads, term after term, and keeps what is known of it: whether the term lasts, and
+// whether the function goes on although its term was lost. It knows nothing of locks.
 package lead
 
 import (
@@ -16,6 +16,7 @@ type Term interface {
 	Err() error               // why the term has ended
 	Valid() bool
 	Deadline() time.Time
+	Token() int64 // for the log
 }
 
 // A Lead is a function that leads now and then. It is safe for concurrent use. Its fields are set before.
@@ -23,6 +24,10 @@ type Lead[T Term] struct {
 	Lost, Released error         // what Err of a term is that was lost, or that ended as its leader wanted
 	Grace          time.Duration // how long a lead may go on after a loss until Overrun is called
 	Overrun        func(term T)  // nil: nobody is told
+
+	Campaign func(ctx context.Context) (T, error)          // waits for a term
+	Resign   func(ctx context.Context, term T) (lost bool) // ends a term, and reports whether it was lost before
+	TTL      func(term T) time.Duration                    // how long Resign may take; a term that lasts longer is not short
 
 	mu   sync.Mutex
 	term T         // zero if nothing leads

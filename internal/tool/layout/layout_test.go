@@ -28,7 +28,7 @@ var may = map[string][]string{
 	"/internal/etcd":      {},
 	"/internal/holdwatch": {"/internal/etcd", "/internal/keyspace", "/internal/outage"},
 	"/internal/keep":      {"/internal/etcd"},
-	"/internal/lead":      {},
+	"/internal/lead":      {"/internal/etcd"},
 	"/internal/lease":     {"/internal/etcd", "/internal/outage"},
 	"/internal/outage":    {"/internal/etcd"},
 	"/internal/outbox":    {},
