@@ -17,13 +17,13 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// A lock is a name in the sessions of a source: what a Mutex and an RWMutex are made of. A Multi's has several names.
+// A lock is a name, in one mode, in the sessions of a source: a Mutex has one, an RWMutex two. A Multi's has several names.
 type lock struct {
 	from  source
-	names []string
-	parts []Part // of a Multi, else nil
-	err   error  // of every call
-	elect bool   // it is an Elector's
+	parts []Part
+	multi bool  // it is a Multi's, also if that has one name
+	err   error // of every call
+	elect bool  // it is an Elector's
 
 	published published // by its entries
 }

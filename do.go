@@ -17,12 +17,12 @@ func (h *Held) lend(ctx context.Context, lead bool) (context.Context, *loan.Loan
 	return loan.Lend(loan.Ending(ctx, &h.acquisition), h, lead, h.names(), h.s, h.s.config.client)
 }
 
-func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Context, *Held) error) error {
+func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held) error) error {
 	if n := l.loanIn(ctx); n != nil && l.err == nil {
 		switch err := n.Hold.Err(); {
 		case err != nil:
 			return l.wrap(op, err)
-		case n.Lead || !n.Hold.nests(l, m):
+		case n.Lead || !n.Hold.nests(l):
 			return l.wrap(op, ErrWouldDeadlock)
 		}
 		return l.run(ctx, op, n.Hold, fn, ErrLost, ErrNotHeld)
@@ -30,7 +30,7 @@ func (l *lock) do(ctx context.Context, op string, m mode, fn func(context.Contex
 	if fn == nil {
 		return l.wrap(op, errors.New("fn is nil"))
 	}
-	h, err := l.lock(ctx, op, m)
+	h, err := l.lock(ctx, op)
 	if err != nil {
 		return err
 	}
@@ -66,15 +66,14 @@ func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Cont
 
 // nests reports whether a Do of l may run inside the hold: the hold must have exactly the names of l, and must not only
 // read what l would write.
-func (h *Held) nests(l *lock, m mode) bool {
-	if l.parts == nil {
-		return h.many == nil && (m == readMode || !h.readOnly())
-	}
+func (h *Held) nests(l *lock) bool {
+	h.mu.Lock() // for the modes
+	defer h.mu.Unlock()
 	n := 0
 	for p := range h.all() {
-		if slices.Contains(l.parts, Part{p.name, readMode}) || p.mode != readMode && slices.Contains(l.parts, Part{p.name, mutexMode}) {
+		if slices.ContainsFunc(l.parts, func(o Part) bool { return o.name == p.name && (o.mode == readMode || p.mode != readMode) }) {
 			n++
 		}
 	}
-	return h.many != nil && n == len(l.parts) && n == len(h.parts())
+	return l.multi == (h.many != nil) && n == len(l.parts) && n == len(h.parts())
 }

@@ -30,7 +30,7 @@ type Elector struct {
 // Elector makes an Elector. It makes no request. A name or an option that is not valid is an error of every call. Its
 // terms are in the Client's sessions.
 func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
-	e := &Elector{client: c, lock: newLock(c, name)}
+	e := &Elector{client: c, lock: newLock(c, name, mutexMode)}
 	e.lock.elect = true
 	e.lead.Lost, e.lead.Released = ErrLost, ErrNotHeld
 	e.lead.Campaign, e.lead.Resign, e.lead.TTL = e.campaign, e.resign, func(term *Held) time.Duration { return term.s.TTL() }
@@ -49,7 +49,7 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 // [Session.Adopt]: if the process before led, this one goes on with its term and Token.
 func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	if s == nil {
-		return &Elector{lock: lock{names: []string{name}, err: errNilSession}}
+		return &Elector{lock: lock{parts: []Part{{name, mutexMode}}, err: errNilSession}}
 	}
 	c := New(s.Client())
 	c.config = s.config
@@ -144,7 +144,7 @@ func (e *Elector) usable() error {
 // campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is
 // gone, or after a TTL.
 func (e *Elector) campaign(ctx context.Context) (*Held, error) {
-	return acquire(ctx, &e.lock, "campaign for", mutexMode, ErrWouldDeadlock, func(ctx context.Context, h *Held) (*Held, error) {
+	return acquire(ctx, &e.lock, "campaign for", ErrWouldDeadlock, func(ctx context.Context, h *Held) (*Held, error) {
 		if h.s.lease.Adopted {
 			if term, err := e.adopt(ctx, h); !errors.Is(err, ErrNotFound) {
 				return term, err
@@ -167,7 +167,7 @@ func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case term.readOnly():
+	case term.parts()[0].mode == readMode:
 		err = errors.New("the process before had the lock for reading")
 	case e.lock.published.value != "":
 		err = term.setValue(ctx, e.lock.published.value)

@@ -133,13 +133,6 @@ func (h *Held) IsOwner() clientv3.Cmp {
 	return removal.CreatedAt(h.parts()[0].Key(), h.rev)
 }
 
-// readOnly reports whether the hold is one for reading.
-func (h *Held) readOnly() bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.parts()[0].mode == readMode
-}
-
 // Contended is closed when somebody waits for what the hold excludes, and stays closed, also if the waiter is gone
 // again. So a holder that needs a lock again and again may keep it, at no request at all, and give it up when it is
 // wanted. Nobody is passed: the waiter is next in the queue.

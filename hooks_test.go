@@ -518,8 +518,8 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 			s := f.session(5)
 			r := &recorder{}
 			s.config.hooks = []*Hooks{r.hooks()}
-			l := newLock(s, "a")
-			h, err := l.start(t.Context(), mutexMode, time.Now(), nil)
+			l := newLock(s, "a", mutexMode)
+			h, err := l.start(t.Context(), time.Now(), nil)
 			require.NoError(t, err)
 			require.NoError(t, h.join(t.Context()))
 			require.NoError(t, h.wait(t.Context()))
@@ -544,8 +544,8 @@ func TestHooks_EndedBeforeTheGrant(t *testing.T) {
 		s := newFakeEtcd().session(5)
 		r := &recorder{}
 		s.config.hooks = []*Hooks{r.hooks()}
-		l := newLock(s, "a")
-		h, err := l.start(t.Context(), mutexMode, time.Now(), nil)
+		l := newLock(s, "a", mutexMode)
+		h, err := l.start(t.Context(), time.Now(), nil)
 		require.NoError(t, err)
 		require.NoError(t, h.join(t.Context()))
 		s.lease.End(ErrSessionExpired, "test")

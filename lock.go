@@ -18,27 +18,27 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-func newLock(from source, name string) lock {
-	return lock{from: from, names: []string{name}, err: checkName(name, from != nil && from.slash())}
+func newLock(from source, name string, m mode) lock {
+	return lock{from: from, parts: []Part{{name, m}}, err: checkName(name, from != nil && from.slash())}
 }
 
-func (l *lock) lock(ctx context.Context, op string, m mode) (*Held, error) {
-	return acquire(ctx, l, op, m, ErrWouldDeadlock, lockEntry)
+func (l *lock) lock(ctx context.Context, op string) (*Held, error) {
+	return acquire(ctx, l, op, ErrWouldDeadlock, lockEntry)
 }
 
-func (l *lock) try(ctx context.Context, op string, m mode) (*Held, error) {
-	return acquire(ctx, l, op, m, ErrLocked, tryEntry)
+func (l *lock) try(ctx context.Context, op string) (*Held, error) {
+	return acquire(ctx, l, op, ErrLocked, tryEntry)
 }
 
-func (l *lock) enqueue(ctx context.Context, op string, m mode) (*Ticket, error) {
-	return acquire(ctx, l, op, m, ErrWouldDeadlock, enqueueEntry)
+func (l *lock) enqueue(ctx context.Context, op string) (*Ticket, error) {
+	return acquire(ctx, l, op, ErrWouldDeadlock, enqueueEntry)
 }
 
 // acquire takes the lock by the given way in a session of its source, and again in the next one if the source says
 // that only the session failed. Under a ctx of Do that holds the lock already, it returns errNested.
-func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested error, way func(context.Context, *Held) (T, error)) (got T, err error) {
+func acquire[T any](ctx context.Context, l *lock, op string, errNested error, way func(context.Context, *Held) (T, error)) (got T, err error) {
 	for asked := time.Now(); ; {
-		h, err := l.start(ctx, m, asked, errNested)
+		h, err := l.start(ctx, asked, errNested)
 		if err == nil {
 			got, err = way(ctx, h)
 		}
@@ -52,7 +52,7 @@ func acquire[T any](ctx context.Context, l *lock, op string, m mode, errNested e
 }
 
 // start makes an acquisition, unless the name is not valid, ctx runs under this lock already, or there is no session.
-func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested error) (*Held, error) {
+func (l *lock) start(ctx context.Context, asked time.Time, errNested error) (*Held, error) {
 	nested := l.loanIn(ctx)
 	switch {
 	case l.err != nil:
@@ -62,11 +62,7 @@ func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested err
 	case nested != nil:
 		return nil, cmp.Or(nested.Hold.Err(), errNested) // after a loss nobody of this process has the lock
 	}
-	parts := l.parts
-	if parts == nil {
-		parts = []Part{{l.names[0], m}}
-	}
-	about := Acquisition{Read: onlyRead(parts), Elector: l.elect, Asked: asked}
+	about := Acquisition{Read: onlyRead(l.parts), Elector: l.elect, Asked: asked}
 	s, err := l.from.sessionFor(ctx, l, about)
 	if err == nil && ctx.Err() != nil {
 		err = etcd.CtxError(ctx, nil)
@@ -74,10 +70,24 @@ func (l *lock) start(ctx context.Context, m mode, asked time.Time, errNested err
 	if err != nil {
 		return nil, err
 	}
-	h := newAcquisition(s, l.parts != nil, parts, s.newReport(ctx, about))
+	h := newAcquisition(s, l.multi, l.parts, s.newReport(ctx, about))
 	h.pending.published = l.published
 	return h, nil
 }
+
+// names are those of the parts.
+func (l *lock) names() []string {
+	names := make([]string, len(l.parts))
+	for i, p := range l.parts {
+		names[i] = p.name
+	}
+	return names
+}
+
+// label is the name of the lock, or all names of a Multi, for people.
+func (l *lock) label() string { return strings.Join(l.names(), ", ") }
+
+func (l *lock) wrap(op string, err error) error { return wrapNames(op, l.names, err) }
 
 // loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
 func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
@@ -131,8 +141,8 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 // If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The fence of the
 // hold is in use. A guard that the process before gave out stays true, so nobody may act on one any more.
 func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
-	l := newLock(s, name)
-	return acquire(ctx, &l, "adopt", mutexMode, ErrWouldDeadlock, adoptEntry)
+	l := newLock(s, name, mutexMode)
+	return acquire(ctx, &l, "adopt", ErrWouldDeadlock, adoptEntry)
 }
 
 func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
@@ -177,11 +187,4 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	h.enter(a.Rev, a.At, seen...)
 	h.notifyEnqueued()
 	return h.conclude(h.wait(ctx))
-}
-
-// label is the name of the lock, or all names of a Multi, for people.
-func (l *lock) label() string { return strings.Join(l.names, ", ") }
-
-func (l *lock) wrap(op string, err error) error {
-	return wrapNames(op, func() []string { return l.names }, err)
 }

@@ -5,6 +5,7 @@ package etcdlock
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
@@ -35,11 +36,8 @@ func NewMulti(s *Session, parts ...Part) *Multi { return &Multi{newMultiLock(s, 
 func (c *Client) Multi(parts ...Part) *Multi { return &Multi{newMultiLock(c, parts)} }
 
 func newMultiLock(from source, parts []Part) lock {
-	l := lock{from: from, parts: append([]Part{}, parts...)}
-	for _, p := range parts {
-		l.names = append(l.names, p.name)
-	}
-	if err := keyspace.CheckNames(l.names, maxParts); err != nil {
+	l := lock{from: from, parts: slices.Clone(parts), multi: true}
+	if err := keyspace.CheckNames(l.names(), maxParts); err != nil {
 		l.err = fmt.Errorf("%w: %w", ErrInvalidName, err)
 	}
 	return l
@@ -50,17 +48,17 @@ func newMultiLock(from source, parts []Part) lock {
 // If nobody is before it, it costs one request, which is one commit, for any number of names. A Lock that waits has
 // the cost of Mutex.Lock for each name that it waits for, one after the other, and one read more for all of them at
 // last.
-func (m *Multi) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
+func (m *Multi) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock") }
 
 // TryLock takes all the locks if nobody holds or waits for what any of them excludes, and otherwise returns
 // ErrLocked, as [Mutex.TryLock] does: one request, and no write on failure.
 func (m *Multi) TryLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to lock", mutexMode)
+	return m.l.try(ctx, "try to lock")
 }
 
 // Enqueue takes a place in all the queues, as [Mutex.Enqueue] does in one.
 func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "enqueue for", mutexMode)
+	return m.l.enqueue(ctx, "enqueue for")
 }
 
 // Do takes all the locks, runs fn and releases them, as [Mutex.Do] does. Under the ctx that fn got, Do of the same
@@ -68,5 +66,5 @@ func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) {
 // it, or a Multi that shares one with the Do of another lock, returns ErrWouldDeadlock there, and from TryLock
 // ErrLocked.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do", mutexMode, fn)
+	return m.l.do(ctx, "do", fn)
 }

@@ -16,7 +16,7 @@ type Mutex struct{ l lock }
 
 // NewMutex makes a Mutex that ends with its session; [Client.Mutex] makes one that does not. It makes no request. A
 // name that is not valid, or a nil session, is an error of every call.
-func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name)} }
+func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name, mutexMode)} }
 
 // Raw is the same Mutex, but the value of its entries in etcd is that text and nothing else, as etcd's own
 // concurrency.Election has it, instead of an object of JSON with owner and time. It is for an election that programs
@@ -37,20 +37,20 @@ func (m *Mutex) Raw(value string) *Mutex {
 // one read more behind one or two sessions; deeper in the queue two watches, and two reads or, behind more than 16
 // keys, three. Of those that wait in one session only the front-most asks etcd. If the holder before is of the same
 // session too, Lock returns when that calls Unlock, and needs no word of etcd (see "Hand-over inside a process").
-func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", mutexMode) }
+func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock") }
 
 // TryLock takes the lock if nobody holds it or waits for it, and otherwise returns ErrLocked. It never waits for
 // others, costs one request, and writes nothing when it fails. It blocks until etcd has answered or ctx or the session
 // ends; nothing of it stays in the queue then. It costs one request more if the session's last one was refused within
 // 10 s and the lock is free now, and one or two beside keys of locks below its name ("a/b" of "a"). If another entry comes in between, it takes its own out of the queue again.
 func (m *Mutex) TryLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to lock", mutexMode)
+	return m.l.try(ctx, "try to lock")
 }
 
 // Enqueue takes a place in the queue, to wait for later or to select on. ctx bounds the call only; the place stays
 // until Cancel or the session's end. It costs what Lock does.
 func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "enqueue for", mutexMode)
+	return m.l.enqueue(ctx, "enqueue for")
 }
 
 // Do takes the lock, runs fn and releases the lock, also when fn panics. fn's ctx ends when the hold does, with its
@@ -64,5 +64,5 @@ func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
 // for example since the outer Do has returned. Once the hold is lost all of these return ErrLost, and Do does not call fn, even if
 // a Client has another session by then. When the outer Do has returned, its ctx is a ctx like any other.
 func (m *Mutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do", mutexMode, fn)
+	return m.l.do(ctx, "do", fn)
 }

@@ -54,8 +54,8 @@ func TestRequests_Uncontended(t *testing.T) {
 }
 
 // mutexOf and rwMutexOf are the locks of a Session or a Client.
-func mutexOf(from source, name string) *Mutex     { return &Mutex{newLock(from, name)} }
-func rwMutexOf(from source, name string) *RWMutex { return &RWMutex{newLock(from, name)} }
+func mutexOf(from source, name string) *Mutex     { return &Mutex{newLock(from, name, mutexMode)} }
+func rwMutexOf(from source, name string) *RWMutex { return newRWMutex(from, name) }
 
 // lockFuncs are the ways to take a lock of this name.
 func lockFuncs(s source, name string) map[string]func(context.Context) (*Held, error) {

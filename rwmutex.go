@@ -18,52 +18,56 @@ import (
 // again under the write lock. The other way there is [Held.Downgrade].
 //
 // It shares its name's queue with [Mutex], which is a writer in it.
-type RWMutex struct{ l lock }
+type RWMutex struct{ w, r lock }
 
 // NewRWMutex makes an RWMutex that ends with its session; [Client.RWMutex] makes one that does not. It makes no
 // request. A name that is not valid, or a nil session, is an error of every call.
-func NewRWMutex(s *Session, name string) *RWMutex { return &RWMutex{newLock(s, name)} }
+func NewRWMutex(s *Session, name string) *RWMutex { return newRWMutex(s, name) }
+
+func newRWMutex(from source, name string) *RWMutex {
+	return &RWMutex{newLock(from, name, writeMode), newLock(from, name, readMode)}
+}
 
 // Lock takes the lock for writing and waits for it, as [Mutex.Lock] does. Behind any number of readers it costs at
 // most three reads, and one watch for all of them.
-func (m *RWMutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock", writeMode) }
+func (m *RWMutex) Lock(ctx context.Context) (*Held, error) { return m.w.lock(ctx, "lock") }
 
 // TryLock takes the lock for writing if nobody holds it or waits for it, as [Mutex.TryLock] does.
 func (m *RWMutex) TryLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to lock", writeMode)
+	return m.w.try(ctx, "try to lock")
 }
 
 // Enqueue takes a writer's place in the queue, as [Mutex.Enqueue] does.
 func (m *RWMutex) Enqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "enqueue for", writeMode)
+	return m.w.enqueue(ctx, "enqueue for")
 }
 
 // Do runs fn under the write lock, as [Mutex.Do] does. Under the ctx of RDo it returns ErrWouldDeadlock: it would
 // wait for its own read lock.
 func (m *RWMutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "do", writeMode, fn)
+	return m.w.do(ctx, "do", fn)
 }
 
 // RLock takes the lock for reading and waits until no writer that came before is left. What blocks it, what ends it
 // and what it costs is as for [Mutex.Lock]. Readers of one session that wait for the same writer have one watch and
 // one read together.
-func (m *RWMutex) RLock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "rlock", readMode) }
+func (m *RWMutex) RLock(ctx context.Context) (*Held, error) { return m.r.lock(ctx, "rlock") }
 
 // TryRLock takes the lock for reading if no writer holds it or waits for it, and otherwise returns ErrLocked, as
 // [Mutex.TryLock] does.
 func (m *RWMutex) TryRLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to rlock", readMode)
+	return m.r.try(ctx, "try to rlock")
 }
 
 // REnqueue takes a reader's place in the queue, as [Mutex.Enqueue] does.
 func (m *RWMutex) REnqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "renqueue for", readMode)
+	return m.r.enqueue(ctx, "renqueue for")
 }
 
 // RDo runs fn under the read lock, as [Mutex.Do] does. Under the ctx of Do or RDo it runs fn at once, inside that
 // hold.
 func (m *RWMutex) RDo(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
-	return m.l.do(ctx, "rdo", readMode, fn)
+	return m.r.do(ctx, "rdo", fn)
 }
 
 // Downgrade turns a write hold into a read hold with nobody in between: readers that wait next in line get in,

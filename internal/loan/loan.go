@@ -59,11 +59,11 @@ func EndsWith(ctx context.Context, hold any) bool {
 }
 
 // In returns the loan of one of the names that ctx runs under, if it has not ended and its hold lasts; else nil.
-func In[H any](ctx context.Context, from any, names []string, lasts func(H) bool) *Loan[H] {
+func In[H any](ctx context.Context, from any, names func() []string, lasts func(H) bool) *Loan[H] {
 	if ctx.Value(lent{}) == nil {
 		return nil
 	}
-	for _, name := range names {
+	for _, name := range names() {
 		if n, _ := ctx.Value(key{from, name}).(*Loan[H]); n != nil && !n.over.Load() && lasts(n.Hold) {
 			return n
 		}
