@@ -3,7 +3,6 @@
 package etcdlock
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -172,13 +171,6 @@ func (c *Client) Close() error {
 	if c == nil || c.sessions == nil {
 		return nil // nothing was ever granted
 	}
-	done := c.sessions.Close()
-	limit := time.NewTimer(min(closeLimit, max(c.config.ttl, minTTL)))
-	defer limit.Stop()
-	select {
-	case <-done:
-		return cmp.Or(c.sessions.Err(), c.config.outbox.Await(limit.C))
-	case <-limit.C:
-		return errors.New("etcdlock: close: the lease is not known to be revoked, etcd lets it expire")
-	}
+	return c.config.outbox.AwaitAfter(c.sessions.Close(), min(closeLimit, max(c.config.ttl, minTTL)), c.sessions.Err,
+		errors.New("etcdlock: close: the lease is not known to be revoked, etcd lets it expire"))
 }

@@ -178,14 +178,8 @@ func (s *Session) parts() (all []*waitlist.Part) {
 // the log have been told, for 5 s or the TTL at the most, whichever is less. Then it returns an error and goes on in
 // the background, until the lease must have expired by itself. Further calls wait for the same.
 func (s *Session) Close() error {
-	limit := time.NewTimer(min(closeLimit, s.TTL()))
-	defer limit.Stop()
-	select {
-	case <-s.lease.Close(ErrSessionClosed):
-		return cmp.Or(s.closeError(), s.config.outbox.Await(limit.C))
-	case <-limit.C:
-		return fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire", s.lease)
-	}
+	return s.config.outbox.AwaitAfter(s.lease.Close(ErrSessionClosed), min(closeLimit, s.TTL()), s.closeError,
+		fmt.Errorf("etcdlock: close session: lease %s is not known to be revoked, etcd lets it expire", s.lease))
 }
 
 // closeError is the error of Close, once that has done all.

@@ -3,6 +3,7 @@
 package outbox
 
 import (
+	"cmp"
 	"errors"
 	"sync"
 	"time"
@@ -62,13 +63,22 @@ func (o *Outbox) Delivered() <-chan struct{} {
 	return done
 }
 
-// Await waits until all calls so far have been made, or until limit.
-func (o *Outbox) Await(limit <-chan time.Time) error {
+// AwaitAfter waits until done is closed, and then until all calls so far have been made: for limit at the most. It returns
+// late if done was not closed in time; else the error of ended, which it calls then, or ErrBlocked.
+func (o *Outbox) AwaitAfter(done <-chan struct{}, limit time.Duration, ended func() error, late error) error {
+	timer := time.NewTimer(limit)
+	defer timer.Stop()
+	select {
+	case <-done:
+	case <-timer.C:
+		return late
+	}
+	err := ended()
 	select {
 	case <-o.Delivered():
-		return nil
-	case <-limit:
-		return ErrBlocked
+		return err
+	case <-timer.C:
+		return cmp.Or(err, ErrBlocked)
 	}
 }
 

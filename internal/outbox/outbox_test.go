@@ -3,6 +3,7 @@ package outbox
 import (
 	"bytes"
 	"context"
+	"errors"
 	"log/slog"
 	"runtime"
 	"strings"
@@ -62,9 +63,6 @@ func TestOutbox_Full(t *testing.T) {
 		second.Tell(&o, func() { got = append(got, "ends") })
 		first.Tell(&o, func() { got = append(got, "ends") })
 		log.Info("dropped")
-		blocked := make(chan time.Time, 1)
-		blocked <- time.Now()
-		require.ErrorIs(t, o.Await(blocked), ErrBlocked)
 		require.Equal(t, began, time.Now())
 		close(block)
 		synctest.Wait()
@@ -114,6 +112,28 @@ func TestEach(t *testing.T) {
 		s.Tell(&o, Each(nil, func(f func(int)) func(int) { return f }, 7))
 		require.True(t, o.Tell(nil))
 	}))
+}
+
+// AwaitAfter waits for both within its limit, and says what was not done in time.
+func TestOutbox_AwaitAfter(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var o Outbox
+		block, done := make(chan struct{}), make(chan struct{})
+		o.Tell(func() { <-block })
+		failed, late := errors.New("failed"), errors.New("late")
+		end := func(err error) error { return o.AwaitAfter(done, time.Second, func() error { return err }, late) }
+		began := time.Now()
+		require.ErrorIs(t, end(failed), late)
+		require.Equal(t, time.Second, time.Since(began))
+		close(done)
+		require.ErrorIs(t, end(nil), ErrBlocked)
+		require.ErrorIs(t, end(failed), failed)
+		require.Equal(t, 3*time.Second, time.Since(began))
+		close(block)
+		require.NoError(t, end(nil))
+		require.ErrorIs(t, end(failed), failed)
+		require.Equal(t, 3*time.Second, time.Since(began))
+	})
 }
 
 // In has a hook called with its ctx, where there is one.
