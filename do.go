@@ -50,10 +50,8 @@ func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held
 
 // run runs fn under h, with a ctx that ends with h. If h has ended with one of the errors, that is its error.
 func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Context, *Held) error, ends ...error) error {
-	inner, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	hold := h.Context()
-	defer context.AfterFunc(hold, func() { cancel(context.Cause(hold)) })()
+	inner, stop := etcd.Bind(ctx, h.Context())
+	defer stop()
 	err := fn(inner, h)
 	ended := h.Err()
 	for _, end := range ends {

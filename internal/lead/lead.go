@@ -34,13 +34,13 @@ type Lead[T Term] struct {
 	lost time.Time // when the term was lost, as far as this process knows, zero before
 }
 
-// Begin says that the function leads for a term. cancel ends its ctx when the term ends. The caller calls end when the
-// function has returned; end waits for a call of Overrun.
-func (l *Lead[T]) Begin(term T, cancel context.CancelCauseFunc) (end func()) {
+// Begin says that the function leads for a term. The caller calls end when the function has returned; end waits for a call
+// of Overrun.
+func (l *Lead[T]) Begin(term T) (end func()) {
 	l.set(term)
 	returned := make(chan struct{})
 	var watching sync.WaitGroup
-	watching.Go(func() { l.watch(term, cancel, returned) })
+	watching.Go(func() { l.watch(term, returned) })
 	return func() {
 		close(returned)
 		watching.Wait()
@@ -56,13 +56,12 @@ func (l *Lead[T]) set(term T) {
 }
 
 // watch waits for the end of the term, and then for the function to return.
-func (l *Lead[T]) watch(term T, cancel context.CancelCauseFunc, returned <-chan struct{}) {
+func (l *Lead[T]) watch(term T, returned <-chan struct{}) {
 	select {
 	case <-term.Context().Done():
 	case <-returned:
 		return
 	}
-	cancel(context.Cause(term.Context()))
 	if !errors.Is(term.Err(), l.Lost) {
 		return // the function has ended the term, and knows it
 	}

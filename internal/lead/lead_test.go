@@ -152,7 +152,7 @@ func TestOver_CountsFromTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Lead[*term]{Lost: errLost, Released: errReleased}
 		one := newTerm(10 * time.Second)
-		end := l.Begin(one, func(error) {})
+		end := l.Begin(one)
 		<-time.After(30 * time.Second)
 		_, over := l.Over()
 		require.Equal(t, 20*time.Second, over)
@@ -169,7 +169,7 @@ func TestOver_CountsFromTheLoss(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := Lead[*term]{Lost: errLost, Released: errReleased}
 		one := newTerm(time.Hour)
-		end := l.Begin(one, func(error) {})
+		end := l.Begin(one)
 		_, over := l.Over()
 		require.Zero(t, over)
 		one.lose(errLost)
@@ -181,7 +181,7 @@ func TestOver_CountsFromTheLoss(t *testing.T) {
 		require.Zero(t, over)
 
 		two := newTerm(time.Hour)
-		end = l.Begin(two, func(error) {})
+		end = l.Begin(two)
 		two.lose(errReleased)
 		<-time.After(2 * time.Hour)
 		_, over = l.Over()

@@ -27,8 +27,8 @@ func (l *Lead[T]) Run(ctx context.Context, log *slog.Logger, lead func(ctx conte
 		case err == nil:
 			began := time.Now()
 			logged = false
-			var lost bool
-			if err, lost = l.serve(ctx, term, lead); !lost {
+			lost, err := l.serve(ctx, term, lead)
+			if !lost {
 				return err
 			}
 			if err != nil && !etcd.IsCtxError(err) && !errors.Is(err, l.Lost) {
@@ -51,15 +51,15 @@ func (l *Lead[T]) Run(ctx context.Context, log *slog.Logger, lead func(ctx conte
 }
 
 // serve leads for a term, and resigns.
-func (l *Lead[T]) serve(ctx context.Context, term T, lead func(context.Context, T) error) (err error, lost bool) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	end := l.Begin(term, cancel)
+func (l *Lead[T]) serve(ctx context.Context, term T, lead func(context.Context, T) error) (lost bool, err error) {
+	ctx, stop := etcd.Bind(ctx, term.Context())
+	defer stop()
+	end := l.Begin(term)
 	defer func() { // also when lead panics
 		end()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), l.TTL(term))
 		defer cancel()
 		lost = l.Resign(ctx, term)
 	}()
-	return lead(ctx, term), false
+	return false, lead(ctx, term)
 }
