@@ -146,7 +146,7 @@ func (a *acquisition) anyRemoved() bool {
 	return false
 }
 
-func (a *acquisition) wrap(op string, err error) error { return wrapNames(op, a.names, err) }
+func (a *acquisition) wrap(op string, err error) error { return wrap(op, a.names, err) }
 
 // state says how far an acquisition is. It only goes down this list, and only in transition.
 type state uint8

@@ -54,11 +54,8 @@ type WaitError struct {
 func (e *WaitError) Error() string { return e.text + ": " + e.err.Error() }
 func (e *WaitError) Unwrap() error { return e.err } // ctx's
 
-// wrap adds the operation and the lock's name to err. It is applied once, at the exported boundary.
-func wrap(op, name string, err error) error { return wrapNeeding("readwrite", name+"/", op, name, err) }
-
-// wrapNames is wrap for a lock of several names.
-func wrapNames(op string, names func() []string, err error) error {
+// wrap adds the operation and the lock's names to err. It is applied once, at the exported boundary.
+func wrap(op string, names func() []string, err error) error {
 	if err == nil {
 		return nil // before the names are listed
 	}

@@ -26,8 +26,10 @@ func TestErrors_OneLine(t *testing.T) {
 		"ctx's":         func(ctx context.Context, _ *Mutex, _ *Held) error { return ctx.Err() },
 		"fn's own":      func(context.Context, *Mutex, *Held) error { return own },
 		"the library's": func(ctx context.Context, _ *Mutex, h *Held) error { return h.Check(context.WithoutCancel(ctx)) },
-		"another's":     func(context.Context, *Mutex, *Held) error { return wrap("lock", "b", own) },
-		"unlock's":      func(ctx context.Context, _ *Mutex, h *Held) error { return h.Unlock(context.WithoutCancel(ctx)) },
+		"another's": func(context.Context, *Mutex, *Held) error {
+			return wrap("lock", func() []string { return []string{"b"} }, own)
+		},
+		"unlock's": func(ctx context.Context, _ *Mutex, h *Held) error { return h.Unlock(context.WithoutCancel(ctx)) },
 		"nested": func(ctx context.Context, m *Mutex, h *Held) error {
 			return m.Do(context.WithoutCancel(ctx), func(ctx context.Context, _ *Held) error { return own })
 		},

@@ -3,6 +3,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -161,9 +162,6 @@ func (c *Client) Watch(ctx context.Context, name string) iter.Seq2[Queue, error]
 	}
 }
 
-// namesPage is how many keys ListNames reads at once.
-const namesPage = 10000
-
 // ListNames yields the names of all locks that have entries, holding or waiting, and whose names start with prefix,
 // "" for all: each once, and a nested name, such as "a/b", before the name that it is nested in, "a". It goes by the
 // keys alone: any key "<name>/<hex>" is an entry of that name, no matter who wrote it.
@@ -178,7 +176,7 @@ func (c *Client) ListNames(ctx context.Context, prefix string) iter.Seq2[string,
 	return func(yield func(string, error) bool) {
 		ok, err := true, c.usable()
 		if err == nil {
-			err = inspect.Names(ctx, etcd.NewClient(c.etcd), prefix, namesPage, func(name string) bool {
+			err = inspect.Names(ctx, etcd.NewClient(c.etcd), prefix, inspect.NamesPage, func(name string) bool {
 				ok = yield(name, nil)
 				return ok
 			})
@@ -190,12 +188,7 @@ func (c *Client) ListNames(ctx context.Context, prefix string) iter.Seq2[string,
 }
 
 // checkLook is the error of a call that looks at a queue.
-func (c *Client) checkLook(name string) error {
-	if err := c.usable(); err != nil {
-		return err
-	}
-	return checkName(name, c.slash())
-}
+func (c *Client) checkLook(name string) error { return cmp.Or(c.usable(), checkName(name, c.slash())) }
 
 // newQueue is the public form of a snapshot.
 func newQueue(s *queue.Snapshot) Queue {
@@ -234,5 +227,5 @@ func (c *Client) Break(ctx context.Context, e Entry) error {
 	if err == nil && !found {
 		err = fmt.Errorf("%w: %s with token %d", ErrNotFound, e.Key, e.Token)
 	}
-	return wrap("break an entry of", e.Name, err)
+	return wrapNeeding("readwrite", e.Name+"/", "break an entry of", e.Name, err)
 }

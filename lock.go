@@ -87,7 +87,7 @@ func (l *lock) names() []string {
 // label is the name of the lock, or all names of a Multi, for people.
 func (l *lock) label() string { return strings.Join(l.names(), ", ") }
 
-func (l *lock) wrap(op string, err error) error { return wrapNames(op, l.names, err) }
+func (l *lock) wrap(op string, err error) error { return wrap(op, l.names, err) }
 
 // loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
 func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {

@@ -12,6 +12,9 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
+// NamesPage is how many keys Names reads at once.
+const NamesPage = 10000
+
 // Names calls yield with the name of each lock that has entries and whose name starts with prefix, until yield
 // returns false. It reads page keys at once, or fewer if the reply is too large for the client.
 func Names(ctx context.Context, client *etcd.Client, prefix string, page int64, yield func(string) bool) error {
