@@ -718,7 +718,7 @@ func (h *Held) playHooks(ctx context.Context) {
 	h.notifyGranted()
 	h.mu.Lock()
 	h.unlockAndNotify()
-	h.notifyOver(time.Now(), nil)
+	h.notifyOver(time.Now(), nil, false)
 	h.notifyAbandoned(time.Now(), nil)
 	h.s.notifyRenewed(0, nil)
 }

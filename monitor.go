@@ -157,19 +157,16 @@ func (a *acquisition) startContentionLocked() {
 		a.s.lease.Go(func(context.Context) {
 			ctx, stop := etcd.Bind(c.ctx, c.contended)
 			defer stop()
-			if a.s.holdWatches.AwaitWaiter(ctx, p.name, a.rev, func(kind keyspace.Kind) bool { return a.excludes(p, kind) }) {
+			excluded := func(kind keyspace.Kind) bool {
+				a.mu.Lock() // for the mode, which Downgrade changes
+				defer a.mu.Unlock()
+				return kind != keyspace.Foreign && queue.Blocks(p.mode.kind(), kind)
+			}
+			if a.s.holdWatches.AwaitWaiter(ctx, p.name, a.rev, excluded) {
 				c.contend()
 			}
 		})
 	}
-}
-
-// excludes reports whether the part excludes others of that kind: a writer excludes all, and a
-// reader writers. Downgrade makes a writer a reader.
-func (a *acquisition) excludes(p *part, kind keyspace.Kind) bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return kind != keyspace.Foreign && queue.Blocks(p.mode.kind(), kind)
 }
 
 // markAllLost ends the holds whose entries were not in etcd.
@@ -206,10 +203,10 @@ func (s *Session) sessionEnded(reason string, unrenewed error) {
 // unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
 // in this way.
 func (a *acquisition) unlockAndNotify() {
-	unreported, cause := a.lossUnreported, a.causeLocked()
+	unreported, cause, listed := a.lossUnreported, a.causeLocked(), a.lostWithSession
 	a.lossUnreported = false
 	a.mu.Unlock()
 	if unreported {
-		a.notifyOver(time.Now(), cause)
+		a.notifyOver(time.Now(), cause, listed)
 	}
 }

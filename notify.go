@@ -60,12 +60,10 @@ func (a *acquisition) notifyAbandoned(at time.Time, err error) {
 	}
 }
 
-// notifyOver tells that a hold is over since at: err is what Unlock returns, or Err after a loss.
-func (a *acquisition) notifyOver(at time.Time, err error) {
+// notifyOver tells that a hold is over since at: err is what Unlock returns, or Err after a loss. listed: the line of
+// notifyEnded has it. A release that the session's end overtakes is not listed there.
+func (a *acquisition) notifyOver(at time.Time, err error, listed bool) {
 	lost := errors.Is(err, ErrLost)
-	a.mu.Lock()
-	listed := a.lostWithSession // in the line of notifyEnded; a release that the session's end overtakes is not
-	a.mu.Unlock()
 	if lost && !listed && !errors.Is(err, ErrSessionClosed) { // whose caller knows
 		cause := err.Error()
 		if cause == ErrLost.Error() { // of a session that lives

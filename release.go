@@ -165,7 +165,7 @@ func (h *Held) unlock(ctx context.Context) error {
 		defer cancel()
 	}
 	err = h.finishRelease(ctx, l)
-	h.notifyOver(at, err)
+	h.notifyOver(at, err, false)
 	return err
 }
 
@@ -180,7 +180,7 @@ func (h *Held) release() (done <-chan struct{}) {
 	at := time.Now() // before it is handed over
 	if l, err := h.beginRelease(); err == nil {
 		done = h.s.removals.RemoveLater(l)
-		h.notifyOver(at, nil)
+		h.notifyOver(at, nil, false)
 	}
 	return done
 }

@@ -110,11 +110,12 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 	h.unwatchLocked()
 	p.mode, h.fenced = readMode, true
 	p.Downgrading()
+	key, exclusive := p.Key(), p.Keys()[1]
 	c, d := h.holdContextLocked(), removal.NewOutcome()
 	if c.downgrade = d; c.watched {
 		h.watchLocked()
 	}
-	if !h.s.lease.Go(func(context.Context) { h.runDowngrade(d) }) {
+	if !h.s.lease.Go(func(context.Context) { h.runDowngrade(key, exclusive, d) }) {
 		h.checkSessionLocked()
 		return nil, h.causeLocked()
 	}
@@ -123,13 +124,10 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 
 // runDowngrade removes the exclusive entry, and lets readers of the session in that wait behind. It ends when etcd has
 // confirmed the removal, or the hold has ended.
-func (h *Held) runDowngrade(d *removal.Outcome) {
+func (h *Held) runDowngrade(key, exclusive string, d *removal.Outcome) {
 	life, stop := h.untilOver()
 	defer stop()
 	p := &h.parts()[0]
-	h.mu.Lock()
-	key, exclusive := p.Key(), p.Keys()[1]
-	h.mu.Unlock()
 	r, there, err := h.s.removals.RemoveBeside(life, p.name, key, exclusive, h.rev, p.Behind(), d.Refused)
 	var gone []*waitlist.Part
 	switch {
