@@ -71,17 +71,12 @@ func (h *Held) finishRelease(ctx context.Context, l *removal.Leaving) error {
 func (a *acquisition) abandon(cause error, now bool) (done <-chan struct{}) {
 	at := time.Now() // before it is handed over
 	a.mu.Lock()
-	ok := a.transition(abandoned)
-	var next []queue.Entry
-	if ok {
-		next = a.leaveLocked()
-		now = now || a.awaitedLocked()
-	}
+	a.transition(abandoned)
+	next := a.leaveLocked()
+	now = now || a.awaitedLocked()
 	a.mu.Unlock()
-	if ok {
-		done = a.discard(next, now)
-		a.notifyAbandoned(at, cause)
-	}
+	done = a.discard(next, now)
+	a.notifyAbandoned(at, cause)
 	return done
 }
 
