@@ -581,6 +581,10 @@ func TestClient_BadInput(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalidName)
 	_, err = (&Mutex{}).Lock(testCtx(t))
 	require.ErrorContains(t, err, "NewMutex")
+	_, err = (&Mutex{}).Raw("v").Enqueue(testCtx(t))
+	require.ErrorContains(t, err, "NewMutex")
+	require.ErrorContains(t, (&RWMutex{}).RDo(testCtx(t), nil), "fn is nil")
+	require.ErrorContains(t, (&RWMutex{}).RDo(testCtx(t), func(context.Context, *Held) error { return nil }), "NewMutex")
 	require.NoError(t, (&Client{}).Close())
 }
 

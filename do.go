@@ -18,6 +18,7 @@ func (h *Held) lend(ctx context.Context, lead bool) (context.Context, *loan.Loan
 }
 
 func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held) error) error {
+	l = l.made()
 	if n := l.loanIn(ctx); n != nil && l.err == nil {
 		switch err := n.Hold.Err(); {
 		case err != nil:

@@ -22,7 +22,7 @@ import (
 // the one that has waited longest. A term is one hold of it. It is safe for concurrent use, and must not be copied.
 type Elector struct {
 	client  *Client    // for looking
-	lock    lock       // of its terms
+	lock    *lock      // of its terms
 	running sync.Mutex // held by Run
 	lead    lead.Lead[*Held]
 }
@@ -49,7 +49,7 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 // [Session.Adopt]: if the process before led, this one goes on with its term and Token.
 func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	if s == nil {
-		return &Elector{lock: lock{parts: []Part{{name, mutexMode}}, err: errNilSession}}
+		return &Elector{lock: &lock{parts: []Part{{name, mutexMode}}, err: errNilSession}}
 	}
 	c := New(s.Client())
 	c.config = s.config
@@ -115,7 +115,8 @@ func WithValue(value string) ElectorOption {
 //
 // A campaign costs what [Mutex.Lock] does.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
-	err := e.usable()
+	l := e.lock.made()
+	err := l.err
 	switch {
 	case err != nil:
 	case lead == nil:
@@ -124,27 +125,19 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *
 		err = errors.New("it runs already: make another Elector")
 	default:
 		defer e.running.Unlock()
-		return e.lead.Run(ctx, e.client.config.log.With("elector", e.lock.label()), func(ctx context.Context, term *Held) error {
+		return e.lead.Run(ctx, e.client.config.log.With("elector", l.label()), func(ctx context.Context, term *Held) error {
 			ctx, lent := term.lend(ctx, true)
 			defer lent.End()
 			return lead(ctx, term)
 		})
 	}
-	return e.lock.wrap("run elector", err)
-}
-
-// usable is the error of every call, if there is one.
-func (e *Elector) usable() error {
-	if e.client == nil && e.lock.err == nil {
-		return errors.New("it was not made by a Client")
-	}
-	return e.lock.err
+	return l.wrap("run elector", err)
 }
 
 // campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is
 // gone, or after a TTL.
 func (e *Elector) campaign(ctx context.Context) (*Held, error) {
-	return acquire(ctx, &e.lock, "campaign for", ErrWouldDeadlock, func(ctx context.Context, h *Held) (*Held, error) {
+	return acquire(ctx, e.lock, "campaign for", ErrWouldDeadlock, func(ctx context.Context, h *Held) (*Held, error) {
 		if h.s.lease.Adopted {
 			if term, err := e.adopt(ctx, h); !errors.Is(err, ErrNotFound) {
 				return term, err
@@ -214,7 +207,8 @@ func (e *Elector) Check(grace time.Duration) error {
 // its Value what WithValue or SetValue do. It returns ErrElectionNoLeader if nobody leads. It has no TTLs; see
 // [Client.Inspect]. It blocks until etcd has answered, or ctx ends.
 func (e *Elector) Leader(ctx context.Context) (Entry, error) {
-	name, err := e.lock.label(), e.usable()
+	l := e.lock.made()
+	name, err := l.label(), l.err
 	var leader Entry
 	if err == nil {
 		var s *queue.Snapshot
@@ -242,12 +236,13 @@ func (q Queue) leader() Entry {
 // of outages, of the error that comes last, and of the cost goes for it too.
 func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
-		if err := e.usable(); err != nil {
-			yield(Entry{}, e.lock.wrap("observe", err))
+		l := e.lock.made()
+		if l.err != nil {
+			yield(Entry{}, l.wrap("observe", l.err))
 			return
 		}
 		first, last := true, Entry{}
-		for q, err := range e.client.Watch(ctx, e.lock.label()) {
+		for q, err := range e.client.Watch(ctx, l.label()) {
 			leader := q.leader()
 			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token && leader.ModRevision == last.ModRevision {
 				continue // something changed behind it

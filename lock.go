@@ -18,8 +18,16 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-func newLock(from source, name string, m mode) lock {
-	return lock{from: from, parts: []Part{{name, m}}, err: checkName(name, from != nil && from.slash())}
+func newLock(from source, name string, m mode) *lock {
+	return &lock{from: from, parts: []Part{{name, m}}, err: checkName(name, from != nil && from.slash())}
+}
+
+// made is l. The zero value of a Mutex has none, and each call of it fails.
+func (l *lock) made() *lock {
+	if l == nil {
+		return &lock{err: errors.New("the lock was not made by a Client, or with NewMutex, NewRWMutex or NewMulti")}
+	}
+	return l
 }
 
 func (l *lock) lock(ctx context.Context, op string) (*Held, error) {
@@ -37,6 +45,7 @@ func (l *lock) enqueue(ctx context.Context, op string) (*Ticket, error) {
 // acquire takes the lock by the given way in a session of its source, and again in the next one if the source says
 // that only the session failed. Under a ctx of Do that holds the lock already, it returns errNested.
 func acquire[T any](ctx context.Context, l *lock, op string, errNested error, way func(context.Context, *Held) (T, error)) (got T, err error) {
+	l = l.made()
 	for asked := time.Now(); ; {
 		h, err := l.start(ctx, asked, errNested)
 		if err == nil {
@@ -57,8 +66,6 @@ func (l *lock) start(ctx context.Context, asked time.Time, errNested error) (*He
 	switch {
 	case l.err != nil:
 		return nil, l.err
-	case l.from == nil:
-		return nil, errors.New("the lock was not made by a Client, or with NewMutex, NewRWMutex or NewMulti")
 	case nested != nil:
 		return nil, cmp.Or(nested.Hold.Err(), errNested) // after a loss nobody of this process has the lock
 	}
@@ -141,8 +148,7 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 // If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The fence of the
 // hold is in use. A guard that the process before gave out stays true, so nobody may act on one any more.
 func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
-	l := newLock(s, name, mutexMode)
-	return acquire(ctx, &l, "adopt", ErrWouldDeadlock, adoptEntry)
+	return acquire(ctx, newLock(s, name, mutexMode), "adopt", ErrWouldDeadlock, adoptEntry)
 }
 
 func adoptEntry(ctx context.Context, h *Held) (*Held, error) {

@@ -19,7 +19,7 @@ import (
 // Its hold is one acquisition, with one Token and a key for each name: see [Held.Keys]. The loss of one of the keys
 // is the loss of the hold, and what is left of it is removed at once. A Multi has no state, may be copied and is safe
 // for concurrent use.
-type Multi struct{ l lock }
+type Multi struct{ l *lock }
 
 // Write is a part that excludes everybody else. It can't be downgraded.
 func Write(name string) Part { return Part{name, mutexMode} }
@@ -35,8 +35,8 @@ func NewMulti(s *Session, parts ...Part) *Multi { return &Multi{newMultiLock(s, 
 // Multi locks all of these names together: see [NewMulti]. It makes no request.
 func (c *Client) Multi(parts ...Part) *Multi { return &Multi{newMultiLock(c, parts)} }
 
-func newMultiLock(from source, parts []Part) lock {
-	l := lock{from: from, parts: slices.Clone(parts), multi: true}
+func newMultiLock(from source, parts []Part) *lock {
+	l := &lock{from: from, parts: slices.Clone(parts), multi: true}
 	if err := keyspace.CheckNames(l.names(), maxParts); err != nil {
 		l.err = fmt.Errorf("%w: %w", ErrInvalidName, err)
 	}

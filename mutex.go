@@ -12,7 +12,7 @@ import "context"
 //
 // It excludes the [RWMutex] of the same name, and also etcd's own concurrency.Mutex, `etcdctl lock` and v3lock, which
 // write the same keys.
-type Mutex struct{ l lock }
+type Mutex struct{ l *lock }
 
 // NewMutex makes a Mutex that ends with its session; [Client.Mutex] makes one that does not. It makes no request. A
 // name that is not valid, or a nil session, is an error of every call.
@@ -23,9 +23,9 @@ func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name, m
 // with that package observe. Two sessions of one lease that both go on must not use the same value for the same name.
 // In a session with [WithLease] an acquisition costs one read more.
 func (m *Mutex) Raw(value string) *Mutex {
-	l := m.l
+	l := *m.l.made()
 	l.published = published{value, true}
-	return &Mutex{l}
+	return &Mutex{&l}
 }
 
 // Lock takes the lock and waits for it. It blocks while an earlier entry is in the queue, and until etcd has

@@ -302,6 +302,22 @@ func TestDo(t *testing.T) {
 	})
 }
 
+// A Mutex may be copied, and assigned to while it is held: a hold is of the lock that it was taken with.
+func TestMutex_Assigned(t *testing.T) {
+	s := newTestSession(t, cluster.Client(t))
+	a, b := lockName(t)+"-a", lockName(t)+"-b"
+	m := *NewMutex(s, a)
+	first, err := m.Lock(testCtx(t))
+	require.NoError(t, err)
+	m = *NewMutex(s, b)
+	second, err := m.Lock(testCtx(t))
+	require.NoError(t, err)
+	for name, h := range map[string]*Held{a: first, b: second} {
+		require.NoError(t, h.Unlock(testCtx(t)))
+		require.ErrorContains(t, h.Unlock(testCtx(t)), fmt.Sprintf("%q", name))
+	}
+}
+
 func TestMisuse(t *testing.T) {
 	c := cluster.Client(t)
 	name := lockName(t)

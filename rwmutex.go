@@ -18,7 +18,7 @@ import (
 // again under the write lock. The other way there is [Held.Downgrade].
 //
 // It shares its name's queue with [Mutex], which is a writer in it.
-type RWMutex struct{ w, r lock }
+type RWMutex struct{ w, r *lock }
 
 // NewRWMutex makes an RWMutex that ends with its session; [Client.RWMutex] makes one that does not. It makes no
 // request. A name that is not valid, or a nil session, is an error of every call.
