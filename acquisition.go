@@ -1,4 +1,4 @@
-// A lock, and an acquisition of it: its parts and their modes, and its states.
+// A lock, and an acquisition of it: its parts, and its states.
 
 package etcdlock
 
@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/removal"
@@ -17,16 +18,38 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// A lock is a name, in one mode, in the sessions of a source: a Mutex has one, an RWMutex two. A Multi's has several names.
+// A lock is a name, to be locked in one way, in the sessions of a source. A Mutex has one, an RWMutex has two; a Multi's has
+// several names.
 type lock struct {
-	from  source
-	parts []Part
-	multi bool  // it is a Multi's, also if that has one name
-	err   error // of every call
-	elect bool  // it is an Elector's
+	from   source
+	queues []keyspace.Queue // as its entries see them
+	multi  bool             // it is a Multi's, also if that has one name
+	second bool             // its entries have a second key, for Downgrade
+	err    error            // of every call
+	elect  bool             // it is an Elector's
 
 	published published // by its entries
 }
+
+// names are those of the queues.
+func (l *lock) names() []string {
+	names := make([]string, len(l.queues))
+	for i, q := range l.queues {
+		names[i] = q.Name
+	}
+	return names
+}
+
+// label is the name of the lock, or all names of a Multi, for people.
+func (l *lock) label() string { return strings.Join(l.names(), ", ") }
+
+// about is what the hooks are told of each acquisition of the lock.
+func (l *lock) about(s *Session, asked time.Time) Acquisition {
+	read := !slices.ContainsFunc(l.queues, func(q keyspace.Queue) bool { return q.Kind == writing })
+	return Acquisition{Session: s, Name: l.label(), Read: read, Elector: l.elect, Asked: asked}
+}
+
+func (l *lock) wrap(op string, err error) error { return wrap(op, l.names, err) }
 
 // An acquisition is what Lock, Try and Enqueue make. It has one part for each name, at least one, and all parts are
 // written by one txn, at one revision, and removed by one request. enqueue.go puts it into the queues, waiter.go waits, and
@@ -36,8 +59,9 @@ type lock struct {
 // part over before the former holder's key is removed, that holder has left: its removal waits for nobody. So among all
 // that wait, the acquisition of the lowest revision waits only for holders.
 type acquisition struct {
-	s *Session
-	// Its parts: one of a Mutex or RWMutex; many of a Multi, also if it has one name. Only mu guards what changes in them.
+	s    *Session
+	lock *lock
+	// Its parts: one of a Mutex or RWMutex, many of a Multi. Only mu guards what changes in them.
 	one  [1]part
 	many *[]part
 	// rev is the keys' CreateRevision: place in the queue and token.
@@ -65,8 +89,7 @@ type acquisition struct {
 // write lock has two keys: Downgrade deletes the exclusive key and keeps the shared key.
 type part struct {
 	waitlist.Part
-	name string
-	mode mode
+	*keyspace.Queue // what the part asks for: one of the lock, or after Downgrade another one
 }
 
 // acquisitionOf is whose part p is.
@@ -77,16 +100,21 @@ func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition
 type pending struct {
 	// behind: a part had to wait. If there are several parts, all of them are read before the grant: other parts may have been
 	// removed meanwhile.
-	behind    bool
-	value     string // of the keys; its nonce is in no other acquisition's value, if it is not raw
-	published published
+	behind bool
+	value  string // of the keys; its nonce is in no other acquisition's value, if it is not raw
 }
 
 // A Part is a name that a [Multi] locks; [Write] and [Read] make it.
 type Part struct {
 	name string
-	mode mode
+	kind keyspace.Kind
 }
+
+// The kinds of parts.
+const (
+	writing = keyspace.Exclusive
+	reading = keyspace.Shared
+)
 
 // parts are the parts, at least one, in the order of the names.
 func (a *acquisition) parts() []part {
@@ -114,26 +142,12 @@ func ofEach[T any](a *acquisition, f func(*part) T) []T {
 	return some
 }
 
-// names are those of the parts.
-func (a *acquisition) names() []string { return ofEach(a, func(p *part) string { return p.name }) }
-
-// label is the name of the lock, or all names of a Multi, for people.
-func (a *acquisition) label() string { return strings.Join(a.names(), ", ") }
-
 // allKeys are the keys of all parts.
 func (a *acquisition) allKeys() []string {
 	if len(a.parts()) == 1 {
 		return a.parts()[0].Keys()
 	}
 	return slices.Concat(ofEach(a, func(p *part) []string { return p.Keys() })...)
-}
-
-// queues are those of the parts, in this memory if there is room.
-func (a *acquisition) queues(room []keyspace.Queue) []keyspace.Queue {
-	for p := range a.all() {
-		room = append(room, keyspace.Queue{Name: p.name, Kind: p.mode.kind()})
-	}
-	return room
 }
 
 // anyRemoved reports whether the entry of any part was removed.
@@ -145,8 +159,6 @@ func (a *acquisition) anyRemoved() bool {
 	}
 	return false
 }
-
-func (a *acquisition) wrap(op string, err error) error { return wrap(op, a.names, err) }
 
 // state says how far an acquisition is. It only goes down this list, and only in transition.
 type state uint8
@@ -172,7 +184,7 @@ func (a *acquisition) transition(to state) bool {
 		a.state = to
 		return true
 	}
-	panic("bug: the acquisition of " + a.label() + " can't go from state " + strconv.Itoa(int(a.state)) + " to " + strconv.Itoa(int(to)))
+	panic("bug: the acquisition of " + a.lock.label() + " can't go from state " + strconv.Itoa(int(a.state)) + " to " + strconv.Itoa(int(to)))
 }
 
 // holdContext is what tells of a hold's end.
@@ -185,20 +197,4 @@ type holdContext struct {
 
 	contended context.Context // ends when somebody waits for the hold; nil until asked for
 	contend   context.CancelFunc
-}
-
-// mode is the kind of hold that a part asks for.
-type mode uint8
-
-const (
-	mutexMode mode = iota
-	readMode
-	writeMode // like mutexMode, but it can be downgraded to readMode
-)
-
-func (m mode) kind() keyspace.Kind {
-	if m == readMode {
-		return keyspace.Shared
-	}
-	return keyspace.Exclusive
 }

@@ -53,7 +53,7 @@ func New(client *clientv3.Client, opts ...Option) *Client {
 }
 
 // Mutex is the mutex of that name. It makes no request. A name that is not valid is an error of every call.
-func (c *Client) Mutex(name string) *Mutex { return &Mutex{newLock(c, name, mutexMode)} }
+func (c *Client) Mutex(name string) *Mutex { return &Mutex{newLock(c, name, writing)} }
 
 // RWMutex is the read-write mutex of that name. It makes no request. A name that is not valid is an error of every
 // call.
@@ -124,13 +124,12 @@ func (c *Client) grant(ctx context.Context) (_ *Session, left func(closed contex
 
 // sessionFor is session for an acquisition. The hooks are told if there is none, but not if the Client is closed, no call can
 // be made with it, or ctx had ended before.
-func (c *Client) sessionFor(ctx context.Context, l *lock, about Acquisition) (*Session, error) {
+func (c *Client) sessionFor(ctx context.Context, l *lock, asked time.Time) (*Session, error) {
 	ended := ctx.Err() != nil
 	s, err := c.session(ctx)
 	if err != nil && !ended && c.usable() == nil && !errors.Is(err, ErrSessionClosed) {
-		about.Name = l.label()
 		hook := outbox.In(ctx, func(h *Hooks) func(context.Context, NoSessionInfo) { return h.NoSession })
-		c.config.outbox.Tell(outbox.Each(c.config.hooks, hook, NoSessionInfo{about, time.Since(about.Asked), err}))
+		c.config.outbox.Tell(outbox.Each(c.config.hooks, hook, NoSessionInfo{l.about(nil, asked), time.Since(asked), err}))
 	}
 	return s, err
 }

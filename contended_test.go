@@ -137,7 +137,7 @@ func TestContended(t *testing.T) {
 // entriesOf are the keys of a hold under name.
 func entriesOf(h *Held, name string) (keys []string) {
 	for p := range h.all() {
-		if p.name == name {
+		if p.Name == name {
 			keys = p.Keys()
 		}
 	}

@@ -8,13 +8,14 @@ import (
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/loan"
 )
 
 // lend returns ctx with the hold, which is found by its session and by the Client of that: a Client's hold is its
 // caller's own whatever session the next acquisition would be in.
 func (h *Held) lend(ctx context.Context, lead bool) (context.Context, *loan.Loan[*Held]) {
-	return loan.Lend(loan.Ending(ctx, &h.acquisition), h, lead, h.names(), h.s, h.s.config.client)
+	return loan.Lend(loan.Ending(ctx, &h.acquisition), h, lead, h.lock.names(), h.s, h.s.config.client)
 }
 
 func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held) error) error {
@@ -66,13 +67,13 @@ func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Cont
 // nests reports whether a Do of l may run inside the hold: the hold must have exactly the names of l, and must not only
 // read what l would write.
 func (h *Held) nests(l *lock) bool {
-	h.mu.Lock() // for the modes
+	h.mu.Lock() // for the kinds
 	defer h.mu.Unlock()
 	n := 0
 	for p := range h.all() {
-		if slices.ContainsFunc(l.parts, func(o Part) bool { return o.name == p.name && (o.mode == readMode || p.mode != readMode) }) {
+		if slices.Contains(l.queues, *p.Queue) || slices.Contains(l.queues, keyspace.Queue{Name: p.Name, Kind: reading}) {
 			n++
 		}
 	}
-	return l.multi == (h.many != nil) && n == len(l.parts) && n == len(h.parts())
+	return l.multi == h.lock.multi && n == len(l.queues) && n == len(h.parts())
 }

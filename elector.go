@@ -14,6 +14,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/inspect"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/lead"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
@@ -30,7 +31,7 @@ type Elector struct {
 // Elector makes an Elector. It makes no request. A name or an option that is not valid is an error of every call. Its
 // terms are in the Client's sessions.
 func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
-	e := &Elector{client: c, lock: newLock(c, name, mutexMode)}
+	e := &Elector{client: c, lock: newLock(c, name, writing)}
 	e.lock.elect = true
 	e.lead.Lost, e.lead.Released = ErrLost, ErrNotHeld
 	e.lead.Campaign, e.lead.Resign, e.lead.TTL = e.campaign, e.resign, func(term *Held) time.Duration { return term.s.TTL() }
@@ -49,7 +50,7 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 // [Session.Adopt]: if the process before led, this one goes on with its term and Token.
 func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	if s == nil {
-		return &Elector{lock: &lock{parts: []Part{{name, mutexMode}}, err: errNilSession}}
+		return &Elector{lock: &lock{queues: []keyspace.Queue{{Name: name}}, err: errNilSession}}
 	}
 	c := New(s.Client())
 	c.config = s.config
@@ -160,7 +161,7 @@ func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
 	switch {
 	case err != nil:
 		return nil, err
-	case term.parts()[0].mode == readMode:
+	case term.parts()[0].Kind == reading:
 		err = errors.New("the process before had the lock for reading")
 	case e.lock.published.value != "":
 		err = term.setValue(ctx, e.lock.published.value)

@@ -777,7 +777,8 @@ func TestElector_Adopts(t *testing.T) {
 		})
 	})
 	queueIs(t, c, name, 2)
-	s = newTestSession(t, c, WithLease(s.Lease()))
+	elected := make(chan bool, 8)
+	s = newTestSession(t, c, WithLease(s.Lease()), WithHooks(&Hooks{Granted: func(_ context.Context, i GrantedInfo) { elected <- i.Elector }}))
 	e := NewElector(s, name, WithValue("10.0.0.2"))
 	require.NoError(t, e.Run(testCtx(t), func(ctx context.Context, again *Held) error {
 		require.Equal(t, []any{term.Token(), term.Key()}, []any{again.Token(), again.Key()})
@@ -787,6 +788,7 @@ func TestElector_Adopts(t *testing.T) {
 		require.Empty(t, next)
 		return nil
 	}))
+	require.True(t, <-elected)
 	require.NoError(t, result(t, other))
 	require.Greater(t, <-next, term.Token())
 	require.NoError(t, e.Run(testCtx(t), func(context.Context, *Held) error { return nil }), "nothing is left to adopt")

@@ -12,7 +12,6 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/sender"
 	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
@@ -36,7 +35,7 @@ func (a *acquisition) join(ctx context.Context) error {
 func (a *acquisition) prepare(ctx context.Context) error {
 	a.reserveKeys()
 	a.enlist()
-	if !a.pending.published.raw || !a.s.lease.Adopted {
+	if !a.lock.published.raw || !a.s.lease.Adopted {
 		return nil
 	}
 	if _, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...); err != nil {
@@ -49,17 +48,17 @@ func (a *acquisition) prepare(ctx context.Context) error {
 // reserveKeys reserves the lowest free keys of the names for the acquisition.
 func (a *acquisition) reserveKeys() {
 	for p := range a.all() {
-		key, shared := a.s.keys.Take(p.name, p.mode.kind()), ""
-		if p.mode == writeMode {
-			shared = a.s.keys.Take(p.name, keyspace.Shared)
+		key, shared := a.s.keys.Take(p.Name, p.Kind), ""
+		if a.lock.second {
+			shared = a.s.keys.Take(p.Name, reading)
 		}
 		p.Rekey(key, shared)
 	}
 	var names []string
-	if a.many != nil {
-		names = a.names()
+	if a.lock.multi {
+		names = a.lock.names()
 	}
-	if p := a.pending.published; p.raw {
+	if p := a.lock.published; p.raw {
 		a.pending.value = p.value
 		a.s.keys.WriteRaw(p.value, a.allKeys()...)
 	} else {
@@ -67,19 +66,18 @@ func (a *acquisition) reserveKeys() {
 	}
 }
 
-// enlist makes the acquisition known in its session, before the txn that writes its keys is sent. Each part has a place
-// in the list of its own queue, is granted there by itself, and wakes the one waiter of the acquisition. The list is made if
-// there is none. A list that has an entry is not forgotten.
+// enlist is the first step of a wait: see waiter.go. Each part is granted in its list by itself, and wakes the one waiter of
+// the acquisition. A list that has an entry is not forgotten.
 func (a *acquisition) enlist() {
 	a.s.mu.Lock()
 	defer a.s.mu.Unlock()
 	for p := range a.all() {
-		l := a.s.lists[p.name]
+		l := a.s.lists[p.Name]
 		if l == nil {
-			l = a.s.waits.NewList(p.name)
-			a.s.lists[p.name] = l
+			l = a.s.waits.NewList(p.Name)
+			a.s.lists[p.Name] = l
 		}
-		l.Register(&p.Part, p.mode.kind())
+		l.Register(&p.Part, p.Kind)
 		if first := &a.parts()[0]; p != first {
 			p.WakeWith(&first.Part)
 		}
@@ -115,15 +113,13 @@ const enqueueReadLimit = 16
 // front. If the session has a removal of this name to send, the request carries it out before the read. since[i], if
 // given, is a revision at which nothing blocked part i: then only later keys are read.
 func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
-	var room [1]keyspace.Queue // for most
-	queues := a.queues(room[:0])
 	for {
 		limit := int64(enqueueReadLimit)
 		if len(a.parts()) == 1 && a.parts()[0].BehindMore(enqueueReadLimit) {
 			limit = 0
 		}
 		keys := a.allKeys()
-		resp, err := a.commit(ctx, settle.Write(queues, keys, a.pending.value, a.s.lease.ID, limit, since...))
+		resp, err := a.commit(ctx, settle.Write(a.lock.queues, keys, a.pending.value, a.s.lease.ID, limit, since...))
 		if err != nil {
 			return err
 		}
@@ -151,7 +147,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 // ownRev is the revision of kvs, the first key of the acquisition as etcd has it, if it was written by an earlier attempt
 // of this very acquisition, else 0.
 func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
-	if len(kvs) == 0 || string(kvs[0].Value) != a.pending.value || a.pending.published.raw && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
+	if len(kvs) == 0 || string(kvs[0].Value) != a.pending.value || a.lock.published.raw && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
 		return 0
 	}
 	return kvs[0].CreateRevision
@@ -168,10 +164,10 @@ func (a *acquisition) enter(rev, at int64, replies ...*pb.ResponseOp) {
 		p := &a.parts()[i]
 		var seen *waitlist.Listing
 		if len(replies) > 0 {
-			shown := waitlist.Shown(at, rev, replies[i].GetResponseRange(), p.mode != readMode)
+			shown := waitlist.Shown(at, rev, replies[i].GetResponseRange(), p.Kind == writing)
 			seen = &shown
 		}
-		a.pending.behind = a.pending.behind || !seen.Clear(p.name, p.mode.kind())
+		a.pending.behind = a.pending.behind || !seen.Clear(p.Name, p.Kind)
 		gone = append(gone, p.Enqueued(rev, seen)...)
 	}
 	a.mu.Unlock()

@@ -66,7 +66,7 @@ func (h *Held) Deadline() time.Time { return h.s.Deadline() }
 // the hold stays as it was.
 func (h *Held) Check(ctx context.Context) error {
 	if err := h.Err(); err != nil {
-		return h.wrap("check", err)
+		return h.lock.wrap("check", err)
 	}
 	for {
 		keys := h.Keys()
@@ -78,7 +78,7 @@ func (h *Held) Check(ctx context.Context) error {
 				continue // downgraded meanwhile
 			}
 		}
-		return h.wrap("check", h.preferLoss(err))
+		return h.lock.wrap("check", h.preferLoss(err))
 	}
 }
 

@@ -140,6 +140,6 @@ type LostInfo struct {
 // report is what the hooks are told of an acquisition. It is nil if there are no hooks.
 type report struct {
 	ctx         context.Context // of the call that asked for the lock
-	Acquisition                 // but for its Name, Key and Token: see info
+	Acquisition                 // but for its Key and Token: see info
 	story       outbox.Story
 }

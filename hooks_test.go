@@ -518,7 +518,7 @@ func TestHooks_LostAtTheGrant(t *testing.T) {
 			s := f.session(5)
 			r := &recorder{}
 			s.config.hooks = []*Hooks{r.hooks()}
-			l := newLock(s, "a", mutexMode)
+			l := newLock(s, "a", writing)
 			h, err := l.start(t.Context(), time.Now(), nil)
 			require.NoError(t, err)
 			require.NoError(t, h.join(t.Context()))
@@ -544,7 +544,7 @@ func TestHooks_EndedBeforeTheGrant(t *testing.T) {
 		s := newFakeEtcd().session(5)
 		r := &recorder{}
 		s.config.hooks = []*Hooks{r.hooks()}
-		l := newLock(s, "a", mutexMode)
+		l := newLock(s, "a", writing)
 		h, err := l.start(t.Context(), time.Now(), nil)
 		require.NoError(t, err)
 		require.NoError(t, h.join(t.Context()))
@@ -568,10 +568,10 @@ func TestHooks_Several(t *testing.T) {
 	require.NoError(t, err)
 	s.etcd.NeverHedge() // nor repeat a renewal that takes a second
 	h := mustLock(t, s, lockName(t))
-	_, err = NewMutex(s, h.label()).TryLock(testCtx(t))
+	_, err = NewMutex(s, h.lock.label()).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	mustLock(t, s, h.label())
+	mustLock(t, s, h.lock.label())
 	require.NoError(t, s.Refresh(testCtx(t)))
 	require.NoError(t, s.Close())
 	var want []string
@@ -702,10 +702,10 @@ func TestHooks_UnsetCostNothing(t *testing.T) {
 	require.NotZero(t, testing.AllocsPerRun(1000, func() { h.playHooks(ctx) }), "with hooks the same code must allocate, or the test measures nothing")
 }
 
-var mutexNamed = []Part{{"a", mutexMode}}
+var mutexNamed = newLock(nil, "a", writing)
 
 func playedHold(s *Session) *Held {
-	h := newAcquisition(s, false, mutexNamed, nil)
+	h := newAcquisition(context.Background(), s, mutexNamed, time.Now())
 	h.rev = 7
 	h.parts()[0].Rekey("a/5", "")
 	return h
@@ -713,7 +713,7 @@ func playedHold(s *Session) *Held {
 
 // playHooks is all work for hooks during a Lock and its Unlock.
 func (h *Held) playHooks(ctx context.Context) {
-	h.report = h.s.newReport(ctx, Acquisition{Asked: time.Now()})
+	h.report = h.s.newReport(ctx, mutexNamed, time.Now())
 	h.notifyEnqueued()
 	h.notifyGranted()
 	h.mu.Lock()

@@ -53,7 +53,7 @@ var mishaps = map[string]func(*scene) error{
 var singleMishaps = map[string]func(*scene) error{
 	"the entry is deleted": func(s *scene) error {
 		return s.take(func(q queue.Entry) bool {
-			return s.wants == readMode || keyspace.KindOf("a", q.Key) == keyspace.Exclusive
+			return s.wants == reading || keyspace.KindOf("a", q.Key) == keyspace.Exclusive
 		})
 	},
 	"the holder downgrades": func(s *scene) error { s.f.Remove("a/1"); return nil },
@@ -96,7 +96,7 @@ type scene struct {
 	again      error // at the next step
 	pinned     error // of the next pinned read
 	revoked    atomic.Bool
-	wants      mode              // of one name
+	wants      keyspace.Kind     // of one name
 	taken      time.Time         // when its key was deleted, if before it was entitled
 	deep       bool              // the entry was not next in line when it came: it is told when it is, or by a recheck
 	interfered bool              // somebody else may have removed the own entry
@@ -537,14 +537,14 @@ func playScene(t *testing.T, name string, as acquirer, others []string, mishap f
 	hooks := &recorder{}
 	s.own.config.hooks = []*Hooks{hooks.hooks()}
 	if s.kind == "RWMutex read" {
-		s.wants = readMode
+		s.wants = reading
 	}
 	kinds := map[keyspace.Kind]int{}
 	for _, e := range f.entries("a/") {
 		kinds[keyspace.KindOf("a", e.Key)]++
 	}
 	s.deep = kinds[keyspace.Exclusive] > waitlist.Lookahead ||
-		kinds[keyspace.Exclusive] > 0 && s.wants.kind() == keyspace.Exclusive && kinds[keyspace.Shared] > 2*waitlist.Lookahead
+		kinds[keyspace.Exclusive] > 0 && s.wants != reading && kinds[keyspace.Shared] > 2*waitlist.Lookahead
 	s.own.lease.KeepAlive = func(context.Context) (int64, error) {
 		if s.revoked.Load() {
 			return 0, nil
@@ -1050,7 +1050,7 @@ func (p *holdPlay) finish(t *testing.T) {
 		tickets := slices.Clone(p.tickets)
 		p.mu.Unlock()
 		for _, tk := range tickets {
-			if !isClosed(tk.Done()) && entitled(tk.h.parts()[0].mode.kind(), tk.h.rev, there) {
+			if !isClosed(tk.Done()) && entitled(tk.h.parts()[0].Kind, tk.h.rev, there) {
 				t.Errorf("%s is next in %v, and not in", tk.h.Key(), there)
 			}
 		}

@@ -8,18 +8,18 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-func newLock(from source, name string, m mode) *lock {
-	return &lock{from: from, parts: []Part{{name, m}}, err: checkName(name, from != nil && from.slash())}
+func newLock(from source, name string, kind keyspace.Kind) *lock {
+	return &lock{from: from, queues: []keyspace.Queue{{Name: name, Kind: kind}}, err: checkName(name, from != nil && from.slash())}
 }
 
 // made is l. The zero value of a Mutex has none, and each call of it fails.
@@ -69,52 +69,30 @@ func (l *lock) start(ctx context.Context, asked time.Time, errNested error) (*He
 	case nested != nil:
 		return nil, cmp.Or(nested.Hold.Err(), errNested) // after a loss nobody of this process has the lock
 	}
-	about := Acquisition{Read: onlyRead(l.parts), Elector: l.elect, Asked: asked}
-	s, err := l.from.sessionFor(ctx, l, about)
+	s, err := l.from.sessionFor(ctx, l, asked)
 	if err == nil && ctx.Err() != nil {
 		err = etcd.CtxError(ctx, nil)
 	}
 	if err != nil {
 		return nil, err
 	}
-	h := newAcquisition(s, l.multi, l.parts, s.newReport(ctx, about))
-	h.pending.published = l.published
-	return h, nil
+	return newAcquisition(ctx, s, l, asked), nil
 }
-
-// names are those of the parts.
-func (l *lock) names() []string {
-	names := make([]string, len(l.parts))
-	for i, p := range l.parts {
-		names[i] = p.name
-	}
-	return names
-}
-
-// label is the name of the lock, or all names of a Multi, for people.
-func (l *lock) label() string { return strings.Join(l.names(), ", ") }
-
-func (l *lock) wrap(op string, err error) error { return wrap(op, l.names, err) }
 
 // loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
 func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
 	return loan.In(ctx, any(l.from), l.names, func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
 }
 
-func onlyRead(parts []Part) bool {
-	return !slices.ContainsFunc(parts, func(p Part) bool { return p.mode != readMode })
-}
-
-// newAcquisition makes an acquisition of these names: the Held that its caller gets if it is granted.
-func newAcquisition(s *Session, multi bool, names []Part, r *report) *Held {
-	h := &Held{acquisition{s: s, report: r, pending: &pending{}}}
-	if multi {
-		many := make([]part, len(names))
+// newAcquisition makes an acquisition of the lock: the Held that its caller gets if it is granted.
+func newAcquisition(ctx context.Context, s *Session, l *lock, asked time.Time) *Held {
+	h := &Held{acquisition{s: s, lock: l, report: s.newReport(ctx, l, asked), pending: &pending{}}}
+	if len(l.queues) > 1 {
+		many := make([]part, len(l.queues))
 		h.many = &many
 	}
-	for i, n := range names {
-		p := &h.parts()[i]
-		p.Owner, p.name, p.mode = &h.acquisition, n.name, n.mode
+	for i := range l.queues {
+		h.parts()[i].Owner, h.parts()[i].Queue = &h.acquisition, &l.queues[i]
 	}
 	return h
 }
@@ -148,7 +126,7 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 // If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The fence of the
 // hold is in use. A guard that the process before gave out stays true, so nobody may act on one any more.
 func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
-	return acquire(ctx, newLock(s, name, mutexMode), "adopt", ErrWouldDeadlock, adoptEntry)
+	return acquire(ctx, newLock(s, name, writing), "adopt", ErrWouldDeadlock, adoptEntry)
 }
 
 func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
@@ -160,7 +138,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	}
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
-	a, err := s.keys.Adopt(bound, h.parts()[0].name, maxParts, func(name string, rev int64) (own bool) {
+	a, err := s.keys.Adopt(bound, h.parts()[0].Name, maxParts, func(name string, rev int64) (own bool) {
 		return slices.ContainsFunc(s.parts(), func(p *waitlist.Part) bool { return p.List().Name() == name && acquisitionOf(p).rev == rev })
 	})
 	switch {
@@ -169,17 +147,15 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	case a == nil:
 		return nil, ErrNotFound
 	}
-	var names []Part
+	l := &lock{multi: a.Multi, elect: h.lock.elect}
 	for _, p := range a.Parts {
-		m := mutexMode
+		kind := writing
 		if p.Read {
-			m = readMode
-		} else if p.SharedKey != "" {
-			m = writeMode
+			kind = reading
 		}
-		names = append(names, Part{p.Name, m})
+		l.queues = append(l.queues, keyspace.Queue{Name: p.Name, Kind: kind})
 	}
-	h = newAcquisition(s, a.Multi, names, s.newReport(ctx, Acquisition{Read: onlyRead(names), Elector: h.report != nil && h.report.Elector, Asked: time.Now()}))
+	h = newAcquisition(ctx, s, l, time.Now())
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)
 	}

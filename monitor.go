@@ -158,11 +158,11 @@ func (a *acquisition) startContentionLocked() {
 			ctx, stop := etcd.Bind(c.ctx, c.contended)
 			defer stop()
 			excluded := func(kind keyspace.Kind) bool {
-				a.mu.Lock() // for the mode, which Downgrade changes
+				a.mu.Lock() // for the kind, which Downgrade changes
 				defer a.mu.Unlock()
-				return kind != keyspace.Foreign && queue.Blocks(p.mode.kind(), kind)
+				return kind != keyspace.Foreign && queue.Blocks(p.Kind, kind)
 			}
-			if a.s.holdWatches.AwaitWaiter(ctx, p.name, a.rev, excluded) {
+			if a.s.holdWatches.AwaitWaiter(ctx, p.List().Name(), a.rev, excluded) {
 				c.contend()
 			}
 		})

@@ -5,7 +5,6 @@ package etcdlock
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
@@ -22,10 +21,10 @@ import (
 type Multi struct{ l *lock }
 
 // Write is a part that excludes everybody else. It can't be downgraded.
-func Write(name string) Part { return Part{name, mutexMode} }
+func Write(name string) Part { return Part{name, writing} }
 
 // Read is a part that excludes writers, as [RWMutex.RLock] does.
-func Read(name string) Part { return Part{name, readMode} }
+func Read(name string) Part { return Part{name, reading} }
 
 // NewMulti makes a Multi that ends with its session; [Client.Multi] makes one that does not. It makes no request. It
 // is for 1 to 32 names. No name, more, one that is given twice or one that is not valid is an error of every call
@@ -36,7 +35,10 @@ func NewMulti(s *Session, parts ...Part) *Multi { return &Multi{newMultiLock(s, 
 func (c *Client) Multi(parts ...Part) *Multi { return &Multi{newMultiLock(c, parts)} }
 
 func newMultiLock(from source, parts []Part) *lock {
-	l := &lock{from: from, parts: slices.Clone(parts), multi: true}
+	l := &lock{from: from, multi: true}
+	for _, p := range parts {
+		l.queues = append(l.queues, keyspace.Queue{Name: p.name, Kind: p.kind})
+	}
 	if err := keyspace.CheckNames(l.names(), maxParts); err != nil {
 		l.err = fmt.Errorf("%w: %w", ErrInvalidName, err)
 	}

@@ -56,13 +56,13 @@ func (w *multiWorld) enter(h *Held, parts []Part) {
 		switch {
 		case other != nil && other.Valid(): // else its process has stalled for longer than the TTL
 			w.problem("%d is in %s while %d writes", token, p.name, other.Token())
-		case p.mode != readMode && w.readsLocked(p.name):
+		case p.kind != reading && w.readsLocked(p.name):
 			w.problem("%d writes in %s while others read", token, p.name)
-		case p.mode != readMode && token < w.granted[p.name], token < w.written[p.name]:
+		case p.kind != reading && token < w.granted[p.name], token < w.written[p.name]:
 			w.problem("%d is in %s after %d and %d", token, p.name, w.written[p.name], w.granted[p.name])
 		}
 		w.granted[p.name] = max(w.granted[p.name], token)
-		if p.mode == readMode {
+		if p.kind == reading {
 			w.readers[p.name][h] = true
 		} else {
 			w.writers[p.name], w.written[p.name] = h, token
@@ -271,7 +271,7 @@ func TestMulti_PropertyControl(t *testing.T) {
 				}
 				for _, h := range held {
 					w.mu.Lock()
-					delete(holder, h.label())
+					delete(holder, h.lock.label())
 					w.mu.Unlock()
 					if err := h.Unlock(context.Background()); err != nil {
 						t.Error(err)

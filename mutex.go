@@ -16,7 +16,7 @@ type Mutex struct{ l *lock }
 
 // NewMutex makes a Mutex that ends with its session; [Client.Mutex] makes one that does not. It makes no request. A
 // name that is not valid, or a nil session, is an error of every call.
-func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name, mutexMode)} }
+func NewMutex(s *Session, name string) *Mutex { return &Mutex{newLock(s, name, writing)} }
 
 // Raw is the same Mutex, but the value of its entries in etcd is that text and nothing else, as etcd's own
 // concurrency.Election has it, instead of an object of JSON with owner and time. It is for an election that programs

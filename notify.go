@@ -13,19 +13,18 @@ import (
 )
 
 // newReport begins the report of an acquisition, which is nil without hooks. ctx is that of the call.
-func (s *Session) newReport(ctx context.Context, about Acquisition) *report {
+func (s *Session) newReport(ctx context.Context, l *lock, asked time.Time) *report {
 	if len(s.config.hooks) == 0 {
 		return nil
 	}
-	about.Session = s
-	return &report{ctx: ctx, Acquisition: about}
+	return &report{ctx: ctx, Acquisition: l.about(s, asked)}
 }
 
 // info is what the hooks are told of an acquisition that nobody changes: its owner does not have it yet, or not
 // anymore.
 func (a *acquisition) info() Acquisition {
 	i := a.report.Acquisition
-	if i.Name, i.Token = a.label(), a.rev; a.rev != 0 {
+	if i.Token = a.rev; a.rev != 0 {
 		i.Key = a.parts()[0].Key()
 	}
 	return i
@@ -52,8 +51,8 @@ func (a *acquisition) notifyGranted() {
 
 // notifyAbandoned tells that the acquisition was given up at, which is before another one could have the lock.
 func (a *acquisition) notifyAbandoned(at time.Time, err error) {
-	if err != nil { // a.wrap is an allocation
-		a.s.lease.Outages.Refused("take", err, a.wrap)
+	if err != nil { // a.lock.wrap is an allocation
+		a.s.lease.Outages.Refused("take", err, a.lock.wrap)
 	}
 	if t := a.report; t != nil {
 		tell(a, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{a.info(), at.Sub(t.Asked), err})
@@ -69,7 +68,7 @@ func (a *acquisition) notifyOver(at time.Time, err error, listed bool) {
 		if cause == ErrLost.Error() { // of a session that lives
 			cause = "its entry was removed"
 		}
-		a.s.config.log.Warn("lock lost", "lock", a.label(), "key", a.parts()[0].Key(), "token", a.rev, "cause", cause)
+		a.s.config.log.Warn("lock lost", "lock", a.lock.label(), "key", a.parts()[0].Key(), "token", a.rev, "cause", cause)
 	}
 	t := a.report
 	switch {
@@ -106,7 +105,7 @@ func (s *Session) notifyEnded(reason string, unrenewed error, holds []*acquisiti
 		args = append(args, "locks", len(holds))
 		var first []string
 		for _, a := range holds[:min(len(holds), 5)] {
-			first = append(first, fmt.Sprintf("%s (token %d)", a.parts()[0].name, a.rev))
+			first = append(first, fmt.Sprintf("%s (token %d)", a.parts()[0].Name, a.rev))
 		}
 		if len(first) > 0 {
 			args = append(args, "lost", strings.Join(first, ", "))

@@ -24,7 +24,7 @@ const maxLooked = 32
 // now: send the request at once, and do not wait for a request of this name that is under way, since another session may
 // have the lock then, or somebody waits for the removal.
 func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leaving {
-	return a.s.removals.Add(a.parts()[0].name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Crowd: a.state == abandoned, Owner: (*leaver)(a)})
+	return a.s.removals.Add(a.parts()[0].Name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Crowd: a.state == abandoned, Owner: (*leaver)(a)})
 }
 
 // A leaver is an acquisition that is told what becomes of its removal.
@@ -45,7 +45,7 @@ func (l *leaver) Removed(r removal.Result) {
 	i := 0
 	for p := range a.all() {
 		gone = append(gone, p.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
-		a.s.forgetList(p.name)
+		a.s.forgetList(p.Name)
 		i += len(p.Keys())
 	}
 	a.mu.Unlock()
@@ -125,7 +125,7 @@ func (a *acquisition) leaveLocked() (next []queue.Entry) {
 	for p := range a.all() {
 		next = append(next, p.Leave(fence)...)
 		if a.rev == 0 {
-			a.s.forgetList(p.name)
+			a.s.forgetList(p.Name)
 		}
 	}
 	return next[:min(len(next), maxLooked)]
@@ -145,7 +145,7 @@ func (a *acquisition) awaitedLocked() bool { return len(a.parts()) > 1 || !a.par
 // Unlock returns ErrLost: somebody else may have been in the section. If a reply was lost and the entry is not there,
 // nobody can tell who removed it, and Unlock returns nil. ctx may be the hold's own.
 func (h *Held) Unlock(ctx context.Context) error {
-	return h.wrap("unlock", h.unlock(ctx))
+	return h.lock.wrap("unlock", h.unlock(ctx))
 }
 
 func (h *Held) unlock(ctx context.Context) error {

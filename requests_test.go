@@ -54,7 +54,7 @@ func TestRequests_Uncontended(t *testing.T) {
 }
 
 // mutexOf and rwMutexOf are the locks of a Session or a Client.
-func mutexOf(from source, name string) *Mutex     { return &Mutex{newLock(from, name, mutexMode)} }
+func mutexOf(from source, name string) *Mutex     { return &Mutex{newLock(from, name, writing)} }
 func rwMutexOf(from source, name string) *RWMutex { return newRWMutex(from, name) }
 
 // lockFuncs are the ways to take a lock of this name.

@@ -7,6 +7,7 @@ import (
 	"errors"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -25,7 +26,9 @@ type RWMutex struct{ w, r *lock }
 func NewRWMutex(s *Session, name string) *RWMutex { return newRWMutex(s, name) }
 
 func newRWMutex(from source, name string) *RWMutex {
-	return &RWMutex{newLock(from, name, writeMode), newLock(from, name, readMode)}
+	m := &RWMutex{newLock(from, name, writing), newLock(from, name, reading)}
+	m.w.second = true
+	return m
 }
 
 // Lock takes the lock for writing and waits for it, as [Mutex.Lock] does. Behind any number of readers it costs at
@@ -82,7 +85,7 @@ func (h *Held) Downgrade(ctx context.Context) error {
 	if d != nil {
 		err = d.Wait(ctx, h.s.lease.WaitError)
 	}
-	return h.wrap("downgrade", h.preferLoss(err))
+	return h.lock.wrap("downgrade", h.preferLoss(err))
 }
 
 // beginDowngrade begins the downgrade, if there is none yet. It returns nil if there is nothing to wait for. It goes on
@@ -95,20 +98,20 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 	switch {
 	case h.state != held:
 		return nil, h.causeLocked()
-	case h.many != nil:
+	case h.lock.multi:
 		return nil, errors.New("a Multi keeps what it has: release it, and take another one")
-	case p.mode == mutexMode:
+	case p.Kind == writing && len(p.Keys()) == 1:
 		return nil, errors.New("a Mutex has no read holds: use an RWMutex")
-	case p.mode == readMode && h.holdCtx == nil:
+	case p.Kind == reading && h.holdCtx == nil:
 		return nil, nil
-	case p.mode == readMode: // which it was from the start, or is since a downgrade
+	case p.Kind == reading: // which it was from the start, or is since a downgrade
 		return h.holdCtx.downgrade, nil
 	case ctx.Err() != nil:
 		return nil, etcd.CtxError(ctx, nil)
 	}
 	// From here on the hold is known by the shared entry: that is there from the start, and stays in any case.
 	h.unwatchLocked()
-	p.mode, h.fenced = readMode, true
+	p.Queue, h.fenced = &keyspace.Queue{Name: p.Name, Kind: reading}, true
 	p.Downgrading()
 	key, exclusive := p.Key(), p.Keys()[1]
 	c, d := h.holdContextLocked(), removal.NewOutcome()
@@ -128,7 +131,7 @@ func (h *Held) runDowngrade(key, exclusive string, d *removal.Outcome) {
 	life, stop := h.untilOver()
 	defer stop()
 	p := &h.parts()[0]
-	r, there, err := h.s.removals.RemoveBeside(life, p.name, key, exclusive, h.rev, p.Behind(), d.Refused)
+	r, there, err := h.s.removals.RemoveBeside(life, p.Name, key, exclusive, h.rev, p.Behind(), d.Refused)
 	var gone []*waitlist.Part
 	switch {
 	case err != nil:

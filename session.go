@@ -194,14 +194,14 @@ func (s *Session) closeError() error {
 // that can be had for as long as the process lives.
 type source interface {
 	// sessionFor is the session to begin an acquisition of l in.
-	sessionFor(ctx context.Context, l *lock, about Acquisition) (*Session, error)
+	sessionFor(ctx context.Context, l *lock, asked time.Time) (*Session, error)
 	slash() bool // see WithTrailingSlash
 	// goesOn reports whether an acquisition that failed in s with err, and left nothing, begins anew.
 	goesOn(ctx context.Context, s *Session, err error) bool
 }
 
 // sessionFor is s itself as long as it lives.
-func (s *Session) sessionFor(context.Context, *lock, Acquisition) (*Session, error) {
+func (s *Session) sessionFor(context.Context, *lock, time.Time) (*Session, error) {
 	if s == nil {
 		return nil, errNilSession
 	}

@@ -464,6 +464,9 @@ func TestSession_AdoptsHolds(t *testing.T) {
 			require.ErrorIs(t, err, ErrNotFound, "also with another value")
 			require.NoError(t, s2.checkEntries(testCtx(t)), "its keys must be known as used")
 			require.NoError(t, h2.Check(testCtx(t)))
+			if text, ok := map[string]string{"mutex": "a Mutex has no read holds", "multi": "a Multi keeps what it has"}[what]; ok {
+				require.ErrorContains(t, h2.Downgrade(testCtx(t)), text)
+			}
 			if what == "write" {
 				require.NoError(t, h2.Downgrade(testCtx(t)))
 				reader, err := rw(s2).TryRLock(testCtx(t))
@@ -639,7 +642,7 @@ func TestSession_SweepsRawValues(t *testing.T) {
 // and leave it there until it is adopted.
 func adoptAhead(t *testing.T, s *Session, c *clientv3.Client, h *Held, raw string) (behind *Ticket, adopted *Held) {
 	t.Helper()
-	name := h.label()
+	name := h.lock.label()
 	behind, err := NewMutex(s, name).Raw(raw).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	notGranted(t, behind, 1)

@@ -10,7 +10,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -73,7 +72,7 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 		select {
 		case <-t.done:
 		case <-ctx.Done():
-			return nil, t.h.wrap("wait for", etcd.CtxError(ctx, nil))
+			return nil, t.h.lock.wrap("wait for", etcd.CtxError(ctx, nil))
 		}
 	}
 	t.mu.Lock()
@@ -86,7 +85,7 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 		err = t.h.Err() // a grant that was lost before anybody claimed it
 	}
 	if err != nil {
-		return nil, t.h.wrap("wait for", err)
+		return nil, t.h.lock.wrap("wait for", err)
 	}
 	t.claimed = true
 	return t.h, nil
@@ -99,27 +98,25 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	h := t.h
 	select {
 	case <-t.done:
-		return 0, h.wrap("count before", t.err)
+		return 0, h.lock.wrap("count before", t.err)
 	default:
 	}
 	n, err := h.ahead(ctx)
-	return n, h.wrap("count before", err)
+	return n, h.lock.wrap("count before", err)
 }
 
 // ahead counts the acquisitions that have to leave before this one is granted.
 func (a *acquisition) ahead(ctx context.Context) (int, error) {
 	var reads []etcd.Read
-	a.mu.Lock() // for the modes: Downgrade changes one, if a ticket is granted meanwhile
-	for p := range a.all() {
-		from, to := keyspace.Blocking(p.name, p.mode.kind())
+	for _, q := range a.lock.queues {
+		from, to := q.Blocking()
 		reads = append(reads, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(a.rev-1)))
 	}
-	a.mu.Unlock()
 	got, _, err := a.s.lease.Read(ctx, a.s.lease.Ctx, 0, reads...)
 	if err != nil {
 		return 0, err
 	}
-	return queue.Ahead(a.names(), a.rev, got), nil
+	return queue.Ahead(a.lock.names(), a.rev, got), nil
 }
 
 // Cancel withdraws the place, or releases the grant that nobody has claimed. It blocks until etcd has confirmed that or the
@@ -139,5 +136,5 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	if t.h.s.awaitRemoved(ctx, gone) {
 		return nil
 	}
-	return t.h.wrap("cancel", etcd.CtxError(ctx, nil))
+	return t.h.lock.wrap("cancel", etcd.CtxError(ctx, nil))
 }

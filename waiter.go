@@ -28,9 +28,9 @@ import (
 // wait waits for what is before the acquisition, for one part after the other, and grants it.
 func (h *Held) wait(ctx context.Context) error {
 	for p := h.firstUngranted(); p != nil; p = h.firstUngranted() {
-		h.s.ahead.Enter(ctx, p.name, h.rev)
+		h.s.ahead.Enter(ctx, p.Name, h.rev)
 		err := h.waitError(ctx, p, h.s.waits.Wait(ctx, &p.Part))
-		h.s.ahead.Leave(p.name)
+		h.s.ahead.Leave(p.Name)
 		if err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 		}
 		return cmp.Or(s.Err(), ErrLost)
 	case err != nil && errors.Is(err, ctx.Err()) && s.Err() == nil:
-		if ahead, ok := s.ahead.Ahead(p.name, p.mode.kind(), a.rev); ok {
+		if ahead, ok := s.ahead.Ahead(p.Name, p.Kind, a.rev); ok {
 			return &WaitError{ahead.Count, ahead.Holder, ahead.Token, ahead.Text, err}
 		}
 		return err
