@@ -15,7 +15,7 @@ import (
 const (
 	module     = "github.com/etcdlock/etcdlock"
 	maxLines   = 300  // of a file; a longer file has more than one concept
-	rootLines  = 3740 // of the root package: what is more goes into a layer
+	rootLines  = 3600 // of the root package: what is more goes into a layer
 	rootFiles  = 24
 	rootClimbs = 7  // arrows between files of the root package that run back up
 	rootTests  = 25 // test files of the root package: of its API, not of faults or layers
