@@ -88,7 +88,7 @@ func (l *List) frontLocked() *Part {
 }
 
 // asksLocked reports whether etcd may be asked for the entry.
-func (p *Part) asksLocked() bool { return p.state == waiting && !p.idle && p.err == nil }
+func (p *Part) asksLocked() bool { return p.state == waiting && p.err == nil }
 
 // agentLocked starts an agent if there is something to ask, and none is at work. It dismisses the agent when nobody waits.
 func (l *List) agentLocked() {

@@ -22,6 +22,9 @@ func (l *List) behindOwnLocked(p *Part) bool {
 	return slices.ContainsFunc(l.parts, inWay)
 }
 
+// waits reports whether the entry does not have the lock yet, and may have it.
+func (p *Part) waits() bool { return p.state == waiting || p.state == idle }
+
 // over reports whether the entry is in nobody's way, wherever its key is.
 func (p *Part) over() bool { return p.state == left || p.state == missing }
 
@@ -46,7 +49,7 @@ func (l *List) seenLocked(p *Part) int64 {
 // grantLocked grants what is entitled, the front-most first, and has the rest asked for.
 func (l *List) grantLocked() {
 	for _, p := range l.parts {
-		if p.state == waiting && l.entitledLocked(p) {
+		if p.waits() && l.entitledLocked(p) {
 			p.state = held
 			p.tell()
 		}
@@ -118,7 +121,7 @@ func (p *Part) WhenContended(signal func()) {
 // contendLocked tells those that are waited for.
 func (l *List) contendLocked() {
 	for i, p := range l.parts {
-		waits := func(o *Part) bool { return o.state == waiting && queue.Blocks(p.kind, o.kind) }
+		waits := func(o *Part) bool { return o.waits() && queue.Blocks(p.kind, o.kind) }
 		if p.contended != nil && p.state == held && slices.ContainsFunc(l.parts[i+1:], waits) {
 			p.contended()
 			p.contended = nil

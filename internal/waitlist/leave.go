@@ -50,7 +50,7 @@ func (p *Part) Missing(key string, at int64) (lost []*Part) {
 	l := p.l
 	l.lock()
 	defer l.unlock()
-	if p.keys[0] == key {
+	if p.keys[0] == key && p.rev > 0 {
 		lost = l.absentLocked(nil, p, at)
 	}
 	l.grantLocked()
@@ -111,7 +111,7 @@ const nextMax = 16
 // nextLocked are the entries behind that wait for it, as far as they are granted together.
 func (p *Part) nextLocked() (next []queue.Entry) {
 	for _, o := range p.l.parts {
-		if o.state != waiting || o.rev <= p.rev {
+		if !o.waits() || o.rev <= p.rev {
 			continue
 		}
 		if len(next) == 0 || o.kind == keyspace.Shared {

@@ -64,9 +64,8 @@ type Part struct {
 	keys  [2]string // the entry's; the first one stands for it, the second one is "" of most
 	kind  keyspace.Kind
 	state state
-	idle  bool          // nobody waits for it yet: see WakeWith
 	stuck bool          // see Stuck
-	rev   int64         // where it is in the queue, 0 while unknown
+	rev   int64         // where it is in the queue, 0 while its txn is on its way
 	seen  int64         // see the package's comment
 	err   *error        // what etcd has refused with, nil of most
 	wake  chan struct{} // nil until somebody may wait for it
@@ -77,8 +76,8 @@ type Part struct {
 type state uint8
 
 const (
-	sent     state = iota // its txn is on its way
-	waiting               // in the queue: Enqueued
+	waiting  state = iota // its txn is on its way, or it is in the queue
+	idle                  // likewise, and nobody waits for it yet: WakeWith, until Begin
 	held                  // it has the lock: grantLocked, and nobody else
 	left                  // released or withdrawn: over, wherever its key is: Leave
 	removing              // likewise, or lost when it was held, but in the way until etcd has removed it: Leave, Lost, absentLocked
@@ -105,8 +104,7 @@ func (l *List) lock() {
 func (l *List) unlock() {
 	later := l.later
 	l.later = nil
-	waits := func(p *Part) bool { return p.state == waiting }
-	if len(l.parts) <= 1 && len(l.flights) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, waits) {
+	if len(l.parts) <= 1 && len(l.flights) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, (*Part).waits) {
 		*l.knowledge = knowledge{log: log{flights: l.flights}} // which has room for the next list's
 		l.Config.knowledge.Put(l.knowledge)
 		l.knowledge = nil
@@ -167,7 +165,7 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 	l := p.l
 	l.lock()
 	defer l.unlock()
-	p.rev, p.state = rev, waiting
+	p.rev = rev
 	if since := l.sinceLocked(p); since <= rev {
 		p.seen = rev
 	} else if seen != nil && seen.At < since { // of an adopted entry: a watch may have told of its end before it was registered

@@ -9,15 +9,15 @@ func (p *Part) WakeWith(o *Part) {
 	wake := o.Wake() // before the mutex is locked: o may be of this list
 	p.l.lock()
 	defer p.l.unlock()
-	p.wake, p.idle = wake, true
+	p.wake, p.state = wake, idle
 }
 
 // Begin says that somebody waits for the entry from now on.
 func (p *Part) Begin() {
 	p.l.lock()
 	defer p.l.unlock()
-	if p.idle {
-		p.idle = false
+	if p.state == idle {
+		p.state = waiting
 		p.l.grantLocked()
 	}
 }
@@ -29,7 +29,7 @@ func (p *Part) Look() (s Step, ok bool) {
 	l.lock()
 	defer l.unlock()
 	front := l.frontLocked()
-	if p.state != waiting || front != nil && front.rev < p.rev || l.completeLocked(p) && l.clearLocked(p) {
+	if !p.waits() || front != nil && front.rev < p.rev || l.completeLocked(p) && l.clearLocked(p) {
 		return s, false
 	}
 	s = l.readLocked(p, false)

@@ -102,7 +102,7 @@ func (l *List) belowLocked(p *Part) (targets []target, exclusive int) {
 // ones. The next ones are added only when all of these have left: until then they keep the entry no longer.
 func (l *List) unaskedLocked(p *Part) (targets []target) {
 	for _, o := range l.parts {
-		if o.rev < p.rev && queue.Blocks(o.kind, p.kind) && (o.state == held || o.state == waiting && o.idle) && len(targets) < nextMax {
+		if o.rev < p.rev && queue.Blocks(o.kind, p.kind) && (o.state == held || o.state == idle) && len(targets) < nextMax {
 			targets = append(targets, target{o.entry(), o.seen})
 		}
 	}
@@ -189,7 +189,7 @@ func (l *List) readersLocked(p *Part) (readers []*Part) {
 		if o.kind == keyspace.Exclusive || o.rev > writer || len(readers) == readersMax {
 			break
 		}
-		if o.state == waiting {
+		if o.waits() {
 			readers = append(readers, o)
 		}
 	}

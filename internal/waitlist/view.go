@@ -152,7 +152,7 @@ func (l *List) newsLocked(v, next *view) bool {
 	return slices.ContainsFunc(v.keys, func(q queue.Entry) bool {
 		return q.Rev <= next.upTo && !next.has(q) && !l.overLocked(q)
 	}) || slices.ContainsFunc(l.parts, func(p *Part) bool {
-		return p.state == waiting && p.seen < next.listed && p.rev <= next.upTo && (p.rev > v.upTo || v.low > 0)
+		return p.waits() && p.seen < next.listed && p.rev <= next.upTo && (p.rev > v.upTo || v.low > 0)
 	})
 }
 
@@ -203,7 +203,7 @@ func (l *List) absentLocked(lost []*Part, p *Part, at int64) []*Part {
 	case held:
 		p.state = removing
 		lost = append(lost, p)
-	case waiting:
+	case waiting, idle:
 		p.state = missing
 	default:
 		return lost

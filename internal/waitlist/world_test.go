@@ -558,7 +558,7 @@ func (l *List) dump() (s string) {
 		s += fmt.Sprintf("watch %s..%s at %d told %d needed %v\n", w.From, w.To, w.At, w.told, w == l.need)
 	}
 	for _, p := range l.parts {
-		s += fmt.Sprintf("%v at %d state %d seen %d %d idle %v\n", p.keys, p.rev, p.state, p.seen, l.seenLocked(p), p.idle)
+		s += fmt.Sprintf("%v at %d state %d seen %d %d\n", p.keys, p.rev, p.state, p.seen, l.seenLocked(p))
 	}
 	return s
 }
