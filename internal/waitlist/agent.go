@@ -50,7 +50,7 @@ type asking struct {
 // upward is what the last reading upward says about another one.
 type upward struct {
 	reach  int64 // how far it came, 0 for the end of the queue; written by Saw
-	struck int64 // how many keys have left since; counted by dropLocked, from Saw on
+	struck int64 // how many keys have left since; counted by hearLocked, from Saw on
 }
 
 // Next is what the agent has to do now. If nobody waits any more, ctx ends, and with it what the agent asks.

@@ -73,7 +73,6 @@ func (p *Part) Removed(at int64, found bool, next, there []queue.Entry) (lost []
 		l.goneByLocked(at)
 	}
 	for _, key := range p.Keys() { // an entry may have the key anew since
-		l.dropLocked(key, p.rev+1)
 		l.hearLocked(hearsay{key, p.rev + 1, at, true})
 	}
 	l.tellSentLocked()

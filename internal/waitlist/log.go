@@ -5,6 +5,7 @@ package waitlist
 import (
 	"slices"
 
+	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -61,12 +62,26 @@ func (l *List) landedLocked(f flight) {
 	l.heard = slices.DeleteFunc(l.heard, func(h hearsay) bool { return h.at <= oldest })
 }
 
-// hearLocked notes that a key has left.
-func (l *List) hearLocked(h hearsay) {
+// hearLocked notes that a key has left. If a view has the key, the key leaves the view.
+func (l *List) hearLocked(h hearsay) (q queue.Entry, had bool) {
 	l.latest = max(l.latest, h.at)
 	if len(l.flights) > 0 {
 		l.heard = append(l.heard, h)
 	}
+	kind := keyspace.KindOf(l.name, h.key)
+	if kind == keyspace.Foreign {
+		l.nested = true
+		return q, false
+	}
+	v := l.viewLocked(kind)
+	i := slices.IndexFunc(v.keys, func(q queue.Entry) bool { return q.Key == h.key && q.Rev < h.before })
+	if i < 0 {
+		return q, false
+	}
+	q = v.keys[i]
+	v.keys = slices.Delete(v.keys, i, i+1)
+	l.struck++
+	return q, true
 }
 
 // leftSinceLocked reports whether a key that a reply shows was heard to have left. If it may have been in anybody's way

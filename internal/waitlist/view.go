@@ -156,24 +156,6 @@ func (l *List) newsLocked(v, next *view) bool {
 	})
 }
 
-// dropLocked takes a key out of its view that was created before that revision.
-func (l *List) dropLocked(key string, before int64) (q queue.Entry, ok bool) {
-	kind := keyspace.KindOf(l.name, key)
-	if kind == keyspace.Foreign {
-		l.nested = true
-		return q, false
-	}
-	v := l.viewLocked(kind)
-	i := slices.IndexFunc(v.keys, func(q queue.Entry) bool { return q.Key == key && q.Rev < before })
-	if i < 0 {
-		return q, false
-	}
-	q = v.keys[i]
-	v.keys = slices.Delete(v.keys, i, i+1)
-	l.struck++
-	return q, true
-}
-
 // cutLocked forgets what is below q, another session's key which has left, if no watch would have told of that, or if q
 // was the last that was known there: what is below has to be read.
 func (l *List) cutLocked(q queue.Entry) {

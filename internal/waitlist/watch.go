@@ -80,8 +80,7 @@ func (w *Watch) Heard(deletions []Deletion) (lost []*Part) {
 	defer l.unlock()
 	for _, d := range deletions {
 		w.told = d.Rev
-		l.hearLocked(hearsay{d.Key, d.Rev, d.Rev, false})
-		if q, ok := l.dropLocked(d.Key, d.Rev); ok && !l.overLocked(q) {
+		if q, had := l.hearLocked(hearsay{d.Key, d.Rev, d.Rev, false}); had && !l.overLocked(q) {
 			l.goneByLocked(d.Rev)
 			if l.ownLocked(q) == nil {
 				l.cutLocked(q)
