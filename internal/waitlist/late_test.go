@@ -66,3 +66,29 @@ func TestUsedThoughAWatchHasToldMore_V2(t *testing.T) {
 	s.l.Saw(&step, seen)
 	s.granted(p, true)
 }
+
+// V3: an entry of the process before has its lock by a reading that is as new as what the list knows. It has not by an older one, if
+// its end was told since: also if another entry has the lock since then, and the list has forgotten what it knew while it waited.
+func TestAdoptedBeforeItsEndIsTold_V3(t *testing.T) {
+	for _, told := range []bool{false, true} {
+		s := newScene(t)
+		rev := s.put("a/5-1")
+		last := s.blind("a/5")
+		s.l.Opened(newWatch("a/5", "a/s", 1)) // by a member that lags
+		s.ask()
+		read := s.now
+		if told {
+			s.tell(s.l.open[0], "a/5-1")
+		}
+		p := s.register("a/5-1")
+		seen := Shown(read, rev, nil, true)
+		p.Enqueued(rev, &seen)
+		if !told {
+			s.granted(p, true)
+			continue
+		}
+		s.ask()
+		s.gone(p)
+		s.granted(last, true)
+	}
+}

@@ -96,6 +96,9 @@ func (l *List) lock() {
 		if l.knowledge, _ = l.Config.knowledge.Get().(*knowledge); l.knowledge == nil {
 			l.knowledge = &knowledge{}
 		}
+		for _, p := range l.parts { // which was known before: Enqueued asks that of an adopted entry
+			l.latest = max(l.latest, p.seen)
+		}
 	}
 }
 
