@@ -196,6 +196,16 @@ func TestShownInPart_V2(t *testing.T) {
 	require.Contains(t, s.l.views[0].keys, queue.Entry{Key: "a/7", Rev: at})
 }
 
+// What a listing shows beyond what it is about is not known to be next below anything.
+func TestShownBeyond_V2(t *testing.T) {
+	s := newScene(t)
+	first, last := queue.Entry{Key: "a/6", Rev: s.put("a/6")}, queue.Entry{Key: "a/7", Rev: s.put("a/7")}
+	s.blind("a/5")
+	step := Step{Upward: true, shared: true}
+	s.l.Saw(&step, step.Listing(s.now, []queue.Entry{first, last}, true, 1000, nil))
+	require.Equal(t, []queue.Entry{first}, s.l.views[0].keys)
+}
+
 // A view that reaches further than a later listing stays if watches tell of other sessions' keys in it. One that reaches as far
 // does not: what it has may have gone, and the watch may be late.
 func TestReachesFurther_V2(t *testing.T) {
@@ -395,6 +405,18 @@ func TestMany_V6(t *testing.T) {
 	}
 	s.enqueue("a/5")
 	require.Equal(t, "a/s", s.step().To)
+}
+
+// A writer that has a watch on all of the queue waits for those readers that it knows, and does not ask who else is below.
+func TestManyReaders_V6(t *testing.T) {
+	s := newScene(t)
+	s.l.ManyShare = 100
+	for i := range 10 {
+		s.put(fmt.Sprintf("a/r7-%x", i+1))
+	}
+	p := s.blind("a/5")
+	s.l.Saw(&Step{}, &Listing{At: s.now, Low: 5, UpTo: p.rev, Shared: true, More: true, Size: 11, Keys: s.keys[4:]})
+	require.Equal(t, []string{"watch a/0..a/s"}, s.ask())
 }
 
 // Beside a watch on all of the queue no other one stays.

@@ -120,14 +120,10 @@ func (l *List) unlock() {
 
 // Register adds a part whose entry is about to be written under the keys that Rekey has given it.
 func (l *List) Register(p *Part, kind keyspace.Kind) {
-	if slices.ContainsFunc(p.Keys(), func(key string) bool { return keyspace.KindOf(l.name, key) == keyspace.Exclusive }) {
-		kind = keyspace.Exclusive // also while it is downgraded, until that key is removed
-	}
 	p.l, p.kind = l, kind
 	l.lock()
 	defer l.unlock()
 	l.fliesLocked(p)
-	l.grantLocked() // keys that were taken for the part's are others'
 }
 
 // Key is what the entry is known by, and Keys are all of the entry's. They must not be read beside Rekey and Downgrading.
@@ -181,7 +177,7 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 		p.seen = max(p.seen, v.listed)
 	}
 	for _, w := range l.viewsLocked(p) { // of what is below nobody knows when it has gone, but that it had when this was listed
-		if w.upTo >= rev && w.listed > p.seen {
+		if w.listed > p.seen {
 			l.goneByLocked(w.listed)
 		}
 	}

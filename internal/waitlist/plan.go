@@ -43,7 +43,7 @@ func (l *List) nextLocked() Step {
 	more := !complete && slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.more })
 	writers := targets[:exclusive]
 	last := l.beforeLastRuns(writers)
-	deep := !many && (last >= 0 || more)
+	deep := last >= 0 || more && exclusive > 0
 	switch {
 	case len(targets) == 0 && (!complete || l.seenLocked(p) < l.at), // was it there when the last one had gone?
 		len(writers) == 0 && more && !many:
@@ -102,7 +102,7 @@ func (l *List) belowLocked(p *Part) (targets []target, exclusive int) {
 // ones. The next ones are added only when all of these have left: until then they keep the entry no longer.
 func (l *List) unaskedLocked(p *Part) (targets []target) {
 	for _, o := range l.parts {
-		if o.rev < p.rev && queue.Blocks(o.kind, p.kind) && (o.state == held || o.state == idle) && len(targets) < nextMax {
+		if o.rev < p.rev && queue.Blocks(o.kind, p.kind) && (o.state == held || o.state == idle) {
 			targets = append(targets, target{o.entry(), o.seen})
 		}
 	}

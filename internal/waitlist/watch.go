@@ -82,9 +82,7 @@ func (w *Watch) Heard(deletions []Deletion) (lost []*Part) {
 		w.told = d.Rev
 		if q, had := l.hearLocked(hearsay{d.Key, d.Rev, d.Rev, false}); had && !l.overLocked(q) {
 			l.goneByLocked(d.Rev)
-			if l.ownLocked(q) == nil {
-				l.cutLocked(q)
-			}
+			l.cutLocked(q)
 		}
 		if i := slices.IndexFunc(l.parts, func(p *Part) bool { return p.keys[0] == d.Key && p.rev < d.Rev }); i >= 0 {
 			lost = l.absentLocked(lost, l.parts[i], d.Rev)
