@@ -25,7 +25,7 @@ type List struct {
 }
 
 // knowledge is what a list needs while somebody waits. A session may hold many locks that nobody else of it wants, so a
-// list has no knowledge from its first grant until a second entry comes: see unlock.
+// list has no knowledge while nobody waits: see unlock.
 type knowledge struct {
 	views [2]view // of the exclusive keys, and of the shared ones; replaced by applyLocked
 	at    int64   // see the package's comment; written by goneByLocked
@@ -102,12 +102,12 @@ func (l *List) lock() {
 	}
 }
 
-// unlock releases the mutex, and then does what must not be done before. What the list knows it forgets if at most one
-// entry is left, which waits for nothing, and nothing is on its way: for the next entry it is as if the list was new.
+// unlock releases the mutex, and then does what must not be done before. What the list knows it forgets if nobody waits, and
+// nothing is on its way: for the next entry it is as if the list was new.
 func (l *List) unlock() {
 	later := l.later
 	l.later = nil
-	if len(l.parts) <= 1 && len(l.flights) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, (*Part).waits) {
+	if len(l.flights) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, (*Part).waits) {
 		*l.knowledge = knowledge{log: log{flights: l.flights}} // which has room for the next list's
 		l.Config.knowledge.Put(l.knowledge)
 		l.knowledge = nil
