@@ -54,7 +54,6 @@ func (l *List) nextLocked() Step {
 		return s
 	case len(targets) == 0:
 		if targets = l.unaskedLocked(p); len(targets) == 0 || !l.guardsLocked(p) {
-			l.relyLocked(nil)
 			return Step{}
 		}
 	case deep:
