@@ -39,20 +39,6 @@ type Step struct {
 	force      bool  // see applyLocked
 }
 
-// asking is what is known of what is asked. dismissLocked ends the agent.
-type asking struct {
-	agent   context.Context // what the agent's requests end with; nil if no agent is at work; agentLocked starts it
-	dismiss func()          // ends agent
-	stale   bool            // watches may have missed something, and no reading of the present was sent since
-	broke   error           // what ended the watch that was needed
-}
-
-// upward is what the last reading upward says about another one.
-type upward struct {
-	reach  int64 // how far it came, 0 for the end of the queue; written by Saw
-	struck int64 // how many keys have left since; counted by hearLocked, from Saw on
-}
-
 // Next is what the agent has to do now. If nobody waits any more, ctx ends, and with it what the agent asks.
 func (l *List) Next(ctx context.Context) Step {
 	l.lock()

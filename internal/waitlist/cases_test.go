@@ -581,7 +581,7 @@ func TestKnowledge_OfAnotherList(t *testing.T) {
 	known.guarded, known.stale, known.broke = p, true, errors.New("broken")
 	s.l.unlock()
 	require.Nil(t, s.l.knowledge)
-	require.Equal(t, knowledge{log: log{flights: known.flights}}, *known)
+	require.Equal(t, knowledge{flights: known.flights}, *known)
 	require.Empty(t, known.flights)
 	for _, f := range known.flights[:cap(known.flights)] {
 		require.Zero(t, f, "it keeps an entry of the list")

@@ -24,20 +24,6 @@ type List struct {
 	*knowledge
 }
 
-// knowledge is what a list needs while somebody waits. A session may hold many locks that nobody else of it wants, so a
-// list has no knowledge while nobody waits: see unlock.
-type knowledge struct {
-	views [2]view // of the exclusive keys, and of the shared ones; replaced by applyLocked
-	at    int64   // see the package's comment; written by goneByLocked
-	size  int64   // of the queue, in keys, as it was last read; written by applyLocked
-	log
-	watches
-	asking
-	upward
-	guard
-	later []func() // to be called when the mutex is released
-}
-
 // A Config is what a list needs of its surroundings.
 type Config struct {
 	Life context.Context // that of the lists
@@ -89,34 +75,6 @@ func New(name string, c *Config) *List { return &List{name: name, Config: c} }
 
 // Name is that of the lock.
 func (l *List) Name() string { return l.name }
-
-func (l *List) lock() {
-	l.mu.Lock()
-	if l.knowledge == nil {
-		if l.knowledge, _ = l.Config.knowledge.Get().(*knowledge); l.knowledge == nil {
-			l.knowledge = &knowledge{}
-		}
-		for _, p := range l.parts { // which was known before: Enqueued asks that of an adopted entry
-			l.latest = max(l.latest, p.seen)
-		}
-	}
-}
-
-// unlock releases the mutex, and then does what must not be done before. What the list knows it forgets if nobody waits, and
-// nothing is on its way: for the next entry it is as if the list was new.
-func (l *List) unlock() {
-	later := l.later
-	l.later = nil
-	if len(l.flights) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, (*Part).waits) {
-		*l.knowledge = knowledge{log: log{flights: l.flights}} // which has room for the next list's
-		l.Config.knowledge.Put(l.knowledge)
-		l.knowledge = nil
-	}
-	l.mu.Unlock()
-	for _, f := range later {
-		f()
-	}
-}
 
 // Register adds a part whose entry is about to be written under the keys that Rekey has given it.
 func (l *List) Register(p *Part, kind keyspace.Kind) {

@@ -15,13 +15,6 @@ type Deletion struct {
 	Rev int64
 }
 
-// A log has the deletions that the reply to a request on its way may not know of.
-type log struct {
-	heard   []hearsay
-	flights []flight
-	latest  int64 // the highest revision that anything is known of: what is sent now is carried out at it, or later
-}
-
 // hearsay is that no key of that name is there that was created before revision before. The list knows that of revision at.
 type hearsay struct {
 	key        string

@@ -108,6 +108,24 @@ func (l *List) unaskedLocked(p *Part) (targets []target) {
 	return targets
 }
 
+// guardsLocked reports whether p has waited for holders of its own list, or idle entries of it, for GuardAfter: they are watched
+// then, and p, since somebody may remove one of them. If not, the timer is set, unless it is set already: where the lock goes
+// from one entry to the next, it costs one timer in GuardAfter.
+func (l *List) guardsLocked(p *Part) bool {
+	if l.guarded != p && l.ticks == nil {
+		l.ticks = p
+		l.After(l.GuardAfter, l.tick)
+	}
+	return l.guarded == p
+}
+
+func (l *List) tick() {
+	l.lock()
+	defer l.unlock()
+	l.guarded, l.ticks = l.ticks, nil
+	l.grantLocked()
+}
+
 // beforeLastRuns is which of the writers, which are in the order of the queue, is the last one before the last Lookahead
 // runs, -1 if there is none. A run is of one session.
 func (l *List) beforeLastRuns(writers []target) int {

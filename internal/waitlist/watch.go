@@ -21,15 +21,6 @@ type Watch struct {
 	used bool  // somebody has needed it since expire was last called
 }
 
-// watches are those of a list, at most two: the one that is needed, and one that stays for the entries to come: see
-// keepsLocked.
-type watches struct {
-	open    []*Watch
-	need    *Watch // the agent relies on it; written by relyLocked and forgetLocked
-	expires bool   // expire will be called
-	nested  bool   // keys of other names lie among those of the queue: see manyLocked
-}
-
 // keepFor is how long, up to twice, a watch stays on which nobody relies.
 const keepFor = 100 * time.Millisecond
 
