@@ -92,3 +92,19 @@ func TestAdoptedBeforeItsEndIsTold_V3(t *testing.T) {
 		s.granted(last, true)
 	}
 }
+
+// The guard of a reader does not ask for an entry that is being downgraded. That has the lock under its shared key, which no reading
+// for a reader shows, and its own request tells what becomes of it.
+func TestGuard_OfOneThatIsDowngraded(t *testing.T) {
+	s := newScene(t)
+	h, p := s.enqueue("a/5", "a/r5"), s.enqueue("a/r5-1")
+	require.Empty(t, s.ask())
+	h.Downgrading()
+	s.l.reach = 1 // so that the reader is read for downward
+	s.put("x")    // so that what was seen is older than the watch
+	s.l.tick()
+	require.LessOrEqual(t, len(s.ask()), 2)
+	h.Downgraded(s.remove("a/5"), nil, nil)
+	s.ask()
+	s.granted(p, true)
+}

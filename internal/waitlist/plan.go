@@ -97,11 +97,11 @@ func (l *List) belowLocked(p *Part) (targets []target, exclusive int) {
 	return targets, exclusive
 }
 
-// unaskedLocked are the entries of the list below p that block it, and for which nothing is asked: of holders, and idle
-// ones. The next ones are added only when all of these have left: until then they keep the entry no longer.
+// unaskedLocked are the entries of the list below p that block it under the key that they are known by, and for which nothing is
+// asked: of holders, and idle ones. A holder that is being downgraded is known by a shared key, which no reading for a reader shows.
 func (l *List) unaskedLocked(p *Part) (targets []target) {
 	for _, o := range l.parts {
-		if o.rev < p.rev && queue.Blocks(o.kind, p.kind) && (o.state == held || o.state == idle) {
+		if o.rev < p.rev && queue.Blocks(keyspace.KindOf(l.name, o.keys[0]), p.kind) && (o.state == held || o.state == idle) {
 			targets = append(targets, target{o.entry(), o.seen})
 		}
 	}
