@@ -81,10 +81,7 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Part) error {
 	}
 }
 
-// An agent asks etcd what a list wants to know, one request after the other. plan.go of package waitlist says what that is,
-// and why in this order.
-//
-// Invariant (I1): see package waitlist, which decides who has the lock.
+// An agent asks etcd what a list wants to know, one request after the other: see plan.go of package waitlist.
 //
 // Invariant (I3): the queue is judged only at a revision at which the entry is in it. A read at an older revision
 // does not show the entry. A member that lags may show a blocker whose deletion came before the watch. So reads are
