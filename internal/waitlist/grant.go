@@ -10,8 +10,9 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// entitledLocked decides whether p has the lock (I1): the views are about all that may block p; no key of another session there blocks p; no entry of
-// the list does; and p was in the queue when all that is not there had gone. See the package's comment for why this is enough.
+// entitledLocked decides whether p has the lock (I1): the views are about all that may block p; no key of another session there
+// blocks p; no entry of the list does; and p was in the queue when all that is not there had gone. See the package's comment for
+// why this is enough.
 func (l *List) entitledLocked(p *Part) bool {
 	return l.completeLocked(p) && l.clearLocked(p) && !l.behindOwnLocked(p) && l.seenLocked(p) >= l.at
 }
