@@ -65,6 +65,9 @@ type asker struct {
 	next  func() // what goes on: a request, or its reply
 	asked Step   // the last reading that etcd has answered
 	again int    // so often in a row
+	front *Part  // for whom it has asked last
+	at    int64  // etcd's revision then
+	reads int    // how often since
 	hangs bool   // its request does not return for long
 }
 
@@ -413,6 +416,12 @@ func (w *world) ask(g *asker) {
 				if g.again > 3 {
 					w.fail("asks again and again what etcd has answered: %+v", s)
 				}
+				if g.front != s.For || g.at != w.now() {
+					g.front, g.at, g.reads = s.For, w.now(), 0
+				}
+				if g.reads++; g.reads > 8 {
+					w.fail("asks %d times for an entry while nothing changes", g.reads)
+				}
 				w.logf("agent sees %+v", seen)
 				w.lose(w.l.Saw(&s, seen))
 			}
@@ -496,6 +505,9 @@ func (w *world) tell(ow *openWatch) bool {
 	}
 	ow.told = told[len(told)-1].Rev
 	w.logf("the watch %s..%s tells of %v", ow.From, ow.To, told)
+	for _, g := range w.agents {
+		g.reads = 0
+	}
 	w.lose(ow.Heard(told))
 	return true
 }
