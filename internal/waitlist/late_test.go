@@ -108,3 +108,34 @@ func TestGuard_OfOneThatIsDowngraded(t *testing.T) {
 	s.ask()
 	s.granted(p, true)
 }
+
+// V4: an own entry may have the key that the process before had, on a lease that was adopted. That the own entry has left says that the
+// key has gone which a view, or a late reply, shows from before: who was behind may have been removed before that key.
+func TestKeyOfTheProcessBefore_V4(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		s := newScene(t)
+		s.put("a/5")
+		p := s.enqueue("a/r5")
+		if late {
+			p.Leave(false)
+			p = s.blind("a/5-1")
+		}
+		s.l.Refresh()
+		step := s.step()
+		require.Equal(t, Read, step.Do)
+		seen := s.listing(&step, s.now)
+		if !late {
+			s.l.Saw(&step, seen)
+		}
+		s.remove("a/5", p.Key())
+		own := s.register("a/5")
+		own.Enqueued(s.put("a/5"), &Listing{At: s.now})
+		s.leave(own)
+		if late {
+			s.l.Saw(&step, seen)
+		}
+		s.granted(p, false)
+		s.ask()
+		s.gone(p)
+	}
+}

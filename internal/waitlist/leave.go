@@ -73,7 +73,9 @@ func (p *Part) Removed(at int64, found bool, next, there []queue.Entry) (lost []
 		l.goneByLocked(at)
 	}
 	for _, key := range p.Keys() { // an entry may have the key anew since
-		l.hearLocked(hearsay{key, p.rev + 1, at, true})
+		if q, had := l.hearLocked(hearsay{key, p.rev + 1, at, true}); had && q.Rev < p.rev {
+			l.goneByLocked(at) // it was the key of the process before, whose lease was adopted
+		}
 	}
 	l.tellSentLocked()
 	return l.checkNextLocked(at, next, there)

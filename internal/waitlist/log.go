@@ -82,7 +82,7 @@ func (l *List) hearLocked(h hearsay) (q queue.Entry, had bool) {
 func (l *List) leftSinceLocked(q queue.Entry) (left bool, at int64) {
 	for _, h := range l.heard {
 		if h.key == q.Key && q.Rev < h.before {
-			if left = true; !h.own {
+			if left = true; !h.own || q.Rev < h.before-1 { // see Removed
 				at = h.at
 			}
 		}
