@@ -39,9 +39,9 @@ type Keys struct {
 	doubted   bool // ever: a request may write a key late
 	unswept   bool // the last Sweep has left some
 	unsettled []*unsettled
-	timer     *time.Timer // of the next scan
-	delay     time.Duration
-	scanning  bool
+	timer     *time.Timer // of the next search
+	searching bool
+	searched  time.Time // when the last search ended
 }
 
 // New makes the Keys of a lease. life ends with the lease; background runs a function in the background

@@ -32,6 +32,13 @@ const (
 type unsettled struct {
 	keys  []string
 	since time.Time
+	due   time.Time // of the next search for them
+}
+
+// pause is how long the search after one at that time waits: as long as it was from the beginning up to then, within bounds. So entries
+// that became unsettled at about the same time are looked for together.
+func (u *unsettled) pause(searched time.Time) time.Duration {
+	return min(max(searched.Sub(u.since), settleFirst), settleMax)
 }
 
 // Settle is Free for keys of an entry if the outcome of an attempt to write them is unknown: a request that was given up may
@@ -44,38 +51,59 @@ func (k *Keys) Settle(keys ...string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.doubted = true
-	u := &unsettled{keys, time.Now()}
+	now := time.Now()
+	u := &unsettled{keys, now, now}
 	k.unsettled = append(k.unsettled, u)
 	for _, key := range keys {
 		k.vacant[key] = u
 	}
 	k.tellLocked()
-	k.delay = settleFirst
-	if k.timer == nil {
-		k.timer = time.AfterFunc(0, func() { k.background(k.findLateWrites) })
-	} else {
-		k.timer.Reset(0)
+	k.searchLocked(now)
+}
+
+// searchLocked has a search begin when it is due, and not sooner than settleFirst after the last one: after a slow etcd each
+// release may leave an unsettled entry, and a search for each of them would keep etcd slow.
+func (k *Keys) searchLocked(due time.Time) {
+	wait := max(0, time.Until(due), time.Until(k.searched.Add(settleFirst)))
+	switch {
+	case k.searching: // what is due then is found at its end
+	case k.timer == nil:
+		k.timer = time.AfterFunc(wait, func() { k.background(k.findLateWrites) })
+	default: // a timer, not a goroutine that waits
+		k.timer.Reset(wait)
 	}
 }
 
-// findLateWrites looks for the late writes of all unsettled entries together. After a slow etcd there may be a thousand such
-// entries, and one request looks for many.
+// findLateWrites looks for the late writes of all unsettled entries that are due, or will be soon, together. After a slow etcd
+// there may be a thousand such entries, and one request looks for many.
 func (k *Keys) findLateWrites(ctx context.Context) {
 	k.mu.Lock()
-	if k.scanning {
+	if k.searching {
 		k.mu.Unlock()
-		return // the scan that goes on is followed by another one
+		return
 	}
-	k.scanning = true
-	all := k.unsettled
-	k.unsettled = nil
+	k.searching = true
+	now := time.Now()
+	var some []*unsettled
+	k.unsettled = slices.DeleteFunc(k.unsettled, func(u *unsettled) bool {
+		due := u.due.Sub(now) <= u.pause(now)/4
+		if due {
+			some = append(some, u)
+		}
+		return due
+	})
 	k.mu.Unlock()
 	var left []*unsettled
-	for some := range slices.Chunk(all, etcd.Batch) {
+	for some := range slices.Chunk(some, etcd.Batch) {
 		began := time.Now()
-		err := k.removeLateWrites(ctx, some)
+		var keys []string
 		for _, u := range some {
-			if err == nil && began.Sub(u.since) >= settleFor {
+			keys = append(keys, u.keys...)
+		}
+		unknown, _ := k.removeLateWrites(ctx, keys)
+		for _, u := range some {
+			known := !slices.ContainsFunc(u.keys, func(key string) bool { return slices.Contains(unknown, key) })
+			if known && began.Sub(u.since) >= settleFor {
 				k.settled(u)
 			} else {
 				left = append(left, u)
@@ -84,12 +112,13 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.scanning = false
+	k.searching, k.searched = false, time.Now()
+	for _, u := range left {
+		u.due = k.searched.Add(u.pause(k.searched))
+	}
 	k.unsettled = append(k.unsettled, left...)
 	if len(k.unsettled) > 0 && ctx.Err() == nil {
-		// A timer, not a goroutine that waits.
-		k.timer.Reset(k.delay)
-		k.delay = min(2*k.delay, settleMax)
+		k.searchLocked(slices.MinFunc(k.unsettled, func(u, v *unsettled) int { return u.due.Compare(v.due) }).due)
 	}
 }
 
@@ -105,47 +134,60 @@ func (k *Keys) settled(u *unsettled) {
 	}
 }
 
-// removeLateWrites removes what there is of the entries: two requests, or a few more if Multis are among
-// them.
-func (k *Keys) removeLateWrites(ctx context.Context, some []*unsettled) error {
-	var keys []string
-	for _, u := range some {
-		keys = append(keys, u.keys...)
-	}
+// removeLateWrites removes what there is of keys that no entry uses: two requests, or a few more if the keys are those of Multis.
+// unknown are the keys that may have a late write even so, because of err.
+func (k *Keys) removeLateWrites(ctx context.Context, keys []string) (unknown []string, err error) {
 	there, err := k.etcd.ReadValues(ctx, k.life, keys...)
-	if n := len(some); n > 1 && err != nil && etcd.Refused(err) {
+	switch n := len(keys); {
+	case n > 1 && etcd.Refused(err):
 		// One of the keys may be forbidden by now. That must not keep the others from their removal.
-		return errors.Join(k.removeLateWrites(ctx, some[:n/2]), k.removeLateWrites(ctx, some[n/2:]))
+		return inHalves(keys, func(some []string) ([]string, error) { return k.removeLateWrites(ctx, some) })
+	case err != nil:
+		return keys, err
 	}
-	if err != nil {
-		return err
-	}
-	var ops []clientv3.Op
+	var late []*mvccpb.KeyValue
 	for _, kv := range there {
 		// This entry has written it; or an earlier entry of the session has, and a restore has brought it back. Nobody uses the
-		// key now. uses is asked last, since an adopted entry counts as written by the session from its adoption on.
+		// key now. uses is asked last, since an entry may have taken the key meanwhile, and an adopted entry counts as written by
+		// the session from its adoption on.
 		if k.wrote(kv) && !k.uses(string(kv.Key)) {
-			ops = append(ops, removal.DeleteOps([]string{string(kv.Key)}, kv.CreateRevision)...)
+			late = append(late, kv)
 		}
 	}
-	for some := range slices.Chunk(ops, 2*etcd.Batch) {
-		if err := k.commit(ctx, some); err != nil {
-			return err
-		}
+	for some := range slices.Chunk(late, 2*etcd.Batch) {
+		left, failed := k.remove(ctx, some)
+		unknown, err = append(unknown, left...), errors.Join(err, failed)
 	}
-	return nil
+	return unknown, err
 }
 
-// commit carries out operations that need not be carried out together: etcd may refuse some of them, or all because they are
+// remove removes late writes. They need not be removed together: etcd may refuse some of the removals, or all because they are
 // many.
-func (k *Keys) commit(ctx context.Context, ops []clientv3.Op) error {
-	_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+func (k *Keys) remove(ctx context.Context, late []*mvccpb.KeyValue) (unknown []string, err error) {
+	var keys []string
+	var ops []clientv3.Op
+	for _, kv := range late {
+		keys = append(keys, string(kv.Key))
+		ops = append(ops, removal.DeleteOps(keys[len(keys)-1:], kv.CreateRevision)...)
+	}
+	_, _, err = etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
 		return k.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
 	})
-	if n := len(ops); n > 1 && etcd.Refused(err) {
-		return errors.Join(k.commit(ctx, ops[:n/2]), k.commit(ctx, ops[n/2:]))
+	switch {
+	case err == nil:
+		return nil, nil
+	case len(late) > 1 && etcd.Refused(err):
+		return inHalves(late, func(some []*mvccpb.KeyValue) ([]string, error) { return k.remove(ctx, some) })
 	}
-	return err
+	return keys, err
+}
+
+// inHalves does f for each half of all, which are two at least, and returns what both return.
+func inHalves[T any](all []T, f func(some []T) ([]string, error)) ([]string, error) {
+	n := len(all) / 2
+	unknown, err := f(all[:n])
+	rest, failed := f(all[n:])
+	return append(unknown, rest...), errors.Join(err, failed)
 }
 
 // Sweep reads which keys hang on the lease, and removes those of the session that no entry uses. They are
@@ -158,27 +200,22 @@ func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error)
 		return nil, err
 	}
 	there = make(map[string]struct{}, len(attached))
-	var failed error
+	var unused []string
 	for _, key := range attached {
 		there[key] = struct{}{}
 		if keyspace.IsKeyOf(key, int64(k.lease)) && !k.uses(key) {
-			failed = cmp.Or(k.sweepKey(ctx, key), failed)
+			unused = append(unused, key)
 		}
+	}
+	var failed error
+	for some := range slices.Chunk(unused, 2*etcd.Batch) {
+		_, err := k.removeLateWrites(ctx, some)
+		failed = cmp.Or(failed, err)
 	}
 	k.mu.Lock()
 	k.unswept = failed != nil
 	k.mu.Unlock()
 	return there, nil
-}
-
-func (k *Keys) sweepKey(ctx context.Context, key string) error {
-	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, etcd.ReadValue(key))
-	// uses is asked again, since an entry may have been written under this key meanwhile. If none
-	// uses it now, then what was read is a late write, or gone.
-	if err == nil && len(got[0].Kvs) > 0 && k.wrote(got[0].Kvs[0]) && !k.uses(key) {
-		return k.removeLateWrite(ctx, got[0].Kvs[0])
-	}
-	return err
 }
 
 // Skip leaves an entry's keys to another user of an adopted lease, or to a late write of this session that came after the keys
