@@ -27,6 +27,7 @@ type Keys struct {
 	owner      []byte        // in JSON
 	nonce      string        // begins the nonce of every value: 65 random bits
 	seq        atomic.Uint64 // of the last nonce
+	rights     rights
 
 	mu    sync.Mutex // a leaf: no other mutex is taken while it is held
 	inUse keyspace.InUse
@@ -51,7 +52,7 @@ type Keys struct {
 func New(life context.Context, client *etcd.Client, lease clientv3.LeaseID, owner string, background func(f func(ctx context.Context)) bool) *Keys {
 	return &Keys{
 		etcd: client, lease: lease, life: life, background: background,
-		owner: inJSON(owner), nonce: rand.Text()[:13] + ".",
+		owner: inJSON(owner), nonce: rand.Text()[:13] + ".", rights: rights{turn: make(chan struct{}, 1)},
 		inUse: make(keyspace.InUse), vacant: make(map[string]*unsettled), raw: make(map[string]rawValue),
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -15,8 +16,34 @@ import (
 )
 
 // InTheWay is a key in use that the client has no right to write, "" if none is found until ctx ends. It writes
-// nothing: etcd checks the rights on all operations of a txn, also on those that it does not carry out.
+// nothing: etcd checks the rights on all operations of a txn, also on those that it does not carry out. There is one search at a
+// time, and its answer goes to all who have asked before it began: each of a thousand locks may ask when the lease is refused.
 func (k *Keys) InTheWay(ctx context.Context) (key string) {
+	asked := time.Now()
+	select {
+	case k.rights.turn <- struct{}{}:
+		defer func() { <-k.rights.turn }()
+	case <-ctx.Done():
+		return ""
+	}
+	if k.rights.began.After(asked) {
+		return k.rights.key
+	}
+	began := time.Now()
+	if key = k.inTheWay(ctx); ctx.Err() == nil {
+		k.rights.began, k.rights.key = began, key
+	}
+	return key
+}
+
+// rights is what the last search for a key without rights has found. Who has the turn guards it.
+type rights struct {
+	turn  chan struct{}
+	began time.Time
+	key   string
+}
+
+func (k *Keys) inTheWay(ctx context.Context) (key string) {
 	k.mu.Lock()
 	keys := slices.Collect(maps.Keys(k.inUse))
 	k.mu.Unlock()

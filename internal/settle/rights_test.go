@@ -1,0 +1,51 @@
+package settle
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+)
+
+// The client loses its rights on one of many keys, and a thousand locks ask which one. Those who ask while a search goes on have
+// the answer of the next one, and who gives up does not wait for it.
+func TestInTheWay_NoStorm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		count := w.Step
+		w.Step = func(ctx context.Context, what string) error {
+			if err := etcd.Sleep(ctx, time.Millisecond); err != nil {
+				return err
+			}
+			return count(ctx, what)
+		}
+		w.forbid()
+		w.Take("secret", keyspace.Exclusive)
+		for i := range 10 * etcd.Batch {
+			w.Take(fmt.Sprint("a", i), keyspace.Exclusive)
+		}
+		var all sync.WaitGroup
+		ask := func(ctx context.Context, want string) {
+			all.Go(func() { assert.Equal(t, want, w.InTheWay(ctx)) })
+		}
+		ask(t.Context(), "secret/5")
+		synctest.Wait()
+		elapse(time.Microsecond)
+		for range 1000 {
+			ask(t.Context(), "secret/5")
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		ask(ctx, "")
+		cancel()
+		all.Wait()
+		require.LessOrEqual(t, int(w.calls.Load()), 2*(11+etcd.Batch))
+	})
+}
