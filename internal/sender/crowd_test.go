@@ -3,7 +3,9 @@ package sender
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -86,5 +88,47 @@ func TestSender_CrowdWaits(t *testing.T) {
 		require.Contains(t, p.requests(), "(-y/1) (n/waits) (other/1) (late/1)")
 		require.NotContains(t, p.keys(), "n/gone")
 		leave()
+	})
+}
+
+// A looking ctx looks, when it is asked whether it has ended, whether its caller holds the Sender's mutex.
+type looking struct {
+	context.Context
+	p     *post
+	taken atomic.Bool
+}
+
+func (l *looking) Err() error {
+	for range 100_000 { // others hold it for a moment
+		if l.p.Sender.mu.TryLock() {
+			l.p.Sender.mu.Unlock()
+			return l.Context.Err()
+		}
+		runtime.Gosched()
+	}
+	l.taken.Store(true)
+	return l.Context.Err()
+}
+
+// Callers whose ctxs end in an outage don't wait for each other: each asks for 20 ms why there is no connection.
+func TestSender_CallersLeaveTogether(t *testing.T) {
+	onPost(t, func(p *post) {
+		goOn := p.holdBack()
+		p.fill()
+		ctx, leave := context.WithCancel(p.Context())
+		waits, flies := &looking{Context: ctx, p: p}, &looking{Context: ctx, p: p}
+		p.send(flies, "a/1", put("a/1"))
+		p.send(flies, "b/1", put("b/1"))
+		<-time.After(patienceNear)
+		synctest.Wait()
+		p.send(waits, "c/1", put("c/1"))
+		leave()
+		synctest.Wait()
+		for _, label := range []string{"a/1", "b/1", "c/1"} {
+			require.ErrorIs(t, p.errs[label], context.Canceled)
+			require.Equal(t, label != "c/1", p.doubt[label])
+		}
+		require.False(t, waits.taken.Load() || flies.taken.Load())
+		goOn()
 	})
 }

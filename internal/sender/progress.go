@@ -47,7 +47,6 @@ func (s *Sender) queueLocked(c *Command) {
 
 // awaitLocked waits for a command that others send, and releases the mutex.
 func (s *Sender) awaitLocked(ctx, life context.Context, c *Command) (Reply, bool, error) {
-	defer s.mu.Unlock()
 	if !c.told {
 		c.done = make(chan struct{})
 		s.mu.Unlock()
@@ -64,17 +63,21 @@ func (s *Sender) awaitLocked(ctx, life context.Context, c *Command) (Reply, bool
 		<-c.done
 		s.mu.Lock()
 	}
-	switch c.state {
-	case waits, offered:
+	ambiguous, last := true, c.err
+	switch {
+	case c.state == over && (c.err == nil || etcd.Refused(c.err)):
+		defer s.mu.Unlock()
+		return c.reply, c.ambiguous, c.err
+	case c.state == waits, c.state == offered:
 		s.forgetLocked(c)
-		return Reply{}, c.ambiguous, s.ended(ctx, life, nil)
-	case over:
-		if c.err == nil || etcd.Refused(c.err) {
-			return c.reply, c.ambiguous, c.err
-		}
+		ambiguous = c.ambiguous
+	default:
+		s.giveUpLocked(c)
 	}
-	s.giveUpLocked(c)
-	return Reply{}, true, s.ended(ctx, life, c.err)
+	// Without the mutex: ended calls the caller's ctx, and asks for 20 ms why there is no connection. Else in an outage each caller
+	// whose ctx ends would wait for all others.
+	s.mu.Unlock()
+	return Reply{}, ambiguous, s.ended(ctx, life, last)
 }
 
 // forgetLocked forgets a command that was not sent, and that its caller has given up.
