@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
@@ -88,6 +89,39 @@ func TestSender_CrowdWaits(t *testing.T) {
 		require.Contains(t, p.requests(), "(-y/1) (n/waits) (other/1) (late/1)")
 		require.NotContains(t, p.keys(), "n/gone")
 		leave()
+	})
+}
+
+// Etcd refuses each request that has several commands of a crowd. They go by themselves then, and no more of them at a time than
+// of any other crowd.
+func TestSender_CrowdIsTakenApart(t *testing.T) {
+	onPost(t, func(p *post) {
+		const n = 4 * maxSeats
+		flying, most := 0, 0
+		goOn := p.holdBack()
+		p.set(func() {
+			p.before = func(ctx context.Context, r *pb.TxnRequest) error {
+				p.set(func() { flying++; most = max(most, flying) })
+				defer p.set(func() { flying-- })
+				if err := etcd.Sleep(ctx, time.Millisecond); err != nil || len(keysOf(r)) == 1 {
+					return err
+				}
+				return rpctypes.ErrGRPCPermissionDenied
+			}
+		})
+		var all sync.WaitGroup
+		for i := range n {
+			all.Go(func() {
+				r, ambiguous, err := p.Do(p.Context(), nil, put(fmt.Sprintf("n%d/1", i)))
+				assert.NoError(t, err)
+				assert.True(t, r.Succeeded && !ambiguous)
+			})
+		}
+		<-time.After(100 * time.Millisecond)
+		goOn()
+		all.Wait()
+		require.LessOrEqual(t, most, maxSeats)
+		require.Len(t, p.keys(), n)
 	})
 }
 

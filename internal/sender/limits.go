@@ -25,7 +25,7 @@ type limits struct {
 // alone reports whether a command shares its request with no other. While etcd is full, no enqueue does: etcd 3.6 carries
 // out a put in a nested transaction all the same, so locks would be granted and refused by turns.
 func (l *limits) alone(c *Command) bool {
-	return l.most == 1 || c.ops() > maxOps || l.alarm && c.Enqueue || l.refused.Has(c.Names)
+	return l.most == 1 || c.apart || c.ops() > maxOps || l.alarm && c.Enqueue || l.refused.Has(c.Names)
 }
 
 // answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. If etcd is full, or the

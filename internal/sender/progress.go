@@ -13,6 +13,7 @@ import (
 // progress is what becomes of a command that shares its request with others, or waits for them. The Sender's mutex guards it.
 type progress struct {
 	state     state
+	apart     bool // a request that it shared was refused, so it goes by itself
 	changed   bool // Did is true of reply
 	ambiguous bool
 	told      bool            // its Owner was, if there is one

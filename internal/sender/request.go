@@ -212,8 +212,8 @@ func (s *Sender) allDid(b []*Command) bool {
 // end: see ended.
 var errUnsent = errors.New("not sent: the session has ended")
 
-// apartLocked sends each command of a refused request by itself, all at the same time: etcd may have refused one of them, or
-// their number, and that must not harm the others.
+// apartLocked sends each command of a refused request by itself, all at the same time, but for those that find no seat: etcd may
+// have refused one of them, or their number, and that must not harm the others.
 func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
 	if etcd.TooLarge(err) {
 		s.limits.tooMany(len(b))
@@ -224,8 +224,12 @@ func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
 			c.overLocked(c.calls > 1, nil)
 			continue
 		}
-		c.ambiguous, c.calls, c.flight = c.ambiguous || ambiguous, 0, nil
+		c.apart, c.ambiguous, c.calls, c.flight = true, c.ambiguous || ambiguous, 0, nil
 		if c.state != sent {
+			continue
+		}
+		if s.seats >= maxSeats {
+			s.queueLocked(c)
 			continue
 		}
 		s.beginLocked(c)
