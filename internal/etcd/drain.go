@@ -48,16 +48,19 @@ func (d *calls) resume() {
 	}
 }
 
-// begin begins a call, which ends with ctx, life and client.
+// begin begins a call, which ends with ctx, life and client. It calls no ctx of the caller's with the mutex held.
 func (d *calls) begin(ctx, life, client context.Context) {
 	d.mu.Lock()
-	for resumed := d.resumed; resumed != nil && ctx.Err() == nil && life.Err() == nil && client.Err() == nil; resumed = d.resumed {
+	for resumed, over := d.resumed, false; resumed != nil && !over; resumed = d.resumed {
 		d.mu.Unlock()
 		select {
 		case <-resumed:
 		case <-ctx.Done():
+			over = true
 		case <-life.Done():
+			over = true
 		case <-client.Done():
+			over = true
 		}
 		d.mu.Lock()
 	}
