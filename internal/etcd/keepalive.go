@@ -5,7 +5,7 @@ package etcd
 import (
 	"context"
 	"errors"
-	"io"
+	"fmt"
 	"sync"
 	"time"
 
@@ -104,17 +104,22 @@ func (k *KeepAlive) Renew(ctx context.Context, id clientv3.LeaseID) (ttl int64, 
 		k.kept = nil
 	}
 	k.mu.Unlock()
+	var before error // of the renewal on s
 	if s != nil {
 		ttl, err = k.renewOn(ctx, s, id)
 		if err == nil || ctx.Err() != nil || errors.Is(err, rpctypes.ErrPermissionDenied) {
 			return ttl, err
 		}
-		// The stream broke while nobody used it, or its token has expired: neither says anything of etcd.
+		before = err // the stream broke while nobody used it, or its token has expired: neither says anything of etcd
 	}
-	if s, err = k.open(ctx); err != nil {
-		return 0, err
+	if s, err = k.open(ctx); err == nil {
+		ttl, err = k.renewOn(ctx, s, id)
 	}
-	return k.renewOn(ctx, s, id)
+	if sent := before != nil && !errors.Is(before, ErrNotSent); sent && (errors.Is(err, ErrNotSent) || errors.Is(err, ErrOpening)) {
+		// Invariant (I4): the lease may not forget this renewal, since a proxy may have asked etcd because of it.
+		err = fmt.Errorf("%s, after a renewal that was sent: %s", err.Error(), before.Error())
+	}
+	return ttl, err
 }
 
 // renewOn renews the lease on s, and keeps or closes s.
@@ -271,29 +276,5 @@ func (k *KeepAlive) judge(s *keepAliveStream, direct bool) {
 	if k.kept == s {
 		k.kept = nil
 		s.cancel()
-	}
-}
-
-// A keepAliveStream is a stream of a KeepAlive. It has one user at a time, and a goroutine that reads.
-type keepAliveStream struct {
-	pb.Lease_LeaseKeepAliveClient
-	cancel  context.CancelFunc
-	replies chan *pb.LeaseKeepAliveResponse
-	ended   chan struct{} // closed when err is set
-	err     error
-	asked   bool // whether it leads to a proxy
-	n       int  // counts the streams
-}
-
-// renew renews a lease. It ends with the stream.
-func (s *keepAliveStream) renew(id clientv3.LeaseID) (*pb.LeaseKeepAliveResponse, error) {
-	if err := s.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)}); err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
-	}
-	select {
-	case resp := <-s.replies:
-		return resp, nil
-	case <-s.ended: // which says why, also if Send returned io.EOF
-		return nil, s.err
 	}
 }

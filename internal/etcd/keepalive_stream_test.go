@@ -12,6 +12,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
@@ -246,4 +248,25 @@ func TestKeepAlive_ReplyForNobody(t *testing.T) {
 		close(w.replies)
 		<-closed
 	})
+}
+
+// A renewal was sent on the stream that was kept, which broke before the answer, and is not sent again. That is not told as if it
+// had never been sent (I4): its answer may come to the next renewal.
+func TestKeepAlive_SentOnAStreamThatBreaks(t *testing.T) {
+	k, tap, id := keepAlive(t)
+	k.client.Username = "somebody" // without a password, so that there is no check
+	k.Prepare(t.Context())
+	tap.OnKeepAliveResponse(func(context.Context, *pb.LeaseKeepAliveResponse) error {
+		return status.Error(codes.Unavailable, "transport is closing")
+	})
+	k.mu.Lock()
+	k.opening++ // another stream, whose password check takes its time
+	k.mu.Unlock()
+	_, err := k.Renew(t.Context(), id)
+	require.ErrorContains(t, err, "transport is closing")
+	require.ErrorContains(t, err, ErrOpening.Error())
+	require.NotErrorIs(t, err, ErrOpening)
+	require.NotErrorIs(t, err, ErrNotSent)
+	_, err = k.Renew(t.Context(), id)
+	require.ErrorIs(t, err, ErrOpening, "this one was not sent")
 }
