@@ -15,7 +15,7 @@ import (
 // sends renewals only. A check finds nothing in two cases:
 //
 //   - Etcd has not changed since the last check: its revision is the same.
-//   - The user has no keys, and no request that may yet write one.
+//   - The user has no keys, no request that may yet write one, and none that a full etcd has refused.
 //
 // Neither case is relied on after the stream has changed: a restored snapshot can bring back old keys and old revisions, and
 // to restore one all members are stopped, which ends the stream. And both are trusted for trustedFor only: a member that lags
@@ -32,6 +32,7 @@ type checks struct {
 
 	mu      sync.Mutex
 	waiting bool // for a renewal
+	doubted bool // ever: see doubt
 }
 
 // A check waits for news for three to four TTLs at most: trustedFor, less a jitter of up to one TTL.
@@ -85,5 +86,12 @@ func (c *checks) nothingNew() bool {
 	case c.lease.Client.Shown() == c.rev:
 		return true
 	}
-	return !c.lease.Adopted && c.none() // the process before may have requests that write
+	return !c.lease.Adopted && !c.doubted && c.none() // the process before may have requests that write
+}
+
+// doubt takes note that etcd may have carried out a request that it has refused, so that the user may have a key unseen.
+func (c *checks) doubt() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.doubted = true
 }

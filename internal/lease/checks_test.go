@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/outage"
@@ -102,6 +104,27 @@ func TestChecks_NoKeys(t *testing.T) {
 			require.Equal(t, 1, c.within(most))
 		})
 	}
+}
+
+// Etcd is known to be full, and refuses a put. The alarm was lifted meanwhile, and etcd is full again by that put, which it has
+// carried out. The session has no keys that it knows of, and looks for this one as soon as for any.
+func TestChecks_RefusedAndCarriedOut(t *testing.T) {
+	check(t, false, func(c *checked) {
+		c.none.Store(true)
+		put := func() {
+			refused := func() (bool, error) { return false, rpctypes.ErrNoSpace }
+			ambiguous, err := c.Put(c.Context(), clientv3.OpPut("a/5", ""), refused)
+			require.ErrorIs(t, err, rpctypes.ErrNoSpace)
+			require.False(t, ambiguous)
+		}
+		put() // which was not carried out
+		require.Equal(t, 1, c.within(most))
+		c.f.Write("x")
+		require.Zero(t, c.within(most))
+		c.f.Write("a/5")
+		put()
+		require.Equal(t, 1, c.within(most))
+	})
 }
 
 // A check is made where another process of etcd may answer.

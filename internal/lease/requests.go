@@ -25,7 +25,13 @@ func (l *Lease) Put(ctx context.Context, put clientv3.Op, send func() (ambiguous
 	}
 	if etcd.Alarm(err) {
 		key = string(put.KeyBytes())
-		ambiguous = ambiguous || before == nil && errors.Is(err, rpctypes.ErrNoSpace) && l.written(ctx, put)
+		switch {
+		case !errors.Is(err, rpctypes.ErrNoSpace):
+		case before == nil:
+			ambiguous = ambiguous || l.written(ctx, put)
+		case l.checks != nil: // the alarm may have been lifted meanwhile, and etcd be full again by this request: a check is enough
+			l.checks.doubt()
+		}
 	}
 	if errors.Is(err, rpctypes.ErrLeaseNotFound) { // an error shows no revision: see etcd.Client.hintsOfLease
 		l.Confirm(ctx)
