@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
@@ -479,5 +480,43 @@ func TestAwaitWaiter_NoWatch(t *testing.T) {
 		s.f.Write("a/1c")
 		<-time.After(2 * etcd.RetryMax)
 		require.Len(t, found, 1)
+	})
+}
+
+// The client has no rights any more. Etcd is asked seldom for a hold, and for a waiter, and yet both are told of soon after the
+// rights are back.
+func TestRefused_NoStorm(t *testing.T) {
+	play(t, func(s *scene) {
+		q := s.hold("a")
+		s.requireWatches(1)
+		forbidden, asked := true, 0
+		s.f.Refuse = func(*fakeetcd.Watch) (refused bool) {
+			s.note(func() { refused = forbidden })
+			return refused
+		}
+		s.f.Step = func(_ context.Context, what string) (err error) {
+			if what == "Range" {
+				s.note(func() {
+					if asked++; forbidden {
+						err = rpctypes.ErrGRPCPermissionDenied
+					}
+				})
+			}
+			return err
+		}
+		s.f.BreakWatches()
+		found := make(chan bool, 1)
+		go func() { found <- s.AwaitWaiter(s.Ctx, "a", q.Rev, func(keyspace.Kind) bool { return true }) }()
+		<-time.After(5 * time.Minute)
+		s.note(func() {
+			require.Less(t, asked, 2*60)
+			forbidden = false
+		})
+		s.f.Remove(q.Key)
+		s.f.Write("a/2c")
+		<-time.After(2 * refusedMax)
+		require.Len(t, found, 1)
+		s.requireTold(q)
+		s.unwatch(q)
 	})
 }

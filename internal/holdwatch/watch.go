@@ -38,21 +38,19 @@ func (w *watch[H]) run(context.Context) {
 	out := w.ws.Outages.Outage(w.label)
 	defer out.Stop(false)
 	refusals := 0
-	for retry := (etcd.Backoff{}); w.ctx.Err() == nil; _ = retry.Wait(w.ctx) {
+	for pauses := (pauses{}); w.ctx.Err() == nil; {
 		began := time.Now()
 		err := w.watch(&out)
+		lasted := time.Since(began)
 		out.Start(w.ctx, err)
-		if time.Since(began) > etcd.RetryMax {
-			retry.Reset() // it went well for a while
-		}
-		switch {
-		case !errors.Is(err, errNotOpened):
+		if !errors.Is(err, errNotOpened) {
 			refusals = 0
-		case w.ws.Verify(w.ctx, w.all(), 0) == nil: // etcd answers
-			if refusals++; refusals == 2 { // it may not let us watch that much
-				w.split()
-			}
+		} else if failed := w.ws.Verify(w.ctx, w.all(), 0); failed != nil {
+			err = failed
+		} else if refusals++; refusals == 2 { // etcd answers, and may not let us watch that much
+			w.split()
 		}
+		pauses.pause(w.ctx, lasted, err)
 	}
 	w.giveUp()
 }
@@ -174,16 +172,14 @@ func (ws *Watches[H]) AwaitWaiter(ctx context.Context, name string, rev int64, e
 	defer unbind()
 	out := ws.Outages.Outage(name)
 	defer out.Stop(false)
-	for retry := (etcd.Backoff{}); ctx.Err() == nil; _ = retry.Wait(ctx) {
+	for pauses := (pauses{}); ctx.Err() == nil; {
 		began := time.Now()
 		err := ws.findWaiter(ctx, name, rev, excludes, &out)
 		if err == nil {
 			return true
 		}
 		out.Start(ctx, err)
-		if time.Since(began) > etcd.RetryMax {
-			retry.Reset() // it went well for a while
-		}
+		pauses.pause(ctx, time.Since(began), err)
 	}
 	return false
 }
