@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/leaks"
 )
 
@@ -25,7 +26,10 @@ var (
 const hang = 2 * time.Minute
 
 func TestMain(m *testing.M) {
-	flag.Parse()
+	if err := harness.Parallel(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code := m.Run()
 	if code == 0 {
 		if err := leaks.FindBesidePeers(hang); err != nil {
