@@ -4,10 +4,12 @@ import (
 	"bytes"
 	"context"
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -57,14 +59,17 @@ func TestWatcher_GivenUpWhileOpening(t *testing.T) {
 		"by the caller, and it is late": func(c *Client, cancel func()) {
 			cancel()
 			_, err := c.OpenWatch(context.Background(), context.Background(), "b", "") // for AttemptMin
-			require.ErrorIs(t, err, ErrWatch)
+			assert.ErrorIs(t, err, ErrWatch)
 		},
 	}
+	// The cases wait beside each other: what one leaves is found among the goroutines of all.
+	var cases []func()
 	for when, hold := range held {
 		for how, act := range giveUp {
-			t.Run(when+", "+how, func(t *testing.T) {
-				client, tap := tapped(t)
-				before := goleak.IgnoreCurrent()
+			client, tap := tapped(t)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel() // when all have left nothing
+			cases = append(cases, func() {
 				c := NewClient(client)
 				opens, goesOn := make(chan struct{}, 100), make(chan struct{})
 				hold(tap, func(ctx context.Context) error {
@@ -75,7 +80,6 @@ func TestWatcher_GivenUpWhileOpening(t *testing.T) {
 					}
 					return ctx.Err()
 				})
-				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error)
 				go func() {
 					_, err := c.OpenWatch(ctx, t.Context(), "a", "")
@@ -83,14 +87,19 @@ func TestWatcher_GivenUpWhileOpening(t *testing.T) {
 				}()
 				<-opens
 				act(c, cancel)
-				require.ErrorIs(t, <-done, ErrWatch)
+				assert.ErrorIs(t, <-done, ErrWatch, "%s, %s", when, how)
 				c.CloseWatcher()
 				close(goesOn)
-				require.NoError(t, leaks.Find(time.Minute, before))
-				cancel()
 			})
 		}
 	}
+	before := goleak.IgnoreCurrent()
+	var all sync.WaitGroup
+	for _, play := range cases {
+		all.Go(play)
+	}
+	all.Wait()
+	require.NoError(t, leaks.Find(time.Minute, before))
 }
 
 // watchStreams are the watch streams of all clients in this process.
