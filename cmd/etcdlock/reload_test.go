@@ -1,4 +1,4 @@
-package connect
+package main
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	"go.etcd.io/etcd/server/v3/embed"
 
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/certs"
 )
@@ -18,6 +19,7 @@ import (
 // A client follows a change of all certificates, the CA's included, in its next connection. One whose CA did
 // not change does not believe the new certificates.
 func TestClient_Reloads(t *testing.T) {
+	t.Parallel()
 	dir, old := t.TempDir(), t.TempDir()
 	certs.Renew(t, dir)
 	file := func(name string) string { return filepath.Join(dir, name) }
@@ -30,7 +32,7 @@ func TestClient_Reloads(t *testing.T) {
 		}
 	}))
 	get := func(endpoint, ca string) func(limit time.Duration) error {
-		config := Config{Endpoints: []string{endpoint}, CACert: ca, Cert: file("client.crt"), Key: file("client.key"), DialTimeout: hang}
+		config := connect.Config{Endpoints: []string{endpoint}, CACert: ca, Cert: file("client.crt"), Key: file("client.key"), DialTimeout: hang}
 		client, err := config.Client()
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = client.Close() })
@@ -57,5 +59,3 @@ func TestClient_Reloads(t *testing.T) {
 	}
 	require.ErrorIs(t, stays(time.Second), context.DeadlineExceeded)
 }
-
-const hang = 30 * time.Second

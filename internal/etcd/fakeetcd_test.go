@@ -1,4 +1,4 @@
-package fakeetcd_test
+package etcd_test
 
 import (
 	"context"
