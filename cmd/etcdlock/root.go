@@ -11,7 +11,11 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/demo"
+	"github.com/etcdlock/etcdlock/etcdtest"
 )
+
+// launch starts the demo's etcd.
+func launch(dir string) (demo.Server, error) { return etcdtest.New(dir, etcdtest.WithFsync()) }
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{
@@ -33,7 +37,7 @@ number of seconds (10) or has a unit (90s, 5m).`,
 	root.SetFlagErrorFunc(badFlag)
 	etcd := &connect.Config{}
 	etcd.AddFlags(root.PersistentFlags())
-	demonstrate := demo.Command(etcd)
+	demonstrate := demo.Command(etcd, launch)
 	demonstrate.PreRunE = func(cmd *cobra.Command, _ []string) error { return etcd.Complete(cmd.Flags()) }
 	run, elect := runCommand(etcd), electCommand(etcd)
 	looks := []*cobra.Command{listCommand(etcd), showCommand(etcd), breakCommand(etcd), doctorCommand(etcd)}

@@ -24,8 +24,8 @@ import (
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/screen"
 )
 
-// Command is `etcdlock demo`.
-func Command(etcd *connect.Config) *cobra.Command {
+// Command is `etcdlock demo`. It has launch start an etcd, unless the flags name one.
+func Command(etcd *connect.Config, launch Launch) *cobra.Command {
 	return &cobra.Command{
 		Use:   "demo",
 		Short: "Show the locks at work: processes contend, one is killed, readers and writers share",
@@ -38,7 +38,7 @@ With --endpoints or ETCDCTL_ENDPOINTS it uses a running etcd. All its keys are b
 etcdlock-demo/ and a random name, and it removes them at the end.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return run(cmd.Context(), *etcd, screen.New(os.Stdout))
+			return run(cmd.Context(), *etcd, launch, screen.New(os.Stdout))
 		},
 	}
 }

@@ -58,11 +58,11 @@ type demo struct {
 }
 
 // run runs the demo. It leaves no process, no key and no file.
-func run(ctx context.Context, etcd connect.Config, v *screen.View) error {
+func run(ctx context.Context, etcd connect.Config, launch Launch, v *screen.View) error {
 	began := time.Now()
 	ctx, cancel := context.WithTimeoutCause(ctx, timeLimit, errTooLong)
 	defer cancel()
-	st, err := openStore(ctx, etcd)
+	st, err := openStore(ctx, etcd, launch)
 	if err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
-	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
 const (
@@ -27,13 +26,24 @@ type store struct {
 	prefix   string // of all keys of this demo
 	revision int64  // when the demo began
 
-	cluster *etcdtest.Cluster // nil if etcd runs elsewhere
-	dir     string            // the data directory of cluster
+	launch Launch
+	server Server // nil if etcd runs elsewhere
+	dir    string // the data directory of server
 }
 
+// A Server is an etcd inside this process.
+type Server interface {
+	Endpoints() []string
+	Close()
+}
+
+// Launch starts a Server that keeps its data in a directory, and syncs it. It is the caller's, so that the tests of this
+// package need not link a server.
+type Launch func(dir string) (Server, error)
+
 // openStore connects to the etcd that etcd names, or else starts one.
-func openStore(ctx context.Context, etcd connect.Config) (*store, error) {
-	st := &store{etcd: etcd, prefix: fmt.Sprintf("etcdlock-demo/%08x/", rand.Uint32())}
+func openStore(ctx context.Context, etcd connect.Config, launch Launch) (*store, error) {
+	st := &store{etcd: etcd, launch: launch, prefix: fmt.Sprintf("etcdlock-demo/%08x/", rand.Uint32())}
 	if err := st.open(ctx); err != nil {
 		return nil, oneLine(err, st.shut())
 	}
@@ -76,10 +86,12 @@ func (st *store) start() (err error) {
 	if st.dir, err = os.MkdirTemp("", "etcdlock-demo-"); err != nil {
 		return fmt.Errorf("no directory for etcd's data: %w; set TMPDIR to a directory that can be written", err)
 	}
-	if st.cluster, err = etcdtest.New(st.dir, etcdtest.WithFsync()); err != nil {
+	server, err := st.launch(st.dir)
+	if err != nil {
 		return fmt.Errorf("can't run etcd in this process: %w; --endpoints uses a running one", err)
 	}
-	st.etcd = connect.Config{Endpoints: st.cluster.Endpoints(), DialTimeout: connectTimeout} // no TLS, no users
+	st.server = server
+	st.etcd = connect.Config{Endpoints: server.Endpoints(), DialTimeout: connectTimeout} // no TLS, no users
 	return nil
 }
 
@@ -90,7 +102,7 @@ func (st *store) describe(ctx context.Context) string {
 	if s, err := st.client.Status(ctx, st.etcd.Endpoints[0]); err == nil { // only the title needs it
 		version += " " + s.Version
 	}
-	if st.cluster != nil {
+	if st.server != nil {
 		return version + " inside this process, with fsync; data in " + st.dir
 	}
 	return version + " at " + st.etcd.At() + "; keys below " + st.prefix
@@ -170,7 +182,7 @@ func (st *store) leaseGone(ctx context.Context, id clientv3.LeaseID) (bool, erro
 // leases these can't write entries, and without entries they can't write anything
 // else.
 func (st *store) clean(ctx context.Context, leases []clientv3.LeaseID) error {
-	if st.cluster != nil {
+	if st.server != nil {
 		return nil // shut removes all of it
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanTimeout)
@@ -189,8 +201,8 @@ func (st *store) shut() error {
 	if st.client != nil {
 		_ = st.client.Close() // the process ends anyway
 	}
-	if st.cluster != nil {
-		st.cluster.Close()
+	if st.server != nil {
+		st.server.Close()
 	}
 	if st.dir == "" {
 		return nil
