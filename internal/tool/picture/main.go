@@ -21,14 +21,10 @@ import (
 	"github.com/creack/pty"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/tool/picture/terminal"
 )
 
-const (
-	columns = 92
-	rows    = 17
-	lock    = "jobs/report"
-	file    = "docs/show.svg"
-)
+const file = "docs/show.svg"
 
 func main() {
 	log.SetFlags(0)
@@ -36,20 +32,14 @@ func main() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	if err := os.WriteFile(file, []byte(render(frames)), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(terminal.Render(frames)), 0o644); err != nil {
 		log.Fatal(err)
 	}
-	log.Printf("%s: %d frames, %v", file, len(frames), frames[len(frames)-1].at.Round(time.Second))
-}
-
-// A frame is the content of the screen from a point in time on.
-type frame struct {
-	at    time.Duration
-	lines []string // of SVG
+	log.Printf("%s: %d frames, %v", file, len(frames), frames[len(frames)-1].At.Round(time.Second))
 }
 
 // record plays the scene.
-func record() ([]frame, error) {
+func record() ([]terminal.Frame, error) {
 	dir, err := os.MkdirTemp("", "etcdlock-picture-")
 	if err != nil {
 		return nil, err
@@ -72,8 +62,8 @@ func record() ([]frame, error) {
 		return cmd
 	}
 
-	show := command("show", "--watch", lock)
-	tty, err := pty.StartWithSize(show, &pty.Winsize{Rows: rows, Cols: columns})
+	show := command("show", "--watch", terminal.Lock)
+	tty, err := pty.StartWithSize(show, &pty.Winsize{Rows: terminal.Rows, Cols: terminal.Columns})
 	if err != nil {
 		return nil, err
 	}
@@ -97,7 +87,7 @@ func record() ([]frame, error) {
 		{after: 500 * time.Millisecond, holds: 2 * time.Second, owner: "db2 backup.sh[1290]"},
 	} {
 		time.Sleep(a.after)
-		args := append(append([]string{"run", "--owner", a.owner}, a.args...), lock, "--")
+		args := append(append([]string{"run", "--owner", a.owner}, a.args...), terminal.Lock, "--")
 		cmd := command(append(args, "sleep", fmt.Sprint(a.holds.Seconds()))...)
 		if err := cmd.Start(); err != nil {
 			return nil, err
@@ -125,19 +115,19 @@ func record() ([]frame, error) {
 // A recording adds a frame whenever the screen has changed and output has paused.
 type recording struct {
 	sync.WaitGroup
-	frames []frame
+	frames []terminal.Frame
 }
 
 func (r *recording) read(tty io.Reader) {
-	t := newTerminal(columns, rows)
+	t := terminal.New(terminal.Columns, terminal.Rows)
 	began := time.Now()
 	for {
 		buf := make([]byte, 1<<16) // more than one update of the screen
 		n, err := tty.Read(buf)
-		t.write(string(buf[:n]))
-		lines := t.svg()
-		if len(r.frames) == 0 || strings.Join(lines, "") != strings.Join(r.frames[len(r.frames)-1].lines, "") {
-			r.frames = append(r.frames, frame{time.Since(began), lines})
+		t.Write(string(buf[:n]))
+		lines := t.SVG()
+		if len(r.frames) == 0 || strings.Join(lines, "") != strings.Join(r.frames[len(r.frames)-1].Lines, "") {
+			r.frames = append(r.frames, terminal.Frame{At: time.Since(began), Lines: lines})
 		}
 		if err != nil {
 			return // the other side has closed the terminal

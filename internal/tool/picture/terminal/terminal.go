@@ -1,4 +1,6 @@
-package main
+// Package terminal is the screen of docs/show.svg, and makes the picture of it. It is apart from the command, so that its test
+// need not link a server.
+package terminal
 
 import (
 	"fmt"
@@ -8,8 +10,22 @@ import (
 	"time"
 )
 
-// A terminal interprets only the control sequences that etcdlock uses.
-type terminal struct {
+const (
+	// Columns and Rows are the size of the screen.
+	Columns = 92
+	Rows    = 17
+	// Lock is the name of the lock that the picture shows.
+	Lock = "jobs/report"
+)
+
+// A Frame is the content of the screen from a point in time on.
+type Frame struct {
+	At    time.Duration
+	Lines []string // of SVG
+}
+
+// A Terminal interprets only the control sequences that etcdlock uses.
+type Terminal struct {
 	cells [][]cell
 	x, y  int
 	class string // of the text that is written next
@@ -20,15 +36,17 @@ type cell struct {
 	class string
 }
 
-func newTerminal(columns, rows int) *terminal {
-	t := &terminal{cells: make([][]cell, rows)}
+// New makes an empty screen.
+func New(columns, rows int) *Terminal {
+	t := &Terminal{cells: make([][]cell, rows)}
 	for i := range t.cells {
 		t.cells[i] = make([]cell, columns)
 	}
 	return t
 }
 
-func (t *terminal) write(s string) {
+// Write shows what a program writes.
+func (t *Terminal) Write(s string) {
 	for s != "" {
 		if rest, ok := strings.CutPrefix(s, "\x1b["); ok {
 			n := strings.IndexFunc(rest, func(r rune) bool { return r >= '@' && r <= '~' })
@@ -55,7 +73,7 @@ func (t *terminal) write(s string) {
 	}
 }
 
-func (t *terminal) control(args string, final byte) {
+func (t *Terminal) control(args string, final byte) {
 	switch final {
 	case 'A':
 		t.y = max(0, t.y-1)
@@ -77,8 +95,8 @@ const (
 	margin     = 14
 )
 
-// svg returns the screen with one text element for each line.
-func (t *terminal) svg() (lines []string) {
+// SVG returns the screen with one text element for each line.
+func (t *Terminal) SVG() (lines []string) {
 	for y, row := range t.cells {
 		var b strings.Builder
 		for x := 0; x < len(row); {
@@ -108,19 +126,19 @@ func (t *terminal) svg() (lines []string) {
 
 func number(f float64) string { return strconv.FormatFloat(f, 'f', 1, 64) }
 
-// render returns an SVG that shows the frames one after the other, in a loop. It uses no
+// Render returns an SVG that shows the frames one after the other, in a loop. It uses no
 // script, so the animation also works in an image element. If animation is not supported
 // or not wanted, the SVG shows the frame with the most content.
-func render(frames []frame) string {
+func Render(frames []Frame) string {
 	const hold = 2 * time.Second // duration of the last frame
-	total := frames[len(frames)-1].at + hold
+	total := frames[len(frames)-1].At + hold
 	still := 0
 	for i, f := range frames {
-		if len(strings.Join(f.lines, "")) > len(strings.Join(frames[still].lines, "")) {
+		if len(strings.Join(f.Lines, "")) > len(strings.Join(frames[still].Lines, "")) {
 			still = i
 		}
 	}
-	width, height := 2*margin+columns*charWidth, 2*margin+rows*lineHeight+24
+	width, height := 2*margin+Columns*charWidth, 2*margin+Rows*lineHeight+24
 	var b strings.Builder
 	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %s %d" width="%s" role="img" aria-label="etcdlock show --watch: holders and waiters of a lock as they come, move up and leave">
 <!-- Made by go run ./internal/tool/picture, from a real run. -->
@@ -133,9 +151,9 @@ text { fill: #c9d1d9; font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, 
 	for i, f := range frames {
 		until := total
 		if i+1 < len(frames) {
-			until = frames[i+1].at
+			until = frames[i+1].At
 		}
-		from, to := percent(f.at, total), percent(until, total)
+		from, to := percent(f.At, total), percent(until, total)
 		if i == 0 {
 			fmt.Fprintf(&b, "@keyframes f%d { 0%% { visibility: visible } %s { visibility: hidden } }\n", i, to)
 		} else {
@@ -148,9 +166,9 @@ text { fill: #c9d1d9; font: 14px ui-monospace, SFMono-Regular, Menlo, Consolas, 
 </style>
 <rect class="screen" x=".5" y=".5" width="%s" height="%d" rx="8"/>
 <text x="%d" y="%d" class="dim">$ etcdlock show --watch %s</text>
-`, still, number(width-1), height-1, margin, margin+lineHeight-4, lock)
+`, still, number(width-1), height-1, margin, margin+lineHeight-4, Lock)
 	for i, f := range frames {
-		fmt.Fprintf(&b, "<g id=\"f%d\" class=\"f\">\n%s\n</g>\n", i, strings.Join(f.lines, "\n"))
+		fmt.Fprintf(&b, "<g id=\"f%d\" class=\"f\">\n%s\n</g>\n", i, strings.Join(f.Lines, "\n"))
 	}
 	b.WriteString("</svg>\n")
 	return b.String()
