@@ -251,28 +251,31 @@ func TestMulti_WaitLosesAPart(t *testing.T) {
 	c := cluster.Client(t)
 	s, other := newTestSession(t, c, WithTTL(5*time.Second)), newTestSession(t, cluster.Client(t))
 	for i := range 6 { // part 1 is what it waits for; it has the others
-		part, names, holder, before := i%3, multiNamesOf(t, 3), other, 1
-		if i >= 3 { // deep among those of its own session, where it has no watch
-			holder, before = s, 3
-		}
-		h := mustLock(t, holder, names[1])
-		var others []*Ticket
-		for range before - 1 {
-			tk, err := NewMutex(s, names[1]).Enqueue(harness.Ctx(t))
+		t.Run(fmt.Sprint(i), func(t *testing.T) {
+			t.Parallel()
+			part, names, holder, before := i%3, multiNamesOf(t, 3), other, 1
+			if i >= 3 { // deep among those of its own session, where it has no watch
+				holder, before = s, 3
+			}
+			h := mustLock(t, holder, names[1])
+			var others []*Ticket
+			for range before - 1 {
+				tk, err := NewMutex(s, names[1]).Enqueue(harness.Ctx(t))
+				require.NoError(t, err)
+				others = append(others, tk)
+			}
+			tk, err := NewMulti(s, writes(names...)...).Enqueue(harness.Ctx(t))
 			require.NoError(t, err)
-			others = append(others, tk)
-		}
-		tk, err := NewMulti(s, writes(names...)...).Enqueue(harness.Ctx(t))
-		require.NoError(t, err)
-		_, err = c.Delete(harness.Ctx(t), tk.h.Keys()[part])
-		require.NoError(t, err)
-		_, err = tk.Wait(harness.Ctx(t))
-		require.ErrorIs(t, err, ErrLost, "while the one before still holds")
-		require.Eventually(t, func() bool { return len(entriesIn(t, c, names...)) == before }, hang, tick)
-		for _, tk := range others {
-			require.NoError(t, tk.Cancel(harness.Ctx(t)))
-		}
-		require.NoError(t, h.Unlock(harness.Ctx(t)))
+			_, err = c.Delete(harness.Ctx(t), tk.h.Keys()[part])
+			require.NoError(t, err)
+			_, err = tk.Wait(harness.Ctx(t))
+			require.ErrorIs(t, err, ErrLost, "while the one before still holds")
+			require.Eventually(t, func() bool { return len(entriesIn(t, c, names...)) == before }, hang, tick)
+			for _, tk := range others {
+				require.NoError(t, tk.Cancel(harness.Ctx(t)))
+			}
+			require.NoError(t, h.Unlock(harness.Ctx(t)))
+		})
 	}
 }
 

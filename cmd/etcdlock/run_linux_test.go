@@ -281,11 +281,17 @@ func TestRun_HoldFor(t *testing.T) {
 		require.Equal(t, what, r.stderr.String())
 		noKeys(t, client)
 	}
+}
 
-	// A process that was stopped until --hold-for was over and the lease had expired has run CMD under the lock.
+// A process that was stopped until --hold-for was over and the lease had expired has run CMD under the lock.
+func TestRun_HoldForWhileStopped(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	env := []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}
 	r := start(t, env, "run", "x", "--ttl=8s", "--hold-for=12s", "--", "sh", "-c", "echo in $$ 1; exit 7")
 	granted := time.Now()
-	pid, _ = r.inSection(t)
+	pid, _ := r.inSection(t)
 	require.Eventually(t, func() bool { return !alive(pid) && r.guard(t) == 0 }, hang, 5*time.Millisecond)
 	<-time.After(3 * time.Second) // it keeps the lock by now, however long the start of CMD took
 	r.stop(t)
