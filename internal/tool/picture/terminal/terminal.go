@@ -11,9 +11,10 @@ import (
 )
 
 const (
-	// Columns and Rows are the size of the screen.
+	// Columns is the width of the screen.
 	Columns = 92
-	Rows    = 17
+	// Rows is the height of the screen.
+	Rows = 17
 	// Lock is the name of the lock that the picture shows.
 	Lock = "jobs/report"
 )
