@@ -36,6 +36,26 @@ func TestMulti_GivenUpHandsNothingOver(t *testing.T) {
 	})
 }
 
+// A part may lose its lock between the read of all parts and the grant. Then the Multi is not granted, and the hooks are
+// told nothing.
+func TestMulti_NotHeldWithoutAPart_I1(t *testing.T) {
+	onStage(t, func(st *stage) {
+		remote := st.lock(NewMutex(st.remote(), "b").Lock)
+		hooks := &recorder{}
+		st.s.config.hooks = []*Hooks{hooks.hooks()}
+		multi := st.ticket(NewMulti(st.s, Write("a"), Write("b")).Enqueue)
+		require.True(t, multi.h.parts()[0].Granted())
+		require.False(t, multi.h.becomeHeld(), "it waits for b")
+		st.requireOut(multi)
+		synctest.Wait() // for the hooks
+		require.Equal(t, []string{"enqueued"}, hooks.stories())
+		remote.Release()
+		st.wait(multi).Release()
+		synctest.Wait()
+		require.Equal(t, []string{"enqueued granted released"}, hooks.stories())
+	})
+}
+
 // The parts that a Multi has while it waits for others are in the way of its own session too, and go by
 // hand-over when it gives them back.
 func TestMulti_HandOver(t *testing.T) {
