@@ -230,12 +230,7 @@ func (k *Keys) Skip(keys []string, kvs []*mvccpb.KeyValue) {
 	}
 	k.tellLocked()
 	k.mu.Unlock()
-	for _, kv := range late {
-		k.background(func(ctx context.Context) { _ = k.removeLateWrite(ctx, kv) })
+	if len(late) > 0 {
+		k.background(func(ctx context.Context) { _, _ = k.remove(ctx, late) })
 	}
-}
-
-func (k *Keys) removeLateWrite(ctx context.Context, kv *mvccpb.KeyValue) error {
-	_, err := removal.Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, []string{string(kv.Key)}, kv.CreateRevision)
-	return err
 }
