@@ -18,6 +18,24 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
+// countFlights has etcd take a millisecond for each request, and then refuse it as refuses says. most is how many were on their way
+// together.
+func (p *post) countFlights(refuses func(r *pb.TxnRequest) error) (most *int) {
+	flying := 0
+	most = new(int)
+	p.set(func() {
+		p.before = func(ctx context.Context, r *pb.TxnRequest) error {
+			p.set(func() { flying++; *most = max(*most, flying) })
+			defer p.set(func() { flying-- })
+			if err := etcd.Sleep(ctx, time.Millisecond); err != nil {
+				return err
+			}
+			return refuses(r)
+		}
+	})
+	return most
+}
+
 // Thousands of goroutines want one name, and no request can have two of their entries; or etcd takes no two commands
 // together. A bounded number of requests are on their way, and the next one leaves as soon as one is answered.
 func TestSender_Crowd(t *testing.T) {
@@ -28,14 +46,7 @@ func TestSender_Crowd(t *testing.T) {
 					p.Sender.limits.most = 1
 				}
 				const n = 4 * maxSeats
-				flying, most := 0, 0
-				p.set(func() {
-					p.before = func(ctx context.Context, _ *pb.TxnRequest) error {
-						p.set(func() { flying++; most = max(most, flying) })
-						defer p.set(func() { flying-- })
-						return etcd.Sleep(ctx, time.Millisecond)
-					}
-				})
+				most := p.countFlights(func(*pb.TxnRequest) error { return nil })
 				began := time.Now()
 				var all sync.WaitGroup
 				for i := range n {
@@ -50,7 +61,7 @@ func TestSender_Crowd(t *testing.T) {
 					})
 				}
 				all.Wait()
-				require.Equal(t, maxSeats, most)
+				require.Equal(t, maxSeats, *most)
 				require.Less(t, time.Since(began), 2*n/maxSeats*time.Millisecond) // of a clock that stands still while anything is computed
 				require.Len(t, p.keys(), n)
 			})
@@ -97,17 +108,12 @@ func TestSender_CrowdWaits(t *testing.T) {
 func TestSender_CrowdIsTakenApart(t *testing.T) {
 	onPost(t, func(p *post) {
 		const n = 4 * maxSeats
-		flying, most := 0, 0
 		goOn := p.holdBack()
-		p.set(func() {
-			p.before = func(ctx context.Context, r *pb.TxnRequest) error {
-				p.set(func() { flying++; most = max(most, flying) })
-				defer p.set(func() { flying-- })
-				if err := etcd.Sleep(ctx, time.Millisecond); err != nil || len(keysOf(r)) == 1 {
-					return err
-				}
-				return rpctypes.ErrGRPCPermissionDenied
+		most := p.countFlights(func(r *pb.TxnRequest) error {
+			if len(keysOf(r)) == 1 {
+				return nil
 			}
+			return rpctypes.ErrGRPCPermissionDenied
 		})
 		var all sync.WaitGroup
 		for i := range n {
@@ -120,7 +126,7 @@ func TestSender_CrowdIsTakenApart(t *testing.T) {
 		<-time.After(100 * time.Millisecond)
 		goOn()
 		all.Wait()
-		require.LessOrEqual(t, most, maxSeats)
+		require.LessOrEqual(t, *most, maxSeats)
 		require.Len(t, p.keys(), n)
 	})
 }
