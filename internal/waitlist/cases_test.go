@@ -662,14 +662,20 @@ func TestKnownInPart_V4(t *testing.T) {
 		if low > 0 {
 			s.l.Saw(&Step{}, &Listing{At: s.now, Low: low, UpTo: s.now, More: true})
 		}
-		s.remove("a/r5")
-		s.remove("a/7")
-		later := s.enqueue("a/r5-1")
-		s.granted(later, true)
-		s.granted(p, false)
-		s.ask()
-		s.gone(p)
+		s.removedFirst(p)
 	}
+}
+
+// removedFirst has p, the reader a/r5, removed before a/7, which it waits for. The txn of the next reader, which shows exclusive keys
+// only, grants that one alone.
+func (s *scene) removedFirst(p *Part) {
+	s.remove("a/r5")
+	s.remove("a/7")
+	later := s.enqueue("a/r5-1")
+	s.granted(later, true)
+	s.granted(p, false)
+	s.ask()
+	s.gone(p)
 }
 
 // An entry that a watch has told of before the reply was there is lost, whatever the reply shows.

@@ -139,14 +139,7 @@ func TestReaders_OnlyThoseThatWait(t *testing.T) {
 func TestShownNoMore_V4(t *testing.T) {
 	s := newScene(t)
 	s.put("a/7")
-	p := s.enqueue("a/r5")
-	s.remove("a/r5")
-	s.remove("a/7")
-	later := s.enqueue("a/r5-1") // its txn shows exclusive keys only
-	s.granted(later, true)
-	s.granted(p, false)
-	s.ask()
-	s.gone(p)
+	s.removedFirst(s.enqueue("a/r5"))
 }
 
 // What a listing shows once more is no news, nor is what has left of the list's own: readers behind a writer of the list have the
