@@ -54,14 +54,10 @@ func (m *Multi) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, 
 
 // TryLock takes all the locks if nobody holds or waits for what any of them excludes, and otherwise returns
 // ErrLocked, as [Mutex.TryLock] does: one request, and no write on failure.
-func (m *Multi) TryLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to lock")
-}
+func (m *Multi) TryLock(ctx context.Context) (*Held, error) { return m.l.try(ctx, "try to lock") }
 
 // Enqueue takes a place in all the queues, as [Mutex.Enqueue] does in one.
-func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "enqueue for")
-}
+func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) { return m.l.enqueue(ctx, "enqueue for") }
 
 // Do takes all the locks, runs fn and releases them, as [Mutex.Do] does. Under the ctx that fn got, Do of the same
 // session (or Client) and the same names runs its fn at once, inside the hold. Any other lock that shares a name with

@@ -43,15 +43,11 @@ func (m *Mutex) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, 
 // others, costs one request, and writes nothing when it fails. It blocks until etcd has answered or ctx or the session
 // ends; nothing of it stays in the queue then. It costs one request more if the session's last one was refused within
 // 10 s and the lock is free now, and one or two beside keys of locks below its name ("a/b" of "a"). If another entry comes in between, it takes its own out of the queue again.
-func (m *Mutex) TryLock(ctx context.Context) (*Held, error) {
-	return m.l.try(ctx, "try to lock")
-}
+func (m *Mutex) TryLock(ctx context.Context) (*Held, error) { return m.l.try(ctx, "try to lock") }
 
 // Enqueue takes a place in the queue, to wait for later or to select on. ctx bounds the call only; the place stays
 // until Cancel or the session's end. It costs what Lock does.
-func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) {
-	return m.l.enqueue(ctx, "enqueue for")
-}
+func (m *Mutex) Enqueue(ctx context.Context) (*Ticket, error) { return m.l.enqueue(ctx, "enqueue for") }
 
 // Do takes the lock, runs fn and releases the lock, also when fn panics. fn's ctx ends when the hold does, with its
 // cause. Do returns fn's error, joined with ErrLost if the hold was lost before fn was done: somebody else may have

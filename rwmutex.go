@@ -36,9 +36,7 @@ func newRWMutex(from source, name string) *RWMutex {
 func (m *RWMutex) Lock(ctx context.Context) (*Held, error) { return m.w.lock(ctx, "lock") }
 
 // TryLock takes the lock for writing if nobody holds it or waits for it, as [Mutex.TryLock] does.
-func (m *RWMutex) TryLock(ctx context.Context) (*Held, error) {
-	return m.w.try(ctx, "try to lock")
-}
+func (m *RWMutex) TryLock(ctx context.Context) (*Held, error) { return m.w.try(ctx, "try to lock") }
 
 // Enqueue takes a writer's place in the queue, as [Mutex.Enqueue] does.
 func (m *RWMutex) Enqueue(ctx context.Context) (*Ticket, error) {
@@ -58,9 +56,7 @@ func (m *RWMutex) RLock(ctx context.Context) (*Held, error) { return m.r.lock(ct
 
 // TryRLock takes the lock for reading if no writer holds it or waits for it, and otherwise returns ErrLocked, as
 // [Mutex.TryLock] does.
-func (m *RWMutex) TryRLock(ctx context.Context) (*Held, error) {
-	return m.r.try(ctx, "try to rlock")
-}
+func (m *RWMutex) TryRLock(ctx context.Context) (*Held, error) { return m.r.try(ctx, "try to rlock") }
 
 // REnqueue takes a reader's place in the queue, as [Mutex.Enqueue] does.
 func (m *RWMutex) REnqueue(ctx context.Context) (*Ticket, error) {
@@ -91,6 +87,7 @@ func (h *Held) Downgrade(ctx context.Context) error {
 // beginDowngrade begins the downgrade, if there is none yet. It returns nil if there is nothing to wait for. It goes on
 // when ctx has ended: etcd may have carried it out, and let readers of other sessions in.
 func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
+	ended := etcd.CtxError(ctx, nil) // without the mutex: ctx may be the caller's own code
 	h.mu.Lock()
 	defer h.unlockAndNotify()
 	h.checkSessionLocked()
@@ -106,8 +103,8 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 		return nil, nil
 	case p.Kind == reading: // which it was from the start, or is since a downgrade
 		return h.holdCtx.downgrade, nil
-	case ctx.Err() != nil:
-		return nil, etcd.CtxError(ctx, nil)
+	case ended != nil:
+		return nil, ended
 	}
 	// From here on the hold is known by the shared entry: that is there from the start, and stays in any case.
 	h.unwatchLocked()

@@ -54,6 +54,9 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 			if last = h.Err(); last != nil {
 				return nil, nil
 			}
+			if err = h.s.etcd.AwaitConnection(ctx); err != nil {
+				return nil, err // nothing was sent
+			}
 			keys := h.Keys()
 			var held []clientv3.Cmp
 			for _, key := range keys {

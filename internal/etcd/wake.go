@@ -153,6 +153,22 @@ func (c *Client) awaitConnection(ctx context.Context, limit time.Duration) {
 	}
 }
 
+// AwaitConnection blocks until the client is connected, for a request that must not be sent without a connection: clientv3 would
+// not tell whether it was. It returns ctx's error if ctx ends before, or that the client is closed.
+func (c *Client) AwaitConnection(ctx context.Context) error {
+	for !c.Connected() {
+		switch {
+		case ctx.Err() != nil:
+			return ctx.Err()
+		case c.Ctx().Err() != nil:
+			return ErrClientClosed
+		}
+		c.ActiveConnection().Connect() // gRPC leaves a connection idle until there is a request
+		c.awaitConnection(ctx, attemptMax)
+	}
+	return nil
+}
+
 // CtxError is [CtxError] of a request or a wait. If there is no connection, the error says so, and why: clientv3 lets requests
 // wait for a connection, and does not tell watches that there is none. The caller has no time left to learn more.
 func (c *Client) CtxError(ctx context.Context, last error) error {
