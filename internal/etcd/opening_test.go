@@ -109,6 +109,38 @@ func TestOpening_OneStays(t *testing.T) {
 	})
 }
 
+// A stream on which other watches are opened is good, however long one watch has stood in line. A stream on which none is
+// opened meanwhile is bad, and the next watches get another one.
+func TestOpening_InLine(t *testing.T) {
+	playOpening(t, func(s *openingScene, _ func()) {
+		w := s.c.watcher
+		w.quit = nil // as of etcd's own
+		failed := make(chan error)
+		open := func() *asked {
+			go func() {
+				_, err := s.c.OpenWatch(context.Background(), context.Background(), "a", "")
+				failed <- err
+			}()
+			synctest.Wait()
+			return s.next()
+		}
+		first, second := open(), open()
+		<-time.After(AttemptMin / 2)
+		first.opens()
+		require.NoError(t, <-failed)
+		require.ErrorIs(t, <-failed, ErrWatch)
+		s.c.etcdAnswers()
+		require.Same(t, w, s.c.watcher)
+		third := open()
+		require.ErrorIs(t, <-failed, ErrWatch)
+		s.c.etcdAnswers()
+		require.NotSame(t, w, s.c.watcher)
+		second.fails()
+		third.fails()
+		s.next().fails() // the one behind the watch that stayed
+	})
+}
+
 // A watch that has ended when nothing stays any more has another one opened behind it, which is the one that stays.
 func TestOpening_EndsLast(t *testing.T) {
 	playOpening(t, func(s *openingScene, _ func()) {

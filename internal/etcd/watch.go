@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -38,16 +39,20 @@ func (w *Watch) Heard(wr *clientv3.WatchResponse) {
 // Watcher, until the watch is closed or life ends. It notes how that goes for the Watcher: see
 // etcdAnswers.
 func (c *Client) OpenWatch(ctx, life context.Context, key, end string, opts ...clientv3.OpOption) (*Watch, error) {
-	by, before := c.EnterWatcher(), c.shown.revision.Load()
+	by, before, began := c.EnterWatcher(), c.shown.revision.Load(), time.Now()
 	w, err := c.open(ctx, by, key, end, opts...)
 	if err != nil {
-		c.LeaveWatcher(by, ctx.Err() == nil)
+		c.mu.Lock()
+		inLine := by.latest.After(began)
+		c.mu.Unlock()
+		c.LeaveWatcher(by, ctx.Err() == nil && !inLine)
 		return nil, err
 	}
 	by.heard.Store(true) // etcd's notice that the watch is there
 	by.watched.Store(&watched{key, end, opts})
 	c.mu.Lock()
 	by.open++
+	by.latest = time.Now()
 	c.mu.Unlock()
 	c.hints(&pb.ResponseHeader{Revision: w.At}, before)
 	cancel := w.Close

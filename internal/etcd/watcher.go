@@ -16,9 +16,11 @@ import (
 // All watches of one Watcher share a stream, and with it what may be wrong with that for as
 // long as any of them lives: a member that hangs, or a token that has expired, since etcd checks
 // new watches with the token that the stream was opened with. So if a watch can't be opened
-// although etcd answers, the next watches get a Watcher, and so a stream, of their own. That
-// goes for etcd's own Watcher only: one that the user has put in its place (see
-// clientv3/namespace) can't be made anew.
+// although etcd answers, the next watches get a Watcher, and so a stream, of their own. If others
+// were opened on the stream meanwhile, the watch only stood in line behind them, and the stream is
+// good: otherwise 10,000 watches that are opened at once would get a stream for each second that
+// this takes, and each stream costs a question a second. All that goes for etcd's own Watcher only:
+// one that the user has put in its place (see clientv3/namespace) can't be made anew.
 //
 // The watches of a Watcher that was replaced stay: one that can't be opened says little of those that are
 // open. So a replaced Watcher is probed like the new one. It is closed after its last watch: otherwise its stream might
@@ -27,10 +29,11 @@ import (
 // A Watcher is a clientv3.Watcher that a Client uses for its watches.
 type Watcher struct {
 	clientv3.Watcher
-	own      bool // made by the Client, which has to close it
-	watches  int  // that are open, or being opened
-	open     int  // that are open
-	replaced bool // no watch is opened by it anymore; of the newest one: CloseWatcher was called
+	own      bool      // made by the Client, which has to close it
+	watches  int       // that are open, or being opened
+	open     int       // that are open
+	latest   time.Time // when a watch was opened last
+	replaced bool      // no watch is opened by it anymore; of the newest one: CloseWatcher was called
 	// former are, of the Watcher for new watches, those before it that still have watches.
 	former []*Watcher
 	// heard is set when one of the watches had something. probed is when Probe asked whether the
