@@ -182,10 +182,10 @@ func (l *Lease) End(cause error, reason string) {
 // Orphan ends the use of the lease with that cause, and leaves the keys that hang on it to a successor, which may have
 // taken them over by now: from now on none of them is removed.
 func (l *Lease) Orphan(cause error) {
-	l.End(cause, "orphaned")
 	l.mu.Lock()
-	l.orphaned = true
+	l.orphaned = true // whoever is told of the end knows already
 	l.mu.Unlock()
+	l.End(cause, "orphaned")
 	l.gone()
 }
 
