@@ -225,6 +225,27 @@ func TestDowngrade_AfterLoss(t *testing.T) {
 	requireGone(t, c, name)
 }
 
+// The ctx of a Downgrade may ask the hold.
+func TestDowngrade_CtxAsksTheHold(t *testing.T) {
+	h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), lockName(t)).Lock(testCtx(t))
+	require.NoError(t, err)
+	ctx := asksHold{testCtx(t), h}
+	require.NoError(t, harness.Result(t, harness.Async(func() error { return h.Downgrade(ctx) })))
+}
+
+// asksHold is a ctx that has ended when its hold has.
+type asksHold struct {
+	context.Context
+	h *Held
+}
+
+func (c asksHold) Err() error {
+	if err := c.h.Err(); err != nil {
+		return err
+	}
+	return c.Context.Err()
+}
+
 // A request about a hold may be executed after its downgrade and name its former exclusive
 // entry. This does not end the hold.
 func TestDowngrade_Beside(t *testing.T) {

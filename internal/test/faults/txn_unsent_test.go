@@ -14,6 +14,7 @@ import (
 
 // A transaction that finds no connection until its ctx ends was not sent, and says so. Once there is a connection, it is sent.
 func TestFault_B1_TxnWithoutAConnection(t *testing.T) {
+	t.Parallel()
 	proxy := cluster.Proxy(t)
 	c := cluster.Client(t, proxy)
 	s, name := newSession(t, c, etcdlock.WithTTL(time.Minute)), harness.LockName(t)
