@@ -123,6 +123,7 @@ func TestErrors_Outage(t *testing.T) {
 			c := cluster.Client(t, p, tap)
 			var log logtest.Log
 			locks := newTestClient(t, c, WithTTL(12*time.Second), WithLogger(log.Logger()))
+			t.Cleanup(p.Heal) // without etcd the client takes seconds to close
 			name := lockName(t)
 			if test.session {
 				require.NoError(t, locks.Ready(testCtx(t)))
