@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"runtime"
+	"runtime/pprof"
 	"strings"
 	"testing"
 	"time"
@@ -132,9 +133,33 @@ func TestWatchEnds(t *testing.T) {
 	require.ErrorContains(t, errs[1], "client is closed")
 }
 
+// labelled has the goroutines that this test starts from now on, and those that they start, carry a label. It returns how
+// many of them run a function, or one that it has called.
+func labelled(t *testing.T) (running func(function string) int) {
+	t.Helper()
+	pprof.SetGoroutineLabels(pprof.WithLabels(t.Context(), pprof.Labels("test", t.Name())))
+	return func(function string) (n int) {
+		var all strings.Builder
+		require.NoError(t, pprof.Lookup("goroutine").WriteTo(&all, 1))
+		_, stacks, _ := strings.Cut(all.String(), "\n")      // below a line of their number
+		for same := range strings.SplitSeq(stacks, "\n\n") { // goroutines with the same stack and labels
+			if !strings.Contains(same, fmt.Sprintf(`{"test":%q}`, t.Name())) || !strings.Contains(same, function+"+0x") {
+				continue
+			}
+			var count int
+			_, err := fmt.Sscanf(same, "%d @", &count)
+			require.NoError(t, err, same)
+			n += count
+		}
+		return n
+	}
+}
+
 // If no watch can be opened, the loop asks etcd instead, as a hold does. When they end, nothing
 // goes on trying to open a watch.
 func TestWatchWithoutWatches(t *testing.T) {
+	t.Parallel()
+	running := labelled(t)
 	tap, name, direct := etcdtest.NewTap(), lockName(t), cluster.Client(t)
 	tap.OnStream(func(_ context.Context, method string) error {
 		if method == "Watch" {
@@ -155,7 +180,7 @@ func TestWatchWithoutWatches(t *testing.T) {
 		require.NoError(t, err)
 		require.Len(t, next(t, pull).Entries, i+1)
 	}
-	tries := func() int { return strings.Count(stacks(), "openWatchClient(") }
+	tries := func() int { return running("openWatchClient") }
 	require.Eventually(t, func() bool { return tries() == 3 }, hang, tick, "the client, the session and the loop must try once each")
 	require.NoError(t, s.Close())
 	require.LessOrEqual(t, tries(), 2, "the session's attempts must end with it")
