@@ -560,7 +560,7 @@ func ExampleWaitError() {
 		log.Fatal(err)
 	}
 
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
 	_, err := locks.Mutex("orders/ann").Lock(ctx)
 	var wait *etcdlock.WaitError

@@ -577,6 +577,7 @@ func TestRequests_ReadersOfOneSession(t *testing.T) {
 	for _, sessions := range []int{1, 4} {
 		for _, atOnce := range []bool{false, true} { // before the watch is open, or behind each other
 			t.Run(fmt.Sprintf("%d sessions, at once %t", sessions, atOnce), func(t *testing.T) {
+				t.Parallel() // only with each other
 				name := lockName(t)
 				h, err := NewRWMutex(newTestSession(t, cluster.Client(t)), name).Lock(testCtx(t))
 				require.NoError(t, err)
