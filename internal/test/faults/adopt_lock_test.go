@@ -95,6 +95,7 @@ func TestAdopt_BesideALockUnderWay(t *testing.T) {
 		"write lock beside a reader": {write, read, 3, 1}, "reader beside a write lock": {read, write, 3, 2},
 	} {
 		t.Run(what, func(t *testing.T) {
+			t.Parallel() // only with each other
 			c, tap := cluster.Client(t), etcdtest.NewTap()
 			name := harness.LockName(t)
 			s := newSession(t, c)

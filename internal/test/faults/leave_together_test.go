@@ -16,6 +16,7 @@ import (
 // While a connection is being made, as to a machine that is switched off, the ctx of hundreds of calls ends at the same moment. None
 // of them waits for the others.
 func TestFault_B1_CallersLeaveTogether(t *testing.T) {
+	t.Parallel()
 	proxy := cluster.Proxy(t)
 	c := cluster.Client(t, proxy)
 	s, name := newSession(t, c, etcdlock.WithTTL(time.Minute)), harness.LockName(t)

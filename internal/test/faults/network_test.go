@@ -84,6 +84,7 @@ func TestFault_B1_CtxOnPartition(t *testing.T) {
 }
 
 func TestFault_B1_HoldOnPartition(t *testing.T) {
+	t.Parallel()
 	c := cluster.Client(t)
 	proxy := cluster.Proxy(t)
 	s := newSession(t, cluster.Client(t, proxy), etcdlock.WithTTL(time.Minute))
@@ -109,6 +110,7 @@ func TestFault_B1_HoldOnPartition(t *testing.T) {
 }
 
 func TestFault_B2_NewSessionOnPartition(t *testing.T) {
+	t.Parallel()
 	proxy := cluster.Proxy(t)
 	proxy.Blackhole(etcdtest.Both)
 	client := cluster.Client(t, proxy)
