@@ -27,6 +27,10 @@ func TestMain(m *testing.M) {
 
 // followed runs the tests and then follows what they did through the model.
 func followed(run func() int) int {
+	if err := harness.ParallelWaits(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	if !harness.OwnServers() {
 		return run()
 	}

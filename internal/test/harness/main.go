@@ -36,9 +36,14 @@ func Main(cluster **etcdtest.Cluster, run func() int) (code int) {
 }
 
 // Parallel has more parallel tests run at the same time than there are processors: most of them only wait.
-func Parallel() error {
+func Parallel() error { return atOnce(parallel) }
+
+// ParallelWaits is Parallel for a package whose tests wait for longer than they compute.
+func ParallelWaits() error { return atOnce(waiting) }
+
+func atOnce(tests int) error {
 	flag.Parse()
-	return flag.Set("test.parallel", strconv.Itoa(max(parallel, runtime.GOMAXPROCS(0))))
+	return flag.Set("test.parallel", strconv.Itoa(max(tests, runtime.GOMAXPROCS(0))))
 }
 
 func runOn(cluster **etcdtest.Cluster, run func() int) (code int, err error) {

@@ -9,3 +9,6 @@ const Race = false
 // for etcd's clocks, so several can run at once. With the race detector they need so much CPU time
 // that too many at once would miss their times.
 const parallel = 32
+
+// waiting is the same, of a package whose tests wait for longer than they compute.
+const waiting = 48

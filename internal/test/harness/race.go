@@ -7,3 +7,6 @@ const Race = true
 
 // parallel is the minimum number of tests that run at the same time.
 const parallel = 0
+
+// waiting is the same, of a package whose tests wait for longer than they compute.
+const waiting = 0
