@@ -4,7 +4,6 @@ import (
 	"context"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -172,30 +171,6 @@ func TestElection_ResumeAnEarlierTerm(t *testing.T) {
 	require.NoError(t, earlier.Resign(harness.Ctx(t)))
 	require.NoError(t, e.Proclaim(harness.Ctx(t), "c"))
 	require.Equal(t, concurrency.ErrElectionNotLeader, concurrency.ResumeElection(s, name, earlier.Key(), earlier.Rev()).Proclaim(harness.Ctx(t), "x"))
-}
-
-// A session that ends while etcd does not answer may lead still, for all that anybody knows: ErrElectionNotLeader would
-// be wrong. Etcd's package returns the error of ctx too.
-func TestElection_ProclaimInAnOutage(t *testing.T) {
-	t.Parallel()
-	proxy, name := cluster.Proxy(t), harness.LockName(t)
-	s := session(t, cluster.Client(t, proxy), concurrency.WithTTL(6))
-	e := concurrency.NewElection(s, name)
-	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
-	key := e.Key()
-	proxy.Blackhole(etcdtest.Both)
-	ctx, cancel := context.WithCancel(harness.Ctx(t))
-	defer cancel()
-	proclaim := harness.Async(func() error { return e.Proclaim(ctx, "b") })
-	<-s.Done()
-	harness.Hangs(t, proclaim, 100*time.Millisecond)
-	cancel()
-	require.Equal(t, context.Canceled, harness.Result(t, proclaim))
-	require.Equal(t, key, e.Key())
-	proxy.Heal()
-	harness.RequireGone(t, cluster.Client(t), name) // its lease expires
-	require.Equal(t, concurrency.ErrElectionNotLeader, e.Proclaim(harness.Ctx(t), "c"))
-	require.Empty(t, e.Key())
 }
 
 // The key of an orphaned session leads as long as it is there. So it is with etcd's package.

@@ -320,6 +320,30 @@ func TestDropIn_F2_FirstKeepAliveStuck(t *testing.T) {
 	dropInLate(t, 8, cutting{stuck: true})
 }
 
+// A session that ends while etcd does not answer may lead still, for all that anybody knows: ErrElectionNotLeader would
+// be wrong. Etcd's package returns the error of ctx too.
+func TestDropIn_ProclaimInAnOutage(t *testing.T) {
+	t.Parallel()
+	proxy, name := cluster.Proxy(t), harness.LockName(t)
+	s := dropIn(t, cluster.Client(t, proxy), concurrency.WithTTL(6))
+	e := concurrency.NewElection(s, name)
+	require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+	key := e.Key()
+	proxy.Blackhole(etcdtest.Both)
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	defer cancel()
+	proclaim := harness.Async(func() error { return e.Proclaim(ctx, "b") })
+	<-s.Done()
+	harness.Hangs(t, proclaim, 100*time.Millisecond)
+	cancel()
+	require.Equal(t, context.Canceled, harness.Result(t, proclaim))
+	require.Equal(t, key, e.Key())
+	proxy.Heal()
+	harness.RequireGone(t, cluster.Client(t), name) // its lease expires
+	require.Equal(t, concurrency.ErrElectionNotLeader, e.Proclaim(harness.Ctx(t), "c"))
+	require.Empty(t, e.Key())
+}
+
 // A Mutex returns no hold, and so tells of no loss: the session hears of the revocation with its next renewal.
 func TestDropIn_F3_RevokedByAnother(t *testing.T) {
 	t.Parallel()
