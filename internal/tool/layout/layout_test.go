@@ -95,20 +95,39 @@ func lines(t *testing.T, file string) int {
 	return bytes.Count(b, []byte("\n"))
 }
 
+// goFiles are the Go files of the repository, those of its other modules too: the tests, or the others.
+func goFiles(t *testing.T, tests bool) (paths []string) {
+	t.Helper()
+	require.NoError(t, filepath.WalkDir(root, func(path string, d os.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && strings.HasSuffix(path, ".go") && strings.HasSuffix(path, "_test.go") == tests {
+			paths = append(paths, path)
+		}
+		return err
+	}))
+	require.Greater(t, len(paths), 100, "the test must find the repository's files")
+	return paths
+}
+
 // No Go file of the repository is longer than 300 lines, except tests.
 func TestFilesAreShort(t *testing.T) {
-	checked := 0
-	require.NoError(t, filepath.WalkDir("../../..", func(path string, d os.DirEntry, err error) error {
-		if err != nil || d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
-			return err
-		}
-		checked++
+	for _, path := range goFiles(t, false) {
 		if n := lines(t, path); n > maxLines {
 			t.Errorf("%s has %d lines, more than %d: split it by concepts", path, n, maxLines)
 		}
-		return nil
-	}))
-	require.Greater(t, checked, 100, "the test must find the repository's files")
+	}
+}
+
+// A test waits for the event itself.
+func TestNoTestSleeps(t *testing.T) {
+	for _, path := range goFiles(t, true) {
+		b, err := os.ReadFile(path)
+		require.NoError(t, err)
+		for i, line := range strings.Split(string(b), "\n") {
+			if strings.Contains(line, "time"+".Sleep") {
+				t.Errorf("%s:%d: a test must not sleep: wait for the event itself", path, i+1)
+			}
+		}
+	}
 }
 
 // Each file of the library begins with a sentence that says what it is for.
