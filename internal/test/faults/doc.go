@@ -12,4 +12,7 @@
 //
 // A few tests of rows need a fake clock or a look inside: they stand beside the code that they test,
 // with the same names.
+//
+// The testing package starts parallel tests from the last file to the first, by the names of the files. So the tests that
+// wait longest stand in files with late names.
 package faults
