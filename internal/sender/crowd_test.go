@@ -103,6 +103,48 @@ func TestSender_CrowdWaits(t *testing.T) {
 	})
 }
 
+// All seats are taken when the caller leaves whose enqueue has taken a removal along. The removal goes anew, and takes no seat
+// beyond these.
+func TestSender_CrowdLosesALeader(t *testing.T) {
+	onPost(t, func(p *post) {
+		p.enter("a/1")
+		p.etcd.NeverHedge()
+		goOn, flying, most := make(chan struct{}), 0, 0
+		p.set(func() {
+			p.before = func(ctx context.Context, _ *pb.TxnRequest) error {
+				p.set(func() { flying++; most = max(most, flying) })
+				defer p.set(func() { flying-- })
+				select {
+				case <-goOn:
+				case <-ctx.Done():
+				}
+				return ctx.Err()
+			}
+		})
+		p.put("a/0") // so that the next one of the name does not wait for company
+		for i := range maxSeats - 2 {
+			p.put(fmt.Sprintf("n/%d", i))
+		}
+		p.requests()
+		gone := p.offer(true, "a/1")
+		ctx, leave := context.WithCancel(p.Context())
+		p.send(ctx, "a/2", put("a/2"))
+		p.await(p.Context(), gone)
+		p.put("n/waits")
+		require.Equal(t, []string{"(-a/1) (a/2)"}, p.requests())
+		require.Equal(t, maxSeats, flying)
+		leave()
+		synctest.Wait()
+		require.ErrorIs(t, p.errs["a/2"], context.Canceled)
+		require.Equal(t, maxSeats, flying)
+		close(goOn)
+		synctest.Wait()
+		require.Equal(t, maxSeats, most)
+		p.requireAll(false, "-a/1", "n/waits")
+		require.Equal(t, []bool{false}, gone.told)
+	})
+}
+
 // Etcd refuses each request that has several commands of a crowd. They go by themselves then, and no more of them at a time than
 // of any other crowd.
 func TestSender_CrowdIsTakenApart(t *testing.T) {

@@ -126,7 +126,8 @@ func (s *Sender) endLocked(b []*Command, leader *Command, ambiguous bool, err er
 	}
 }
 
-// againLocked sends the commands of a request anew, after its leader has left.
+// againLocked sends the commands of a request anew, after its leader has left. If all seats are taken, they wait: the leader gives
+// its seat up only after this, and then to what waits.
 func (s *Sender) againLocked(b []*Command) {
 	var rest []*Command
 	for _, c := range b {
@@ -135,7 +136,13 @@ func (s *Sender) againLocked(b []*Command) {
 			rest = append(rest, c)
 		}
 	}
-	if len(rest) > 0 {
+	switch {
+	case len(rest) == 0:
+	case s.seats >= maxSeats:
+		for _, c := range rest {
+			s.queueLocked(c)
+		}
+	default:
 		s.beginLocked(rest...)
 		s.seats++
 		s.startLocked(rest)
