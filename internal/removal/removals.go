@@ -202,9 +202,10 @@ func (r *Removals) finish(l *Leaving, got Result) {
 
 // RemoveBeside removes one of the two keys of an entry, provided that kept, the other key, is there. It looks for the entries
 // next, as Remove does, and goes on until etcd has confirmed the removal, or life or the client ends. Each time that etcd
-// refuses, RemoveBeside tells refused, and sends the request again after a pause: the refusal may pass, and an earlier attempt
-// may have been carried out.
+// refuses, RemoveBeside tells refused, and sends the request again after a pause, which grows: the refusal may pass, and an
+// earlier attempt may have been carried out.
 func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, rev int64, next []queue.Entry, refused func(error)) (got Result, there bool, err error) {
+	pause := etcd.RetryMax
 	for ambiguous := false; ; {
 		c := &sender.Command{Did: removed}
 		c.To(name)
@@ -221,7 +222,8 @@ func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, re
 			next = nil
 		default:
 			refused(err)
-			_ = etcd.Sleep(life, etcd.RetryMax) // life is looked at next
+			_ = etcd.Sleep(life, pause) // life is looked at next
+			pause = min(2*pause, refusedMax)
 		}
 	}
 }

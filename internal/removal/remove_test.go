@@ -7,6 +7,7 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -109,6 +110,29 @@ func TestRemove_I5(t *testing.T) {
 		r, err = Remove(t.Context(), w.etcd, etcd.Policy{}, []string{"a/r5"}, rev)
 		require.NoError(t, err)
 		require.Equal(t, Result{At: w.Do(), Removed: []bool{false}, Ambiguous: true}, r)
+	})
+}
+
+// Etcd refuses for a while to remove one key of an entry beside the other: it is asked less and less often, and after a pause of
+// refusedMax at the latest.
+func TestRemoveBeside_Refused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		removals := New(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
+		rev := w.WriteOn(5, "", "a/5", "a/r5")
+		last, pauses := time.Now(), []time.Duration(nil)
+		w.Step = func(_ context.Context, what string) error {
+			if pauses = append(pauses, time.Since(last)); len(pauses) > 7 {
+				return nil
+			}
+			last = time.Now()
+			return rpctypes.ErrGRPCPermissionDenied
+		}
+		r, there, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, nil, func(err error) { require.ErrorIs(t, err, rpctypes.ErrPermissionDenied) })
+		require.NoError(t, err)
+		require.True(t, there && r.Removed[0])
+		const s = time.Second
+		require.Equal(t, []time.Duration{0, s / 2, s, 2 * s, 4 * s, 8 * s, 10 * s, 10 * s}, pauses[:8])
 	})
 }
 
