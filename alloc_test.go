@@ -42,7 +42,7 @@ func (a *answerer) Txn(_ context.Context, r *pb.TxnRequest, _ ...grpc.CallOption
 }
 
 // maxAllocs is how many allocations Lock and Unlock of a free lock may make beyond those of the two bare transactions.
-const maxAllocs = 9
+const maxAllocs = 5
 
 func TestLock_Allocations(t *testing.T) {
 	s := newFakeEtcd().bareSession(5)

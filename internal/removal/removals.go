@@ -10,7 +10,6 @@ import (
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -84,7 +83,7 @@ func command(c *sender.Command, keys []string, rev int64, next []queue.Entry) *s
 		c.Else = find(next)
 		c.If(CreatedAt(keys[0], rev))
 		c.Add(c.Else...)
-		c.Add(clientv3.OpDelete(keys[0]))
+		c.Add(deleteOp(keys[0]))
 	} else {
 		c.Add(removeOps(keys, rev, next...)...)
 	}

@@ -30,15 +30,37 @@ func (r *Result) Found(all bool) bool {
 	return r.Ambiguous || r.Removed[0] && (!all || !slices.Contains(r.Removed, false))
 }
 
-// CreatedAt is the comparison that the key has this create revision, and so is that of the entry.
+// CreatedAt is the comparison that the key has this create revision, and so is that of the entry. From client 3.7 on Compare copies
+// the comparison by reflection. So where a comparison shows its message, CreatedAt fills in the rest.
 func CreatedAt(key string, rev int64) clientv3.Cmp {
-	return clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
+	if !shown {
+		return clientv3.Compare(clientv3.CreateRevision(key), "=", rev)
+	}
+	c := clientv3.CreateRevision(key)
+	m := any(&c).(shows).GetCompare()
+	m.Result, m.TargetUnion = pb.Compare_EQUAL, &pb.Compare_CreateRevision{CreateRevision: rev}
+	return c
+}
+
+// shows is a comparison that shows its message, as from client 3.7 on.
+type shows interface{ GetCompare() *pb.Compare }
+
+var _, shown = any(&clientv3.Cmp{}).(shows)
+
+// deletion is OpDelete of no key yet. OpDelete applies its options, which are none, several times to find out whether they go together.
+var deletion = clientv3.OpDelete("")
+
+// deleteOp is OpDelete.
+func deleteOp(key string) clientv3.Op {
+	op := deletion
+	op.WithKeyBytes([]byte(key))
+	return op
 }
 
 // DeleteOps delete the keys as far as they are at rev, each on its own: one may be gone already.
 func DeleteOps(keys []string, rev int64) (ops []clientv3.Op) {
 	for _, key := range keys {
-		ops = append(ops, clientv3.OpTxn([]clientv3.Cmp{CreatedAt(key, rev)}, []clientv3.Op{clientv3.OpDelete(key)}, nil))
+		ops = append(ops, clientv3.OpTxn([]clientv3.Cmp{CreatedAt(key, rev)}, []clientv3.Op{deleteOp(key)}, nil))
 	}
 	return ops
 }

@@ -44,8 +44,15 @@ func WriteIfFree(queues []keyspace.Queue, keys []string, value string, lease cli
 	return c
 }
 
+// listing is a listing of no queue yet. OpGet applies its options several times to find out whether they go together.
+var listing = clientv3.OpGet("", clientv3.WithKeysOnly())
+
 // list lists some of the keys that may block an entry.
 func list(q keyspace.Queue, some clientv3.OpOption) clientv3.Op {
 	from, to := q.Blocking()
-	return clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithKeysOnly(), some)
+	op := listing
+	op.WithKeyBytes([]byte(from))
+	op.WithRangeBytes([]byte(to))
+	some(&op)
+	return op
 }
