@@ -114,24 +114,19 @@ func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
 		if a.asked++; a.asked > maxAsked {
 			a.pauses.pause(ctx)
 		}
-		err = a.carryOut(ctx, &step)
+		var b broken // as follow has said
+		if errors.As(step.Err, &b) {
+			a.pauses = b.pauses
+			a.fails(ctx, b.error)
+		}
+		if step.Do == waitlist.Open {
+			err = a.open(ctx, &step)
+		} else {
+			err = a.read(ctx, step.At, step)
+		}
 		a.handleErr(ctx, &step, err)
 	}
 	a.outage.Stop(err == nil)
-}
-
-func (a *agent) carryOut(ctx context.Context, step *waitlist.Step) error {
-	switch step.Do {
-	case waitlist.Pause:
-		var b broken // as follow has said
-		errors.As(step.Err, &b)
-		a.pauses = b.pauses
-		return b.error
-	case waitlist.Open:
-		return a.open(ctx, step)
-	default:
-		return a.read(ctx, step.At, *step)
-	}
 }
 
 // handleErr tells the list of a step that failed, and pauses before the next one, unless etcd has refused.
@@ -144,12 +139,16 @@ func (a *agent) handleErr(ctx context.Context, step *waitlist.Step, err error) {
 		etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // if a watch is refused, the next read is too
 		a.l.Fail(step, err)
 	default:
-		// An outage of etcd keeps the place in the queue.
-		a.outage.Start(ctx, err)
 		a.l.Fail(step, nil)
-		a.pauses.pause(ctx)
-		a.asked = 0
+		a.fails(ctx, err)
 	}
+}
+
+// fails notes an outage of etcd, which keeps the place in the queue, and pauses.
+func (a *agent) fails(ctx context.Context, err error) {
+	a.outage.Start(ctx, err)
+	a.pauses.pause(ctx)
+	a.asked = 0
 }
 
 // pauses get longer while one failure follows the other: an error that passes, or a watch that ends soon after it was

@@ -15,17 +15,16 @@ type Action uint8
 
 // The actions.
 const (
-	Rest  Action = iota // nothing: the agent ends, and the list starts another one when there is something
-	Read                // From..To, and Keys, and then Saw
-	Open                // a watch on From..To, and then Opened
-	Pause               // since the watch has ended with Err, and call Fail
+	Rest Action = iota // nothing: the agent ends, and the list starts another one when there is something
+	Read               // From..To, and Keys, and then Saw
+	Open               // a watch on From..To, and then Opened
 )
 
 // A Step is an action and what it needs. What becomes of it must be said: Saw, Opened, Fail or Dropped.
 type Step struct {
 	Do  Action
 	For *Part // the entry that this is asked for
-	Err error
+	Err error // a watch that was needed has ended with: pause before the step
 
 	From, To string // to watch, or to read
 	At       int64  // the revision to read at, 0 for the present
@@ -47,11 +46,10 @@ func (l *List) Next(ctx context.Context) Step {
 		return Step{} // it was dismissed, and there may be another one
 	}
 	s := l.nextLocked()
+	s.Err, l.broke = l.broke, nil
 	switch s.Do {
 	case Rest:
 		l.dismissLocked()
-	case Pause:
-		l.broke = nil
 	case Read:
 		s.since, s.force, l.stale = l.fliesLocked(nil), l.stale, false
 	}
@@ -67,14 +65,11 @@ func (s *Step) endLocked(l *List) {
 
 // frontLocked is the first entry that somebody waits for.
 func (l *List) frontLocked() *Part {
-	if i := slices.IndexFunc(l.parts, (*Part).asksLocked); i >= 0 {
+	if i := slices.IndexFunc(l.parts, func(p *Part) bool { return p.state == waiting }); i >= 0 {
 		return l.parts[i]
 	}
 	return nil
 }
-
-// asksLocked reports whether etcd may be asked for the entry.
-func (p *Part) asksLocked() bool { return p.state == waiting && p.err == nil }
 
 // agentLocked starts an agent if there is something to ask, and none is at work. It dismisses the agent when nobody waits.
 func (l *List) agentLocked() {
@@ -141,8 +136,8 @@ func (l *List) Fail(s *Step, err error) {
 	l.lock()
 	defer l.unlock()
 	s.endLocked(l)
-	if l.stale = true; err != nil {
-		s.For.err = &err
+	if l.stale = true; err != nil && s.For.state == waiting {
+		s.For.state, l.refusal = refused, err
 		s.For.tell()
 	}
 	l.grantLocked()

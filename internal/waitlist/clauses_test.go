@@ -3,6 +3,7 @@ package waitlist
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -86,7 +87,7 @@ func TestBrokeForNobodyThatIsThere(t *testing.T) {
 	s.leave(p)
 	require.NotNil(t, s.l.knowledge)
 	s.enqueue("a/5-1")
-	require.NotEqual(t, "pause", s.ask()[0])
+	require.NotContains(t, s.ask()[0], "pause")
 }
 
 // A watch on which nobody relies may break: the front does not pause for that.
@@ -99,7 +100,7 @@ func TestKeptWatchBreaks_V6(t *testing.T) {
 	s.ask()
 	require.Len(t, s.l.open, 2)
 	s.l.open[0].Broke(errors.New("broken"))
-	require.NotContains(t, s.ask(), "pause")
+	require.NotContains(t, strings.Join(s.ask(), " "), "pause")
 }
 
 // More readers than one reading asks for by name are asked for in turn.

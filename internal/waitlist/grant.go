@@ -24,7 +24,7 @@ func (l *List) behindOwnLocked(p *Part) bool {
 }
 
 // waits reports whether the entry does not have the lock yet, and may have it.
-func (p *Part) waits() bool { return p.state == waiting || p.state == idle }
+func (p *Part) waits() bool { return p.state == waiting || p.state == idle || p.state == refused }
 
 // over reports whether the entry is in nobody's way, wherever its key is.
 func (p *Part) over() bool { return p.state == left || p.state == missing }
@@ -102,9 +102,8 @@ func (p *Part) Outcome() (granted bool, err error) {
 		return true, nil
 	case missing, removing: // the latter before its owner knew that it had the lock
 		return false, ErrRemoved
-	}
-	if p.err != nil {
-		return false, *p.err
+	case refused:
+		return false, p.l.refusal
 	}
 	return false, nil
 }

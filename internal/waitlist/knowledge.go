@@ -31,6 +31,7 @@ type knowledge struct {
 	dismiss func()          // ends agent
 	stale   bool            // watches may have missed something, and no reading of the present was sent since
 	broke   error           // what ended the watch that was needed: Broke, Next
+	refusal error           // what etcd has refused with last: Fail
 	reach   int64           // how far the last reading upward came, 0 for the end of the queue: Saw
 	struck  int64           // how many keys have left since: Saw, hearLocked
 	guarded *Part           // has waited for GuardAfter for others of its own list: tick

@@ -53,7 +53,6 @@ type Part struct {
 	stuck bool          // see Stuck
 	rev   int64         // where it is in the queue, 0 while its txn is on its way
 	seen  int64         // see the package's comment
-	err   *error        // what etcd has refused with, nil of most
 	wake  chan struct{} // nil until somebody may wait for it
 	// contended is called when another entry of the list waits for it: see WhenContended.
 	contended func()
@@ -64,6 +63,7 @@ type state uint8
 const (
 	waiting  state = iota // its txn is on its way, or it is in the queue
 	idle                  // likewise, and nobody waits for it yet: WakeWith, until Begin
+	refused               // likewise, and etcd has refused what was asked for it: Fail
 	held                  // it has the lock: grantLocked, and nobody else
 	left                  // released or withdrawn: over, wherever its key is: Leave
 	removing              // likewise, or lost when it was held, but in the way until etcd has removed it: Leave, Lost, absentLocked

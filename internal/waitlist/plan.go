@@ -33,8 +33,8 @@ const (
 func (l *List) nextLocked() Step {
 	p := l.frontLocked()
 	switch {
-	case l.broke != nil:
-		return Step{Do: Pause, For: p, Err: l.broke}
+	case p == nil:
+		return Step{}
 	case l.stale, !l.reachedLocked(p):
 		return l.readLocked(p, false)
 	}

@@ -185,7 +185,7 @@ func (l *List) absentLocked(lost []*Part, p *Part, at int64) []*Part {
 	case held:
 		p.state = removing
 		lost = append(lost, p)
-	case waiting, idle:
+	case waiting, idle, refused:
 		p.state = missing
 	default:
 		return lost

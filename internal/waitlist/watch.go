@@ -168,7 +168,7 @@ func (w *Watch) Broke(err error) {
 	l.lock()
 	defer l.unlock()
 	if l.need == w { // else it was closed, or nobody asks anew
-		l.broke = err
+		l.stale, l.broke = true, err
 	}
 	l.forgetLocked(w)
 	l.grantLocked()

@@ -378,8 +378,6 @@ func (w *world) ask(g *asker) {
 	switch s.Do {
 	case Rest:
 		w.agents = slices.DeleteFunc(w.agents, func(o *asker) bool { return o == g })
-	case Pause:
-		w.l.Fail(&s, nil)
 	case Open:
 		if w.choose(8) == 0 && !w.mercy {
 			g.next = func() { w.l.Fail(&s, nil) }

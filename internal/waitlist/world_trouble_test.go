@@ -80,7 +80,7 @@ func (w *world) refuse(g *asker, s Step) bool {
 			w.logf("etcd refuses %+v", s)
 			s.For.Owner.(*actor).refused = true
 			w.l.Fail(&s, errRefused)
-			if granted, err := s.For.Outcome(); !granted && err == nil {
+			if s.For.state == waiting {
 				w.fail("it waits on, though etcd has refused")
 			}
 		default:
