@@ -111,18 +111,26 @@ const nextMax = 16
 
 // nextLocked are the entries behind that wait for it, as far as they are granted together.
 func (p *Part) nextLocked() (next []queue.Entry) {
-	for _, o := range p.l.parts {
-		if !o.waits() || o.rev <= p.rev {
-			continue
+	for _, o := range p.l.togetherLocked(p.rev+1, nextMax) {
+		next = append(next, o.entry())
+	}
+	return next
+}
+
+// togetherLocked are the waiting entries of revision rev or later that are granted together: an exclusive one, or readers up
+// to the next exclusive entry. At most limit of them.
+func (l *List) togetherLocked(rev int64, limit int) (some []*Part) {
+	i, _ := l.findLocked(rev)
+	for _, o := range l.parts[i:] {
+		writes := o.kind == keyspace.Exclusive
+		if o.waits() && (len(some) == 0 || !writes) {
+			some = append(some, o)
 		}
-		if len(next) == 0 || o.kind == keyspace.Shared {
-			next = append(next, o.entry())
-		}
-		if o.kind == keyspace.Exclusive || len(next) == nextMax {
+		if writes && !o.over() || len(some) == limit {
 			break
 		}
 	}
-	return next
+	return some
 }
 
 func (l *List) checkNextLocked(at int64, next, there []queue.Entry) (lost []*Part) {

@@ -201,14 +201,5 @@ func (l *List) readersLocked(p *Part) (readers []*Part) {
 	if i := slices.IndexFunc(l.views[0].keys, func(q queue.Entry) bool { return q.Rev > p.rev }); i >= 0 {
 		writer = l.views[0].keys[i].Rev
 	}
-	i, _ := l.findLocked(p.rev)
-	for _, o := range l.parts[i:] {
-		if o.kind == keyspace.Exclusive || o.rev > writer || len(readers) == readersMax {
-			break
-		}
-		if o.waits() {
-			readers = append(readers, o)
-		}
-	}
-	return readers
+	return slices.DeleteFunc(l.togetherLocked(p.rev, readersMax), func(o *Part) bool { return o.rev > writer })
 }
