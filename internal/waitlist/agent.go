@@ -178,11 +178,7 @@ func (l *List) Awaited() (keys []queue.Entry) {
 	if p == nil {
 		return nil
 	}
-	targets, _ := l.belowLocked(p)
-	for _, t := range targets {
-		keys = append(keys, t.Entry)
-	}
-	if len(keys) == 0 && !l.behindOwnLocked(p) {
+	if keys, _ = l.belowLocked(p); len(keys) == 0 && !l.behindOwnLocked(p) {
 		l.refreshLocked()
 	}
 	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })

@@ -68,26 +68,19 @@ func (l *List) nextLocked() Step {
 		return Step{Do: Open, For: p, From: from, To: to}
 	}
 	l.relyLocked(w)
-	missed := func(t target) bool { return !l.trackedLocked(t.Key, t.seen) }
-	if slices.ContainsFunc(targets, missed) || !deep && missed(target{p.entry(), l.seenLocked(p)}) {
+	if slices.ContainsFunc(targets, l.untrackedLocked) || !deep && l.untrackedLocked(p.entry()) {
 		return l.readLocked(p, deep)
 	}
 	return Step{}
 }
 
-// A target is a key that blocks, and the last revision at which it is known to have been there.
-type target struct {
-	queue.Entry
-	seen int64
-}
-
 // belowLocked are other sessions' keys that block p, exclusive ones first. exclusive is how many these are.
-func (l *List) belowLocked(p *Part) (targets []target, exclusive int) {
+func (l *List) belowLocked(p *Part) (targets []queue.Entry, exclusive int) {
 	for i, v := range l.viewsLocked(p) {
 		for _, q := range v.keys {
 			// A key of an entry whose reply is on its way is probably there for that entry.
 			if l.blocksLocked(q, p) && !l.sentLocked(q.Key) {
-				targets = append(targets, target{q, v.listed})
+				targets = append(targets, q)
 			}
 		}
 		if i == 0 {
@@ -99,10 +92,10 @@ func (l *List) belowLocked(p *Part) (targets []target, exclusive int) {
 
 // unaskedLocked are the entries of the list below p that block it under the key that they are known by, and for which nothing is
 // asked: of holders, and idle ones. A holder that is being downgraded is known by a shared key, which no reading for a reader shows.
-func (l *List) unaskedLocked(p *Part) (targets []target) {
+func (l *List) unaskedLocked(p *Part) (targets []queue.Entry) {
 	for _, o := range l.parts {
 		if o.rev < p.rev && queue.Blocks(keyspace.KindOf(l.name, o.keys[0]), p.kind) && (o.state == held || o.state == idle) {
-			targets = append(targets, target{o.entry(), o.seen})
+			targets = append(targets, o.entry())
 		}
 	}
 	return targets
@@ -128,7 +121,7 @@ func (l *List) tick() {
 
 // beforeLastRuns is which of the writers, which are in the order of the queue, is the last one before the last Lookahead
 // runs, -1 if there is none. A run is of one session.
-func (l *List) beforeLastRuns(writers []target) int {
+func (l *List) beforeLastRuns(writers []queue.Entry) int {
 	lease := func(i int) string { return keyspace.LeaseOf(l.name, writers[i].Key) }
 	runs := 0
 	for i := len(writers) - 1; i >= 0; i-- {
@@ -144,7 +137,7 @@ func (l *List) beforeLastRuns(writers []target) int {
 
 // rangeLocked is the range to watch for the targets to leave, and near the front for the entry
 // itself and those of the list behind it. A reader's covers all shared keys.
-func (l *List) rangeLocked(p *Part, targets []target, deep bool) (from, to string) {
+func (l *List) rangeLocked(p *Part, targets []queue.Entry, deep bool) (from, to string) {
 	from = targets[0].Key
 	for _, t := range targets {
 		from, to = min(from, t.Key), max(to, t.Key+"\x00")

@@ -142,7 +142,7 @@ func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 // betterLocked reports whether a view reaches further than a listing, and is as good. It is not if something is
 // untracked, or if nobody knows what is next below: for these the list asks, and goes on asking until it is answered.
 func (l *List) betterLocked(v *view, seen *Listing) bool {
-	untracked := func(q queue.Entry) bool { return l.ownLocked(q) == nil && !l.trackedLocked(q.Key, v.listed) }
+	untracked := func(q queue.Entry) bool { return l.ownLocked(q) == nil && l.untrackedLocked(q) }
 	return seen.UpTo < v.upTo && v.low <= seen.Low && !slices.ContainsFunc(v.keys, untracked)
 }
 
@@ -164,7 +164,7 @@ func (l *List) cutLocked(q queue.Entry) {
 		for _, o := range v.keys {
 			if o.Rev < q.Rev && l.ownLocked(o) == nil {
 				below = true
-				untracked = untracked || i == 0 && !l.trackedLocked(o.Key, v.listed)
+				untracked = untracked || i == 0 && l.untrackedLocked(o)
 			}
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
 // A Watch is what the list knows of a watch for deletions that is open. Call Heard with each batch of
@@ -30,9 +31,14 @@ func (w *Watch) tells(key string, seen int64) bool {
 	return w.From <= key && key < w.To && w.At <= seen
 }
 
-// trackedLocked reports whether a watch would have told if a key that was there at revision seen had been deleted.
-func (l *List) trackedLocked(key string, seen int64) bool {
-	return slices.ContainsFunc(l.open, func(w *Watch) bool { return w.tells(key, seen) })
+// untrackedLocked reports whether a key of a view, or of an entry of the list, may have been deleted since it is known to have been
+// there, without a watch that tells.
+func (l *List) untrackedLocked(q queue.Entry) bool {
+	seen := l.viewLocked(keyspace.KindOf(l.name, q.Key)).listed
+	if p := l.ownLocked(q); p != nil {
+		seen = l.seenLocked(p)
+	}
+	return !slices.ContainsFunc(l.open, func(w *Watch) bool { return w.tells(q.Key, seen) })
 }
 
 // Opened says that a watch was opened.
