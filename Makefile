@@ -17,7 +17,7 @@ race:
 quick:
 	go vet ./...
 	$(LINT) run --new-from-rev=HEAD ./...
-	go test ./internal/etcd ./internal/keyspace ./internal/tool/layout ./internal/lease ./internal/queue ./internal/removal ./internal/settle ./internal/waitlist ./internal/ahead
+	go test ./internal/etcd ./internal/keyspace ./internal/tool/layout ./internal/lease ./internal/queue ./internal/removal ./internal/settle ./internal/waitlist ./internal/blockers ./internal/loan
 
 lint:
 	for d in . promlock otellock examples bench deploy integrations; do (cd $$d && $(LINT) run ./...) || exit 1; done

@@ -45,7 +45,7 @@ func New(client *clientv3.Client, opts ...Option) *Client {
 		c.err = errors.New("WithLease is for NewSession: New grants a lease whenever the last one is lost")
 	}
 	c.sessions = keep.New(keep.Config[*Session]{
-		Grant: c.grant, Lives: func(s *Session) bool { return s.Err() == nil }, Finish: (*Session).finish,
+		Grant: c.grantSession, Lives: func(s *Session) bool { return s.Err() == nil }, Finish: (*Session).finish,
 		End: func(s *Session) { s.lease.End(ErrSessionClosed, "closed") }, Closed: ErrSessionClosed,
 		CtxError: func(ctx context.Context) error { return etcd.CtxError(ctx, c.config.outages.Why()) },
 	})
@@ -107,8 +107,8 @@ func (c *Client) session(ctx context.Context) (*Session, error) {
 	return c.sessions.Session(ctx)
 }
 
-// grant grants a session for the Client.
-func (c *Client) grant(ctx context.Context) (_ *Session, left func(closed context.Context), err error) {
+// grantSession grants a session for the Client.
+func (c *Client) grantSession(ctx context.Context) (_ *Session, left func(closed context.Context), err error) {
 	s, err := newSession(ctx, c.etcd, c.config)
 	switch {
 	case err == nil:

@@ -781,11 +781,11 @@ func awaitWhom(t *testing.T, locks *Client, name string, rev int64) {
 		if s == nil {
 			return false
 		}
-		_, ok := s.ahead.Ahead(name, keyspace.Exclusive, rev)
+		_, ok := s.blockers.Of(name, keyspace.Exclusive, rev)
 		if !ok && time.Since(asked) > 3*time.Second {
 			asked = time.Now()
-			s.ahead.Enter(testCtx(t), name, rev)
-			t.Cleanup(func() { s.ahead.Leave(name) })
+			s.blockers.Enter(testCtx(t), name, rev)
+			t.Cleanup(func() { s.blockers.Leave(name) })
 		}
 		return ok
 	}, hang, tick)

@@ -13,7 +13,7 @@ import (
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
-	"github.com/etcdlock/etcdlock/internal/ahead"
+	"github.com/etcdlock/etcdlock/internal/blockers"
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/lease"
@@ -42,10 +42,10 @@ type Session struct {
 	config   config        // which it was made with
 	story    outbox.Story  // that the hooks are told of it
 
-	mu    sync.Mutex
-	lists map[string]*waitlist.List // by name: see enlist
-	waits wait.Waits
-	ahead ahead.Waits // whom a wait waits for, for its WaitError
+	mu       sync.Mutex
+	lists    map[string]*waitlist.List // by name: see enlist
+	waits    wait.Waits
+	blockers blockers.Waits // whom a wait waits for, for its WaitError
 
 	probes      *etcd.Prober
 	holdWatches *holdwatch.Watches[*waitlist.Part]
@@ -99,7 +99,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError, Forget: s.forgetList,
 		Removed: func(own *waitlist.Part) bool { return acquisitionOf(own).anyRemoved() },
 	}
-	s.ahead.KV, s.ahead.Go, s.ahead.Log = client, s.lease.Go, c.log
+	s.blockers.KV, s.blockers.Go, s.blockers.Log = client, s.lease.Go, c.log
 	s.holdWatches = watchesOf(s)
 	return s
 }

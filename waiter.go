@@ -28,9 +28,9 @@ import (
 // wait waits for what is before the acquisition, for one part after the other, and grants it.
 func (h *Held) wait(ctx context.Context) error {
 	for p := h.firstUngranted(); p != nil; p = h.firstUngranted() {
-		h.s.ahead.Enter(ctx, p.Name, h.rev)
+		h.s.blockers.Enter(ctx, p.Name, h.rev)
 		err := h.waitError(ctx, p, h.s.waits.Wait(ctx, &p.Part))
-		h.s.ahead.Leave(p.Name)
+		h.s.blockers.Leave(p.Name)
 		if err != nil {
 			return err
 		}
@@ -66,8 +66,8 @@ func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 		}
 		return cmp.Or(s.Err(), ErrLost)
 	case err != nil && errors.Is(err, ctx.Err()) && s.Err() == nil:
-		if ahead, ok := s.ahead.Ahead(p.Name, p.Kind, a.rev); ok {
-			return &WaitError{ahead.Count, ahead.Holder, ahead.Token, ahead.Text, err}
+		if b, ok := s.blockers.Of(p.Name, p.Kind, a.rev); ok {
+			return &WaitError{b.Count, b.Holder, b.Token, b.Text, err}
 		}
 		return err
 	}

@@ -24,7 +24,7 @@ const (
 // may lists what each layer of the library may import from this module. The test fails for a package
 // or an import that is not listed, so no layer can import a layer above it.
 var may = map[string][]string{
-	"":                    {"/internal/etcd", "/internal/holdwatch", "/internal/inspect", "/internal/keep", "/internal/keyspace", "/internal/lead", "/internal/lease", "/internal/loan", "/internal/outage", "/internal/outbox", "/internal/queue", "/internal/removal", "/internal/sender", "/internal/settle", "/internal/wait", "/internal/waitlist", "/internal/ahead"},
+	"":                    {"/internal/etcd", "/internal/holdwatch", "/internal/inspect", "/internal/keep", "/internal/keyspace", "/internal/lead", "/internal/lease", "/internal/loan", "/internal/outage", "/internal/outbox", "/internal/queue", "/internal/removal", "/internal/sender", "/internal/settle", "/internal/wait", "/internal/waitlist", "/internal/blockers"},
 	"/internal/etcd":      {},
 	"/internal/holdwatch": {"/internal/etcd", "/internal/keyspace", "/internal/outage"},
 	"/internal/keep":      {"/internal/etcd"},
@@ -41,7 +41,7 @@ var may = map[string][]string{
 	"/internal/queue":     {"/internal/keyspace"},
 	"/internal/keyspace":  {},
 	"/internal/loan":      {},
-	"/internal/ahead":     {"/internal/keyspace", "/internal/queue"},
+	"/internal/blockers":  {"/internal/keyspace", "/internal/queue"},
 }
 
 // requestless lists the layers that make no requests and may not import etcd's client.

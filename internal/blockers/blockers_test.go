@@ -1,4 +1,4 @@
-package ahead
+package blockers
 
 import (
 	"bytes"
@@ -93,8 +93,8 @@ func loggingWaits(f *queueOf) (*Waits, *bytes.Buffer) {
 
 // text is what an error says of whom an entry in the queue "a" waits for.
 func (w *Waits) text(kind keyspace.Kind, rev int64) string {
-	ahead, _ := w.Ahead("a", kind, rev)
-	return ahead.Text
+	b, _ := w.Of("a", kind, rev)
+	return b.Text
 }
 
 // sleep lets time pass in the bubble, and all that happens in it.

@@ -1,7 +1,7 @@
-// Package ahead knows whom the waits of a session wait for. So the error of a wait that is given up can name the holder, and
+// Package blockers knows whom the waits of a session wait for. So the error of a wait that is given up can name the holder, and
 // the log can name a key that looks like data. One read serves all waits for a name. It is made once one of them has lasted
 // for a while or is about to end, so most waits cost no read.
-package ahead
+package blockers
 
 import (
 	"context"
@@ -171,21 +171,21 @@ func (w *Waits) note(name string, q *waits, got *clientv3.TxnResponse, err error
 	return data
 }
 
-// Ahead is what a wait that was given up has waited for.
-type Ahead struct {
+// Blockers are what a wait that was given up has waited for.
+type Blockers struct {
 	Count  int    // of acquisitions, at least
 	Holder string // the owner of the lock, or of the first of its readers, as it says itself
 	Token  int64  // of the holder
 	Text   string // all of that in words, and what looks like data
 }
 
-// Ahead says whom the entry of that kind and revision waits for. It is false if nothing is known. It makes no request.
-func (w *Waits) Ahead(name string, kind keyspace.Kind, rev int64) (ahead Ahead, ok bool) {
+// Of says whom the entry of that kind and revision waits for. It is false if nothing is known. It makes no request.
+func (w *Waits) Of(name string, kind keyspace.Kind, rev int64) (b Blockers, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	q := w.names[name]
 	if q == nil || q.front == nil || q.front.Rev < rev { // of a member that lags, or before the entry came
-		return Ahead{}, false
+		return Blockers{}, false
 	}
 	holders, data := 0, ""
 	var last queue.Acquisition
@@ -195,34 +195,34 @@ func (w *Waits) Ahead(name string, kind keyspace.Kind, rev int64) (ahead Ahead, 
 		}
 		if a.Holds {
 			if holders++; holders == 1 {
-				ahead.Holder, ahead.Token = ownerOf(a), a.Rev
+				b.Holder, b.Token = ownerOf(a), a.Rev
 			}
 		}
 		if kind == keyspace.Exclusive || !a.Read {
-			ahead.Count++
+			b.Count++
 			if data == "" && a.LooksLikeData() {
 				data = a.Key
 			}
 		}
 	}
-	if ahead.Count == 0 || holders == 0 {
-		return Ahead{}, false
+	if b.Count == 0 || holders == 0 {
+		return Blockers{}, false
 	}
 	least := ""
 	if q.more && last.Rev < rev {
 		least = "at least "
 	}
-	ahead.Text = fmt.Sprintf("%s%d ahead, held by %s (token %d)", least, ahead.Count, ahead.Holder, ahead.Token)
+	b.Text = fmt.Sprintf("%s%d ahead, held by %s (token %d)", least, b.Count, b.Holder, b.Token)
 	if holders > 1 {
-		ahead.Text += fmt.Sprintf(" and %d more", holders-1)
+		b.Text += fmt.Sprintf(" and %d more", holders-1)
 	}
 	if age := time.Since(q.at); age >= old {
-		ahead.Text += fmt.Sprintf(", as seen %v ago", age.Round(time.Second))
+		b.Text += fmt.Sprintf(", as seen %v ago", age.Round(time.Second))
 	}
 	if data != "" {
-		ahead.Text += "; " + data + " has no lease: it looks like data; keep data and lock names apart"
+		b.Text += "; " + data + " has no lease: it looks like data; keep data and lock names apart"
 	}
-	return ahead, true
+	return b, true
 }
 
 // maxOwner is how much of an owner's text an error shows, in bytes.
