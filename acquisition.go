@@ -95,10 +95,10 @@ type part struct {
 // acquisitionOf is whose part p is.
 func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition) }
 
-// pending is what an acquisition needs until it is held, and then only if it is ambiguous: see grant.
+// pending is what an acquisition needs until it is held, and then only if it is ambiguous: see becomeHeld.
 // Most holds do without; of 10,000 locks it would be half the memory.
 type pending struct {
-	// behind: a part had to wait. If there are several parts, all of them are read before the grant: other parts may have been
+	// behind: a part may have had to wait. If there are several parts, all of them are read before the grant: other parts may have been
 	// removed meanwhile.
 	behind bool
 	value  string // of the keys; its nonce is in no other acquisition's value, if it is not raw

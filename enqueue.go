@@ -154,8 +154,8 @@ func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
 }
 
 // enter takes note that the acquisition is in the queue, at revision rev. replies say, for each part, what a request showed at
-// revision at, mostly the txn before it wrote the keys: a nil reply, that no key was there. Without replies the lists do not
-// know what is before it.
+// revision at: mostly the acquisition's own txn, which reads first and then writes. A nil reply says that no key was there.
+// Without replies the lists do not know what is before the acquisition.
 func (a *acquisition) enter(rev, at int64, replies ...*pb.ResponseOp) {
 	a.mu.Lock()
 	a.rev = rev

@@ -1,5 +1,5 @@
-// What happens to a hold from outside: its end, as its watch or the session's checks tell it,
-// and that somebody waits for it.
+// What happens to a hold from outside: its loss, and that somebody waits for it. A hold is watched once its owner has asked for
+// Context or Done, or runs in Do. Any other hold learns of its loss from the session's checks, from a reply, or when it is used.
 
 package etcdlock
 

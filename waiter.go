@@ -7,7 +7,7 @@
 //  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait reads what blocks,
 //     watches that from now on, and reads again behind the watch (I3). Behind entries of the same session alone, the lock
 //     is handed over in memory (I1: see package waitlist), and etcd is asked nothing for GuardAfter, 100 ms.
-//  4. grant makes the acquisition held, if its caller still wants it and the lease can be vouched for (I4).
+//  4. acceptGrant makes the acquisition held, if its caller still wants it and the lease can be vouched for (I4).
 //
 // An error of any step leads to abandon, in release.go, which removes the keys.
 //
@@ -39,7 +39,7 @@ func (h *Held) wait(ctx context.Context) error {
 	if err := h.readAllParts(ctx); err != nil {
 		return err
 	}
-	return h.grant(ctx)
+	return h.acceptGrant(ctx)
 }
 
 // firstUngranted is the first part that does not have its lock, nil if all have theirs.
@@ -83,8 +83,8 @@ func (a *acquisition) readAllParts(ctx context.Context) error {
 	return a.waitError(ctx, &a.parts()[0], a.checkKeys(ctx, a.s.lease.Ctx, a.allKeys()...))
 }
 
-// grant makes the acquisition held, unless its caller does not want it anymore, or it can't be vouched for.
-func (a *acquisition) grant(ctx context.Context) error {
+// acceptGrant makes the acquisition held, unless its caller does not want it anymore, or it can't be vouched for.
+func (a *acquisition) acceptGrant(ctx context.Context) error {
 	for ctx.Err() != nil || !a.s.lease.Valid() {
 		if ctx.Err() != nil {
 			return a.s.lease.WaitError(ctx)
@@ -100,8 +100,8 @@ func (a *acquisition) grant(ctx context.Context) error {
 	return nil
 }
 
-// becomeHeld tells the hooks of the grant before anybody else can tell them of its loss. The session may have ended since grant
-// has looked: then the hold is lost already. It returns false if a part had its lock, and lost it.
+// becomeHeld tells the hooks of the grant before anybody else can tell them of its loss. The session may have ended since
+// acceptGrant has looked: then the hold is lost already. It returns false if a part had its lock, and lost it.
 func (a *acquisition) becomeHeld() bool {
 	a.mu.Lock()
 	defer a.unlockAndNotify()
