@@ -27,7 +27,7 @@ var guarantees = []guarantee{
 		[]string{"TestFault_D2_TryLockBesideAWaiter", "TestFault_E5_I2_OrderOfReadersAndWriters", "TestFault_D1_D3_OneSessionManyGoroutines", "TestHandOver_OthersBetween", "TestHandOver_Try", "TestRelease_WithTheNextLockIsFair", "TestFault_J10_DowngradeWithoutReply", "TestInterleavings_I1_I3"},
 	},
 	{
-		"Of the entries in etcd, never two exclusive ones, nor an exclusive and a shared one, are entitled to the lock at the same revision.",
+		"No two exclusive entries in etcd, and no exclusive and shared entry, are entitled to the lock at the same revision.",
 		[]string{"TestInterleavings_I1_I3", "TestModel_I1", "TestFault_E1_FirstWaiterRevoked", "TestMulti_ExcludesAllLocksOfItsNames", "TestFault_J2_RestoreToLowerRevisions", "TestFault_J6_CloneGrantsTheSameLease", "TestSoak", "TestRestore"},
 	},
 	{
@@ -39,11 +39,11 @@ var guarantees = []guarantee{
 		[]string{"TestFault_F1_F2_DeadlineCountedFromSend", "TestFault_J1_OneReplyForSeveralRenewals", "TestFault_J1_OneReplyAfterTheFirstBreaks", "TestFault_F3_RevokedByAnother", "TestFault_F5_KeyDeleted"},
 	},
 	{
-		"Both hold while the process runs, and while its clock runs as fast as etcd's, give or take a tenth.",
+		"Both promises hold while the process runs, and its clock runs as fast as etcd's, give or take a tenth.",
 		[]string{"TestInvariant_I4_Deadline", "TestFault_J17_SlowClock", "TestFault_F4_HolderPaused"},
 	},
 	{
-		"A ctx that ends ends the call within milliseconds, whether etcd answers or not.",
+		"When ctx ends, the call ends within milliseconds, whether etcd answers or not.",
 		[]string{"TestFault_B1_CtxOnPartition", "TestFault_B1_HoldOnPartition", "TestFault_J12_LogBlocks", "TestFault_J12_HooksBlock", "TestFault_A1_CtxEndsInFlight"},
 	},
 	{
