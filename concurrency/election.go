@@ -46,8 +46,8 @@ func newTerm(h *etcdlock.Held) *term {
 // NewElection makes an Election. It makes no request. The name may end in "/".
 func NewElection(s *Session, pfx string) *Election { return &Election{s: s, name: pfx} }
 
-// ResumeElection makes an Election whose leader is known: Proclaim and Resign go to that key. The name is that of
-// leaderKey, "a" of "a/694d"; of another key it is pfx, without the "/" that etcd's package needs there.
+// ResumeElection makes an Election whose leader is known: Proclaim and Resign go to that key. The name is leaderKey's, "a" of
+// "a/694d"; if leaderKey has another form, the name is pfx, without the "/" that etcd's package needs there.
 func ResumeElection(s *Session, pfx string, leaderKey string, leaderRev int64) *Election {
 	e := &Election{s: s, name: strings.TrimSuffix(pfx, "/"), leads: true, key: leaderKey, rev: leaderRev}
 	if i := strings.LastIndexByte(leaderKey, '/'); i > 0 && strings.HasPrefix(leaderKey, e.name) {
@@ -58,8 +58,8 @@ func ResumeElection(s *Session, pfx string, leaderKey string, leaderRev int64) *
 
 // Campaign stands for election with that value, and waits until this session leads. If it leads already, through any
 // Election of the session, it proclaims the value. In a session with WithLease it takes up the candidacy that hangs on
-// the lease. When it returns an error, the candidacy is withdrawn in the background, also one that it took up. But a
-// session that led before the call goes on leading, with either value, until Resign.
+// the lease. When Campaign returns an error, the candidacy is withdrawn in the background, also one that it took up. But a
+// session that led before the call goes on leading, with the old value or the new, until Resign.
 func (e *Election) Campaign(ctx context.Context, val string) error {
 	c, done := e.s.candidacy(e.name)
 	defer done()
@@ -149,7 +149,7 @@ func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, er
 }
 
 // Proclaim publishes another value without another election. It returns ErrElectionNotLeader if this Election does not
-// lead. If its session has ended, which etcd need not have heard of, etcd tells whether it leads: Proclaim waits for that
+// lead. If the session has ended, perhaps unknown to etcd, Proclaim asks etcd whether this Election leads, waits for the
 // answer, and returns the error of ctx if there is none.
 func (e *Election) Proclaim(ctx context.Context, val string) error {
 	e.mu.Lock()
@@ -251,8 +251,8 @@ func (e *Election) Rev() int64 {
 	return e.rev
 }
 
-// Header is that of the last proposal that succeeded: all of it after Proclaim, and the revision alone after a Campaign
-// that was the first.
+// Header is the header of the last proposal that succeeded: all of it after Proclaim, and the revision alone after the first
+// Campaign.
 func (e *Election) Header() *pb.ResponseHeader {
 	e.mu.Lock()
 	defer e.mu.Unlock()

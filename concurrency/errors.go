@@ -8,7 +8,7 @@ import (
 	"go.etcd.io/etcd/client/v3/concurrency"
 )
 
-// The errors of a Mutex. ErrSessionExpired says besides that the entry of a waiter was removed.
+// The errors of a Mutex. ErrSessionExpired may also say that a waiter's entry was removed.
 var (
 	ErrLocked         = concurrency.ErrLocked
 	ErrSessionExpired = concurrency.ErrSessionExpired

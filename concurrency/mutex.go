@@ -19,7 +19,7 @@ import (
 const noKey = "\x00"
 
 // A Mutex is a lock that sessions take one at a time. Two Mutexes of one session exclude each other too. But a Lock of
-// the Mutex that has the lock already does not wait, so goroutines that are to exclude each other need a Mutex each,
+// the Mutex that has the lock already does not wait, so goroutines that must exclude each other need a Mutex each,
 // or one Locker. It is safe for concurrent use, and must not be copied.
 type Mutex struct {
 	s     *Session
@@ -48,9 +48,9 @@ func NewMutex(s *Session, pfx string) *Mutex {
 	return m
 }
 
-// Lock takes the lock, and waits for it. If this Mutex has the lock, it returns once etcd has confirmed that. When it returns an error, for
-// example since ctx has ended, its entry in the queue is removed in the background. In a session with WithLease it takes up
-// the entry that hangs on the lease, at three requests more if the lock is not free.
+// Lock takes the lock, and waits for it. If this Mutex has the lock, Lock returns once etcd has confirmed that. When Lock
+// returns an error, for example since ctx has ended, its entry in the queue is removed in the background. In a session with
+// WithLease, Lock takes up the entry that hangs on the lease, at three requests more if the lock is not free.
 func (m *Mutex) Lock(ctx context.Context) error {
 	select {
 	case m.st.turn <- struct{}{}:
@@ -61,7 +61,8 @@ func (m *Mutex) Lock(ctx context.Context) error {
 }
 
 // TryLock takes the lock if nobody has it or waits for it, and otherwise returns ErrLocked, also while another call of this
-// Mutex waits for the lock. In a session with WithLease it takes up the entry that hangs on the lease if that has the lock.
+// Mutex waits for the lock. In a session with WithLease, TryLock takes up the entry that hangs on the lease if that entry has
+// the lock.
 func (m *Mutex) TryLock(ctx context.Context) error {
 	select {
 	case m.st.turn <- struct{}{}:
@@ -209,8 +210,8 @@ func (m *Mutex) Key() string {
 	return m.st.key
 }
 
-// Header has the revision at which the entry entered the queue, and nothing else. It grows with each acquisition of the
-// name, so it fences. It is nil before the first Lock, and stays after Unlock, as in etcd's package.
+// Header has the revision at which the entry entered the queue, and nothing else. The revision grows with each acquisition of
+// the name, so it fences. Header is nil before the first Lock, and stays after Unlock, as in etcd's package.
 func (m *Mutex) Header() *pb.ResponseHeader {
 	m.st.mu.Lock()
 	defer m.st.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 	"github.com/etcdlock/etcdlock"
 )
 
-// Leader reads the leader's key and value: what is read has one key. It returns ErrElectionNoLeader if nobody leads.
+// Leader reads the leader's key and value: the response has one key. It returns ErrElectionNoLeader if nobody leads.
 // Keys below the name that are no entries lead nobody. It costs two reads.
 func (e *Election) Leader(ctx context.Context) (*clientv3.GetResponse, error) {
 	elector := e.s.looks.Elector(e.name)

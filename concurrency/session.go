@@ -75,7 +75,7 @@ func (s *Session) Lease() clientv3.LeaseID { return s.inner.Lease() }
 func (s *Session) Ctx() context.Context { return s.ctx }
 
 // Done is closed when the session ends: before etcd can have given its locks to somebody else because the lease was
-// not renewed. If somebody else revokes the lease, it is closed at the next renewal: a third of the TTL later at the most.
+// not renewed. If somebody else revokes the lease, Done is closed at the next renewal: a third of the TTL later at the most.
 func (s *Session) Done() <-chan struct{} { return s.inner.Done() }
 
 // Orphan ends the session and leaves its lease until its TTL has passed. It makes no request, and blocks until etcd has
@@ -119,15 +119,15 @@ func WithTTL(ttl int) SessionOption {
 }
 
 // WithLease takes a lease that was granted elsewhere, for example to this process before it was restarted. A Lock then
-// takes up the entry that hangs on the lease, and a Campaign the candidacy: each has what the process before had, at once.
-// An entry that nobody takes up blocks other sessions for as long as this one lives. If the lease is gone, NewSession
+// takes up the entry that hangs on the lease, and a Campaign the candidacy, with what the process before had.
+// An entry that nobody takes up blocks other sessions for as long as this session lives. If the lease is gone, NewSession
 // returns etcd's error, where etcd's package returns a session that ends at once.
 func WithLease(id clientv3.LeaseID) SessionOption {
 	return func(o *sessionOptions) { o.lease = id }
 }
 
-// WithContext sets the ctx of the session in the place of the client's. When it ends, so do NewSession, Close and the
-// session, whose lease stays until its TTL has passed, or Close has revoked it.
+// WithContext sets the ctx of the session in the place of the client's. When ctx ends, so do NewSession, Close and the
+// session. The lease stays until its TTL has passed, or Close has revoked it.
 func WithContext(ctx context.Context) SessionOption {
 	return func(o *sessionOptions) { o.ctx = ctx }
 }
