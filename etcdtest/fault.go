@@ -15,7 +15,7 @@ import (
 // Put, DeleteRange and Compact; it repeats reads, LeaseGrant and LeaseRevoke.
 var ErrTransport = status.Error(codes.Unavailable, "transport is closing")
 
-// A Call is one attempt of a unary call. Its messages have the methods that those of etcd 3.6 and those of etcd 3.7 have
+// A Call is one attempt of a unary call. Its messages have the methods that the messages of etcd 3.6 and of etcd 3.7 have
 // in common; protoadapt.MessageV2Of makes a proto.Message of either.
 type Call struct {
 	Method  string               // such as "Txn"
@@ -31,8 +31,8 @@ func (c *Call) Send(ctx context.Context) error {
 	return c.invoke(ctx, c.Request, c.Reply, c.opts)
 }
 
-// A Fault runs in place of a call, and the client gets the error that it returns. It
-// decides whether to send the call, and may do other things before and after:
+// A Fault runs in place of a call, and the client gets the error that the Fault returns.
+// The Fault decides whether to send the call, and may do other things before and after:
 //
 //	tap.Next("Range", func(ctx context.Context, c *etcdtest.Call) error {
 //		err := c.Send(ctx)

@@ -76,8 +76,8 @@ func (t *Tap) Nth(method string, n int, f Fault) <-chan struct{} {
 }
 
 // NextKey applies f to the next call of method whose request names key, in an operation or a comparison, also of a txn
-// inside of a txn; of a range its first key counts. So it finds the caller's own Txn among those of the locks that it
-// holds. The returned channel is closed when f has returned.
+// inside of a txn; of a range its first key counts. So NextKey finds the caller's own Txn among the Txns of the caller's
+// locks. The returned channel is closed when f has returned.
 func (t *Tap) NextKey(method, key string, f Fault) <-chan struct{} {
 	r := &rule{method: checkUnary(method), key: key, n: 1, fault: f, done: make(chan struct{})}
 	t.add(r)

@@ -8,7 +8,7 @@
 // or the lock is lost. Both are children of the span in the ctx of the call that asked
 // for the lock. If that span has ended by the time the wait or the hold ends, the new
 // span begins a trace of its own with a link to it, since the old trace may have been
-// exported already. Without a span in the ctx, each begins a trace of its own.
+// exported already. Without a span in the ctx, each span begins a trace of its own.
 //
 // A span is made when the wait or the hold has ended, with the times at which it began
 // and ended, and nothing is kept until then. Therefore a process that dies while it

@@ -1,5 +1,5 @@
 // Package outcome has one word for each way in which a wait or a hold ends. promlock uses the words as labels and
-// otellock as attributes. Hooks of another kind can use the same: a dashboard then needs no translation.
+// otellock as attributes. Other hooks can use the same words: a dashboard then needs no translation.
 //
 // promlock and otellock are modules of their own, which a program may combine with another version of this package.
 // Therefore no word and no name here changes.

@@ -40,11 +40,11 @@
 //
 // # The length of a queue
 //
-// etcdlock_waiting counts what this process knows. It makes no request, so it is
-// right while etcd is away too. The sum over all processes is the queue that they
-// form. If that sum is above zero and the sum of etcdlock_held is zero, the holder
-// is not scraped: it is a process that died less than a TTL ago, or another kind
-// of client. [Queues] asks etcd for the whole queue, whoever is in it.
+// etcdlock_waiting counts what this process knows, without a request, so it is
+// right while etcd is away too. The sum over all processes is their queue. If that
+// sum is above zero and the sum of etcdlock_held is zero, no process that is scraped
+// holds the lock: the holder died less than a TTL ago, or is another kind of client.
+// [Queues] asks etcd for the whole queue, whoever is in it.
 //
 // # What labels cost
 //

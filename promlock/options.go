@@ -20,7 +20,7 @@ var defaultBuckets = []float64{0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30,
 // lock's name. If lock names are made from data, let f map them to a few, such as
 // "orders/4711" to "orders". Where f returns "", the label is left out. f is called
 // several times for each acquisition, concurrently, and must always return the same
-// value for the same lock. What is not UTF-8 in it is replaced. A nil f changes nothing.
+// value for the same lock. What is not UTF-8 in the value is replaced. A nil f changes nothing.
 func WithName(f func(lock string) string) Option {
 	return option(func(c *config) {
 		if f != nil {
