@@ -19,10 +19,10 @@ import (
 // one when the first lock needs it, and another one when a lock is wanted and the last session was lost. It is
 // safe for concurrent use, and must not be copied.
 //
-// What was held in a lost session is lost: its holders are told, by [Held.Context] and [Held.Err], and a Client never
-// takes a lock anew that somebody held. But a Lock that waits when the session is lost goes on by itself: it enters
+// What was held in a lost session is lost: the holders are told, by [Held.Context] and [Held.Err], and a Client never takes
+// such a lock anew. But a Lock that waits when the session is lost goes on by itself: it enters
 // the queue again in the next session, at the end, since etcd removed its place. So do calls of Try and Enqueue that
-// find the session gone. A [Ticket] does not: its place was in that session, and Wait returns the loss.
+// find the session gone. A [Ticket] does not go on: its place was in that session, and Wait returns the loss.
 //
 // While etcd is away, such calls wait until it is back or their ctx ends. They return ErrSessionClosed after Close,
 // and etcd's error if it refuses to grant a lease.
@@ -69,11 +69,11 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 	return s, nil
 }
 
-// Ready is nil if the Client has a session that lives, and so can take locks. If it has none, it grants one, which
-// costs a request, and blocks until etcd has answered or ctx ends. It is for readiness checks, and needs a ctx with a
-// deadline within the check's time: without a session, it blocks for as long as etcd is away. Its error says if there
+// Ready is nil if the Client has a session that lives, and so can take locks. If it has none, Ready grants one, which costs a
+// request, and blocks until etcd has answered or ctx ends. Ready is for readiness checks, and needs a ctx with a deadline
+// within the check's time: without a session, it blocks for as long as etcd is away. The error says if there
 // ever was a session, and what is wrong. An etcd that is full (alarm NOSPACE) or CORRUPT lets sessions live and refuses
-// new locks. Ready is nil until a lock was refused; then each Ready asks etcd, writing nothing, until that is over.
+// new locks. Ready is nil until a lock was refused; then each Ready asks etcd, writing nothing, until etcd takes locks.
 func (c *Client) Ready(ctx context.Context) error {
 	s, err := c.session(ctx)
 	if err == nil {

@@ -20,7 +20,8 @@ import (
 )
 
 // An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so
-// the one that has waited longest. A term is one hold of it. It is safe for concurrent use, and must not be copied.
+// the one that has waited longest. A term is one hold of the Mutex. An Elector is safe for concurrent use, and must not be
+// copied.
 type Elector struct {
 	client  *Client    // for looking
 	lock    *lock      // of its terms
@@ -68,7 +69,7 @@ func (f electorOption) applyElector(e *Elector) { f(e) }
 
 // WithOverrun has report called when lead has not returned within grace of the loss of its term: it may go on as if
 // it led, while somebody else leads. report is called once for such a term, on a goroutine of its own, which Run
-// waits for. It may well end the process. See also [Elector.Check].
+// waits for. report may well end the process. See also [Elector.Check].
 func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
 	return electorOption(func(e *Elector) {
 		e.lead.Grace, e.lead.Overrun = grace, report
@@ -80,7 +81,7 @@ func WithOverrun(grace time.Duration, report func(term *Held)) ElectorOption {
 
 // WithValue publishes a text with the candidacy, for example the address of this process: [Elector.Leader],
 // [Elector.Observe], [Client.Inspect] and `etcdlock show` show it from the start, and [Held.SetValue] changes it during a
-// term. WithOwner is of the Client and for people, this is of the Elector and for programs.
+// term. WithOwner is of the Client and for people, WithValue of the Elector and for programs.
 func WithValue(value string) ElectorOption {
 	return electorOption(func(e *Elector) {
 		e.lock.published = published{value: value}
@@ -91,28 +92,28 @@ func WithValue(value string) ElectorOption {
 }
 
 // Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's
-// ctx ends when ctx does, and when the term is lost, with its cause, ErrLost: before anybody else can lead if the
-// lease was not renewed, and within 500 ms if somebody removed the entry or the lease. term is for lead to protect
-// what it writes, by [Held.Token] or [Held.Txn].
+// ctx ends when ctx does, and when the term is lost, with the cause ErrLost: before anybody else can lead if the
+// lease was not renewed, and within 500 ms if somebody removed the entry or the lease. lead protects what it writes by the
+// [Held.Token] or [Held.Txn] of term.
 //
 // What Run does next depends on whether the term lasted until lead returned:
 //
 //   - It did: Run returns what lead returned, an error or nil, also if etcd can't confirm the resignation.
 //   - It was lost: Run campaigns again, whatever lead returned, since most functions answer the end of their ctx with nil
-//     or its error; another error is only logged (see WithLogger). It does so at the end of the queue, in a new session if
+//     or its error; another error is only logged (see WithLogger). Run campaigns at the end of the queue, in a new session if
 //     the old one was lost, and after a pause that grows while terms are short (50 ms to 5 s, jittered).
 //   - lead panics: Run resigns, and the panic goes on.
 //
-// If ctx ends while this process does not lead, Run returns ctx's error. Else it returns for lead's own reasons only,
-// or with etcd's error if etcd refuses for good, for example for rights: not while etcd is away, or has no space.
+// If ctx ends while this process does not lead, Run returns ctx's error. Otherwise Run returns for lead's own reasons only, or
+// with etcd's error if etcd refuses for good, for example for rights, but not while etcd is away, or has no space.
 //
 // Run never calls lead again before the last call has returned, in this process. A lead that ignores the end of its
 // ctx keeps Run from campaigning; if its term was lost, somebody else leads beside it. WithOverrun and Check report
 // that. If ctx ended and the term was not lost, the process leads until lead returns.
 //
-// To resign is to unlock, which lets the next one in line lead at once. Run blocks until etcd has confirmed that, or
-// that its place in the queue is gone, for a TTL at the most. So a process that ends should wait for Run, and then
-// close the Client. One Run of an Elector at a time: another one is an error.
+// To resign is to unlock, so that the next candidate leads at once. Run blocks until etcd has confirmed the resignation, or
+// that the place in the queue is gone, for a TTL at the most. So a process that ends should wait for Run, and then
+// close the Client. An Elector has one Run at a time: another Run is an error.
 //
 // A campaign costs what [Mutex.Lock] does.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
@@ -205,8 +206,8 @@ func (e *Elector) Check(grace time.Duration) error {
 }
 
 // Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner says, and
-// its Value what WithValue or SetValue do. It returns ErrElectionNoLeader if nobody leads. It has no TTLs; see
-// [Client.Inspect]. It blocks until etcd has answered, or ctx ends.
+// its Value what WithValue or SetValue do. The entry has no TTLs; see [Client.Inspect]. Leader returns ErrElectionNoLeader if
+// nobody leads, and blocks until etcd has answered, or ctx ends.
 func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	l := e.lock.made()
 	name, err := l.label(), l.err
@@ -234,7 +235,7 @@ func (q Queue) leader() Entry {
 
 // Observe yields the leader as it is, then again each time another one leads, or another term begins, or the leader
 // publishes another value, or nobody leads any more, which is the zero Entry. What [Client.Watch] says of a slow loop,
-// of outages, of the error that comes last, and of the cost goes for it too.
+// of outages, of the error that comes last, and of the cost goes for Observe too.
 func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		l := e.lock.made()

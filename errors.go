@@ -32,12 +32,12 @@ var (
 	ErrNotHeld = errors.New("lock not held")
 	// ErrNotFound: no such entry is in the queue. It was released or broken, or its session ended.
 	ErrNotFound = errors.New("entry not found")
-	// ErrWouldDeadlock: the acquisition would wait for its own caller's hold: that of Do, or of an Elector's lead.
+	// ErrWouldDeadlock: the acquisition would wait for its own caller's hold: Do's, or an Elector's lead's.
 	ErrWouldDeadlock = errors.New("would deadlock: its own caller holds the lock")
 	// ErrElectionNoLeader: nobody leads.
 	ErrElectionNoLeader = errors.New("no leader")
 	// ErrInvalidName: a name is non-empty UTF-8 without control characters that does not end in "/". A Multi has 1 to
-	// 32 of them, each of them once.
+	// 32 names, each once.
 	ErrInvalidName = errors.New("invalid lock name")
 )
 

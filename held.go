@@ -15,21 +15,20 @@ import (
 )
 
 // A Held is a lock that is held: one acquisition, from its grant to its Unlock or its loss. It is safe for concurrent
-// use. It is not reused: the next acquisition gives another one.
+// use. It is not reused: the next acquisition gives another Held.
 //
-// What no lock service can do is to stop a process that was paused from going on as if it held its lock. So a hold
+// No lock service can stop a process that was paused from going on as if it held its lock. So a hold
 // has a Token, for stores that compare numbers, and Txn, for what is kept in etcd itself.
 type Held struct{ acquisition }
 
 // Context ends when the hold does: at Unlock, at its loss and at the session's deadline, whichever comes first. Its
-// cause is what Err returns then. It has none of the values of the ctx that Lock was called with: those, a span or a
-// logger, are of the call, which a hold may outlive, and would be kept for as long. The ctx that [Mutex.Do] gives has
-// them.
+// cause is what Err returns then. It has none of the values of the ctx that Lock was called with: these, such as a span or a
+// logger, are the call's, and the hold may outlive the call. The ctx that [Mutex.Do] gives has the values.
 //
 // The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose entry was removed
-// by somebody else ends within an instant, and not only when it is used or the session asks. It costs a watch and at
-// most one read, for each name of a [Multi]; holds of many names in one directory, "jobs" for "jobs/7", share a watch
-// of that.
+// by somebody else ends within an instant, and not only when it is used or the session asks. The first use costs a watch and
+// at most one read, for each name of a [Multi]; holds of many names in one directory, such as "jobs" of "jobs/7", share a
+// watch.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
@@ -55,7 +54,7 @@ func (h *Held) Err() error {
 
 // Valid reports whether the lock can be vouched for at this moment, from what is known locally: it is not unlocked,
 // not lost, and the deadline has not passed, by the monotonic clock and by the wall clock. After a process was paused
-// it is right at once, when Done may still need a moment.
+// Valid is right at once, when Done may still need a moment.
 func (h *Held) Valid() bool { return h.Err() == nil && h.s.lease.Valid() }
 
 // Deadline is the session's: the time up to which the lock can be vouched for without hearing of etcd again.
@@ -94,7 +93,7 @@ func (h *Held) preferLoss(err error) error {
 // lower than the highest it has seen can't be written by a former holder (a "fencing token").
 func (h *Held) Token() int64 { return h.rev }
 
-// Key is the entry's key in etcd; of a [Multi], that of the first name. A comparison that is built from it and Token
+// Key is the entry's key in etcd; of a [Multi], that of the first name. A comparison that is built from Key and Token
 // is unknown to the package, which may hand the lock over before etcd has removed the key: use IsOwner.
 func (h *Held) Key() string {
 	h.mu.Lock()
@@ -102,8 +101,8 @@ func (h *Held) Key() string {
 	return h.parts()[0].Key()
 }
 
-// Keys are the keys in etcd that the hold is known by: those of all names of a [Multi], in their order, and otherwise
-// Key alone. As with Key, a comparison that is built from them is unknown to the package.
+// Keys are the keys in etcd that the hold is known by: one for each name of a [Multi], in the order of the names, and
+// otherwise Key alone. As with Key, a comparison that is built from Keys is unknown to the package.
 func (h *Held) Keys() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -115,12 +114,12 @@ func (h *Held) Session() *Session { return h.s }
 
 // IsOwner is a comparison that is true in a transaction exactly while the lock is held; see Txn, which adds it and
 // tells its failure from others. Downgrade ends it: make another one then. When the hold has ended, IsOwner is a
-// comparison that is never true. It compares one key, so of a [Multi] it says only whether the first name is held: Txn
-// compares all.
+// comparison that is never true. IsOwner compares one key, so of a [Multi] it says only whether the first name is held: Txn
+// compares all keys.
 //
-// A transaction that neither writes nor reads linearizably, one of comparisons alone among them, is answered by
-// etcd's members from what they have, which may be of the past. So give it an operation, for example an OpGet, if it
-// is to tell of the present. Those of Txn need none.
+// A transaction that neither writes nor reads linearizably, such as one of comparisons alone, is answered by any member of
+// etcd from what it has, which may be of the past. If the transaction must tell of the present, give it an operation, for
+// example an OpGet. Txn needs none.
 func (h *Held) IsOwner() clientv3.Cmp {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
@@ -134,15 +133,15 @@ func (h *Held) IsOwner() clientv3.Cmp {
 }
 
 // Contended is closed when somebody waits for what the hold excludes, and stays closed, also if the waiter is gone
-// again. So a holder that needs a lock again and again may keep it, at no request at all, and give it up when it is
-// wanted. Nobody is passed: the waiter is next in the queue.
+// again. So a holder that needs a lock again and again may keep the lock, without a request, and release it when somebody
+// wants it. Nobody is passed: the waiter is next in the queue.
 //
-// A reader does not contend with a read hold, a Try with none since it does not wait; a [Multi] is contended in any
-// of its names. Of a hold that has ended nothing is told: wait for Done too.
+// A reader does not contend with a read hold, nor a Try, which does not wait, with any hold; a [Multi] is contended in any of
+// its names. Contended tells nothing of a hold that has ended: wait for Done too.
 //
 // The first use opens a watch on the queue, with a goroutine, and makes at most one read; for a Multi, for each of
-// its names. Waiters of the same session are seen without a request. The news takes about as long as that of a loss,
-// and where etcd is away until it is back.
+// its names. Waiters of the same session are seen without a request. The news takes about as long as the news of a loss, and
+// while etcd is away until it is back.
 func (h *Held) Contended() <-chan struct{} {
 	h.mu.Lock()
 	defer h.unlockAndNotify()

@@ -22,29 +22,29 @@ import (
 //
 // Hooks and the logger of [WithLogger] are called one after the other, in the order of the events, on a goroutine of
 // the Client, or of a session of [NewSession]. No call and no renewal waits for them: a hook may come after the call
-// that it is about has returned, so the infos have the times. Close waits for them, as long as it may take at all. A hook
-// may use the Client, the session and its locks, and may block, but not in Close, which waits for it; meanwhile the
-// hooks and lines behind it wait. Of these 16,384 are kept; then new ones are dropped: lines, Renewed, and acquisitions
+// that it is about has returned, so the infos have the times. Close waits for the hooks, as long as Close may take at all. A
+// hook may use the Client, the session and its locks, and may block, but not in Close, which waits for it; meanwhile the
+// hooks and lines behind it wait. Up to 16,384 calls wait; then new ones are dropped: lines, Renewed, and acquisitions
 // and sessions as a whole, so that what was begun is reported to its end. When the rest has been delivered, one line of
 // the log has the number. A panic is the program's, as in any other goroutine.
 type Hooks struct {
 	// SessionUp: a lease was granted, or adopted.
 	SessionUp func(SessionUpInfo)
 	// Renewed: an attempt to renew the lease succeeded or failed, or has had no answer when the next one was made
-	// beside it. Then Err says so, and if it succeeds after all, that is told too.
+	// beside it: then Err says so. If that attempt succeeds after all, Renewed is called again.
 	Renewed func(RenewedInfo)
 	// SessionEnded is the last call about a session, apart from Lost for what it held, and from a Renewed that is
 	// under way.
 	SessionEnded func(SessionEndedInfo)
 
-	// The ctx of the following is that of the call that asked for the lock: Lock, Try, Enqueue or Do. It is there for
+	// The following hooks get the ctx of the call that asked for the lock: Lock, Try, Enqueue or Do. The ctx is there for
 	// its values, and may have ended.
 
 	// Enqueued: the entry is in the lock's queue in etcd.
 	Enqueued func(ctx context.Context, info EnqueuedInfo)
 	// Granted: the acquisition has the lock.
 	Granted func(ctx context.Context, info GrantedInfo)
-	// Abandoned: it ended without the lock. What is left of its entry is removed in the background.
+	// Abandoned: the acquisition ended without the lock. What is left of its entry is removed in the background.
 	Abandoned func(ctx context.Context, info AbandonedInfo)
 	// NoSession: a call of a Client got no session, as etcd was away until ctx ended, or refused to grant one.
 	NoSession func(ctx context.Context, info NoSessionInfo)

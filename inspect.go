@@ -37,16 +37,16 @@ type Entry struct {
 	Token int64 `json:"token"`
 	Holds bool  `json:"holds"` // it has the lock; false: it waits
 	Read  bool  `json:"read"`  // for reading, so beside other readers; false: for itself alone
-	// Owner and Queued are what the one who made the entry says: see WithOwner, and the time by the clock of its
+	// Owner and Queued are what the maker of the entry says: see WithOwner, and the time by the clock of the maker's
 	// machine. Anybody may have written anything there: quote the owner where it is printed.
 	Owner  string    `json:"owner,omitempty"`
 	Queued time.Time `json:"queued,omitzero"`
-	// Names are, of an entry of a Multi, all names that it locks, with a line feed between them, as its owner says.
-	// In the queue of each is an entry of the same token; the acquisition has its locks when all of them hold. Of
-	// other entries it is empty.
+	// Names are all names that the entry's Multi locks, with a line feed between them, as its owner says. In the queue of each
+	// name is an entry of the same token; the Multi has its locks when all these entries hold. If the entry is of no Multi,
+	// Names is empty.
 	Names string `json:"-"`
-	// Data: it has no lease, and this package did not write its value. So it looks like data that somebody keeps under
-	// the name of a lock. It blocks all the same, and Break deletes it. Value is all of that.
+	// Data: the entry has no lease, and this package did not write its value. So the entry looks like data that somebody keeps
+	// under the name of a lock. It blocks all the same, and Break deletes it. Value is all of the data.
 	Data bool `json:"data,omitempty"`
 	// Value is what the entry publishes, by WithValue, SetValue or Raw; of entries of etcd's own locks and elections it
 	// is all that they wrote. As with Owner, anybody may have written anything there.
@@ -54,7 +54,7 @@ type Entry struct {
 	// ModRevision is the revision at which the value was last written, Version how often it was.
 	ModRevision int64 `json:"-"`
 	Version     int64 `json:"-"`
-	// Lease is what the entry hangs on: with it the entry goes. An entry with no lease (0), which this package does
+	// Lease is what the entry hangs on: the entry goes with the lease. An entry with no lease (0), which this package does
 	// not make, stays until somebody deletes its key; see Break.
 	Lease clientv3.LeaseID `json:"-"`
 	// TTL is for how long the lease still lives if nobody renews it, in whole seconds, GrantedTTL how long it lives
@@ -111,8 +111,8 @@ func (e *Entry) UnmarshalJSON(b []byte) (err error) {
 // Inspect reads the queue of a lock, of any kind. The queue of a lock that nobody uses is empty. It needs no session,
 // and read rights on the prefix name + "/" only.
 //
-// It costs a linearizable read for each thousand keys, all at one revision, and then, since etcd reports them apart
-// from keys, a request for each lease in the queue, eight at a time: the TTLs are those of a moment later. The first
+// It costs a linearizable read for each thousand keys, all at one revision, and then a request for each lease in the queue,
+// eight at a time, since etcd reports TTLs apart from keys: the TTLs are of a moment later. The first
 // state of Watch costs one read and has no TTLs.
 //
 // It blocks until etcd has answered, through leader changes and members that hang, or ctx ends.
@@ -142,8 +142,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (_ Queue, err error) 
 //
 // Leader changes, compaction, lost connections and members that hang delay the next state, by some ten seconds at the
 // most once a majority of etcd answers again; nothing is yielded for them. An error is the last thing that is
-// yielded: ctx's error when that has ended, or what makes it useless to go on, for example a right that is missing,
-// or that the etcd client was closed. So the loop ends with an error, unless it is left.
+// yielded: ctx's error when that has ended, or why it is useless to go on, for example that a right is missing, or that the
+// etcd client was closed. So the loop ends with an error, unless you leave it.
 //
 // It needs no session, and read rights on the prefix name + "/" only. It costs a watch and a read (see
 // [Client.Inspect], but no TTLs are read), one small read each five seconds, and a goroutine that has ended when the
@@ -167,7 +167,7 @@ func (c *Client) Watch(ctx context.Context, name string) iter.Seq2[Queue, error]
 // keys alone: any key "<name>/<hex>" is an entry of that name, no matter who wrote it.
 //
 // It costs a linearizable read of keys for each ten thousand keys that start with prefix, made when the loop comes so
-// far, and holds no more of them at a time. Those reads show different revisions: a name whose entries come or go
+// far, and holds no more keys at a time. The reads show different revisions: a name whose entries come or go
 // during the loop may be missed or not, all others are yielded.
 //
 // It blocks while etcd does not answer, until ctx ends. An error is the last thing that is yielded; without one, the
@@ -207,16 +207,17 @@ func newQueue(s *queue.Snapshot) Queue {
 
 // Break removes an entry from its queue: that very acquisition, and no other of the same owner, lease or key. It is
 // for a lock that does not come back by itself: its holder hangs and renews its lease all the same, or the entry has
-// no lease. An entry with Data is most likely no lock but what somebody has stored: Break destroys it. e is what Inspect or Watch showed; of it Name, Key, SharedKey and Token count.
+// no lease. An entry with Data is most likely no lock but what somebody has stored: Break destroys that. e is what Inspect or
+// Watch showed; its Name, Key, SharedKey and Token count.
 //
-// Of a Multi it removes the entry of this name. That is the loss of all of them: the holder, when it hears of it,
-// removes the rest.
+// Of a Multi Break removes the entry of this name. Then all of the Multi is lost: the holder, when it hears of the loss,
+// removes the other entries.
 //
 // A waiter then gets ErrLost from Lock. A holder's Context ends with ErrLost within 500 ms, if it reaches etcd and
 // uses it; see [Held.Context]. The next entry is granted at once, so until then two may be in the section: what
 // matters must be protected by [Held.Token] or [Held.Txn].
 //
-// It blocks until etcd has confirmed, one request and one commit, or ctx ends; then the entry may be gone or not.
+// It blocks until etcd has confirmed, one request and one commit, or ctx ends; if ctx ends, the entry may be gone or not.
 // ErrNotFound says that it was gone already: released, broken or expired. If a reply was lost, and the request
 // repeated, nobody can tell who removed the entry, and Break returns nil.
 func (c *Client) Break(ctx context.Context, e Entry) error {

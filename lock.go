@@ -118,13 +118,13 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 // Adopt takes over a lock from the process before, whose lease this session has adopted with WithLease: the oldest
 // entry of that name which hangs on the lease and is not yet the session's, with its keys and Token, of a [Multi]
 // with all its names. So a process that is restarted within its TTL goes on with what it had. If there is no such
-// entry the error is ErrNotFound: then Lock. A Lock of that name waits behind the entry. If one is under way, Adopt
-// waits until etcd has answered its request. The caller ensures that the process before has ended, or that its Orphan
-// has returned: nobody else can tell, and both would believe that they hold the lock.
+// entry the error is ErrNotFound: then Lock. A Lock of that name waits behind the entry. If such a Lock is under way, Adopt
+// waits until etcd has answered its request. The caller must ensure that the process before has ended, or that its Orphan has
+// returned: nobody else can tell, and otherwise both would believe that they hold the lock.
 //
 // If the entry has the lock, Adopt costs three requests, more for a Multi, and an error leaves the entry as it was.
 // If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The fence of the
-// hold is in use. A guard that the process before gave out stays true, so nobody may act on one any more.
+// hold is in use. A guard that the process before gave out stays true, so nobody may act on such a guard any more.
 func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
 	return acquire(ctx, newLock(s, name, writing), "adopt", ErrWouldDeadlock, adoptEntry)
 }

@@ -9,10 +9,10 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// A Multi is several locks that are taken together: all of them or none. Its names may be those of other locks, of
-// Multis too, and each of them excludes what a [Mutex] or [RWMutex] of that name does. It takes its places in all
+// A Multi is several locks that are taken together: all of them or none. Other locks, Multis too, may have the same names, and
+// each name excludes what a [Mutex] or [RWMutex] of that name does. A Multi takes its places in all
 // queues at one revision. So two Multis stand in the same order wherever they meet, and nobody waits in a circle,
-// whatever names overlap and in whatever order they are given. It is as fair as a Mutex in each of the queues: while
+// whatever names overlap and in whatever order they are given. A Multi is as fair as a Mutex in each of the queues: while
 // it waits for one name it keeps its place, and so the lock, in the others.
 //
 // Its hold is one acquisition, with one Token and a key for each name: see [Held.Keys]. The loss of one of the keys
@@ -26,8 +26,8 @@ func Write(name string) Part { return Part{name, writing} }
 // Read is a part that excludes writers, as [RWMutex.RLock] does.
 func Read(name string) Part { return Part{name, reading} }
 
-// NewMulti makes a Multi that ends with its session; [Client.Multi] makes one that does not. It makes no request. It
-// is for 1 to 32 names. No name, more, one that is given twice or one that is not valid is an error of every call
+// NewMulti makes a Multi that ends with its session; [Client.Multi] makes one that does not. It makes no request. A Multi has
+// 1 to 32 names. No name, more than 32, a name that is given twice or is not valid is an error of every call
 // (ErrInvalidName), and so is a nil session.
 func NewMulti(s *Session, parts ...Part) *Multi { return &Multi{newMultiLock(s, parts)} }
 
@@ -47,9 +47,8 @@ func newMultiLock(from source, parts []Part) *lock {
 
 // Lock takes all the locks, and waits for them. What blocks it and what ends it is as for [Mutex.Lock].
 //
-// If nobody is before it, it costs one request, which is one commit, for any number of names. A Lock that waits has
-// the cost of Mutex.Lock for each name that it waits for, one after the other, and one read more for all of them at
-// last.
+// If nobody is before it, it costs one request, which is one commit, for any number of names. A Lock that waits costs what
+// Mutex.Lock does for each name that it waits for, one after the other, and at last one read more for all names.
 func (m *Multi) Lock(ctx context.Context) (*Held, error) { return m.l.lock(ctx, "lock") }
 
 // TryLock takes all the locks if nobody holds or waits for what any of them excludes, and otherwise returns
@@ -60,9 +59,9 @@ func (m *Multi) TryLock(ctx context.Context) (*Held, error) { return m.l.try(ctx
 func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) { return m.l.enqueue(ctx, "enqueue for") }
 
 // Do takes all the locks, runs fn and releases them, as [Mutex.Do] does. Under the ctx that fn got, Do of the same
-// session (or Client) and the same names runs its fn at once, inside the hold. Any other lock that shares a name with
-// it, or a Multi that shares one with the Do of another lock, returns ErrWouldDeadlock there, and from TryLock
-// ErrLocked.
+// session (or Client) and the same names runs its fn at once, inside the hold. Under that ctx any other lock that shares a
+// name with the Multi returns ErrWouldDeadlock, and from TryLock ErrLocked; so does a Multi that shares a name with the Do of
+// another lock.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "do", fn)
 }

@@ -84,7 +84,7 @@ type option func(*config)
 
 func (f option) apply(c *config) { f(c) }
 
-// WithTTL sets how long locks outlive a process that dies, and how long etcd may be away before they are lost. It is
+// WithTTL sets how long locks outlive a process that dies, and how long etcd may be away before they are lost. The TTL is
 // rounded up to whole seconds; etcd may grant more (see [Session.TTL]) and never less. The default is 10 s, the
 // minimum 1 s.
 func WithTTL(ttl time.Duration) Option { return option(func(c *config) { c.ttl = ttl }) }
@@ -100,13 +100,13 @@ func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.l
 
 // WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up.
 // It logs one line when it is lost, which names the first of the locks that are lost with it, and one for a lock that
-// is lost alone. When etcd is away for a second, also from the start, it logs one line, with the cause and what to check,
-// and one when it is back; the same, at once, when etcd refuses all locks (full, CORRUPT). What Close and Orphan end is
-// not logged.
+// is lost alone. When etcd is away for a second, also from the start, the session logs one line, with the cause and what to
+// check, and one when etcd is back; the same, at once, when etcd refuses all locks (full, CORRUPT). What Close and Orphan end
+// is not logged.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.log = l }) }
 
-// WithHooks sets functions to be called when something happens to a session or to its locks. If it is given more than
-// once, all are called, in the order given. They must not be changed afterwards. A session without hooks pays nothing
+// WithHooks sets functions to be called when something happens to a session or to its locks. If WithHooks is given more than
+// once, all hooks are called, in the order given. Hooks must not be changed afterwards. A session without hooks pays nothing
 // for them.
 func WithHooks(hooks ...*Hooks) Option {
 	return option(func(c *config) { c.hooks = append(c.hooks, hooks...) })

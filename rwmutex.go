@@ -74,8 +74,8 @@ func (m *RWMutex) RDo(ctx context.Context, fn func(ctx context.Context, h *Held)
 // one commit.
 //
 // It blocks until etcd has confirmed, or ctx or the hold ends. After an error of ctx or of etcd the lock is still held,
-// for reading at least, and the downgrade goes on in the background. A call beside another one, or after such an error,
-// waits for the same. With a ctx that has ended before, nothing begins.
+// for reading at least, and the downgrade goes on in the background. A call beside another call, or after such an error, waits
+// for the same downgrade. With a ctx that has ended before, nothing begins.
 func (h *Held) Downgrade(ctx context.Context) error {
 	d, err := h.beginDowngrade(ctx)
 	if d != nil {

@@ -29,7 +29,7 @@ import (
 // A Session is a lease that is kept alive, and the locks that hang on it. While it lives, its entries stay in their
 // queues. When it ends, by Close, by the death of its process or by a time without etcd that is as long as its TTL,
 // etcd removes them all at once. A session that ended stays ended; [New] makes locks that go on in the next session.
-// It serves any number of locks and is safe for concurrent use.
+// A session serves any number of locks, and is safe for concurrent use.
 //
 // A session ends on its own clock before etcd can have given its locks to somebody else: see Deadline.
 type Session struct {
@@ -52,7 +52,7 @@ type Session struct {
 }
 
 // NewSession grants a lease, with one request, and keeps it alive. It blocks until etcd has answered or ctx ends; ctx
-// bounds nothing else. After an error no lease is left behind: if it is not known whether one was granted, it is
+// bounds nothing else. After an error no lease is left behind: a lease that may have been granted is
 // revoked in the background, if the process lives so long.
 //
 // The client must stay open for as long as the session is used; closing it ends the session.
@@ -122,9 +122,9 @@ func (s *Session) Done() <-chan struct{} { return s.lease.Ctx.Done() }
 // Err is nil while the session lives, then ErrSessionExpired or ErrSessionClosed.
 func (s *Session) Err() error { return s.lease.Err() }
 
-// Deadline is the time up to which the session's locks can be vouched for without hearing of etcd again: the last
-// renewal that etcd confirmed, counted from before it was sent, plus the TTL, less a tenth of it, for
-// clocks that drift and timers that are late. Each renewal moves it on; at the deadline the session ends.
+// Deadline is the time up to which the session's locks can be vouched for without hearing of etcd again: 0.9 TTL after the
+// session sent the last renewal that etcd confirmed. The tenth is for clocks that drift and timers that are late. Each renewal
+// moves the deadline on; at the deadline the session ends.
 func (s *Session) Deadline() time.Time { return s.lease.Deadline() }
 
 // Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It repeats the request
@@ -137,12 +137,12 @@ func (s *Session) Refresh(ctx context.Context) error {
 	return nil
 }
 
-// Orphan ends the session and leaves its lease, with the entries there, until the TTL has passed. It is for a process
-// that hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. It sends
+// Orphan ends the session and leaves its lease, with the entries on it, until the TTL has passed. It is for a process that
+// hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. Orphan sends
 // nothing new, and removes nothing, but blocks until etcd has answered what is on its way: for 5 s or the TTL at the
 // most, whichever is less. So tell the successor when Orphan has returned. Then two kinds of requests may still be
 // carried out: those that had no answer in this time, and those of calls whose ctx ended before their answer. The
-// session's own Close still revokes, that of its [Client] does not.
+// session's own Close still revokes the lease, its [Client]'s Close does not.
 func (s *Session) Orphan() {
 	defer s.etcd.Drain(min(closeLimit, s.TTL()), s.Done())() // what waits for that finds the session ended
 	s.lease.Orphan(ErrSessionClosed)

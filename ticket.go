@@ -92,8 +92,8 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 }
 
 // Ahead counts the acquisitions that have to leave the queue before this one is granted, with one linearizable read:
-// a write lock counts once, readers before a reader don't count, nor does one twice that is before a Multi with
-// several names. It is 0 once granted. If the place was lost or cancelled before that, it is Wait's error.
+// a write lock counts once, readers before a reader don't count, and an acquisition that is before a Multi with several names
+// counts once. Ahead is 0 once granted. If the place was lost or cancelled before, the error is Wait's.
 func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	h := t.h
 	select {

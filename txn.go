@@ -16,16 +16,16 @@ import (
 )
 
 // Txn is a transaction that does nothing unless the lock is held when etcd carries it out. Build it and Commit it
-// like the client's own, and read its response likewise. Commit returns ErrLost when the hold was gone, apart from a
-// response that says that the caller's own comparison failed, and ErrNotHeld after Unlock.
+// like the client's own, and read its response likewise. Commit returns ErrLost when the hold was gone, and ErrNotHeld after
+// Unlock: a response that has not succeeded says that the caller's own comparison failed.
 //
-// It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold ends. What
-// leaves it open is not repeated, since the caller's operations need not be safe to repeat: a lost reply, a full etcd,
-// or a ctx or hold that ends before the answer. Such an error is [ErrOutcomeUnknown], and also etcd's, ErrLost or ctx's.
+// It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold ends. After a lost
+// reply, from a full etcd, or if ctx or the hold ends before the answer, the outcome is open, and Commit does not repeat: the
+// caller's operations need not be safe to repeat. Such an error is [ErrOutcomeUnknown], and also etcd's, ErrLost or ctx's.
 // After any other error nothing was carried out. There is one exception: if etcd or a proxy answers Canceled or
 // DeadlineExceeded, clientv3 itself repeats the transaction, and it may be carried out twice.
 //
-// Give it a ctx with a deadline. On a member that hangs, Commit waits for as long as ctx and the hold live, or until
+// Give Txn a ctx with a deadline. On a member that hangs, Commit waits for as long as ctx and the hold live, or until
 // the keepalive of the client's connection ends it: see clientv3.Config.DialKeepAliveTime. A log line says so after 5 s.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.useFence()
@@ -86,10 +86,11 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 	return &clientv3.TxnResponse{Header: resp.Header, Succeeded: inner.Succeeded, Responses: inner.Responses}, nil
 }
 
-// SetValue publishes a value with the hold's entry, in the place of the one before: see [WithValue]. It is text, and the
-// empty one publishes nothing. It costs a read and a transaction that does nothing unless the lock is held, both repeated
-// until etcd has confirmed, or ctx or the hold ends. After an error of ctx, or of a full etcd, the value may be either. Of two
-// calls at once the one counts that etcd carries out last. The fence of the hold is in use then, as after Txn.
+// SetValue publishes a value with the hold's entry, in the place of the one before: see [WithValue]. The value is text, and
+// the empty text publishes nothing. SetValue costs a read and a transaction that does nothing unless the lock is held, both
+// repeated until etcd has confirmed, or ctx or the hold ends. After an error of ctx, or of a full etcd, the value may be
+// either. Of two calls at once, the call that etcd carries out last counts. The fence of the hold is in use then, as after
+// Txn.
 func (h *Held) SetValue(ctx context.Context, value string) error {
 	return h.lock.wrap("set the value of", h.setValue(ctx, value))
 }
