@@ -19,9 +19,9 @@ import (
 // like the client's own, and read its response likewise. Commit returns ErrLost when the hold was gone, and ErrNotHeld after
 // Unlock: a response that has not succeeded says that the caller's own comparison failed.
 //
-// It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold ends. After a lost
-// reply, from a full etcd, or if ctx or the hold ends before the answer, the outcome is open, and Commit does not repeat: the
-// caller's operations need not be safe to repeat. Such an error is [ErrOutcomeUnknown], and also etcd's, ErrLost or ctx's.
+// It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold ends. If a reply is lost,
+// etcd is full, or ctx or the hold ends before the answer, the outcome is open, and Commit repeats nothing: the caller's
+// operations need not be safe to repeat. Such an error is [ErrOutcomeUnknown], and also etcd's, ErrLost or ctx's.
 // After any other error nothing was carried out. There is one exception: if etcd or a proxy answers Canceled or
 // DeadlineExceeded, clientv3 itself repeats the transaction, and it may be carried out twice.
 //

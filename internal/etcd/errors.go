@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -104,6 +105,13 @@ func Refused(err error) bool {
 // becomes full, although it has carried that request out (quotaApplierV3).
 func Alarm(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoSpace) || errors.Is(err, rpctypes.ErrCorrupt)
+}
+
+// RefusesAll reports whether etcd refuses all locks of this client, for now: there is an alarm, or etcd does not know the client's
+// user, or not by this password.
+func RefusesAll(err error) bool {
+	return Alarm(err) || slices.ContainsFunc([]error{rpctypes.ErrAuthFailed, rpctypes.ErrInvalidAuthToken, rpctypes.ErrUserEmpty, rpctypes.ErrUserNotFound},
+		func(unknown error) bool { return errors.Is(err, unknown) })
 }
 
 // NotCarriedOut reports whether it is certain that etcd has not carried out the request and never will.

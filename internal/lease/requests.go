@@ -23,7 +23,7 @@ func (l *Lease) Put(ctx context.Context, put clientv3.Op, send func() (ambiguous
 	if etcd.ReplyTooLarge(err) { // the reply to a repetition is short
 		_, err = send()
 	}
-	if etcd.Alarm(err) {
+	if etcd.RefusesAll(err) {
 		key = string(put.KeyBytes())
 		switch {
 		case !errors.Is(err, rpctypes.ErrNoSpace):

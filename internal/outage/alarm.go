@@ -1,5 +1,5 @@
-// What is known of etcd's alarms: it is full, or its members have different data. Then it answers, renews leases, and
-// refuses every entry and every lease.
+// What is known of etcd's alarms: etcd is full, or its members have different data. Then etcd answers, renews leases, and
+// refuses every entry and every lease. It does the same to a client whose user it does not know any more, or not by this password.
 
 package outage
 
@@ -20,6 +20,7 @@ import (
 type Alarm struct {
 	key   string // of the entry; "" if only leases were refused
 	since time.Time
+	told  bool // the log has a line of it; of a client that etcd does not know, there is another line: see Refused
 }
 
 // Alarm is what is known now, nil if etcd is not known to refuse anything. Ask it before the request that Answered is
@@ -31,18 +32,18 @@ func (o *Outages) Alarm() *Alarm { return o.alarm.Load() }
 // one when etcd has taken such a request again; answers that come out of order make no more.
 func (s *Source) Answered(before *Alarm, key string, err error) {
 	switch all := s.All; {
-	case etcd.Alarm(err):
+	case etcd.RefusesAll(err):
 		now := all.alarm.Load()
-		a := &Alarm{key: key, since: time.Now()}
+		a := &Alarm{key, time.Now(), etcd.Alarm(err)}
 		if now != nil {
-			a.key, a.since = cmp.Or(key, now.key), now.since
+			*a = Alarm{cmp.Or(key, now.key), now.since, a.told || now.told}
 		}
 		// If another request has ended the alarm since this one was sent, or has told the log of the alarm now, that stays.
-		if (now != nil || before == nil) && all.alarm.CompareAndSwap(now, a) && now == nil {
+		if (now != nil || before == nil) && all.alarm.CompareAndSwap(now, a) && a.told && (now == nil || !now.told) {
 			// As text: it is not the error of a call that goes on.
 			s.Log.Warn("etcd refuses new locks", "endpoints", s.Client.Endpoints(), "error", err.Error())
 		}
-	case err == nil && before != nil && all.alarm.CompareAndSwap(before, nil): // and nothing was refused since it was sent
+	case err == nil && before != nil && all.alarm.CompareAndSwap(before, nil) && before.told: // and nothing was refused since it was sent
 		s.Log.Info("etcd takes new locks again", "lasted", time.Since(before.since))
 	}
 }

@@ -46,6 +46,21 @@ func TestAlarm_OneLineEach(t *testing.T) {
 	require.Equal(t, []string{refuses, takes, refuses}, log.Messages())
 }
 
+// A client that etcd does not know has a line of another kind. If there is an alarm too, that has its own two.
+func TestAlarm_UnknownUser(t *testing.T) {
+	s, log := newSource(t)
+	s.Answered(nil, "a", rpctypes.ErrAuthFailed)
+	require.Equal(t, "a", s.All.Alarm().key)
+	s.Answered(s.All.Alarm(), "a", nil)
+	require.Nil(t, s.All.Alarm())
+	require.Empty(t, log.Messages())
+	s.Answered(nil, "a", rpctypes.ErrAuthFailed)
+	s.Answered(s.All.Alarm(), "a", rpctypes.ErrNoSpace)
+	s.Answered(s.All.Alarm(), "a", rpctypes.ErrAuthFailed)
+	s.Answered(s.All.Alarm(), "a", nil)
+	require.Equal(t, []string{refuses, takes}, log.Messages())
+}
+
 // Of leases that were refused a session that lives knows that this is over. An entry's key is not forgotten for a lease.
 func TestAlarm_OfLeases(t *testing.T) {
 	s, _ := newSource(t)

@@ -209,6 +209,46 @@ func TestFault_F13_RolesChange(t *testing.T) {
 	require.NoError(t, first.Unlock(harness.Ctx(t)))
 }
 
+// The user of a client gets another password. What the client holds stays held, each new lock is refused, and Ready says so. With the
+// old password all is as before. If the user is deleted, the session lasts until its connection breaks.
+func TestFault_F13_PasswordChanged(t *testing.T) {
+	t.Parallel()
+	own, as := harness.StartWithAuth(t)
+	root, proxy := as("root"), own.Proxy(t)
+	locks := newClient(t, as("worker", proxy), etcdlock.WithTTL(4*time.Second))
+	h, err := locks.Mutex("a/1").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, locks.Ready(harness.Ctx(t)))
+	change := func(password string) {
+		_, err := root.UserChangePassword(harness.Ctx(t), "worker", password)
+		require.NoError(t, err)
+	}
+	change("other")
+	for range 2 {
+		_, err = locks.Mutex("a/2").Lock(harness.Ctx(t))
+		require.ErrorIs(t, err, rpctypes.ErrAuthFailed)
+		err = locks.Ready(harness.Ctx(t))
+		require.ErrorIs(t, err, rpctypes.ErrAuthFailed)
+		require.ErrorContains(t, err, "not ready, etcd has refused new locks")
+	}
+	renewed := h.Deadline()
+	require.Eventually(t, func() bool { return h.Deadline().After(renewed) }, harness.Hang, harness.Tick, "renewals go on")
+	require.True(t, h.Valid())
+	require.Empty(t, harness.Entries(t, root, "a/2"))
+	change("secret")
+	require.NoError(t, locks.Ready(harness.Ctx(t)))
+	second, err := locks.Mutex("a/2").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, second.Unlock(harness.Ctx(t)))
+
+	_, err = root.UserDelete(harness.Ctx(t), "worker")
+	require.NoError(t, err)
+	proxy.Reset()
+	<-h.Done()
+	require.ErrorIs(t, h.Err(), etcdlock.ErrSessionExpired)
+	require.ErrorIs(t, locks.Ready(harness.Ctx(t)), rpctypes.ErrAuthFailed)
+}
+
 // A lock needs no other right than to read and write below its name.
 func TestFault_F13_LeastRights(t *testing.T) {
 	t.Parallel()
