@@ -40,8 +40,8 @@ They may do so for long if the holder hangs or can't reach etcd, or if it is etc
 etcd's concurrency package, which don't watch their entries. End such a holder first.
 
 An entry that has no lease and was not written by this package looks like data that somebody keeps
-under the name of a lock. To break it is to delete it. So this command shows its value, and wants its
-key typed in full, or in --delete-data; --yes is not enough.`,
+under the name of a lock. To break such an entry is to delete the data. So break shows the value, and wants
+the key typed in full, or in --delete-data; --yes is not enough.`,
 
 		Example: `  etcdlock show jobs/report
   etcdlock break jobs/report jobs/report/694d8b2c1f03a51e@1201

@@ -37,11 +37,11 @@ or raise an alarm, a cluster without a quorum, entries without a lease, leases t
 holders that have been in the queue for longer than --max-hold, clocks that differ, and keys that
 are not entries.
 
-It looks at the leases twice, some seconds apart, and changes nothing. The exit status is 2 if
+doctor looks at the leases twice, some seconds apart, and changes nothing. The exit status is 2 if
 something needs attention.
 
-NAME may be what metrics and the log call a lock by: for "a, b", the names of a Multi, it looks at
-both locks, and for a name that nobody uses itself at the locks below NAME/.`,
+NAME may be what metrics and the log call a lock by: for "a, b", the names of a Multi, doctor looks
+at both locks, and for a name that nobody uses itself at the locks below NAME/.`,
 		Example: `  etcdlock doctor jobs/report
   etcdlock doctor --max-hold 1h jobs/report || page-somebody`,
 		Args: wants(lockName),

@@ -19,13 +19,13 @@ func electCommand(etcd *connect.Config) *cobra.Command {
 		Use:                   "elect NAME [flags] -- CMD [ARG...]",
 		DisableFlagsInUseLine: true,
 		Short:                 "Run a command on one machine of many, and on another when that fails",
-		Long: `Start it on every machine. It waits until this machine leads, and then runs CMD. When it loses
-the lead, because etcd was away for too long or somebody took it away, it ends CMD as etcdlock
-run does, before another machine can lead, and waits again. So CMD runs on one machine as long
-as one is well.
+		Long: `Start elect on every machine. It waits until this machine leads, and then runs CMD. When the lead
+is lost, because etcd was away for too long or somebody took the lead away, elect ends CMD as
+etcdlock run does, before another machine can lead, and waits again. So CMD runs on one machine as
+long as one is well.
 
-When CMD ends by itself, this command gives up the lead, another machine leads, and this command
-ends with CMD's exit status. Let systemd or Kubernetes start it again.
+When CMD ends by itself, elect releases the lead, another machine leads, and elect ends with CMD's
+exit status. Let systemd or Kubernetes start elect again.
 
 Signals, CMD's environment, --ttl and --grace are as for etcdlock run.`,
 		Example: `  # on each of three machines: one runs the scheduler

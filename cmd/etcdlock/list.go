@@ -33,10 +33,10 @@ func listCommand(etcd *connect.Config) *cobra.Command {
 QUEUED is how long ago the holder came into the queue.
 
 Any key NAME/HEX is an entry of the lock NAME by its form. Where no such key has a lease, it is
-most likely something else, so ls leaves NAME out unless --all is given. It also leaves out names that
-end in "/", and says so if PREFIX is one of them.
+most likely something else, so ls leaves NAME out unless --all is given. ls also leaves out names that
+end in "/", and says so if PREFIX is such a name.
 
-It reads all keys that start with PREFIX, and the queue of each lock. Give a PREFIX where etcd
+ls reads all keys that start with PREFIX, and the queue of each lock. Give a PREFIX where etcd
 holds much else, or where the user's role covers only a part of the keys.`,
 		Example: `  etcdlock ls jobs/
   etcdlock ls -o json jobs/ | jq -r 'select((.entries | length) > 10) | .name'

@@ -46,7 +46,7 @@ func runCommand(etcd *connect.Config) *cobra.Command {
 		Short:                 "Run a command while holding a lock",
 		Long: `Waits for the lock NAME in the order of arrival, runs CMD, and releases the lock when CMD has
 ended. The exit status is CMD's. Signals are passed on to CMD and its process group. After one
-second of waiting it says who holds the lock.
+second of waiting, run says who holds the lock.
 
 CMD does not outlive the lock. If etcd can't be reached, CMD's process group gets SIGTERM when
 --grace is left of the time for which the lock is certainly held, and SIGKILL at the end of that

@@ -20,15 +20,15 @@ func showCommand(etcd *connect.Config) *cobra.Command {
 		Long: `Shows the queue of the lock NAME: who holds it, and who waits in which place.
 
 QUEUED is the time since an entry came into the queue, by the clock of its own machine. HELD is
-the time since the lock was granted. etcd does not store that: --watch counts from when it saw the
-grant, and otherwise ≤ says that it is at most the time in the queue. LEASE is what is left of the
-lease. etcdlock break takes ENTRY. etcd's own clients (etcdctl lock) write neither OWNER nor a time.
+the time since the lock was granted. etcd does not store that time: --watch counts from when it saw
+the grant, and otherwise ≤ says that HELD is at most the time in the queue. LEASE is what is left of the
+lease. etcdlock break takes an ENTRY. etcd's own clients (etcdctl lock) write neither OWNER nor a time.
 OWNER: VALUE has what a candidate of an election publishes.
 OWNER (with ...) locks these names too, in one acquisition (a Multi) that has one token in all of them.
 
 A NAME that ends in "/" is meant as typed, and without the "/" only if nobody uses it as typed.
 
-With --watch it goes on until Ctrl-C. On a terminal it draws in place, elsewhere it prints a block
+With --watch, show goes on until Ctrl-C. On a terminal it draws in place, elsewhere it prints a block
 for each change, or with -o json a line.`,
 		Example: `  etcdlock show jobs/report
   etcdlock show --watch jobs/report
