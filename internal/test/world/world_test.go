@@ -266,7 +266,7 @@ func TestWorld_I1_I2_I4(t *testing.T) {
 		first, n = rand.Uint64N(1<<40), *worldsFlag
 	}
 	if n == 0 {
-		n = sample.Rounds(t, 4, 20)
+		n = sample.Rounds(t, 3, 20)
 	}
 	for i := range uint64(n) {
 		if play(t, first+i); t.Failed() {
