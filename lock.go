@@ -131,11 +131,6 @@ func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
 
 func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	s := h.s
-	if !s.lease.Valid() { // else an entry that has the lock could not be granted, and would be given up when ctx ends
-		if err := s.lease.Refresh(ctx); err != nil {
-			return nil, err
-		}
-	}
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
 	a, err := s.keys.Adopt(bound, h.parts()[0].Name, maxParts, func(name string, rev int64) (own bool) {
@@ -147,26 +142,25 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	case a == nil:
 		return nil, ErrNotFound
 	}
-	l := &lock{multi: a.Multi, elect: h.lock.elect}
-	for _, p := range a.Parts {
-		kind := writing
-		if p.Read {
-			kind = reading
-		}
-		l.queues = append(l.queues, keyspace.Queue{Name: p.Name, Kind: kind})
-	}
-	h = newAcquisition(ctx, s, l, time.Now())
+	h = newAcquisition(ctx, s, &lock{multi: a.Multi, elect: h.lock.elect, queues: a.Queues()}, time.Now())
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)
 	}
 	var seen []*pb.ResponseOp
-	if a.Holds { // then nothing is before it, and nothing is to wait for
-		seen, ctx = make([]*pb.ResponseOp, len(a.Parts)), context.WithoutCancel(ctx)
+	if a.Holds { // then nothing is before it
+		seen = make([]*pb.ResponseOp, len(a.Parts))
 	}
 	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
 	h.fenced, h.ambiguous = true, true
 	h.enlist()
 	h.enter(a.Rev, a.At, seen...)
 	h.notifyEnqueued()
-	return h.conclude(h.wait(ctx))
+	if a.Holds && s.lease.Valid() && h.becomeHeld() { // there is nothing to wait for, so ctx does not matter
+		return h, nil
+	}
+	if err = h.wait(ctx); err != nil && a.Holds && !errors.Is(err, ErrLost) {
+		h.leaveToAdopt(a, err)
+		return nil, err
+	}
+	return h.conclude(err)
 }

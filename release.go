@@ -13,6 +13,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/removal"
+	"github.com/etcdlock/etcdlock/internal/settle"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -78,6 +79,19 @@ func (a *acquisition) abandon(cause error, now bool) (done <-chan struct{}) {
 	done = a.discard(next, now)
 	a.notifyAbandoned(at, cause)
 	return done
+}
+
+// leaveToAdopt is abandon for an entry that has the lock, and that Adopt could not take over: the entry stays, for the next Adopt.
+func (a *acquisition) leaveToAdopt(from *settle.Adopted, cause error) {
+	a.mu.Lock()
+	a.transition(abandoned)
+	for p := range a.all() {
+		p.Forget()
+		a.s.forgetList(p.Name)
+	}
+	a.mu.Unlock()
+	a.s.keys.Unclaim(from)
+	a.notifyAbandoned(time.Now(), cause)
 }
 
 // discard removes the keys in the background, and settles them. done is closed when etcd has confirmed that. If the

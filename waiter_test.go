@@ -501,6 +501,115 @@ func TestAdopt_WallClockSetForward(t *testing.T) {
 	})
 }
 
+// What keeps Adopt from an entry that has the lock, after Adopt has claimed the keys, does not outlast its ctx: the clock is set
+// forward and etcd renews nothing, or a list that knows more than Adopt has read wants to read again. Then the entry is there for
+// the next Adopt; the session's own waiter stays behind it.
+func TestAdopt_EndsAfterItsClaim(t *testing.T) {
+	for _, what := range []string{"the clock is set forward", "the list knows more"} {
+		toAdopt(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+			for i := range 20 { // more than the list asks for at once
+				f.Write(fmt.Sprintf("a/6-%x", i+1))
+			}
+			removeOthers := func() {
+				for _, key := range f.There("a/6") {
+					f.Remove(key)
+				}
+				synctest.Wait()
+			}
+			var reads atomic.Int32
+			var forward, hangs atomic.Bool
+			goesOn := make(chan struct{})
+			f.Step = func(_ context.Context, step string) error {
+				switch {
+				case hangs.Load():
+					<-goesOn
+				case step != "Range." || reads.Add(1) != 2:
+				case what == "the list knows more":
+					hangs.Store(true)
+					removeOthers()
+				default:
+					forward.Store(true)
+				}
+				return nil
+			}
+			s.lease.WallClock = func() time.Time {
+				if forward.Load() {
+					return time.Now().Round(0).Add(2 * time.Hour)
+				}
+				return time.Now().Round(0)
+			}
+			s.lease.KeepAlive = func(ctx context.Context) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }
+			s.etcd.Lease = f.Client(func(context.Context) (int64, error) { return 10, nil }).Lease
+			tk, err := NewMutex(s, "a").Enqueue(t.Context())
+			require.NoError(t, err)
+			synctest.Wait()
+			reads.Store(0)
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			start := time.Now()
+			_, err = s.Adopt(ctx, "a")
+			require.ErrorIs(t, err, context.DeadlineExceeded, what)
+			require.Equal(t, time.Second, time.Since(start), what)
+			require.Equal(t, []string{"a/5", "a/5-1"}, f.There("a/5"), what)
+			require.Len(t, s.parts(), 1)
+			forward.Store(false)
+			hangs.Store(false)
+			close(goesOn)
+			harness.Elapse(3 * time.Second)
+			require.Empty(t, tk.Done())
+			h, err := s.Adopt(t.Context(), "a")
+			require.NoError(t, err, what)
+			require.Equal(t, "a/5", h.Key())
+			require.NoError(t, h.Unlock(t.Context()))
+			removeOthers()
+			h, err = tk.Wait(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, h.Unlock(t.Context()))
+			harness.Elapse(time.Minute)
+			require.False(t, s.keys.InUse(), what)
+		})
+	}
+}
+
+// Somebody removes a key of an entry that has the lock, after Adopt has claimed the entry. Then the entry is lost, and Adopt
+// removes the rest.
+func TestAdopt_RemovedAfterItsClaim(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		f.WriteOn(5, "one", "a/5", "a/r5")
+		s := f.bareSession(5)
+		reads := 0
+		f.Step = func(_ context.Context, step string) error {
+			if step == "Range." {
+				reads++
+			}
+			return nil
+		}
+		ahead := time.Now().Add(time.Second)
+		s.lease.WallClock = func() time.Time {
+			if reads >= 2 && time.Now().Before(ahead) {
+				return time.Now().Round(0).Add(2 * time.Hour)
+			}
+			return time.Now().Round(0)
+		}
+		s.lease.KeepAlive = func(context.Context) (int64, error) {
+			f.Remove("a/5")
+			for _, p := range s.parts() {
+				_ = p.Missing("a/5", f.Write("x"))
+			}
+			harness.Elapse(time.Second)
+			return 10, nil
+		}
+		s.etcd.Lease = f.Client(func(context.Context) (int64, error) { return 10, nil }).Lease
+		_, err := s.Adopt(t.Context(), "a")
+		require.ErrorIs(t, err, ErrLost)
+		harness.Elapse(time.Minute)
+		require.Empty(t, f.There("a/"))
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
+	})
+}
+
 // An entry of the process before waits, and its key is removed before what blocks it leaves; the watch tells neither. Then
 // another entry is adopted, above it, which nobody blocks now. That is news for the first one, of now and not of the time at
 // which the other entry was written: the first one is lost, and not granted.

@@ -38,7 +38,9 @@ type Adopted struct {
 	Multi bool   // it has Parts by the names of its value
 	Parts []Part // one, but for a Multi
 
-	vacant map[string]*unsettled // of its keys, those that were vacant before the claim
+	// Of its keys, those that were vacant before the claim, and their raw values before keep.
+	vacant map[string]*unsettled
+	raw    map[string]rawValue
 }
 
 // A Part is what an Adopted has in one queue.
@@ -49,6 +51,14 @@ type Part struct {
 
 func (p *Part) kv() *mvccpb.KeyValue {
 	return &mvccpb.KeyValue{Key: []byte(p.Key), CreateRevision: p.Rev, Value: []byte(p.Value)}
+}
+
+// Queues are those of the entry, as it sees them.
+func (a *Adopted) Queues() (all []keyspace.Queue) {
+	for _, p := range a.Parts {
+		all = append(all, keyspace.Queue{Name: p.Name, Kind: keyspace.KindOf(p.Name, p.Key)})
+	}
+	return all
 }
 
 // keys are all keys of the entry.
@@ -110,7 +120,7 @@ func (k *Keys) Adopt(ctx context.Context, name string, limit int, own func(name 
 				k.keep(a)
 				return a, nil
 			}
-			if k.unclaim(a); err != nil {
+			if k.Unclaim(a); err != nil {
 				return nil, err
 			}
 			continue // it was removed meanwhile
@@ -192,10 +202,16 @@ func (k *Keys) claim(a *Adopted) bool {
 	return true
 }
 
-// unclaim undoes claim. What was vacant is settled from the start, since who settled it may have left it alone meanwhile.
-func (k *Keys) unclaim(a *Adopted) {
+// Unclaim leaves the entry to the next Adopt. What was vacant is settled from the start, since who settled it may have left it
+// alone meanwhile.
+func (k *Keys) Unclaim(a *Adopted) {
 	var again []string
 	k.mu.Lock()
+	for key, raw := range a.raw {
+		if k.raw[key] = raw; raw == (rawValue{}) {
+			delete(k.raw, key)
+		}
+	}
 	for _, key := range a.keys() {
 		switch u, vacant := a.vacant[key]; {
 		case !vacant:
@@ -218,7 +234,9 @@ func (k *Keys) unclaim(a *Adopted) {
 func (k *Keys) keep(a *Adopted) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	a.raw = make(map[string]rawValue)
 	for _, key := range a.keys() {
+		a.raw[key] = k.raw[key]
 		k.raw[key] = rawValue{value: a.Value}
 	}
 }

@@ -437,3 +437,28 @@ func TestKeys_AdoptedWhileSettled_I6(t *testing.T) {
 		require.False(t, w.InUse())
 	})
 }
+
+// An entry that is adopted and then left to the next Adopt is none of the session's: what the session itself may have written
+// under its key before is a late write as ever.
+func TestUnclaim_RawValues(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		for _, before := range []bool{false, true} {
+			if before {
+				w.WriteRaw("own", w.Take("a", keyspace.Exclusive))
+				w.Free("a/5")
+			}
+			w.WriteOn(5, "another's", "a/5")
+			a, err := w.Adopt(t.Context(), "a", 32, func(string, int64) bool { return false })
+			require.NoError(t, err)
+			w.Unclaim(a)
+			for value, late := range map[string]bool{"another's": false, "own": before} {
+				w.Do(fakeetcd.RemoveOp("a/5"))
+				w.WriteOn(5, value, "a/5")
+				_, err := w.Sweep(t.Context())
+				require.NoError(t, err)
+				require.Equal(t, late, len(w.There("a/")) == 0, value)
+			}
+		}
+	})
+}

@@ -81,6 +81,17 @@ func (p *Part) Removed(at int64, found bool, next, there []queue.Entry) (lost []
 	return l.checkNextLocked(at, next, there)
 }
 
+// Forget says that the entry, which nobody of the session wants any more, stays in the queue. From now on it is another
+// session's: who adopts it may make another Part of it.
+func (p *Part) Forget() {
+	l := p.l
+	l.lock()
+	defer l.unlock()
+	i, _ := l.findLocked(p.rev)
+	l.parts = slices.Delete(l.parts, i, i+1)
+	l.grantLocked()
+}
+
 // Downgrading says that the entry is known by its shared key from now on.
 func (p *Part) Downgrading() {
 	p.l.lock()

@@ -79,9 +79,26 @@ func (w *world) adopt() bool {
 			}
 			seen := Shown(at, a.rev, nil, a.kind == keyspace.Exclusive)
 			w.lose(a.p.Enqueued(a.rev, &seen))
+			if w.choose(4) == 0 {
+				a.next = func() { w.unadopt(a, o) }
+			}
 		}
 	}
 	return true
+}
+
+// unadopt leaves an entry that nobody has been given yet to the next one who adopts it.
+func (w *world) unadopt(a *actor, o other) {
+	if a.next = nil; a.over {
+		return
+	}
+	w.logf("%s is left", a.name)
+	a.p.Forget()
+	w.own = slices.DeleteFunc(slices.Clone(w.own), func(b *actor) bool { return b == a })
+	w.others = append(w.others, o)
+	for _, k := range a.keys {
+		delete(w.used, k)
+	}
 }
 
 // reply is what etcd answers to a request that lists keys.

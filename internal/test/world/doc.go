@@ -6,7 +6,7 @@
 //   - No two holders, as the processes see it, have what excludes the other (I1, I2).
 //   - A write that is guarded by a hold does not come after that of a later holder.
 //   - No hold is lost while its entry and its session live, and no hold is valid when its lease expires (I4).
-//   - Each call returns when its ctx ends. Adopt of an entry that has the lock may take longer.
+//   - Each call returns when its ctx ends.
 //
 // A hold whose entry somebody has removed counts for none of these: its holder is told, and until then others may be in.
 //

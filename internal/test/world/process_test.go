@@ -299,7 +299,9 @@ func (p *process) refused(err error) {
 func (p *process) adopt() {
 	for !p.over.Load() && !p.ended() {
 		ctx, cancel := p.ctx()
-		h, err := p.s.Adopt(ctx, p.names[p.dice.n(len(p.names))])
+		name := p.names[p.dice.n(len(p.names))]
+		h, err := p.s.Adopt(ctx, name)
+		p.returned(ctx, "adopt "+name)
 		switch {
 		case err == nil:
 			p.mu.Lock()
