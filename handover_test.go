@@ -17,6 +17,7 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/removal"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
 // Who gets in while the request of the holder before is on its way to etcd, or its reply on the way
@@ -898,4 +899,93 @@ func TestFault_J3_DowngradeTwice(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A session hands a lock over in memory, and the removal of the former entry, which was released or withdrawn, waits for a request
+// of that name. Orphan has the removal sent, so what the successor adopts has the highest token that was used. What leaves while
+// Orphan waits is handed to nobody before etcd has confirmed its removal.
+func TestOrphan_AfterAHandOver(t *testing.T) {
+	for _, what := range []string{"released", "withdrawn", "released meanwhile"} {
+		synctest.Test(t, func(t *testing.T) {
+			f := newFakeEtcd()
+			s, s2 := f.bareSession(5), f.bareSession(5)
+			var away atomic.Bool
+			back := make(chan struct{})
+			f.Step = func(_ context.Context, what string) error {
+				if what == "Txn" && away.Load() {
+					<-back
+					harness.Elapse(time.Millisecond)
+				}
+				return nil
+			}
+			m := NewMutex(s, "a")
+			h, err := m.Lock(t.Context())
+			require.NoError(t, err)
+			var all []*Ticket
+			for range 3 {
+				tk, err := m.Enqueue(t.Context())
+				require.NoError(t, err)
+				all = append(all, tk)
+			}
+			away.Store(true)
+			go func() { _, _ = m.Enqueue(context.Background()) }()
+			synctest.Wait()
+			if what == "withdrawn" {
+				go func() { _ = all[0].Cancel(context.Background()) }()
+				synctest.Wait()
+				all = all[1:]
+			}
+			h.Release()
+			h, err = all[0].Wait(t.Context())
+			require.NoError(t, err)
+			orphaned := make(chan struct{})
+			go func() { s.Orphan(); close(orphaned) }()
+			synctest.Wait()
+			if what == "released meanwhile" {
+				h.Release()
+				synctest.Wait()
+				require.False(t, all[1].h.parts()[0].Granted())
+			}
+			require.Len(t, f.There("a/"), 4, "nothing is removed yet")
+			close(back)
+			<-orphaned
+			adopted, err := s2.Adopt(t.Context(), "a")
+			require.NoError(t, err)
+			require.GreaterOrEqual(t, adopted.Token(), h.Token(), what)
+			s2.lease.End(ErrSessionClosed, "test")
+			s2.lease.NotFound()
+		})
+	}
+}
+
+// Who hands a lock over adds the removal before anybody else can look at the hold, and Orphan waits for that: else a removal
+// could be added when Orphan has looked for them, without a fence.
+func TestOrphan_WhileALockIsHandedOver(t *testing.T) {
+	for range 100 {
+		f := newFakeEtcd()
+		s := f.bareSession(5)
+		h, err := NewMutex(s, "a").Lock(t.Context())
+		require.NoError(t, err)
+		looked := make(chan struct{})
+		f.Step = func(context.Context, string) error { <-looked; return nil }
+		go h.Release()
+		for over, added := false, false; !over; {
+			if !h.mu.TryLock() { // at the very moment at which it is free
+				continue
+			}
+			over, added = h.state == released, s.removals.Any()
+			h.mu.Unlock()
+			require.True(t, added || !over)
+		}
+		close(looked)
+		s.Orphan()
+	}
+	s := newFakeEtcd().bareSession(5)
+	h, err := NewMutex(s, "a").Lock(t.Context())
+	require.NoError(t, err)
+	h.mu.Lock()
+	orphaned := async(func() error { s.Orphan(); return nil })
+	harness.Hangs(t, orphaned, 50*time.Millisecond)
+	h.mu.Unlock()
+	require.NoError(t, result(t, orphaned))
 }

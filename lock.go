@@ -159,8 +159,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 		return h, nil
 	}
 	if err = h.wait(ctx); err != nil && a.Holds && !errors.Is(err, ErrLost) {
-		h.leaveToAdopt(a, err)
-		return nil, err
+		return nil, h.leaveToAdopt(a, err)
 	}
 	return h.conclude(err)
 }

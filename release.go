@@ -75,14 +75,14 @@ func (a *acquisition) abandon(cause error, now bool) (done <-chan struct{}) {
 	a.transition(abandoned)
 	next := a.leaveLocked()
 	now = now || a.awaitedLocked()
-	a.mu.Unlock()
 	done = a.discard(next, now)
+	a.mu.Unlock()
 	a.notifyAbandoned(at, cause)
 	return done
 }
 
 // leaveToAdopt is abandon for an entry that has the lock, and that Adopt could not take over: the entry stays, for the next Adopt.
-func (a *acquisition) leaveToAdopt(from *settle.Adopted, cause error) {
+func (a *acquisition) leaveToAdopt(from *settle.Adopted, cause error) error {
 	a.mu.Lock()
 	a.transition(abandoned)
 	for p := range a.all() {
@@ -92,6 +92,7 @@ func (a *acquisition) leaveToAdopt(from *settle.Adopted, cause error) {
 	a.mu.Unlock()
 	a.s.keys.Unclaim(from)
 	a.notifyAbandoned(time.Now(), cause)
+	return cause
 }
 
 // discard removes the keys in the background, and settles them. done is closed when etcd has confirmed that. If the
@@ -129,13 +130,13 @@ func (a *acquisition) freeKeys() {
 // leaveLocked says that the keys must be removed, which may hand the lock over. next are the entries that the
 // request looks for. The caller holds a.mu.
 //
-// With a fence those behind wait until etcd has removed the keys: a transaction of the holder may still be carried out, or the
-// outcome of a write of the keys is unknown.
+// With a fence those behind wait until etcd has removed the keys: a transaction of the holder may still be carried out, the
+// outcome of a write of the keys is unknown, or Orphan was called.
 //
 // A Multi that did not get all of its locks hands none of them over: it may be given up because it has lost a part that
 // it had.
 func (a *acquisition) leaveLocked() (next []queue.Entry) {
-	fence := a.state == released && (a.fenced || a.ambiguous) || a.state == abandoned && len(a.parts()) > 1
+	fence := a.state == released && (a.fenced || a.ambiguous) || a.state == abandoned && len(a.parts()) > 1 || a.s.removals.Drains.Load()
 	for p := range a.all() {
 		next = append(next, p.Leave(fence)...)
 		if a.rev == 0 {
@@ -207,8 +208,8 @@ func (h *Held) beginRelease() (*removal.Leaving, error) {
 	}
 	h.endHoldLocked(released)
 	next, now := h.leaveLocked(), h.awaitedLocked()
-	h.unlockAndNotify()
 	l := h.offerRemoval(next, now)
+	h.unlockAndNotify()
 	if len(next) > 0 {
 		runtime.Gosched()
 	}

@@ -139,12 +139,14 @@ func (s *Session) Refresh(ctx context.Context) error {
 
 // Orphan ends the session and leaves its lease, with the entries on it, until the TTL has passed. It is for a process that
 // hands its locks to a successor, which takes the lease over with WithLease, and the holds with Adopt. Orphan sends
-// nothing new, and removes nothing, but blocks until etcd has answered what is on its way: for 5 s or the TTL at the
-// most, whichever is less. So tell the successor when Orphan has returned. Then two kinds of requests may still be
-// carried out: those that had no answer in this time, and those of calls whose ctx ended before their answer. The
-// session's own Close still revokes the lease, its [Client]'s Close does not.
+// nothing new, but blocks until what was released before is removed, and etcd has answered what is on its way: for 5 s or
+// the TTL at the most, whichever is less. So tell the successor when Orphan has returned. Then two kinds of requests may
+// still be carried out: those that had no answer in this time, and those of calls whose ctx ended before their answer.
+// The session's own Close still revokes the lease, its [Client]'s Close does not.
 func (s *Session) Orphan() {
-	defer s.etcd.Drain(min(closeLimit, s.TTL()), s.Done())() // what waits for that finds the session ended
+	s.removals.Drains.Store(true)
+	_ = inQueue(s.parts())                                                       // whoever is handing a lock over adds the removal first
+	defer s.etcd.Drain(min(closeLimit, s.TTL()), s.removals.Drain(), s.Done())() // what waits for that finds the session ended
 	s.lease.Orphan(ErrSessionClosed)
 	s.keys.Orphan()
 }

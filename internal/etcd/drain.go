@@ -16,9 +16,10 @@ type calls struct {
 	resumed  chan struct{} // closed by resume; nil unless draining: no call begins
 }
 
-// Drain holds back each call of Do that begins from now on, until resume is called or the call must end. Drain blocks until
-// etcd has answered the calls that are under way, or done is closed, or for limit at the most.
-func (c *Client) Drain(limit time.Duration, done <-chan struct{}) (resume func()) {
+// Drain holds back each call of Do that begins from now on, except those whose Policy is Through, until resume is called or the
+// call must end. Drain blocks until first is closed and etcd has answered the calls that are under way, or done is closed, or for
+// limit at the most.
+func (c *Client) Drain(limit time.Duration, first, done <-chan struct{}) (resume func()) {
 	d := &c.calls
 	d.mu.Lock()
 	if d.resumed == nil {
@@ -31,10 +32,14 @@ func (c *Client) Drain(limit time.Duration, done <-chan struct{}) (resume func()
 	d.mu.Unlock()
 	timer := time.NewTimer(limit)
 	defer timer.Stop()
-	select {
-	case <-answered:
-	case <-timer.C:
-	case <-done:
+	for _, wait := range []<-chan struct{}{first, answered} {
+		select {
+		case <-wait:
+		case <-timer.C:
+			return d.resume
+		case <-done:
+			return d.resume
+		}
 	}
 	return d.resume
 }
@@ -48,10 +53,11 @@ func (d *calls) resume() {
 	}
 }
 
-// begin begins a call, which ends with ctx, life and client. It calls no ctx of the caller's with the mutex held.
-func (d *calls) begin(ctx, life, client context.Context) {
+// begin begins a call, which ends with ctx, life and client, and which over keeps Drain from holding back. It calls no ctx of the
+// caller's with the mutex held.
+func (d *calls) begin(ctx, life, client context.Context, over bool) {
 	d.mu.Lock()
-	for resumed, over := d.resumed, false; resumed != nil && !over; resumed = d.resumed {
+	for resumed := d.resumed; resumed != nil && !over; resumed = d.resumed {
 		d.mu.Unlock()
 		select {
 		case <-resumed:

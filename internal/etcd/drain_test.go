@@ -32,9 +32,10 @@ func (l *looking) Err() error {
 // A ctx is the caller's own code, which may take its time: while it is asked, no other call is held up.
 func TestDrain_ForeignCtx(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		c := newTestClient()
+		c, open := newTestClient(), make(chan struct{})
+		close(open)
 		for _, leaves := range []bool{true, false} {
-			resume := c.Drain(time.Second, nil)
+			resume := c.Drain(time.Second, open, nil)
 			ctx, cancel := context.WithCancel(t.Context())
 			own, result := &looking{Context: ctx, calls: &c.calls}, make(chan error)
 			go func() {

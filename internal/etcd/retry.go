@@ -31,6 +31,8 @@ type Policy struct {
 	// Hedge sends a request that is slow again beside itself, see race. The operation must be
 	// safe to run beside itself, and must not write what it shares.
 	Hedge bool
+	// Through has the request begin while Drain holds back others.
+	Through bool
 	// Once makes one attempt, and returns its error whatever that is.
 	Once bool
 }
@@ -64,7 +66,7 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did
 	if life == nil {
 		life = context.Background()
 	}
-	c.calls.begin(ctx, life, c.Ctx())
+	c.calls.begin(ctx, life, c.Ctx(), p.Through)
 	defer c.calls.end()
 	if p.Hedge {
 		hedges, late = maxHedges, c.pace.late()

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
@@ -23,9 +24,15 @@ type Removals struct {
 	sender     *sender.Sender
 	life       context.Context // of Remove
 	background func(f func(ctx context.Context)) bool
+	// Drains: Drain is about to be called, so the user of an entry that leaves hands nothing over before the removal is confirmed.
+	Drains atomic.Bool
 
 	mu      sync.Mutex
 	pending int // removals that etcd has not confirmed
+	// open are the removals that etcd has neither confirmed nor refused yet, but for those that came after Drain. drained is closed when
+	// there are none, nil before Drain.
+	open    int
+	drained chan struct{}
 }
 
 // A Leaving is an entry on its way out of the queue.
@@ -43,6 +50,8 @@ type Leaving struct {
 	command   sender.Command // the first one, that of Offer; a request may have it for longer than the Leaving is used
 	offered   sender.Offered
 	ambiguous bool          // an earlier request may have removed it
+	late      bool          // it came after Drain
+	answered  bool          // etcd has confirmed or refused it
 	result    Result        // once etcd has confirmed it
 	over      bool          // Removed was called
 	done      chan struct{} // closed then; nil if nobody waits
@@ -67,11 +76,14 @@ func New(life context.Context, client *etcd.Client, s *sender.Sender, background
 func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	r.mu.Lock()
 	r.pending++
+	if l.late = r.drained != nil; !l.late {
+		r.open++
+	}
 	r.mu.Unlock()
 	l.name, l.by = name, r
 	c := command(&l.command, l.Keys, l.Rev, l.Next)
 	c.To(name)
-	c.Patient, c.Crowd, c.Owner = !l.Now, l.Crowd, l
+	c.Patient, c.Crowd, c.Through, c.Owner = !l.Now, l.Crowd, !l.late, l
 	l.offered = r.sender.Offer(c)
 	return l
 }
@@ -162,8 +174,11 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 		err = r.again(ctx, ctx, l)
 	}
 	for pause := etcd.RetryMax; err != nil && ctx.Err() == nil; err = r.again(ctx, ctx, l) {
-		if l.Owner != nil && etcd.Refused(err) {
-			l.Owner.Refused()
+		if etcd.Refused(err) {
+			r.answer(l)
+			if l.Owner != nil {
+				l.Owner.Refused()
+			}
 		}
 		_ = etcd.Sleep(ctx, pause) // ctx is looked at by the request
 		pause = min(2*pause, refusedMax)
@@ -174,8 +189,12 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
 	c := command(&sender.Command{}, l.Keys, l.Rev, nil)
 	c.To(l.name)
+	c.Through = !l.late
 	reply, ambiguous, err := r.sender.Do(ctx, life, c)
 	got := resultOf(reply, len(l.Keys), 0, ambiguous)
+	if err == nil {
+		r.answer(l)
+	}
 	if err == nil && len(l.Next) > 0 {
 		err = got.look(ctx, life, r.etcd, l.Next)
 	}
@@ -190,6 +209,7 @@ func (r *Removals) finish(l *Leaving, got Result) {
 	if l.result = got; l.Owner != nil {
 		l.Owner.Removed(got)
 	}
+	r.answer(l)
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	l.over = true
@@ -197,6 +217,32 @@ func (r *Removals) finish(l *Leaving, got Result) {
 		close(l.done)
 	}
 	r.pending--
+}
+
+// answer takes note that etcd has confirmed a removal, or refused it.
+func (r *Removals) answer(l *Leaving) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l.late || l.answered {
+		return
+	}
+	l.answered = true
+	if r.open--; r.open == 0 && r.drained != nil {
+		close(r.drained)
+	}
+}
+
+// Drain returns what is closed when etcd has confirmed or refused each removal that was added before. Their requests go through an
+// etcd.Client that drains; those of later removals do not.
+func (r *Removals) Drain() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.drained == nil {
+		if r.drained = make(chan struct{}); r.open == 0 {
+			close(r.drained)
+		}
+	}
+	return r.drained
 }
 
 // RemoveBeside removes one of the two keys of an entry, provided that kept, the other key, is there. It looks for the entries

@@ -592,3 +592,39 @@ func TestRemovals_ClientClosed(t *testing.T) {
 		}
 	})
 }
+
+// While the client drains, the removals go through that were added before, also if etcd refuses to look for other entries with one.
+// A later one goes when the client has drained. What etcd refuses is not waited for.
+func TestDrain(t *testing.T) {
+	for what, answer := range map[string]error{"answered": nil, "refused": rpctypes.ErrGRPCPermissionDenied, "too many": rpctypes.ErrGRPCTooManyOps} {
+		synctest.Test(t, func(t *testing.T) {
+			r := newRow(t)
+			early, late := r.enter("a/5"), r.enter("b/5")
+			var next []queue.Entry
+			if what == "too many" {
+				next = []queue.Entry{late}
+			}
+			l := r.leave(early, true, next...)
+			var resume func()
+			go func() { resume = r.Removals.etcd.Drain(time.Minute, r.Drain(), nil) }()
+			synctest.Wait()
+			r.RemoveLater(r.Add("b", &Leaving{Keys: []string{late.Key}, Rev: late.Rev, Now: true}))
+			synctest.Wait()
+			require.Equal(t, []string{"a/5", "b/5"}, r.There(""))
+			if answer != nil {
+				r.answers = []error{answer}
+			}
+			require.Nil(t, resume)
+			r.RemoveLater(l)
+			synctest.Wait()
+			require.NotNil(t, resume, what)
+			require.Equal(t, what == "refused", slices.Contains(r.There(""), "a/5"), what)
+			require.Contains(t, r.There(""), "b/5")
+			<-r.Drain()
+			resume()
+			<-time.After(time.Minute)
+			require.Empty(t, r.There(""))
+			require.Zero(t, r.open)
+		})
+	}
+}

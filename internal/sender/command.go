@@ -26,7 +26,9 @@ type Command struct {
 	Patient bool
 	// Crowd: the command is one of many that come at once. It waits for company even if its name has a request on its way.
 	Crowd bool
-	Owner Owner // may be nil
+	// Through: the request of the command is sent while the Client drains.
+	Through bool
+	Owner   Owner // may be nil
 
 	room room // for what To, If and Add have added
 	progress

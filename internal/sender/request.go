@@ -17,7 +17,7 @@ import (
 // is how many commands are on their way, with this one.
 func (s *Sender) alone(ctx, life context.Context, c *Command, aboard int) (r Reply, ambiguous bool, err error) {
 	start := time.Now()
-	r, ambiguous, err = Send(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, c)
+	r, ambiguous, err = Send(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true, Through: c.Through}, c)
 	s.mu.Lock()
 	if err == nil && !ambiguous {
 		s.pace.took(start, time.Now(), aboard)
@@ -84,8 +84,8 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 		}
 	}
 	s.mu.Unlock()
-	start := time.Now()
-	_, ambiguous, err := etcd.DoFirst(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true}, f, s.allDid)
+	start, through := time.Now(), slices.ContainsFunc(b, func(c *Command) bool { return c.Through })
+	_, ambiguous, err := etcd.DoFirst(ctx, s.etcd, etcd.Policy{Life: life, Hedge: true, Through: through}, f, s.allDid)
 	s.mu.Lock()
 	for _, c := range b {
 		s.arriveLocked(c)

@@ -128,11 +128,18 @@ func (p *process) crash() {
 		}
 	}
 	p.mu.Unlock()
-	if p.s != nil && p.dice.oneIn(3) {
-		p.s.Orphan()
-	} else {
+	killed := p.s == nil || !p.dice.oneIn(3)
+	if killed {
 		p.kill()
+	} else {
+		began := time.Now()
+		p.s.Orphan()
+		killed = time.Since(began) >= 5*time.Second || errors.Is(p.s.Err(), etcdlock.ErrSessionExpired)
 	}
+	if p.mu.Lock(); killed && p.s != nil {
+		p.killed[p.s.Lease()] = true
+	}
+	p.mu.Unlock()
 }
 
 // ended reports whether the process takes no locks any more.
@@ -305,7 +312,7 @@ func (p *process) adopt() {
 		switch {
 		case err == nil:
 			p.mu.Lock()
-			p.adopted[h.Token()] = true
+			p.adopted[h.Token()] = p.killed[p.s.Lease()]
 			p.mu.Unlock()
 			names := make(map[string]bool)
 			for _, key := range h.Keys() {

@@ -49,8 +49,9 @@ type world struct {
 	leases    map[clientv3.LeaseID]time.Time // when it was last renewed
 	lastLease clientv3.LeaseID
 	holds     map[*hold]bool
-	removed   map[string]bool // by entryOf, the entries that somebody has removed
-	adopted   map[int64]bool  // by token
+	removed   map[string]bool           // by entryOf, the entries that somebody has removed
+	adopted   map[int64]bool            // by token: a process before had no time to remove what it had released
+	killed    map[clientv3.LeaseID]bool // likewise, of a process with that lease
 	failed    bool
 
 	took, guarded int
@@ -239,6 +240,7 @@ func play(t *testing.T, seed uint64) {
 	synctest.Test(t, func(t *testing.T) {
 		w.T, w.f, w.begun = t, fakeetcd.New(), time.Now()
 		w.leases, w.holds, w.removed, w.adopted = map[clientv3.LeaseID]time.Time{}, map[*hold]bool{}, map[string]bool{}, map[int64]bool{}
+		w.killed = map[clientv3.LeaseID]bool{}
 		var lives sync.WaitGroup
 		for i := range 3 {
 			lives.Go(func() { w.successors(i) })
