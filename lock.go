@@ -10,8 +10,6 @@ import (
 	"slices"
 	"time"
 
-	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/loan"
@@ -122,9 +120,9 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 // waits until etcd has answered its request. The caller must ensure that the process before has ended, or that its Orphan has
 // returned: nobody else can tell, and otherwise both would believe that they hold the lock.
 //
-// If the entry has the lock, Adopt costs three requests, more for a Multi, and an error leaves the entry as it was.
-// If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The fence of the
-// hold is in use. A guard that the process before gave out stays true, so nobody may act on such a guard any more.
+// If the entry has the lock, Adopt costs three requests, the next Adopt two, more for a Multi, and an error leaves the
+// entry as it was. If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The
+// fence of the hold is in use. A guard that the process before gave out stays true, so nobody may act on such a guard any more.
 func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
 	return acquire(ctx, newLock(s, name, writing), "adopt", ErrWouldDeadlock, adoptEntry)
 }
@@ -146,14 +144,10 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)
 	}
-	var seen []*pb.ResponseOp
-	if a.Holds { // then nothing is before it
-		seen = make([]*pb.ResponseOp, len(a.Parts))
-	}
 	// A request of the process before may be on its way still, so the keys are settled when the hold is over.
 	h.fenced, h.ambiguous = true, true
 	h.enlist()
-	h.enter(a.Rev, a.At, seen...)
+	h.enter(a.Rev, a.At, a.Seen()...)
 	h.notifyEnqueued()
 	if a.Holds && s.lease.Valid() && h.becomeHeld() { // there is nothing to wait for, so ctx does not matter
 		return h, nil

@@ -35,6 +35,7 @@ type Keys struct {
 	// to others.
 	vacant  map[string]*unsettled
 	raw     map[string]rawValue // by key, the value there that has no nonce of the session, see WriteRaw and claim
+	left    attachments         // of the last call of Adopt that has listed the keys
 	changed chan struct{}       // closed when an entry has come to a key or left it; nil if no Adopt waits for that
 	// What follows is for the search for late writes.
 	doubted   bool // ever: a request may write a key late

@@ -3,6 +3,7 @@ package settle
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -460,5 +461,111 @@ func TestUnclaim_RawValues(t *testing.T) {
 				require.Equal(t, late, len(w.There("a/")) == 0, value)
 			}
 		}
+	})
+}
+
+// partial is a lease whose list of keys lacks some of them, as they are being written: once, or for good.
+type partial struct {
+	clientv3.Lease
+	w     *world
+	lacks []string // nil when the list is complete
+	lists int
+	keeps bool
+}
+
+func (p *partial) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
+	resp := &clientv3.LeaseTimeToLiveResponse{ID: id, GrantedTTL: 10}
+	for _, kv := range p.w.Server.Keys("") {
+		if kv.Lease == int64(id) && !slices.Contains(p.lacks, string(kv.Key)) {
+			resp.Keys = append(resp.Keys, kv.Key)
+		}
+	}
+	p.lists++
+	if !p.keeps {
+		p.lacks = nil
+	}
+	return resp, ctx.Err()
+}
+
+// Etcd lists the keys of a lease while a request of the process before is carried out, so the list lacks some keys of an entry. The
+// entry is adopted as a whole even so.
+func TestAdopt_ListedWhileItIsWritten(t *testing.T) {
+	for what, c := range map[string]struct{ keys, lacks []string }{
+		"a write lock, seen as a mutex":  {[]string{"a/5", "a/r5"}, []string{"a/r5"}},
+		"a write lock, seen as a reader": {[]string{"a/5", "a/r5"}, []string{"a/5"}},
+		"a Multi":                        {[]string{"a/5", "b/5"}, []string{"b/5"}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			w := newWorld(t)
+			value := "one"
+			if what == "a Multi" {
+				value = w.Value(time.Now(), []string{"a", "b"}, "")
+				w.nonce = "another.s"
+			}
+			rev := w.WriteOn(5, value, c.keys...)
+			w.etcd.Lease = &partial{w: w, lacks: c.lacks}
+			a, err := w.Adopt(t.Context(), "a", 32, func(string, int64) bool { return false })
+			require.NoError(t, err)
+			require.NotNil(t, a, what)
+			require.Equal(t, rev, a.Rev)
+			require.Equal(t, c.keys, a.keys(), what)
+			require.True(t, a.Holds)
+			require.Equal(t, c.keys, w.There(""))
+		})
+	}
+}
+
+// A key of the entry was put on another lease by somebody: what is left is adopted. Adopt does not ask for the key for ever.
+func TestAdopt_KeyOnAnotherLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.WriteOn(5, "one", "a/5", "a/r5")
+		w.WriteOn(6, "one", "a/r5")
+		w.etcd.Lease = &partial{w: w}
+		a, err := w.Adopt(t.Context(), "a", 32, func(string, int64) bool { return false })
+		require.NoError(t, err)
+		require.Equal(t, []string{"a/5"}, a.keys())
+	})
+}
+
+// Many calls of Adopt list the keys of the lease once. What was written since is found all the same, the oldest first.
+func TestAdopt_ListsOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		lease := &partial{w: w}
+		w.etcd.Lease = lease
+		own := map[int64]bool{}
+		adopt := func(name string) *Adopted {
+			a, err := w.Adopt(t.Context(), name, 32, func(_ string, rev int64) bool { return own[rev] })
+			require.NoError(t, err)
+			if a != nil {
+				own[a.Rev] = true
+			}
+			return a
+		}
+		for i := range 200 {
+			w.WriteOn(5, "one", fmt.Sprintf("name%d/5", i))
+		}
+		before := w.calls.Load()
+		for i := range 200 {
+			require.Equal(t, []string{fmt.Sprintf("name%d/5", i)}, adopt(fmt.Sprint("name", i)).keys())
+		}
+		require.Equal(t, 1, lease.lists)
+		require.EqualValues(t, 2*200, w.calls.Load()-before)
+		require.Zero(t, len(w.left), "what is adopted is forgotten")
+
+		require.Nil(t, adopt("name1"))
+		require.Equal(t, 2, lease.lists)
+		w.WriteOn(5, "one", "name1/5-1")
+		require.Equal(t, []string{"name1/5-1"}, adopt("name1").keys())
+
+		// A key that was listed is written anew, behind an entry that came since.
+		w.WriteOn(5, "one", "b/5")
+		require.Nil(t, adopt("c"))
+		w.Do(fakeetcd.RemoveOp("b/5"))
+		w.WriteOn(5, "one", "b/5-1")
+		w.WriteOn(5, "one", "b/5")
+		require.Equal(t, []string{"b/5-1"}, adopt("b").keys())
+		require.Equal(t, []string{"b/5"}, adopt("b").keys())
 	})
 }

@@ -104,7 +104,7 @@ func TestAdopt_BesideALockUnderWay(t *testing.T) {
 			s2 := successor(t, s, cluster.Client(t, tap))
 			w := holdWrites(t, tap)
 			locked := harness.InBackground(t, tc.beside(s2, name))
-			got := w.adoptBeside(t, s2, name, 3)
+			got := w.adoptBeside(t, s2, name, 2)
 			require.Empty(t, got, "the Lock has its key still")
 			w.send()
 			h2 := (<-got).held(t)
@@ -157,7 +157,7 @@ func TestAdopt_RemovedBesideALockUnderWay(t *testing.T) {
 	h, s2 := handedOver(t, c, tap, name)
 	w := holdWrites(t, tap)
 	locked := harness.InBackground(t, etcdlock.NewMutex(s2, name).Lock)
-	got := w.adoptBeside(t, s2, name, 3)
+	got := w.adoptBeside(t, s2, name, 2)
 	_, err := c.Delete(harness.Ctx(t), h.Key())
 	require.NoError(t, err)
 	w.send()
@@ -182,8 +182,8 @@ func TestAdopt_MultiBesideOthers(t *testing.T) {
 	s2 := successor(t, s, cluster.Client(t, tap))
 	w := holdWrites(t, tap)
 	locked := harness.InBackground(t, etcdlock.NewMutex(s2, name+".2").Lock)
-	one := w.adoptBeside(t, s2, name+".1", 4)
-	two := w.adoptBeside(t, s2, name+".2", 4)
+	one := w.adoptBeside(t, s2, name+".1", 3)
+	two := w.adoptBeside(t, s2, name+".2", 2)
 	w.send()
 	got := []adopted{<-one, <-two}
 	if got[0].err != nil {
