@@ -123,6 +123,9 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 // If the entry has the lock, Adopt costs three requests, the next Adopt two, more for a Multi, and an error leaves the
 // entry as it was. If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends. The
 // fence of the hold is in use. A guard that the process before gave out stays true, so nobody may act on such a guard any more.
+//
+// A write lock that was downgraded comes as a read hold, whose Key is <name>/r<lease>. So does a write lock whose
+// exclusive key somebody has removed: etcd has the same keys then, so look at Key before you write.
 func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
 	return acquire(ctx, newLock(s, name, writing), "adopt", ErrWouldDeadlock, adoptEntry)
 }

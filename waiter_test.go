@@ -571,6 +571,26 @@ func TestAdopt_EndsAfterItsClaim(t *testing.T) {
 	}
 }
 
+// Of a write lock, only the shared key is left: it was downgraded, or somebody has removed the other key. Etcd has the same in both
+// cases. It is adopted as a read hold, beside other readers.
+func TestAdopt_ReadsWithTheSharedKey(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFakeEtcd()
+		f.WriteOn(5, "one", "a/5", "a/r5")
+		f.Remove("a/5")
+		s := f.bareSession(5)
+		h, err := s.Adopt(t.Context(), "a")
+		require.NoError(t, err)
+		require.Equal(t, "a/r5", h.Key())
+		reader, err := NewRWMutex(s, "a").TryRLock(t.Context())
+		require.NoError(t, err)
+		require.NoError(t, reader.Unlock(t.Context()))
+		require.NoError(t, h.Unlock(t.Context()))
+		s.lease.End(ErrSessionClosed, "test")
+		s.lease.NotFound()
+	})
+}
+
 // Somebody removes a key of an entry that has the lock, after Adopt has claimed the entry. Then the entry is lost, and Adopt
 // removes the rest.
 func TestAdopt_RemovedAfterItsClaim(t *testing.T) {
