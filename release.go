@@ -158,7 +158,9 @@ func (a *acquisition) awaitedLocked() bool { return len(a.parts()) > 1 || !a.par
 //
 // From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before,
 // Unlock returns ErrLost: somebody else may have been in the section. If a reply was lost and the entry is not there,
-// nobody can tell who removed it, and Unlock returns nil. ctx may be the hold's own.
+// nobody can tell who removed it, and Unlock returns nil. There is one exception: if a proxy passes the release on and
+// answers Canceled or DeadlineExceeded, clientv3 itself repeats the release unseen, and Unlock returns ErrLost even if
+// nobody else has removed the entry. ctx may be the hold's own.
 func (h *Held) Unlock(ctx context.Context) error {
 	return h.lock.wrap("unlock", h.unlock(ctx))
 }
