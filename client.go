@@ -55,8 +55,7 @@ func New(client *clientv3.Client, opts ...Option) *Client {
 // Mutex is the mutex of that name. It makes no request. A name that is not valid is an error of every call.
 func (c *Client) Mutex(name string) *Mutex { return &Mutex{newLock(c, name, writing)} }
 
-// RWMutex is the read-write mutex of that name. It makes no request. A name that is not valid is an error of every
-// call.
+// RWMutex is the read-write mutex of that name. It makes no request. A name that is not valid is an error of every call.
 func (c *Client) RWMutex(name string) *RWMutex { return newRWMutex(c, name) }
 
 // Session is the current session, or a new one if there is none. It blocks only to grant one: until etcd has

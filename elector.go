@@ -19,9 +19,8 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
-// An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so
-// the one that has waited longest. A term is one hold of the Mutex. An Elector is safe for concurrent use, and must not be
-// copied.
+// An Elector makes one process of many the leader of a name: the process that holds the [Mutex] of that name, and so the one that
+// has waited longest. A term is one hold of the Mutex. An Elector is safe for concurrent use, and must not be copied.
 type Elector struct {
 	client  *Client    // for looking
 	lock    *lock      // of its terms
@@ -224,8 +223,7 @@ func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	return leader, wrapNeeding("read", name+"/", "look for the leader of", name, err)
 }
 
-// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead
-// nobody.
+// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead nobody.
 func (q Queue) leader() Entry {
 	if len(q.Entries) == 0 || q.Entries[0].Read {
 		return Entry{}

@@ -84,8 +84,7 @@ func (a *acquisition) enlist() {
 	}
 }
 
-// commit sends the txn that writes the keys. It is safe to repeat, since a repetition finds the keys of an earlier
-// attempt.
+// commit sends the txn that writes the keys. It is safe to repeat, since a repetition finds the keys of an earlier attempt.
 func (a *acquisition) commit(ctx context.Context, c *sender.Command) (r sender.Reply, err error) {
 	ambiguous, err := a.s.lease.Put(ctx, c.Then[len(c.Then)-1], func() (ambiguous bool, err error) {
 		r, ambiguous, err = a.s.sender.Do(ctx, a.s.lease.Ctx, c)

@@ -150,11 +150,10 @@ func (a *acquisition) leaveLocked() (next []queue.Entry) {
 // the session has the lock alone now: everybody else waits for that entry. The caller holds a.mu.
 func (a *acquisition) awaitedLocked() bool { return len(a.parts()) > 1 || !a.parts()[0].Covered() }
 
-// Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then
-// it returns ctx's error and the release goes on in the background, until etcd has confirmed it or the lease is gone.
-// With a ctx that has ended it returns at once. Where the lock goes from one goroutine of the session to the next
-// faster than etcd commits, the releases share requests with each other and with the next Lock, and a release may wait for
-// a commit more.
+// Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then it returns
+// ctx's error and the release goes on in the background, until etcd has confirmed it or the lease is gone. With a ctx that has
+// ended it returns at once. Where the lock goes from one goroutine of the session to the next faster than etcd commits, the
+// releases share requests with each other and with the next Lock, and a release may wait for a commit more.
 //
 // From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before,
 // Unlock returns ErrLost: somebody else may have been in the section. If a reply was lost and the entry is not there,

@@ -127,9 +127,8 @@ func (s *Session) Err() error { return s.lease.Err() }
 // moves the deadline on; at the deadline the session ends.
 func (s *Session) Deadline() time.Time { return s.lease.Deadline() }
 
-// Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It repeats the request
-// until ctx or the session ends. After nil, Deadline is nearly a TTL away. An error of ctx leaves the session as it
-// was.
+// Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It repeats the request until ctx or
+// the session ends. After nil, Deadline is nearly a TTL away. An error of ctx leaves the session as it was.
 func (s *Session) Refresh(ctx context.Context) error {
 	if err := s.lease.Refresh(ctx); err != nil {
 		return fmt.Errorf("etcdlock: refresh session: %w", err)

@@ -86,11 +86,10 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 	return &clientv3.TxnResponse{Header: resp.Header, Succeeded: inner.Succeeded, Responses: inner.Responses}, nil
 }
 
-// SetValue publishes a value with the hold's entry, in the place of the one before: see [WithValue]. The value is text, and
-// the empty text publishes nothing. SetValue costs a read and a transaction that does nothing unless the lock is held, both
-// repeated until etcd has confirmed, or ctx or the hold ends. After an error of ctx, or of a full etcd, the value may be
-// either. Of two calls at once, the call that etcd carries out last counts. The fence of the hold is in use then, as after
-// Txn.
+// SetValue publishes a value with the hold's entry, in the place of the one before: see [WithValue]. The value is text, and the
+// empty text publishes nothing. SetValue costs a read and a transaction that does nothing unless the lock is held, both repeated
+// until etcd has confirmed, or ctx or the hold ends. After an error of ctx, or of a full etcd, the value may be either. Of two
+// calls at once, the call that etcd carries out last counts. The fence of the hold is in use then, as after Txn.
 func (h *Held) SetValue(ctx context.Context, value string) error {
 	return h.lock.wrap("set the value of", h.setValue(ctx, value))
 }
