@@ -66,9 +66,9 @@ proctype before() {
 
 proctype adopt(byte i) {
 	byte found;
-	bool there, waits;
+	bool there, waits, left;
 	orphaned;
-	do
+again:	do
 	:: atomic { /* Read what hangs on the lease. An entry that C has written, or the other one has adopted, is the session's. */
 		found = (by[0] == A -> c[0] : 0);
 		if
@@ -95,7 +95,13 @@ proctype adopt(byte i) {
 			fi }
 		fi
 	od;
-	atomic { !blocked(i) -> grant(i) }
+	if
+	:: atomic { !blocked(i) -> grant(i) }
+	:: atomic { !left -> /* its ctx ends: the entry stays, and is left to the next call */
+		left = true; state[i] = IDLE; used[0] = used[0] && !ok(37);
+		if :: c[0] == me[i] -> by[0] = A :: else fi;
+		me[i] = 0; printf("%c: leaves the entry to the next call\n", name(i)); goto again }
+	fi;
 	atomic { state[i] = OVER; send(deletes, i); printf("%c: releases the lock\n", name(i)) }
 	atomic { done[i] && !deletes[i] -> used[0] = false }
 end:	skip

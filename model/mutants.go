@@ -12,7 +12,7 @@ type mutant struct {
 }
 
 // fileOf are the models of the mutants that are not of lock.pml.
-var fileOf = map[int]string{25: multi, 26: multi, 27: multi, 29: renew, 30: renew, 31: restore, 32: restore, 33: adopt, 34: adopt, 35: adopt, 36: adopt}
+var fileOf = map[int]string{25: multi, 26: multi, 27: multi, 29: renew, 30: renew, 31: restore, 32: restore, 33: adopt, 34: adopt, 35: adopt, 36: adopt, 37: adopt}
 
 func (m *mutant) file() string { return cmp.Or(fileOf[m.Number], lock) }
 
@@ -196,5 +196,10 @@ var mutants = []mutant{
 		36, "Adopt claims the key before it reads whether the entry is there", "-DCOPIES=1", "exclusion",
 		"Two calls of Adopt have found the entry, and have read that it is there. One of them takes it, releases it, and its key is free again. " +
 			"Then the other one claims the key, of an entry that is gone, and is granted beside whoever has been next.",
+	},
+	{
+		37, "Adopt that gives up frees the key that it has claimed", "-DCOPIES=1", "served",
+		"An Adopt has claimed the entry, and its ctx ends before the grant. It leaves the entry as it was, but not the claim. So the next Adopt finds the key in use, " +
+			"nobody has the entry, and all wait behind it for as long as the lease lives.",
 	},
 }
