@@ -99,5 +99,6 @@
 // A hold that was lost hands nothing over. If somebody removes an entry that waits behind its own session, its
 // owner learns that with the reply to the release at the latest.
 //
-// What each call costs, in requests, is in docs/protocol.md, with the invariants I1 to I6 that the code keeps.
+// What each call costs, in requests, is in docs/protocol.md, with the invariants I1 to I6 that the code keeps. Where to find
+// what in the code is in CONTRIBUTING.md.
 package etcdlock

@@ -23,7 +23,7 @@ const maxLooked = 32
 
 // offerRemoval offers the removal of the keys: the next request of the name may take it along. next are the entries of the session behind it.
 // now: send the request at once, and do not wait for a request of this name that is under way, since another session may
-// have the lock then, or somebody waits for the removal.
+// be waiting for this removal, or a caller is.
 func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leaving {
 	return a.s.removals.Add(a.parts()[0].Name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Crowd: a.state == abandoned, Owner: (*leaver)(a)})
 }
@@ -73,7 +73,7 @@ func (a *acquisition) abandon(cause error, now bool) (done <-chan struct{}) {
 	at := time.Now() // before it is handed over
 	a.mu.Lock()
 	a.transition(abandoned)
-	next := a.leaveLocked()
+	next := a.leaveAndHandOverLocked()
 	now = now || a.awaitedLocked()
 	done = a.discard(next, now)
 	a.mu.Unlock()
@@ -127,15 +127,15 @@ func (a *acquisition) freeKeys() {
 	}
 }
 
-// leaveLocked says that the keys must be removed, which may hand the lock over. next are the entries that the
-// request looks for. The caller holds a.mu.
+// leaveAndHandOverLocked says that the keys must be removed, which may hand the lock over. next are the entries that the
+// request looks for. Without a fence the next own entries have the lock when it returns. The caller holds a.mu.
 //
 // With a fence those behind wait until etcd has removed the keys: a transaction of the holder may still be carried out, the
 // outcome of a write of the keys is unknown, or Orphan was called.
 //
 // A Multi that did not get all of its locks hands none of them over: it may be given up because it has lost a part that
 // it had.
-func (a *acquisition) leaveLocked() (next []queue.Entry) {
+func (a *acquisition) leaveAndHandOverLocked() (next []queue.Entry) {
 	fence := a.state == released && (a.fenced || a.ambiguous) || a.state == abandoned && len(a.parts()) > 1 || a.s.removals.Drains.Load()
 	for p := range a.all() {
 		next = append(next, p.Leave(fence)...)
@@ -148,7 +148,9 @@ func (a *acquisition) leaveLocked() (next []queue.Entry) {
 
 // awaitedLocked reports whether another session may have the lock as soon as the keys are removed. It can't if another entry of
 // the session has the lock alone now: everybody else waits for that entry. The caller holds a.mu.
-func (a *acquisition) awaitedLocked() bool { return len(a.parts()) > 1 || !a.parts()[0].Covered() }
+func (a *acquisition) awaitedLocked() bool {
+	return len(a.parts()) > 1 || !a.parts()[0].OwnWriterHolds()
+}
 
 // Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then it returns
 // ctx's error and the release goes on in the background, until etcd has confirmed it or the lease is gone. With a ctx that has
@@ -208,7 +210,8 @@ func (h *Held) beginRelease() (*removal.Leaving, error) {
 		return nil, h.causeLocked()
 	}
 	h.endHoldLocked(released)
-	next, now := h.leaveLocked(), h.awaitedLocked()
+	next := h.leaveAndHandOverLocked()
+	now := h.awaitedLocked() // after the hand-over: an own writer may hold now
 	l := h.offerRemoval(next, now)
 	h.unlockAndNotify()
 	if len(next) > 0 {

@@ -31,7 +31,7 @@ func unhedged(t *testing.T, c *clientv3.Client) *Session {
 	t.Helper()
 	s := newTestSession(t, c, WithTTL(10*time.Minute))
 	s.etcd.NeverHedge()
-	s.waits.GuardAfter = hang
+	s.waits.WatchOwnAfter = hang
 	return s
 }
 

@@ -124,7 +124,7 @@ func (a *acquisition) awaitLeft(ctx context.Context) error {
 			select {
 			case <-ctx.Done():
 				return a.s.lease.WaitError(ctx)
-			case <-p.Wake():
+			case <-p.Woken():
 			}
 		}
 	}

@@ -6,7 +6,8 @@
 //     nothing blocks there has its lock.
 //  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait reads what blocks,
 //     watches that from now on, and reads again behind the watch (I3). Behind entries of the same session alone, the lock
-//     is handed over in memory (I1: see package waitlist), and etcd is asked nothing for GuardAfter, 100 ms.
+//     is handed over in memory (I1: see package waitlist), and etcd is asked nothing for WatchOwnAfter, 100 ms. Then these
+//     entries are watched, since somebody may delete them.
 //  4. acceptGrant makes the acquisition held, if its caller still wants it and the lease can be vouched for (I4).
 //
 // An error of any step leads to abandon, in release.go, which removes the keys.

@@ -22,8 +22,8 @@ type Waits struct {
 	// opened for.
 	Life    context.Context
 	Outages *outage.Source
-	// GuardAfter is how long an entry waits for others of its list until it watches them: see waitlist.Config.
-	GuardAfter time.Duration
+	// WatchOwnAfter is how long an entry waits for others of its list until the list watches them: see waitlist.Config.
+	WatchOwnAfter time.Duration
 	// Go runs f in the background, or returns false if Life is about to end.
 	Go     func(f func(ctx context.Context)) bool
 	Opened func() // is called when a watch was opened
@@ -44,7 +44,7 @@ var ErrRemoved = waitlist.ErrRemoved
 func (ws *Waits) NewList(name string) *waitlist.List {
 	if ws.lists == nil {
 		ws.lists = &waitlist.Config{
-			Life: ws.Life, Forget: ws.Forget, GuardAfter: ws.GuardAfter,
+			Life: ws.Life, Forget: ws.Forget, WatchOwnAfter: ws.WatchOwnAfter,
 			UpLimit: waitlist.UpLimit, ManyShare: waitlist.ManyShare,
 			After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
 			Ask: func(ctx context.Context, l *waitlist.List) {
@@ -62,7 +62,7 @@ func (ws *Waits) NewList(name string) *waitlist.List {
 // then keeps 4 KiB, not 8.
 func (ws *Waits) Wait(ctx context.Context, own *waitlist.Part) error {
 	own.Begin()
-	wake := own.Wake() // before the first look
+	wake := own.Woken() // before the first look
 	for {
 		granted, err := own.Outcome()
 		switch {

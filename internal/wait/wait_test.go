@@ -56,7 +56,7 @@ func play(t *testing.T, do func(*scene)) {
 		client := clientv3.NewCtxClient(ctx)
 		client.KV, client.Watcher, s.close = clientv3.NewKVFromKVClient(s.f, client), s.f, stop
 		s.Waits = &Waits{
-			Client: etcd.NewClient(client), GuardAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
+			Client: etcd.NewClient(client), WatchOwnAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
 			Go:      func(f func(context.Context)) bool { go f(nil); return true },
 			Removed: func(*waitlist.Part) bool { return false }, EndError: context.Cause,
 			Lost: func(lost []*waitlist.Part) {
@@ -535,7 +535,7 @@ func (s *scene) behind() (holder, e *waitlist.Part, ended <-chan error) {
 	holder, e = s.enqueue("a/5"), s.enqueue("a/5-1")
 	ended = s.wait(e)
 	require.Empty(s, s.asked())
-	<-time.After(s.GuardAfter)
+	<-time.After(s.WatchOwnAfter)
 	synctest.Wait()
 	require.Equal(s, []string{"Watch"}, s.asked())
 	return holder, e, ended
@@ -556,10 +556,10 @@ func TestWait_Guard(t *testing.T) {
 	play(t, func(s *scene) {
 		holder := s.enqueue("a/5")
 		_ = s.wait(s.enqueue("a/5-1"))
-		<-time.After(s.GuardAfter / 2)
+		<-time.After(s.WatchOwnAfter / 2)
 		s.f.Remove("a/5")
 		register(s.l, keyspace.Exclusive, "a/5-2") // which wakes the waiter: it does not begin anew
-		<-time.After(s.GuardAfter / 2)
+		<-time.After(s.WatchOwnAfter / 2)
 		synctest.Wait()
 		require.Equal(s, []string{"Watch", "pinned Range"}, s.asked())
 		require.Equal(s, []*waitlist.Part{holder}, s.lost)
@@ -575,7 +575,7 @@ func TestWait_GuardBehindOthers(t *testing.T) {
 		s.f.Remove("a/r1")
 		synctest.Wait()
 		require.Equal(s, []string{"Watch"}, s.asked())
-		<-time.After(s.GuardAfter)
+		<-time.After(s.WatchOwnAfter)
 		synctest.Wait()
 		require.Len(s, s.f.Watches(), 1)
 		s.f.Remove("a/r5")
@@ -606,7 +606,7 @@ func TestWait_HandOverAsTheWatchBreaks(t *testing.T) {
 		ch <- fakeetcd.Response(3, clientv3.WatchResponse{Created: true})
 		holder := s.enqueue("a/5")
 		ended := s.wait(s.enqueue("a/5-1"))
-		<-time.After(s.GuardAfter)
+		<-time.After(s.WatchOwnAfter)
 		synctest.Wait()
 		s.Lost = func([]*waitlist.Part) { holder.Leave(false) } // between the event and the look at the watch
 		ch <- fakeetcd.Response(0, clientv3.WatchResponse{Canceled: true, Events: []*clientv3.Event{{Kv: &mvccpb.KeyValue{Key: []byte("a/6"), ModRevision: 4}}}})

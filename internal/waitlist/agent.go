@@ -138,7 +138,7 @@ func (l *List) Fail(s *Step, err error) {
 	s.endLocked(l)
 	if l.stale = true; err != nil && s.For.state == waiting {
 		s.For.state, l.refusal = refused, err
-		s.For.tell()
+		s.For.wakeUp()
 	}
 	l.grantLocked()
 }

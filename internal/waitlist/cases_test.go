@@ -78,7 +78,7 @@ func register(l *List, kind keyspace.Kind, keys ...string) *Part {
 
 func (s *scene) register(keys ...string) *Part {
 	p := register(s.l, keyspace.KindOf("a", keys[0]), keys...)
-	p.Wake()
+	p.Woken()
 	return p
 }
 
@@ -645,7 +645,7 @@ func TestAbsent_V5(t *testing.T) {
 	s.gone(p)
 	s.gone(h)
 	s.granted(r, false)
-	require.Len(t, p.Wake(), 1)
+	require.Len(t, p.Woken(), 1)
 	require.Equal(t, at, s.l.at, "who is seen before that may have been removed with them")
 	s.ask()
 	s.gone(r)
@@ -1043,7 +1043,7 @@ func TestRefused(t *testing.T) {
 	require.Equal(t, first, step.For)
 	refused := errors.New("refused")
 	s.l.Fail(&step, refused)
-	require.Len(t, first.Wake(), 1)
+	require.Len(t, first.Woken(), 1)
 	granted, err := first.Outcome()
 	require.False(t, granted)
 	require.Equal(t, refused, err)
@@ -1175,11 +1175,11 @@ func TestBehindLeft(t *testing.T) {
 	require.True(t, p.BehindLeft())
 	h.Stuck()
 	require.False(t, p.BehindLeft())
-	require.Len(t, p.Wake(), 1)
-	<-p.Wake()
+	require.Len(t, p.Woken(), 1)
+	<-p.Woken()
 	s.removed(h, nil, true)
 	require.False(t, p.BehindLeft(), "nobody is there")
-	require.Len(t, p.Wake(), 1)
+	require.Len(t, p.Woken(), 1)
 }
 
 // One that waits for a holder of its own list has, after a while, a watch on both, and both are read behind that.
@@ -1252,7 +1252,7 @@ func TestPart_Begins(t *testing.T) {
 	s.tell(s.l.open[0], "a/7")
 	s.granted(part, true)
 	s.granted(p, true)
-	require.Len(t, part.Wake(), 1)
+	require.Len(t, part.Woken(), 1)
 }
 
 // It may be removed by somebody. The one behind it asks for it, as for a holder: nobody else does. Behind many of them

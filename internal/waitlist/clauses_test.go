@@ -67,13 +67,13 @@ func TestWhenContended(t *testing.T) {
 func TestCovered(t *testing.T) {
 	s := newScene(t)
 	r := s.enqueue("a/r5")
-	require.False(t, r.Covered())
+	require.False(t, r.OwnWriterHolds())
 	r.Leave(false)
 	w := s.enqueue("a/5")
 	s.granted(w, true)
-	require.True(t, r.Covered())
+	require.True(t, r.OwnWriterHolds())
 	w.Leave(false)
-	require.False(t, r.Covered())
+	require.False(t, r.OwnWriterHolds())
 }
 
 // What has broken a watch is forgotten when nobody waits any more, also where the list knows of other things still.
@@ -481,7 +481,7 @@ func TestStaleForTheNext(t *testing.T) {
 	require.NotContains(t, fmt.Sprint(s.ask()), "up")
 }
 
-// BehindLeft waits for an entry that left with a fence too, and Wake tells of what happens from then on.
+// BehindLeft waits for an entry that left with a fence too, and Woken tells of what happens from then on.
 func TestBehindLeft_Fence(t *testing.T) {
 	s := newScene(t)
 	h := s.enqueue("a/5")
@@ -489,7 +489,7 @@ func TestBehindLeft_Fence(t *testing.T) {
 	h.Leave(true)
 	require.True(t, p.BehindLeft())
 	s.removed(h, nil, true)
-	require.Len(t, p.Wake(), 1)
+	require.Len(t, p.Woken(), 1)
 }
 
 // A list is not forgotten while an entry is about to come.

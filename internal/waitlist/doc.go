@@ -1,7 +1,7 @@
 // Package waitlist keeps the entries of one session in one lock's queue. It says which of them has the lock, and what
 // must be asked of etcd for the others. It makes no request: its callers tell it what was registered, read, heard and
 // released. While there is something to ask, a list has one agent, which asks Next what to do; the goroutine of an
-// entry waits only for Wake. The package knows nothing of sessions and leases.
+// entry waits only for Woken. The package knows nothing of sessions and leases.
 //
 // # What is known of a queue
 //
@@ -12,16 +12,20 @@
 //	view.keys       the keys that were there, less those that have left since
 //	view.listed     the revision of the reading: all of the keys were there at this revision
 //	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
-//	List.at         a revision. If a waiting entry's seen is not before it, this is true: each key below the entry that
-//	                the views are about, and do not have, had been deleted by seen, except keys of own entries that are over
+//	List.at         a revision, for the test of a grant, seen >= at. If an entry passes it, each key below the entry that a view is
+//	                about and does not have had been deleted by seen, whether the view once had the key or never did, except
+//	                keys of own entries that are over
 //	Part.seen       the last revision at which the entry is known to have been in the queue
 //
 // upTo is never beyond listed: a reading shows no key that was created later. So if a view is about a key and does not have
 // it, the key was created and deleted by listed, or was never there.
 //
-// That a key has gone stays true, so at only rises, whoever tells of the key: a reading that no longer shows a key, a watch, a
-// request that does not find an entry. That a key is there is true of one revision only. So listed belongs to a reading,
-// and seen to an entry, and neither says anything about the rest of the queue.
+// That a key has gone stays true, so at only rises: when a key leaves a view, when etcd confirms the removal of an own entry
+// that was in the way, when a request does not find an entry, and when a reading is the first to tell what is below an entry
+// that was seen before the reading: something there may have gone since. That a key is there is true of one revision only. So
+// listed belongs to a reading, and seen to an entry, and neither says anything about the rest of the queue.
+//
+// When nobody waits and no request is on its way, the list forgets views, at and log: see unlock. The next entry finds it as new.
 //
 // Of two keys the lower one has the lower create revision. No two entries of a queue share a revision. Each request has a
 // revision of its own, and the sender (package sender) puts at most one enqueue of a name into a request. So a list finds
@@ -49,8 +53,9 @@
 // So when an entry of another session is granted, each earlier entry that excludes it has been deleted. Other packages see
 // to it that the holder of the earlier entry no longer believes in its hold by then: a release ends the hold before the
 // removal is sent (release.go of package etcdlock), and a session ends before etcd can have taken its lease away (I4:
-// Record in package lease). If somebody else deletes the key of a hold, the holder is told, and until then only the token
-// tells the two holders apart.
+// Record in package lease; whether the lease is still good is looked at after the grant, by acceptGrant in waiter.go). If
+// somebody else deletes the key of a hold, or of a waiter whose list has not heard of that, two sessions may believe that they
+// have the lock until a reply, a watch or a check tells. Until then only the token tells the two apart.
 //
 // # What reaches a list late
 //

@@ -52,10 +52,10 @@ func (l *List) grantLocked() {
 	for _, p := range l.parts {
 		if p.waits() && l.entitledLocked(p) {
 			p.state = held
-			p.tell()
+			p.wakeUp()
 		}
 		if p.kind == keyspace.Exclusive && !p.over() {
-			break // those behind it are no better off
+			break // only a shortcut: those behind it are not entitled either
 		}
 	}
 	l.contendLocked()
@@ -65,9 +65,9 @@ func (l *List) grantLocked() {
 // ErrRemoved says that an entry was removed from the queue.
 var ErrRemoved = errors.New("entry removed")
 
-// Wake has a value when the entry has the lock, or waits in vain, or when what BehindLeft reports may have changed.
+// Woken has a value when the entry has the lock, or waits in vain, or when what BehindLeft reports may have changed.
 // It tells of what happens from its first call on, or from the time at which BehindLeft was true.
-func (p *Part) Wake() chan struct{} {
+func (p *Part) Woken() chan struct{} {
 	p.l.mu.Lock()
 	defer p.l.mu.Unlock()
 	return p.wakeLocked()
@@ -80,7 +80,7 @@ func (p *Part) wakeLocked() chan struct{} {
 	return p.wake
 }
 
-func (p *Part) tell() {
+func (p *Part) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
 	default: // it was told, and has not looked yet; or nobody will

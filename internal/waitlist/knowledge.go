@@ -34,7 +34,7 @@ type knowledge struct {
 	refusal error           // what etcd has refused with last: Fail
 	reach   int64           // how far the last reading upward came, 0 for the end of the queue: Saw
 	struck  int64           // how many keys have left since: Saw, hearLocked
-	guarded *Part           // has waited for GuardAfter for others of its own list: tick
+	guarded *Part           // has waited for WatchOwnAfter for others of its own list: tick
 	ticks   *Part           // waited so when the timer for that was set; nil if no timer is set: guardsLocked, tick
 
 	later []func() // to be called when the mutex is released

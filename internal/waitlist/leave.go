@@ -28,9 +28,9 @@ func (p *Part) Leave(fence bool) (next []queue.Entry) {
 	return next
 }
 
-// Covered reports whether an exclusive entry of the list has the lock: everybody else waits for this exclusive entry,
+// OwnWriterHolds reports whether an exclusive entry of the list has the lock: everybody else waits for this exclusive entry,
 // whatever becomes of p.
-func (p *Part) Covered() bool {
+func (p *Part) OwnWriterHolds() bool {
 	p.l.mu.Lock()
 	defer p.l.mu.Unlock()
 	return slices.ContainsFunc(p.l.parts, func(o *Part) bool { return o.state == held && o.kind == keyspace.Exclusive })

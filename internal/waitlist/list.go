@@ -31,11 +31,11 @@ type Config struct {
 	Ask func(ctx context.Context, l *List)
 	// Forget is called, some time after the last entry has left, when the list may have become Empty since it keeps no
 	// watch any more.
-	Forget     func(name string)
-	After      func(time.Duration, func()) // runs a function later
-	GuardAfter time.Duration               // how long an entry waits for others of its list until they are watched
-	UpLimit    int64                       // of a reading upward
-	ManyShare  int64                       // how long a queue is watched whole: see the constant of that name
+	Forget        func(name string)
+	After         func(time.Duration, func()) // runs a function later
+	WatchOwnAfter time.Duration               // how long an entry waits for others of its list until they are watched
+	UpLimit       int64                       // of a reading upward
+	ManyShare     int64                       // how long a queue is watched whole: see the constant of that name
 
 	knowledge sync.Pool // of lists that have none any more
 }
@@ -196,7 +196,7 @@ func (p *Part) BehindMore(n int) bool {
 }
 
 // BehindLeft reports whether the list has no entries in the queue but such that have left, and that are not Stuck.
-// Wake tells when that changes.
+// Woken tells when that changes.
 func (p *Part) BehindLeft() bool {
 	l := p.l
 	l.lock()
@@ -205,7 +205,7 @@ func (p *Part) BehindLeft() bool {
 	if len(l.parts) == 0 || slices.ContainsFunc(l.parts, stays) {
 		return false
 	}
-	p.wakeLocked() // before the next change, so that Wake tells of it
+	p.wakeLocked() // before the next change, so that Woken tells of it
 	return true
 }
 
@@ -221,7 +221,7 @@ func (p *Part) Stuck() {
 func (l *List) tellSentLocked() {
 	for _, f := range l.flights {
 		if f.of != nil {
-			f.of.tell()
+			f.of.wakeUp()
 		}
 	}
 }

@@ -6,7 +6,7 @@ package waitlist
 // waiter comes to one after the other. Until it says Begin nothing is asked for the entry, which is not in front:
 // the agent asks for those behind it. It may be granted all the same.
 func (p *Part) WakeWith(o *Part) {
-	wake := o.Wake() // before the mutex is locked: o may be of this list
+	wake := o.Woken() // before the mutex is locked: o may be of this list
 	p.l.lock()
 	defer p.l.unlock()
 	p.wake, p.state = wake, idle

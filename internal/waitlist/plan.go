@@ -101,13 +101,13 @@ func (l *List) unaskedLocked(p *Part) (targets []queue.Entry) {
 	return targets
 }
 
-// guardsLocked reports whether p has waited for holders of its own list, or idle entries of it, for GuardAfter: they are watched
+// guardsLocked reports whether p has waited for holders of its own list, or idle entries of it, for WatchOwnAfter: they are watched
 // then, and p, since somebody may remove one of them. If not, the timer is set, unless it is set already: where the lock goes
-// from one entry to the next, it costs one timer in GuardAfter.
+// from one entry to the next, it costs one timer in WatchOwnAfter.
 func (l *List) guardsLocked(p *Part) bool {
 	if l.guarded != p && l.ticks == nil {
 		l.ticks = p
-		l.After(l.GuardAfter, l.tick)
+		l.After(l.WatchOwnAfter, l.tick)
 	}
 	return l.guarded == p
 }

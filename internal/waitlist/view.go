@@ -190,7 +190,7 @@ func (l *List) absentLocked(lost []*Part, p *Part, at int64) []*Part {
 	default:
 		return lost
 	}
-	p.tell() // if it has the lock, but not all that it was taken with
+	p.wakeUp() // if it has the lock, but not all that it was taken with
 	l.goneByLocked(at)
 	return lost
 }

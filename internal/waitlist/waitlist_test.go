@@ -281,7 +281,7 @@ func (w *world) advance(a *actor) bool {
 		return w.attend(a)
 	}
 	select {
-	case <-a.p.Wake():
+	case <-a.p.Woken():
 		a.woken = true
 	default:
 	}
