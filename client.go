@@ -71,9 +71,9 @@ func (c *Client) Session(ctx context.Context) (*Session, error) {
 // Ready is nil if the Client has a session that lives, and so can take locks. If it has none, Ready grants one, which costs a
 // request, and blocks until etcd has answered or ctx ends. Ready is for readiness checks, and needs a ctx with a deadline
 // within the check's time: without a session, it blocks for as long as etcd is away. The error says if there
-// ever was a session, and what is wrong. An etcd that is full (alarm NOSPACE) or CORRUPT, or where the password of the client's
-// user was changed, lets sessions live and refuses new locks. Ready is nil until a lock was refused; then each Ready asks etcd,
-// writing nothing, until etcd takes locks.
+// ever was a session, and what is wrong. An etcd that is full (alarm NOSPACE) or CORRUPT lets sessions live and refuses new
+// locks, and so it may if the password of the client's user was changed. Ready is nil until a lock was refused; then each Ready
+// asks etcd, writing nothing, until etcd takes locks.
 func (c *Client) Ready(ctx context.Context) error {
 	s, err := c.session(ctx)
 	if err == nil {

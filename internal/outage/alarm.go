@@ -1,5 +1,5 @@
 // What is known of etcd's alarms: etcd is full, or its members have different data. Then etcd answers, renews leases, and
-// refuses every entry and every lease. It does the same to a client whose user it does not know any more, or not by this password.
+// refuses every entry and every lease. etcd may do the same to a client whose user was deleted or has another password.
 
 package outage
 
