@@ -171,5 +171,5 @@ func (a *acquisition) enter(rev, at int64, replies ...*pb.ResponseOp) {
 	}
 	a.mu.Unlock()
 	markAllLost(gone)
-	a.s.keys.Entered()
+	a.s.keys.Entered(a.allKeys())
 }

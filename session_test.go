@@ -537,7 +537,7 @@ func TestSession_AdoptsEachOnce(t *testing.T) {
 	_, err = s2.Adopt(testCtx(t), name+"/")
 	require.ErrorIs(t, err, ErrInvalidName)
 	ctx, cancel := context.WithCancel(testCtx(t))
-	tap.Next("Txn", etcdtest.After(cancel)) // the keys were listed before
+	tap.Next("Txn", etcdtest.After(cancel)) // the keys were read before
 	_, err = s2.Adopt(ctx, name)
 	require.ErrorIs(t, err, context.Canceled)
 	require.Len(t, entries(t, c, name), 2)

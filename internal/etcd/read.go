@@ -52,6 +52,11 @@ func ReadRange(from, to string, opts ...clientv3.OpOption) Read {
 	return Read{key: from, opts: append(opts, clientv3.WithRange(to), clientv3.WithKeysOnly())}
 }
 
+// ReadRangeValues reads the keys, with their values, from from to before to.
+func ReadRangeValues(from, to string) Read {
+	return Read{key: from, opts: []clientv3.OpOption{clientv3.WithRange(to)}}
+}
+
 // ReadByAge is ReadRange in the order of the keys' create revisions.
 func ReadByAge(order clientv3.SortOrder, from, to string, opts ...clientv3.OpOption) Read {
 	r := ReadRange(from, to, append(opts, clientv3.WithSort(clientv3.SortByCreateRevision, order))...)

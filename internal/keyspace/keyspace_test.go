@@ -134,6 +134,22 @@ func TestIsKeyOf(t *testing.T) {
 	}
 }
 
+// Own has all keys that a session makes, and none of another session, of a lock below the name, or of another name.
+func TestOwn(t *testing.T) {
+	in := func(key string, k Kind) bool {
+		from, to := Own("a", k, 0x5c)
+		return from <= key && key < to
+	}
+	for key, want := range map[string]Kind{
+		"a/5c": Exclusive, "a/5c-1": Exclusive, "a/5c-ffff": Exclusive, "a/r5c": Shared, "a/r5c-1": Shared,
+		"a/5": Foreign, "a/5c0": Foreign, "a/5cc": Foreign, "a/5d": Foreign, "a/5c/5c": Foreign, "a/5c/r5c": Foreign, "a/r5": Foreign,
+		"a/r5c0": Foreign, "a/r5c/5c": Foreign, "a5c": Foreign, "b/5c": Foreign,
+	} {
+		require.Equal(t, want == Exclusive, in(key, Exclusive), key)
+		require.Equal(t, want == Shared, in(key, Shared), key)
+	}
+}
+
 func TestSplitKey(t *testing.T) {
 	for _, base := range []string{"a/5", "a/r5", "a-1/5", "a-b/c-d/r7fffffffffffffff"} {
 		for _, n := range []int{0, 1, 10, 63, 64, 255, 4096} {

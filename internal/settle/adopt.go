@@ -5,7 +5,6 @@ package settle
 import (
 	"context"
 	"slices"
-	"strings"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
@@ -16,20 +15,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/removal"
 )
-
-// attached are the keys that hang on the lease.
-func (k *Keys) attached(ctx context.Context) (keys []string, err error) {
-	lease, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-		return k.etcd.TimeToLive(ctx, k.lease, clientv3.WithAttachedKeys())
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, key := range lease.Keys {
-		keys = append(keys, string(key))
-	}
-	return keys, nil
-}
 
 // An Adopted is an entry that hangs on the lease and that the session did not make.
 type Adopted struct {
@@ -89,49 +74,41 @@ func (a *Adopted) keys() (keys []string) {
 // of them is missing: then the rest is removed, as its owner would do. It returns nil if there is no entry. own reports
 // whether an acquisition of the session has the entry of a name with that revision.
 //
-// It begins with the keys that an earlier call has listed, since each of many calls would list all keys of the lease. What was
-// written since is younger, but for a key that was written anew. So if an entry from there does not have the lock, or if there
-// is none, Adopt lists the keys itself.
-//
 // Invariant (I6): a key has one user. An acquisition of the session may be about to write where the entry is, as both derive
 // their keys from the lease. Etcd refuses that write, so Adopt waits until the acquisition has taken other keys, or was given up.
 func (k *Keys) Adopt(ctx context.Context, name string, limit int, own func(name string, rev int64) bool) (*Adopted, error) {
 	var pause etcd.Backoff
-	listing, listed := k.listed(), false
+	var waits <-chan struct{} // for the user of a key, since before the last reading
 	for {
-		changed := k.nextChange() // before the reading
-		a, err := k.oldest(ctx, k.listedOf(listing, name), name, limit, own)
-		again := false
-		switch {
-		case err != nil:
-		case a == nil && listed:
-			return nil, nil
-		case a == nil:
-			again = true
-		case a.Multi && len(a.Parts) < a.names:
-			_, err = removal.Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, a.keys(), a.Rev)
-		case !k.claim(a):
-			select {
-			case <-changed:
-				listed = false
-			case <-ctx.Done():
-				err = etcd.CtxError(ctx, nil)
+		a, err := k.oldest(ctx, name, limit, own)
+		if a == nil || err != nil {
+			return nil, err
+		}
+		if a.Multi && len(a.Parts) < a.names {
+			if _, err = removal.Remove(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, a.keys(), a.Rev); err != nil {
+				return nil, err
 			}
-		default:
+			continue
+		}
+		switch inUse := k.claim(a); {
+		case inUse == nil:
 			// The claim came first. Else another Adopt may take the entry, and release it, between the reading and the claim.
 			var there bool
-			if there, err = k.judge(ctx, a); there && (a.Holds || listed) {
+			if there, err = k.judge(ctx, a); there {
 				k.keep(a)
 				return a, nil
 			}
-			if k.Unclaim(a); err == nil && !there {
-				err = pause.Wait(ctx) // it was removed meanwhile, or was listed while it was written
+			if k.Unclaim(a); err == nil {
+				err = pause.Wait(ctx) // it was removed meanwhile
 			}
-			again = true
-		}
-		if again && err == nil {
-			listing, err = k.list(ctx)
-			listed = true
+		case inUse != waits:
+			waits = inUse // what happened between the reading and the claim is not told
+		default:
+			select {
+			case <-inUse:
+			case <-ctx.Done():
+				err = etcd.CtxError(ctx, nil)
+			}
 		}
 		if err != nil {
 			return nil, err
@@ -139,48 +116,17 @@ func (k *Keys) Adopt(ctx context.Context, name string, limit int, own func(name 
 	}
 }
 
-// attachments are the keys on the lease that have the form of the session's, by name. The mutex of Keys guards it.
-type attachments map[string][]string
-
-// list lists the keys on the lease, also for the calls of Adopt to come. Keys that are written at the moment may be missing,
-// even some keys of one entry.
-func (k *Keys) list(ctx context.Context) (attachments, error) {
-	attached, err := k.attached(ctx)
+// oldest is the oldest entry of that name: see Adopt. It has no vacant and no Holds yet.
+func (k *Keys) oldest(ctx context.Context, name string, limit int, own func(name string, rev int64) bool) (*Adopted, error) {
+	var reads []etcd.Read
+	for _, kind := range []keyspace.Kind{keyspace.Exclusive, keyspace.Shared} {
+		reads = append(reads, etcd.ReadRangeValues(keyspace.Own(name, kind, int64(k.lease))))
+	}
+	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, reads...)
 	if err != nil {
 		return nil, err
 	}
-	l := make(attachments)
-	for _, key := range attached {
-		if keyspace.IsKeyOf(key, int64(k.lease)) {
-			name := key[:strings.LastIndexByte(key, '/')]
-			l[name] = append(l[name], key)
-		}
-	}
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.left = l
-	return l, nil
-}
-
-// listed is the last listing, without what was adopted since.
-func (k *Keys) listed() attachments {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.left
-}
-
-func (k *Keys) listedOf(l attachments, name string) []string {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return slices.Clone(l[name])
-}
-
-// oldest is the oldest entry of that name under the keys that were listed: see Adopt. It has no vacant and no Holds yet.
-func (k *Keys) oldest(ctx context.Context, keys []string, name string, limit int, own func(name string, rev int64) bool) (*Adopted, error) {
-	kvs, err := k.etcd.ReadValues(ctx, k.life, keys...)
-	if err != nil {
-		return nil, err
-	}
+	kvs := slices.Concat(got[0].Kvs, got[1].Kvs)
 	found := slices.DeleteFunc(k.parts(name, kvs), func(p Part) bool { return own(name, p.Rev) || k.wrote(p.kv()) })
 	if len(found) == 0 {
 		return nil, nil
@@ -191,11 +137,11 @@ func (k *Keys) oldest(ctx context.Context, keys []string, name string, limit int
 		return a, nil
 	}
 	a.Multi, a.names, a.Parts = true, len(names), nil
-	var reads []etcd.Read
+	reads = nil
 	for _, name := range names {
 		reads = append(reads, written(name, a.Rev))
 	}
-	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, reads...)
+	got, _, err = k.etcd.ReadAt(ctx, k.life, 0, reads...)
 	for i := range got {
 		a.Parts = append(a.Parts, k.parts(names[i], got[i].Kvs)...)
 	}

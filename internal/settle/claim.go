@@ -4,13 +4,18 @@ package settle
 
 import "slices"
 
-// claim reserves the keys of a, unless the session uses one of them.
-func (k *Keys) claim(a *Adopted) bool {
+// claim reserves the keys of a. If the session uses one of them, claim reserves none, and returns a channel that is closed when
+// the user of that key has written an entry there, or has left the key.
+func (k *Keys) claim(a *Adopted) (inUse <-chan struct{}) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	keys := a.keys()
-	if slices.ContainsFunc(keys, k.usesLocked) {
-		return false
+	if i := slices.IndexFunc(keys, k.usesLocked); i >= 0 {
+		key := keys[i]
+		if k.changed[key] == nil {
+			k.changed[key] = make(chan struct{})
+		}
+		return k.changed[key]
 	}
 	a.vacant = make(map[string]*unsettled)
 	for _, key := range keys {
@@ -20,7 +25,7 @@ func (k *Keys) claim(a *Adopted) bool {
 		}
 		k.inUse.Claim(key)
 	}
-	return true
+	return nil
 }
 
 // Unclaim leaves the entry to the next Adopt. What was vacant is settled from the start, since who settled it may have left it
@@ -43,7 +48,7 @@ func (k *Keys) Unclaim(a *Adopted) {
 			again = append(again, key)
 		}
 	}
-	k.tellLocked()
+	k.tellLocked(a.keys())
 	k.mu.Unlock()
 	if len(again) > 0 {
 		k.Settle(again...)
@@ -60,34 +65,20 @@ func (k *Keys) keep(a *Adopted) {
 		a.raw[key] = k.raw[key]
 		k.raw[key] = rawValue{value: a.Value}
 	}
-	for _, p := range a.Parts {
-		left := slices.DeleteFunc(k.left[p.Name], func(key string) bool { return key == p.Key || key == p.SharedKey })
-		if k.left[p.Name] = left; len(left) == 0 {
-			delete(k.left, p.Name)
+}
+
+// Entered takes note that an entry has its place, under these keys. On an adopted lease an Adopt may wait for that.
+func (k *Keys) Entered(keys []string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.tellLocked(keys)
+}
+
+func (k *Keys) tellLocked(keys []string) {
+	for _, key := range keys {
+		if changed := k.changed[key]; changed != nil {
+			close(changed)
+			delete(k.changed, key)
 		}
-	}
-}
-
-// nextChange is closed when Adopt may find something else, or may claim a key that is in use now.
-func (k *Keys) nextChange() <-chan struct{} {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if k.changed == nil {
-		k.changed = make(chan struct{})
-	}
-	return k.changed
-}
-
-// Entered takes note that an entry has its place. On an adopted lease an Adopt may wait for that.
-func (k *Keys) Entered() {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	k.tellLocked()
-}
-
-func (k *Keys) tellLocked() {
-	if k.changed != nil {
-		close(k.changed)
-		k.changed = nil
 	}
 }

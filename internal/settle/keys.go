@@ -34,9 +34,8 @@ type Keys struct {
 	// vacant are the keys in use that no entry of the session has. The value is what settles the key, nil if Skip left the key
 	// to others.
 	vacant  map[string]*unsettled
-	raw     map[string]rawValue // by key, the value there that has no nonce of the session, see WriteRaw and claim
-	left    attachments         // of the last call of Adopt that has listed the keys
-	changed chan struct{}       // closed when an entry has come to a key or left it; nil if no Adopt waits for that
+	raw     map[string]rawValue      // by key, the value there that has no nonce of the session, see WriteRaw and claim
+	changed map[string]chan struct{} // by key, closed when an entry has come to the key or left it; only keys that an Adopt waits for
 	// What follows is for the search for late writes.
 	doubted   bool // ever: a request may write a key late
 	unswept   bool // the last Sweep has left some
@@ -54,7 +53,7 @@ func New(life context.Context, client *etcd.Client, lease clientv3.LeaseID, owne
 	return &Keys{
 		etcd: client, lease: lease, life: life, background: background,
 		owner: inJSON(owner), nonce: rand.Text()[:13] + ".", rights: rights{turn: make(chan struct{}, 1)},
-		inUse: make(keyspace.InUse), vacant: make(map[string]*unsettled), raw: make(map[string]rawValue),
+		inUse: make(keyspace.InUse), vacant: make(map[string]*unsettled), raw: make(map[string]rawValue), changed: make(map[string]chan struct{}),
 	}
 }
 
@@ -77,7 +76,7 @@ func (k *Keys) Free(keys ...string) {
 	for _, key := range keys {
 		k.freeLocked(key)
 	}
-	k.tellLocked()
+	k.tellLocked(keys)
 }
 
 func (k *Keys) freeLocked(key string) {

@@ -57,7 +57,7 @@ func (k *Keys) Settle(keys ...string) {
 	for _, key := range keys {
 		k.vacant[key] = u
 	}
-	k.tellLocked()
+	k.tellLocked(keys)
 	k.searchLocked(now)
 }
 
@@ -218,6 +218,20 @@ func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error)
 	return there, nil
 }
 
+// attached are the keys that hang on the lease.
+func (k *Keys) attached(ctx context.Context) (keys []string, err error) {
+	lease, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return k.etcd.TimeToLive(ctx, k.lease, clientv3.WithAttachedKeys())
+	})
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range lease.Keys {
+		keys = append(keys, string(key))
+	}
+	return keys, nil
+}
+
 // Skip leaves an entry's keys to another user of an adopted lease, or to a late write of this session that came after the keys
 // were settled. Skip removes such a late write. The session does not use these keys again; Sweep finds what a late request may
 // yet write there. kvs are what was read there.
@@ -228,7 +242,7 @@ func (k *Keys) Skip(keys []string, kvs []*mvccpb.KeyValue) {
 	for _, key := range keys {
 		k.vacant[key] = nil
 	}
-	k.tellLocked()
+	k.tellLocked(keys)
 	k.mu.Unlock()
 	if len(late) > 0 {
 		k.background(func(ctx context.Context) { _, _ = k.remove(ctx, late) })

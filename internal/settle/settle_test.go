@@ -3,7 +3,6 @@ package settle
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -421,15 +420,18 @@ func TestKeys_AdoptedWhileSettled_I6(t *testing.T) {
 		keys, _ := w.take("a")
 		w.WriteOn(5, "of the process before", keys...)
 		a := &Adopted{Rev: 2, Value: "of the process before", Parts: []Part{{"a", queue.Acquisition{Key: keys[0], SharedKey: keys[1]}}}}
-		require.False(t, w.claim(a), "it has a user")
+		inUse := w.claim(a)
+		require.NotNil(t, inUse, "it has a user")
 		claimed := false
 		w.Step = func(_ context.Context, what string) error {
 			if !claimed {
-				claimed = w.claim(a)
+				claimed = w.claim(a) == nil
 			}
 			return nil
 		}
 		w.Settle(keys...)
+		<-inUse
+		require.Empty(t, w.changed)
 		elapse(2 * settleFor)
 		require.True(t, claimed)
 		require.Equal(t, keys, w.There("a/"))
@@ -464,53 +466,101 @@ func TestUnclaim_RawValues(t *testing.T) {
 	})
 }
 
-// partial is a lease whose list of keys lacks some of them, as they are being written: once, or for good.
-type partial struct {
-	clientv3.Lease
-	w     *world
-	lacks []string // nil when the list is complete
-	lists int
-	keeps bool
-}
-
-func (p *partial) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
-	resp := &clientv3.LeaseTimeToLiveResponse{ID: id, GrantedTTL: 10}
-	for _, kv := range p.w.Server.Keys("") {
-		if kv.Lease == int64(id) && !slices.Contains(p.lacks, string(kv.Key)) {
-			resp.Keys = append(resp.Keys, kv.Key)
+// An Adopt waits while another one judges the entry. The other one ends without an answer, and leaves the entry to it.
+func TestUnclaim_ForAnAdoptThatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		rev := w.WriteOn(5, "one", "a/5", "a/r5")
+		adopt := func(ctx context.Context) (*Adopted, error) {
+			return w.Adopt(ctx, "a", 32, func(string, int64) bool { return false })
 		}
-	}
-	p.lists++
-	if !p.keeps {
-		p.lacks = nil
-	}
-	return resp, ctx.Err()
+		ctx, cancel := context.WithCancel(t.Context())
+		var second atomic.Bool
+		w.Step = func(ctx context.Context, _ string) error {
+			if w.InUse() && !second.Load() {
+				<-ctx.Done()
+			}
+			return ctx.Err()
+		}
+		first, next := make(chan error, 1), make(chan *Adopted, 1)
+		go func() { _, err := adopt(ctx); first <- err }()
+		synctest.Wait()
+		second.Store(true)
+		go func() { a, _ := adopt(t.Context()); next <- a }()
+		synctest.Wait()
+		require.Empty(t, next)
+		cancel()
+		require.ErrorIs(t, <-first, context.Canceled)
+		a := <-next
+		require.Equal(t, rev, a.Rev)
+		require.Empty(t, w.changed)
+	})
 }
 
-// Etcd lists the keys of a lease while a request of the process before is carried out, so the list lacks some keys of an entry. The
-// entry is adopted as a whole even so.
-func TestAdopt_ListedWhileItIsWritten(t *testing.T) {
-	for what, c := range map[string]struct{ keys, lacks []string }{
-		"a write lock, seen as a mutex":  {[]string{"a/5", "a/r5"}, []string{"a/r5"}},
-		"a write lock, seen as a reader": {[]string{"a/5", "a/r5"}, []string{"a/5"}},
-		"a Multi":                        {[]string{"a/5", "b/5"}, []string{"b/5"}},
+// Between the reading and the claim of an Adopt, another one takes the entry. That is told before the first one waits, which has
+// nothing to wait for then.
+func TestAdopt_TakenAfterItWasRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		value := w.Value(time.Now(), []string{"a", "b"}, "")
+		w.nonce = "another.s"
+		w.WriteOn(5, value, "a/5", "b/5")
+		adopt := func() *Adopted {
+			a, err := w.Adopt(t.Context(), "a", 32, func(string, int64) bool { return false })
+			require.NoError(t, err)
+			return a
+		}
+		var reads atomic.Int32
+		w.Step = func(_ context.Context, what string) error {
+			if what == "Range." && reads.Add(1) == 2 { // the keys of both names
+				w.Entered(adopt().keys())
+			}
+			return nil
+		}
+		require.Nil(t, adopt())
+		require.True(t, w.InUse())
+	})
+}
+
+// A key of the entry is removed between the reading and the claim. Of a write lock the rest is adopted; the rest of a Multi is
+// removed.
+func TestAdopt_KeyRemovedAfterItWasRead(t *testing.T) {
+	for _, c := range []struct {
+		keys    []string
+		removed string
+		adopted []string
+	}{
+		{[]string{"a/5", "a/r5"}, "a/r5", []string{"a/5"}},
+		{[]string{"a/5", "a/r5"}, "a/5", []string{"a/r5"}},
+		{[]string{"a/5", "b/5"}, "b/5", nil},
+		{[]string{"a/5"}, "a/5", nil},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			w := newWorld(t)
 			value := "one"
-			if what == "a Multi" {
+			if c.removed == "b/5" {
 				value = w.Value(time.Now(), []string{"a", "b"}, "")
 				w.nonce = "another.s"
 			}
 			rev := w.WriteOn(5, value, c.keys...)
-			w.etcd.Lease = &partial{w: w, lacks: c.lacks}
+			w.Step = func(context.Context, string) error {
+				if w.InUse() { // it was read, and claimed
+					w.Remove(c.removed)
+				}
+				return nil
+			}
 			a, err := w.Adopt(t.Context(), "a", 32, func(string, int64) bool { return false })
 			require.NoError(t, err)
-			require.NotNil(t, a, what)
+			if c.adopted == nil {
+				require.Nil(t, a)
+				require.Empty(t, w.There(""))
+				require.False(t, w.InUse())
+				return
+			}
 			require.Equal(t, rev, a.Rev)
-			require.Equal(t, c.keys, a.keys(), what)
+			require.Equal(t, c.adopted, a.keys())
+			require.Equal(t, c.adopted, w.There(""))
 			require.True(t, a.Holds)
-			require.Equal(t, c.keys, w.There(""))
 		})
 	}
 }
@@ -521,51 +571,40 @@ func TestAdopt_KeyOnAnotherLease(t *testing.T) {
 		w := newWorld(t)
 		w.WriteOn(5, "one", "a/5", "a/r5")
 		w.WriteOn(6, "one", "a/r5")
-		w.etcd.Lease = &partial{w: w}
 		a, err := w.Adopt(t.Context(), "a", 32, func(string, int64) bool { return false })
 		require.NoError(t, err)
 		require.Equal(t, []string{"a/5"}, a.keys())
 	})
 }
 
-// Many calls of Adopt list the keys of the lease once. What was written since is found all the same, the oldest first.
-func TestAdopt_ListsOnce(t *testing.T) {
+// Adopt reads only the keys of its name, however many names the lease has: two requests if there is an entry, one if there is none.
+// The oldest entry comes first.
+func TestAdopt_Requests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
-		lease := &partial{w: w}
-		w.etcd.Lease = lease
 		own := map[int64]bool{}
-		adopt := func(name string) *Adopted {
+		adopt := func(name string, requests int32, keys ...string) {
+			before := w.calls.Load()
 			a, err := w.Adopt(t.Context(), name, 32, func(_ string, rev int64) bool { return own[rev] })
 			require.NoError(t, err)
-			if a != nil {
-				own[a.Rev] = true
+			require.Equal(t, requests, w.calls.Load()-before)
+			if keys == nil {
+				require.Nil(t, a)
+				return
 			}
-			return a
+			require.Equal(t, keys, a.keys())
+			own[a.Rev] = true
 		}
-		for i := range 200 {
-			w.WriteOn(5, "one", fmt.Sprintf("name%d/5", i))
+		w.WriteOn(5, "one", "a/5")
+		w.WriteOn(5, "two", "a/5-2", "a/r5")
+		w.WriteOn(5, "three", "a/5-1")
+		for _, others := range []string{"a/50", "a/r50", "a/5/5", "a/5/r5", "ab/5", "a0/5"} {
+			w.WriteOn(5, "another's", others)
 		}
-		before := w.calls.Load()
-		for i := range 200 {
-			require.Equal(t, []string{fmt.Sprintf("name%d/5", i)}, adopt(fmt.Sprint("name", i)).keys())
-		}
-		require.Equal(t, 1, lease.lists)
-		require.EqualValues(t, 2*200, w.calls.Load()-before)
-		require.Zero(t, len(w.left), "what is adopted is forgotten")
-
-		require.Nil(t, adopt("name1"))
-		require.Equal(t, 2, lease.lists)
-		w.WriteOn(5, "one", "name1/5-1")
-		require.Equal(t, []string{"name1/5-1"}, adopt("name1").keys())
-
-		// A key that was listed is written anew, behind an entry that came since.
-		w.WriteOn(5, "one", "b/5")
-		require.Nil(t, adopt("c"))
-		w.Do(fakeetcd.RemoveOp("b/5"))
-		w.WriteOn(5, "one", "b/5-1")
-		w.WriteOn(5, "one", "b/5")
-		require.Equal(t, []string{"b/5-1"}, adopt("b").keys())
-		require.Equal(t, []string{"b/5"}, adopt("b").keys())
+		adopt("a", 2, "a/5")
+		adopt("a", 2, "a/5-2", "a/r5")
+		adopt("a", 2, "a/5-1")
+		adopt("a", 1)
+		adopt("c", 1)
 	})
 }
