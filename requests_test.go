@@ -403,11 +403,11 @@ func TestRequests_ContendedDeeper(t *testing.T) {
 }
 
 // Entries of one session that follow each other count as one: its session may remove them together, so a waiter
-// behind them watches all of them at once.
+// behind them watches all of them at once. The queue is longer than a session of one key watches whole.
 func TestRequests_BehindARun(t *testing.T) {
 	name := lockName(t)
 	other := newTestSession(t, cluster.Client(t))
-	tickets := enqueueMany(t, waitlist.Lookahead+5, func(int) func(context.Context) (*Ticket, error) {
+	tickets := enqueueMany(t, enqueueReadLimit-2, func(int) func(context.Context) (*Ticket, error) {
 		return NewMutex(other, name).Enqueue
 	})
 	c, w := wiredClient(t, cluster)
