@@ -52,9 +52,9 @@ func ReadRange(from, to string, opts ...clientv3.OpOption) Read {
 	return Read{key: from, opts: append(opts, clientv3.WithRange(to), clientv3.WithKeysOnly())}
 }
 
-// ReadRangeValues reads the keys, with their values, from from to before to.
-func ReadRangeValues(from, to string) Read {
-	return Read{key: from, opts: []clientv3.OpOption{clientv3.WithRange(to)}}
+// ReadRangeValues is ReadRange with the keys' values and leases: etcd 3.7 leaves the lease out, too, if it is asked for keys only.
+func ReadRangeValues(from, to string, opts ...clientv3.OpOption) Read {
+	return Read{key: from, opts: append(opts, clientv3.WithRange(to))}
 }
 
 // ReadByAge is ReadRange in the order of the keys' create revisions.

@@ -151,7 +151,7 @@ func (k *Keys) oldest(ctx context.Context, name string, limit int, own func(name
 // written reads the keys of that name that were written at a revision.
 func written(name string, rev int64) etcd.Read {
 	from, to := keyspace.All(name)
-	return etcd.ReadRange(from, to, clientv3.WithMinCreateRev(rev), clientv3.WithMaxCreateRev(rev))
+	return etcd.ReadRangeValues(from, to, clientv3.WithMinCreateRev(rev), clientv3.WithMaxCreateRev(rev))
 }
 
 // parts are the entries of that name that hang on the lease, the oldest first.
