@@ -58,7 +58,7 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 		var reads []etcd.Read
 		for _, p := range queues {
 			from, to := p.Blocking()
-			reads = append(reads, etcd.ReadRange(from, to).Limit(tryReadLimit))
+			reads = append(reads, etcd.ReadRangeValues(from, to).Limit(tryReadLimit))
 		}
 		got, at, err := a.s.lease.Read(ctx, a.s.lease.Ctx, 0, reads...)
 		if err != nil {

@@ -93,21 +93,21 @@ func TTLs[E any](ctx context.Context, client *etcd.Client, entries []E, lease fu
 }
 
 // Vacant returns, for each queue, a revision at which nothing in the queue blocked an entry. got are some of the keys of
-// each, as they were at revision at. It returns nil if something blocks, and then what an error should add, if it should.
+// each with their leases, as they were at revision at. It returns nil if something blocks, and then what an error should add, if it should.
 // read reads the present of ranges.
 func Vacant(queues []keyspace.Queue, at int64, got []*pb.RangeResponse, read func(...etcd.Read) ([]*pb.RangeResponse, int64, error)) (since []int64, why string, err error) {
 	for i, p := range queues {
-		at, got := at, got[i]
+		at, got, leases := at, got[i], true
 		blocked := func() bool { return queue.Blocked(p.Name, p.Kind, queue.MaxRev, queue.Entries(got.Kvs)) }
 		if !blocked() && got.Count > int64(len(got.Kvs)) {
 			all, now, err := read(etcd.ReadRange(p.Blocking()))
 			if err != nil {
 				return nil, "", err
 			}
-			got, at = all[0], now
+			got, at, leases = all[0], now, false
 		}
 		if blocked() {
-			if key := queue.WithoutLease(p.Name, got.Kvs); key != "" {
+			if key := queue.WithoutLease(p.Name, got.Kvs); leases && key != "" {
 				why = ": " + key + " has no lease, so it may be data; keep data and lock names apart"
 			}
 			return nil, why, nil

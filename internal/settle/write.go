@@ -32,14 +32,14 @@ func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.
 }
 
 // WriteIfFree is Write that writes only if no key is there that could block the entry. Otherwise its command reads the entry's
-// first key, and lists, for each queue, at most limit of the keys that may block the entry.
+// first key and, for each queue, at most limit of the keys that may block the entry, with their leases: see etcd.ReadRangeValues.
 func WriteIfFree(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, limit int64) *sender.Command {
 	c := Write(queues, keys, value, lease, 0)
 	c.Else = []clientv3.Op{clientv3.OpGet(keys[0])}
 	for _, p := range queues {
 		from, to := p.Blocking()
 		c.If(clientv3.Compare(clientv3.CreateRevision(from).WithRange(to), "=", 0))
-		c.Else = append(c.Else, list(p, clientv3.WithLimit(limit)))
+		c.Else = append(c.Else, clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithLimit(limit)))
 	}
 	return c
 }
