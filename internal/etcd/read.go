@@ -49,7 +49,7 @@ func ReadKeys(keys []string) []Read {
 
 // ReadRange reads the keys, without values, from from to before to.
 func ReadRange(from, to string, opts ...clientv3.OpOption) Read {
-	return Read{key: from, opts: append(opts, clientv3.WithRange(to), clientv3.WithKeysOnly())}
+	return ReadRangeValues(from, to, append(opts, clientv3.WithKeysOnly())...)
 }
 
 // ReadRangeValues is ReadRange with the keys' values and leases: etcd 3.7 leaves the lease out, too, if it is asked for keys only.

@@ -97,17 +97,17 @@ func TTLs[E any](ctx context.Context, client *etcd.Client, entries []E, lease fu
 // read reads the present of ranges.
 func Vacant(queues []keyspace.Queue, at int64, got []*pb.RangeResponse, read func(...etcd.Read) ([]*pb.RangeResponse, int64, error)) (since []int64, why string, err error) {
 	for i, p := range queues {
-		at, got, leases := at, got[i], true
+		at, got := at, got[i]
 		blocked := func() bool { return queue.Blocked(p.Name, p.Kind, queue.MaxRev, queue.Entries(got.Kvs)) }
 		if !blocked() && got.Count > int64(len(got.Kvs)) {
-			all, now, err := read(etcd.ReadRange(p.Blocking()))
+			all, now, err := read(etcd.ReadRangeValues(p.Blocking()))
 			if err != nil {
 				return nil, "", err
 			}
-			got, at, leases = all[0], now, false
+			got, at = all[0], now
 		}
 		if blocked() {
-			if key := queue.WithoutLease(p.Name, got.Kvs); leases && key != "" {
+			if key := queue.WithoutLease(p.Name, got.Kvs); key != "" {
 				why = ": " + key + " has no lease, so it may be data; keep data and lock names apart"
 			}
 			return nil, why, nil

@@ -98,12 +98,9 @@ func Base(name string, k Kind, lease int64) string {
 	return name + "/" + strconv.FormatInt(lease, 16)
 }
 
-// Own is the range that holds the entries of that kind that a session with this lease makes, and perhaps foreign keys, but no other
-// session's entry: "-<n>" is before ".", and "." is before any digit and before "/".
-func Own(name string, k Kind, lease int64) (from, to string) {
-	base := Base(name, k, lease)
-	return base, base + "."
-}
+// Own is the range that holds the entries of one session's base, and perhaps foreign keys, but no other session's entry:
+// "-<n>" is before ".", and "." is before any digit and before "/".
+func Own(base string) (from, to string) { return base, base + "." }
 
 // LeaseOf is the lease, in hex, that the key of an entry of name has in it.
 func LeaseOf(name, key string) string {

@@ -137,7 +137,7 @@ func TestIsKeyOf(t *testing.T) {
 // Own has all keys that a session makes, and none of another session, of a lock below the name, or of another name.
 func TestOwn(t *testing.T) {
 	in := func(key string, k Kind) bool {
-		from, to := Own("a", k, 0x5c)
+		from, to := Own(Base("a", k, 0x5c))
 		return from <= key && key < to
 	}
 	for key, want := range map[string]Kind{

@@ -120,7 +120,7 @@ func (k *Keys) Adopt(ctx context.Context, name string, limit int, own func(name 
 func (k *Keys) oldest(ctx context.Context, name string, limit int, own func(name string, rev int64) bool) (*Adopted, error) {
 	var reads []etcd.Read
 	for _, kind := range []keyspace.Kind{keyspace.Exclusive, keyspace.Shared} {
-		reads = append(reads, etcd.ReadRangeValues(keyspace.Own(name, kind, int64(k.lease))))
+		reads = append(reads, etcd.ReadRangeValues(keyspace.Own(keyspace.Base(name, kind, int64(k.lease)))))
 	}
 	got, _, err := k.etcd.ReadAt(ctx, k.life, 0, reads...)
 	if err != nil {

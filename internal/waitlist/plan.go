@@ -145,9 +145,9 @@ func (l *List) rangeLocked(p *Part, targets []queue.Entry, deep bool) (from, to 
 	if deep {
 		return from, to
 	}
-	// '.' is behind '-': these are the exclusive keys of the session, for those of the list behind it.
-	own := l.name + "/" + keyspace.LeaseOf(l.name, p.keys[0])
-	if from, to = min(from, own), max(to, own+"."); p.kind == keyspace.Shared {
+	// The exclusive keys of the session, for those of the list behind it.
+	first, end := keyspace.Own(l.name + "/" + keyspace.LeaseOf(l.name, p.keys[0]))
+	if from, to = min(from, first), max(to, end); p.kind == keyspace.Shared {
 		_, to = keyspace.Shareds(l.name)
 	}
 	return from, to
