@@ -6,10 +6,9 @@
 //		return report(ctx) // ctx ends when the lock is lost
 //	})
 //
-// A [Client], made by [New], gives locks by name for as long as the process lives. Behind a Client is a
-// [Session]: a lease that is kept alive, and granted anew after a loss. An acquisition is a value: a [Held]
-// that is unlocked once, or a [Ticket], a place in the queue to wait at. A [Multi] takes several locks at
-// once, without deadlocks. An [Elector] runs a function in one process of many.
+// A [Client], made by [New], gives locks by name for as long as the process lives. Behind a Client is a [Session]: a lease that is
+// kept alive, and granted anew after a loss. An acquisition is a value: a [Held] that is unlocked once, or a [Ticket], a place in the
+// queue to wait at. A [Multi] takes several locks at once, without deadlocks. An [Elector] runs a function in one process of many.
 //
 // # What it guarantees
 //
@@ -27,10 +26,9 @@
 //
 // # What no lock service can give
 //
-// A process that was paused, by its machine or by a debugger, goes on when it is woken as if it held its lock,
-// until it looks. So protect what matters where it is written: in etcd with [Held.Txn], elsewhere by
-// comparing [Held.Token] with the highest token seen there. [Held.Valid] looks at the clocks and
-// costs nothing, but makes the gap only smaller.
+// A process that was paused, by its machine or by a debugger, goes on when it is woken as if it held its lock, until it looks.
+// So protect what matters where it is written: in etcd with [Held.Txn], elsewhere by comparing [Held.Token] with the highest
+// token seen there. [Held.Valid] looks at the clocks and costs nothing, but makes the gap only smaller.
 //
 // Clones of a virtual machine that had a session hold the session's locks together: close the Client before the snapshot.
 //
@@ -55,11 +53,10 @@
 //	<name>/<lease>[-<n>]    exclusive: a Mutex, a write lock
 //	<name>/r<lease>[-<n>]   shared: a read lock, and the second key of a write lock
 //
-// Lease and n are in lower-case hex. Etcd's own concurrency.Mutex, `etcdctl lock` and v3lock write the first
-// form, so all these locks queue with each other. A concurrency.Mutex on the session's lease would take the
-// session's key for its own: give it another lease. Other keys below <name>/ (of a lock <name>/x, or of a lease
-// with a negative ID, which etcd never chooses) count in etcd's own locks only: a concurrency.Mutex
-// on "a" waits also for the keys of "a/b".
+// Lease and n are in lower-case hex. Etcd's own concurrency.Mutex, `etcdctl lock` and v3lock write the first form, so all these
+// locks queue with each other. A concurrency.Mutex on the session's lease would take the session's key for its own: give it
+// another lease. Other keys below <name>/ (of a lock <name>/x, or of a lease with a negative ID, which etcd never chooses)
+// count in etcd's own locks only: a concurrency.Mutex on "a" waits also for the keys of "a/b".
 //
 // Keep names apart from data: any key <name>/<hex> is an entry by its form, so data at orders/4711 blocks the
 // lock "orders". The log and the error of a wait say so, as does Data of an [Entry]; Break would delete the data.

@@ -29,9 +29,8 @@ func (a *acquisition) join(ctx context.Context) error {
 	return err
 }
 
-// prepare reserves the keys, and takes the acquisition's place in the lists. Before a raw value is written on an adopted
-// lease, etcd has to show the present: the process before may have written the same, and a member that lags may not have
-// shown that.
+// prepare reserves the keys, and takes the acquisition's place in the lists. Before a raw value is written on an adopted lease,
+// etcd has to show the present: the process before may have written the same, and a member that lags may not have shown that.
 func (a *acquisition) prepare(ctx context.Context) error {
 	a.reserveKeys()
 	a.enlist()

@@ -9,16 +9,14 @@ import (
 	"github.com/etcdlock/etcdlock/internal/outbox"
 )
 
-// Hooks are functions that a session calls when something happens to it or to an acquisition of its locks: for
-// metrics, traces and logs, in the manner of [net/http/httptrace]. Any may be nil. Package promlock makes metrics
-// with them, package otellock spans.
+// Hooks are functions that a session calls when something happens to it or to an acquisition of its locks: for metrics, traces and
+// logs, in the manner of [net/http/httptrace]. Any may be nil. Package promlock makes metrics with them, package otellock spans.
 //
-// The calls about one acquisition come one after the other: Enqueued; then Granted or Abandoned; after Granted, one
-// of Released and Lost. Each comes once at most. A call of Lock, Try, Enqueue or Do that ends without a lock is
-// reported by Abandoned, with or without Enqueued before it, or by NoSession. A call that could not even begin, since the
-// name is not valid, the session or its ctx had ended or it would wait for its own caller, is reported by its error
-// alone. A Do inside the hold of another Do is no acquisition. A Lock of a [Client] that goes on in another session is
-// another acquisition there.
+// The calls about one acquisition come one after the other: Enqueued; then Granted or Abandoned; after Granted, one of Released
+// and Lost. Each comes once at most. A call of Lock, Try, Enqueue or Do that ends without a lock is reported by Abandoned, with
+// or without Enqueued before it, or by NoSession. A call that could not even begin, since the name is not valid, the session or
+// its ctx had ended or it would wait for its own caller, is reported by its error alone. A Do inside the hold of another Do is
+// no acquisition. A Lock of a [Client] that goes on in another session is another acquisition there.
 //
 // Hooks and the logger of [WithLogger] are called one after the other, in the order of the events, on a goroutine of
 // the Client, or of a session of [NewSession]. No call and no renewal waits for them: a hook may come after the call
@@ -33,8 +31,7 @@ type Hooks struct {
 	// Renewed: an attempt to renew the lease succeeded or failed, or has had no answer when the next one was made
 	// beside it: then Err says so. If that attempt succeeds after all, Renewed is called again.
 	Renewed func(RenewedInfo)
-	// SessionEnded is the last call about a session, apart from Lost for what it held, and from a Renewed that is
-	// under way.
+	// SessionEnded is the last call about a session, apart from Lost for what it held, and from a Renewed that is under way.
 	SessionEnded func(SessionEndedInfo)
 
 	// The following hooks get the ctx of the call that asked for the lock: Lock, Try, Enqueue or Do. The ctx is there for
@@ -51,10 +48,9 @@ type Hooks struct {
 	// Released: Unlock or Release has released the lock, or a Ticket its unclaimed grant: when Unlock returns, also
 	// with an error of ctx.
 	Released func(ctx context.Context, info ReleasedInfo)
-	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session that ends reports at once all that
-	// it held, whether somebody looks or not. If somebody else removed the entry while the session lives, that is
-	// reported within an instant if Context, Done or Do is used, and otherwise when the hold is used next, at Unlock
-	// at the latest.
+	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session that ends reports at once all that it held,
+	// whether somebody looks or not. If somebody else removed the entry while the session lives, that is reported within an
+	// instant if Context, Done or Do is used, and otherwise when the hold is used next, at Unlock at the latest.
 	Lost func(ctx context.Context, info LostInfo)
 }
 

@@ -145,9 +145,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (_ Queue, err error) 
 // yielded: ctx's error when that has ended, or why it is useless to go on, for example that a right is missing, or that the
 // etcd client was closed. So the loop ends with an error, unless you leave it.
 //
-// It needs no session, and read rights on the prefix name + "/" only. It costs a watch and a read (see
-// [Client.Inspect], but no TTLs are read), one small read each five seconds, and a goroutine that has ended when the
-// loop has.
+// It needs no session, and read rights on the prefix name + "/" only. It costs a watch and a read (see [Client.Inspect], but no
+// TTLs are read), one small read each five seconds, and a goroutine that has ended when the loop has.
 func (c *Client) Watch(ctx context.Context, name string) iter.Seq2[Queue, error] {
 	return func(yield func(Queue, error) bool) {
 		if err := c.checkLook(name); err != nil {

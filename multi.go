@@ -15,9 +15,8 @@ import (
 // whatever names overlap and in whatever order they are given. A Multi is as fair as a Mutex in each of the queues: while
 // it waits for one name it keeps its place, and so the lock, in the others.
 //
-// Its hold is one acquisition, with one Token and a key for each name: see [Held.Keys]. The loss of one of the keys
-// is the loss of the hold, and what is left of it is removed at once. A Multi has no state, may be copied and is safe
-// for concurrent use.
+// Its hold is one acquisition, with one Token and a key for each name: see [Held.Keys]. The loss of one of the keys is the loss
+// of the hold, and what is left of it is removed at once. A Multi has no state, may be copied and is safe for concurrent use.
 type Multi struct{ l *lock }
 
 // Write is a part that excludes everybody else. It can't be downgraded.
@@ -58,10 +57,9 @@ func (m *Multi) TryLock(ctx context.Context) (*Held, error) { return m.l.try(ctx
 // Enqueue takes a place in all the queues, as [Mutex.Enqueue] does in one.
 func (m *Multi) Enqueue(ctx context.Context) (*Ticket, error) { return m.l.enqueue(ctx, "enqueue for") }
 
-// Do takes all the locks, runs fn and releases them, as [Mutex.Do] does. Under the ctx that fn got, Do of the same
-// session (or Client) and the same names runs its fn at once, inside the hold. Under that ctx any other lock that shares a
-// name with the Multi returns ErrWouldDeadlock, and from TryLock ErrLocked; so does a Multi that shares a name with the Do of
-// another lock.
+// Do takes all the locks, runs fn and releases them, as [Mutex.Do] does. Under the ctx that fn got, Do of the same session (or
+// Client) and the same names runs its fn at once, inside the hold. Under that ctx any other lock that shares a name with the
+// Multi returns ErrWouldDeadlock, and from TryLock ErrLocked; so does a Multi that shares a name with the Do of another lock.
 func (m *Multi) Do(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.l.do(ctx, "do", fn)
 }

@@ -20,8 +20,7 @@ func (s *Session) newReport(ctx context.Context, l *lock, asked time.Time) *repo
 	return &report{ctx: ctx, Acquisition: l.about(s, asked)}
 }
 
-// info is what the hooks are told of an acquisition that nobody changes: its owner does not have it yet, or not
-// anymore.
+// info is what the hooks are told of an acquisition that nobody changes: its owner does not have it yet, or not anymore.
 func (a *acquisition) info() Acquisition {
 	i := a.report.Acquisition
 	if i.Token = a.rev; a.rev != 0 {

@@ -85,12 +85,10 @@ type option func(*config)
 func (f option) apply(c *config) { f(c) }
 
 // WithTTL sets how long locks outlive a process that dies, and how long etcd may be away before they are lost. The TTL is
-// rounded up to whole seconds; etcd may grant more (see [Session.TTL]) and never less. The default is 10 s, the
-// minimum 1 s.
+// rounded up to whole seconds; etcd may grant more (see [Session.TTL]) and never less. The default is 10 s, the minimum 1 s.
 func WithTTL(ttl time.Duration) Option { return option(func(c *config) { c.ttl = ttl }) }
 
-// WithOwner sets what the session's entries say of their owner to people who look at the queue. The default names
-// host and process.
+// WithOwner sets what the session's entries say of their owner to people who look at the queue. The default names host and process.
 func WithOwner(owner string) Option { return option(func(c *config) { c.owner = owner }) }
 
 // WithLease adopts a lease that was granted elsewhere, instead of granting one. WithTTL has no effect then. The
@@ -98,16 +96,14 @@ func WithOwner(owner string) Option { return option(func(c *config) { c.owner = 
 // [Session.Adopt]. An ID that is negative, which etcd never chooses by itself, is an error. It is for NewSession only.
 func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.lease = id }) }
 
-// WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up.
-// It logs one line when it is lost, which names the first of the locks that are lost with it, and one for a lock that
-// is lost alone. When etcd is away for a second, also from the start, the session logs one line, with the cause and what to
-// check, and one when etcd is back; the same, at once, when etcd refuses all locks (full, CORRUPT). What Close and Orphan end
-// is not logged.
+// WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up. It logs one
+// line when it is lost, which names the first of the locks that are lost with it, and one for a lock that is lost alone. When
+// etcd is away for a second, also from the start, the session logs one line, with the cause and what to check, and one when
+// etcd is back; the same, at once, when etcd refuses all locks (full, CORRUPT). What Close and Orphan end is not logged.
 func WithLogger(l *slog.Logger) Option { return option(func(c *config) { c.log = l }) }
 
-// WithHooks sets functions to be called when something happens to a session or to its locks. If WithHooks is given more than
-// once, all hooks are called, in the order given. Hooks must not be changed afterwards. A session without hooks pays nothing
-// for them.
+// WithHooks sets functions to be called when something happens to a session or to its locks. If WithHooks is given more than once,
+// all hooks are called, in the order given. Hooks must not be changed afterwards. A session without hooks pays nothing for them.
 func WithHooks(hooks ...*Hooks) Option {
 	return option(func(c *config) { c.hooks = append(c.hooks, hooks...) })
 }

@@ -49,9 +49,8 @@ func (m *RWMutex) Do(ctx context.Context, fn func(ctx context.Context, h *Held) 
 	return m.w.do(ctx, "do", fn)
 }
 
-// RLock takes the lock for reading and waits until no writer that came before is left. What blocks it, what ends it
-// and what it costs is as for [Mutex.Lock]. Readers of one session that wait for the same writer have one watch and
-// one read together.
+// RLock takes the lock for reading and waits until no writer that came before is left. What blocks it, what ends it and what it
+// costs is as for [Mutex.Lock]. Readers of one session that wait for the same writer have one watch and one read together.
 func (m *RWMutex) RLock(ctx context.Context) (*Held, error) { return m.r.lock(ctx, "rlock") }
 
 // TryRLock takes the lock for reading if no writer holds it or waits for it, and otherwise returns ErrLocked, as
@@ -63,15 +62,13 @@ func (m *RWMutex) REnqueue(ctx context.Context) (*Ticket, error) {
 	return m.r.enqueue(ctx, "renqueue for")
 }
 
-// RDo runs fn under the read lock, as [Mutex.Do] does. Under the ctx of Do or RDo it runs fn at once, inside that
-// hold.
+// RDo runs fn under the read lock, as [Mutex.Do] does. Under the ctx of Do or RDo it runs fn at once, inside that hold.
 func (m *RWMutex) RDo(ctx context.Context, fn func(ctx context.Context, h *Held) error) error {
 	return m.r.do(ctx, "rdo", fn)
 }
 
-// Downgrade turns a write hold into a read hold with nobody in between: readers that wait next in line get in,
-// writers wait on. The token stays; Key names the shared entry from now on. On a read hold it does nothing. It costs
-// one commit.
+// Downgrade turns a write hold into a read hold with nobody in between: readers that wait next in line get in, writers wait on.
+// The token stays; Key names the shared entry from now on. On a read hold it does nothing. It costs one commit.
 //
 // It blocks until etcd has confirmed, or ctx or the hold ends. After an error of ctx or of etcd the lock is still held,
 // for reading at least, and the downgrade goes on in the background. A call beside another call, or after such an error, waits
