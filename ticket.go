@@ -61,10 +61,9 @@ func newTicket(h *Held) (*Ticket, error) {
 // Done is closed when the lock is granted, or the place is lost. Wait tells which, without blocking from then on.
 func (t *Ticket) Done() <-chan struct{} { return t.done }
 
-// Wait blocks until the lock is granted and returns the hold, the same one on every call. If ctx ends first, it
-// returns ctx's error and the place stays. It fails for good if the session ends or the entry is removed by somebody
-// else before the hold is claimed (ErrSessionExpired, ErrSessionClosed, ErrLost), and after Cancel (ErrNotHeld). It
-// makes no requests of its own.
+// Wait blocks until the lock is granted and returns the hold, the same one on every call. If ctx ends first, it returns ctx's
+// error and the place stays. It fails for good if the session ends or the entry is removed by somebody else before the hold is
+// claimed (ErrSessionExpired, ErrSessionClosed, ErrLost), and after Cancel (ErrNotHeld). It makes no requests of its own.
 func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 	select {
 	case <-t.done:
@@ -77,32 +76,37 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	err := t.err
-	switch {
-	case t.cancelled:
-		err = errCancelled
-	case err == nil && !t.claimed:
-		err = t.h.Err() // a grant that was lost before anybody claimed it
-	}
-	if err != nil {
+	if err := t.errLocked(); err != nil {
 		return nil, t.h.lock.wrap("wait for", err)
 	}
 	t.claimed = true
 	return t.h, nil
 }
 
+// errLocked is why nobody can claim the grant, once done is closed.
+func (t *Ticket) errLocked() error {
+	switch {
+	case t.cancelled:
+		return errCancelled
+	case t.err == nil && !t.claimed:
+		return t.h.Err() // a grant that was lost before anybody claimed it
+	}
+	return t.err
+}
+
 // Ahead counts the acquisitions that have to leave the queue before this one is granted, with one linearizable read:
 // a write lock counts once, readers before a reader don't count, and an acquisition that is before a Multi with several names
 // counts once. Ahead is 0 once granted. If the place was lost or cancelled before, the error is Wait's.
 func (t *Ticket) Ahead(ctx context.Context) (int, error) {
-	h := t.h
 	select {
 	case <-t.done:
-		return 0, h.lock.wrap("count before", t.err)
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		return 0, t.h.lock.wrap("count before", t.errLocked())
 	default:
 	}
-	n, err := h.ahead(ctx)
-	return n, h.lock.wrap("count before", err)
+	n, err := t.h.ahead(ctx)
+	return n, t.h.lock.wrap("count before", err)
 }
 
 // ahead counts the acquisitions that have to leave before this one is granted.

@@ -86,3 +86,14 @@ func TestTicket_ClientClosed(t *testing.T) {
 		s.lease.NotFound()
 	})
 }
+
+func TestTicket_AheadAfterCancel(t *testing.T) {
+	onStage(t, func(st *stage) {
+		tk := st.ticket(st.mutex().Enqueue)
+		require.NoError(st, tk.Cancel(st.Context()))
+		_, err := tk.Wait(st.Context())
+		require.ErrorIs(st, err, ErrNotHeld)
+		_, err = tk.Ahead(st.Context())
+		require.ErrorIs(st, err, ErrNotHeld)
+	})
+}
