@@ -13,9 +13,9 @@ import (
 )
 
 // lend returns ctx with the hold, which is found by its session and by the Client of that: a Client's hold is its
-// caller's own whatever session the next acquisition would be in.
-func (h *Held) lend(ctx context.Context, lead bool) (context.Context, *loan.Loan[*Held]) {
-	return loan.Lend(loan.Ending(ctx, &h.acquisition), h, lead, h.lock.names(), h.s, h.s.config.client)
+// caller's own whatever session the next acquisition would be in. outer is the caller's ctx, which ctx is made of.
+func (h *Held) lend(ctx, outer context.Context, lead bool) (context.Context, *loan.Loan[*Held]) {
+	return loan.Lend(loan.Ending(ctx, outer, &h.acquisition), h, lead, h.lock.names(), h.s, h.s.config.client)
 }
 
 func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held) error) error {
@@ -26,8 +26,9 @@ func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held
 			return l.wrap(op, err)
 		case n.Lead || !n.Hold.nests(l):
 			return l.wrap(op, ErrWouldDeadlock)
+		case fn != nil:
+			return l.run(ctx, op, n.Hold, fn, ErrLost, ErrNotHeld)
 		}
-		return l.run(ctx, op, n.Hold, fn, ErrLost, ErrNotHeld)
 	}
 	if fn == nil {
 		return l.wrap(op, errors.New("fn is nil"))
@@ -36,7 +37,7 @@ func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held
 	if err != nil {
 		return err
 	}
-	lent, n := h.lend(ctx, false)
+	lent, n := h.lend(ctx, ctx, false)
 	defer n.End()
 	defer func() { _ = h.Unlock(ctx) }()  // when fn panics; else it is done
 	err = l.run(lent, op, h, fn, ErrLost) // not ErrNotHeld: fn has unlocked

@@ -25,10 +25,9 @@ type Held struct{ acquisition }
 // cause is what Err returns then. It has none of the values of the ctx that Lock was called with: these, such as a span or a
 // logger, are the call's, and the hold may outlive the call. The ctx that [Mutex.Do] gives has the values.
 //
-// The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose entry was removed
-// by somebody else ends within an instant, and not only when it is used or the session asks. The first use costs a watch and
-// at most one read, for each name of a [Multi]; holds of many names in one directory, such as "jobs" of "jobs/7", share a
-// watch.
+// The first use of Context, Done or Do starts to watch the entry in etcd. From then on a hold whose entry was removed by
+// somebody else ends within an instant, and not only when it is used or the session asks. The first use costs a watch and at
+// most one read, for each name of a [Multi]; holds of many names in one directory, such as "jobs" of "jobs/7", share a watch.
 func (h *Held) Context() context.Context {
 	h.mu.Lock()
 	defer h.unlockAndNotify()
@@ -60,9 +59,8 @@ func (h *Held) Valid() bool { return h.Err() == nil && h.s.lease.Valid() }
 // Deadline is the session's: the time up to which the lock can be vouched for without hearing of etcd again.
 func (h *Held) Deadline() time.Time { return h.s.Deadline() }
 
-// Check asks etcd, with one linearizable read, whether the entry is still there: nil if it was at some moment during
-// the call. It blocks until etcd has answered, or ctx or the hold ends. After an error of ctx nothing is known, and
-// the hold stays as it was.
+// Check asks etcd, with one linearizable read, whether the entry is still there: nil if it was at some moment during the call. It
+// blocks until etcd has answered, or ctx or the hold ends. After an error of ctx nothing is known, and the hold stays as it was.
 func (h *Held) Check(ctx context.Context) error {
 	if err := h.Err(); err != nil {
 		return h.lock.wrap("check", err)
@@ -112,10 +110,9 @@ func (h *Held) Keys() []string {
 // Session is the session that holds the lock.
 func (h *Held) Session() *Session { return h.s }
 
-// IsOwner is a comparison that is true in a transaction exactly while the lock is held; see Txn, which adds it and
-// tells its failure from others. Downgrade ends it: make another one then. When the hold has ended, IsOwner is a
-// comparison that is never true. IsOwner compares one key, so of a [Multi] it says only whether the first name is held: Txn
-// compares all keys.
+// IsOwner is a comparison that is true in a transaction exactly while the lock is held; see Txn, which adds it and tells its
+// failure from others. Downgrade ends it: make another one then. When the hold has ended, IsOwner is a comparison that is never
+// true. IsOwner compares one key, so of a [Multi] it says only whether the first name is held: Txn compares all keys.
 //
 // A transaction that neither writes nor reads linearizably, such as one of comparisons alone, is answered by any member of
 // etcd from what it has, which may be of the past. If the transaction must tell of the present, give it an operation, for

@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -467,4 +468,55 @@ func TestSetValue_SeveralKeys(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, m.SetValue(testCtx(t), "lost"), ErrLost)
 	requireGone(t, c, name+".1")
+}
+
+// fn unlocks with the ctx that Do gave it, etcd does not answer, and the caller's ctx ends.
+func TestDo_UnlockEndsWithTheCallersCtx(t *testing.T) {
+	onStage(t, func(st *stage) {
+		ctx, cancel := context.WithCancel(st.Context())
+		start := time.Now()
+		_ = st.mutex().Do(ctx, func(ctx context.Context, h *Held) error {
+			st.change(func() { st.before = make(chan struct{}) })
+			time.AfterFunc(time.Second, cancel)
+			time.AfterFunc(9*time.Second, func() { st.change(func() { close(st.before); st.before = nil }) })
+			return h.Unlock(ctx)
+		})
+		require.LessOrEqual(st, time.Since(start), 2*time.Second, "ctx ended after 1 s")
+	})
+}
+
+func TestDo_NestedWithoutAFunction(t *testing.T) {
+	onStage(t, func(st *stage) {
+		require.ErrorContains(st, st.mutex().Do(st.Context(), nil), "fn is nil")
+		require.NoError(st, st.mutex().Do(st.Context(), func(ctx context.Context, _ *Held) error {
+			require.NotPanics(st, func() { _ = st.mutex().Do(ctx, nil) })
+			return nil
+		}))
+	})
+}
+
+// The session's deadline passes while Unlock waits for etcd, which is away. Nobody else had the lock up to then, so the lock was not
+// lost: Unlock and the hooks say only that the session has expired. If etcd has ended the session, somebody else may have had it.
+func TestUnlock_SessionEnds(t *testing.T) {
+	own := etcdtest.Start(t)
+	proxy := own.Proxy(t)
+	for _, away := range []bool{true, false} {
+		hooks := &recorder{}
+		s := newTestSession(t, own.Client(t, proxy), WithTTL(3*time.Second), WithHooks(hooks.hooks()))
+		h, err := NewMutex(s, lockName(t)).Lock(testCtx(t))
+		require.NoError(t, err)
+		proxy.Blackhole(etcdtest.ToServer)
+		require.True(t, h.Valid())
+		if !away {
+			time.AfterFunc(100*time.Millisecond, s.lease.NotFound)
+		}
+		err = h.Unlock(testCtx(t))
+		proxy.Heal()
+		require.ErrorIs(t, err, ErrSessionExpired)
+		require.Equal(t, !away, errors.Is(err, ErrLost))
+		told := map[bool]string{true: "released", false: "lost"}[away]
+		require.Eventually(t, func() bool {
+			return slices.ContainsFunc(hooks.all(), func(e event) bool { return e.what == told && errors.Is(e.err, ErrSessionExpired) })
+		}, hang, tick)
+	}
 }

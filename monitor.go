@@ -23,7 +23,7 @@ import (
 func (a *acquisition) holdContextLocked() *holdContext {
 	if a.holdCtx == nil {
 		a.holdCtx = &holdContext{}
-		a.holdCtx.ctx, a.holdCtx.cancel = context.WithCancelCause(loan.Ending(context.Background(), a))
+		a.holdCtx.ctx, a.holdCtx.cancel = context.WithCancelCause(loan.Ending(context.Background(), context.Background(), a))
 		a.checkSessionLocked()
 		if a.state != held && !a.askingLease {
 			a.holdCtx.cancel(a.causeLocked())
@@ -32,8 +32,7 @@ func (a *acquisition) holdContextLocked() *holdContext {
 	return a.holdCtx
 }
 
-// untilOver is a ctx that ends with the hold, for requests about it: a member may hang, and the caller's ctx never
-// end.
+// untilOver is a ctx that ends with the hold, for requests about it: a member may hang, and the caller's ctx never end.
 func (a *acquisition) untilOver() (life context.Context, stop func()) {
 	a.mu.Lock()
 	c := a.holdContextLocked()
@@ -89,9 +88,8 @@ func (a *acquisition) markLost(key string) error {
 	return a.causeLocked()
 }
 
-// markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the lease, within
-// confirmTimeout: the cause must say whether it was the lease that took the key. What is left of the acquisition is
-// removed. The caller holds a.mu.
+// markLostLocked makes the hold invalid at once. Its ctx ends when the session has asked after the lease, within confirmTimeout: the
+// cause must say whether it was the lease that took the key. What is left of the acquisition is removed. The caller holds a.mu.
 func (a *acquisition) markLostLocked() {
 	if a.checkSessionLocked(); a.state != held || !a.transition(lost) {
 		return // if the session has ended nothing is removed: after Orphan a successor may own the entry
@@ -144,9 +142,8 @@ func (a *acquisition) unwatchLocked() {
 	}
 }
 
-// startContentionLocked looks for waiters behind the hold: those of the session in its list, other sessions' in etcd.
-// The goroutines, one for each part, are the session's; they end with the hold, or the first waiter. The caller holds
-// a.mu.
+// startContentionLocked looks for waiters behind the hold: those of the session in its list, other sessions' in etcd. The
+// goroutines, one for each part, are the session's; they end with the hold, or the first waiter. The caller holds a.mu.
 func (a *acquisition) startContentionLocked() {
 	if a.state != held {
 		return
@@ -200,8 +197,7 @@ func (s *Session) sessionEnded(reason string, unrenewed error) {
 	}
 }
 
-// unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks
-// in this way.
+// unlockAndNotify unlocks a.mu, and tells of the loss that was found under it. All code that may find a loss unlocks in this way.
 func (a *acquisition) unlockAndNotify() {
 	unreported, cause, listed := a.lossUnreported, a.causeLocked(), a.lostWithSession
 	a.lossUnreported = false

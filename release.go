@@ -61,10 +61,13 @@ func (h *Held) finishRelease(ctx context.Context, l *removal.Leaving) error {
 	switch cause := h.s.Err(); {
 	case err == nil && !r.Found(len(h.parts()) > 1):
 		return ErrLost
-	case err != nil && cause != nil && ctx.Err() == nil:
+	case err == nil || cause == nil || ctx.Err() != nil:
+		return err
+	case time.Now().Before(h.s.lease.Deadline()): // Close has ended the session, or a word of etcd has
 		return lossOf(cause)
+	default: // up to the deadline nobody else had the lock
+		return cause
 	}
-	return err
 }
 
 // abandon gives up an acquisition that its caller did not get: whatever of it is in the queue, or comes there late, is
@@ -133,8 +136,7 @@ func (a *acquisition) freeKeys() {
 // With a fence those behind wait until etcd has removed the keys: a transaction of the holder may still be carried out, the
 // outcome of a write of the keys is unknown, or Orphan was called.
 //
-// A Multi that did not get all of its locks hands none of them over: it may be given up because it has lost a part that
-// it had.
+// A Multi that did not get all of its locks hands none of them over: it may be given up because it has lost a part that it had.
 func (a *acquisition) leaveAndHandOverLocked() (next []queue.Entry) {
 	fence := a.state == released && (a.fenced || a.ambiguous) || a.state == abandoned && len(a.parts()) > 1 || a.s.removals.Drains.Load()
 	for p := range a.all() {
@@ -157,24 +159,24 @@ func (a *acquisition) awaitedLocked() bool {
 // ended it returns at once. Where the lock goes from one goroutine of the session to the next faster than etcd commits, the
 // releases share requests with each other and with the next Lock, and a release may wait for a commit more.
 //
-// From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before,
-// Unlock returns ErrLost: somebody else may have been in the section. If a reply was lost and the entry is not there,
-// nobody can tell who removed it, and Unlock returns nil. There is one exception: if a proxy passes the release on and
-// answers Canceled or DeadlineExceeded, clientv3 itself repeats the release unseen, and Unlock returns ErrLost even if
-// nobody else has removed the entry. ctx may be the hold's own.
+// From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before, Unlock returns ErrLost: somebody else may
+// have been in the section. If the session's deadline passes before etcd has answered, Unlock returns ErrSessionExpired: up to then nobody else had the
+// lock, which is free when the lease ends. If a reply was lost and the entry is not there, nobody can tell who removed it, and Unlock returns nil. There is
+// one exception: if a proxy passes the release on and answers Canceled or DeadlineExceeded, clientv3 itself repeats the release unseen, and Unlock returns
+// ErrLost even if nobody else has removed the entry. ctx may be the hold's own.
 func (h *Held) Unlock(ctx context.Context) error {
 	return h.lock.wrap("unlock", h.unlock(ctx))
 }
 
 func (h *Held) unlock(ctx context.Context) error {
-	at, own := time.Now(), loan.EndsWith(ctx, &h.acquisition) // before it is handed over, and ctx ends
+	at, outer := time.Now(), loan.EndsWith(ctx, &h.acquisition) // before it is handed over, and ctx ends
 	l, err := h.beginRelease()
 	if err != nil {
 		return err
 	}
-	if own {
+	if outer != nil {
 		var cancel context.CancelFunc
-		ctx, cancel = etcd.Outlive(ctx, ErrNotHeld)
+		ctx, cancel = etcd.Outlive(ctx, outer, ErrNotHeld)
 		defer cancel()
 	}
 	err = h.finishRelease(ctx, l)

@@ -137,20 +137,23 @@ func Bind(ctx, life context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// Outlive returns a ctx that ends with ctx, except if ctx ends because of cause. The ctx that Do gives ends when its hold
-// is unlocked, and the request that unlocks the hold must go on.
-func Outlive(ctx context.Context, cause error) (context.Context, context.CancelFunc) {
+// Outlive returns a ctx that ends with ctx, except if ctx ends because of cause, and with outer. The ctx that Do gives ends when its
+// hold is unlocked, and the request that unlocks the hold must go on until the ctx ends that Do was given: outer.
+func Outlive(ctx, outer context.Context, cause error) (context.Context, context.CancelFunc) {
 	out, free := context.WithoutCancel(ctx), func() {}
 	if d, ok := ctx.Deadline(); ok {
 		out, free = context.WithDeadline(out, d)
 	}
 	out, cancel := context.WithCancelCause(out)
-	stop := context.AfterFunc(ctx, func() {
-		if c := context.Cause(ctx); !errors.Is(c, cause) {
-			cancel(c)
-		}
-	})
-	return out, func() { stop(); cancel(nil); free() }
+	follow := func(ctx context.Context) (stop func() bool) {
+		return context.AfterFunc(ctx, func() {
+			if c := context.Cause(ctx); !errors.Is(c, cause) {
+				cancel(c)
+			}
+		})
+	}
+	stop, leave := follow(ctx), follow(outer)
+	return out, func() { stop(); leave(); cancel(nil); free() }
 }
 
 // A Backoff is a pause that doubles each time, jittered by half. The zero value goes from

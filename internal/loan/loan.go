@@ -48,14 +48,18 @@ func Lend[H any](ctx context.Context, hold H, lead bool, names []string, from ..
 // endsWith is a key in the values of a ctx that ends with a hold.
 type endsWith struct{ hold any }
 
-// Ending returns ctx, which ends with the hold, so that EndsWith is true of it and of what is derived from it.
-func Ending(ctx context.Context, hold any) context.Context {
-	return context.WithValue(context.WithValue(ctx, ending{}, true), endsWith{hold}, true)
+// Ending returns ctx, which ends with the hold, so that EndsWith returns outer for it and for what is derived from it.
+func Ending(ctx, outer context.Context, hold any) context.Context {
+	return context.WithValue(context.WithValue(ctx, ending{}, true), endsWith{hold}, outer)
 }
 
-// EndsWith reports whether ctx ends with the hold, and has not ended.
-func EndsWith(ctx context.Context, hold any) bool {
-	return ctx.Value(ending{}) != nil && ctx.Err() == nil && ctx.Value(endsWith{hold}) != nil
+// EndsWith returns the outer that Ending was called with, if ctx ends with the hold and has not ended; else nil.
+func EndsWith(ctx context.Context, hold any) context.Context {
+	if ctx.Value(ending{}) == nil || ctx.Err() != nil {
+		return nil
+	}
+	outer, _ := ctx.Value(endsWith{hold}).(context.Context)
+	return outer
 }
 
 // In returns the loan of one of the names that ctx runs under, if it has not ended and its hold lasts; else nil.

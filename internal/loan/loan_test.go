@@ -41,16 +41,16 @@ func TestIn_Over(t *testing.T) {
 
 // A ctx ends with its hold, and with no other, until it has ended itself.
 func TestEndsWith(t *testing.T) {
-	hold, other := new(int), new(int)
-	ctx, cancel := context.WithCancel(t.Context())
+	hold, other, outer := new(int), new(int), t.Context()
+	ctx, cancel := context.WithCancel(outer)
 	defer cancel()
-	ending := Ending(ctx, hold)
-	require.True(t, EndsWith(ending, hold))
-	require.True(t, EndsWith(context.WithoutCancel(ending), hold))
-	require.False(t, EndsWith(ending, other))
-	require.False(t, EndsWith(ctx, hold))
+	ending := Ending(ctx, outer, hold)
+	require.Equal(t, outer, EndsWith(ending, hold))
+	require.Equal(t, outer, EndsWith(context.WithoutCancel(ending), hold))
+	require.Nil(t, EndsWith(ending, other))
+	require.Nil(t, EndsWith(ctx, hold))
 	cancel()
-	require.False(t, EndsWith(ending, hold))
+	require.Nil(t, EndsWith(ending, hold))
 }
 
 // To look for a loan in a ctx that has none costs nothing.
