@@ -69,8 +69,7 @@ func inQueue(some []*waitlist.Part) (all []placed) {
 	return all
 }
 
-// loseMissing reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that
-// are not.
+// loseMissing reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that are not.
 func (s *Session) loseMissing(ctx context.Context, some []placed, at int64) error {
 	if len(some) == 0 { // all have been released meanwhile
 		return nil

@@ -58,8 +58,7 @@ func (c *Client) Mutex(name string) *Mutex { return &Mutex{newLock(c, name, writ
 // RWMutex is the read-write mutex of that name. It makes no request. A name that is not valid is an error of every call.
 func (c *Client) RWMutex(name string) *RWMutex { return newRWMutex(c, name) }
 
-// Session is the current session, or a new one if there is none. It blocks only to grant one: until etcd has
-// answered, or ctx ends.
+// Session is the current session, or a new one if there is none. It blocks only to grant one: until etcd has answered, or ctx ends.
 func (c *Client) Session(ctx context.Context) (*Session, error) {
 	s, err := c.session(ctx)
 	if err != nil {

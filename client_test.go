@@ -10,9 +10,11 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
 func newTestClient(t testing.TB, c *clientv3.Client, opts ...Option) *Client {
@@ -618,4 +620,20 @@ func TestClient_LeavesAnOrphanedSession(t *testing.T) {
 			require.ErrorIs(t, s2.Refresh(testCtx(t)), ErrSessionExpired)
 		})
 	}
+}
+
+// Sessions that are lost at once: a lease is granted by one etcd, and asked for of another, as behind a name with the addresses of
+// two clusters.
+func TestClient_SessionsLostAtOnce(t *testing.T) {
+	tap := etcdtest.NewTap()
+	c := cluster.Client(t, tap)
+	tap.Every("Txn", func(context.Context, *etcdtest.Call) error { return rpctypes.ErrGRPCLeaseNotFound })
+	var log logtest.Log
+	locks := newTestClient(t, c, WithLogger(log.Logger()))
+	ctx, cancel := context.WithTimeout(testCtx(t), 3*time.Second)
+	defer cancel()
+	_, err := locks.Mutex(lockName(t)).Lock(ctx)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+	t.Logf("%d grants, %d revocations, %d lines of log", tap.Calls("LeaseGrant"), tap.Calls("LeaseRevoke"), len(log.Lines()))
+	require.Less(t, tap.Calls("LeaseGrant"), 30, "a pause must grow")
 }

@@ -90,10 +90,9 @@ func WithValue(value string) ElectorOption {
 	})
 }
 
-// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's
-// ctx ends when ctx does, and when the term is lost, with the cause ErrLost: before anybody else can lead if the
-// lease was not renewed, and within 500 ms if somebody removed the entry or the lease. lead protects what it writes by the
-// [Held.Token] or [Held.Txn] of term.
+// Run waits until this process leads, runs lead on the caller's goroutine, and resigns when lead has returned. lead's ctx ends when
+// ctx does, and when the term is lost, with the cause ErrLost: before anybody else can lead if the lease was not renewed, and within
+// 500 ms if somebody removed the entry or the lease. lead protects what it writes by the [Held.Token] or [Held.Txn] of term.
 //
 // What Run does next depends on whether the term lasted until lead returned:
 //
@@ -118,6 +117,9 @@ func WithValue(value string) ElectorOption {
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
 	l := e.lock.made()
 	err := l.err
+	if n := l.loanIn(ctx); err == nil && n != nil {
+		err = n.Hold.Err() // a campaign would begin anew after a loss
+	}
 	switch {
 	case err != nil:
 	case lead == nil:
@@ -126,10 +128,10 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *
 		err = errors.New("it runs already: make another Elector")
 	default:
 		defer e.running.Unlock()
-		return e.lead.Run(ctx, e.client.config.log.With("elector", l.label()), func(ctx context.Context, term *Held) error {
-			ctx, lent := term.lend(ctx, true)
+		return e.lead.Run(ctx, e.client.config.log.With("elector", l.label()), func(inner context.Context, term *Held) error {
+			inner, lent := term.lend(inner, ctx, true)
 			defer lent.End()
-			return lead(ctx, term)
+			return lead(inner, term)
 		})
 	}
 	return l.wrap("run elector", err)
@@ -144,30 +146,42 @@ func (e *Elector) campaign(ctx context.Context) (*Held, error) {
 				return term, err
 			}
 		}
-		err := h.take(ctx)
-		if err == nil || ctx.Err() == nil {
-			return h.conclude(err)
-		}
-		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), h.s.TTL())
-		defer cancel()
-		h.s.awaitRemoved(bound, h.abandon(err, true))
-		return nil, err
+		return h.orLeave(ctx, h.take(ctx))
 	})
+}
+
+// orLeave is conclude, and if ctx has ended, it returns when etcd has confirmed that the place in the queue is gone, or after a TTL.
+func (h *Held) orLeave(ctx context.Context, err error) (*Held, error) {
+	if err == nil {
+		return h, nil
+	}
+	h.s.awaitAtEnd(ctx, h.abandon(err, ctx.Err() != nil))
+	return nil, err
+}
+
+func (s *Session) awaitAtEnd(ctx context.Context, removed <-chan struct{}) {
+	if ctx.Err() != nil {
+		bound, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.TTL())
+		defer cancel()
+		s.awaitRemoved(bound, removed)
+	}
 }
 
 // adopt takes up the term, or the place in the queue, that the process before has left on the lease.
 func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
-	term, err := adoptEntry(ctx, h)
+	term, err := takeOver(ctx, h)
 	switch {
-	case err != nil:
+	case term == nil:
 		return nil, err
+	case err != nil:
+		return term.orLeave(ctx, err)
 	case term.parts()[0].Kind == reading:
 		err = errors.New("the process before had the lock for reading")
 	case e.lock.published.value != "":
 		err = term.setValue(ctx, e.lock.published.value)
 	}
 	if err != nil {
-		term.Release()
+		h.s.awaitAtEnd(ctx, term.release())
 	}
 	return term, err
 }
@@ -185,8 +199,7 @@ func (e *Elector) resign(ctx context.Context, term *Held) (lost bool) {
 	return errors.Is(err, ErrLost)
 }
 
-// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no
-// request.
+// IsLeader reports whether lead runs and its term can be vouched for at this moment, by [Held.Valid]. It makes no request.
 func (e *Elector) IsLeader() bool {
 	term, ok := e.lead.Term()
 	return ok && term.Valid()

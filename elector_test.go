@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -843,4 +844,54 @@ func TestElector_AdoptsInAFullEtcd(t *testing.T) {
 	close(enough)
 	require.NoError(t, result(t, other))
 	require.NoError(t, result(t, again))
+}
+
+// Run returns when etcd has confirmed that the place in the queue is gone, also if that place was adopted.
+func TestElector_RunLeavesAnAdoptedPlace(t *testing.T) {
+	for _, what := range []string{"own", "adopted"} {
+		t.Run(what, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				st.f.Write("a/1")
+				if what == "adopted" {
+					st.f.WriteOn(5, "one", "a/5")
+				}
+				ctx, cancel := context.WithCancel(st.Context())
+				done := async(func() error { return NewElector(st.s, "a").Run(ctx, func(context.Context, *Held) error { return nil }) })
+				synctest.Wait()
+				require.Len(st, st.f.There("a/"), 2)
+				goOn := st.holdBack()
+				cancel()
+				synctest.Wait()
+				select {
+				case err := <-done:
+					t.Errorf("Run has returned (%v), and its place is still there: %v", err, st.f.There("a/"))
+					goOn()
+				default:
+					goOn()
+					require.ErrorIs(st, <-done, context.Canceled)
+				}
+			})
+		})
+	}
+}
+
+// The same if ctx ends while the value of an adopted term is published.
+func TestElector_RunLeavesAnAdoptedTerm(t *testing.T) {
+	onStage(t, func(st *stage) {
+		st.f.WriteOn(5, "one", "a/5")
+		ctx, cancel := context.WithCancel(st.Context())
+		goOn := st.holdBack()
+		done := async(func() error {
+			return NewElector(st.s, "a", WithValue("v")).Run(ctx, func(context.Context, *Held) error { return nil })
+		})
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		select {
+		case err := <-done:
+			t.Errorf("Run has returned (%v), and its term is still there: %v", err, st.f.There("a/"))
+		default:
+		}
+		goOn()
+	})
 }

@@ -44,7 +44,7 @@ func (l *lock) enqueue(ctx context.Context, op string) (*Ticket, error) {
 // that only the session failed. Under a ctx of Do that holds the lock already, it returns errNested.
 func acquire[T any](ctx context.Context, l *lock, op string, errNested error, way func(context.Context, *Held) (T, error)) (got T, err error) {
 	l = l.made()
-	for asked := time.Now(); ; {
+	for asked, pause := time.Now(), (etcd.Backoff{}); ; _ = pause.Wait(ctx) { // each session may be lost at once
 		h, err := l.start(ctx, asked, errNested)
 		if err == nil {
 			got, err = way(ctx, h)
@@ -131,6 +131,15 @@ func (s *Session) Adopt(ctx context.Context, name string) (*Held, error) {
 }
 
 func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
+	h, err := takeOver(ctx, h)
+	if h == nil {
+		return nil, err
+	}
+	return h.conclude(err)
+}
+
+// takeOver adopts an entry. If it returns an acquisition together with an error, the caller must give the acquisition up.
+func takeOver(ctx context.Context, h *Held) (*Held, error) {
 	s := h.s
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
@@ -158,5 +167,5 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 	if err = h.wait(ctx); err != nil && a.Holds && !errors.Is(err, ErrLost) {
 		return nil, h.leaveToAdopt(a, err)
 	}
-	return h.conclude(err)
+	return h, err
 }

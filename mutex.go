@@ -4,11 +4,10 @@ package etcdlock
 
 import "context"
 
-// A Mutex is a mutual exclusion lock among all sessions that use its name on one etcd. It is like [sync.Mutex] among
-// goroutines, but: it queues in the order in which etcd got the requests, and nobody passes anybody; every
-// acquisition is a value of its own, a [Held], and only a Held can be unlocked; a hold may be lost, and its holder is told;
-// waiting ends with ctx. A Mutex has no state: it may be copied, and two of one session exclude each other like any
-// other two. It is safe for concurrent use.
+// A Mutex is a mutual exclusion lock among all sessions that use its name on one etcd. It is like [sync.Mutex] among goroutines, but:
+// it queues in the order in which etcd got the requests, and nobody passes anybody; every acquisition is a value of its own, a
+// [Held], and only a Held can be unlocked; a hold may be lost, and its holder is told; waiting ends with ctx. A Mutex has no state:
+// it may be copied, and two of one session exclude each other like any other two. It is safe for concurrent use.
 //
 // It excludes the [RWMutex] of the same name, and also etcd's own concurrency.Mutex, `etcdctl lock` and v3lock, which
 // write the same keys.
