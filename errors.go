@@ -9,6 +9,7 @@ import (
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
@@ -16,29 +17,28 @@ import (
 // error, or etcd's own, and says the operation and the name of the lock.
 var (
 	// ErrLocked: a Try found that somebody holds the lock or waits for it.
-	ErrLocked = errors.New("locked by another")
+	ErrLocked error = etcd.Word("locked by another")
 	// ErrSessionExpired: the lease is gone, or can no longer be vouched for, or etcd was restored to an earlier state.
 	// Locks of New go on in another session; with NewSession, make a new one.
-	ErrSessionExpired = errors.New("session expired")
+	ErrSessionExpired error = etcd.Word("session expired")
 	// ErrSessionClosed: Close or Orphan ended the session.
-	ErrSessionClosed = errors.New("session closed")
-	// ErrLost: the entry was removed from the queue, and not by its owner. Somebody else may be in the
-	// section already.
-	ErrLost = errors.New("lock lost")
+	ErrSessionClosed error = etcd.Word("session closed")
+	// ErrLost: the entry was removed from the queue, and not by its owner. Somebody else may be in the section already.
+	ErrLost error = etcd.Word("lock lost")
 	// ErrOutcomeUnknown: etcd may have carried out a transaction of [Held.Txn], or may yet: no answer came, or etcd is full.
 	// Test for it first: ctx's error or ErrLost is in the same error, and by itself would say that nothing was carried out.
-	ErrOutcomeUnknown = errors.New("outcome unknown")
+	ErrOutcomeUnknown error = etcd.Word("outcome unknown")
 	// ErrNotHeld: the hold was released before, or its ticket cancelled.
-	ErrNotHeld = errors.New("lock not held")
+	ErrNotHeld error = etcd.Word("lock not held")
 	// ErrNotFound: no such entry is in the queue. It was released or broken, or its session ended.
-	ErrNotFound = errors.New("entry not found")
+	ErrNotFound error = etcd.Word("entry not found")
 	// ErrWouldDeadlock: the acquisition would wait for its own caller's hold: Do's, or an Elector's lead's.
-	ErrWouldDeadlock = errors.New("would deadlock: its own caller holds the lock")
+	ErrWouldDeadlock error = etcd.Word("would deadlock: its own caller holds the lock")
 	// ErrElectionNoLeader: nobody leads.
-	ErrElectionNoLeader = errors.New("no leader")
+	ErrElectionNoLeader error = etcd.Word("no leader")
 	// ErrInvalidName: a name is non-empty UTF-8 without control characters that does not end in "/". A Multi has 1 to
 	// 32 names, each once.
-	ErrInvalidName = errors.New("invalid lock name")
+	ErrInvalidName error = etcd.Word("invalid lock name")
 )
 
 // A WaitError is in the error of a Lock or a Do that has waited until its ctx ended, if a read has shown whom it waited
@@ -51,7 +51,7 @@ type WaitError struct {
 	err    error
 }
 
-func (e *WaitError) Error() string { return e.text + ": " + e.err.Error() }
+func (e *WaitError) Error() string { return fmt.Sprint(e.text, ": ", e.err) }
 func (e *WaitError) Unwrap() error { return e.err } // ctx's
 
 // wrap adds the operation and the lock's names to err. It is applied once, at the exported boundary.

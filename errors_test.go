@@ -3,14 +3,21 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
@@ -166,5 +173,365 @@ func TestErrors_Outage(t *testing.T) {
 			require.Regexp(t, `^etcdlock: lock "`+name+`": `+test.says+"context canceled$", err.Error())
 			require.NotContains(t, err.Error(), "\n")
 		})
+	}
+}
+
+// A test of a caller's may make a WaitError, which has no text then.
+func TestWaitError_OfACaller(t *testing.T) {
+	require.NotPanics(t, func() { _ = (&WaitError{Ahead: 1, Holder: "a"}).Error() })
+}
+
+// The cause of a ctx's end is the caller's: an errgroup puts there whatever another goroutine has failed with, and the ctx of a Do
+// says that its lock was lost. Nothing of the package takes such a cause for the answer to its own request.
+
+// endsSoon requires that a call whose ctx has ended returns.
+func endsSoon(t *testing.T, done <-chan error) error {
+	t.Helper()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(hang):
+		t.Fatal("the call has not returned, and its ctx has ended")
+		return nil
+	}
+}
+
+// An Elector that campaigns under the Do of another lock, which is lost.
+func TestCause_ElectorUnderALostDo(t *testing.T) {
+	c := cluster.Client(t)
+	locks := newTestClient(t, c)
+	outer, inner := lockName(t), lockName(t)+"-inner"
+	mustLock(t, newTestSession(t, c), inner)
+	held := make(chan *Held, 1)
+	done := async(func() error {
+		return locks.Mutex(outer).Do(testCtx(t), func(ctx context.Context, h *Held) error {
+			held <- h
+			return locks.Elector(inner).Run(ctx, func(context.Context, *Held) error { return nil })
+		})
+	})
+	h := <-held
+	queueIs(t, c, inner, 2)
+	_, err := c.Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	require.ErrorIs(t, endsSoon(t, done), ErrLost)
+}
+
+// An Elector that leads within the lead of another one: their session is lost.
+func TestCause_ElectorWithinAnElector(t *testing.T) {
+	c := cluster.Client(t)
+	locks := newTestClient(t, c)
+	outer, inner := lockName(t), lockName(t)+"-inner"
+	terms := make(chan *Held, 10)
+	returned := make(chan error, 10)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	defer cancel()
+	go func() {
+		_ = locks.Elector(outer).Run(ctx, func(ctx context.Context, _ *Held) error {
+			err := locks.Elector(inner).Run(ctx, func(ctx context.Context, term *Held) error {
+				terms <- term
+				<-ctx.Done()
+				return ctx.Err()
+			})
+			returned <- err
+			return err
+		})
+	}()
+	term := <-terms
+	_, err := c.Revoke(testCtx(t), term.Session().Lease())
+	require.NoError(t, err)
+	_ = endsSoon(t, returned)
+}
+
+// An Elector in an errgroup beside a Do whose lock is lost.
+func TestCause_ElectorInAnErrgroup(t *testing.T) {
+	c := cluster.Client(t)
+	locks := newTestClient(t, c)
+	name, other := lockName(t), lockName(t)+"-other"
+	mustLock(t, newTestSession(t, c), name)
+	g, ctx := errgroup.WithContext(testCtx(t))
+	g.Go(func() error {
+		return locks.Elector(name).Run(ctx, func(context.Context, *Held) error { return nil })
+	})
+	held := make(chan *Held, 1)
+	g.Go(func() error {
+		return locks.Mutex(other).Do(ctx, func(ctx context.Context, h *Held) error {
+			held <- h
+			<-ctx.Done()
+			return ctx.Err()
+		})
+	})
+	h := <-held
+	queueIs(t, c, name, 2)
+	_, err := c.Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	require.ErrorIs(t, endsSoon(t, async(g.Wait)), ErrLost)
+}
+
+// A reading under a ctx that ended because a watch of the caller's was compacted.
+func TestCause_ReadsInAnErrgroupOfACompactedWatch(t *testing.T) {
+	c := cluster.Client(t)
+	locks := newTestClient(t, c)
+	name := lockName(t)
+	h := mustLock(t, newTestSession(t, c), name)
+	tk, err := locks.Mutex(name).Enqueue(testCtx(t))
+	require.NoError(t, err)
+	for what, call := range map[string]func(ctx context.Context) error{
+		"check":   h.Check,
+		"ahead":   func(ctx context.Context) error { _, err := tk.Ahead(ctx); return err },
+		"inspect": func(ctx context.Context) error { _, err := locks.Inspect(ctx, name); return err },
+		"leader":  func(ctx context.Context) error { _, err := locks.Elector(name).Leader(ctx); return err },
+		"setvalue": func(ctx context.Context) error {
+			return h.SetValue(ctx, "x")
+		},
+		"watch": func(ctx context.Context) (err error) {
+			for _, err = range locks.Watch(ctx, name) {
+			}
+			return err
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			g, ctx := errgroup.WithContext(testCtx(t))
+			g.Go(func() error { return rpctypes.ErrCompacted }) // what WatchResponse.Err says
+			<-ctx.Done()
+			require.ErrorIs(t, endsSoon(t, async(func() error { return call(ctx) })), context.Canceled)
+		})
+	}
+}
+
+// A Lock is given up since somebody else's lease has gone. The session of the Lock lives.
+func TestCause_LockGivenUpForAnothersLease(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(NewMutex(st.s, "b").Lock)
+		goOn := st.holdBack()
+		ctx, cancel := context.WithCancelCause(st.Context())
+		done := async(func() error { _, err := st.mutex().Lock(ctx); return err })
+		synctest.Wait()
+		cancel(rpctypes.ErrLeaseNotFound)
+		err := <-done
+		goOn()
+		require.ErrorIs(st, err, context.Canceled)
+		require.NoError(st, st.s.Err(), "the session lives")
+		require.NoError(st, h.Err(), "the hold is there")
+	})
+}
+
+// The same with a real etcd, a Client and an errgroup: a goroutine's own lease is gone, and all locks of the process are lost.
+func TestCause_LockGivenUpForAnothersLease_Etcd(t *testing.T) {
+	c := cluster.Client(t)
+	wired, w := wiredClient(t, cluster)
+	locks := newTestClient(t, wired)
+	h, err := locks.Mutex(lockName(t) + "-held").Lock(testCtx(t))
+	require.NoError(t, err)
+	sent := make(chan struct{}, 10)
+	w.OnUnary(func(ctx context.Context, method string, _ any, send func(context.Context) error) error {
+		if method == "Txn" {
+			sent <- struct{}{}
+			select { // a member that is slow
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(200 * time.Millisecond):
+			}
+		}
+		return send(ctx)
+	})
+	g, ctx := errgroup.WithContext(testCtx(t))
+	g.Go(func() error {
+		<-sent
+		_, err := c.Put(ctx, lockName(t)+".data", "", clientv3.WithLease(12345)) // which expired
+		return err
+	})
+	g.Go(func() error {
+		_, err := locks.Mutex(lockName(t)).Lock(ctx)
+		return err
+	})
+	require.ErrorIs(t, g.Wait(), rpctypes.ErrLeaseNotFound)
+	<-time.After(100 * time.Millisecond)
+	require.NoError(t, h.Session().Err(), "the session lives")
+	require.NoError(t, h.Err(), "the hold is there")
+}
+
+// An inner hold is unlocked with the ctx of an outer Do, which was lost. The inner hold was not.
+func TestCause_UnlockUnderALostDo(t *testing.T) {
+	onStage(t, func(st *stage) {
+		var log logtest.Log
+		hooks := &recorder{}
+		st.s.config.hooks, st.s.config.log = []*Hooks{hooks.hooks()}, log.Logger()
+		var inner error
+		err := NewMutex(st.s, "outer").Do(st.Context(), func(ctx context.Context, outer *Held) error {
+			h, err := st.mutex().Lock(ctx)
+			require.NoError(st, err)
+			st.f.Remove(outer.Key())
+			<-ctx.Done()
+			require.NoError(st, h.Err(), "the inner hold lasts")
+			inner = h.Unlock(ctx)
+			return nil
+		})
+		synctest.Wait()
+		require.ErrorIs(st, err, ErrLost)
+		require.ErrorIs(st, inner, context.Canceled)
+		for _, line := range log.Lines() {
+			if strings.Contains(line, "lock lost") && strings.Contains(line, "lock=a ") {
+				t.Errorf("the log says: %s", line)
+			}
+		}
+		for _, e := range hooks.events {
+			if e.about.Name == "a" && e.what == "lost" {
+				t.Errorf("a hook is told that %s is lost: %v", e.about.Name, e.err)
+			}
+		}
+		if errors.Is(inner, ErrLost) {
+			t.Errorf("Unlock says: %v", inner)
+		}
+	})
+}
+
+// A Do within a Do: the outer one is lost while etcd takes longer than 250 ms to answer the release of the inner one.
+func TestCause_DoUnderALostDo(t *testing.T) {
+	onStage(t, func(st *stage) {
+		hooks := &recorder{}
+		st.s.config.hooks = []*Hooks{hooks.hooks()}
+		var inner error
+		_ = NewMutex(st.s, "outer").Do(st.Context(), func(ctx context.Context, outer *Held) error {
+			inner = st.mutex().Do(ctx, func(ctx context.Context, h *Held) error {
+				st.f.Remove(outer.Key())
+				<-ctx.Done()
+				require.NoError(st, h.Err())
+				st.change(func() { st.after = make(chan struct{}) })
+				time.AfterFunc(400*time.Millisecond, func() { st.change(func() { close(st.after); st.after = nil }) })
+				return nil
+			})
+			return nil
+		})
+		<-time.After(time.Second)
+		require.NotErrorIs(st, inner, ErrLost, "the inner lock was not lost")
+	})
+}
+
+// The ctx of an Unlock has ended, because something else of the caller's was refused. The release begins at once.
+func TestCause_UnlockAfterARefusal(t *testing.T) {
+	for what, cause := range map[string]error{"none": nil, "permission": rpctypes.ErrPermissionDenied, "compacted": rpctypes.ErrCompacted, "key": rpctypes.ErrKeyNotFound} {
+		t.Run(what, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				h := st.lock(st.mutex().Lock)
+				other := st.ticket(NewMutex(st.remote(), "a").Enqueue)
+				ctx, cancel := context.WithCancelCause(st.Context())
+				cancel(cause)
+				start := time.Now()
+				require.ErrorIs(st, h.Unlock(ctx), context.Canceled)
+				synctest.Wait()
+				<-other.Done()
+				require.Zero(st, time.Since(start), "the next one waits")
+			})
+		})
+	}
+}
+
+// A Lock that is given up says nothing of etcd's alarms, nor of its rights.
+func TestCause_LockGivenUpSaysNothingOfEtcd(t *testing.T) {
+	for what, cause := range map[string]error{"none": nil, "full": rpctypes.ErrNoSpace, "permission": rpctypes.ErrPermissionDenied} {
+		t.Run(what, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				var log logtest.Log
+				st.s.config.log, st.s.lease.Outages.Log = log.Logger(), log.Logger()
+				goOn := st.holdBack()
+				ctx, cancel := context.WithCancelCause(st.Context())
+				done := async(func() error { _, err := st.mutex().Lock(ctx); return err })
+				synctest.Wait()
+				cancel(cause) // of another etcd, say, or of another key
+				err := <-done
+				goOn()
+				assert.Nil(st, st.s.config.outages.Alarm())
+				assert.Empty(st, log.Lines())
+				assert.NotContains(st, err.Error(), "the client's role needs")
+			})
+		})
+	}
+}
+
+// NewSession is given up, and says so, and not that the lease is gone.
+func TestCause_NewSessionUnderAnEndedSession(t *testing.T) {
+	c := cluster.Client(t)
+	s := newTestSession(t, c)
+	s.Orphan()
+	expired := newTestSession(t, c)
+	_, err := c.Revoke(testCtx(t), expired.Lease())
+	require.NoError(t, err)
+	<-expired.Done()
+	_, err = NewSession(expired.Context(), c, WithLease(s.Lease()))
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, rpctypes.ErrLeaseNotFound)
+}
+
+// Adopt under the ctx of a hold that is lost leaves the entry that it could not take.
+func TestCause_AdoptUnderALostHold(t *testing.T) {
+	toAdopt(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		s.etcd.Lease = f.Client(func(context.Context) (int64, error) { return 10, nil }).Lease
+		s.lease.WallClock = func() time.Time { return time.Now().Round(0).Add(2 * time.Hour) }
+		s.lease.KeepAlive = func(ctx context.Context) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }
+		ctx, cancel := context.WithCancelCause(t.Context())
+		time.AfterFunc(time.Second, func() { cancel(ErrLost) })
+		_, err := s.Adopt(ctx, "a")
+		require.ErrorIs(t, err, context.Canceled)
+		synctest.Wait()
+		<-time.After(time.Minute)
+		require.Len(t, f.There("a/"), 1, "the entry stays")
+	})
+}
+
+// Orphan blocks until what was released before is removed, whatever has ended the ctx of the release.
+func TestCause_OrphanAfterAnUnlockWhoseCtxHadEnded(t *testing.T) {
+	for what, cause := range map[string]error{"none": nil, "permission": rpctypes.ErrPermissionDenied} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				f := newFakeEtcd()
+				s, s2 := f.bareSession(5), f.bareSession(5)
+				h, err := NewMutex(s, "a").Lock(t.Context())
+				require.NoError(t, err)
+				tk, err := NewMutex(s, "a").Enqueue(t.Context())
+				require.NoError(t, err)
+				ctx, cancel := context.WithCancelCause(t.Context())
+				cancel(cause)
+				require.ErrorIs(t, h.Unlock(ctx), context.Canceled)
+				next, err := tk.Wait(t.Context())
+				require.NoError(t, err)
+				s.Orphan()
+				adopted, err := s2.Adopt(t.Context(), "a")
+				require.NoError(t, err)
+				require.GreaterOrEqual(t, adopted.Token(), next.Token())
+				s2.lease.End(ErrSessionClosed, "test")
+				s2.lease.NotFound()
+			})
+		})
+	}
+}
+
+// Run under a lost hold of the same name, with a ctx that goes on: all calls return ErrLost there.
+func TestCause_ElectorUnderALostDoOfItsName(t *testing.T) {
+	onStage(t, func(st *stage) {
+		start := time.Now()
+		err := st.mutex().Do(st.Context(), func(ctx context.Context, h *Held) error {
+			st.f.Remove(h.Key())
+			<-ctx.Done()
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+			defer cancel()
+			return NewElector(st.s, "a").Run(ctx, func(context.Context, *Held) error { return nil })
+		})
+		require.ErrorIs(st, err, ErrLost)
+		require.Less(st, time.Since(start), time.Second)
+	})
+}
+
+// Each error that callers compare is a word, so that CtxError knows it as one, also in the cause that a hold's loss is.
+func TestCause_Words(t *testing.T) {
+	for _, word := range []error{
+		ErrLocked, ErrSessionExpired, ErrSessionClosed, ErrLost, ErrOutcomeUnknown, ErrNotHeld, ErrNotFound, ErrWouldDeadlock, ErrElectionNoLeader,
+		ErrInvalidName, lossOf(ErrSessionExpired), rpctypes.ErrCompacted, etcd.ErrClientClosed,
+	} {
+		ctx, cancel := context.WithCancelCause(t.Context())
+		cancel(fmt.Errorf("another call: %w", word))
+		err := etcd.CtxError(ctx, nil)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NotErrorIs(t, err, word)
+		require.ErrorContains(t, err, word.Error(), "people are told")
 	}
 }

@@ -16,21 +16,39 @@ import (
 
 var (
 	// ErrClientClosed says that the etcd client was closed, so nothing can be asked any more.
-	ErrClientClosed = errors.New("the etcd client is closed")
+	ErrClientClosed error = Word("the etcd client is closed")
 	// errNoConnection says that no connection to any member can be had, or that it broke.
-	errNoConnection = errors.New("no connection to etcd")
+	errNoConnection error = Word("no connection to etcd")
 	// ErrNotSent says the same of a request that was not sent for that reason.
 	ErrNotSent = fmt.Errorf("%w", errNoConnection)
 	// ErrWatch says that a watch could not be opened, or ended. What it watched for may have
 	// happened unseen.
-	ErrWatch = errors.New("no watch tells of etcd's changes")
+	ErrWatch error = Word("no watch tells of etcd's changes")
 )
+
+// A Word is an error by which the library says what has become of a call.
+type Word string
+
+func (w Word) Error() string { return string(w) }
+
+// isWord reports whether err is a word of the library, or an answer of etcd, to this call or to another one.
+func isWord(err error) bool {
+	return errors.As(err, new(Word)) || errors.As(err, new(rpctypes.EtcdError))
+}
 
 // CtxError is the error of a call whose ctx ended: ctx's error, its cause, and why it had no answer, if that
 // is known, so that "deadline exceeded" hides neither "no leader" nor "connection refused".
+//
+// The cause may be the word of another call: that the lock was lost whose Do has given this ctx, or whatever another goroutine of
+// an errgroup has failed with. Whoever compares the error of this call, the library itself included, would take such a cause for
+// the answer to this call. So the error has only its text.
 func CtxError(ctx context.Context, last error) error {
 	err := ctx.Err()
-	if cause := context.Cause(ctx); cause != nil && !errors.Is(err, cause) {
+	switch cause := context.Cause(ctx); {
+	case cause == nil, errors.Is(err, cause):
+	case isWord(cause):
+		err = fmt.Errorf("%w: %v", err, cause)
+	default:
 		err = fmt.Errorf("%w: %w", err, cause)
 	}
 	if last = RequestError(ctx, last); last != nil && !IsCtxError(last) {
@@ -122,5 +140,5 @@ func NotCarriedOut(err error) bool {
 // notProposed reports whether etcd says that it has not even proposed the request.
 func notProposed(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) ||
-		err != nil && strings.Contains(err.Error(), "raft proposal dropped") // which has no type of its own
+		err != nil && !IsCtxError(err) && strings.Contains(err.Error(), "raft proposal dropped") // which has no type of its own
 }
