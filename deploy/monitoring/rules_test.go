@@ -150,6 +150,15 @@ func TestRules(t *testing.T) {
 			holds + `1x30`,
 			`etcdlock_wait_seconds_count{name="a",mode="exclusive",outcome="timeout",instance="y"} 0+4x30`,
 		}, nil},
+		// Nobody has the lock "a, b" by that name, but somebody has a.
+		{"a Multi waits for a Mutex", 10 * time.Minute, []string{
+			holds + `1x40`,
+			`etcdlock_waiting{name="a, b",mode="exclusive",instance="y"} 1x40`,
+			`etcdlock_held{name="a, b",mode="exclusive",instance="y"} 0x40`,
+			`etcdlock_oldest_wait_seconds{name="a, b",mode="exclusive",instance="y"} 0+30x40`,
+			`etcdlock_wait_seconds_count{name="a, c",mode="exclusive",outcome="timeout",instance="y"} 0+4x40`,
+			`etcdlock_wait_seconds{name="a, d",mode="exclusive",outcome="timeout",instance="y"} {{schema:3 sum:1 count:9 buckets:[9]}}+{{schema:3 sum:1 count:9 buckets:[9]}}x40`,
+		}, map[string]string{`{alertname="EtcdlockQueueOld", name="a, b"}`: "Somebody has waited for lock a, b for 10m 0s."}},
 		{"a reader holds it", 10 * time.Minute, []string{
 			`etcdlock_held{name="a",mode="shared",instance="x"} 1x30`, waits + `1x30`,
 		}, nil},
