@@ -186,6 +186,16 @@ func TestRules(t *testing.T) {
 			`up{job="etcd",instance="m0"} 1x30`, `up{job="etcd",instance="m1"} 1x5 0x30`, `up{job="service",instance="x"} 0x30`,
 			`etcd_server_has_leader{job="etcd",instance="m0"} 1x30`, `etcd_server_has_leader{job="etcd",instance="m1"} 1x5 stale`,
 		}, map[string]string{`{alertname="EtcdMemberSilent", instance="m1", job="etcd"}`: "Etcd's member m1 does not answer."}},
+		{"a member of etcd has hung for long, and another one since Prometheus began", 130 * time.Minute, []string{
+			`up{job="etcd",instance="m0"} 1x300`, `up{job="etcd",instance="m1"} 1x5 0x295`, `up{job="etcd",instance="m2"} 0x300`,
+			`etcd_server_has_leader{job="etcd",instance="m0"} 1x300`, `etcd_server_has_leader{job="etcd",instance="m1"} 1x5 stale`,
+		}, map[string]string{
+			`{alertname="EtcdMemberSilent", instance="m1", job="etcd"}`: "Etcd's member m1 does not answer.",
+			`{alertname="EtcdMemberSilent", instance="m2", job="etcd"}`: "Etcd's member m2 does not answer.",
+		}},
+		{"no member of etcd answers", 130 * time.Minute, []string{
+			`up{job="etcd",instance="m0"} 1x5 0x295`, `etcd_server_has_leader{job="etcd",instance="m0"} 1x5 stale`,
+		}, map[string]string{`{alertname="EtcdMemberSilent", instance="m0", job="etcd"}`: "Etcd's member m0 does not answer."}},
 		{"a member of etcd is started anew", 10 * time.Minute, []string{
 			`up{job="etcd",instance="m0"} 1x14 0x2 1x20`,
 			`etcd_server_has_leader{job="etcd",instance="m0"} 1x14 stale _x2 1x20`,
