@@ -120,6 +120,23 @@ func TestMutex(t *testing.T) {
 	require.Equal(t, concurrency.ErrLockReleased, other.Unlock(harness.Ctx(t)))
 }
 
+// A user whose role has the prefix of the lock and nothing else may ask IsOwner at any time.
+func TestMutex_IsOwnerNeedsNoOtherRight(t *testing.T) {
+	_, as := harness.StartWithAuth(t)
+	c := as("worker")
+	m := concurrency.NewMutex(session(t, c), "a/x")
+	owner := func() bool {
+		resp, err := c.Txn(harness.Ctx(t)).If(m.IsOwner()).Then(clientv3.OpPut("a/y", "1")).Commit()
+		require.NoError(t, err)
+		return resp.Succeeded
+	}
+	require.False(t, owner(), "before Lock")
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	require.True(t, owner())
+	require.NoError(t, m.Unlock(harness.Ctx(t)))
+	require.False(t, owner(), "after Unlock")
+}
+
 // A TryLock does not wait for a Lock of the same Mutex that waits.
 func TestMutex_TryLockBesideALock(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)

@@ -199,7 +199,8 @@ func (m *Mutex) IsOwner() clientv3.Cmp {
 	if h := m.st.held(); h != nil {
 		return h.IsOwner()
 	}
-	return clientv3.Compare(clientv3.CreateRevision(noKey), "=", -1) // false
+	// No key has the create revision -1, so this is false. The key is one of the name, so etcd asks for the same rights.
+	return clientv3.Compare(clientv3.CreateRevision(m.name+"/0"), "=", -1)
 }
 
 // Key is the key of the last entry: "" before the first Lock, and "\x00" after an Unlock that etcd has confirmed, as in
