@@ -200,6 +200,16 @@ func TestCommands_Taken(t *testing.T) {
 	require.Equal(t, 75, exit.ExitCode())
 }
 
+// Where etcd does not answer, the CronJob's command ends with the other status that its podFailurePolicy ignores.
+func TestCommands_NoEtcd(t *testing.T) {
+	t.Parallel()
+	cmd := reportCommand(t, "", "true")
+	cmd.Env = append(os.Environ(), "ETCDCTL_ENDPOINTS=127.0.0.1:1", "ETCDCTL_DIAL_TIMEOUT=100ms")
+	var exit *exec.ExitError
+	require.ErrorAs(t, cmd.Run(), &exit)
+	require.Equal(t, 125, exit.ExitCode())
+}
+
 // The Deployment's program leads and resigns, with the environment that the pod has.
 func TestCommands_Cron(t *testing.T) {
 	t.Parallel()

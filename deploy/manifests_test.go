@@ -276,8 +276,8 @@ func TestManifests_Secret(t *testing.T) {
 	}))
 }
 
-// A drained node and a lock that somebody else has are no failures of the job, and
-// its tries end all the same.
+// A drained node, a lock that somebody else has and an etcd that is away are no failures
+// of the job, and its tries end all the same.
 func TestManifests_Job(t *testing.T) {
 	job := find[*batchv1.CronJob](t, complete).Spec.JobTemplate.Spec
 	c := job.Template.Spec.Containers[0]
@@ -288,7 +288,7 @@ func TestManifests_Job(t *testing.T) {
 	require.Equal(t, batchv1.PodFailurePolicyActionIgnore, rules[1].Action)
 	require.Equal(t, c.Name, *rules[1].OnExitCodes.ContainerName)
 	require.Equal(t, batchv1.PodFailurePolicyOnExitCodesOpIn, rules[1].OnExitCodes.Operator)
-	require.Equal(t, []int32{75}, rules[1].OnExitCodes.Values) // TestCommands_Taken sees it
+	require.Equal(t, []int32{75, 125}, rules[1].OnExitCodes.Values) // TestCommands_Taken and TestCommands_NoEtcd see them
 	require.Equal(t, corev1.RestartPolicyNever, job.Template.Spec.RestartPolicy, "podFailurePolicy needs it")
 	require.Greater(t, time.Duration(*job.ActiveDeadlineSeconds)*time.Second, waits(t, c.Args))
 }
