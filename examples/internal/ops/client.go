@@ -20,14 +20,18 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// Client makes a client of etcd from the environment variables of etcdctl. It makes
-// no request, unless there is a user. docs/operations.md says what each setting
-// changes.
+// Client makes a client of etcd from the environment variables of etcdctl. The password
+// is in ETCDCTL_PASSWORD, or in ETCDCTL_USER=NAME:PASSWORD. Client makes no request,
+// unless there is a user. docs/operations.md says what each setting changes.
 func Client() (*clientv3.Client, error) {
+	user, password, both := strings.Cut(os.Getenv("ETCDCTL_USER"), ":")
+	if !both {
+		password = os.Getenv("ETCDCTL_PASSWORD")
+	}
 	config := clientv3.Config{
 		Endpoints: strings.Split(os.Getenv("ETCDCTL_ENDPOINTS"), ","),
-		Username:  os.Getenv("ETCDCTL_USER"),
-		Password:  os.Getenv("ETCDCTL_PASSWORD"),
+		Username:  user,
+		Password:  password,
 
 		Logger: zap.NewNop(), // etcdlock.WithLogger says what matters, once for an outage
 
@@ -39,8 +43,8 @@ func Client() (*clientv3.Client, error) {
 			MinConnectTimeout: 3 * time.Second,
 		})},
 	}
-	if ca := os.Getenv("ETCDCTL_CACERT"); ca != "" {
-		creds, err := Credentials(ca, os.Getenv("ETCDCTL_CERT"), os.Getenv("ETCDCTL_KEY"))
+	if ca, cert := os.Getenv("ETCDCTL_CACERT"), os.Getenv("ETCDCTL_CERT"); ca != "" || cert != "" {
+		creds, err := Credentials(ca, cert, os.Getenv("ETCDCTL_KEY"))
 		if err != nil {
 			return nil, err
 		}
@@ -51,8 +55,9 @@ func Client() (*clientv3.Client, error) {
 
 // Credentials are TLS with certificates from files, which are read anew for each
 // connection: a certificate that is replaced takes effect without a restart, and so
-// does a CA. cert and key may be empty. Files that are missing or wrong now are an
-// error; later they fail connections until they are right.
+// does a CA. Without ca the system's CAs count; cert and key may be empty, too. Files
+// that are missing or wrong now are an error; later they fail connections until they are
+// right.
 func Credentials(ca, cert, key string) (credentials.TransportCredentials, error) {
 	c := reloaded{ca: ca, cert: cert, key: key}
 	current, err := c.load()
@@ -78,13 +83,16 @@ func (c reloaded) ClientHandshake(ctx context.Context, authority string, conn ne
 func (c reloaded) Clone() credentials.TransportCredentials { return c }
 
 func (c reloaded) load() (credentials.TransportCredentials, error) {
-	pem, err := os.ReadFile(c.ca)
-	if err != nil {
-		return nil, err
-	}
-	config := &tls.Config{RootCAs: x509.NewCertPool(), MinVersion: tls.VersionTLS12}
-	if !config.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("%s holds no certificate", c.ca)
+	config := &tls.Config{MinVersion: tls.VersionTLS12}
+	if c.ca != "" {
+		pem, err := os.ReadFile(c.ca)
+		if err != nil {
+			return nil, err
+		}
+		config.RootCAs = x509.NewCertPool()
+		if !config.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("%s holds no certificate", c.ca)
+		}
 	}
 	if c.cert != "" {
 		pair, err := tls.LoadX509KeyPair(c.cert, c.key)

@@ -53,6 +53,43 @@ func TestClient_CertificatesReloaded(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// The password may be beside the user, as etcdctl has it, or have a variable of its own.
+func TestClient_User(t *testing.T) {
+	cluster := etcdtest.Start(t)
+	root := cluster.Client(t)
+	_, err := root.UserAdd(bounded(t), "root", "secret")
+	require.NoError(t, err)
+	_, err = root.UserGrantRole(bounded(t), "root", "root")
+	require.NoError(t, err)
+	_, err = root.AuthEnable(bounded(t))
+	require.NoError(t, err)
+	t.Setenv("ETCDCTL_ENDPOINTS", cluster.Endpoints()[0])
+	for _, c := range [][2]string{{"root:secret", ""}, {"root", "secret"}, {"root:secret", "another"}} {
+		t.Setenv("ETCDCTL_USER", c[0])
+		t.Setenv("ETCDCTL_PASSWORD", c[1])
+		client, err := Client()
+		require.NoError(t, err, c)
+		defer client.Close()
+		_, err = client.Get(bounded(t), "a/x")
+		require.NoError(t, err, c)
+	}
+}
+
+// A certificate of the client needs no CA: the system's count then.
+func TestClient_CertificateWithoutCA(t *testing.T) {
+	dir := t.TempDir()
+	certs.Renew(t, dir)
+	t.Setenv("ETCDCTL_ENDPOINTS", "https://127.0.0.1:1")
+	t.Setenv("ETCDCTL_CERT", filepath.Join(dir, "client.crt"))
+	t.Setenv("ETCDCTL_KEY", filepath.Join(dir, "client.key"))
+	client, err := Client()
+	require.NoError(t, err)
+	require.NoError(t, client.Close())
+	t.Setenv("ETCDCTL_KEY", filepath.Join(dir, "ca.crt"))
+	_, err = Client()
+	require.ErrorContains(t, err, "tls: ", "the certificate must be read")
+}
+
 // The server's certificate has to be of the CA, and for the name that is asked for.
 func TestCredentials_ServerVerified(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
@@ -73,11 +110,12 @@ func TestCredentials_ServerVerified(t *testing.T) {
 		}
 	}()
 	for _, c := range []struct{ ca, authority, says string }{
-		{dir, "127.0.0.1:2379", ""},
-		{other, "127.0.0.1:2379", "x509: certificate signed by unknown authority"},
-		{dir, "etcd-0:2379", "x509: certificate is not valid for any names"},
+		{filepath.Join(dir, "ca.crt"), "127.0.0.1:2379", ""},
+		{filepath.Join(other, "ca.crt"), "127.0.0.1:2379", "x509: certificate signed by unknown authority"},
+		{"", "127.0.0.1:2379", "x509: certificate signed by unknown authority"}, // none of the system's CAs has signed it
+		{filepath.Join(dir, "ca.crt"), "etcd-0:2379", "x509: certificate is not valid for any names"},
 	} {
-		creds, err := Credentials(filepath.Join(c.ca, "ca.crt"), "", "")
+		creds, err := Credentials(c.ca, "", "")
 		require.NoError(t, err)
 		conn, err := net.Dial("tcp", listener.Addr().String())
 		require.NoError(t, err)
