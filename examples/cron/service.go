@@ -43,7 +43,7 @@ func serve(ctx context.Context) error {
 	served := make(chan error, 1)
 	go func() { // until ctx ends
 		defer cancel() // without its health checks, the replica ends too
-		served <- ops.Serve(ctx, os.Getenv("LISTEN"), ops.Handler(live, locks.Ready, registry))
+		served <- ops.Serve(ctx, os.Getenv("LISTEN"), ops.Handler(live, locks.Ready, registry), time.Second)
 	}()
 	err = elector.Run(ctx, lead(time.Minute, func(_ context.Context, term *etcdlock.Held) error {
 		log.Printf("the job is due, and done here: token %d", term.Token())

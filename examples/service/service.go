@@ -65,7 +65,7 @@ func (s *service) run(ctx context.Context, addr string) error {
 	led := make(chan error, 1)
 	go func() { led <- s.elector.Run(ctx, s.lead) }() // until ctx ends, or etcd refuses
 	served := make(chan error, 1)
-	go func() { served <- ops.Serve(ctx, addr, s.handler()) }() // until ctx ends
+	go func() { served <- ops.Serve(ctx, addr, s.handler(), patience+time.Second) }() // until ctx ends
 	var err error
 	select { // the first to end ends the other
 	case err = <-led:

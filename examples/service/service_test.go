@@ -137,6 +137,30 @@ func TestService_EtcdStopped(t *testing.T) {
 	require.NoError(t, stop2())
 }
 
+// A request that waits for its account when the service is asked to end gets its own answer, and the service ends well.
+func TestService_RequestUnderWayAtTheEnd(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	_, url, stop := replica(t, cluster, "first")
+	other := etcdlock.New(cluster.Client(t), etcdlock.WithOwner("somebody"))
+	h, err := other.Mutex("service/accounts/ann").Lock(t.Context())
+	require.NoError(t, err)
+	requireStatus(t, http.StatusOK, "GET", url+"/readyz")
+	answer := make(chan string, 1)
+	go func() {
+		_, text := status(t, "POST", url+"/accounts/ann/deposits?amount=1")
+		answer <- text
+	}()
+	require.Eventually(t, func() bool {
+		q, err := other.Inspect(t.Context(), "service/accounts/ann")
+		return err == nil && len(q.Entries) == 2
+	}, hang, tick)
+	require.NoError(t, stop())
+	require.Contains(t, <-answer, "1 ahead, held by somebody")
+	require.NoError(t, h.Unlock(t.Context()))
+	require.NoError(t, other.Close())
+}
+
 // A request that waits for too long is told whom it waited for; a bad one, what is wrong with it.
 func TestService_Errors(t *testing.T) {
 	t.Parallel()

@@ -42,14 +42,19 @@ func answer(check func(context.Context) error) http.HandlerFunc {
 	}
 }
 
-// Serve serves HTTP at an address until ctx ends, and returns nil then.
-func Serve(ctx context.Context, addr string, handler http.Handler) error {
+// Serve serves HTTP at an address until ctx ends. Then it takes no new requests, and returns nil when those that are
+// under way are answered. It ends what is not answered within limit, which must be more than a request may take.
+func Serve(ctx context.Context, addr string, handler http.Handler, limit time.Duration) error {
 	server := &http.Server{Addr: addr, Handler: handler, ReadHeaderTimeout: 5 * time.Second}
 	stopped := make(chan error, 1)
 	defer context.AfterFunc(ctx, func() {
-		bounded, cancel := context.WithTimeout(context.Background(), time.Second)
+		bounded, cancel := context.WithTimeout(context.Background(), limit)
 		defer cancel()
-		stopped <- server.Shutdown(bounded)
+		err := server.Shutdown(bounded)
+		if errors.Is(err, context.DeadlineExceeded) {
+			err = server.Close() // it was only asked to end
+		}
+		stopped <- err
 	})()
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
 		return err
