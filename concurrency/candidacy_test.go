@@ -35,6 +35,21 @@ func TestElection_ProclaimWhileCampaignWaits(t *testing.T) {
 	require.NoError(t, harness.Result(t, campaign))
 }
 
+// Resign while Campaign waits changes nothing: this Election does not lead. The end of the ctx of Campaign withdraws it.
+func TestElection_ResignWhileCampaignWaits(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	newLeader(t, c, name)
+	e := concurrency.NewElection(session(t, c), name)
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	campaign := harness.Async(func() error { return e.Campaign(ctx, "waits") })
+	harness.QueueIs(t, c, name, 2)
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+	harness.QueueIs(t, c, name, 2)
+	cancel()
+	require.Equal(t, context.Canceled, harness.Result(t, campaign))
+	harness.QueueIs(t, c, name, 1)
+}
+
 // A session that waits behind a leader may resign for that leader, whose key it knows.
 func TestElection_ResignForTheLeaderThatItWaitsFor(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)

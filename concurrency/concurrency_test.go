@@ -346,6 +346,55 @@ func TestSession(t *testing.T) {
 	require.ErrorIs(t, err, rpctypes.ErrLeaseNotFound)
 }
 
+// After Orphan, or the end of the ctx of WithContext, etcd's package goes on until the lease expires. Here nothing does, and the
+// lock stays until Close has revoked the lease. docs/coming-from.md says so.
+func TestSession_AfterItsEnd(t *testing.T) {
+	for _, way := range []string{"Orphan", "ctx"} {
+		t.Run(way, func(t *testing.T) {
+			c, name := cluster.Client(t), harness.LockName(t)
+			ctx, cancel := context.WithCancel(harness.Ctx(t))
+			defer cancel()
+			old, err := etcds.NewSession(c, etcds.WithContext(ctx))
+			require.NoError(t, err)
+			t.Cleanup(func() { _, _ = c.Revoke(context.Background(), old.Lease()) })
+			s := session(t, c, concurrency.WithContext(ctx))
+			m, e := concurrency.NewMutex(s, name), concurrency.NewElection(s, name+"-e")
+			require.NoError(t, m.Lock(harness.Ctx(t)))
+			require.NoError(t, e.Campaign(harness.Ctx(t), "v"))
+			if way == "Orphan" {
+				old.Orphan()
+				s.Orphan()
+			} else {
+				cancel()
+				<-old.Done()
+				<-s.Done()
+			}
+
+			theirs, election := etcds.NewMutex(old, name+"-old"), etcds.NewElection(old, name+"-old-e")
+			require.NoError(t, theirs.Lock(harness.Ctx(t)))
+			require.NoError(t, election.Campaign(harness.Ctx(t), "v"))
+			require.NoError(t, theirs.Unlock(harness.Ctx(t)))
+			require.NoError(t, election.Resign(harness.Ctx(t)))
+			harness.QueueIs(t, c, name+"-old", 0)
+			harness.QueueIs(t, c, name+"-old-e", 0)
+
+			require.Equal(t, concurrency.ErrSessionExpired, concurrency.NewMutex(s, name+"-new").Lock(harness.Ctx(t)))
+			require.Equal(t, concurrency.ErrSessionExpired, concurrency.NewElection(s, name+"-new").Campaign(harness.Ctx(t), "v"))
+			require.Equal(t, concurrency.ErrSessionExpired, m.Unlock(harness.Ctx(t)))
+			require.NoError(t, e.Resign(harness.Ctx(t)))
+			harness.QueueIs(t, c, name, 1)
+			harness.QueueIs(t, c, name+"-e", 1)
+			if err := s.Close(); way == "Orphan" {
+				require.NoError(t, err)
+			} else {
+				require.Equal(t, context.Canceled, err)
+			}
+			harness.QueueIs(t, c, name, 0)
+			harness.QueueIs(t, c, name+"-e", 0)
+		})
+	}
+}
+
 // A TTL that etcd does not grant is etcd's error, and no lease of what is left of it in nanoseconds.
 func TestSession_TTLTooLarge(t *testing.T) {
 	for _, ttl := range []int64{math.MaxInt64, math.MaxUint64/1_000_000_000 + 6, 9_000_000_001} {

@@ -1,4 +1,5 @@
-// The errors: etcd's own, so that a file of a program that still imports etcd's package can compare with them.
+// The errors: etcd's own, but for ErrLockReleased, so that a file of a program that still imports etcd's package can compare
+// with them.
 
 package concurrency
 
