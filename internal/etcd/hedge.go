@@ -151,7 +151,8 @@ func (r *racers[T]) note(v T, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.unanswered = r.unanswered || says == failed
-	if says > r.best || says == failed && r.best == failed && IsCtxError(r.err) {
+	if says > r.best || says == failed && r.best == failed && IsCtxError(r.err) ||
+		says == all && r.err != nil && err == nil { // another call was refused
 		r.best, r.v, r.err = says, v, err
 	}
 }

@@ -134,7 +134,9 @@ func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...client
 		}
 		if at == 0 {
 			at, all.Header, all.Count = r.at, r.got[0].Header, r.got[0].Count
-			how = append(slices.Clone(how), clientv3.WithRev(at))
+			if len(how) == 0 { // else how has the revision, and the header a later one
+				how = []clientv3.OpOption{clientv3.WithRev(at)}
+			}
 		}
 		all.Kvs = append(all.Kvs, r.got[0].Kvs...)
 		enough := of.order == clientv3.SortNone && limit > 0 && int64(len(all.Kvs)) >= limit

@@ -179,3 +179,53 @@ func TestRefused(t *testing.T) {
 	require.True(t, notProposed(errors.New("raft proposal dropped")))
 	require.False(t, notProposed(errors.New("transport is closing")))
 }
+
+// A read that is pinned at a revision, and made in pages, shows that revision.
+func TestReadAt_PagesOfARevision(t *testing.T) {
+	own := etcdtest.Start(t)
+	c := NewClient(own.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.MaxCallRecvMsgSize = 2 << 10 })))
+	ctx := t.Context()
+	const keys = 60
+	key := func(i int) string { return fmt.Sprintf("a%0120d", i) }
+	var rev int64
+	for i := range keys {
+		resp, err := c.Put(ctx, key(i), "")
+		require.NoError(t, err)
+		rev = resp.Header.Revision
+	}
+	_, err := c.Delete(ctx, key(keys-1))
+	require.NoError(t, err)
+	_, err = c.Put(ctx, key(keys), "")
+	require.NoError(t, err)
+	got, at, err := c.ReadAt(ctx, ctx, rev, ReadRange("a", "b"))
+	require.NoError(t, err)
+	require.Equal(t, rev, at)
+	require.Len(t, got[0].Kvs, keys)
+	require.Equal(t, key(keys-1), string(got[0].Kvs[keys-1].Key), "it was there at that revision")
+}
+
+// No revision has "a…0" without "a…59"; a listing that says so breaks I1: the entry a…0 would be granted.
+func TestReadAt_PagesOfNoRevision(t *testing.T) {
+	own := etcdtest.Start(t)
+	c := NewClient(own.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.MaxCallRecvMsgSize = 2 << 10 })))
+	ctx := t.Context()
+	const keys = 60
+	key := func(i int) string { return fmt.Sprintf("a%0120d", i) }
+	var rev int64
+	for i := keys - 1; i >= 0; i-- { // a…59 is the oldest: it has the lock; a…0 waits
+		resp, err := c.Put(ctx, key(i), "")
+		require.NoError(t, err)
+		rev = resp.Header.Revision
+	}
+	_, err := c.Delete(ctx, key(0)) // somebody breaks the waiter
+	require.NoError(t, err)
+	_, err = c.Delete(ctx, key(keys-1)) // then the holder releases
+	require.NoError(t, err)
+	got, _, err := c.ReadAt(ctx, ctx, rev, ReadRange("a", "b"))
+	require.NoError(t, err)
+	there := map[string]bool{}
+	for _, kv := range got[0].Kvs {
+		there[string(kv.Key)] = true
+	}
+	require.False(t, there[key(0)] && !there[key(keys-1)], "the waiter without the holder: at no revision")
+}

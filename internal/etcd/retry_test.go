@@ -269,3 +269,21 @@ func TestDoFirst(t *testing.T) {
 		})
 	}
 }
+
+// The copy of a removal that etcd has carried out is answered at the moment at which etcd refuses the other copy.
+func TestDoFirst_RefusedBesideTheOneThatDid(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newTestClient()
+		var calls atomic.Int32
+		did := func(b bool) bool { return b }
+		v, ambiguous, err := DoFirst(t.Context(), c, hedged, Func[bool](func(context.Context) (bool, error) {
+			if calls.Add(1) == 1 { // carried out at once; its reply is here when the other is refused
+				<-time.After(400 * time.Millisecond)
+				return true, nil
+			}
+			<-time.After(50 * time.Millisecond)
+			return false, rpctypes.ErrPermissionDenied
+		}), did)
+		require.True(t, err == nil && v || ambiguous, "it was carried out: %v, %v, %v", v, ambiguous, err)
+	})
+}
