@@ -44,6 +44,13 @@ func (c *Client) Drain(limit time.Duration, first, done <-chan struct{}) (resume
 	return d.resume
 }
 
+// Draining reports whether Drain holds calls back.
+func (c *Client) Draining() bool {
+	c.calls.mu.Lock()
+	defer c.calls.mu.Unlock()
+	return c.calls.resumed != nil
+}
+
 func (d *calls) resume() {
 	d.mu.Lock()
 	defer d.mu.Unlock()

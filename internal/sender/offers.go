@@ -26,9 +26,9 @@ func (o offers) remove(c *Command) {
 }
 
 // alongLocked adds to along the removals that were offered for the names of c, a command in a request of n, as far as there
-// is room.
+// is room. An enqueue takes none while the Client drains, which holds the enqueue back and must not hold back the removals.
 func (s *Sender) alongLocked(along []*Command, c *Command, n int) []*Command {
-	if len(s.offers) == 0 || s.limits.alone(c) {
+	if len(s.offers) == 0 || s.limits.alone(c) || !c.Through && s.etcd.Draining() {
 		return along
 	}
 	for _, name := range c.Names {

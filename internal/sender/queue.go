@@ -136,15 +136,24 @@ func (q *queue) gone(c *Command) {
 // which they came. No key is used again before its removal is confirmed, so a removal may pass all that waits. In the request
 // the removals are carried out first, so the enqueues' listings show the queues without them. The command that waits longest
 // is always in it.
-func (q *queue) take(l *limits) (b []*Command) {
-	if q.len() == 0 {
+//
+// While the Client drains, enqueues wait: an enqueue in the request of a removal, which goes through, would go through too.
+func (q *queue) take(l *limits, drains bool) (b []*Command) {
+	enqueues := len(q.enqueues)
+	if drains {
+		enqueues = 0
+	}
+	if len(q.removals)+enqueues == 0 {
 		return nil
 	}
-	if first := q.first(); l.alone(first) {
+	first := q.first()
+	if enqueues == 0 {
+		first = q.removals[0]
+	}
+	if l.alone(first) {
 		heap.Pop(q.lane(first))
 		b = []*Command{first}
-	} else {
-		b = q.removals.take(l, nil, l.most-min(1, len(q.enqueues)))
+	} else if b = q.removals.take(l, nil, l.most-min(1, enqueues)); enqueues > 0 {
 		b = q.enqueues.take(l, b, l.most)
 	}
 	for _, c := range b { // now: what comes behind one of these is for the next request

@@ -24,7 +24,7 @@ func removalOf(name string) *Command {
 // takeAll takes requests until nothing waits.
 func (q *queue) takeAll(l *limits) (all [][]*Command) {
 	for q.len() > 0 {
-		b := q.take(l)
+		b := q.take(l, false)
 		for _, c := range b {
 			c.state = sent
 		}
@@ -123,7 +123,7 @@ func TestQueue_Random(t *testing.T) {
 			}
 			first, before := came[slices.IndexFunc(came, func(c *Command) bool { return c.state == waits })], q.len()
 			require.Same(t, first, q.first(), "seed %d", seed)
-			b := q.take(l)
+			b := q.take(l, false)
 			require.Equal(t, before-len(b), q.len(), "seed %d", seed)
 			require.Contains(t, b, first, "seed %d", seed)
 			require.LessOrEqual(t, len(b), l.most)
@@ -203,7 +203,7 @@ func TestQueue_ManyByThemselves(t *testing.T) {
 	}
 	q.add(enqueueOf("b"))
 	q.add(removalOf("c"))
-	taken := q.take(l)
+	taken := q.take(l, false)
 	require.Len(t, taken, 2, "the removal of c is behind too many")
 	require.Equal(t, []string{"a", "b"}, []string{taken[0].Names[0], taken[1].Names[0]})
 	require.Equal(t, 4*maxPassed+1, q.len())

@@ -11,7 +11,7 @@ import (
 // takeLocked takes the commands of the next request, none if none waits, and the removals that were offered for their names.
 // The caller sends them, on its seat.
 func (s *Sender) takeLocked() []*Command {
-	b := s.queue.take(&s.limits)
+	b := s.queue.take(&s.limits, s.etcd.Draining())
 	if len(b) == 0 {
 		return nil
 	}
@@ -48,13 +48,13 @@ func (s *Sender) departLocked(c *Command) {
 
 // arriveLocked takes note that a command is not on its way any more. If no other command of its name is, the removals that were
 // offered for the name go with the next request. They also do if the command had to go alone: it took no removal along, and the
-// next command of the name may not either.
+// next command of the name may not either. And they do while the Client drains, which may hold the other command back.
 func (s *Sender) arriveLocked(c *Command) {
 	s.aboard--
 	for _, name := range c.Names {
 		if s.flying[name]--; s.flying[name] == 0 {
 			delete(s.flying, name)
-		} else if !s.limits.alone(c) {
+		} else if !s.limits.alone(c) && !s.etcd.Draining() {
 			continue
 		}
 		for _, o := range s.offers[name] {
@@ -142,8 +142,12 @@ func (s *Sender) tick() {
 	defer s.mu.Unlock()
 	s.ticking = false
 	for s.queue.len() > 0 && s.seats < maxSeats && time.Since(s.queue.first().since) >= s.pace.patience() {
+		b := s.takeLocked()
+		if len(b) == 0 { // the Client drains
+			break
+		}
 		s.seats++
-		s.startLocked(s.takeLocked())
+		s.startLocked(b)
 	}
 	if s.queue.len() > 0 {
 		s.tickLocked()
