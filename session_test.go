@@ -841,3 +841,14 @@ func TestSession_CloseLeavesNoStream(t *testing.T) {
 	require.NoError(t, s.Close())
 	require.NoError(t, leaks.Find(hang, before))
 }
+
+// Something in etcd's place answers Unavailable. The client's own request after a lease would be repeated 40 times a second.
+func TestSession_AsksAfterItsLeaseWithPauses(t *testing.T) {
+	tap := etcdtest.NewTap()
+	s := newTestSession(t, cluster.Client(t, tap), WithTTL(2*time.Second))
+	mustLock(t, s, lockName(t))
+	tap.Every("LeaseTimeToLive", func(context.Context, *etcdtest.Call) error { return etcdtest.ErrTransport })
+	require.Eventually(t, func() bool { return tap.Calls("LeaseTimeToLive") > 0 }, hang, tick)
+	<-time.After(2 * time.Second)
+	require.Less(t, tap.Calls("LeaseTimeToLive"), 30)
+}

@@ -4,6 +4,7 @@ package etcd
 
 import (
 	"context"
+	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -33,6 +34,8 @@ type Client struct {
 	calls   calls
 	suspect atomic.Bool // a watch could not be opened with watcher
 
+	plainLease bool // the user has put no other Lease in the place of etcd's own
+
 	mu      sync.Mutex
 	watcher *Watcher // for new watches
 }
@@ -40,6 +43,7 @@ type Client struct {
 // NewClient makes a Client. It makes no request.
 func NewClient(client *clientv3.Client) *Client {
 	c := &Client{Client: client, watcher: newWatcher(client, client.Watcher)}
+	c.plainLease = reflect.TypeOf(client.Lease) == reflect.TypeOf(clientv3.NewLease(client))
 	c.waker.reset = func() { resetBackoff(client) }
 	return c
 }

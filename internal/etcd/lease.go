@@ -43,6 +43,26 @@ func (c *Client) RevokeOnce(ctx context.Context, id clientv3.LeaseID) error {
 	return RequestError(ctx, err)
 }
 
+// timeToLiveOnce asks once after a lease, as RevokeOnce does, for the client's own TimeToLive repeats the request just so. But the
+// user may have put another Lease in the place of etcd's own, which takes a prefix off the keys, for one: that is asked. So is the
+// client's own TimeToLive if the reply is too large for gRPC's usual limit, which it raises.
+func (c *Client) timeToLiveOnce(ctx context.Context, id clientv3.LeaseID, keys bool) (*clientv3.LeaseTimeToLiveResponse, error) {
+	if c.plainLease && c.hasConnection() {
+		r, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: int64(id), Keys: keys})
+		if err == nil {
+			return &clientv3.LeaseTimeToLiveResponse{ResponseHeader: r.GetHeader(), ID: id, TTL: r.TTL, GrantedTTL: r.GrantedTTL, Keys: r.Keys}, nil
+		}
+		if err = RequestError(ctx, err); !ReplyTooLarge(err) {
+			return nil, err
+		}
+	}
+	var opts []clientv3.LeaseOption
+	if keys {
+		opts = append(opts, clientv3.WithAttachedKeys())
+	}
+	return c.Client.TimeToLive(ctx, id, opts...)
+}
+
 // renewInProcess asks once to renew a lease where etcd runs in this process.
 func (c *Client) renewInProcess(ctx context.Context, id clientv3.LeaseID) (ttl int64, err error) {
 	before := c.shown.revision.Load()

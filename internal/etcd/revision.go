@@ -87,10 +87,10 @@ func puts(replies []*pb.ResponseOp) bool {
 	})
 }
 
-// TimeToLive asks after a lease.
-func (c *Client) TimeToLive(ctx context.Context, id clientv3.LeaseID, opts ...clientv3.LeaseOption) (*clientv3.LeaseTimeToLiveResponse, error) {
+// TimeToLive asks after a lease, and with keys after the keys that hang on the lease.
+func (c *Client) TimeToLive(ctx context.Context, id clientv3.LeaseID, keys bool) (*clientv3.LeaseTimeToLiveResponse, error) {
 	before := c.shown.revision.Load()
-	resp, err := c.Client.TimeToLive(ctx, id, opts...)
+	resp, err := c.timeToLiveOnce(ctx, id, keys)
 	if err == nil {
 		c.hintsOfLease(ctx, resp.ResponseHeader, before, resp.GrantedTTL == 0)
 	}

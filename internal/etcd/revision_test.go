@@ -133,7 +133,7 @@ func TestRestored_LeaseGone(t *testing.T) {
 	for _, rev := range []int64{10, 9} {
 		require.Empty(t, *restored)
 		kv.Revision = rev
-		gone, err := c.TimeToLive(t.Context(), 5)
+		gone, err := c.TimeToLive(t.Context(), 5, false)
 		require.NoError(t, err)
 		require.Zero(t, gone.GrantedTTL)
 	}

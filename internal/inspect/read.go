@@ -77,7 +77,7 @@ func TTLs[E any](ctx context.Context, client *etcd.Client, entries []E, lease fu
 	for id, entries := range of {
 		some.Go(func() error {
 			resp, _, err := etcd.Do(ctx, client, etcd.Policy{}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-				return client.TimeToLive(ctx, id)
+				return client.TimeToLive(ctx, id, false)
 			})
 			if err == nil && resp.TTL >= 0 {
 				mu.Lock()

@@ -119,7 +119,7 @@ func (l *Lease) Confirm(ctx context.Context) {
 		return
 	}
 	asked := time.Now()
-	lease, err := l.Client.TimeToLive(ctx, l.ID)
+	lease, err := l.Client.TimeToLive(ctx, l.ID, false)
 	switch {
 	case err != nil:
 		// Nothing is known. The next renewal tells; the deadline stays as it is.

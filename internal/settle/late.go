@@ -221,7 +221,7 @@ func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error)
 // attached are the keys that hang on the lease.
 func (k *Keys) attached(ctx context.Context) (keys []string, err error) {
 	lease, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-		return k.etcd.TimeToLive(ctx, k.lease, clientv3.WithAttachedKeys())
+		return k.etcd.TimeToLive(ctx, k.lease, true)
 	})
 	if err != nil {
 		return nil, err
