@@ -31,7 +31,7 @@ type Hooks struct {
 	// Renewed: an attempt to renew the lease succeeded or failed, or has had no answer when the next one was made
 	// beside it: then Err says so. If that attempt succeeds after all, Renewed is called again.
 	Renewed func(RenewedInfo)
-	// SessionEnded is the last call about a session, apart from Lost for what it held, and from a Renewed that is under way.
+	// SessionEnded is the last call about a session, apart from what becomes of its acquisitions, and from a Renewed that is under way.
 	SessionEnded func(SessionEndedInfo)
 
 	// The following hooks get the ctx of the call that asked for the lock: Lock, Try, Enqueue or Do. The ctx is there for

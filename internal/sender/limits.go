@@ -3,7 +3,9 @@
 package sender
 
 import (
+	"cmp"
 	"errors"
+	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -18,6 +20,7 @@ const refusedFor = 10 * time.Second
 // limits is what etcd has refused before.
 type limits struct {
 	most    int // commands in a request
+	ops     int // the most operations of a command that shares its request, if etcd allows less than maxOps
 	refused Recent
 	alarm   bool // etcd has refused an enqueue because of an alarm, and has carried out none by itself since
 }
@@ -25,7 +28,7 @@ type limits struct {
 // alone reports whether a command shares its request with no other. While etcd is full, no enqueue does: etcd 3.6 carries
 // out a put in a nested transaction all the same, so locks would be granted and refused by turns.
 func (l *limits) alone(c *Command) bool {
-	return l.most == 1 || c.apart || c.ops() > maxOps || l.alarm && c.Enqueue || l.refused.Has(c.Names)
+	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || l.alarm && c.Enqueue || l.refused.Has(c.Names)
 }
 
 // answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. If etcd is full, or the
@@ -39,5 +42,14 @@ func (l *limits) answeredAlone(c *Command, err error) {
 	}
 }
 
-// tooMany takes note that etcd, or a limit of the client, has refused n commands in one request for their number.
-func (l *limits) tooMany(n int) { l.most = max(1, min(l.most, n/2)) }
+// tooMany takes note that etcd, or a limit of the client, has refused commands in one request for their number or size. Etcd
+// bounds the operations of the request, which are its commands, and those of each command alike. So if a command has more than the
+// request has commands, that command goes by itself from now on, and so do all that have as many operations.
+func (l *limits) tooMany(b []*Command, err error) {
+	largest := slices.MaxFunc(b, func(c, d *Command) int { return cmp.Compare(c.ops(), d.ops()) }).ops()
+	if largest > len(b) && errors.Is(err, rpctypes.ErrTooManyOps) {
+		l.ops = largest - 1
+		return
+	}
+	l.most = max(1, min(l.most, len(b)/2))
+}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -207,4 +208,29 @@ func TestQueue_ManyByThemselves(t *testing.T) {
 	require.Len(t, taken, 2, "the removal of c is behind too many")
 	require.Equal(t, []string{"a", "b"}, []string{taken[0].Names[0], taken[1].Names[0]})
 	require.Equal(t, 4*maxPassed+1, q.len())
+}
+
+// A command that alone has more operations than etcd allows has each request refused that it shares. From then on it goes by itself,
+// and requests are as large as before. If all commands are small, there were too many of them.
+func TestLimits_TooMany(t *testing.T) {
+	large := enqueueOf("m")
+	large.Then = ops(20)
+	b := []*Command{enqueueOf("a"), large, enqueueOf("c")}
+	l := &limits{most: maxCommands}
+	l.tooMany(b, rpctypes.ErrTooManyOps)
+	require.Equal(t, maxCommands, l.most)
+	require.True(t, l.alone(large))
+	require.False(t, l.alone(b[0]))
+
+	l = &limits{most: maxCommands}
+	l.tooMany(b, rpctypes.ErrRequestTooLarge)
+	require.Equal(t, 1, l.most)
+
+	l = &limits{most: maxCommands}
+	for range 40 {
+		b = append(b, enqueueOf("x"))
+	}
+	l.tooMany(b, rpctypes.ErrTooManyOps)
+	require.Equal(t, 21, l.most)
+	require.False(t, l.alone(large))
 }

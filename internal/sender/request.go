@@ -223,7 +223,7 @@ var errUnsent = errors.New("not sent: the session has ended")
 // have refused one of them, or their number, and that must not harm the others.
 func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
 	if etcd.TooLarge(err) {
-		s.limits.tooMany(len(b))
+		s.limits.tooMany(b, err)
 	}
 	ambiguous = ambiguous || !etcd.NotCarriedOut(err)
 	for _, c := range b {
