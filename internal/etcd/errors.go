@@ -47,7 +47,7 @@ func CtxError(ctx context.Context, last error) error {
 	switch cause := context.Cause(ctx); {
 	case cause == nil, errors.Is(err, cause):
 	case isWord(cause):
-		err = fmt.Errorf("%w: %v", err, cause)
+		err = fmt.Errorf("%w: %s", err, cause.Error())
 	default:
 		err = fmt.Errorf("%w: %w", err, cause)
 	}
