@@ -5,13 +5,17 @@ import (
 	"net/url"
 	"os"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/client/pkg/v3/transport"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/server/v3/embed"
+	"google.golang.org/grpc"
 
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/certs"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
@@ -154,4 +158,47 @@ func TestConnect_CommandTimeout(t *testing.T) {
 	}
 	status, _, says := ask(t, cluster, "doctor", "x", "--command-timeout=100ms")
 	require.NotZero(t, status, says)
+}
+
+// A member that takes connections and answers no read, as one does that is cut off from the others, costs a command time, but not
+// all of --dial-timeout, while the others answer.
+func TestConnect_MemberThatDoesNotAnswer(t *testing.T) {
+	t.Parallel()
+	var met atomic.Int32 // reads that came to that member
+	cluster := etcdtest.Start(t, etcdtest.WithMembers(3), etcdtest.WithConfig(func(c *embed.Config) {
+		if c.Name != "m0" {
+			return
+		}
+		c.GRPCAdditionalServerOptions = append(c.GRPCAdditionalServerOptions, grpc.ChainUnaryInterceptor(
+			func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+				if _, lease := req.(*pb.LeaseTimeToLiveRequest); lease || len(harness.RangesOf(req)) > 0 {
+					met.Add(1)
+					<-ctx.Done()
+				}
+				return handler(ctx, req)
+			}))
+	}))
+	etcd := &connect.Config{Endpoints: cluster.Endpoints(), DialTimeout: hang}
+	until := func(read func() error) {
+		t.Helper()
+		for before := met.Load(); met.Load() == before; {
+			require.NoError(t, read())
+		}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), hang*3/4) // so sooner than DialTimeout
+	defer cancel()
+	until(func() error {
+		client, err := etcd.Open(ctx)
+		if err == nil {
+			err = client.Close()
+		}
+		return err
+	})
+	client, err := etcd.Open(ctx)
+	require.NoError(t, err)
+	defer client.Close()
+	until(func() error { return ping(ctx, client, "x", etcd.DialTimeout) })
+	d := &doctor{client: client, etcd: etcd}
+	until(func() error { return second(d.itself(ctx, "x")) })
+	until(func() error { return second(d.attached(ctx, 7)) })
 }

@@ -151,7 +151,7 @@ func (d *doctor) members(ctx context.Context, unread error) error {
 	}
 	full := d.alarms(all)
 	for _, m := range all {
-		d.member(m, unread, full)
+		d.member(m, unread, full, led)
 	}
 	d.versions(all, of)
 	return nil
@@ -167,7 +167,8 @@ func answering(n, of int) string {
 	return fmt.Sprintf("%d of %d members answer", n, of)
 }
 
-func (d *doctor) member(m member, unread error, full bool) {
+// member says what is wrong with a member. led says that some other one knows a leader: else that was said of all of them.
+func (d *doctor) member(m member, unread error, full, led bool) {
 	do := "see to it that it comes back"
 	if unread == nil {
 		do = "locks are taken and renewed while more than half of the members are well; " + do
@@ -187,7 +188,7 @@ func (d *doctor) member(m member, unread error, full bool) {
 		d.note("etcd's member %v can't be reached from here, and --endpoints does not name it: %v", m, m.err)
 	case s == nil:
 		d.attention(do, "etcd's member %v does not answer, and --endpoints does not name it: %v", m, m.err)
-	case s.Leader == 0 && unread == nil:
+	case s.Leader == 0 && (led || unread == nil):
 		d.attention("it does not see the other members: look at its network and log", "etcd's member %v knows no leader", m)
 	case s.DbSizeQuota > 0 && s.DbSize > s.DbSizeQuota/10*9 && !full: // else alarms has said that
 		d.attention(fmt.Sprintf("free space before it is full and refuses every lock: etcdctl compact --physical %d, then etcdctl defrag for one member after the other. %s", s.Header.Revision, liveData),

@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
-	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 )
 
 // What `etcdlock doctor` makes of a name that is several locks, and of an acquisition of several names (a Multi).
@@ -126,11 +126,11 @@ func stuck(entries []etcdlock.Entry) string {
 func (d *doctor) itself(ctx context.Context, name string) (bool, error) {
 	bounded, cancel := context.WithTimeout(ctx, cmp.Or(d.etcd.CommandTimeout, d.etcd.DialTimeout))
 	defer cancel()
-	got, err := d.client.Get(bounded, name, clientv3.WithCountOnly())
+	keys, err := connect.Count(bounded, d.client, name)
 	switch {
 	case errors.Is(err, rpctypes.ErrPermissionDenied): // the right to lock does not include it
 		return false, nil
-	case err != nil || got.Count == 0:
+	case err != nil || keys == 0:
 		return false, err
 	}
 	is := shown(name) + " is itself a key in etcd"

@@ -11,6 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // What `etcdlock doctor` looks for in the queue of a lock.
@@ -161,11 +162,21 @@ func (d *doctor) manyKeys(ctx context.Context, q etcdlock.Queue) {
 		if e.Lease == 0 {
 			continue
 		}
-		lease, err := d.client.TimeToLive(ctx, e.Lease, clientv3.WithAttachedKeys())
+		lease, err := d.attached(ctx, e.Lease)
 		if err == nil && len(lease.Keys) >= manyKeys {
 			d.note("the session of %s has %d keys, and where users have passwords etcd checks the rights on all of them at each lock that it takes: share its locks among more sessions", owner(e), len(lease.Keys))
 		}
 	}
+}
+
+// attached reads a lease with its keys.
+func (d *doctor) attached(ctx context.Context, lease clientv3.LeaseID) (*clientv3.LeaseTimeToLiveResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.lookTimeout())
+	defer cancel()
+	got, _, err := etcd.Do(ctx, etcd.NewClient(d.client), etcd.Policy{Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return d.client.TimeToLive(ctx, lease, clientv3.WithAttachedKeys())
+	})
+	return got, err
 }
 
 // skew is a difference between clocks that is too small to be worth a note.

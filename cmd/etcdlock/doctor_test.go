@@ -424,10 +424,28 @@ func TestDoctor_InUse(t *testing.T) {
 	t.Parallel()
 	status := &clientv3.StatusResponse{Header: &pb.ResponseHeader{Revision: 7}, Leader: 1, DbSize: 20 << 20, DbSizeInUse: 18 << 20, DbSizeQuota: 20_000_000}
 	d := &doctor{}
-	d.member(member{name: "m0", at: "here", status: status}, nil, false)
+	d.member(member{name: "m0", at: "here", status: status}, nil, false, true)
 	require.Len(t, d.findings, 1)
 	require.Equal(t, "etcd's member m0 at here has used 20.0 MiB of 19.1, and 18.0 of it hold keys and their history", d.findings[0].What)
 	old := &clientv3.StatusResponse{DbSizeInUse: 1 << 20}
 	require.Equal(t, "18.0 MiB of 19.1 are in use", inUse([]member{{}, {status: status}, {status: old}}), "of the fullest")
 	require.Equal(t, "1.0 MiB are in use", inUse([]member{{status: old}}))
+}
+
+// That a member knows no leader is said also if the queue could not be read, and another member knows one.
+func TestDoctor_CutOff(t *testing.T) {
+	t.Parallel()
+	alone := member{name: "m0", at: "here", status: &clientv3.StatusResponse{Header: &pb.ResponseHeader{}}}
+	for _, c := range []struct {
+		unread error
+		led    bool
+		want   int
+	}{{nil, true, 1}, {context.DeadlineExceeded, true, 1}, {context.DeadlineExceeded, false, 0}} {
+		d := &doctor{}
+		d.member(alone, c.unread, false, c.led)
+		require.Len(t, d.findings, c.want)
+		for _, f := range d.findings {
+			require.Equal(t, finding{true, "etcd's member m0 at here knows no leader", "it does not see the other members: look at its network and log"}, f)
+		}
+	}
 }

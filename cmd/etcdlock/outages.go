@@ -55,7 +55,7 @@ func silences(ctx context.Context, check func(context.Context) error, explain fu
 func ping(ctx context.Context, client *clientv3.Client, name string, timeout time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	_, err := client.Get(ctx, name+"/", clientv3.WithCountOnly())
+	_, err := connect.Count(ctx, client, name+"/")
 	if errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return nil // an answer; Watch fails with it, too
 	}

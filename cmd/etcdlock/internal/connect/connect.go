@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/duration"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
 // DefaultEndpoint is also etcdctl's default.
@@ -173,7 +174,7 @@ func (c *Config) Open(ctx context.Context) (*clientv3.Client, error) {
 	bounded, cancel := context.WithTimeout(ctx, c.DialTimeout)
 	defer cancel()
 	// Any key will do. A refusal to read it is an answer, too.
-	_, err = client.Get(bounded, "etcdlock", clientv3.WithCountOnly())
+	_, err = Count(bounded, client, "etcdlock")
 	if err == nil || errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return client, nil
 	}
@@ -182,6 +183,18 @@ func (c *Config) Open(ctx context.Context) (*clientv3.Client, error) {
 		return nil, context.Cause(ctx)
 	}
 	return nil, c.Explain(err)
+}
+
+// Count reads whether a key is there, linearizably. Where the answer takes long, it asks another member too: one that can't reach
+// the others answers nothing, and clientv3 stays with the member that it has asked.
+func Count(ctx context.Context, client *clientv3.Client, key string) (int64, error) {
+	got, _, err := etcd.Do(ctx, etcd.NewClient(client), etcd.Policy{Hedge: true}, func(ctx context.Context) (*clientv3.GetResponse, error) {
+		return client.Get(ctx, key, clientv3.WithCountOnly())
+	})
+	if err != nil {
+		return 0, err
+	}
+	return got.Count, nil
 }
 
 // Bound is ctx with CommandTimeout.
