@@ -133,7 +133,7 @@ func (r *runner) run(cmd *cobra.Command, etcd *connect.Config) (err error) {
 	if ran && !outcome.Asked && r.keep(in, h, time.Until(granted.Add(r.holdFor))) {
 		ran = false // what is lost after that is said
 	}
-	if rerr := r.release(in.sigs, h, locks); ran {
+	if rerr := r.release(in.sigs, h, locks, ran); ran {
 		lost = rerr
 	}
 	if lost != nil {
@@ -228,8 +228,9 @@ func (r *runner) lock(ctx context.Context, locks *etcdlock.Client) (*etcdlock.He
 	return mutex.Lock(ctx)
 }
 
-// release releases the lock. It returns an error if the lock was lost before.
-func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, locks *etcdlock.Client) error {
+// release releases the lock. It returns an error if the lock was lost before. ran says that nothing was known of that when the
+// command had ended.
+func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, locks *etcdlock.Client, ran bool) error {
 	ctx, cancel := context.WithTimeout(context.Background(), releaseTimeout)
 	defer cancel()
 	in := newInterrupts(ctx, sigs, true)
@@ -237,18 +238,28 @@ func (r *runner) release(sigs chan os.Signal, h *etcdlock.Held, locks *etcdlock.
 	// A signal only shortens the wait. Neither the first nor the second is a reason to end
 	// with another status: they may have ended the command just now.
 	defer context.AfterFunc(in.ctx, func() { time.AfterFunc(hurryTimeout, cancel) })()
+	lasted := ran && h.Valid() // until now, after the command has ended
 	err := h.Unlock(ctx)
-	if errors.Is(err, etcdlock.ErrSessionExpired) {
-		return err // etcd has removed the entry
+	switch expired := errors.Is(err, etcdlock.ErrSessionExpired); {
+	case expired && lasted && !time.Now().Before(h.Deadline()): // by the clock: etcd says nothing
+		r.unconfirmed()
+		return nil
+	case expired: // etcd has removed the entry
+		return err
 	}
 	cerr := closeWithin(ctx, locks)
 	switch {
 	case errors.Is(err, etcdlock.ErrLost):
 		return err
 	case err != nil && cerr != nil:
-		say(r.name, "etcd does not answer: the lock becomes free when its lease ends, at most a TTL from now")
+		r.unconfirmed()
 	}
 	return nil
+}
+
+// unconfirmed says that the release had no answer.
+func (r *runner) unconfirmed() {
+	say(r.name, "etcd does not answer: the lock becomes free when its lease ends, at most a TTL from now")
 }
 
 // shut closes a Client in which nothing is held.

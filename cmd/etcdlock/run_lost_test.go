@@ -80,18 +80,24 @@ func TestRun_Unread(t *testing.T) {
 	noKeys(t, client)
 }
 
-// The lock is taken away and the command ends while etcdlock is stopped. Whichever it
+// The lock, or its lease, is taken away and the command ends while etcdlock is stopped. Whichever it
 // sees first, the lock was not held all the time.
 func TestRun_LostUnseen(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
 	client := cluster.Client(t)
-	for range sample.Rounds(t, 2, 5) {
+	for i := range sample.Rounds(t, 2, 6) {
 		r, end := begin(t, cluster.Endpoints(), append([]string{"x", "--ttl=60s", "--"}, section...)...)
 		r.inSection(t)
 		r.stop(t)
-		_, err := client.Delete(bounded(t), waiters(t, client, "x", 1)[0])
-		require.NoError(t, err)
+		key := waiters(t, client, "x", 1)[0]
+		if i%2 == 0 {
+			require.NoError(t, second(client.Delete(bounded(t), key)))
+		} else {
+			got, err := client.Get(bounded(t), key)
+			require.NoError(t, err)
+			require.NoError(t, second(client.Revoke(bounded(t), clientv3.LeaseID(got.Kvs[0].Lease))))
+		}
 		end()
 		r.until(t, "^out$")
 		require.NoError(t, r.cmd.Process.Signal(syscall.SIGCONT))
@@ -212,5 +218,18 @@ func TestRun_ReleaseUnconfirmed(t *testing.T) {
 		require.NoError(t, r.cmd.Process.Signal(sig))
 	}
 	require.Zero(t, r.wait(t))
+	require.Equal(t, "etcdlock: x: etcd does not answer: the lock becomes free when its lease ends, at most a TTL from now\n", r.stderr.String())
+}
+
+// The same if the lock can't be vouched for any more by the time that the release is given up: it was held when the command ended.
+func TestRun_ReleaseUnconfirmedAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	r, end := begin(t, proxy.Endpoints(), append([]string{"x", "--ttl=5s", "--grace=0s", "--"}, section...)...) // the deadline comes before releaseTimeout
+	r.inSection(t)
+	proxy.Blackhole(etcdtest.ToServer)
+	end()
+	require.Zero(t, r.wait(t), r.stderr.String())
 	require.Equal(t, "etcdlock: x: etcd does not answer: the lock becomes free when its lease ends, at most a TTL from now\n", r.stderr.String())
 }
