@@ -119,6 +119,27 @@ func TestRun_Leftovers(t *testing.T) {
 	noKeys(t, client)
 }
 
+// A process that leaves the group, as a daemon does, has a dead child in the group, and does not reap it. The child blocks nothing.
+func TestRun_DeadLeftover(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	r, end := begin(t, cluster.Endpoints(), "x", "--grace=0s", "--", "sh", "-c",
+		`( sleep 0.1 & echo child $!; exec setsid sleep 1000 >/dev/null 2>&1 ) & echo daemon $!; read line; exit 5`)
+	pids := make(map[string]int)
+	for range 2 {
+		m := r.until(t, `^(child|daemon) (\d+)$`)
+		pids[m[1]] = int(mustInt(m[2]))
+	}
+	t.Cleanup(func() { _ = syscall.Kill(pids["daemon"], syscall.SIGKILL) })
+	untilState(t, pids["child"], "Z")
+	end()
+	require.Equal(t, 5, r.wait(t), r.stderr.String())
+	require.True(t, alive(pids["daemon"]))
+	require.Regexp(t, `^etcdlock: x: sh: it has ended and left processes in its group\netcdlock: x: killing process group \d+\n$`, r.stderr.String())
+	noKeys(t, client)
+}
+
 // These processes also get SIGTERM if an earlier signal meant something else to them
 // and to the command (SIGHUP: read files again), and if somebody has ended the command
 // alone.

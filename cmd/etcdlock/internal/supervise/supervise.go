@@ -15,6 +15,9 @@ import (
 // pollEach is how often Run looks for the end of a process group, or for a renewal.
 const pollEach = 10 * time.Millisecond
 
+// seekEach is how often Run looks through all processes for those of a group that was killed and does not end.
+const seekEach = 100 * time.Millisecond
+
 // A supervisor runs one command.
 type supervisor struct {
 	Command
@@ -33,6 +36,7 @@ type supervisor struct {
 	lost   error
 	killAt time.Time // not zero once SIGTERM was sent
 	killed time.Time // not zero once SIGKILL was sent
+	sought time.Time // when the processes of the group were last looked through
 	stuck  bool      // Say was told that SIGKILL did not help
 }
 
@@ -182,9 +186,9 @@ func (s *supervisor) look() {
 	}
 	switch {
 	case s.killed.IsZero() && (past(s.killAt) || past(deadline.Add(-lead))):
-		s.killed = time.Now()
 		alive := !s.exited || s.groupAlive()
 		_ = s.kill(syscall.SIGKILL) // the group may just have ended
+		s.killed = time.Now()
 		if alive {
 			s.Say("killing process group %d", s.pid)
 		}
@@ -226,8 +230,18 @@ func (s *supervisor) pause() time.Duration {
 // kill sends a signal to the whole process group.
 func (s *supervisor) kill(sig syscall.Signal) error { return syscall.Kill(-s.pid, sig) }
 
-// groupAlive reports whether the process group has any process left.
-func (s *supervisor) groupAlive() bool { return !errors.Is(s.kill(0), syscall.ESRCH) }
+// groupAlive reports whether the process group has any process left. A dead one that its parent does not reap, since that has left
+// the group and lives, counts as long as SIGKILL was not sent: until then a process may start another one while this looks.
+func (s *supervisor) groupAlive() bool {
+	if errors.Is(s.kill(0), syscall.ESRCH) {
+		return false
+	}
+	if s.killed.IsZero() || time.Since(s.killed) < seekEach || time.Since(s.sought) < seekEach {
+		return true
+	}
+	s.sought = time.Now()
+	return !onlyDead(s.pid)
+}
 
 // reap collects all children that have ended or stopped. Besides the command and the
 // guard these may be processes that the command has left: their parent is now this

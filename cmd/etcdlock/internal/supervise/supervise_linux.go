@@ -1,7 +1,12 @@
 package supervise
 
 import (
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -24,3 +29,64 @@ var self = "/proc/self/exe" // a variable for the test
 
 // nameSelf gives a guard the name of the command. Its own would be "exe", after its path.
 func nameSelf() { _ = os.WriteFile("/proc/self/comm", []byte("etcdlock"), 0) } // only for who looks at the processes
+
+// onlyDead reports whether a process group has nothing but dead processes that nobody has reaped. It is false also if /proc does
+// not tell.
+func onlyDead(group int) bool {
+	own, err := os.Readlink("/proc/self")
+	if err != nil || own != strconv.Itoa(os.Getpid()) { // it numbers the processes otherwise
+		return false
+	}
+	if _, err := os.ReadFile("/proc/1/stat"); err != nil { // it hides other users' processes
+		return false
+	}
+	all, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return false
+	}
+	found := false
+	for _, path := range all {
+		switch state, of, err := readStat(path); {
+		case gone(err):
+		case err != nil:
+			return false
+		case of != group:
+		case !isDead(state) || !threadsDead(filepath.Dir(path)):
+			return false
+		default:
+			found = true
+		}
+	}
+	return found
+}
+
+// threadsDead reports whether all threads of a process are dead. The first one, which the process is shown by, may be dead alone.
+func threadsDead(process string) bool {
+	threads, err := filepath.Glob(process + "/task/[0-9]*/stat")
+	for _, path := range threads {
+		if state, _, err := readStat(path); !gone(err) && (err != nil || !isDead(state)) {
+			return false
+		}
+	}
+	return err == nil
+}
+
+func isDead(state string) bool { return state == "Z" || state == "X" }
+
+// gone reports whether an error says that a process has been reaped.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
+
+// readStat reads the state of a process or thread, and its process group.
+func readStat(path string) (state string, group int, err error) {
+	stat, err := os.ReadFile(path)
+	if err != nil {
+		return "", 0, err
+	}
+	text := string(stat) // the name before these fields may hold anything
+	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
+	if len(fields) < 3 {
+		return "", 0, errors.New(path + " has another form")
+	}
+	group, err = strconv.Atoi(fields[2])
+	return fields[0], group, err
+}

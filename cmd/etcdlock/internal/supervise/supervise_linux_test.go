@@ -65,3 +65,25 @@ func TestRun_GuardReplaced(t *testing.T) {
 	require.Error(t, sleeper.Wait(), "it was killed")
 	s.guard.end()
 }
+
+// A group counts as dead only if all that is left of it was seen, and is dead.
+func TestOnlyDead(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "a) Z 1 1") // a name like the fields after it
+	require.NoError(t, os.Symlink("/bin/sh", path))
+	c := exec.Command(path, "-c", "read line")
+	c.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	_, err := c.StdinPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	group := c.Process.Pid
+	require.False(t, onlyDead(group))
+	require.NoError(t, syscall.Kill(-group, syscall.SIGKILL))
+	require.Eventually(t, func() bool { return onlyDead(group) }, time.Minute, time.Millisecond)
+	require.Error(t, c.Wait(), "it was killed")
+	require.False(t, onlyDead(group), "nobody is left")
+
+	stat := filepath.Join(t.TempDir(), "stat")
+	require.NoError(t, os.WriteFile(stat, []byte("7 (x) Z"), 0o600))
+	_, _, err = readStat(stat)
+	require.ErrorContains(t, err, "has another form")
+}
