@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -54,6 +55,8 @@ at both locks, and for a name that nobody uses itself at the locks below NAME/.`
 				return err
 			}
 			etcd.NoAnswer = "stop those that hang (kill -9), and start them again; more than half of etcd's members must run and reach each other"
+			d := doctor{etcd: etcd, maxHold: maxHold}
+			etcd.Answered = d.answered
 			client, err := etcd.Client()
 			switch ctx := cmd.Context(); {
 			case err != nil && ctx.Err() != nil:
@@ -62,7 +65,7 @@ at both locks, and for a name that nobody uses itself at the locks below NAME/.`
 				return err
 			}
 			defer func() { _ = client.Close() }() // the process ends anyway
-			d := doctor{client: client, etcd: etcd, maxHold: maxHold}
+			d.client = client
 			return d.run(cmd.Context(), args[0], output)
 		},
 	}
@@ -76,6 +79,7 @@ type doctor struct {
 	etcd     *connect.Config
 	maxHold  time.Duration
 	findings []finding
+	silence  atomic.Pointer[time.Timer] // ends the present look; nil before the first one
 	// unrenewed are the leases that nobody renews.
 	unrenewed []clientv3.LeaseID
 }
@@ -143,17 +147,33 @@ func (d *doctor) run(ctx context.Context, name string, output format) error {
 	return err
 }
 
-// lookTimeout bounds a look at the queue. If etcd does not answer, each member is asked whether it does, and both together
-// take no longer than etcd may take for its first answer, which is what doctor says then.
+// lookTimeout bounds a look at the queue: all of it with --command-timeout, and else the silence from one answer to the next, since
+// a look at the queue of a thousand sessions takes a thousand requests. If etcd does not answer, each member is asked whether it
+// does, and both together take no longer than etcd may take for its first answer, which is what doctor says then.
 func (d *doctor) lookTimeout() time.Duration {
 	return cmp.Or(d.etcd.CommandTimeout, max(d.etcd.DialTimeout-statusTimeout, d.etcd.DialTimeout/2))
 }
 
-// inspect reads a queue.
+// inspect reads a queue. One look at a time reads.
 func (d *doctor) inspect(ctx context.Context, name string) (etcdlock.Queue, error) {
-	ctx, cancel := context.WithTimeout(ctx, d.lookTimeout())
-	defer cancel()
+	ctx, free := d.etcd.Bound(ctx)
+	defer free()
+	if d.etcd.CommandTimeout != 0 {
+		return looks(d.client).Inspect(ctx, name)
+	}
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	silence := time.AfterFunc(d.lookTimeout(), func() { cancel(fmt.Errorf("no answer within %v", d.lookTimeout())) })
+	defer silence.Stop()
+	d.silence.Store(silence)
 	return looks(d.client).Inspect(ctx, name)
+}
+
+// answered gives the present look more time.
+func (d *doctor) answered() {
+	if t := d.silence.Load(); t != nil {
+		t.Reset(d.lookTimeout()) // after the look it ends nothing
+	}
 }
 
 // heading says in a line who has the lock.

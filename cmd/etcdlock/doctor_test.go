@@ -10,6 +10,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -379,6 +380,40 @@ func TestDoctor_Patience(t *testing.T) {
 		d.etcd.CommandTimeout = time.Minute
 		require.Equal(t, time.Minute, d.lookTimeout())
 	}
+}
+
+// A queue of many sessions takes many requests: a look at it may take as long as answers come, and ends when none comes.
+func TestDoctor_LongLook(t *testing.T) {
+	t.Parallel()
+	var hangs atomic.Bool
+	cluster := etcdtest.Start(t, intercepted(func(ctx context.Context, req any) {
+		if _, ok := req.(*pb.LeaseTimeToLiveRequest); !ok {
+			return
+		}
+		wait := time.After(400 * time.Millisecond) // etcd is far away
+		if hangs.Load() {
+			wait = nil
+		}
+		select {
+		case <-wait:
+		case <-ctx.Done():
+		}
+	}))
+	client := cluster.Client(t)
+	for range 56 { // eight are asked for at a time
+		lease, err := client.Grant(bounded(t), 600)
+		require.NoError(t, err)
+		require.NoError(t, second(client.Put(bounded(t), fmt.Sprintf("x/%x", int64(lease.ID)), "", clientv3.WithLease(lease.ID))))
+	}
+	status, out, says := ask(t, cluster, "doctor", "x", "--dial-timeout=4s") // 2 s without an answer
+	require.Zero(t, status, out)
+	require.Contains(t, out, "ok         nothing needs attention")
+	require.Empty(t, says)
+
+	hangs.Store(true)
+	status, out, _ = ask(t, cluster, "doctor", "x", "--dial-timeout=1s")
+	require.Equal(t, 2, status)
+	require.Regexp(t, `^x: unknown, because etcd does not answer\nATTENTION  the queue can't be read: .*no answer within 500ms\n`, out)
 }
 
 // A member that hangs keeps what clients have sent to it: doctor says to stop it.

@@ -43,6 +43,8 @@ type Config struct {
 	CommandTimeout time.Duration `json:"-"`
 	// NoAnswer is what to do where endpoints take connections and none answers; "" is to ask etcdlock doctor.
 	NoAnswer string `json:"-"`
+	// Answered, if set, is told of each request that etcd has carried out for a client made after that. It must not block.
+	Answered func() `json:"-"`
 }
 
 // AddFlags adds the flags to fs. Call Complete when they are parsed.
@@ -143,13 +145,24 @@ func (c *Config) Client() (*clientv3.Client, error) {
 		DialTimeout: c.DialTimeout, Logger: zap.NewNop(),
 	}
 	if scheme, _ := split(config.Endpoints[0]); tls != nil && scheme != "http" { // which clientv3 goes by, for all of them
-		config.DialOptions = []grpc.DialOption{grpc.WithTransportCredentials(reloading{credentials.NewTLS(tls), c.tls})}
+		config.DialOptions = append(config.DialOptions, grpc.WithTransportCredentials(reloading{credentials.NewTLS(tls), c.tls}))
+	}
+	if c.Answered != nil {
+		config.DialOptions = append(config.DialOptions, grpc.WithChainUnaryInterceptor(c.noteAnswer))
 	}
 	client, err := clientv3.New(config)
 	if err != nil {
 		return nil, c.Explain(err)
 	}
 	return client, nil
+}
+
+func (c *Config) noteAnswer(ctx context.Context, method string, req, reply any, cc *grpc.ClientConn, call grpc.UnaryInvoker, opts ...grpc.CallOption) error {
+	err := call(ctx, method, req, reply, cc, opts...)
+	if err == nil {
+		c.Answered()
+	}
+	return err
 }
 
 func (c *Config) endpoints() []string {
