@@ -3,12 +3,9 @@
 package faults
 
 import (
-	"cmp"
 	"context"
 	"fmt"
-	"os"
 	"slices"
-	"strconv"
 	"sync"
 	"syscall"
 	"testing"
@@ -20,7 +17,6 @@ import (
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
-	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
 
 // A fault that a cluster survives, a session survives too: no hold is lost and no waiter
@@ -29,14 +25,6 @@ import (
 // handOverWithin bounds the time of most hand-overs while one member of three is faulty, by a harness.Stopwatch. The
 // members are processes of their own, which a machine that stalls may keep from electing a leader for as long.
 const handOverWithin = 2 * time.Second
-
-// seconds is the duration of tests that can run for any time: ETCDLOCK_SECONDS, by
-// default 5 in full.
-func seconds(t testing.TB) time.Duration {
-	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_SECONDS"), strconv.Itoa(sample.Rounds(t, 3, 5))))
-	require.NoError(t, err, "ETCDLOCK_SECONDS")
-	return time.Duration(n) * time.Second
-}
 
 // anchored returns a session with a watched hold. All its watches are on the members
 // first, even if its client later reaches all endpoints, because the stream that they share

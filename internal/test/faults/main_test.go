@@ -1,10 +1,12 @@
 package faults
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -49,6 +51,14 @@ func followed(run func() int) int {
 		}
 	}
 	return code
+}
+
+// seconds is the duration of tests that can run for any time: ETCDLOCK_SECONDS, by
+// default 5 in full.
+func seconds(t testing.TB) time.Duration {
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("ETCDLOCK_SECONDS"), strconv.Itoa(sample.Rounds(t, 3, 5))))
+	require.NoError(t, err, "ETCDLOCK_SECONDS")
+	return time.Duration(n) * time.Second
 }
 
 func newSession(t testing.TB, client *clientv3.Client, opts ...etcdlock.Option) *etcdlock.Session {
