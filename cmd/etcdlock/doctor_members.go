@@ -37,9 +37,9 @@ func (m member) answers() bool { return m.status != nil }
 
 func (m member) String() string {
 	if m.name != "" {
-		return m.name + " at " + m.at
+		return m.name + " at " + connect.Redacted(m.at)
 	}
-	return "at " + m.at
+	return "at " + connect.Redacted(m.at)
 }
 
 // statusTimeout bounds the request to one member.

@@ -172,8 +172,8 @@ func (c *Config) endpoints() []string {
 	return c.Endpoints
 }
 
-// At lists the endpoints.
-func (c *Config) At() string { return strings.Join(c.endpoints(), ", ") }
+// At lists the endpoints for people.
+func (c *Config) At() string { return Redacted(c.endpoints()...) }
 
 // Open makes a client and waits until etcd answers it, for DialTimeout at most.
 func (c *Config) Open(ctx context.Context) (*clientv3.Client, error) {

@@ -45,7 +45,7 @@ func (c *Config) diagnose(err error) (reason, advice string) {
 		}
 	}
 	if len(open) > 0 {
-		what := "connected to " + strings.Join(open, ", ") + ", but there was no answer"
+		what := "connected to " + Redacted(open...) + ", but there was no answer"
 		var e rpctypes.EtcdError
 		if errors.As(err, &e) {
 			what += ": " + e.Error()
@@ -75,7 +75,12 @@ func (c *Config) probe(ctx context.Context, endpoint string) Problem {
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
 	scheme, host := split(endpoint)
-	if strings.HasPrefix(scheme, "unix") {
+	if isSocket(scheme) {
+		conn, err := (&net.Dialer{}).DialContext(ctx, "unix", host)
+		if err != nil {
+			return Problem{What: err.Error()}
+		}
+		_ = conn.Close()
 		return Problem{}
 	}
 	config, err := c.tls()
@@ -104,17 +109,40 @@ func (c *Config) probe(ctx context.Context, endpoint string) Problem {
 	return c.explainTLS(handshake(tls.Client(conn, config)), host)
 }
 
-// Host is the host and port of an endpoint.
+// Host is the host and port of an endpoint, or the path of its socket.
 func Host(endpoint string) string {
 	_, host := split(endpoint)
 	return host
 }
 
 func split(endpoint string) (scheme, host string) {
+	if scheme, path, _ := strings.Cut(endpoint, ":"); isSocket(scheme) {
+		return scheme, strings.TrimPrefix(path, "//")
+	}
 	if u, err := url.Parse(endpoint); err == nil && u.Host != "" {
 		return u.Scheme, u.Host
 	}
-	return "", endpoint
+	return "", endpoint[strings.LastIndexByte(endpoint, '@')+1:]
+}
+
+func isSocket(scheme string) bool { return scheme == "unix" || scheme == "unixs" }
+
+// Redacted lists endpoints for people, without the passwords that somebody may have written into them, although etcd takes none there.
+func Redacted(endpoints ...string) string {
+	var all []string
+	for _, e := range endpoints {
+		kind, _ := split(e)
+		_, rest, cut := strings.Cut(e, "://")
+		if !cut {
+			rest = e
+		}
+		if i := strings.LastIndexByte(rest, '@'); i >= 0 && !isSocket(kind) {
+			user, _, _ := strings.Cut(rest[:i], ":")
+			e = e[:len(e)-len(rest)] + user + ":xxxxx" + rest[i:]
+		}
+		all = append(all, e)
+	}
+	return strings.Join(all, ", ")
 }
 
 // probePlain finds out whether a server wants TLS, although the endpoint has none.
