@@ -22,7 +22,7 @@ var statuses = []struct{ status, meaning string }{
 	{strconv.Itoa(statusAttention), "`doctor`: something needs attention"},
 	{strconv.Itoa(statusTaken), "`run`: the lock is taken (`--try`), or was still taken after `--wait`; CMD was not started"},
 	{strconv.Itoa(statusLost), "`run`: the lock was lost, or about to be lost, while CMD ran; CMD has been ended"},
-	{strconv.Itoa(statusNotRun), "`run` and `elect`: failure before CMD was started"},
+	{strconv.Itoa(statusNotRun), "`run` and `elect`: failure before CMD was started; `elect`: also when etcd refuses to let it campaign again"},
 	{strconv.Itoa(statusCannotRun), "`run` and `elect`: CMD can't be executed"},
 	{strconv.Itoa(statusNotFound), "`run` and `elect`: CMD was not found"},
 	{strconv.Itoa(statusSignal) + "+n", "ended by signal n; `run` and `elect`: also when signal n ended CMD"},
