@@ -13,8 +13,9 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 )
 
-// The errors that callers act on, to be found with [errors.Is]. What the package returns wraps one of them, or ctx's error, or etcd's own,
-// and says the operation and the name of the lock. If ctx has ended with a cause that is one of these errors or etcd's, only the text is there.
+// The errors that callers act on, to be found with [errors.Is]. What the package returns wraps one of them, or ctx's error, or etcd's
+// own, and says the operation and the name of the lock. If ctx has ended with a cause that is one of these errors or etcd's, only the
+// text is there.
 var (
 	// ErrLocked: a Try found that somebody holds the lock or waits for it.
 	ErrLocked error = etcd.Word("locked by another")

@@ -120,9 +120,9 @@ func enqueueEntry(ctx context.Context, h *Held) (*Ticket, error) {
 // waits until etcd has answered its request. The caller must ensure that the process before has ended, or that its Orphan has
 // returned: nobody else can tell, and otherwise both would believe that they hold the lock.
 //
-// If the entry has the lock, Adopt costs two requests, one more for a Multi, and an error leaves the entry as it was. If there
-// is no entry, Adopt costs one request. If the entry waits, Adopt waits in its place as Lock does, and gives the place up when
-// ctx ends. The fence of the hold is in use. A guard that the process before gave out stays true, so nobody may act on such a guard any more.
+// If the entry has the lock, Adopt costs two requests, one more for a Multi, and an error leaves the entry as it was. If there is no
+// entry, Adopt costs one request. If the entry waits, Adopt waits in its place as Lock does, and gives the place up when ctx ends.
+// The fence of the hold is in use. A guard that the process before gave out stays true, so nobody may act on such a guard any more.
 //
 // A write lock that was downgraded comes as a read hold, whose Key is <name>/r<lease>. So does a write lock whose
 // exclusive key somebody has removed: etcd has the same keys then, so look at Key before you write.

@@ -108,8 +108,8 @@ func WithHooks(hooks ...*Hooks) Option {
 	return option(func(c *config) { c.hooks = append(c.hooks, hooks...) })
 }
 
-// WithTrailingSlash accepts names that end in "/", but not in a [Multi], to share them with programs that use etcd's own concurrency package.
-// [Client.ListNames] passes such names over.
+// WithTrailingSlash accepts names that end in "/", but not in a [Multi], to share them with programs that use etcd's own concurrency
+// package. [Client.ListNames] passes such names over.
 func WithTrailingSlash() Option { return option(func(c *config) { c.slash = true }) }
 
 // published is what an acquisition says to programs: in a field of its value or, if it is raw, as the value itself. The

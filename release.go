@@ -21,8 +21,8 @@ import (
 // keys of a Multi that makes about half of the 128 operations that etcd allows in a txn.
 const maxLooked = 32
 
-// offerRemoval offers the removal of the keys: the next request of the name may take it along. next are the entries of the session behind it.
-// now: send the request at once, and do not wait for a request of this name that is under way, since another session may
+// offerRemoval offers the removal of the keys: the next request of the name may take it along. next are the entries of the session
+// behind it. now: send the request at once, and do not wait for a request of this name that is under way, since another session may
 // be waiting for this removal, or a caller is.
 func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leaving {
 	return a.s.removals.Add(a.parts()[0].Name, &removal.Leaving{Keys: a.allKeys(), Rev: a.rev, Next: next, Now: now, Crowd: a.state == abandoned, Owner: (*leaver)(a)})
@@ -159,11 +159,12 @@ func (a *acquisition) awaitedLocked() bool {
 // ended it returns at once. Where the lock goes from one goroutine of the session to the next faster than etcd commits, the
 // releases share requests with each other and with the next Lock, and a release may wait for a commit more.
 //
-// From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before, Unlock returns ErrLost: somebody else may
-// have been in the section. If the session's deadline passes before etcd has answered, Unlock returns ErrSessionExpired: up to then nobody else had the
-// lock, which is free when the lease ends. If a reply was lost and the entry is not there, nobody can tell who removed it, and Unlock returns nil. There is
-// one exception: if a proxy passes the release on and answers Canceled or DeadlineExceeded, clientv3 itself repeats the release unseen, and Unlock returns
-// ErrLost even if nobody else has removed the entry. ctx may be the hold's own.
+// From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before, Unlock returns
+// ErrLost: somebody else may have been in the section. If the session's deadline passes before etcd has answered, Unlock returns
+// ErrSessionExpired: up to then nobody else had the lock, which is free when the lease ends. If a reply was lost and the entry is not
+// there, nobody can tell who removed it, and Unlock returns nil. There is one exception: if a proxy passes the release on and answers
+// Canceled or DeadlineExceeded, clientv3 itself repeats the release unseen, and Unlock returns ErrLost even if nobody else has
+// removed the entry. ctx may be the hold's own.
 func (h *Held) Unlock(ctx context.Context) error {
 	return h.lock.wrap("unlock", h.unlock(ctx))
 }
@@ -174,11 +175,8 @@ func (h *Held) unlock(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if outer != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = etcd.Outlive(ctx, outer, ErrNotHeld)
-		defer cancel()
-	}
+	ctx, cancel := etcd.Outlive(ctx, outer, ErrNotHeld)
+	defer cancel()
 	err = h.finishRelease(ctx, l)
 	h.notifyOver(at, err, false)
 	return err

@@ -137,9 +137,13 @@ func Bind(ctx, life context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// Outlive returns a ctx that ends with ctx, except if ctx ends because of cause, and with outer. The ctx that Do gives ends when its
-// hold is unlocked, and the request that unlocks the hold must go on until the ctx ends that Do was given: outer.
+// Outlive returns ctx if outer is nil. Else it returns a ctx that ends with ctx, except if ctx ends because of cause, and that ends
+// with outer likewise. The ctx that Do gives ends when its hold is unlocked, and the request that unlocks the hold must go on until the
+// ctx ends that Do was given: outer.
 func Outlive(ctx, outer context.Context, cause error) (context.Context, context.CancelFunc) {
+	if outer == nil {
+		return ctx, func() {}
+	}
 	out, free := context.WithoutCancel(ctx), func() {}
 	if d, ok := ctx.Deadline(); ok {
 		out, free = context.WithDeadline(out, d)
