@@ -61,13 +61,10 @@ func (h *Held) finishRelease(ctx context.Context, l *removal.Leaving) error {
 	switch cause := h.s.Err(); {
 	case err == nil && !r.Found(len(h.parts()) > 1):
 		return ErrLost
-	case err == nil || cause == nil || ctx.Err() != nil:
-		return err
-	case time.Now().Before(h.s.lease.Deadline()): // Close has ended the session, or a word of etcd has
+	case err != nil && cause != nil && ctx.Err() == nil:
 		return lossOf(cause)
-	default: // up to the deadline nobody else had the lock
-		return cause
 	}
+	return err
 }
 
 // abandon gives up an acquisition that its caller did not get: whatever of it is in the queue, or comes there late, is
@@ -160,9 +157,9 @@ func (a *acquisition) awaitedLocked() bool {
 // releases share requests with each other and with the next Lock, and a release may wait for a commit more.
 //
 // From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before, Unlock returns
-// ErrLost: somebody else may have been in the section. If the session's deadline passes before etcd has answered, Unlock returns
-// ErrSessionExpired: up to then nobody else had the lock, which is free when the lease ends. If a reply was lost and the entry is not
-// there, nobody can tell who removed it, and Unlock returns nil. There is one exception: if a proxy passes the release on and answers
+// ErrLost: somebody else may have been in the section. If the session ends before etcd has answered, Unlock returns ErrLost too, with
+// ErrSessionExpired, although nobody else had the lock up to the session's deadline. If a reply was lost and the entry is not there,
+// nobody can tell who removed it, and Unlock returns nil. There is one exception: if a proxy passes the release on and answers
 // Canceled or DeadlineExceeded, clientv3 itself repeats the release unseen, and Unlock returns ErrLost even if nobody else has
 // removed the entry. ctx may be the hold's own.
 func (h *Held) Unlock(ctx context.Context) error {
