@@ -173,8 +173,9 @@ func (d *doctor) manyKeys(ctx context.Context, q etcdlock.Queue) {
 func (d *doctor) attached(ctx context.Context, lease clientv3.LeaseID) (*clientv3.LeaseTimeToLiveResponse, error) {
 	ctx, cancel := context.WithTimeout(ctx, d.lookTimeout())
 	defer cancel()
-	got, _, err := etcd.Do(ctx, etcd.NewClient(d.client), etcd.Policy{Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-		return d.client.TimeToLive(ctx, lease, clientv3.WithAttachedKeys())
+	client := etcd.NewClient(d.client)
+	got, _, err := etcd.Do(ctx, client, etcd.Policy{Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return client.TimeToLive(ctx, lease, true)
 	})
 	return got, err
 }

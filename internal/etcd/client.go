@@ -4,7 +4,6 @@ package etcd
 
 import (
 	"context"
-	"reflect"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,8 +33,6 @@ type Client struct {
 	calls   calls
 	suspect atomic.Bool // a watch could not be opened with watcher
 
-	plainLease bool // the user has put no other Lease in the place of etcd's own
-
 	mu      sync.Mutex
 	watcher *Watcher // for new watches
 }
@@ -43,7 +40,6 @@ type Client struct {
 // NewClient makes a Client. It makes no request.
 func NewClient(client *clientv3.Client) *Client {
 	c := &Client{Client: client, watcher: newWatcher(client, client.Watcher)}
-	c.plainLease = reflect.TypeOf(client.Lease) == reflect.TypeOf(clientv3.NewLease(client))
 	c.waker.reset = func() { resetBackoff(client) }
 	return c
 }

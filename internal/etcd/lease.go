@@ -4,6 +4,7 @@ package etcd
 
 import (
 	"context"
+	"reflect"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -43,11 +44,14 @@ func (c *Client) RevokeOnce(ctx context.Context, id clientv3.LeaseID) error {
 	return RequestError(ctx, err)
 }
 
+// plainLease is the type of etcd's own Lease.
+var plainLease = reflect.TypeOf(clientv3.NewLeaseFromLeaseClient(nil, nil, 0))
+
 // timeToLiveOnce asks once after a lease, as RevokeOnce does, for the client's own TimeToLive repeats the request just so. But the
 // user may have put another Lease in the place of etcd's own, which takes a prefix off the keys, for one: that is asked. So is the
 // client's own TimeToLive if the reply is too large for gRPC's usual limit, which it raises.
 func (c *Client) timeToLiveOnce(ctx context.Context, id clientv3.LeaseID, keys bool) (*clientv3.LeaseTimeToLiveResponse, error) {
-	if c.plainLease && c.hasConnection() {
+	if reflect.TypeOf(c.Lease) == plainLease && c.hasConnection() {
 		r, err := pb.NewLeaseClient(c.ActiveConnection()).LeaseTimeToLive(ctx, &pb.LeaseTimeToLiveRequest{ID: int64(id), Keys: keys})
 		if err == nil {
 			return &clientv3.LeaseTimeToLiveResponse{ResponseHeader: r.GetHeader(), ID: id, TTL: r.TTL, GrantedTTL: r.GrantedTTL, Keys: r.Keys}, nil

@@ -48,13 +48,13 @@ func (s *Sender) departLocked(c *Command) {
 
 // arriveLocked takes note that a command is not on its way any more. If no other command of its name is, the removals that were
 // offered for the name go with the next request. They also do if the command had to go alone: it took no removal along, and the
-// next command of the name may not either. And they do while the Client drains, which may hold the other command back.
+// next command of the name may not either.
 func (s *Sender) arriveLocked(c *Command) {
 	s.aboard--
 	for _, name := range c.Names {
 		if s.flying[name]--; s.flying[name] == 0 {
 			delete(s.flying, name)
-		} else if !s.limits.alone(c) && !s.etcd.Draining() {
+		} else if s.joins(c) {
 			continue
 		}
 		for _, o := range s.offers[name] {

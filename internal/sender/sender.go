@@ -144,12 +144,15 @@ func (s *Sender) Await(ctx, life context.Context, o Offered) (r Reply, ambiguous
 }
 
 // claimLocked returns true if the caller must send the removal now: no request has it, and it has no reply to wait for. A
-// removal that must go by itself waits for no reply: there may be a request of its name at each moment, and none takes it along. Nor
-// does one wait while the Client drains, which may hold that request back.
+// removal that must go by itself waits for no reply: there may be a request of its name at each moment, and none takes it along.
 func (s *Sender) claimLocked(c *Command) bool {
-	if c.state != offered || c.Patient && s.flying[c.Names[0]] > 0 && !s.limits.alone(c) && !s.etcd.Draining() {
+	if c.state != offered || c.Patient && s.flying[c.Names[0]] > 0 && s.joins(c) {
 		return false
 	}
 	s.offers.remove(c)
 	return true
 }
+
+// joins reports whether the removals and the other requests of c's names go together. They do not if c goes by itself, nor while the
+// Client drains, which lets the removals through and may hold the others back.
+func (s *Sender) joins(c *Command) bool { return !s.limits.alone(c) && !s.etcd.Draining() }
