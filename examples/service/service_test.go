@@ -137,15 +137,22 @@ func TestService_EtcdStopped(t *testing.T) {
 	require.NoError(t, stop2())
 }
 
-// A request that waits for its account when the service is asked to end gets its own answer, and the service ends well.
-func TestService_RequestUnderWayAtTheEnd(t *testing.T) {
-	t.Parallel()
+// besideAHolder is a replica that is ready, and the hold that somebody, who has other, has of ann's account.
+func besideAHolder(t *testing.T) (url string, stop func() error, other *etcdlock.Client, h *etcdlock.Held) {
+	t.Helper()
 	cluster := etcdtest.Start(t)
-	_, url, stop := replica(t, cluster, "first")
-	other := etcdlock.New(cluster.Client(t), etcdlock.WithOwner("somebody"))
+	_, url, stop = replica(t, cluster, "first")
+	other = etcdlock.New(cluster.Client(t), etcdlock.WithOwner("somebody"))
 	h, err := other.Mutex("service/accounts/ann").Lock(t.Context())
 	require.NoError(t, err)
 	requireStatus(t, http.StatusOK, "GET", url+"/readyz")
+	return url, stop, other, h
+}
+
+// A request that waits for its account when the service is asked to end gets its own answer, and the service ends well.
+func TestService_RequestUnderWayAtTheEnd(t *testing.T) {
+	t.Parallel()
+	url, stop, other, h := besideAHolder(t)
 	answer := make(chan string, 1)
 	go func() {
 		_, text := status(t, "POST", url+"/accounts/ann/deposits?amount=1")
@@ -164,12 +171,7 @@ func TestService_RequestUnderWayAtTheEnd(t *testing.T) {
 // A request that waits for too long is told whom it waited for; a bad one, what is wrong with it.
 func TestService_Errors(t *testing.T) {
 	t.Parallel()
-	cluster := etcdtest.Start(t)
-	_, url, stop := replica(t, cluster, "first")
-	other := etcdlock.New(cluster.Client(t), etcdlock.WithOwner("somebody"))
-	h, err := other.Mutex("service/accounts/ann").Lock(t.Context())
-	require.NoError(t, err)
-	requireStatus(t, http.StatusOK, "GET", url+"/readyz")
+	url, stop, other, h := besideAHolder(t)
 	require.Contains(t, requireStatus(t, http.StatusServiceUnavailable, "POST", url+"/accounts/ann/deposits?amount=1"), "1 ahead, held by somebody")
 	require.NoError(t, h.Unlock(t.Context()))
 	requireStatus(t, http.StatusBadRequest, "POST", url+"/accounts/ann/deposits?amount=x")

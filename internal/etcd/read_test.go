@@ -89,20 +89,30 @@ func TestReadAt_NoStorm(t *testing.T) {
 
 func errOf(_ []*pb.RangeResponse, _ int64, err error) error { return err }
 
+// pagedKey is the key number i of a range that takes several pages.
+func pagedKey(i int) string { return fmt.Sprintf("a%0120d", i) }
+
+// paged is a client that can receive about 13 of these keys at once, and the revision at which n keys were put, in the order of
+// their age.
+func paged(t *testing.T, n int, aged func(i int) string) (c *Client, rev int64) {
+	c = NewClient(etcdtest.Start(t).Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.MaxCallRecvMsgSize = 2 << 10 })))
+	for i := range n {
+		resp, err := c.Put(t.Context(), aged(i), "")
+		require.NoError(t, err)
+		rev = resp.Header.Revision
+	}
+	return c, rev
+}
+
 // A reply that is too large for the client is read in pages. The result is that of one read: the first keys up to the limit,
 // in the order that was asked for, and More if there are others.
 func TestReadAt_Pages(t *testing.T) {
 	t.Parallel()
-	own := etcdtest.Start(t)
-	c := NewClient(own.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.MaxCallRecvMsgSize = 2 << 10 })))
-	ctx := t.Context()
-	const keys, limit = 60, 30 // the client can receive about 13 keys at once
-	key := func(i int) string { return fmt.Sprintf("a%0120d", i) }
+	const keys, limit = 60, 30
+	key := pagedKey
 	aged := func(i int) string { return key(7 * i % keys) } // in the order of age, which is another than that of the keys
-	for i := range keys {
-		_, err := c.Put(ctx, aged(i), "")
-		require.NoError(t, err)
-	}
+	c, _ := paged(t, keys, aged)
+	ctx := t.Context()
 	for name, r := range map[string]struct {
 		read        Read
 		first, last string
@@ -182,44 +192,28 @@ func TestRefused(t *testing.T) {
 
 // A read that is pinned at a revision, and made in pages, shows that revision.
 func TestReadAt_PagesOfARevision(t *testing.T) {
-	own := etcdtest.Start(t)
-	c := NewClient(own.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.MaxCallRecvMsgSize = 2 << 10 })))
-	ctx := t.Context()
 	const keys = 60
-	key := func(i int) string { return fmt.Sprintf("a%0120d", i) }
-	var rev int64
-	for i := range keys {
-		resp, err := c.Put(ctx, key(i), "")
-		require.NoError(t, err)
-		rev = resp.Header.Revision
-	}
-	_, err := c.Delete(ctx, key(keys-1))
+	c, rev := paged(t, keys, pagedKey)
+	ctx := t.Context()
+	_, err := c.Delete(ctx, pagedKey(keys-1))
 	require.NoError(t, err)
-	_, err = c.Put(ctx, key(keys), "")
+	_, err = c.Put(ctx, pagedKey(keys), "")
 	require.NoError(t, err)
 	got, at, err := c.ReadAt(ctx, ctx, rev, ReadRange("a", "b"))
 	require.NoError(t, err)
 	require.Equal(t, rev, at)
 	require.Len(t, got[0].Kvs, keys)
-	require.Equal(t, key(keys-1), string(got[0].Kvs[keys-1].Key), "it was there at that revision")
+	require.Equal(t, pagedKey(keys-1), string(got[0].Kvs[keys-1].Key), "it was there at that revision")
 }
 
 // No revision has "a…0" without "a…59"; a listing that says so breaks I1: the entry a…0 would be granted.
 func TestReadAt_PagesOfNoRevision(t *testing.T) {
-	own := etcdtest.Start(t)
-	c := NewClient(own.Client(t, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.MaxCallRecvMsgSize = 2 << 10 })))
-	ctx := t.Context()
 	const keys = 60
-	key := func(i int) string { return fmt.Sprintf("a%0120d", i) }
-	var rev int64
-	for i := keys - 1; i >= 0; i-- { // a…59 is the oldest: it has the lock; a…0 waits
-		resp, err := c.Put(ctx, key(i), "")
-		require.NoError(t, err)
-		rev = resp.Header.Revision
-	}
-	_, err := c.Delete(ctx, key(0)) // somebody breaks the waiter
+	c, rev := paged(t, keys, func(i int) string { return pagedKey(keys - 1 - i) }) // a…59 is the oldest: it has the lock; a…0 waits
+	ctx := t.Context()
+	_, err := c.Delete(ctx, pagedKey(0)) // somebody breaks the waiter
 	require.NoError(t, err)
-	_, err = c.Delete(ctx, key(keys-1)) // then the holder releases
+	_, err = c.Delete(ctx, pagedKey(keys-1)) // then the holder releases
 	require.NoError(t, err)
 	got, _, err := c.ReadAt(ctx, ctx, rev, ReadRange("a", "b"))
 	require.NoError(t, err)
@@ -227,5 +221,5 @@ func TestReadAt_PagesOfNoRevision(t *testing.T) {
 	for _, kv := range got[0].Kvs {
 		there[string(kv.Key)] = true
 	}
-	require.False(t, there[key(0)] && !there[key(keys-1)], "the waiter without the holder: at no revision")
+	require.False(t, there[pagedKey(0)] && !there[pagedKey(keys-1)], "the waiter without the holder: at no revision")
 }
