@@ -187,6 +187,7 @@ func TestRefused(t *testing.T) {
 	}
 	require.True(t, notProposed(rpctypes.ErrNoLeader))
 	require.True(t, notProposed(errors.New("raft proposal dropped")))
+	require.False(t, notProposed(fmt.Errorf("%w: raft proposal dropped", context.Canceled)), "the cause of a ctx may say anything")
 	require.False(t, notProposed(errors.New("transport is closing")))
 }
 

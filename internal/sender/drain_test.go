@@ -62,3 +62,25 @@ func TestDrain_SendsNoEnqueues(t *testing.T) {
 		require.False(t, there, "an enqueue was sent while the client drains")
 	})
 }
+
+// While the Client drains, an enqueue that begins takes no removal along: the removal would let the enqueue through.
+func TestDrain_EnqueueTakesNoRemovalAlong(t *testing.T) {
+	onPost(t, func(p *post) {
+		p.enter("a/1")
+		r := p.offer(true, "a/1")
+		r.Through = true
+		answered := make(chan struct{})
+		p.calls.Go(func() { p.etcd.Drain(5*time.Second, answered, nil)() })
+		synctest.Wait()
+		p.put("a/2")
+		synctest.Wait()
+		there := len(p.f.Keys("a/2")) > 0
+		p.await(p.Context(), r)
+		synctest.Wait()
+		removed := len(p.f.Keys("a/1")) == 0
+		close(answered)
+		p.calls.Wait()
+		require.False(t, there, "the enqueue was sent")
+		require.True(t, removed, "the removal goes by itself")
+	})
+}
