@@ -92,10 +92,12 @@ func TestContended(t *testing.T) {
 			require.Zero(t, v["overlaps"])
 		}
 	}
-	v, err := Ring(t.Context(), get, two, 300*time.Millisecond)
-	require.NoError(t, err)
-	require.Positive(t, v["per_s"])
-	_, err = Uncontended(t.Context(), []peer.Peer{peer.Etcdlock(get), peer.Floor(get)}, 0, 10*time.Millisecond)
+	for _, pass := range []Pass{DeleteAndPut, LikeALock} {
+		v, err := Ring(t.Context(), get, two, 300*time.Millisecond, pass)
+		require.NoError(t, err)
+		require.Positive(t, v["per_s"])
+	}
+	_, err := Uncontended(t.Context(), []peer.Peer{peer.Etcdlock(get), peer.Floor(get)}, 0, 10*time.Millisecond)
 	require.NoError(t, err)
 	_, err = Floor(t.Context(), clients[0], clients[1], time.Millisecond, 10*time.Millisecond)
 	require.NoError(t, err)

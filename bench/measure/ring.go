@@ -15,10 +15,8 @@ import (
 
 // Ring is the floor of Grants: how many times a second a turn can be passed on in a
 // ring of contenders, without any queue. Each contender watches the key of the one
-// before it. When that key is deleted, it has the turn: it deletes its own key,
-// which costs as much as a release, and puts it again, which costs as much as queueing
-// up again.
-func Ring(ctx context.Context, clients peer.Clients, c Contenders, d time.Duration) (v Values, err error) {
+// before it. When that key is deleted, it has the turn and passes it on with pass: [DeleteAndPut] or [LikeALock].
+func Ring(ctx context.Context, clients peer.Clients, c Contenders, d time.Duration, pass Pass) (v Values, err error) {
 	ctx, cancel := context.WithCancel(clientv3.WithRequireLeader(ctx))
 	defer cancel()
 	n, name := c.Total(), newName()
@@ -37,11 +35,9 @@ func Ring(ctx context.Context, clients peer.Clients, c Contenders, d time.Durati
 		return nil, err
 	}
 	var turns atomic.Int64
-	turn := func(i int) error {
+	turn := func(i int, had int64) error {
 		turns.Add(1)
-		_, derr := client(i).Delete(ctx, key(i))
-		_, perr := client(i).Put(ctx, key(i), "")
-		return errors.Join(derr, perr)
+		return pass(ctx, client(i), name+"/", key(i), had)
 	}
 	var wg sync.WaitGroup
 	errs := make([]error, n)
@@ -49,11 +45,11 @@ func Ring(ctx context.Context, clients peer.Clients, c Contenders, d time.Durati
 		wg.Go(func() {
 			var err error
 			if i == n-1 { // it begins, and takes no other turn before its key exists again
-				err = turn(i)
+				err = turn(i, 0)
 			}
 			for resp := range before[i] {
-				for range resp.Events {
-					err = errors.Join(err, turn(i))
+				for _, e := range resp.Events {
+					err = errors.Join(err, turn(i, e.Kv.ModRevision))
 				}
 				if err != nil {
 					break
@@ -75,4 +71,26 @@ func Ring(ctx context.Context, clients peer.Clients, c Contenders, d time.Durati
 	cancel()
 	wg.Wait()
 	return v, errors.Join(append(errs, err)...)
+}
+
+// A Pass passes the turn of a [Ring] on: the contender's key, in the queue of that name, is deleted and put again. The
+// contender has had the turn since revision had, or from the beginning if had is 0.
+type Pass func(ctx context.Context, client *clientv3.Client, queue, key string, had int64) error
+
+// DeleteAndPut is the cheapest Pass. It costs as many commits as a release and the next entry in the queue.
+func DeleteAndPut(ctx context.Context, client *clientv3.Client, _, key string, _ int64) error {
+	_, derr := client.Delete(ctx, key)
+	_, perr := client.Put(ctx, key, "")
+	return errors.Join(derr, perr)
+}
+
+// LikeALock is a Pass with the requests of a lock of one queue: a read which shows that nobody else is before the
+// contender, a release that deletes no later entry, and an entry that shows whom the contender must wait for.
+func LikeALock(ctx context.Context, client *clientv3.Client, queue, key string, had int64) error {
+	shown := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(16)}
+	_, rerr := client.Get(ctx, queue, append(shown, clientv3.WithRev(had), clientv3.WithSerializable())...)
+	_, derr := client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), ">", 0)).Then(clientv3.OpDelete(key)).Commit()
+	_, perr := client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
+		Then(clientv3.OpGet(queue, shown...), clientv3.OpPut(key, "")).Commit()
+	return errors.Join(rerr, derr, perr)
 }

@@ -40,6 +40,9 @@ var titles = map[string]string{
 
 const serialized = "concurrency behind sync.Mutex"
 
+// LikeALock is the floor of grants with the requests that a lock needs.
+const LikeALock = "floor with a lock's requests"
+
 // others are the peers that do not use etcd.
 var others = []string{"zookeeper", "redsync, fsync", "redsync"}
 
@@ -63,14 +66,14 @@ func (rep Report) grants(servers string) string {
 	}
 	t := newTable(head...)
 	f := figure{servers: servers, value: "per_s"}
-	for _, p := range slices.Concat([]string{"floor", "etcdlock", "etcdlock, Release", "concurrency", serialized}, others) {
+	for _, p := range slices.Concat([]string{"floor", LikeALock, "etcdlock", "etcdlock, Release", "concurrency", serialized}, others) {
 		t.rowOf(p, number, rep.overShapes("grants", Contenders, f.of(p), figure{}))
 	}
 	passed := figure{servers: servers, value: "passed_per_s"}
 	for _, p := range others[1:] {
 		t.rowOf(p+": to another contender", number, rep.overShapes("grants", Contenders, passed.of(p), figure{}))
 	}
-	for _, p := range []string{"floor", "concurrency", serialized} {
+	for _, p := range []string{"floor", LikeALock, "concurrency", serialized} {
 		t.rowOf("etcdlock over "+p, factor, rep.overShapes("grants", Contenders, f.of("etcdlock"), f.of(p)))
 	}
 	return t.String()
