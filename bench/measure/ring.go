@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/bench/peer"
@@ -89,6 +90,9 @@ func DeleteAndPut(ctx context.Context, client *clientv3.Client, _, key string, _
 func LikeALock(ctx context.Context, client *clientv3.Client, queue, key string, had int64) error {
 	shown := []clientv3.OpOption{clientv3.WithPrefix(), clientv3.WithKeysOnly(), clientv3.WithLimit(16)}
 	_, rerr := client.Get(ctx, queue, append(shown, clientv3.WithRev(had), clientv3.WithSerializable())...)
+	if errors.Is(rerr, rpctypes.ErrFutureRev) { // of a member that lags
+		_, rerr = client.Get(ctx, queue, shown...)
+	}
 	_, derr := client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), ">", 0)).Then(clientv3.OpDelete(key)).Commit()
 	_, perr := client.Txn(ctx).If(clientv3.Compare(clientv3.CreateRevision(key), "=", 0)).
 		Then(clientv3.OpGet(queue, shown...), clientv3.OpPut(key, "")).Commit()
