@@ -51,7 +51,7 @@ func TestDocs_ReadmeNumbersAreMeasured(t *testing.T) {
 		quoted = append(quoted, m[1])
 	}
 	require.Equal(t, []string{
-		median("Hand-over", "etcdlock"), median("Hand-over", "concurrency"),
+		median("Hand-over", "etcdlock"), median("Hand-over", "concurrency"), median("Hand-over", "floor"),
 		median("An uncontended lock", "etcdlock"), median("An uncontended lock", "concurrency"),
 	}, quoted)
 }
