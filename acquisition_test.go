@@ -9,11 +9,15 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
 // A TryLock that lists the keys that block it also ends with the session.
@@ -58,6 +62,30 @@ func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 		require.True(t, errors.Is(err, context.Canceled) || errors.Is(err, ErrLost), err)
 		s.lease.NotFound()
 	})
+}
+
+// A proxy passes a removal on, and answers Unavailable or Canceled. The session repeats the removal after the first, and knows that
+// it did. After the second, clientv3 repeats the removal by itself, and the session can't know, so Unlock says that the hold was
+// lost: to say nothing would hide the losses that are real.
+func TestUnlock_ProxyAnswersInEtcdsPlace(t *testing.T) {
+	for answer, want := range map[codes.Code]error{codes.Unavailable: nil, codes.Canceled: ErrLost, codes.DeadlineExceeded: ErrLost} {
+		tap, name := etcdtest.NewTap(), lockName(t)
+		c := cluster.Client(t, tap)
+		s := newTestSession(t, c)
+		s.etcd.NeverHedge() // a copy may be what removes the entry, and has an answer
+		m := NewMutex(s, name)
+		h := harness.Take(t, m.Lock)
+		tap.Next("Txn", func(ctx context.Context, call *etcdtest.Call) error {
+			if err := call.Send(ctx); err != nil {
+				return err
+			}
+			return status.Error(answer, "the proxy goes away")
+		})
+		require.Equal(t, want, errors.Unwrap(h.Unlock(testCtx(t))), answer)
+		requireGone(t, c, name)
+		h = harness.Take(t, m.Lock)
+		require.NoError(t, h.Unlock(testCtx(t)))
+	}
 }
 
 // A Lock that could not read the key that blocks it does not know whether the key is its own,

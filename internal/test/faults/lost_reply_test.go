@@ -2,7 +2,6 @@ package faults
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -10,11 +9,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 
 	"github.com/etcdlock/etcdlock"
-	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
@@ -231,27 +227,4 @@ func TestFault_A8_LostGrantReply(t *testing.T) {
 	_, err := etcdlock.NewSession(ctx, c, etcdlock.WithTTL(time.Hour))
 	require.ErrorIs(t, err, context.Canceled)
 	require.Eventually(t, func() bool { return len(harness.Leases(t, c, before...)) == 0 }, harness.Hang, harness.Tick)
-}
-
-// A proxy passes a removal on, and answers Unavailable or Canceled. The session repeats the removal after the first, and knows that
-// it did. After the second, clientv3 repeats the removal by itself, and the session can't know, so Unlock says that the hold was
-// lost: to say nothing would hide the losses that are real.
-func TestUnlock_ProxyAnswersInEtcdsPlace(t *testing.T) {
-	t.Parallel()
-	for answer, want := range map[codes.Code]error{codes.Unavailable: nil, codes.Canceled: etcdlock.ErrLost, codes.DeadlineExceeded: etcdlock.ErrLost} {
-		tap, name := etcdtest.NewTap(), harness.LockName(t)
-		c := cluster.Client(t, tap)
-		m := etcdlock.NewMutex(newSession(t, c), name)
-		h := harness.Take(t, m.Lock)
-		tap.Next("Txn", func(ctx context.Context, call *etcdtest.Call) error {
-			if err := call.Send(ctx); err != nil {
-				return err
-			}
-			return status.Error(answer, "the proxy goes away")
-		})
-		require.Equal(t, want, errors.Unwrap(h.Unlock(harness.Ctx(t))), answer)
-		harness.RequireGone(t, c, name)
-		h = harness.Take(t, m.Lock)
-		require.NoError(t, h.Unlock(harness.Ctx(t)))
-	}
 }
