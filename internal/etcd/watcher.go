@@ -50,10 +50,10 @@ type Watcher struct {
 	answers atomic.Bool
 	watched atomic.Pointer[watched]
 	opened  time.Time
-	life    context.Context // of the watches
+	life    context.Context // of the watches, while there are any: see beginLocked
 	end     context.CancelFunc
 	// calls of Watch end with calling: with the clientv3.Client, and for a Watcher of the user's when CloseWatcher calls
-	// quit. quit is nil for etcd's own Watchers, as NewWatcher makes them. See inBackground.
+	// quit. quit is nil for etcd's own Watchers, as NewWatcher makes them. See inBackground. calling is nil before the first watch.
 	calls   sync.WaitGroup
 	calling context.Context
 	quit    context.CancelFunc
@@ -68,12 +68,26 @@ type watched struct {
 }
 
 func newWatcher(client *clientv3.Client, of clientv3.Watcher) *Watcher {
-	w := &Watcher{Watcher: of, calling: client.Ctx()}
+	w := &Watcher{Watcher: of}
 	if !isPlain(client, of) {
-		w.calling, w.quit = context.WithCancel(w.calling)
+		w.quit = func() {} // before the first watch
+	}
+	return w
+}
+
+// beginLocked is called before the first watch, and again when there was none. A ctx that ends with the clientv3.Client is kept by
+// that until somebody ends the ctx. Most Clients have no watch, and nobody closes them: each look at a queue makes one. So a
+// Watcher has such a ctx only while it has watches; a Watcher of the user's has one until CloseWatcher. The caller holds the Client's mu.
+func (w *Watcher) beginLocked(client context.Context) {
+	if w.calling == nil {
+		w.calling = client
+		if !w.renewable() {
+			if w.calling, w.quit = context.WithCancel(client); w.replaced {
+				w.quit()
+			}
+		}
 	}
 	w.life, w.end = context.WithCancel(w.calling)
-	return w
 }
 
 // inBackground runs f, which calls w.Watch, or returns false if that must not be called any more.
@@ -122,15 +136,20 @@ func (w *Watcher) idle() bool { return w.watches == 0 }
 func (c *Client) EnterWatcher() *Watcher {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.watcher.watches++
-	return c.watcher
+	w := c.watcher
+	if w.watches++; w.watches == 1 {
+		w.beginLocked(c.Ctx())
+	}
+	return w
 }
 
 // LeaveWatcher is called when a watch of w is closed, or could not be opened; failed says that
 // this was w's fault.
 func (c *Client) LeaveWatcher(w *Watcher, failed bool) {
 	c.mu.Lock()
-	w.watches--
+	if w.watches--; w.idle() {
+		w.end()
+	}
 	if failed && w == c.watcher && w.renewable() {
 		c.suspect.Store(true)
 	}
@@ -182,12 +201,13 @@ func (c *Client) CloseWatcher() {
 	c.mu.Lock()
 	w := c.watcher
 	w.replaced = true
-	if !w.renewable() {
+	renewable := w.renewable()
+	if !renewable {
 		w.quit()
 	}
 	c.mu.Unlock()
 	c.closeUnused(w)
-	if w.renewable() {
+	if renewable {
 		return
 	}
 	returned := make(chan struct{})

@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"context"
+	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -9,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/goleak"
+	"go.uber.org/zap"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
@@ -104,6 +106,42 @@ func TestWatcherFailed(t *testing.T) {
 	s.LeaveWatcher(first, true)
 	s.etcdAnswers()
 	require.Same(t, second, s.EnterWatcher())
+}
+
+// The clientv3.Client keeps nothing of a Client that has no watch: each look at a queue makes one, and nobody closes that.
+func TestWatcher_NothingIsKept(t *testing.T) {
+	plain, err := clientv3.New(clientv3.Config{Endpoints: []string{"127.0.0.1:1"}, Logger: zap.NewNop()})
+	require.NoError(t, err)
+	defer plain.Close()
+	users := fakeetcd.New().Client(nil)
+	for what, client := range map[string]*clientv3.Client{"etcd's own": plain, "the user's": users} {
+		before := heap()
+		for range 20_000 {
+			NewClient(client)
+		}
+		require.Less(t, heap()-before, int64(1<<20), what)
+	}
+	c := NewClient(users)
+	for range 2 {
+		w, err := c.OpenWatch(t.Context(), t.Context(), "a", "")
+		require.NoError(t, err)
+		life := c.watcher.life
+		require.NoError(t, life.Err())
+		w.Close()
+		require.Error(t, life.Err())
+	}
+	c = NewClient(users)
+	c.CloseWatcher()
+	_, err = c.OpenWatch(t.Context(), t.Context(), "a", "")
+	require.ErrorIs(t, err, ErrWatch)
+}
+
+// heap is how many bytes are in use.
+func heap() int64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&m)
+	return int64(m.HeapAlloc)
 }
 
 // A client that is closed makes no Watcher, which nobody would close: not for a watch that could not be opened, nor
