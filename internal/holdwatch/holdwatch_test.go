@@ -261,6 +261,28 @@ func TestMemberLags(t *testing.T) {
 	})
 }
 
+// A hold that comes while the shared watch is away is not judged by what that watch has told: the member that opens the next
+// watch may lag, and show a queue in which the hold is not yet.
+func TestMemberLags_WhileAway(t *testing.T) {
+	play(t, func(s *scene) {
+		s.holds("dir/", maxSingles+1)
+		s.requireWatches(maxSingles + 1)
+		q := queue.Entry{Key: "dir/x/1c", Rev: s.f.Write("dir/x/1c")}
+		s.f.Write("dir/y/1c")
+		s.f.Remove("dir/y/1c") // so the shared watch has come further than the hold
+		synctest.Wait()
+		s.f.BreakWatches()
+		s.f.Lag(3)
+		synctest.Wait()
+		require.True(s, s.Watch(q.Key, q))
+		<-time.After(time.Second)
+		s.requireWatches(maxSingles + 1)
+		s.requireTold()
+		s.f.Remove(q.Key)
+		s.requireTold(q)
+	})
+}
+
 // A watch that has something is known to live. One that has lived for long is replaced at once when it breaks, and
 // the log has each outage.
 func TestLivesLong(t *testing.T) {

@@ -67,6 +67,7 @@ func (w *watch[H]) watch(out *outage.Outage) error {
 	defer own.Close()
 	w.ws.mu.Lock()
 	w.upTo = own.At
+	w.unseen = nil // this watch judges those, too, that came while none was open: its member may lag behind them (I3)
 	for _, h := range w.holds {
 		w.checkLocked(h)
 	}
