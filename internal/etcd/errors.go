@@ -24,6 +24,8 @@ var (
 	// ErrWatch says that a watch could not be opened, or ended. What it watched for may have
 	// happened unseen.
 	ErrWatch error = Word("no watch tells of etcd's changes")
+	// ErrWatchLate says that a watch was not open in time. Etcd has not refused the watch.
+	ErrWatchLate = fmt.Errorf("%w: none was open in time", ErrWatch)
 )
 
 // A Word is an error by which the library says what has become of a call.

@@ -53,6 +53,7 @@ func (c *Client) open(ctx context.Context, by *Watcher, key, end string, opts ..
 	}
 	timer := time.NewTimer(c.patience())
 	defer timer.Stop()
+	why := ErrWatch
 	select {
 	case err := <-opened:
 		if err == nil && ctx.Err() == nil {
@@ -62,6 +63,7 @@ func (c *Client) open(ctx context.Context, by *Watcher, key, end string, opts ..
 		return nil, cmp.Or(err, ErrWatch)
 	case <-ctx.Done():
 	case <-timer.C:
+		why = ErrWatchLate
 	case <-by.life.Done():
 	}
 	c.mu.Lock()
@@ -72,7 +74,7 @@ func (c *Client) open(ctx context.Context, by *Watcher, key, end string, opts ..
 		w.Close()
 	}
 	givenUp <- stays
-	return nil, ErrWatch
+	return nil, why
 }
 
 // begin makes the Watch, for await to open. It ends with the clientv3.Client, or with a Watcher of the user's.

@@ -363,6 +363,30 @@ func TestNotOpenedAtTimes(t *testing.T) {
 	})
 }
 
+// A member that hangs refuses nothing, however often the shared watch is not open in time. Else a session would have thousands of
+// watches from then on.
+func TestNotOpenedInTime(t *testing.T) {
+	play(t, func(s *scene) {
+		holds := s.holds("dir/", maxSingles+4)
+		s.requireWatches(maxSingles + 1)
+		goesOn := make(chan struct{})
+		s.f.Step = func(_ context.Context, what string) error {
+			if what == "Watch" {
+				<-goesOn
+			}
+			return nil
+		}
+		s.f.BreakWatches()
+		<-time.After(3 * time.Minute) // a few watches are opened at a time
+		close(goesOn)
+		<-time.After(time.Minute)
+		s.requireWatches(maxSingles + 1)
+		s.requireTold()
+		s.f.Remove(holds[maxSingles].Key)
+		s.requireTold(holds[maxSingles])
+	})
+}
+
 // If it is too late to give each hold a watch, nobody looks after those, and they are told so.
 func TestSplitTooLate(t *testing.T) {
 	play(t, func(s *scene) {

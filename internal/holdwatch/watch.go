@@ -47,8 +47,10 @@ func (w *watch[H]) run(context.Context) {
 			refusals = 0
 		} else if failed := w.ws.Verify(w.ctx, w.all(), 0); failed != nil {
 			err = failed
-		} else if refusals++; refusals == 2 { // etcd answers, and may not let us watch that much
-			w.split()
+		} else if !errors.Is(err, etcd.ErrWatchLate) { // which says that a member hangs, while others answer
+			if refusals++; refusals == 2 { // etcd answers, and may not let us watch that much
+				w.split()
+			}
 		}
 		pauses.pause(w.ctx, lasted, err)
 	}
