@@ -20,7 +20,7 @@ import (
 
 const maxSingles = 64 // holds of a directory that have a watch each
 const maxOpening = 4  // watches that a session opens at a time
-const maxReading = 4  // reads for waiters at a time
+const maxReading = 4  // reads at a time, for waiters, and as many for holds
 
 // A Config is what Watches are made with; H is what stands for a hold. But for Rev, its funcs are called without a
 // mutex.
@@ -42,7 +42,7 @@ type Config[H comparable] struct {
 // Watches are those of a session's holds. They are safe for concurrent use.
 type Watches[H comparable] struct {
 	Config[H]
-	opening, reading chan struct{} // turns
+	opening, reading, verifying chan struct{} // turns
 
 	mu      sync.Mutex
 	dirs    map[string]*dir[H]
@@ -60,7 +60,7 @@ type dir[H comparable] struct {
 func New[H comparable](c Config[H]) *Watches[H] {
 	return &Watches[H]{
 		Config: c, opening: make(chan struct{}, maxOpening), reading: make(chan struct{}, maxReading),
-		dirs: make(map[string]*dir[H]), refresh: make(chan struct{}),
+		verifying: make(chan struct{}, maxReading), dirs: make(map[string]*dir[H]), refresh: make(chan struct{}),
 	}
 }
 
@@ -136,6 +136,16 @@ func (ws *Watches[H]) open(ctx context.Context, from, to string, opts ...clientv
 		ws.Opened()
 	}
 	return w, err
+}
+
+// verify is Verify, few at a time: if etcd has no leader, all watches end at once, and each asks after its holds.
+func (ws *Watches[H]) verify(ctx context.Context, holds []H, at int64) error {
+	done, err := turn(ctx, ws.verifying)
+	if err != nil {
+		return err
+	}
+	defer done()
+	return ws.Verify(ctx, holds, at)
 }
 
 // turn waits for one of the turns, which done returns.

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -384,6 +385,36 @@ func TestNotOpenedInTime(t *testing.T) {
 		s.requireTold()
 		s.f.Remove(holds[maxSingles].Key)
 		s.requireTold(holds[maxSingles])
+	})
+}
+
+// However many watches end at once and can't be opened anew, as while etcd has no leader, few of them ask after their holds at a time.
+func TestNotOpened_NoStorm(t *testing.T) {
+	play(t, func(s *scene) {
+		const n = 100
+		holds := s.holds("name", n)
+		s.requireWatches(n)
+		goesOn, asked := make(chan struct{}), 0
+		var opens atomic.Bool
+		s.f.Step = func(_ context.Context, what string) error {
+			if what == "Range" {
+				s.note(func() { asked++ })
+				<-goesOn
+			}
+			return nil
+		}
+		s.f.Refuse = func(*fakeetcd.Watch) bool { return !opens.Load() }
+		s.f.BreakWatches()
+		s.f.Remove(holds[n-1].Key)
+		<-time.After(etcd.HedgeMin / 2) // later each is sent again
+		together := 0
+		s.note(func() { together = asked })
+		opens.Store(true)
+		close(goesOn)
+		<-time.After(10 * time.Second)
+		require.LessOrEqual(s, together, maxReading)
+		s.requireWatches(n)
+		s.requireTold(holds[n-1])
 	})
 }
 

@@ -45,7 +45,7 @@ func (w *watch[H]) run(context.Context) {
 		out.Start(w.ctx, err)
 		if !errors.Is(err, errNotOpened) {
 			refusals = 0
-		} else if failed := w.ws.Verify(w.ctx, w.all(), 0); failed != nil {
+		} else if failed := w.ws.verify(w.ctx, w.all(), 0); failed != nil {
 			err = failed
 		} else if !errors.Is(err, etcd.ErrWatchLate) { // which says that a member hangs, while others answer
 			if refusals++; refusals == 2 { // etcd answers, and may not let us watch that much
@@ -114,7 +114,7 @@ func (w *watch[H]) verifyUnseen() error {
 	if len(unseen) == 0 {
 		return nil
 	}
-	return w.ws.Verify(w.ctx, unseen, at)
+	return w.ws.verify(w.ctx, unseen, at)
 }
 
 // heard ends the holds whose entries were deleted. Deletions up to an entry's revision are those of earlier uses
