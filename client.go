@@ -135,9 +135,9 @@ func (c *Client) sessionFor(ctx context.Context, l *lock, asked time.Time) (*Ses
 
 func (c *Client) slash() bool { return c != nil && c.config.slash }
 
-// finish revokes the session's lease, for the Client that made it, unless Orphan has left that to a successor.
+// finish revokes the session's lease, for the Client that made it, unless Orphan leaves that to a successor, or is about to.
 func (s *Session) finish() error {
-	if s.lease.Orphaned() {
+	if s.removals.Drains.Load() {
 		s.lease.Wait()
 	} else {
 		<-s.lease.Close(ErrSessionClosed)

@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
 
@@ -620,6 +621,28 @@ func TestClient_LeavesAnOrphanedSession(t *testing.T) {
 			require.ErrorIs(t, s2.Refresh(testCtx(t)), ErrSessionExpired)
 		})
 	}
+}
+
+// A Client that is closed while Orphan is under way leaves the lease too.
+func TestClient_ClosedBesideOrphan(t *testing.T) {
+	c, name := cluster.Client(t), lockName(t)
+	locks := newTestClient(t, c)
+	h, err := locks.Mutex(name).Lock(testCtx(t))
+	require.NoError(t, err)
+	h.mu.Lock() // for which Orphan waits, as it waits for etcd's answers
+	orphan := async(func() error { h.s.Orphan(); return nil })
+	require.Eventually(t, h.s.removals.Drains.Load, hang, tick)
+	closing := async(locks.Close)
+	harness.Hangs(t, closing, 50*time.Millisecond)
+	h.mu.Unlock()
+	require.NoError(t, result(t, orphan))
+	require.NoError(t, result(t, closing))
+	s2, err := NewSession(testCtx(t), c, WithLease(h.s.Lease()))
+	require.NoError(t, err)
+	defer s2.Close()
+	h2, err := s2.Adopt(testCtx(t), name)
+	require.NoError(t, err)
+	require.Equal(t, h.Token(), h2.Token())
 }
 
 // Sessions that are lost at once: a lease is granted by one etcd, and asked for of another, as behind a name with the addresses of

@@ -75,7 +75,6 @@ type Lease struct {
 	manyKeys  sync.Once
 	expiry    *time.Timer
 	endReason string // why Ctx has ended
-	orphaned  bool   // Orphan was called, perhaps after the end of Ctx
 	// lates are the leases that revokeLates revokes, which is at work if revokesLate. lateCame tells it of another one.
 	lates       []late
 	revokesLate bool
@@ -182,19 +181,8 @@ func (l *Lease) End(cause error, reason string) {
 // Orphan ends the use of the lease with that cause, and leaves the keys that hang on it to a successor, which may have
 // taken them over by now: from now on none of them is removed.
 func (l *Lease) Orphan(cause error) {
-	l.mu.Lock()
-	l.orphaned = true // whoever is told of the end knows already
-	l.mu.Unlock()
 	l.End(cause, "orphaned")
 	l.gone()
-}
-
-// Orphaned reports whether Orphan was called. Etcd may have the lease for long after its use has ended here: while etcd is
-// away, no lease expires, and each election starts all of them anew. So an Orphan that comes after the end counts too.
-func (l *Lease) Orphaned() bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.orphaned
 }
 
 // NotFound is called when etcd has answered that the lease is gone.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"runtime"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,24 +35,6 @@ func TestLease_ClientClosedAtRest(t *testing.T) {
 		l.NotFound()
 		l.Wait()
 	})
-}
-
-// Whoever is told of the end of a lease by Orphan knows that a successor may have the lease, and does not revoke it.
-func TestLease_OrphanedWhenItEnds(t *testing.T) {
-	for range 10_000 {
-		l := newLease(t, time.Minute)
-		looks, orphaned := make(chan struct{}), make(chan bool)
-		go func() {
-			close(looks)
-			for l.Ctx.Err() == nil { // Done would wake this too late
-				runtime.Gosched()
-			}
-			orphaned <- l.Orphaned()
-		}()
-		<-looks
-		l.Orphan(errClosed)
-		require.True(t, <-orphaned)
-	}
 }
 
 // An attempt that opened no stream, since the password is being checked, is no failure: nobody is told, and the attempt
