@@ -104,7 +104,7 @@ func (l *Lease) run() {
 				defer cancel()
 				var took time.Duration
 				took, r.from, r.err = l.sendRenewal(ctx)
-				if !etcd.IsCtxError(r.err) && !errors.Is(r.err, etcd.ErrOpening) {
+				if !etcd.IsCtxError(r.err) {
 					l.renewed(took, r.err)
 				}
 				l.renewals <- r
@@ -165,9 +165,9 @@ func (l *Lease) due(r renewal, inFlight []renewal) time.Time {
 	return due
 }
 
-// renewed tells of an attempt to renew, unless the use of the lease has ended before or by it.
+// renewed tells of an attempt to renew, unless the attempt was not sent, or the use of the lease has ended before or by it.
 func (l *Lease) renewed(took time.Duration, err error) {
-	if l.Renewed != nil && l.Ctx.Err() == nil {
+	if l.Renewed != nil && l.Ctx.Err() == nil && !errors.Is(err, etcd.ErrOpening) {
 		l.Renewed(took, err)
 	}
 }

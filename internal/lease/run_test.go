@@ -72,6 +72,27 @@ func TestLease_AttemptWithoutStream(t *testing.T) {
 	})
 }
 
+// Nor is such an attempt of Refresh, which is made beside a renewal of Run.
+func TestLease_RefreshWithoutStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLease(t, 12*time.Second)
+		l.Record(time.Now(), 12)
+		asked := 0
+		l.KeepAlive = func(context.Context) (int64, error) {
+			if asked++; asked <= 3 {
+				return 0, etcd.ErrOpening
+			}
+			return 12, nil
+		}
+		var told []error
+		l.Renewed = func(_ time.Duration, err error) { told = append(told, err) }
+		require.NoError(t, l.Refresh(t.Context()))
+		require.Equal(t, 4, asked)
+		require.Equal(t, []error{nil}, told)
+		finish(l)
+	})
+}
+
 // A renewal that fails at once is repeated soon, however long the TTL is.
 func TestLease_FailureIsRepeatedSoon(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
