@@ -54,7 +54,7 @@ type racers[T any] struct {
 	client *Client
 	lane   *lane
 	ctx    context.Context // on the lane
-	timed  bool            // the client learns how long answers take
+	timed  bool            // the client learns how long answers take: not from a call that waits for a connection
 	late   time.Duration
 	limit  time.Duration
 	op     Request[T]

@@ -84,14 +84,14 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did
 		case c.Ctx().Err() != nil:
 			return v, ambiguous, ErrClientClosed
 		}
-		more, began := hedges, time.Now()
-		if !c.Connected() {
+		more, began, connected := hedges, time.Now(), c.Connected()
+		if !connected {
 			more = 0 // else all the calls of all the users are sent at the moment that there is one
 		}
 		lane, attempt := c.lane(ctx, life)
 		var several bool
 		r := racersOn[T](lane)
-		*r = racers[T]{client: c, lane: lane, ctx: attempt, timed: p.Hedge, more: more, late: late, limit: limit, op: op, did: did}
+		*r = racers[T]{client: c, lane: lane, ctx: attempt, timed: p.Hedge && connected, more: more, late: late, limit: limit, op: op, did: did}
 		v, several, err = r.race()
 		ambiguous = ambiguous || several || !answered(err)
 		c.release(lane)

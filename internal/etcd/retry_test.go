@@ -13,7 +13,9 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
+	"golang.org/x/sync/errgroup"
 
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
@@ -211,6 +213,31 @@ func TestDo_NotHedgedWithoutAConnection(t *testing.T) {
 	})
 	require.ErrorIs(t, err, context.DeadlineExceeded)
 	require.Equal(t, 1, calls)
+}
+
+// That requests have waited for a connection says nothing of how long answers take. Else a member that hangs, soon after an outage,
+// would hold up a request for as long as the outage has lasted.
+func TestDo_PaceAfterAnOutage(t *testing.T) {
+	cluster := etcdtest.Start(t)
+	proxy := cluster.Proxy(t)
+	c := NewClient(cluster.Client(t, proxy))
+	get := func() error {
+		_, _, err := Do(t.Context(), c, hedged, func(ctx context.Context) (*clientv3.GetResponse, error) { return c.Get(ctx, "a") })
+		return err
+	}
+	require.NoError(t, get())
+	proxy.Refuse()
+	proxy.Reset()
+	require.Eventually(t, func() bool { return !c.Connected() }, time.Minute, time.Millisecond)
+	var all errgroup.Group
+	for range 20 {
+		all.Go(get)
+	}
+	<-time.After(AttemptMin / 4 * 3) // within the first attempt
+	proxy.Accept()
+	require.Eventually(t, func() bool { c.waker.reset(); return c.Connected() }, time.Minute, time.Millisecond)
+	require.NoError(t, all.Wait())
+	require.Less(t, c.Late(), AttemptMin)
 }
 
 // A test that counts requests may make many.
