@@ -26,9 +26,10 @@ type limits struct {
 }
 
 // alone reports whether a command shares its request with no other. While etcd is full, no enqueue does: etcd 3.6 carries
-// out a put in a nested transaction all the same, so locks would be granted and refused by turns.
+// out a put in a nested transaction all the same, so locks would be granted and refused by turns. Nor does one that puts much:
+// etcd may refuse it for that, and then there would seem to be too many commands in its request.
 func (l *limits) alone(c *Command) bool {
-	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || l.alarm && c.Enqueue || l.refused.Has(c.Names)
+	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || c.Enqueue && (l.alarm || c.bytes() > maxBytes) || l.refused.Has(c.Names)
 }
 
 // answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. If etcd is full, or the

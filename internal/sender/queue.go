@@ -14,7 +14,7 @@ const (
 	maxCommands = 64
 	// maxOps is the most operations of a command that shares its request.
 	maxOps = 32
-	// maxBytes bounds what a request puts. Etcd's limit is 1.5 MB by default.
+	// maxBytes bounds what a request puts, if it has more than one command. Etcd's limit is 1.5 MB by default.
 	maxBytes = 256 << 10
 	// maxPassed is how many commands, which must go by themselves or do not fit, a request may leave behind.
 	maxPassed = 256
@@ -165,10 +165,10 @@ func (q *queue) take(l *limits, drains bool) (b []*Command) {
 // take adds to b the commands that go with it in a request of at most most.
 func (r *ready) take(l *limits, b []*Command, most int) []*Command {
 	var left []*Command
-	bytes, before := 0, len(b)
+	bytes := 0
 	for len(*r) > 0 && len(b) < most && len(left) < maxPassed {
 		c := heap.Pop(r).(*Command)
-		if l.alone(c) || bytes+c.bytes() > maxBytes && len(b) > before {
+		if l.alone(c) || bytes+c.bytes() > maxBytes {
 			left = append(left, c)
 			continue
 		}

@@ -511,6 +511,33 @@ func TestSender_EtcdAllowsLess(t *testing.T) {
 	}
 }
 
+// A command that puts more than etcd allows harms no other: it goes by itself, and requests stay as large as before.
+func TestSender_OneIsTooLarge(t *testing.T) {
+	onPost(t, func(p *post) {
+		p.refuseIf(func(r *pb.TxnRequest) error {
+			if len(r.String()) > 6*maxBytes {
+				return rpctypes.ErrGRPCRequestTooLarge
+			}
+			return nil
+		})
+		p.put("gone/1")
+		large := put("large/1")
+		large.Then[1] = clientv3.OpPut("large/1", strings.Repeat("x", 6*maxBytes))
+		p.requests()
+		goOn := p.holdBack()
+		p.fill()
+		p.send(p.Context(), "gone", remove("gone/1", p.got["gone/1"].At))
+		p.send(p.Context(), "large/1", large)
+		p.put("a/1")
+		p.put("b/1")
+		goOn()
+		p.requireAll(false, "gone", "a/1", "b/1")
+		require.ErrorIs(t, p.errs["large/1"], rpctypes.ErrRequestTooLarge)
+		require.Equal(t, maxCommands, p.limits.most)
+		require.ElementsMatch(t, []string{"filler0/1", "filler1/1", "filler2/1", "large/1", "(-gone/1) (a/1) (b/1)"}, p.requests())
+	})
+}
+
 // The request by which etcd becomes full is refused, and carried out. So all that were in it are in doubt.
 func TestSender_EtcdIsFull(t *testing.T) {
 	onPost(t, func(p *post) {
