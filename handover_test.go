@@ -459,6 +459,56 @@ func TestHandOver_Try(t *testing.T) {
 	})
 }
 
+// A reader of the session has the lock, since a writer of the session has left, or has given up behind the reader. While that
+// writer's key is on its way out, a Try for reading waits for the removal: no writer has the lock, or waits for it. A Try for
+// writing does not wait.
+func TestHandOver_TryBesideAReader(t *testing.T) {
+	for name, begin := range map[string]func(*stage, *RWMutex) (reader *Held, leave func()){
+		"the writer has left": func(st *stage, rw *RWMutex) (*Held, func()) {
+			w := st.lock(rw.Lock)
+			tk := st.ticket(rw.REnqueue)
+			goOn := st.holdBack()
+			w.Release()
+			return st.wait(tk), goOn
+		},
+		"the writer has given up": func(st *stage, rw *RWMutex) (*Held, func()) {
+			r := st.lock(rw.RLock)
+			tk := st.ticket(rw.Enqueue)
+			goOn := st.holdBack()
+			go func() { _ = tk.Cancel(st.Context()) }()
+			return r, goOn
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			onStage(t, func(st *stage) {
+				rw := st.rw()
+				r, goOn := begin(st, rw)
+				synctest.Wait()
+				st.change(func() { st.before = nil }) // for those that come later
+				got := make(chan error, 1)
+				go func() {
+					h, err := rw.TryRLock(st.Context())
+					if got <- err; err == nil {
+						h.Release()
+					}
+				}()
+				synctest.Wait()
+				require.Empty(st, got)
+				_, err := rw.TryLock(st.Context())
+				require.ErrorIs(st, err, ErrLocked)
+				goOn()
+				require.NoError(st, <-got)
+				synctest.Wait()
+				h, err := rw.TryRLock(st.Context())
+				require.NoError(st, err, "nothing is on its way")
+				h.Release()
+				r.Release()
+				synctest.Wait()
+			})
+		})
+	}
+}
+
 // A Try whose txn was on its way when the holder of its session left has the lock, since etcd has found the
 // queue empty: the reply to that release may be late.
 func TestHandOver_TryBehindALateRelease(t *testing.T) {

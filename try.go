@@ -114,8 +114,8 @@ func (h *Held) unlessBlocked(ctx context.Context) error {
 	return h.wait(ctx)
 }
 
-// awaitLeft waits for the removal of entries of the same session that are over: nobody else has the lock, and Try
-// must not stumble over them. It does not wait for one that etcd refuses.
+// awaitLeft waits for the removal of entries of the same session that are over, if no other entry of the session is in the way:
+// Try must not stumble over them. It does not wait for one that etcd refuses.
 func (a *acquisition) awaitLeft(ctx context.Context) error {
 	ctx, cancel := etcd.Bind(ctx, a.s.lease.Ctx)
 	defer cancel()

@@ -1180,6 +1180,16 @@ func TestBehindLeft(t *testing.T) {
 	s.removed(h, nil, true)
 	require.False(t, p.BehindLeft(), "nobody is there")
 	require.Len(t, p.Woken(), 1)
+
+	// Of a reader only writers are in the way.
+	w := s.enqueue("a/5", "a/r5")
+	s.enqueue("a/r5-1")
+	r := s.register("a/r5-2")
+	require.False(t, r.BehindLeft(), "it is held")
+	w.Leave(false)
+	require.True(t, r.BehindLeft())
+	s.removed(w, nil, true)
+	require.False(t, r.BehindLeft(), "only a reader is there")
 }
 
 // One that waits for a holder of its own list has, after a while, a watch on both, and both are read behind that.

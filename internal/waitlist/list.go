@@ -195,18 +195,25 @@ func (p *Part) BehindMore(n int) bool {
 	return n < 0
 }
 
-// BehindLeft reports whether the list has no entries in the queue but such that have left, and that are not Stuck.
+// BehindLeft reports whether all that is in the entry's way of the list has left, and something is. What is Stuck has not left.
 // Woken tells when that changes.
-func (p *Part) BehindLeft() bool {
+func (p *Part) BehindLeft() (behind bool) {
 	l := p.l
 	l.lock()
 	defer l.unlock()
-	stays := func(o *Part) bool { return o.state != left && o.state != removing || o.stuck }
-	if len(l.parts) == 0 || slices.ContainsFunc(l.parts, stays) {
-		return false
+	for _, o := range l.parts {
+		switch {
+		case !queue.Blocks(o.kind, p.kind):
+		case o.state != left && o.state != removing || o.stuck:
+			return false
+		default:
+			behind = true
+		}
 	}
-	p.wakeLocked() // before the next change, so that Woken tells of it
-	return true
+	if behind {
+		p.wakeLocked() // before the next change, so that Woken tells of it
+	}
+	return behind
 }
 
 // Stuck says that etcd refuses to remove the entry, which has left.
