@@ -25,6 +25,8 @@ const (
 	settleFirst = 25 * time.Millisecond
 	settleMax   = 4 * time.Second
 	settleFor   = 20 * time.Second // three times as long as etcd lets a request live
+	// settleRefused is the longest pause while etcd refuses to say what is there: it may do so for good.
+	settleRefused = time.Minute
 )
 
 // unsettled are the keys of an entry that nobody uses any more and that may yet be written. The entry's own requests write all
@@ -33,12 +35,18 @@ type unsettled struct {
 	keys  []string
 	since time.Time
 	due   time.Time // of the next search for them
+	// refused: in the last search etcd refused to say what is there, or to remove it.
+	refused bool
 }
 
 // pause is how long the search after one at that time waits: as long as it was from the beginning up to then, within bounds. So entries
 // that became unsettled at about the same time are looked for together.
 func (u *unsettled) pause(searched time.Time) time.Duration {
-	return min(max(searched.Sub(u.since), settleFirst), settleMax)
+	most := settleMax
+	if u.refused {
+		most = settleRefused
+	}
+	return min(max(searched.Sub(u.since), settleFirst), most)
 }
 
 // Settle is Free for keys of an entry if the outcome of an attempt to write them is unknown: a request that was given up may
@@ -52,7 +60,7 @@ func (k *Keys) Settle(keys ...string) {
 	defer k.mu.Unlock()
 	k.doubted = true
 	now := time.Now()
-	u := &unsettled{keys, now, now}
+	u := &unsettled{keys: keys, since: now, due: now}
 	k.unsettled = append(k.unsettled, u)
 	for _, key := range keys {
 		k.vacant[key] = u
@@ -102,8 +110,8 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 		}
 		unknown, _ := k.removeLateWrites(ctx, keys)
 		for _, u := range some {
-			known := !slices.ContainsFunc(u.keys, func(key string) bool { return slices.Contains(unknown, key) })
-			if known && began.Sub(u.since) >= settleFor {
+			u.refused = slices.ContainsFunc(u.keys, func(key string) bool { return slices.Contains(unknown, key) })
+			if !u.refused && began.Sub(u.since) >= settleFor {
 				k.settled(u)
 			} else {
 				left = append(left, u)

@@ -95,7 +95,7 @@ func TestInvariant_I6_UnsettledKeys(t *testing.T) {
 		require.True(t, w.InUse())
 		w.WriteOn(5, value, keys...)
 		w.refuse.Store(false)
-		elapse(2 * settleMax)
+		elapse(settleRefused)
 		require.Empty(t, w.There("a/"))
 		require.False(t, w.InUse())
 	})
@@ -247,7 +247,9 @@ func TestSettle_NoStorm(t *testing.T) {
 // forbids is an etcd that refuses each request about a key that begins with "secret".
 type forbids struct {
 	pb.KVClient
-	over atomic.Bool
+	over  atomic.Bool
+	calls atomic.Int32 // that were refused for that
+	most  int          // operations in a request, 0 for any number
 }
 
 // forbid puts such an etcd in the place of the world's.
@@ -258,7 +260,11 @@ func (w *world) forbid() (f *forbids) {
 }
 
 func (f *forbids) Txn(ctx context.Context, r *pb.TxnRequest, opts ...grpc.CallOption) (*pb.TxnResponse, error) {
+	if f.most > 0 && len(r.Success) > f.most {
+		return nil, rpctypes.ErrGRPCTooManyOps
+	}
 	if !f.over.Load() && strings.Contains(r.String(), "secret") {
+		f.calls.Add(1)
 		return nil, rpctypes.ErrGRPCPermissionDenied
 	}
 	return f.KVClient.Txn(ctx, r, opts...)
@@ -289,8 +295,32 @@ func TestFault_A1_LateWritesBesideAForbiddenOne(t *testing.T) {
 		require.Equal(t, "a/5", w.Take("a", keyspace.Exclusive))
 		require.Equal(t, "secret/5-1", w.Take("secret", keyspace.Exclusive), "a late write is there")
 		secret.over.Store(true)
-		elapse(2 * settleMax)
+		elapse(settleRefused)
 		require.Empty(t, w.There("secret/"))
+	})
+}
+
+// The client has lost its rights on many keys that are being settled. Their searches get rare, and go on: when the client has the
+// rights again, the keys become free.
+func TestSettle_ForbiddenNoStorm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		secret := w.forbid()
+		const n = 10 * etcd.Batch
+		for i := range n {
+			key := w.Take(fmt.Sprint("secret", i), keyspace.Exclusive)
+			w.WriteOn(5, w.Value(time.Now(), nil, ""), key)
+			w.Settle(key)
+		}
+		elapse(10 * time.Minute)
+		secret.calls.Store(0)
+		elapse(10 * time.Minute)
+		require.Less(t, int(secret.calls.Load()), 10*2*n, "one search a minute, which takes the requests apart")
+		require.Positive(t, int(secret.calls.Load()))
+		secret.over.Store(true)
+		elapse(settleRefused + settleFirst)
+		require.Empty(t, w.There("secret"))
+		require.False(t, w.InUse())
 	})
 }
 
