@@ -60,6 +60,8 @@ func (k *Keys) inTheWay(ctx context.Context) (key string) {
 	return ""
 }
 
+// forbidden reports whether etcd refuses to write these keys for want of rights. Of many keys it may refuse the number, and says
+// nothing of the rights: then each must be tried.
 func (k *Keys) forbidden(ctx context.Context, keys []string) bool {
 	ops := make([]clientv3.Op, 0, len(keys))
 	for _, key := range keys {
@@ -70,5 +72,5 @@ func (k *Keys) forbidden(ctx context.Context, keys []string) bool {
 			return t.If(clientv3.Compare(clientv3.Version(keys[0]), "<", 0)).Then(ops...) // never
 		})
 	})
-	return errors.Is(err, rpctypes.ErrPermissionDenied)
+	return errors.Is(err, rpctypes.ErrPermissionDenied) || etcd.TooLarge(err)
 }

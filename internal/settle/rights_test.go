@@ -49,3 +49,18 @@ func TestInTheWay_NoStorm(t *testing.T) {
 		require.LessOrEqual(t, int(w.calls.Load()), 2*(11+etcd.Batch))
 	})
 }
+
+// Etcd allows fewer operations in a request than a search asks about keys: the key without rights is found all the same.
+func TestInTheWay_FewOperations(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.forbid().most = 8
+		for i := range 10 {
+			w.Take(fmt.Sprint("a", i), keyspace.Exclusive)
+		}
+		require.Empty(t, w.InTheWay(t.Context()))
+		elapse(time.Microsecond)
+		w.Take("secret", keyspace.Exclusive)
+		require.Equal(t, "secret/5", w.InTheWay(t.Context()))
+	})
+}
