@@ -29,7 +29,7 @@ type limits struct {
 // out a put in a nested transaction all the same, so locks would be granted and refused by turns. Nor does one that puts much:
 // etcd may refuse it for that, and then there would seem to be too many commands in its request.
 func (l *limits) alone(c *Command) bool {
-	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || c.Enqueue && (l.alarm || c.bytes() > maxBytes) || l.refused.Has(c.Names)
+	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || c.bytes() > maxBytes || l.alarm && c.Enqueue || l.refused.Has(c.Names)
 }
 
 // answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. If etcd is full, or the
