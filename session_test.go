@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -840,6 +841,35 @@ func TestSession_CloseLeavesNoStream(t *testing.T) {
 	close(goesOn)
 	require.NoError(t, s.Close())
 	require.NoError(t, leaks.Find(hang, before))
+}
+
+// The holders are told of the session's end before anybody else can have their locks by it: a successor when Orphan has returned, and
+// others when Close has revoked the lease. However many holders there are, telling them takes its time.
+func TestSession_TellsItsHoldersFirst(t *testing.T) {
+	tap := etcdtest.NewTap()
+	c := cluster.Client(t, tap)
+	for what, end := range map[string]func(s *Session) error{
+		"Orphan": func(s *Session) error { s.Orphan(); return nil },
+		"Close":  (*Session).Close,
+	} {
+		s, name := newTestSession(t, c), lockName(t)
+		var ctxs []context.Context
+		for i := range 200 {
+			ctxs = append(ctxs, mustLock(t, s, fmt.Sprintf("%s/%d", name, i)).Context())
+		}
+		untold := func() bool {
+			return slices.ContainsFunc(ctxs, func(ctx context.Context) bool { return ctx.Err() == nil })
+		}
+		early := false
+		tap.Next("LeaseRevoke", func(ctx context.Context, call *etcdtest.Call) error {
+			early = untold()
+			return call.Send(ctx)
+		})
+		require.NoError(t, end(s), what)
+		require.False(t, untold(), what)
+		require.NoError(t, s.Close())
+		require.False(t, early, what)
+	}
 }
 
 // Something in etcd's place answers Unavailable. The client's own request after a lease would be repeated 40 times a second.

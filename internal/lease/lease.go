@@ -74,7 +74,8 @@ type Lease struct {
 	refusals  int // in a row, of the last renewals
 	manyKeys  sync.Once
 	expiry    *time.Timer
-	endReason string // why Ctx has ended
+	endReason string        // why Ctx has ended
+	told      chan struct{} // closed when Ended has returned, nil before Run
 	// lates are the leases that revokeLates revokes, which is at work if revokesLate. lateCame tells it of another one.
 	lates       []late
 	revokesLate bool
@@ -179,10 +180,22 @@ func (l *Lease) End(cause error, reason string) {
 }
 
 // Orphan ends the use of the lease with that cause, and leaves the keys that hang on it to a successor, which may have
-// taken them over by now: from now on none of them is removed.
+// taken them over by now: from now on none of them is removed. When it returns, Ended has told of the end.
 func (l *Lease) Orphan(cause error) {
 	l.End(cause, "orphaned")
 	l.gone()
+	l.awaitTold()
+}
+
+// awaitTold waits until Ended has told of the end of Ctx: from then on others may have what hung on the lease. Before Run nobody
+// has anything.
+func (l *Lease) awaitTold() {
+	l.mu.Lock()
+	told := l.told
+	l.mu.Unlock()
+	if told != nil {
+		<-told
+	}
 }
 
 // NotFound is called when etcd has answered that the lease is gone.
@@ -204,6 +217,7 @@ func (l *Lease) Close(cause error) (done <-chan struct{}) {
 		go func() { // ends with revoked, a TTL from now at the latest
 			defer close(l.revoked)
 			var err error
+			l.awaitTold()
 			if granted { // for a TTL at most: it can't live longer
 				ctx, cancel := context.WithTimeout(l.Client.Ctx(), l.TTL)
 				_, err = l.revoke(ctx, l.ID)

@@ -46,13 +46,18 @@ const relayTime = 600 * time.Millisecond
 // The client's own KeepAlive does not serve: it counts the lease's end from the reply, looks at the end once a second, and
 // stays with a member that hangs.
 func (l *Lease) Run() {
-	l.wg.Go(l.run)
+	told := make(chan struct{})
+	l.mu.Lock()
+	l.told = told
+	l.mu.Unlock()
+	l.wg.Go(func() { l.run(told) })
 	l.wg.Go(func() { l.stream.Prepare(l.Ctx) })
 }
 
-func (l *Lease) run() {
+func (l *Lease) run(told chan<- struct{}) {
 	var unrenewed error           // of the last attempt
 	defer l.Client.CloseWatcher() // which may wait for a Watcher of the user's
+	defer close(told)
 	defer func() { l.ended(unrenewed) }()
 	outage := l.Outages.Outage("")
 	defer outage.Stop(false)
