@@ -484,6 +484,32 @@ func TestDo_UnlockEndsWithTheCallersCtx(t *testing.T) {
 	})
 }
 
+// fn unlocks with a ctx that goes on when the caller's has ended: it waits for etcd's word at the end of its process.
+func TestDo_UnlockWithACtxThatGoesOn(t *testing.T) {
+	onStage(t, func(st *stage) {
+		ctx, cancel := context.WithCancel(st.Context())
+		_ = st.mutex().Do(ctx, func(ctx context.Context, h *Held) error {
+			cancel()
+			ctx, stop := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+			defer stop()
+			time.AfterFunc(200*time.Millisecond, st.holdBack())
+			require.NoError(st, h.Unlock(ctx))
+			return nil
+		})
+		st.requireForgotten()
+	})
+}
+
+// fn unlocks with the ctx that Do gave it, which ends with that: Unlock has etcd's word, and leaves no goroutine.
+func TestDo_UnlockUnderACtxWithoutEnd(t *testing.T) {
+	onStage(t, func(st *stage) {
+		require.NoError(st, st.mutex().Do(context.Background(), func(ctx context.Context, h *Held) error {
+			time.AfterFunc(200*time.Millisecond, st.holdBack())
+			return h.Unlock(ctx)
+		}))
+	})
+}
+
 func TestDo_NestedWithoutAFunction(t *testing.T) {
 	onStage(t, func(st *stage) {
 		require.ErrorContains(st, st.mutex().Do(st.Context(), nil), "fn is nil")

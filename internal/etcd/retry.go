@@ -137,9 +137,9 @@ func Bind(ctx, life context.Context) (context.Context, func()) {
 	return ctx, func() { stop(); cancel(nil) }
 }
 
-// Outlive returns ctx if outer is nil. Else it returns a ctx that ends with ctx, except if ctx ends because of cause, and that ends
-// with outer likewise. The ctx that Do gives ends when its hold is unlocked, and the request that unlocks the hold must go on until the
-// ctx ends that Do was given: outer.
+// Outlive returns ctx if outer is nil. Else it returns a ctx that ends with ctx; but if ctx ends because of cause, the returned ctx ends
+// with outer instead. The ctx that Do gives ends when its hold is unlocked, and the request that unlocks the hold must go on until the
+// ctx ends that Do was given: outer. A ctx of context.WithoutCancel does not end with the hold, so it does not end with outer either.
 func Outlive(ctx, outer context.Context, cause error) (context.Context, context.CancelFunc) {
 	if outer == nil {
 		return ctx, func() {}
@@ -149,15 +149,18 @@ func Outlive(ctx, outer context.Context, cause error) (context.Context, context.
 		out, free = context.WithDeadline(out, d)
 	}
 	out, cancel := context.WithCancelCause(out)
-	follow := func(ctx context.Context) (stop func() bool) {
-		return context.AfterFunc(ctx, func() {
-			if c := context.Cause(ctx); !errors.Is(c, cause) {
-				cancel(c)
-			}
-		})
-	}
-	stop, leave := follow(ctx), follow(outer)
-	return out, func() { stop(); leave(); cancel(nil); free() }
+	stop := context.AfterFunc(ctx, func() {
+		ended := ctx
+		if errors.Is(context.Cause(ctx), cause) {
+			ended = outer
+		}
+		select {
+		case <-ended.Done():
+			cancel(context.Cause(ended))
+		case <-out.Done():
+		}
+	})
+	return out, func() { stop(); cancel(nil); free() }
 }
 
 // A Backoff is a pause that doubles each time, jittered by half. The zero value goes from
