@@ -118,7 +118,7 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *
 	l := e.lock.made()
 	err := l.err
 	if n := l.loanIn(ctx); err == nil && n != nil {
-		err = n.Hold.Err() // a campaign would begin anew after a loss
+		err = cmp.Or(n.Hold.Err(), ErrWouldDeadlock) // a campaign would begin anew if the hold was lost
 	}
 	switch {
 	case err != nil:

@@ -521,6 +521,40 @@ func TestCause_ElectorUnderALostDoOfItsName(t *testing.T) {
 	})
 }
 
+// askedAgain is a ctx that calls act when it is asked for the second time whether it runs under a hold, and every time from then on.
+type askedAgain struct {
+	context.Context
+	asked int
+	act   func(asked int)
+}
+
+func (c *askedAgain) Value(key any) any {
+	if fmt.Sprintf("%T", key) == "loan.lent" {
+		if c.asked++; c.asked > 1 {
+			c.act(c.asked)
+		}
+	}
+	return c.Context.Value(key)
+}
+
+// The hold is lost when Run has just begun: Run does not campaign again and again under it.
+func TestCause_ElectorUnderADoThatIsLostMeanwhile(t *testing.T) {
+	onStage(t, func(st *stage) {
+		_ = st.mutex().Do(st.Context(), func(ctx context.Context, h *Held) error {
+			again := &askedAgain{Context: ctx, act: func(asked int) {
+				require.Less(st, asked, 10)
+				st.f.Remove(h.Key())
+				<-ctx.Done()
+			}}
+			err := NewElector(st.s, "a").Run(again, func(context.Context, *Held) error { return nil })
+			if !errors.Is(err, ErrWouldDeadlock) {
+				require.ErrorIs(st, err, ErrLost)
+			}
+			return nil
+		})
+	})
+}
+
 // Each error that callers compare is a word, so that CtxError knows it as one, also in the cause that a hold's loss is.
 func TestCause_Words(t *testing.T) {
 	for _, word := range []error{
