@@ -3,6 +3,7 @@ package etcdlock
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
@@ -431,6 +433,20 @@ func TestSetValue(t *testing.T) {
 	require.ErrorIs(t, h.SetValue(testCtx(t), "lost"), ErrLost)
 	value, _ = published()
 	require.Equal(t, "another's", value)
+}
+
+// The value is larger than etcd takes. gRPC says so in the words that it also has for a reply.
+func TestSetValue_TooLarge(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.MaxRequestBytes = 100 << 10 }))
+	tap := etcdtest.NewTap()
+	h := mustLock(t, newTestSession(t, own.Client(t, tap)), lockName(t))
+	before := tap.Calls("Txn")
+	err := endsSoon(t, async(func() error { return h.SetValue(testCtx(t), strings.Repeat("x", 700<<10)) }))
+	require.ErrorContains(t, err, "larger than etcd may")
+	require.NotErrorIs(t, err, context.DeadlineExceeded)
+	require.LessOrEqual(t, tap.Calls("Txn")-before, 6)
+	require.NoError(t, h.Unlock(testCtx(t)))
 }
 
 // All keys of a hold have its value.

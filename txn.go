@@ -88,7 +88,7 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 
 // SetValue publishes a value with the hold's entry, in the place of the one before: see [WithValue]. The value is text, and the
 // empty text publishes nothing. SetValue costs a read and a transaction that does nothing unless the lock is held, both repeated
-// until etcd has confirmed, or ctx or the hold ends. After an error of ctx, or of a full etcd, the value may be either. Of two
+// until etcd has confirmed, or ctx or the hold ends. After an error of ctx, or ErrOutcomeUnknown, the value may be either. Of two
 // calls at once, the call that etcd carries out last counts. The fence of the hold is in use then, as after Txn.
 func (h *Held) SetValue(ctx context.Context, value string) error {
 	return h.lock.wrap("set the value of", h.setValue(ctx, value))
@@ -120,7 +120,7 @@ func (h *Held) setValue(ctx context.Context, value string) error {
 		}
 		resp, err := h.commitIfHeld(ctx, publish)
 		switch {
-		case errors.Is(err, ErrOutcomeUnknown) && !etcd.Alarm(err):
+		case errors.Is(err, ErrOutcomeUnknown) && !etcd.Lasts(err):
 			_ = pause.Wait(either) // the next reading tells if one of them has ended
 		case err != nil || resp.Succeeded:
 			return err

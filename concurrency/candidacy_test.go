@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/leasing"
+	"go.etcd.io/etcd/server/v3/embed"
 
 	"github.com/etcdlock/etcdlock/concurrency"
 	"github.com/etcdlock/etcdlock/etcdtest"
@@ -225,4 +226,14 @@ func TestElection_LeaderBehindACache(t *testing.T) {
 	got, err = concurrency.NewElection(session(t, c), name).Leader(harness.Ctx(t))
 	require.NoError(t, err)
 	require.Equal(t, "again", string(got.Kvs[0].Value))
+}
+
+// The value is larger than etcd takes: Proclaim says so.
+func TestElection_ProclaimTooMuch(t *testing.T) {
+	c := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.MaxRequestBytes = 100 << 10 })).Client(t)
+	e := concurrency.NewElection(session(t, c), harness.LockName(t))
+	require.NoError(t, e.Campaign(harness.Ctx(t), "v"))
+	proclaims := harness.Async(func() error { return e.Proclaim(harness.Ctx(t), strings.Repeat("x", 700<<10)) })
+	require.ErrorContains(t, harness.Result(t, proclaims), "larger than")
+	require.NoError(t, e.Resign(harness.Ctx(t)))
 }

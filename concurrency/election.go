@@ -126,7 +126,7 @@ func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, er
 			Then(clientv3.OpPut(key, val, clientv3.WithLease(t.hold.Session().Lease()))).
 			Else(clientv3.OpGet(key)).Commit()
 		switch {
-		case errors.Is(err, etcdlock.ErrOutcomeUnknown) && !errors.Is(err, rpctypes.ErrNoSpace):
+		case errors.Is(err, etcdlock.ErrOutcomeUnknown) && !lasts(err):
 			sent = true
 			select { // the next transaction tells what has ended
 			case <-time.After(pause):
@@ -146,6 +146,12 @@ func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, er
 			}
 		}
 	}
+}
+
+// lasts reports whether a repetition would have the same error: of a full etcd, or since the value is larger than etcd takes. The
+// error of that is gRPC's, and has no type here.
+func lasts(err error) bool {
+	return errors.Is(err, rpctypes.ErrNoSpace) || strings.Contains(err.Error(), "larger than max")
 }
 
 // Proclaim publishes another value without another election. It returns ErrElectionNotLeader if this Election does not

@@ -116,6 +116,10 @@ func printable(text string) string {
 	}, text)
 }
 
+// Lasts reports whether err is one that a repetition of the request has too, also of a request whose outcome is open: the error of a
+// full etcd, or of one whose data is corrupt, or that a request or its reply is too large. Explain has made err.
+func Lasts(err error) bool { return errors.As(err, new(*explained)) }
+
 type explained struct {
 	text string
 	err  error
