@@ -86,7 +86,6 @@ func demonstrate(ctx context.Context) error {
 		replica, end := context.WithCancel(ctx)
 		stop[name] = end
 		locks := etcdlock.New(client, etcdlock.WithOwner(name)) // a process would have one
-		defer locks.Close()
 		elector := locks.Elector("cron/nightly")
 		work := lead(50*time.Millisecond, func(ctx context.Context, term *etcdlock.Held) error {
 			// This writes only if the replica leads at the moment of the write.
@@ -101,22 +100,38 @@ func demonstrate(ctx context.Context) error {
 			return nil
 		})
 		wg.Go(func() {
+			defer locks.Close()
 			if err := elector.Run(replica, work); err != nil && !errors.Is(err, context.Canceled) {
 				log.Fatal(err)
 			}
 		})
 	}
+	next := func() string { // "" when ctx has ended
+		select {
+		case name := <-led:
+			return name
+		case <-ctx.Done():
+			return ""
+		}
+	}
 	// The first leader runs the job twice and is told to end. The second one goes on
 	// without waiting for a lease to expire.
-	first := <-led
-	if again := <-led; again != first {
+	first := next()
+	again := next()
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case again != first:
 		return fmt.Errorf("%s ran the job while %s led", again, first)
 	}
 	log.Printf("%s is told to end", first)
 	stop[first]()
 	began := time.Now()
-	second := <-led
-	if second == first {
+	second := next()
+	switch {
+	case ctx.Err() != nil:
+		return ctx.Err()
+	case second == first:
 		return fmt.Errorf("%s still leads", first)
 	}
 	log.Printf("%s has gone on after %v", second, time.Since(began).Round(time.Millisecond))

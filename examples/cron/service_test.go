@@ -82,3 +82,17 @@ func TestServe_AddressTaken(t *testing.T) {
 	t.Setenv("LISTEN", "127.0.0.1:-1")
 	require.ErrorContains(t, serve(t.Context()), "invalid port")
 }
+
+// The demonstration ends when its ctx does, as Ctrl-C makes it.
+func TestDemonstrate_Interrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	ended := make(chan error, 1)
+	go func() { ended <- demonstrate(ctx) }()
+	select {
+	case err := <-ended:
+		require.ErrorIs(t, err, context.Canceled)
+	case <-time.After(hang):
+		t.Fatal("it goes on")
+	}
+}
