@@ -583,6 +583,23 @@ func TestMutex_Restart(t *testing.T) {
 	}
 }
 
+// A TryLock looks for the process before among those that are in the queue, and asks nothing of each of them.
+func TestMutex_TryLockOfABusyLockAsksLittle(t *testing.T) {
+	c, name, tap := cluster.Client(t), harness.LockName(t), etcdtest.NewTap()
+	lease, err := c.Grant(harness.Ctx(t), 60)
+	require.NoError(t, err)
+	m := concurrency.NewMutex(session(t, cluster.Client(t, tap), concurrency.WithLease(lease.ID)), name)
+	for range 20 {
+		other, err := c.Grant(harness.Ctx(t), 60)
+		require.NoError(t, err)
+		_, err = c.Put(harness.Ctx(t), harness.ExclusiveKey(name, other.ID), "", clientv3.WithLease(other.ID))
+		require.NoError(t, err)
+	}
+	before := tap.Calls()
+	require.Equal(t, concurrency.ErrLocked, m.TryLock(harness.Ctx(t)))
+	require.Less(t, tap.Calls()-before, 10)
+}
+
 // The errors are those of etcd's package, for the files of a program that still import it.
 func TestErrorsAreEtcds(t *testing.T) {
 	require.ErrorIs(t, concurrency.ErrLocked, etcds.ErrLocked)

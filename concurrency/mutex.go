@@ -99,9 +99,13 @@ func (m *Mutex) try(ctx context.Context) (*etcdlock.Held, error) {
 	if !m.s.adopted || !errors.Is(err, etcdlock.ErrLocked) {
 		return h, err
 	}
-	q, look := m.s.looks.Inspect(ctx, m.name)
-	if look != nil {
-		return nil, look
+	var q etcdlock.Queue
+	for now, look := range m.s.looks.Watch(ctx, m.name) { // Inspect would ask for the TTL of each entry
+		if look != nil {
+			return nil, look
+		}
+		q = now
+		break
 	}
 	// Adopt waits for an entry that waits. It takes the oldest one, so if there is one, and it has the lock, it waits for none.
 	mine := slices.DeleteFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Lease != m.s.Lease() })
