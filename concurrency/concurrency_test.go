@@ -246,6 +246,30 @@ func TestMutex_UnlockAgain(t *testing.T) {
 	harness.RequireGone(t, c, name)
 }
 
+// Etcd answers neither an Unlock nor its repetition: neither says that the lock is released.
+func TestMutex_UnlockAgainInAnOutage(t *testing.T) {
+	t.Parallel()
+	c, name, proxy := cluster.Client(t), harness.LockName(t), cluster.Proxy(t)
+	s := session(t, cluster.Client(t, proxy))
+	m := concurrency.NewMutex(s, name)
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	proxy.Hold(etcdtest.ToServer)
+	for range 3 {
+		waitsFor(t, m.Unlock, 100*time.Millisecond)
+	}
+	proxy.Heal()
+	require.NoError(t, m.Unlock(harness.Ctx(t)))
+	harness.RequireGone(t, c, name)
+	require.Equal(t, concurrency.ErrLockReleased, m.Unlock(harness.Ctx(t)))
+
+	require.NoError(t, m.Lock(harness.Ctx(t)))
+	proxy.Hold(etcdtest.ToServer)
+	waitsFor(t, m.Unlock, 100*time.Millisecond)
+	s.Orphan()
+	require.Equal(t, concurrency.ErrSessionExpired, m.Unlock(harness.Ctx(t)), "a successor may have the entry")
+	proxy.Heal()
+}
+
 // The hold of a Mutex that nobody can reach passes to the next one of its session, and to no other session.
 func TestMutex_Dropped(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)

@@ -167,21 +167,26 @@ func stillHas(ctx context.Context, h *etcdlock.Held) (bool, error) {
 
 // Unlock releases the lock. It returns ErrLockReleased if the Mutex has no lock, or if somebody else has removed the
 // entry, and ErrSessionExpired if the lock was lost with its session. If ctx ends first the release goes on in the
-// background.
+// background, and another Unlock waits for etcd's word on it.
 func (m *Mutex) Unlock(ctx context.Context) error {
 	st := m.st
 	st.mu.Lock()
-	h, leaving := st.hold, st.leaving
+	h, leaving, entry := st.hold, st.leaving, etcdlock.Entry{Name: m.name, Key: st.key, Token: st.token}
 	st.hold, st.leaving = nil, false
 	st.mu.Unlock()
-	switch {
-	case h == nil && leaving:
-		st.released()
-		return nil
-	case h == nil:
+	var err error
+	switch ended := m.s.inner.Err() != nil; {
+	case h != nil:
+		err = h.Unlock(ctx)
+	case !leaving:
 		return ErrLockReleased
+	case ended:
+		return ErrSessionExpired
+	default: // the release goes on, and nobody can be asked for its end: so this does the same, beside it
+		if err = m.s.looks.Break(ctx, entry); errors.Is(err, etcdlock.ErrNotFound) {
+			err = nil
+		}
 	}
-	err := h.Unlock(ctx)
 	switch {
 	case err == nil:
 		st.released()
