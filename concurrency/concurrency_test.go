@@ -3,6 +3,7 @@ package concurrency_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"reflect"
@@ -417,6 +418,56 @@ func TestSession_AfterItsEnd(t *testing.T) {
 			harness.QueueIs(t, c, name+"-e", 0)
 		})
 	}
+}
+
+// A signal ends a session and what waits in it: nothing of those that waited is in anybody's way.
+func TestSession_CtxEndsItsWaiters(t *testing.T) {
+	for what, wait := range map[string]func(s *concurrency.Session, ctx context.Context, name string) error{
+		"Lock": func(s *concurrency.Session, ctx context.Context, name string) error {
+			return concurrency.NewMutex(s, name).Lock(ctx)
+		},
+		"Campaign": func(s *concurrency.Session, ctx context.Context, name string) error {
+			return concurrency.NewElection(s, name).Campaign(ctx, "v")
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c, name := cluster.Client(t), harness.LockName(t)
+			ctx, cancel := context.WithCancel(harness.Ctx(t))
+			defer cancel()
+			calls, end := context.WithCancel(harness.Ctx(t)) // or the same ctx, which ends here and there at about the same time
+			defer end()
+			first, s := session(t, c), session(t, c, concurrency.WithContext(ctx))
+			var names []string
+			var waits []<-chan error
+			for i := range 10 {
+				name := fmt.Sprint(name, i)
+				require.NoError(t, concurrency.NewMutex(first, name).Lock(harness.Ctx(t)))
+				names, waits = append(names, name), append(waits, harness.Async(func() error { return wait(s, calls, name) }))
+			}
+			for _, name := range names {
+				harness.QueueIs(t, c, name, 2)
+			}
+			time.AfterFunc(time.Millisecond, end)
+			cancel()
+			for i, name := range names {
+				require.Equal(t, context.Canceled, harness.Result(t, waits[i]))
+				harness.QueueIs(t, c, name, 1)
+			}
+		})
+	}
+}
+
+// What waits under another ctx ends with the session, and does not keep it from ending.
+func TestSession_CtxEndsBesideAWaiter(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	defer cancel()
+	require.NoError(t, concurrency.NewMutex(session(t, c), name).Lock(harness.Ctx(t)))
+	s := session(t, c, concurrency.WithContext(ctx))
+	waits := harness.Async(func() error { return concurrency.NewMutex(s, name).Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 2)
+	cancel()
+	require.Equal(t, concurrency.ErrSessionExpired, harness.Result(t, waits))
 }
 
 // A TTL that etcd does not grant is etcd's error, and no lease of what is left of it in nanoseconds.

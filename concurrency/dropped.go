@@ -55,6 +55,7 @@ func (s *Session) hand(name string, h *etcdlock.Held) {
 
 // acquire takes over a dropped hold of the name, or takes the lock in that way.
 func (s *Session) acquire(ctx context.Context, name string, way func(context.Context) (*etcdlock.Held, error)) (*etcdlock.Held, error) {
+	defer s.inQueue(ctx)()
 	for {
 		again, cancel := context.WithCancel(ctx)
 		w := &waiter{cancel: cancel}

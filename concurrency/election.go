@@ -69,6 +69,7 @@ func (e *Election) Campaign(ctx context.Context, val string) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	}
+	defer e.s.inQueue(ctx)()
 	t, header, err := c.campaign(ctx, e.s, e.name, val)
 	if err != nil {
 		return plain(ctx, err)

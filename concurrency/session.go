@@ -29,8 +29,9 @@ type Session struct {
 
 	mu          sync.Mutex
 	dropped     dropped
-	candidacies map[string]*candidacy // by name
-	kept        int                   // how many of them the last look at all has kept
+	candidacies map[string]*candidacy             // by name
+	kept        int                               // how many of them the last look at all has kept
+	calls       map[chan struct{}]context.Context // the ctx of each call that is inQueue, by what is closed when the call has returned
 }
 
 // NewSession grants a lease and keeps it alive. It blocks until etcd has answered, or the ctx of WithContext or of the
@@ -48,9 +49,10 @@ func NewSession(client *clientv3.Client, opts ...SessionOption) (*Session, error
 	s := &Session{
 		inner: inner, looks: etcdlock.New(client, etcdlock.WithTrailingSlash()),
 		parent: o.ctx, adopted: o.lease != clientv3.NoLease, candidacies: make(map[string]*candidacy),
+		calls: make(map[chan struct{}]context.Context),
 	}
 	s.ctx, s.cancel = context.WithCancel(o.ctx)
-	follow := context.AfterFunc(o.ctx, inner.Orphan)
+	follow := context.AfterFunc(o.ctx, s.abandon)
 	context.AfterFunc(inner.Context(), func() {
 		follow()
 		s.cancel()
