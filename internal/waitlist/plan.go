@@ -76,10 +76,12 @@ func (l *List) nextLocked() Step {
 
 // belowLocked are other sessions' keys that block p, exclusive ones first. exclusive is how many these are.
 func (l *List) belowLocked(p *Part) (targets []queue.Entry, exclusive int) {
+	lease := keyspace.LeaseOf(l.name, p.keys[0])
 	for i, v := range l.viewsLocked(p) {
 		for _, q := range v.keys {
-			// A key of an entry whose reply is on its way is probably there for that entry.
-			if l.blocksLocked(q, p) && !l.sentLocked(q.Key) {
+			// A key of an entry whose reply is on its way is probably there for that entry. These are many when a crowd comes, so other
+			// sessions' keys are not looked for among them.
+			if l.blocksLocked(q, p) && !(keyspace.LeaseOf(l.name, q.Key) == lease && l.sentLocked(q.Key)) {
 				targets = append(targets, q)
 			}
 		}

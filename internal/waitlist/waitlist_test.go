@@ -2,6 +2,7 @@ package waitlist
 
 import (
 	"cmp"
+	"context"
 	"flag"
 	"fmt"
 	"math/rand/v2"
@@ -387,4 +388,30 @@ func FuzzModel_I1(f *testing.F) {
 			return int(b) % n
 		})
 	})
+}
+
+// Many entries of one session come at once, behind 100 of other sessions, on whose keys there is a watch.
+func BenchmarkCrowd(b *testing.B) {
+	const crowd, others = 4000, 100
+	for b.Loop() {
+		l := newList()
+		l.Ask = func(ctx context.Context, l *List) {
+			if step := l.Next(ctx); step.Do == Open {
+				l.Opened(newWatch(step.From, step.To, others))
+				l.Next(ctx) // which finds nothing to ask
+			}
+		}
+		seen := &Listing{At: others + 1, UpTo: others + 1, Shared: true, Size: others}
+		for i := range int64(others) {
+			seen.Keys = append(seen.Keys, queue.Entry{Key: fmt.Sprintf("a/7%02x", i), Rev: i + 1})
+		}
+		var parts []*Part
+		for i := range crowd {
+			parts = append(parts, register(l, keyspace.Exclusive, fmt.Sprintf("a/5-%x", i+1)))
+		}
+		for i, p := range parts {
+			p.Enqueued(int64(others+1+i), seen)
+			seen = nil
+		}
+	}
 }
