@@ -51,6 +51,20 @@ func (u InUse) Has(key string) bool {
 	return u[word]&bit != 0
 }
 
+// Some are keys in use that are wanted: at least one of each base that has any.
+func (u InUse) Some(wanted func(key string) bool) (keys []string) {
+	for word, left := range u {
+		base, first, _ := split(word)
+		for ; left != 0; left &= left - 1 {
+			if key := join(base, first+bits.TrailingZeros64(left)); wanted(key) {
+				keys = append(keys, key)
+				break
+			}
+		}
+	}
+	return keys
+}
+
 // Free makes key free. To free a key that is free already is a bug.
 func (u InUse) Free(key string) {
 	word, bit := u.find(key)

@@ -190,3 +190,15 @@ func TestInvariant_I6_KeysAreReusedOnlyWhenFree(t *testing.T) {
 	u.Free("a/1-c8")
 	require.Empty(t, u, "a name that is not used costs nothing")
 }
+
+// Some names few keys of a base, however many are in use.
+func TestInUse_Some(t *testing.T) {
+	u := make(InUse)
+	for range 130 {
+		u.Take("a/5")
+	}
+	u.Take("b/5")
+	u.Free("a/5")
+	require.ElementsMatch(t, []string{"a/5-2", "a/5-40", "a/5-80", "b/5"}, u.Some(func(key string) bool { return key != "a/5-1" }))
+	require.Empty(t, u.Some(func(string) bool { return false }))
+}

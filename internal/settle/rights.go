@@ -5,7 +5,6 @@ package settle
 import (
 	"context"
 	"errors"
-	"maps"
 	"slices"
 	"time"
 
@@ -15,7 +14,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// InTheWay is a key in use that the client has no right to write, "" if none is found until ctx ends. It writes
+// InTheWay is a key of an entry that the client has no right to write, "" if none is found until ctx ends. It writes
 // nothing: etcd checks the rights on all operations of a txn, also on those that it does not carry out. There is one search at a
 // time, and its answer goes to all who have asked before it began: each of a thousand locks may ask when the lease is refused.
 func (k *Keys) InTheWay(ctx context.Context) (key string) {
@@ -45,7 +44,7 @@ type rights struct {
 
 func (k *Keys) inTheWay(ctx context.Context) (key string) {
 	k.mu.Lock()
-	keys := slices.Collect(maps.Keys(k.inUse))
+	keys := k.inUse.Some(k.usesLocked)
 	k.mu.Unlock()
 	for some := range slices.Chunk(keys, etcd.Batch) {
 		if !k.forbidden(ctx, some) {

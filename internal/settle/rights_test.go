@@ -64,3 +64,21 @@ func TestInTheWay_FewOperations(t *testing.T) {
 		require.Equal(t, "secret/5", w.InTheWay(t.Context()))
 	})
 }
+
+// The key that is named is one that an entry of the session has: not the first one of its name, if that is free, nor one that is only
+// being settled, which the client may never have had rights on.
+func TestInTheWay_OfAnEntry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.forbid()
+		for i := range 100 {
+			w.Settle(w.Take(fmt.Sprint("secretly settled ", i), keyspace.Exclusive))
+		}
+		require.Empty(t, w.InTheWay(t.Context()))
+		elapse(time.Microsecond)
+		first := w.Take("secret", keyspace.Exclusive)
+		w.Take("secret", keyspace.Exclusive)
+		w.Free(first)
+		require.Equal(t, "secret/5-1", w.InTheWay(t.Context()))
+	})
+}
