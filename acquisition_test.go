@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -139,5 +140,35 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 		require.Equal(t, f.entries("a/"), []queue.Entry{{Key: h.Key(), Rev: h.Token()}})
 		s.lease.End(ErrSessionClosed, "the test is over")
 		s.lease.NotFound()
+	})
+}
+
+// The client has no rights on a name, and the first request of each Lock of it has no answer. Nothing of these Locks stays in
+// memory, and nobody asks for them any more.
+func TestLock_ForbiddenInDoubt(t *testing.T) {
+	onStage(t, func(st *stage) {
+		requests := 0
+		st.f.Step = func(_ context.Context, what string) error {
+			switch what {
+			case "Txn":
+				if requests++; requests%2 == 1 {
+					return errLostReply
+				}
+				return rpctypes.ErrGRPCPermissionDenied
+			case "Range":
+				requests += 2
+				return rpctypes.ErrGRPCPermissionDenied
+			}
+			return nil
+		}
+		for range 10 {
+			_, err := st.mutex().Lock(st.Context())
+			require.ErrorIs(st, err, rpctypes.ErrPermissionDenied)
+		}
+		<-time.After(time.Minute)
+		require.False(st, st.s.keys.InUse())
+		requests = 0
+		<-time.After(time.Hour)
+		require.Zero(st, requests)
 	})
 }

@@ -203,6 +203,7 @@ func inHalves[T any](all []T, f func(some []T) ([]string, error)) ([]string, err
 // findLateWrites does not look for it any more.
 func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error) {
 	k.forgetRaw()
+	began := time.Now()
 	attached, err := k.attached(ctx)
 	if err != nil {
 		return nil, err
@@ -215,6 +216,7 @@ func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error)
 			unused = append(unused, key)
 		}
 	}
+	k.settleUnlisted(began, there)
 	var failed error
 	for some := range slices.Chunk(unused, 2*etcd.Batch) {
 		_, err := k.removeLateWrites(ctx, some)
@@ -224,6 +226,25 @@ func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error)
 	k.unswept = failed != nil
 	k.mu.Unlock()
 	return there, nil
+}
+
+// settleUnlisted frees keys that etcd refuses to show, if they are not there: among the keys of the lease, as etcd has listed them
+// since began. Else a name on which the client has no rights would have more such keys with each Lock whose request had no answer.
+func (k *Keys) settleUnlisted(began time.Time, there map[string]struct{}) {
+	var over []*unsettled
+	k.mu.Lock()
+	k.unsettled = slices.DeleteFunc(k.unsettled, func(u *unsettled) bool {
+		listed := slices.ContainsFunc(u.keys, func(key string) bool { _, is := there[key]; return is })
+		if !u.refused || listed || began.Sub(u.since) < settleFor {
+			return false
+		}
+		over = append(over, u)
+		return true
+	})
+	k.mu.Unlock()
+	for _, u := range over {
+		k.settled(u)
+	}
 }
 
 // attached are the keys that hang on the lease.

@@ -324,6 +324,44 @@ func TestSettle_ForbiddenNoStorm(t *testing.T) {
 	})
 }
 
+// The client has never had rights on a name that it tries to lock again and again, and some requests have no answer. The lease lists
+// no key of that name, so nothing was written: the keys become free, and nobody asks for them any more.
+func TestSettle_ForbiddenAndUnlisted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		secret := w.forbid()
+		sweep := func() {
+			_, err := w.Sweep(t.Context())
+			require.NoError(t, err)
+		}
+		for range 10 {
+			w.Settle(w.Take("secret", keyspace.Exclusive), w.Take("secret", keyspace.Shared))
+		}
+		written, value := w.take("secret written")
+		w.WriteOn(5, value, written[1])
+		w.Settle(written...)
+		w.Settle(w.Take("a", keyspace.Exclusive))
+		elapse(settleFor - time.Second)
+		sweep()
+		require.Equal(t, "secret/5-a", w.Take("secret", keyspace.Exclusive), "it is too soon")
+		w.Free("secret/5-a")
+		elapse(time.Second + settleFirst)
+		sweep()
+		require.Equal(t, "a/5-1", w.Take("a", keyspace.Exclusive), "a search will tell")
+		w.Free("a/5-1")
+		require.Equal(t, "secret/5", w.Take("secret", keyspace.Exclusive))
+		require.Equal(t, "secret written/5-1", w.Take("secret written", keyspace.Exclusive), "the other key is listed")
+		w.Free("secret/5", "secret written/5-1")
+		secret.over.Store(true)
+		elapse(settleRefused)
+		require.Empty(t, w.There("secret"))
+		require.False(t, w.InUse())
+		calls := w.calls.Load()
+		elapse(time.Hour)
+		require.Equal(t, calls, w.calls.Load())
+	})
+}
+
 // A request is executed minutes after it was given up, for example by a member that hung meanwhile. Its
 // keys are still found and removed, and nothing else is.
 func TestFault_A1_LateWriteAfterTheSearch(t *testing.T) {
