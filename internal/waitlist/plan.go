@@ -81,7 +81,7 @@ func (l *List) belowLocked(p *Part) (targets []queue.Entry, exclusive int) {
 		for _, q := range v.keys {
 			// A key of an entry whose reply is on its way is probably there for that entry. These are many when a crowd comes, so other
 			// sessions' keys are not looked for among them.
-			if l.blocksLocked(q, p) && !(keyspace.LeaseOf(l.name, q.Key) == lease && l.sentLocked(q.Key)) {
+			if l.blocksLocked(q, p) && (keyspace.LeaseOf(l.name, q.Key) != lease || !l.sentLocked(q.Key)) {
 				targets = append(targets, q)
 			}
 		}
