@@ -110,8 +110,8 @@ func WithValue(value string) ElectorOption {
 // that. If ctx ended and the term was not lost, the process leads until lead returns.
 //
 // To resign is to unlock, so that the next candidate leads at once. Run blocks until etcd has confirmed the resignation, or
-// that the place in the queue is gone, for a TTL at the most. So a process that ends should wait for Run, and then
-// close the Client. An Elector has one Run at a time: another Run is an error.
+// that the place in the queue is gone, for a TTL at the most; if lead has unlocked term itself, Run does not block. So a process
+// that ends should wait for Run, and then close the Client. An Elector has one Run at a time: another Run is an error.
 //
 // A campaign costs what [Mutex.Lock] does.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {
@@ -217,7 +217,7 @@ func (e *Elector) Check(grace time.Duration) error {
 	return e.lock.wrap("check elector", fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
 }
 
-// Leader is the entry of whoever leads at the moment, by one linearizable read: its Owner is what WithOwner says, and
+// Leader is the entry of whoever leads at the moment, by a linearizable read for each thousand keys in the queue: its Owner is what WithOwner says, and
 // its Value what WithValue or SetValue do. The entry has no TTLs; see [Client.Inspect]. Leader returns ErrElectionNoLeader if
 // nobody leads, and blocks until etcd has answered, or ctx ends.
 func (e *Elector) Leader(ctx context.Context) (Entry, error) {

@@ -128,7 +128,7 @@ func (s *Session) Err() error { return s.lease.Err() }
 func (s *Session) Deadline() time.Time { return s.lease.Deadline() }
 
 // Refresh renews the lease now and waits for etcd's confirmation: one request if all is well. It repeats the request until ctx or
-// the session ends. After nil, Deadline is nearly a TTL away. An error of ctx leaves the session as it was.
+// the session ends. After nil, Deadline is nearly a TTL away, or less if an attempt before had no answer. An error of ctx changes nothing.
 func (s *Session) Refresh(ctx context.Context) error {
 	if err := s.lease.Refresh(ctx); err != nil {
 		return fmt.Errorf("etcdlock: refresh session: %w", err)

@@ -77,11 +77,12 @@ func (s *Session) Lease() clientv3.LeaseID { return s.inner.Lease() }
 func (s *Session) Ctx() context.Context { return s.ctx }
 
 // Done is closed when the session ends: before etcd can have given its locks to somebody else because the lease was
-// not renewed. If somebody else revokes the lease, Done is closed at the next renewal: a third of the TTL later at the most.
+// not renewed. If somebody else revokes the lease, Done is closed at the next renewal: a third of the TTL later at the most. When the ctx
+// of WithContext ends, Ctx ends at once, and Done is closed when Orphan, which that calls, has ended the session.
 func (s *Session) Done() <-chan struct{} { return s.inner.Done() }
 
-// Orphan ends the session and leaves its lease until its TTL has passed. It makes no request, and blocks until etcd has
-// answered those that are on their way, for 5 s or the TTL at the most.
+// Orphan ends the session and leaves its lease until its TTL has passed. It blocks until etcd has answered the
+// requests that are on their way, and has confirmed what was released before, for 5 s or the TTL at the most.
 func (s *Session) Orphan() {
 	s.inner.Orphan()
 	s.cancel()
