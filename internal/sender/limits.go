@@ -5,7 +5,6 @@ package sender
 import (
 	"cmp"
 	"errors"
-	"slices"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -21,6 +20,7 @@ const refusedFor = 10 * time.Second
 type limits struct {
 	most    int // commands in a request
 	ops     int // the most operations of a command that shares its request, if etcd allows less than maxOps
+	bytes   int // the most that a request of several commands puts, if etcd takes less than maxBytes
 	refused Recent
 	alarm   bool // etcd has refused an enqueue because of an alarm, and has carried out none by itself since
 }
@@ -29,8 +29,11 @@ type limits struct {
 // out a put in a nested transaction all the same, so locks would be granted and refused by turns. Nor does one that puts much:
 // etcd may refuse it for that, and then there would seem to be too many commands in its request.
 func (l *limits) alone(c *Command) bool {
-	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || c.bytes() > maxBytes || l.alarm && c.Enqueue || l.refused.Has(c.Names)
+	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || c.bytes() > l.size() || l.alarm && c.Enqueue || l.refused.Has(c.Names)
 }
+
+// size is the most that a request of several commands puts.
+func (l *limits) size() int { return cmp.Or(l.bytes, maxBytes) }
 
 // answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. If etcd is full, or the
 // lease is gone, the error says nothing of the command's names.
@@ -45,12 +48,20 @@ func (l *limits) answeredAlone(c *Command, err error) {
 
 // tooMany takes note that etcd, or a limit of the client, has refused commands in one request for their number or size. Etcd
 // bounds the operations of the request, which are its commands, and those of each command alike. So if a command has more than the
-// request has commands, that command goes by itself from now on, and so do all that have as many operations.
+// request has commands, that command goes by itself from now on, and so do all that have as many operations. If the request was
+// too large, requests put half of that from now on, unless it put so little that the number of its commands made it large.
 func (l *limits) tooMany(b []*Command, err error) {
-	largest := slices.MaxFunc(b, func(c, d *Command) int { return cmp.Compare(c.ops(), d.ops()) }).ops()
-	if largest > len(b) && errors.Is(err, rpctypes.ErrTooManyOps) {
-		l.ops = largest - 1
-		return
+	ops, bytes := 0, 0
+	for _, c := range b {
+		ops, bytes = max(ops, c.ops()), bytes+c.bytes()
 	}
-	l.most = max(1, min(l.most, len(b)/2))
+	tooLarge := errors.Is(err, rpctypes.ErrRequestTooLarge) || etcd.RequestTooLarge(err)
+	switch {
+	case ops > len(b) && errors.Is(err, rpctypes.ErrTooManyOps):
+		l.ops = ops - 1
+	case tooLarge && bytes > minBytes:
+		l.bytes = bytes / 2
+	default:
+		l.most = max(1, min(l.most, len(b)/2))
+	}
 }

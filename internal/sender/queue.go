@@ -16,6 +16,8 @@ const (
 	maxOps = 32
 	// maxBytes bounds what a request puts, if it has more than one command. Etcd's limit is 1.5 MB by default.
 	maxBytes = 256 << 10
+	// minBytes is what a request may always put, whatever etcd has refused.
+	minBytes = 4 << 10
 	// maxPassed is how many commands, which must go by themselves or do not fit, a request may leave behind.
 	maxPassed = 256
 )
@@ -168,7 +170,7 @@ func (r *ready) take(l *limits, b []*Command, most int) []*Command {
 	bytes := 0
 	for len(*r) > 0 && len(b) < most && len(left) < maxPassed {
 		c := heap.Pop(r).(*Command)
-		if l.alone(c) || bytes+c.bytes() > maxBytes {
+		if l.alone(c) || bytes+c.bytes() > l.size() {
 			left = append(left, c)
 			continue
 		}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -213,6 +214,11 @@ func TestQueue_ManyByThemselves(t *testing.T) {
 // A command that alone has more operations than etcd allows has each request refused that it shares. From then on it goes by itself,
 // and requests are as large as before. If all commands are small, there were too many of them.
 func TestLimits_TooMany(t *testing.T) {
+	valueOf := func(name string, bytes int) *Command {
+		c := enqueueOf(name)
+		c.Then = []clientv3.Op{clientv3.OpPut(name+"/1", strings.Repeat("x", bytes))}
+		return c
+	}
 	large := enqueueOf("m")
 	large.Then = ops(20)
 	b := []*Command{enqueueOf("a"), large, enqueueOf("c")}
@@ -225,6 +231,15 @@ func TestLimits_TooMany(t *testing.T) {
 	l = &limits{most: maxCommands}
 	l.tooMany(b, rpctypes.ErrRequestTooLarge)
 	require.Equal(t, 1, l.most)
+
+	l = &limits{most: maxCommands}
+	l.tooMany([]*Command{enqueueOf("a"), valueOf("v", 8<<10), enqueueOf("c")}, rpctypes.ErrRequestTooLarge)
+	require.Equal(t, maxCommands, l.most)
+	require.True(t, l.alone(valueOf("w", 8<<10)))
+	require.False(t, l.alone(valueOf("w", 4000)))
+	require.False(t, l.alone(b[0]))
+	l.tooMany(b, rpctypes.ErrTooManyOps) // the number, of those that put little
+	require.Equal(t, maxCommands, l.most)
 
 	l = &limits{most: maxCommands}
 	for range 40 {

@@ -538,6 +538,37 @@ func TestSender_OneIsTooLarge(t *testing.T) {
 	})
 }
 
+// Etcd takes less than a request of several commands may put. So requests put less from then on, and a command that puts much goes by
+// itself. The number of commands in a request stays as it was.
+func TestSender_EtcdTakesLess(t *testing.T) {
+	onPost(t, func(p *post) {
+		p.refuseIf(func(r *pb.TxnRequest) error {
+			if len(r.String()) > maxBytes/4 {
+				return rpctypes.ErrGRPCRequestTooLarge
+			}
+			return nil
+		})
+		value := func(key string, bytes int) *Command {
+			c := put(key)
+			c.Then[1] = clientv3.OpPut(key, strings.Repeat("x", bytes))
+			return c
+		}
+		for _, round := range []string{"1", "2"} {
+			goOn := p.holdBack()
+			p.fill()
+			p.requests()
+			p.send(p.Context(), "large/"+round, value("large/"+round, maxBytes/4-2000))
+			p.send(p.Context(), "small/"+round, value("small/"+round, 2000))
+			p.put("a/" + round)
+			p.put("b/" + round)
+			goOn()
+			p.requireAll(false, "large/"+round, "small/"+round, "a/"+round, "b/"+round)
+			require.Equal(t, maxCommands, p.limits.most)
+		}
+		require.ElementsMatch(t, []string{"large/2", "(small/2) (a/2) (b/2)"}, p.requests())
+	})
+}
+
 // The request by which etcd becomes full is refused, and carried out. So all that were in it are in doubt.
 func TestSender_EtcdIsFull(t *testing.T) {
 	onPost(t, func(p *post) {
