@@ -228,6 +228,27 @@ func TestElection_LeaderBehindACache(t *testing.T) {
 	require.Equal(t, "again", string(got.Kvs[0].Value))
 }
 
+// A Campaign of a leader writes nothing if the value is there already, as with etcd's package: those who observe see one change.
+func TestElection_CampaignWithTheSameValue(t *testing.T) {
+	c := cluster.Client(t)
+	e := concurrency.NewElection(session(t, c), harness.LockName(t))
+	for _, write := range []struct {
+		val     string
+		version int64
+	}{{"v", 1}, {"v", 1}, {"w", 2}, {"w", 2}} {
+		require.NoError(t, e.Campaign(harness.Ctx(t), write.val))
+		now, err := e.Leader(harness.Ctx(t))
+		require.NoError(t, err)
+		require.Equal(t, write.val, string(now.Kvs[0].Value))
+		require.Equal(t, write.version, now.Kvs[0].Version)
+	}
+	require.NoError(t, e.Proclaim(harness.Ctx(t), "w"))
+	now, err := e.Leader(harness.Ctx(t))
+	require.NoError(t, err)
+	require.EqualValues(t, 3, now.Kvs[0].Version, "Proclaim writes always, as etcd's does")
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+}
+
 // The value is larger than etcd takes: Proclaim says so.
 func TestElection_ProclaimTooMuch(t *testing.T) {
 	c := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.MaxRequestBytes = 100 << 10 })).Client(t)

@@ -56,10 +56,10 @@ func ResumeElection(s *Session, pfx string, leaderKey string, leaderRev int64) *
 	return e
 }
 
-// Campaign stands for election with that value, and waits until this session leads. If it leads already, through any
-// Election of the session, it proclaims the value. In a session with WithLease it takes up the candidacy that hangs on
-// the lease. When Campaign returns an error, the candidacy is withdrawn in the background, also one that it took up. But a
-// session that led before the call goes on leading, with the old value or the new, until Resign.
+// Campaign stands for election with that value, and waits until this session leads. If the session leads already, through any
+// Election, Campaign proclaims the value, unless that is published already. In a session with WithLease it takes up the candidacy
+// that hangs on the lease. When Campaign returns an error, the candidacy is withdrawn in the background, also one that it took up.
+// But a session that led before the call goes on leading, with the old value or the new, until Resign.
 func (e *Election) Campaign(ctx context.Context, val string) error {
 	c, done := e.s.candidacy(e.name)
 	defer done()
@@ -96,7 +96,7 @@ func (c *candidacy) campaign(ctx context.Context, s *Session, name, val string) 
 		}
 	}
 	if t != nil {
-		header, err := t.proclaim(ctx, val)
+		header, err := t.proclaim(ctx, val, clientv3.Compare(clientv3.Value(t.hold.Key()), "!=", val))
 		if !ended(err) {
 			if err != nil && adopted {
 				t.hold.Release() // no Election could resign
@@ -117,13 +117,13 @@ func ended(err error) bool {
 }
 
 // proclaim writes the value, unless somebody has written another one since the last that is known. So an attempt that
-// comes late overwrites nothing.
-func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, error) {
+// comes late overwrites nothing. A Campaign passes a comparison which says that the value is not there yet.
+func (t *term) proclaim(ctx context.Context, val string, differs ...clientv3.Cmp) (*pb.ResponseHeader, error) {
 	key := t.hold.Key()
 	pause := 10 * time.Millisecond
 	for sent := false; ; {
 		resp, err := t.hold.Txn(ctx).
-			If(clientv3.Compare(clientv3.ModRevision(key), "=", t.mod.Load())).
+			If(append(differs, clientv3.Compare(clientv3.ModRevision(key), "=", t.mod.Load()))...).
 			Then(clientv3.OpPut(key, val, clientv3.WithLease(t.hold.Session().Lease()))).
 			Else(clientv3.OpGet(key)).Commit()
 		switch {
@@ -142,7 +142,7 @@ func (t *term) proclaim(ctx context.Context, val string) (*pb.ResponseHeader, er
 			return resp.Header, nil
 		default:
 			kv := resp.Responses[0].GetResponseRange().Kvs[0] // it is there: the transaction compares that
-			if t.mod.Store(kv.ModRevision); sent && string(kv.Value) == val {
+			if t.mod.Store(kv.ModRevision); (sent || differs != nil) && string(kv.Value) == val {
 				return resp.Header, nil
 			}
 		}
