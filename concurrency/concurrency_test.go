@@ -436,7 +436,8 @@ func TestSession_CtxEndsItsWaiters(t *testing.T) {
 			defer cancel()
 			calls, end := context.WithCancel(harness.Ctx(t)) // or the same ctx, which ends here and there at about the same time
 			defer end()
-			first, s := session(t, c), session(t, c, concurrency.WithContext(ctx))
+			tap := etcdtest.NewTap()
+			first, s := session(t, c), session(t, cluster.Client(t, tap), concurrency.WithContext(ctx))
 			var names []string
 			var waits []<-chan error
 			for i := range 10 {
@@ -447,8 +448,10 @@ func TestSession_CtxEndsItsWaiters(t *testing.T) {
 			for _, name := range names {
 				harness.QueueIs(t, c, name, 2)
 			}
-			time.AfterFunc(time.Millisecond, end)
+			// Each waits once it has etcd's answer. A call that has none leaves its entry: see Orphan of package etcdlock.
+			require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= len(names) }, harness.Hang, harness.Tick)
 			cancel()
+			end() // within the moment that the session waits for that, unless the machine stalls
 			for i, name := range names {
 				require.Equal(t, context.Canceled, harness.Result(t, waits[i]))
 				harness.QueueIs(t, c, name, 1)
