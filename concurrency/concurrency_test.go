@@ -450,8 +450,8 @@ func TestSession_CtxEndsItsWaiters(t *testing.T) {
 			}
 			// Each waits once it has etcd's answer. A call that has none leaves its entry: see Orphan of package etcdlock.
 			require.Eventually(t, func() bool { return len(tap.WatchCreates()) >= len(names) }, harness.Hang, harness.Tick)
+			time.AfterFunc(time.Millisecond, end)
 			cancel()
-			end() // within the moment that the session waits for that, unless the machine stalls
 			for i, name := range names {
 				require.Equal(t, context.Canceled, harness.Result(t, waits[i]))
 				harness.QueueIs(t, c, name, 1)
