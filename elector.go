@@ -217,9 +217,9 @@ func (e *Elector) Check(grace time.Duration) error {
 	return e.lock.wrap("check elector", fmt.Errorf("%w: %w", err, lossOf(term.s.Err())))
 }
 
-// Leader is the entry of whoever leads at the moment, by a linearizable read for each thousand keys in the queue: its Owner is what WithOwner says, and
-// its Value what WithValue or SetValue do. The entry has no TTLs; see [Client.Inspect]. Leader returns ErrElectionNoLeader if
-// nobody leads, and blocks until etcd has answered, or ctx ends.
+// Leader is the entry of whoever leads at the moment: its Owner is what WithOwner says, and its Value what WithValue or SetValue do.
+// It costs a linearizable read for each thousand keys in the queue, and has no TTLs; see [Client.Inspect]. Leader returns
+// ErrElectionNoLeader if nobody leads, and blocks until etcd has answered, or ctx ends.
 func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	l := e.lock.made()
 	name, err := l.label(), l.err

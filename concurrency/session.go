@@ -77,8 +77,8 @@ func (s *Session) Lease() clientv3.LeaseID { return s.inner.Lease() }
 func (s *Session) Ctx() context.Context { return s.ctx }
 
 // Done is closed when the session ends: before etcd can have given its locks to somebody else because the lease was
-// not renewed. If somebody else revokes the lease, Done is closed at the next renewal: a third of the TTL later at the most. When the ctx
-// of WithContext ends, Ctx ends at once, and Done is closed when Orphan, which that calls, has ended the session.
+// not renewed. If somebody else revokes the lease, Done is closed at the next renewal: a third of the TTL later at the most.
+// When the ctx of WithContext ends, Ctx ends at once, and Done is closed when the session has been orphaned: see Orphan.
 func (s *Session) Done() <-chan struct{} { return s.inner.Done() }
 
 // Orphan ends the session and leaves its lease until its TTL has passed. It blocks until etcd has answered the

@@ -26,8 +26,8 @@ type limits struct {
 }
 
 // alone reports whether a command shares its request with no other. While etcd is full, no enqueue does: etcd 3.6 carries
-// out a put in a nested transaction all the same, so locks would be granted and refused by turns. Nor does one that puts much:
-// etcd may refuse it for that, and then there would seem to be too many commands in its request.
+// out a put in a nested transaction all the same, so locks would be granted and refused by turns. Nor does one that puts more than a
+// request of several may: take relies on that, or such a command would never be sent.
 func (l *limits) alone(c *Command) bool {
 	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || c.bytes() > l.size() || l.alarm && c.Enqueue || l.refused.Has(c.Names)
 }
