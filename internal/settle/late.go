@@ -108,10 +108,10 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 		for _, u := range some {
 			keys = append(keys, u.keys...)
 		}
-		unknown, err := k.removeLateWrites(ctx, keys)
+		unknown, _ := k.removeLateWrites(ctx, keys) // while the client and the lease live, only a refusal leaves any: see etcd.Do
 		for _, u := range some {
-			known := !slices.ContainsFunc(u.keys, func(key string) bool { return slices.Contains(unknown, key) })
-			if u.refused = !known && etcd.Refused(err); known && began.Sub(u.since) >= settleFor {
+			u.refused = slices.ContainsFunc(u.keys, func(key string) bool { return slices.Contains(unknown, key) })
+			if !u.refused && began.Sub(u.since) >= settleFor {
 				k.settled(u)
 			} else {
 				left = append(left, u)
