@@ -10,6 +10,8 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
+
+	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
 // startAttempts is how many times New tries new ports before it gives up because a
@@ -21,6 +23,7 @@ const startAttempts = 20
 type Cluster struct {
 	members []*Member
 	tempDir string // removed by Close, unless empty
+	release func() // lets others have the members' addresses; nil before there are any
 
 	mu        sync.Mutex // guards Member.isolated and the cuts between members
 	closeOnce sync.Once
@@ -110,6 +113,7 @@ func (c *Cluster) start(dir string, cfg config) error {
 			}
 		}
 		c.members = nil
+		c.releaseAddrs()
 		if !errors.Is(err, syscall.EADDRINUSE) {
 			return err
 		}
@@ -118,11 +122,12 @@ func (c *Cluster) start(dir string, cfg config) error {
 }
 
 func (c *Cluster) startOnce(dir string, cfg config) error {
-	configs, err := memberConfigs(dir, cfg)
+	addrs, err := loopback.FreeAddrs(2 * cfg.members)
 	if err != nil {
 		return err
 	}
-	for i, ec := range configs {
+	c.release = loopback.Keep(addrs) // also while a member is stopped
+	for i, ec := range memberConfigs(dir, cfg, addrs) {
 		c.members = append(c.members, &Member{cluster: c, index: i, endpoint: ec.ListenClientUrls[0].String(), config: ec})
 	}
 	// A member becomes ready only when a majority runs, so start all of them first.
@@ -165,10 +170,18 @@ func (c *Cluster) Close() {
 			}
 		}
 		wg.Wait()
+		c.releaseAddrs()
 		if c.tempDir != "" {
 			_ = os.RemoveAll(c.tempDir) // a leftover in the temporary directory does no harm
 		}
 	})
+}
+
+func (c *Cluster) releaseAddrs() {
+	if c.release != nil {
+		c.release()
+		c.release = nil
+	}
 }
 
 func memberName(i int) string { return fmt.Sprintf("m%d", i) }

@@ -11,17 +11,10 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-
-	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
-// memberConfigs returns the configurations of all members. Their addresses were free
-// when it chose them.
-func memberConfigs(dir string, cfg config) ([]*embed.Config, error) {
-	addrs, err := loopback.FreeAddrs(2 * cfg.members)
-	if err != nil {
-		return nil, err
-	}
+// memberConfigs returns the configurations of all members, which have two addresses each.
+func memberConfigs(dir string, cfg config, addrs []string) []*embed.Config {
 	// Members talk only to members with the same token. So a leftover member of
 	// another cluster can't join this one through a reused port.
 	token := fmt.Sprintf("etcdtest-%016x", rand.Uint64())
@@ -60,7 +53,7 @@ func memberConfigs(dir string, cfg config) ([]*embed.Config, error) {
 		}
 		ec.AdvertiseClientUrls = ec.ListenClientUrls
 	}
-	return configs, nil
+	return configs
 }
 
 func listen(addr string) []url.URL { return []url.URL{{Scheme: "http", Host: addr}} }

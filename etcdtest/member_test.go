@@ -19,6 +19,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/leaks"
+	"github.com/etcdlock/etcdlock/internal/test/loopback"
 )
 
 func endpoint(m *etcdtest.Member) etcdtest.ClientOption {
@@ -177,6 +178,29 @@ func TestIsolate(t *testing.T) {
 }
 
 // In a closed cluster no member starts and none keeps running: its data is gone.
+// No other server gets the address of a member that does not run, until its cluster is closed. The test is not parallel,
+// since other tests would take the address.
+func TestKilledMemberKeepsItsAddress(t *testing.T) {
+	c, err := etcdtest.New(t.TempDir())
+	require.NoError(t, err)
+	defer c.Close()
+	addr := mustHost(t, c.Member(0).Endpoint())
+	c.Member(0).Kill()
+	given := func() bool {
+		for range 250 { // goes through all ports of this process
+			addrs, err := loopback.FreeAddrs(1)
+			require.NoError(t, err)
+			if addrs[0] == addr {
+				return true
+			}
+		}
+		return false
+	}
+	assert.False(t, given())
+	c.Close()
+	assert.True(t, given())
+}
+
 func TestRestartAfterClose(t *testing.T) {
 	t.Parallel()
 	cluster, err := etcdtest.New("")

@@ -25,10 +25,11 @@ var ports struct {
 	first int          // the first port of this process's band
 	guard net.Listener // listens on the first port while the process lives, so that others see that the band is taken
 	given int          // how many ports were given out
+	kept  map[string]bool
 }
 
 // FreeAddrs returns n different addresses on which nothing listens, and which it has not
-// returned lately in this process.
+// returned lately in this process. It returns no address that is kept: see [Keep].
 func FreeAddrs(n int) ([]string, error) {
 	ports.Lock()
 	defer ports.Unlock()
@@ -40,6 +41,9 @@ func FreeAddrs(n int) ([]string, error) {
 	for range band - 1 {
 		addr := local(ports.first + 1 + ports.given%(band-1))
 		ports.given++
+		if ports.kept[addr] {
+			continue
+		}
 		var l net.Listener
 		if l, err = net.Listen("tcp", addr); err != nil {
 			continue // the port is taken
@@ -50,6 +54,27 @@ func FreeAddrs(n int) ([]string, error) {
 		}
 	}
 	return nil, fmt.Errorf("no %d free ports: %w", n, err)
+}
+
+// Keep keeps addresses of FreeAddrs until release is called, also while nothing listens on them. Without it, another
+// server of this process could get the address of a server that was stopped.
+func Keep(addrs []string) (release func()) {
+	set := func(kept bool) {
+		ports.Lock()
+		defer ports.Unlock()
+		if ports.kept == nil {
+			ports.kept = map[string]bool{}
+		}
+		for _, addr := range addrs {
+			if kept {
+				ports.kept[addr] = true
+			} else {
+				delete(ports.kept, addr)
+			}
+		}
+	}
+	set(true)
+	return func() { set(false) }
 }
 
 // takeBand takes a band that no other process has. If there is none, this process shares

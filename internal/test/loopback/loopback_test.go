@@ -40,6 +40,20 @@ func TestFreeAddrs(t *testing.T) {
 	assert.Error(t, err, "there are fewer ports than that")
 }
 
+func TestKeep(t *testing.T) {
+	kept, err := FreeAddrs(2)
+	require.NoError(t, err)
+	release := Keep(kept)
+	all, err := FreeAddrs(band - 1 - 2)
+	require.NoError(t, err)
+	require.NotContains(t, all, kept[0])
+	require.NotContains(t, all, kept[1])
+	release()
+	all, err = FreeAddrs(band - 1)
+	require.NoError(t, err)
+	require.Subset(t, all, kept)
+}
+
 func TestFreeAddrs_OtherProcesses(t *testing.T) {
 	seen := map[string]bool{}
 	for range 8 {
