@@ -18,8 +18,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// A lock is a name, to be locked in one way, in the sessions of a source. A Mutex has one, an RWMutex has two; a Multi's has
-// several names.
+// A lock is a name that is locked in one way, in the sessions of a source. An RWMutex has two locks. A Multi's has several names.
 type lock struct {
 	from   source
 	queues []keyspace.Queue // as its entries see them
@@ -59,8 +58,7 @@ func (l *lock) wrap(op string, err error) error { return wrap(op, l.names, err) 
 // part over before the former holder's key is removed, that holder has left: its removal waits for nobody. So among all
 // that wait, the acquisition of the lowest revision waits only for holders.
 type acquisition struct {
-	s    *Session
-	lock *lock
+	s *Session
 	// Its parts: one of a Mutex or RWMutex, many of a Multi. Only mu guards what changes in them.
 	one  [1]part
 	many *[]part
@@ -75,9 +73,9 @@ type acquisition struct {
 	// ambiguous: an attempt to write the keys may have been carried out, or may yet be, without our knowing.
 	ambiguous      bool
 	lossUnreported bool // the hooks were not told yet that it is lost: see unlockAndNotify
-	// lostWithSession: it was lost because the session ended, by what was known then. askingLease: the session asks etcd
-	// whether the lease is gone.
+	// lostWithSession: the session's end took it, by what was known then. askingLease: the session asks etcd after its lease.
 	lostWithSession, askingLease bool
+	multi                        bool         // it is of a Multi; never changes
 	fenced                       bool         // its holder may have sent a transaction that compares a key
 	report                       *report      // to the hooks, nil without; set by newAcquisition
 	pending                      *pending     // nil of a hold that does without
@@ -95,11 +93,11 @@ type part struct {
 // acquisitionOf is whose part p is.
 func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition) }
 
-// pending is what an acquisition needs until it is held, and then only if it is ambiguous: see becomeHeld.
-// Most holds do without; of 10,000 locks it would be half the memory.
+// pending is what an acquisition needs until it is held, and then only if it is ambiguous: see becomeHeld. Most holds do
+// without: with it, 10,000 holds would take half as much memory again.
 type pending struct {
-	// behind: a part may have had to wait. If there are several parts, all of them are read before the grant: other parts may have been
-	// removed meanwhile.
+	lock *lock
+	// behind: a part may have had to wait. Another part may have been removed meanwhile: see readAllParts.
 	behind bool
 	value  string // of the keys; its nonce is in no other acquisition's value, if it is not raw
 }
@@ -110,11 +108,7 @@ type Part struct {
 	kind keyspace.Kind
 }
 
-// The kinds of parts.
-const (
-	writing = keyspace.Exclusive
-	reading = keyspace.Shared
-)
+const writing, reading = keyspace.Exclusive, keyspace.Shared // the kinds of parts
 
 // parts are the parts, at least one, in the order of the names.
 func (a *acquisition) parts() []part {
@@ -132,6 +126,15 @@ func (a *acquisition) all() iter.Seq[*part] {
 		}
 	}
 }
+
+// names are those of the parts. They are the lists' names, which never change: a part's queue does.
+func (a *acquisition) names() []string {
+	return ofEach(a, func(p *part) string { return p.List().Name() })
+}
+
+func (a *acquisition) label() string { return strings.Join(a.names(), ", ") }
+
+func (a *acquisition) wrap(op string, err error) error { return wrap(op, a.names, err) }
 
 // ofEach is what f says of each part.
 func ofEach[T any](a *acquisition, f func(*part) T) []T {
@@ -171,8 +174,7 @@ const (
 	lost                   // removed by somebody else, or with its session
 )
 
-// transition changes the state. The caller holds a.mu. It returns false if the acquisition has come to its end before:
-// whoever ends it first says why.
+// transition changes the state. The caller holds a.mu. It returns false if the acquisition is over: whoever ends it first says why.
 func (a *acquisition) transition(to state) bool {
 	switch {
 	case a.state >= released:
@@ -184,7 +186,7 @@ func (a *acquisition) transition(to state) bool {
 		a.state = to
 		return true
 	}
-	panic("bug: the acquisition of " + a.lock.label() + " can't go from state " + strconv.Itoa(int(a.state)) + " to " + strconv.Itoa(int(to)))
+	panic("bug: the acquisition of " + a.parts()[0].Key() + " can't go from state " + strconv.Itoa(int(a.state)) + " to " + strconv.Itoa(int(to)))
 }
 
 // holdContext is what tells of a hold's end.

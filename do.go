@@ -15,7 +15,7 @@ import (
 // lend returns ctx with the hold, which is found by its session and by the Client of that: a Client's hold is its
 // caller's own whatever session the next acquisition would be in. outer is the caller's ctx, which ctx is made of.
 func (h *Held) lend(ctx, outer context.Context, lead bool) (context.Context, *loan.Loan[*Held]) {
-	return loan.Lend(loan.Ending(ctx, outer, &h.acquisition), h, lead, h.lock.names(), h.s, h.s.config.client)
+	return loan.Lend(loan.Ending(ctx, outer, &h.acquisition), h, lead, h.names(), h.s, h.s.config.client)
 }
 
 func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held) error) error {
@@ -76,5 +76,5 @@ func (h *Held) nests(l *lock) bool {
 			n++
 		}
 	}
-	return l.multi == h.lock.multi && n == len(l.queues) && n == len(h.parts())
+	return l.multi == h.multi && n == len(l.queues) && n == len(h.parts())
 }

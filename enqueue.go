@@ -34,7 +34,7 @@ func (a *acquisition) join(ctx context.Context) error {
 func (a *acquisition) prepare(ctx context.Context) error {
 	a.reserveKeys()
 	a.enlist()
-	if !a.lock.published.raw || !a.s.lease.Adopted {
+	if !a.pending.lock.published.raw || !a.s.lease.Adopted {
 		return nil
 	}
 	if _, err := a.s.etcd.ReadValues(ctx, a.s.lease.Ctx, a.allKeys()...); err != nil {
@@ -46,18 +46,19 @@ func (a *acquisition) prepare(ctx context.Context) error {
 
 // reserveKeys reserves the lowest free keys of the names for the acquisition.
 func (a *acquisition) reserveKeys() {
+	l := a.pending.lock
 	for p := range a.all() {
 		key, shared := a.s.keys.Take(p.Name, p.Kind), ""
-		if a.lock.second {
+		if l.second {
 			shared = a.s.keys.Take(p.Name, reading)
 		}
 		p.Rekey(key, shared)
 	}
 	var names []string
-	if a.lock.multi {
-		names = a.lock.names()
+	if l.multi {
+		names = l.names()
 	}
-	if p := a.lock.published; p.raw {
+	if p := l.published; p.raw {
 		a.pending.value = p.value
 		a.s.keys.WriteRaw(p.value, a.allKeys()...)
 	} else {
@@ -117,7 +118,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 			limit = 0
 		}
 		keys := a.allKeys()
-		resp, err := a.commit(ctx, settle.Write(a.lock.queues, keys, a.pending.value, a.s.lease.ID, limit, since...))
+		resp, err := a.commit(ctx, settle.Write(a.pending.lock.queues, keys, a.pending.value, a.s.lease.ID, limit, since...))
 		if err != nil {
 			return err
 		}
@@ -145,7 +146,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 // ownRev is the revision of kvs, the first key of the acquisition as etcd has it, if it was written by an earlier attempt
 // of this very acquisition, else 0.
 func (a *acquisition) ownRev(kvs []*mvccpb.KeyValue) int64 {
-	if len(kvs) == 0 || string(kvs[0].Value) != a.pending.value || a.lock.published.raw && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
+	if len(kvs) == 0 || string(kvs[0].Value) != a.pending.value || a.pending.lock.published.raw && !a.s.keys.WroteRaw(kvs[0].CreateRevision, a.ambiguous, a.allKeys()...) {
 		return 0
 	}
 	return kvs[0].CreateRevision

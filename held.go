@@ -63,7 +63,7 @@ func (h *Held) Deadline() time.Time { return h.s.Deadline() }
 // blocks until etcd has answered, or ctx or the hold ends. After an error of ctx nothing is known, and the hold stays as it was.
 func (h *Held) Check(ctx context.Context) error {
 	if err := h.Err(); err != nil {
-		return h.lock.wrap("check", err)
+		return h.wrap("check", err)
 	}
 	for {
 		keys := h.Keys()
@@ -75,7 +75,7 @@ func (h *Held) Check(ctx context.Context) error {
 				continue // downgraded meanwhile
 			}
 		}
-		return h.lock.wrap("check", h.preferLoss(err))
+		return h.wrap("check", h.preferLoss(err))
 	}
 }
 

@@ -568,10 +568,10 @@ func TestHooks_Several(t *testing.T) {
 	require.NoError(t, err)
 	s.etcd.NeverHedge() // nor repeat a renewal that takes a second
 	h := mustLock(t, s, lockName(t))
-	_, err = NewMutex(s, h.lock.label()).TryLock(testCtx(t))
+	_, err = NewMutex(s, h.label()).TryLock(testCtx(t))
 	require.ErrorIs(t, err, ErrLocked)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	mustLock(t, s, h.lock.label())
+	mustLock(t, s, h.label())
 	require.NoError(t, s.Refresh(testCtx(t)))
 	require.NoError(t, s.Close())
 	var want []string

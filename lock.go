@@ -84,7 +84,7 @@ func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
 
 // newAcquisition makes an acquisition of the lock: the Held that its caller gets if it is granted.
 func newAcquisition(ctx context.Context, s *Session, l *lock, asked time.Time) *Held {
-	h := &Held{acquisition{s: s, lock: l, report: s.newReport(ctx, l, asked), pending: &pending{}}}
+	h := &Held{acquisition{s: s, multi: l.multi, report: s.newReport(ctx, l, asked), pending: &pending{lock: l}}}
 	if len(l.queues) > 1 {
 		many := make([]part, len(l.queues))
 		h.many = &many
@@ -152,7 +152,7 @@ func takeOver(ctx context.Context, h *Held) (*Held, error) {
 	case a == nil:
 		return nil, ErrNotFound
 	}
-	h = newAcquisition(ctx, s, &lock{multi: a.Multi, elect: h.lock.elect, queues: a.Queues()}, time.Now())
+	h = newAcquisition(ctx, s, &lock{multi: a.Multi, elect: h.pending.lock.elect, queues: a.Queues()}, time.Now())
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)
 	}

@@ -79,7 +79,7 @@ func TestLog_Outage(t *testing.T) {
 	for i := range 3 {
 		h := mustLock(t, s, fmt.Sprint(name, i))
 		h.Done()
-		tk, err := NewMutex(s, h.lock.label()).Enqueue(testCtx(t))
+		tk, err := NewMutex(s, h.label()).Enqueue(testCtx(t))
 		require.NoError(t, err)
 		holds, tickets = append(holds, h), append(tickets, tk)
 	}
@@ -102,7 +102,7 @@ func TestLog_Outage(t *testing.T) {
 	w.OnRecv(nil)
 	require.Eventually(t, func() bool { return len(log.Lines()) == 6 }, hang, tick)
 	require.Equal(t, logtest.Over, log.Messages()[5])
-	require.Contains(t, log.Lines()[loss], fmt.Sprintf(`lock=%s key=%s token=%d cause="its entry was removed"`, holds[0].lock.label(), holds[0].Key(), holds[0].Token()))
+	require.Contains(t, log.Lines()[loss], fmt.Sprintf(`lock=%s key=%s token=%d cause="its entry was removed"`, holds[0].label(), holds[0].Key(), holds[0].Token()))
 
 	s.lease.NotFound() // a revocation may be found by a watch first, and on a busy machine by one hold after the other
 	require.ErrorIs(t, s.Refresh(testCtx(t)), ErrSessionExpired)
@@ -111,7 +111,7 @@ func TestLog_Outage(t *testing.T) {
 	require.Equal(t, []string{logtest.Lost}, lines[6:])
 	// Two locks are held, and one is granted but not claimed.
 	require.Contains(t, log.Lines()[6], fmt.Sprintf(`locks=3 lost="%s (token %d), %s (token %d), %s (token %d)"`,
-		holds[0].lock.label(), tickets[0].h.rev, holds[1].lock.label(), holds[1].Token(), holds[2].lock.label(), holds[2].Token()))
+		holds[0].label(), tickets[0].h.rev, holds[1].label(), holds[1].Token(), holds[2].label(), holds[2].Token()))
 	require.ErrorIs(t, holds[1].Unlock(testCtx(t)), ErrLost)
 	require.Len(t, log.Messages(), 7)
 }
@@ -216,8 +216,8 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	h, err := locks.Mutex(name).Lock(testCtx(t)) // which nobody loses
 	require.NoError(t, err)
 	require.NoError(t, h.Unlock(testCtx(t)))
-	granted := inBackground(t, locks.Mutex(held[0].lock.label()).Lock)
-	require.Eventually(t, func() bool { return len(entries(t, cluster.Client(t), held[0].lock.label())) == 2 }, hang, tick)
+	granted := inBackground(t, locks.Mutex(held[0].label()).Lock)
+	require.Eventually(t, func() bool { return len(entries(t, cluster.Client(t), held[0].label())) == 2 }, hang, tick)
 
 	var before []string
 	require.Eventually(t, func() bool { // a machine that stalls may have an outage of its own
@@ -239,7 +239,7 @@ func TestLog_OutageTakesTheSession(t *testing.T) {
 	require.Equal(t, outage.Blip, locks.liveSession().lease.Outages.All.Blip)
 	list := ""
 	for _, h := range held[:5] {
-		list += fmt.Sprintf("%s (token %d), ", h.lock.label(), h.Token())
+		list += fmt.Sprintf("%s (token %d), ", h.label(), h.Token())
 	}
 	lines := log.Lines()[len(before):]
 	require.Contains(t, lines[1], fmt.Sprintf(`locks=%d lost="%s"`, holds, strings.TrimSuffix(list, ", ")))

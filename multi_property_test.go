@@ -271,7 +271,7 @@ func TestMulti_PropertyControl(t *testing.T) {
 				}
 				for _, h := range held {
 					w.mu.Lock()
-					delete(holder, h.lock.label())
+					delete(holder, h.label())
 					w.mu.Unlock()
 					if err := h.Unlock(context.Background()); err != nil {
 						t.Error(err)

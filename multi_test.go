@@ -216,7 +216,7 @@ func TestMulti_LossOfAPart(t *testing.T) {
 			"context": func(h *Held) error { closes(t, h.Done(), "its loss"); return h.Err() },
 			"check":   func(h *Held) error { return h.Check(harness.Ctx(t)) },
 			"txn": func(h *Held) error {
-				_, err := h.Txn(harness.Ctx(t)).Then(clientv3.OpPut(h.lock.names()[0]+"-x", "")).Commit()
+				_, err := h.Txn(harness.Ctx(t)).Then(clientv3.OpPut(h.names()[0]+"-x", "")).Commit()
 				return err
 			},
 			"unlock": func(h *Held) error { return h.Unlock(harness.Ctx(t)) },

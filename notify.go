@@ -50,8 +50,8 @@ func (a *acquisition) notifyGranted() {
 
 // notifyAbandoned tells that the acquisition was given up at, which is before another one could have the lock.
 func (a *acquisition) notifyAbandoned(at time.Time, err error) {
-	if err != nil { // a.lock.wrap is an allocation
-		a.s.lease.Outages.Refused("take", err, a.lock.wrap)
+	if err != nil { // a.wrap is an allocation
+		a.s.lease.Outages.Refused("take", err, a.wrap)
 	}
 	if t := a.report; t != nil {
 		tell(a, func(h *Hooks) func(context.Context, AbandonedInfo) { return h.Abandoned }, AbandonedInfo{a.info(), at.Sub(t.Asked), err})
@@ -67,7 +67,7 @@ func (a *acquisition) notifyOver(at time.Time, err error, listed bool) {
 		if cause == ErrLost.Error() { // of a session that lives
 			cause = "its entry was removed"
 		}
-		a.s.config.log.Warn("lock lost", "lock", a.lock.label(), "key", a.parts()[0].Key(), "token", a.rev, "cause", cause)
+		a.s.config.log.Warn("lock lost", "lock", a.label(), "key", a.parts()[0].Key(), "token", a.rev, "cause", cause)
 	}
 	t := a.report
 	switch {

@@ -163,7 +163,7 @@ func (a *acquisition) awaitedLocked() bool {
 // Canceled or DeadlineExceeded, clientv3 itself repeats the release unseen, and Unlock returns ErrLost even if nobody else has
 // removed the entry. ctx may be the hold's own.
 func (h *Held) Unlock(ctx context.Context) error {
-	return h.lock.wrap("unlock", h.unlock(ctx))
+	return h.wrap("unlock", h.unlock(ctx))
 }
 
 func (h *Held) unlock(ctx context.Context) error {

@@ -78,7 +78,7 @@ func (h *Held) Downgrade(ctx context.Context) error {
 	if d != nil {
 		err = d.Wait(ctx, h.s.lease.WaitError)
 	}
-	return h.lock.wrap("downgrade", h.preferLoss(err))
+	return h.wrap("downgrade", h.preferLoss(err))
 }
 
 // beginDowngrade begins the downgrade, if there is none yet. It returns nil if there is nothing to wait for. It goes on
@@ -92,7 +92,7 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 	switch {
 	case h.state != held:
 		return nil, h.causeLocked()
-	case h.lock.multi:
+	case h.multi:
 		return nil, errors.New("a Multi keeps what it has: release it, and take another one")
 	case p.Kind == writing && len(p.Keys()) == 1:
 		return nil, errors.New("a Mutex has no read holds: use an RWMutex")

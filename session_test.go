@@ -643,7 +643,7 @@ func TestSession_SweepsRawValues(t *testing.T) {
 // and leave it there until it is adopted.
 func adoptAhead(t *testing.T, s *Session, c *clientv3.Client, h *Held, raw string) (behind *Ticket, adopted *Held) {
 	t.Helper()
-	name := h.lock.label()
+	name := h.label()
 	behind, err := NewMutex(s, name).Raw(raw).Enqueue(testCtx(t))
 	require.NoError(t, err)
 	notGranted(t, behind, 1)

@@ -71,13 +71,13 @@ func (t *Ticket) Wait(ctx context.Context) (*Held, error) {
 		select {
 		case <-t.done:
 		case <-ctx.Done():
-			return nil, t.h.lock.wrap("wait for", etcd.CtxError(ctx, nil))
+			return nil, t.h.wrap("wait for", etcd.CtxError(ctx, nil))
 		}
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if err := t.errLocked(); err != nil {
-		return nil, t.h.lock.wrap("wait for", err)
+		return nil, t.h.wrap("wait for", err)
 	}
 	t.claimed = true
 	return t.h, nil
@@ -102,25 +102,26 @@ func (t *Ticket) Ahead(ctx context.Context) (int, error) {
 	case <-t.done:
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		return 0, t.h.lock.wrap("count before", t.errLocked())
+		return 0, t.h.wrap("count before", t.errLocked())
 	default:
 	}
 	n, err := t.h.ahead(ctx)
-	return n, t.h.lock.wrap("count before", err)
+	return n, t.h.wrap("count before", err)
 }
 
 // ahead counts the acquisitions that have to leave before this one is granted.
 func (a *acquisition) ahead(ctx context.Context) (int, error) {
-	var reads []etcd.Read
-	for _, q := range a.lock.queues {
-		from, to := q.Blocking()
-		reads = append(reads, etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(a.rev-1)))
-	}
+	a.mu.Lock() // for the queues
+	reads := ofEach(a, func(p *part) etcd.Read {
+		from, to := p.Blocking()
+		return etcd.ReadRange(from, to, clientv3.WithMaxCreateRev(a.rev-1))
+	})
+	a.mu.Unlock()
 	got, _, err := a.s.lease.Read(ctx, a.s.lease.Ctx, 0, reads...)
 	if err != nil {
 		return 0, err
 	}
-	return queue.Ahead(a.lock.names(), a.rev, got), nil
+	return queue.Ahead(a.names(), a.rev, got), nil
 }
 
 // Cancel withdraws the place, or releases the grant that nobody has claimed. It blocks until etcd has confirmed that or the
@@ -140,5 +141,5 @@ func (t *Ticket) Cancel(ctx context.Context) error {
 	if t.h.s.awaitRemoved(ctx, gone) {
 		return nil
 	}
-	return t.h.lock.wrap("cancel", etcd.CtxError(ctx, nil))
+	return t.h.wrap("cancel", etcd.CtxError(ctx, nil))
 }

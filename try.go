@@ -32,9 +32,9 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 		err = h.unlessBlocked(ctx)
 	}
 	if errors.Is(err, ErrLocked) {
-		h.s.tried.Add(h.lock.names(), triedFor)
+		h.s.tried.Add(h.names(), triedFor)
 	} else if err == nil {
-		h.s.tried.Forget(h.lock.names())
+		h.s.tried.Forget(h.names())
 	}
 	return h.conclude(err)
 }
@@ -52,8 +52,8 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 	if err := a.awaitLeft(ctx); err != nil {
 		return err
 	}
-	queues := a.lock.queues
-	if a.s.tried.Has(a.lock.names()) {
+	queues := a.pending.lock.queues
+	if a.s.tried.Has(a.names()) {
 		// Linearizably, so what blocks the entry was there during the call. If all is empty, one request still decides.
 		var reads []etcd.Read
 		for _, p := range queues {
@@ -74,7 +74,7 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 	rev, seen := resp.At, make([]*pb.ResponseOp, len(queues)) // nothing blocks it
 	if !resp.Succeeded {
 		rev = a.ownRev(resp.Responses[0].GetResponseRange().Kvs)
-		if a.lock.published.raw { // it may be an entry that waits, of another session of the lease: nothing is known
+		if a.pending.lock.published.raw { // it may be an entry that waits, of another session of the lease: nothing is known
 			seen = nil
 		}
 	}

@@ -31,8 +31,8 @@ func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.useFence()
 	return etcd.Build(func(t *etcd.Txn) (*clientv3.TxnResponse, error) {
 		resp, err := h.commitIfHeld(ctx, t.Op())
-		h.s.lease.Outages.Refused(txnOp, err, h.lock.wrap)
-		return resp, h.lock.wrap(txnOp, err)
+		h.s.lease.Outages.Refused(txnOp, err, h.wrap)
+		return resp, h.wrap(txnOp, err)
 	})
 }
 
@@ -48,7 +48,7 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 	defer over()
 	ctx, stop := etcd.Bind(callers, life)
 	defer stop()
-	defer h.s.lease.Outages.Late(h.lock.label(), h.rev)()
+	defer h.s.lease.Outages.Late(h.label(), h.rev)()
 	resp, _, err := etcd.Do(callers, h.s.etcd, etcd.Policy{Life: life}, func(context.Context) (resp *clientv3.TxnResponse, err error) {
 		for {
 			if last = h.Err(); last != nil {
@@ -91,7 +91,7 @@ func (h *Held) commitIfHeld(callers context.Context, op clientv3.Op) (*clientv3.
 // until etcd has confirmed, or ctx or the hold ends. After an error of ctx, or ErrOutcomeUnknown, the value may be either. Of two
 // calls at once, the call that etcd carries out last counts. The fence of the hold is in use then, as after Txn.
 func (h *Held) SetValue(ctx context.Context, value string) error {
-	return h.lock.wrap("set the value of", h.setValue(ctx, value))
+	return h.wrap("set the value of", h.setValue(ctx, value))
 }
 
 func (h *Held) setValue(ctx context.Context, value string) error {
