@@ -71,11 +71,12 @@ type Lease struct {
 	deadline  time.Time
 	sent      time.Time // from which the last renewal that succeeded counts
 	attempts  attempts
-	refusals  int // in a row, of the last renewals
-	manyKeys  sync.Once
-	expiry    *time.Timer
-	endReason string        // why Ctx has ended
-	told      chan struct{} // closed when Ended has returned, nil before Run
+	// refusedSince is when etcd has refused the first of the last renewals, zero if it has refused none of them.
+	refusedSince time.Time
+	manyKeys     sync.Once
+	expiry       *time.Timer
+	endReason    string        // why Ctx has ended
+	told         chan struct{} // closed when Ended has returned, nil before Run
 	// lates are the leases that revokeLates revokes, which is at work if revokesLate. lateCame tells it of another one.
 	lates       []late
 	revokesLate bool

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
@@ -15,9 +16,9 @@ import (
 // role loses the prefix of one lock that is held, the lease serves no lock any more, and will expire.
 var errRefused = errors.New("etcd refuses the lease")
 
-// maxRefusals is how many renewals in a row etcd has to refuse before the use of the lease ends. One of them may have
-// come between two changes of a role.
-const maxRefusals = 2
+// refusedFor is how long etcd has to refuse all renewals before the use of the lease ends: a role may be changed in two steps, in
+// one script, and each Lock that comes in between has the lease renewed at once.
+const refusedFor = time.Second
 
 // explained is err, or if err is for want of rights, errRefused with the key that is in the way. It does not wrap err: the
 // refusal is not about the rights on the lock that the caller has asked for.
@@ -32,15 +33,17 @@ func (l *Lease) explained(ctx context.Context, err error) error {
 	return fmt.Errorf("%w: the client has no right to write the key %q, which hangs on it: %s", errRefused, key, err.Error())
 }
 
-// refused takes note of the outcome of a renewal, and ends the use of the lease if etcd has refused too many in a row.
+// refused takes note of the outcome of a renewal, and ends the use of the lease if etcd has refused all renewals for refusedFor.
 func (l *Lease) refused(err error) {
 	l.mu.Lock()
-	if err == nil {
-		l.refusals = 0
-	} else if errors.Is(err, errRefused) {
-		l.refusals++
+	refused := errors.Is(err, errRefused)
+	switch {
+	case err == nil:
+		l.refusedSince = time.Time{}
+	case refused && l.refusedSince.IsZero():
+		l.refusedSince = time.Now()
 	}
-	end := l.refusals >= maxRefusals
+	end := refused && time.Since(l.refusedSince) >= refusedFor
 	l.mu.Unlock()
 	if end {
 		l.End(fmt.Errorf("%w: %w", l.Expired, err), err.Error())

@@ -10,34 +10,40 @@ import (
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
-// Two refusals in a row end the use of the lease, soon after each other. One alone does not, however often.
-func TestFault_J13_TwoRefusals(t *testing.T) {
+// An etcd that refuses all renewals for a second ends the use of the lease, long before the deadline. Refusals that are over
+// sooner do not, however many: a role may be changed in two steps.
+func TestFault_J13_RefusedForAWhile(t *testing.T) {
 	for name, tc := range map[string]struct {
-		every int // one renewal of that many succeeds
-		lives bool
-	}{"every second one": {2, true}, "two of three": {3, false}} {
+		refuses func(n int, since time.Duration) bool
+		lives   bool
+	}{
+		"always":          {func(int, time.Duration) bool { return true }, false},
+		"for a moment":    {func(_ int, since time.Duration) bool { return since < refusedFor }, true},
+		"each second one": {func(n int, _ time.Duration) bool { return n%2 == 1 }, true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				l := newLease(t, 9*time.Second)
 				l.InTheWay = func(context.Context) string { return "k" }
-				n := 0
+				began, n := time.Now(), 0
 				l.KeepAlive = func(context.Context) (int64, error) {
-					if n++; n%tc.every == 0 {
-						return 9, nil
+					if n++; tc.refuses(n, time.Since(began)) {
+						return 0, rpctypes.ErrPermissionDenied
 					}
-					return 0, rpctypes.ErrPermissionDenied
+					return 9, nil
 				}
-				began := time.Now()
 				l.Record(began, 9)
-				l.Run()
-				<-time.After(time.Minute)
-				synctest.Wait()
+				err := l.refusedInstead(t.Context(), rpctypes.ErrPermissionDenied) // as a Lock that comes in between
+				require.Greater(t, n, 1)
 				if tc.lives {
+					require.Equal(t, rpctypes.ErrPermissionDenied, err)
+					l.Run()
+					<-time.After(time.Minute)
 					require.NoError(t, l.Err())
 				} else {
-					require.ErrorIs(t, l.Err(), errExpired)
-					require.ErrorContains(t, l.Err(), `no right to write the key "k"`)
-					require.Equal(t, 2, n)
+					require.ErrorIs(t, err, errExpired)
+					require.ErrorContains(t, err, `no right to write the key "k"`)
+					require.Less(t, time.Since(began), 2*time.Second)
 				}
 				finish(l)
 			})

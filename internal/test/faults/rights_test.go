@@ -8,10 +8,12 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
@@ -63,7 +65,42 @@ func TestFault_J13_RightsTakenAwayNextLock(t *testing.T) {
 	require.NotContains(t, strings.Join(log.Lines(), "\n"), "outage")
 }
 
-// At rest, two refused renewals end the session. Close says why the lease stays.
+// A role is changed in two steps, and a Lock comes in between: it is refused, and the session with all its holds goes on.
+func TestFault_J13_RightsTakenAwayForAMoment(t *testing.T) {
+	t.Parallel()
+	_, as := harness.StartWithAuth(t)
+	root, end := as("root"), clientv3.GetPrefixRangeEnd("a/")
+	tap := etcdtest.NewTap()
+	locks := newClient(t, as("worker", tap), etcdlock.WithTTL(time.Minute))
+	h, err := locks.Mutex("a/1").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	_, err = root.RoleRevokePermission(harness.Ctx(t), "worker", "a/", end)
+	require.NoError(t, err)
+	if _, refused := as("worker").KeepAliveOnce(harness.Ctx(t), h.Session().Lease()); refused == nil { // etcd before 3.6.9
+		return
+	}
+	renewed := make(chan struct{}, 100)
+	tap.OnKeepAliveRequest(func(context.Context, *pb.LeaseKeepAliveRequest) error {
+		renewed <- struct{}{}
+		return nil
+	})
+	locked := harness.Async(func() error {
+		_, err := locks.Mutex("a/2").Lock(harness.Ctx(t))
+		return err
+	})
+	for range 3 { // so two were refused
+		<-renewed
+	}
+	_, err = root.RoleGrantPermission(harness.Ctx(t), "worker", "a/", end, clientv3.PermissionType(clientv3.PermReadWrite))
+	require.NoError(t, err)
+	require.ErrorIs(t, harness.Result(t, locked), rpctypes.ErrPermissionDenied)
+	require.NoError(t, h.Check(harness.Ctx(t)))
+	_, err = locks.Mutex("a/2").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+}
+
+// At rest, renewals that are refused for a second end the session. Close says why the lease stays.
 func TestFault_J13_RightsTakenAwayAtRest(t *testing.T) {
 	t.Parallel()
 	worker, taken := withCustomers(t)
