@@ -85,9 +85,7 @@ func (l *Lease) Adopt(ctx context.Context) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, errRefused):
-		l.gone()
-	case errors.Is(err, l.Expired):
+	case errors.Is(err, l.Expired) && !errors.Is(err, errRefused):
 		err = rpctypes.ErrLeaseNotFound
 	default:
 		l.End(l.Expired, "not adopted")

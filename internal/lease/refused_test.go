@@ -62,3 +62,17 @@ func TestLease_RefusedForItsOwnSake(t *testing.T) {
 		finish(l)
 	})
 }
+
+// An Adopt whose ctx ends while etcd refuses the lease leaves nothing at work.
+func TestLease_RefusedWhileAdopting(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLease(t, 9*time.Second)
+		l.InTheWay = func(context.Context) string { return "k" }
+		l.KeepAlive = func(context.Context) (int64, error) { return 0, rpctypes.ErrPermissionDenied }
+		ctx, cancel := context.WithTimeout(t.Context(), refusedFor/2)
+		defer cancel()
+		require.ErrorContains(t, l.Adopt(ctx), `no right to write the key "k"`)
+		require.Error(t, l.Ctx.Err())
+		require.Error(t, l.Gone.Err())
+	})
+}
