@@ -23,7 +23,7 @@ import (
 func (a *acquisition) holdContextLocked() *holdContext {
 	if a.holdCtx == nil {
 		a.holdCtx = &holdContext{}
-		a.holdCtx.ctx, a.holdCtx.cancel = context.WithCancelCause(loan.Ending(context.Background(), context.Background(), a))
+		a.holdCtx.ctx, a.holdCtx.cancel = etcd.WithEnd(loan.Ending(context.Background(), context.Background(), a))
 		a.checkSessionLocked()
 		if a.state != held && !a.askingLease {
 			a.holdCtx.cancel(a.causeLocked())

@@ -857,6 +857,19 @@ func TestSession_TellsItsHoldersFirst(t *testing.T) {
 		for i := range 200 {
 			ctxs = append(ctxs, mustLock(t, s, fmt.Sprintf("%s/%d", name, i)).Context())
 		}
+		lent := make(chan context.Context)
+		for i := range 200 {
+			go func() {
+				_ = NewMutex(s, fmt.Sprintf("%s/do/%d", name, i)).Do(testCtx(t), func(ctx context.Context, _ *Held) error {
+					lent <- ctx
+					<-ctx.Done()
+					return nil
+				})
+			}()
+		}
+		for range 200 {
+			ctxs = append(ctxs, <-lent)
+		}
 		untold := func() bool {
 			return slices.ContainsFunc(ctxs, func(ctx context.Context) bool { return ctx.Err() == nil })
 		}

@@ -130,13 +130,6 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did
 // answer only adds a request to what makes them slow.
 func (c *Client) patience() time.Duration { return min(max(AttemptMin, c.pace.late()), attemptMax) }
 
-// Bind returns a ctx that ends with ctx and with life, whichever ends first, and has its cause.
-func Bind(ctx, life context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
-	return ctx, func() { stop(); cancel(nil) }
-}
-
 // Outlive returns ctx if outer is nil. Else it returns a ctx that ends with ctx; but if ctx ends because of cause, the returned ctx ends
 // with outer instead. The ctx that Do gives ends when its hold is unlocked, and the request that unlocks the hold must go on until the
 // ctx ends that Do was given: outer. A ctx of context.WithoutCancel does not end with the hold, so it does not end with outer either.

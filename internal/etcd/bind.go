@@ -1,0 +1,57 @@
+// A ctx that ends with two others.
+
+package etcd
+
+import (
+	"context"
+	"sync"
+)
+
+// Bind returns a ctx that ends with ctx and with life, whichever ends first, and has its cause. It ends with ctx at once, and a
+// moment after life, unless WithEnd has made life.
+func Bind(ctx, life context.Context) (context.Context, func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	if e, ok := life.(*endsAll); ok {
+		e.bind(ctx, cancel)
+		return ctx, func() { e.unbind(ctx); cancel(nil) }
+	}
+	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
+	return ctx, func() { stop(); cancel(nil) }
+}
+
+// WithEnd is context.WithCancelCause for a parent that does not end. When end returns, all ctxs have ended that Bind has made with
+// ctx as their life. Without that, each of them would end on a goroutine of its own: of 2,000 the last one 300 ms later.
+func WithEnd(parent context.Context) (ctx context.Context, end context.CancelCauseFunc) {
+	own, cancel := context.WithCancelCause(parent)
+	e := &endsAll{Context: own, bound: make(map[context.Context]context.CancelCauseFunc)}
+	return e, func(cause error) {
+		cancel(cause)
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		for _, cancel := range e.bound {
+			cancel(context.Cause(e))
+		}
+	}
+}
+
+// endsAll is a ctx that knows which ctxs end with it.
+type endsAll struct {
+	context.Context
+	mu    sync.Mutex
+	bound map[context.Context]context.CancelCauseFunc
+}
+
+func (e *endsAll) bind(ctx context.Context, cancel context.CancelCauseFunc) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.bound[ctx] = cancel
+	if e.Err() != nil {
+		cancel(context.Cause(e))
+	}
+}
+
+func (e *endsAll) unbind(ctx context.Context) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.bound, ctx)
+}
