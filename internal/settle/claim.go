@@ -71,6 +71,9 @@ func (k *Keys) keep(a *Adopted) {
 func (k *Keys) Entered(keys []string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	for _, key := range keys {
+		delete(k.entering, key)
+	}
 	k.tellLocked(keys)
 }
 

@@ -31,6 +31,8 @@ type Keys struct {
 
 	mu    sync.Mutex // a leaf: no other mutex is taken while it is held
 	inUse keyspace.InUse
+	// entering are the keys in use that may not be written yet: see Entered.
+	entering map[string]struct{}
 	// vacant are the keys in use that no entry of the session has. The value is what settles the key, nil if Skip left the key
 	// to others.
 	vacant  map[string]*unsettled
@@ -53,7 +55,7 @@ func New(life context.Context, client *etcd.Client, lease clientv3.LeaseID, owne
 	return &Keys{
 		etcd: client, lease: lease, life: life, background: background,
 		owner: inJSON(owner), nonce: rand.Text()[:13] + ".", rights: rights{turn: make(chan struct{}, 1)},
-		inUse: make(keyspace.InUse), vacant: make(map[string]*unsettled), raw: make(map[string]rawValue), changed: make(map[string]chan struct{}),
+		inUse: make(keyspace.InUse), entering: make(map[string]struct{}), vacant: make(map[string]*unsettled), raw: make(map[string]rawValue), changed: make(map[string]chan struct{}),
 	}
 }
 
@@ -65,7 +67,9 @@ func (k *Keys) Take(name string, kind keyspace.Kind) (key string) {
 	base := keyspace.Base(name, kind, int64(k.lease))
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.inUse.Take(base)
+	key = k.inUse.Take(base)
+	k.entering[key] = struct{}{}
+	return key
 }
 
 // Free makes keys free that were never written or are removed: nothing of them is left or to come.
@@ -81,6 +85,7 @@ func (k *Keys) Free(keys ...string) {
 
 func (k *Keys) freeLocked(key string) {
 	k.inUse.Free(key)
+	delete(k.entering, key)
 	if raw, ok := k.raw[key]; ok {
 		raw.freed = time.Now()
 		k.raw[key] = raw

@@ -44,7 +44,10 @@ type rights struct {
 
 func (k *Keys) inTheWay(ctx context.Context) (key string) {
 	k.mu.Lock()
-	keys := k.inUse.Some(k.usesLocked)
+	keys := k.inUse.Some(func(key string) bool {
+		_, entering := k.entering[key]
+		return !entering && k.usesLocked(key)
+	})
 	k.mu.Unlock()
 	for some := range slices.Chunk(keys, etcd.Batch) {
 		if !k.forbidden(ctx, some) {

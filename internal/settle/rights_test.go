@@ -28,9 +28,9 @@ func TestInTheWay_NoStorm(t *testing.T) {
 			return count(ctx, what)
 		}
 		w.forbid()
-		w.Take("secret", keyspace.Exclusive)
+		w.Entered([]string{w.Take("secret", keyspace.Exclusive)})
 		for i := range 10 * etcd.Batch {
-			w.Take(fmt.Sprint("a", i), keyspace.Exclusive)
+			w.Entered([]string{w.Take(fmt.Sprint("a", i), keyspace.Exclusive)})
 		}
 		var all sync.WaitGroup
 		ask := func(ctx context.Context, want string) {
@@ -56,29 +56,31 @@ func TestInTheWay_FewOperations(t *testing.T) {
 		w := newWorld(t)
 		w.forbid().most = 8
 		for i := range 10 {
-			w.Take(fmt.Sprint("a", i), keyspace.Exclusive)
+			w.Entered([]string{w.Take(fmt.Sprint("a", i), keyspace.Exclusive)})
 		}
 		require.Empty(t, w.InTheWay(t.Context()))
 		elapse(time.Microsecond)
-		w.Take("secret", keyspace.Exclusive)
+		w.Entered([]string{w.Take("secret", keyspace.Exclusive)})
 		require.Equal(t, "secret/5", w.InTheWay(t.Context()))
 	})
 }
 
 // The key that is named is one that an entry of the session has: not the first one of its name, if that is free, nor one that is only
-// being settled, which the client may never have had rights on.
+// being settled or has yet to be written, which the client may never have had rights on.
 func TestInTheWay_OfAnEntry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		w.forbid()
 		for i := range 100 {
 			w.Settle(w.Take(fmt.Sprint("secretly settled ", i), keyspace.Exclusive))
+			w.Take(fmt.Sprint("secretly written ", i), keyspace.Exclusive)
 		}
 		require.Empty(t, w.InTheWay(t.Context()))
 		elapse(time.Microsecond)
 		first := w.Take("secret", keyspace.Exclusive)
-		w.Take("secret", keyspace.Exclusive)
+		w.Entered([]string{w.Take("secret", keyspace.Exclusive)})
 		w.Free(first)
+		require.NotContains(t, w.entering, first)
 		require.Equal(t, "secret/5-1", w.InTheWay(t.Context()))
 	})
 }
