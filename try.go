@@ -26,7 +26,13 @@ const tryReadLimit = 8
 const triedFor = 10 * time.Second
 
 func tryEntry(ctx context.Context, h *Held) (*Held, error) {
-	err := h.tryEnqueue(ctx)
+	err := h.prepare(ctx)
+	if err == nil {
+		err = h.awaitLeft(ctx)
+	}
+	if err == nil {
+		err = h.tryEnqueue(ctx, h.s.tried.Has(h.names()))
+	}
 	if err == nil {
 		h.notifyEnqueued()
 		err = h.unlessBlocked(ctx)
@@ -45,22 +51,11 @@ func tryEntry(ctx context.Context, h *Held) (*Held, error) {
 // That request compares that a range is empty, so it decides nothing if foreign keys lie in the range. Then the queue is
 // read, unless the reply has shown all of it. If nothing blocks the entry, a txn writes it in any case, and shows what
 // came since: see unlessBlocked. To compare that nothing came would fail, again and again, while foreign keys are written.
-func (a *acquisition) tryEnqueue(ctx context.Context) error {
-	if err := a.prepare(ctx); err != nil {
-		return err
-	}
-	if err := a.awaitLeft(ctx); err != nil {
-		return err
-	}
+func (a *acquisition) tryEnqueue(ctx context.Context, readFirst bool) error {
 	queues := a.pending.lock.queues
-	if a.s.tried.Has(a.names()) {
+	if readFirst {
 		// Linearizably, so what blocks the entry was there during the call. If all is empty, one request still decides.
-		var reads []etcd.Read
-		for _, p := range queues {
-			from, to := p.Blocking()
-			reads = append(reads, etcd.ReadRangeValues(from, to).Limit(tryReadLimit))
-		}
-		got, at, err := a.s.lease.Read(ctx, a.s.lease.Ctx, 0, reads...)
+		got, at, err := a.s.lease.Read(ctx, a.s.lease.Ctx, 0, settle.ReadBlocking(queues, tryReadLimit)...)
 		if err != nil {
 			return err
 		} else if slices.ContainsFunc(got, func(r *pb.RangeResponse) bool { return r.Count > 0 }) {
@@ -68,6 +63,9 @@ func (a *acquisition) tryEnqueue(ctx context.Context) error {
 		}
 	}
 	resp, err := a.commit(ctx, settle.WriteIfFree(queues, a.allKeys(), a.pending.value, a.s.lease.ID, tryReadLimit))
+	if etcd.ReplyTooLarge(err) && !readFirst {
+		return a.tryEnqueue(ctx, true) // by reads, which leave out values that are too large
+	}
 	if err != nil {
 		return err
 	}

@@ -24,6 +24,8 @@ type Read struct {
 	limit int64 // 0 for all keys
 	// order is that of a range by create revision, SortNone for key order.
 	order clientv3.SortOrder
+	// orKeys: a value that is too large for the client is left out.
+	orKeys bool
 }
 
 // one makes the read of one key that of a range of one key. The KV of clientv3/leasing answers a read of a key that is no range from a
@@ -52,10 +54,19 @@ func ReadRange(from, to string, opts ...clientv3.OpOption) Read {
 	return ReadRangeValues(from, to, append(opts, clientv3.WithKeysOnly())...)
 }
 
-// ReadRangeValues is ReadRange with the keys' values and leases: etcd 3.7 leaves the lease out, too, if it is asked for keys only.
+// ReadRangeValues is ReadRange with the keys' values and leases.
 func ReadRangeValues(from, to string, opts ...clientv3.OpOption) Read {
 	return Read{key: from, opts: append(opts, clientv3.WithRange(to))}
 }
+
+// ReadRangeLeases is ReadRange with the keys' leases, and so with their values: etcd 3.7 leaves the lease out, too, if it is asked for
+// keys only. If a value is too large for the client, the lease may be UnknownLease.
+func ReadRangeLeases(from, to string) Read {
+	return Read{key: from, opts: []clientv3.OpOption{clientv3.WithRange(to)}, orKeys: true}
+}
+
+// UnknownLease is no lease's ID.
+const UnknownLease = -1
 
 // ReadByAge is ReadRange in the order of the keys' create revisions.
 func ReadByAge(order clientv3.SortOrder, from, to string, opts ...clientv3.OpOption) Read {
@@ -118,7 +129,7 @@ const maxPage = 256
 func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...clientv3.OpOption) (got []*pb.RangeResponse, at int64, err error) {
 	op := clientv3.OpGet(of.key, of.opts...)
 	all, from, limit := &pb.RangeResponse{}, of.key, of.limit
-	page := int64(maxPage)
+	page, bare := int64(maxPage), false
 	if of.order == clientv3.SortNone && limit > 0 {
 		page = min(page, max(1, limit/2))
 	}
@@ -127,6 +138,10 @@ func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...client
 		r, _, err := Do(ctx, c, p, func(ctx context.Context) (reply, error) { return c.read(ctx, []Read{one}, how...) })
 		if ReplyTooLarge(err) && page > 1 && len(op.RangeBytes()) > 0 {
 			page /= 2
+			continue
+		}
+		if ReplyTooLarge(err) && of.orKeys && !bare {
+			bare, page, of.opts = true, maxPage, append(slices.Clone(of.opts), clientv3.WithKeysOnly())
 			continue
 		}
 		if err != nil {
@@ -138,7 +153,12 @@ func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...client
 				how = []clientv3.OpOption{clientv3.WithRev(at)}
 			}
 		}
-		all.Kvs = append(all.Kvs, r.got[0].Kvs...)
+		for _, kv := range r.got[0].Kvs {
+			if bare {
+				kv.Lease = cmp.Or(kv.Lease, UnknownLease)
+			}
+			all.Kvs = append(all.Kvs, kv)
+		}
 		enough := of.order == clientv3.SortNone && limit > 0 && int64(len(all.Kvs)) >= limit
 		if all.More = r.got[0].More; !all.More || enough {
 			break

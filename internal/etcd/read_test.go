@@ -162,6 +162,30 @@ func TestReadAt_TooLarge(t *testing.T) {
 	require.LessOrEqual(t, tap.Calls()-before, 1+2)
 }
 
+// A value that is too large for the client costs a read of leases the value and the lease, and some requests. A key that is too
+// large is an error.
+func TestReadAt_Leases(t *testing.T) {
+	t.Parallel()
+	own, tap := etcdtest.Start(t), etcdtest.NewTap()
+	put := func(key, value string) {
+		_, err := own.Client(t).Put(t.Context(), key, value)
+		require.NoError(t, err)
+	}
+	put("a", strings.Repeat("x", 4<<10))
+	for i := range 10 {
+		put(pagedKey(i), "")
+	}
+	c := NewClient(own.Client(t, tap, etcdtest.WithClientConfig(func(c *clientv3.Config) { c.MaxCallRecvMsgSize = 2 << 10 })))
+	got, _, err := c.ReadAt(t.Context(), t.Context(), 0, ReadRangeLeases("a", "b"))
+	require.NoError(t, err)
+	require.Len(t, got[0].Kvs, 11)
+	require.EqualValues(t, UnknownLease, got[0].Kvs[0].Lease)
+	require.Less(t, tap.Calls(), 15)
+	put("a"+strings.Repeat("x", 2<<10), "")
+	_, _, err = c.ReadAt(t.Context(), t.Context(), 0, ReadRangeLeases("a", "b"))
+	require.True(t, ReplyTooLarge(err), err)
+}
+
 // Do ends when the client is closed, and says so.
 func TestDo_ClientClosed(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())

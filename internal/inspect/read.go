@@ -100,7 +100,7 @@ func Vacant(queues []keyspace.Queue, at int64, got []*pb.RangeResponse, read fun
 		at, got := at, got[i]
 		blocked := func() bool { return queue.Blocked(p.Name, p.Kind, queue.MaxRev, queue.Entries(got.Kvs)) }
 		if !blocked() && got.Count > int64(len(got.Kvs)) {
-			all, now, err := read(etcd.ReadRangeValues(p.Blocking()))
+			all, now, err := read(etcd.ReadRangeLeases(p.Blocking()))
 			if err != nil {
 				return nil, "", err
 			}

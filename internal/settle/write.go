@@ -5,6 +5,7 @@ package settle
 import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/removal"
 	"github.com/etcdlock/etcdlock/internal/sender"
@@ -32,7 +33,7 @@ func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.
 }
 
 // WriteIfFree is Write that writes only if no key is there that could block the entry. Otherwise its command reads the entry's
-// first key and, for each queue, at most limit of the keys that may block the entry, with their leases: see etcd.ReadRangeValues.
+// first key and, for each queue, at most limit of the keys that may block the entry, with their leases: see etcd.ReadRangeLeases.
 func WriteIfFree(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, limit int64) *sender.Command {
 	c := Write(queues, keys, value, lease, 0)
 	c.Else = []clientv3.Op{clientv3.OpGet(keys[0])}
@@ -42,6 +43,14 @@ func WriteIfFree(queues []keyspace.Queue, keys []string, value string, lease cli
 		c.Else = append(c.Else, clientv3.OpGet(from, clientv3.WithRange(to), clientv3.WithLimit(limit)))
 	}
 	return c
+}
+
+// ReadBlocking reads, for each queue, what WriteIfFree reads of it.
+func ReadBlocking(queues []keyspace.Queue, limit int64) (reads []etcd.Read) {
+	for _, p := range queues {
+		reads = append(reads, etcd.ReadRangeLeases(p.Blocking()).Limit(limit))
+	}
+	return reads
 }
 
 // listing is a listing of no queue yet. OpGet applies its options several times to find out whether they go together.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -101,6 +102,44 @@ func TestFault_J8_Txn(t *testing.T) {
 	got, err := c.Get(ctx, own+"-done")
 	require.NoError(t, err)
 	require.Len(t, got.Kvs, 1)
+}
+
+// The leader publishes more than a client may receive. A TryLock of that client is refused, and is granted once the lock is free.
+// Locks of other names are granted meanwhile, whatever is nested in them.
+func TestFault_J8_TryBehindALargeValue(t *testing.T) {
+	outer := harness.LockName(t)
+	name := outer + "/0"
+	e := newClient(t, cluster.Client(t)).Elector(name, etcdlock.WithValue(strings.Repeat("x", 8<<10)))
+	leads, resign := make(chan struct{}), make(chan struct{})
+	led := harness.Async(func() error {
+		return e.Run(harness.Ctx(t), func(context.Context, *etcdlock.Held) error {
+			close(leads)
+			<-resign
+			return nil
+		})
+	})
+	<-leads
+	s := newSession(t, limited(t, 4<<10, 4<<10))
+	try := func(name string) error {
+		h, err := etcdlock.NewMutex(s, name).TryLock(harness.Ctx(t))
+		if err != nil {
+			return err
+		}
+		return h.Unlock(harness.Ctx(t))
+	}
+	for range 3 {
+		err := try(name)
+		require.ErrorIs(t, err, etcdlock.ErrLocked)
+		require.NotContains(t, err.Error(), "data")
+	}
+	require.NoError(t, try(outer))
+	for i := range 9 {
+		mustLock(t, s, outer+"/1/"+strconv.Itoa(i))
+	}
+	require.NoError(t, try(outer))
+	close(resign)
+	require.NoError(t, harness.Result(t, led))
+	require.NoError(t, try(name))
 }
 
 // A queue and a list of names over the receive limit are read in smaller pages, a hold's removal is noticed, and a
