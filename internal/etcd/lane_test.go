@@ -105,7 +105,7 @@ func TestLane_OneTimer(t *testing.T) {
 		c, p := kept(t)
 		begin := time.Now()
 		again := make(chan time.Duration, 10)
-		const ms = time.Millisecond
+		const ms = HedgeMin / 300
 		for _, r := range []struct{ start, took time.Duration }{
 			{0, ms}, {10 * ms, 200 * ms}, {20 * ms, time.Hour}, {25 * ms, 290 * ms}, {30 * ms, time.Hour}, {310 * ms, time.Hour}, {311 * ms, ms}, {2000 * ms, time.Hour},
 		} {
@@ -122,8 +122,8 @@ func TestLane_OneTimer(t *testing.T) {
 				})
 			}()
 		}
-		for _, want := range []time.Duration{320, 330, 610, 2300} {
-			require.Equal(t, want*ms, <-again)
+		for _, start := range []time.Duration{20, 30, 310, 2000} {
+			require.Equal(t, start*ms+HedgeMin, <-again)
 		}
 		synctest.Wait()
 		require.Empty(t, again)

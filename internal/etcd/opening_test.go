@@ -189,7 +189,7 @@ func TestOpening_AllAnswersLate(t *testing.T) {
 		}()
 		synctest.Wait()
 		first := s.next()
-		require.NoError(s, Sleep(first.ctx, late))
+		require.NoError(s, Sleep(first.ctx, late-AttemptMin/2)) // the mean of a few answers
 		first.opens()
 		(<-opened).Close()
 		s.rests()

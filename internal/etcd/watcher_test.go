@@ -271,8 +271,8 @@ func (m *mute) Watch(ctx context.Context, key string, opts ...clientv3.OpOption)
 // A stream that has never answered is asked by one more watch whether it lives, but not before an answer is late.
 func TestProbe_OpensNothingEarly(t *testing.T) {
 	for _, c := range []struct{ answer, late time.Duration }{
-		{AttemptMin / 100, HedgeMin},
-		{AttemptMin / 2, 2 * AttemptMin},
+		{HedgeMin / 30, HedgeMin},
+		{AttemptMin / 2, hedgeTimes * AttemptMin / 2},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			m := &mute{Server: fakeetcd.New()}

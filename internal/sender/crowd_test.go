@@ -149,6 +149,7 @@ func TestSender_CrowdLosesALeader(t *testing.T) {
 // of any other crowd.
 func TestSender_CrowdIsTakenApart(t *testing.T) {
 	onPost(t, func(p *post) {
+		p.etcd.NeverHedge()
 		const n = 4 * maxSeats
 		goOn := p.holdBack()
 		most := p.countFlights(func(r *pb.TxnRequest) error {

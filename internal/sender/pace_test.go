@@ -117,6 +117,7 @@ func TestSender_ABusyEtcd(t *testing.T) {
 		{64, 600 * time.Microsecond, 40 * time.Microsecond, 300 * time.Microsecond, 10, 0.08, 2000},
 	} {
 		onPost(t, func(p *post) {
+			p.etcd.NeverHedge()
 			const lasts = time.Second
 			var busy time.Time // until then
 			var requests, cycles float64
