@@ -74,7 +74,7 @@ func Follow[T any](ctx context.Context, f *Follower, view func(*queue.Snapshot) 
 func (f *Follower) Run(ctx context.Context) error {
 	defer f.Etcd.CloseWatcher()
 	from, to := keyspace.All(f.name)
-	for retry := (etcd.Backoff{}); ; {
+	for retry := (etcd.Backoff{Min: etcd.RetryMin, Max: f.Every}); ; { // without a watch it costs what it costs at rest
 		w, err := f.Etcd.OpenWatch(ctx, ctx, from, to) // if that fails, the read replaces the Watcher
 		s, rerr := Read(ctx, f.Etcd, f.name)
 		if rerr != nil {

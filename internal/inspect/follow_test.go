@@ -11,6 +11,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -22,6 +23,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/queue"
+	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
@@ -454,4 +456,47 @@ func TestFollowMissed(t *testing.T) {
 	s.Rev += 1 << 40
 	f.Replace(s)
 	require.True(t, missed())
+}
+
+// While no watch can be opened, an etcd that answers reads is asked about as often as at rest: many may follow queues through
+// one client. A watch that can be opened again is.
+func TestFollowWithoutWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server, reads, refused := fakeetcd.New(), atomic.Int64{}, atomic.Bool{}
+		server.Refuse = func(*fakeetcd.Watch) bool { return refused.Load() }
+		server.Step = func(_ context.Context, what string) error {
+			if what == "Range" {
+				reads.Add(1)
+			}
+			return nil
+		}
+		refused.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		states := make(chan int, 1)
+		go func() {
+			defer close(states)
+			for s, err := range Follow(ctx, NewFollower(server.Client(nil), "a"), view) {
+				if err == nil {
+					states <- len(s.Keys)
+				}
+			}
+		}()
+		require.Zero(t, <-states)
+		began := time.Now()
+		<-time.After(10 * time.Minute)
+		require.Less(t, reads.Load(), int64(3*time.Since(began)/checkEvery/2))
+		server.Write("a/1f")
+		began = time.Now()
+		require.Equal(t, 1, <-states)
+		require.Less(t, time.Since(began), 10*time.Second)
+		refused.Store(false)
+		<-time.After(10 * time.Second)
+		server.Remove("a/1f")
+		began = time.Now()
+		require.Zero(t, <-states)
+		require.Zero(t, time.Since(began), "a watch tells of it")
+		cancel()
+		_, open := <-states
+		require.False(t, open)
+	})
 }
