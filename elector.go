@@ -227,7 +227,7 @@ func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	if err == nil {
 		var s *queue.Snapshot
 		if s, err = inspect.Read(ctx, etcd.NewClient(e.client.etcd), name); err == nil {
-			leader = newQueue(s).leader()
+			leader = leaderOf(s)
 		}
 	}
 	if err == nil && leader == (Entry{}) {
@@ -236,12 +236,12 @@ func (e *Elector) Leader(ctx context.Context) (Entry, error) {
 	return leader, wrapNeeding("read", name+"/", "look for the leader of", name, err)
 }
 
-// leader is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead nobody.
-func (q Queue) leader() Entry {
-	if len(q.Entries) == 0 || q.Entries[0].Read {
-		return Entry{}
+// leaderOf is the entry that leads, the zero Entry if none does: readers of the name, which an RWMutex makes, lead nobody.
+func leaderOf(s *queue.Snapshot) (leader Entry) {
+	if q := newQueue(s.First()); len(q.Entries) > 0 && !q.Entries[0].Read { // of all entries it would cost a hundred times as much
+		leader = q.Entries[0]
 	}
-	return q.Entries[0]
+	return leader
 }
 
 // Observe yields the leader as it is, then again each time another one leads, or another term begins, or the leader
@@ -255,8 +255,7 @@ func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 			return
 		}
 		first, last := true, Entry{}
-		for q, err := range e.client.Watch(ctx, l.label()) {
-			leader := q.leader()
+		for leader, err := range watch(ctx, e.client, l.label(), leaderOf) {
 			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token && leader.ModRevision == last.ModRevision {
 				continue // something changed behind it
 			}

@@ -561,6 +561,32 @@ func TestElector_Observe(t *testing.T) {
 	require.Equal(t, 1, n, "the loop must end with break")
 }
 
+// Observe makes nothing of the candidates that wait: there may be many, and each that comes or goes is a change.
+func TestElector_ObserveManyCandidates(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const n, changes = 5000, 20
+		f := newFakeEtcd()
+		for i := range n {
+			f.WriteOn(5, fmt.Sprintf(`{"owner":"%d"}`, i), fmt.Sprintf("a/%x", i+1))
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		seen, _ := observe(ctx, t, New(f.Client(nil)).Elector("a"))
+		require.Equal(t, "0", nextLeader(t, seen).Owner)
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		for i := range changes {
+			f.Remove(fmt.Sprintf("a/%x", n-i))
+			synctest.Wait()
+		}
+		runtime.ReadMemStats(&after)
+		require.Less(t, (after.Mallocs-before.Mallocs)/changes, uint64(n), "for each change")
+		require.Empty(t, seen)
+		f.Remove("a/1")
+		require.Equal(t, "1", nextLeader(t, seen).Owner)
+		cancel()
+	})
+}
+
 // During compactions, broken connections and leader changes, Observe shows only leaders that
 // existed, in their order, and in the end the present state.
 func TestElector_ObserveThroughFaults(t *testing.T) {

@@ -56,6 +56,23 @@ func (s *Snapshot) Remove(key string) bool {
 	return was
 }
 
+// First is the snapshot of the oldest entry alone: all keys of its revision.
+func (s *Snapshot) First() *Snapshot {
+	first := NewSnapshot(s.Name)
+	first.Rev = MaxRev
+	for key, k := range s.Keys {
+		if k.Rev < first.Rev {
+			clear(first.Keys)
+			first.Rev = k.Rev
+		}
+		if k.Rev == first.Rev {
+			first.Keys[key] = k
+		}
+	}
+	first.Rev = s.Rev
+	return first
+}
+
 // put is the type of an event that writes a key. Its name differs between etcd's versions 3.6 and 3.7, and clientv3, which
 // has a name for both, is not for this package.
 const put mvccpb.Event_EventType = 0

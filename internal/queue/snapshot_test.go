@@ -46,6 +46,9 @@ func TestSnapshot_HoldersProperty(t *testing.T) {
 		}
 		q := s.Acquisitions()
 		require.Len(t, q, len(s.Keys)-writes, "seed %d", seed)
+		first := s.First().Acquisitions()
+		require.Equal(t, q[:len(first)], first, "seed %d", seed)
+		require.Equal(t, len(q) > 0, len(first) > 0)
 		require.True(t, slices.IsSortedFunc(q, func(a, b Acquisition) int { return int(a.Rev - b.Rev) }))
 		for _, e := range q {
 			require.Equal(t, s.Keys[e.Key].Rev, e.Rev)
