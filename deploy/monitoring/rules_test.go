@@ -159,6 +159,10 @@ func TestRules(t *testing.T) {
 			`etcdlock_wait_seconds_count{name="a, c",mode="exclusive",outcome="timeout",instance="y"} 0+4x40`,
 			`etcdlock_wait_seconds{name="a, d",mode="exclusive",outcome="timeout",instance="y"} {{schema:3 sum:1 count:9 buckets:[9]}}+{{schema:3 sum:1 count:9 buckets:[9]}}x40`,
 		}, map[string]string{`{alertname="EtcdlockQueueOld", name="a, b"}`: "Somebody has waited for lock a, b for 10m 0s."}},
+		// The metrics can't tell that from a lock that nobody has, so the alert's text names it.
+		{"a Mutex waits for a Multi", 10 * time.Minute, []string{
+			`etcdlock_held{name="a, b",mode="exclusive",instance="x"} 1x30`, waits + `1x30`,
+		}, map[string]string{`{alertname="EtcdlockHolderGone", name="a"}`: "Lock a is waited for, and no process that is scraped holds it."}},
 		{"a reader holds it", 10 * time.Minute, []string{
 			`etcdlock_held{name="a",mode="shared",instance="x"} 1x30`, waits + `1x30`,
 		}, nil},
@@ -235,6 +239,15 @@ func TestRules_LeadToTheCause(t *testing.T) {
 		require.Contains(t, section("A session was lost"), "`"+why[1]+"`")
 	}
 	require.Contains(t, section("Renewals fail"), "permission denied")
+}
+
+// An alert that fires though nothing is wrong says when that is so: a Mutex waits for a Multi.
+func TestRules_HolderIsAMulti(t *testing.T) {
+	rules, err := os.ReadFile("rules.yaml")
+	require.NoError(t, err)
+	_, alert, _ := strings.Cut(string(rules), "alert: EtcdlockHolderGone")
+	alert, _, _ = strings.Cut(alert, "runbook_url")
+	require.Contains(t, alert, "a Multi, which the metrics name `a, b`")
 }
 
 // Each alert names a section of docs/operations.md that there is.
