@@ -213,7 +213,7 @@ func (m *Mutex) IsOwner() clientv3.Cmp {
 }
 
 // Key is the key of the last entry: "" before the first Lock, and "\x00" after an Unlock that etcd has confirmed, as in
-// etcd's package.
+// etcd's package. A call that fails leaves it as it was.
 func (m *Mutex) Key() string {
 	m.st.mu.Lock()
 	defer m.st.mu.Unlock()

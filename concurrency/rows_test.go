@@ -1,0 +1,103 @@
+package concurrency_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	etcds "go.etcd.io/etcd/client/v3/concurrency"
+
+	"github.com/etcdlock/etcdlock/concurrency"
+	"github.com/etcdlock/etcdlock/internal/test/harness"
+)
+
+// What docs/coming-from.md says of Key, of both packages.
+func TestMutex_KeyAfterAFailure(t *testing.T) {
+	type mutex interface {
+		Lock(context.Context) error
+		TryLock(context.Context) error
+		Unlock(context.Context) error
+		Key() string
+	}
+	c, name := cluster.Client(t), harness.LockName(t)
+	holder := concurrency.NewMutex(session(t, c), name)
+	ours, theirs := concurrency.NewMutex(session(t, c), name), etcds.NewMutex(etcdsSession(t, c), name)
+	for _, m := range []mutex{ours, theirs} {
+		after := func(key string) string {
+			if m == theirs {
+				return "\x00"
+			}
+			return key
+		}
+		require.NoError(t, m.Lock(harness.Ctx(t)))
+		key := m.Key()
+		_, err := c.Delete(harness.Ctx(t), key)
+		require.NoError(t, err)
+		err = m.Unlock(harness.Ctx(t))
+		require.Equal(t, after(key), m.Key(), "Unlock of a lock that was lost")
+		require.Equal(t, m == ours, err != nil)
+
+		require.NoError(t, m.Lock(harness.Ctx(t)))
+		_, err = c.Delete(harness.Ctx(t), key)
+		require.NoError(t, err)
+		require.NoError(t, holder.Lock(harness.Ctx(t)))
+		require.Error(t, m.TryLock(harness.Ctx(t)))
+		require.Equal(t, after(key), m.Key(), "TryLock")
+		waitsFor(t, m.Lock, 50*time.Millisecond)
+		require.Equal(t, after(key), m.Key(), "Lock")
+		require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	}
+}
+
+// What docs/coming-from.md says of Header, of Rev, and of calls after the loss of a term, of both packages.
+func TestElection_AfterATerm(t *testing.T) {
+	type election interface {
+		Campaign(context.Context, string) error
+		Proclaim(context.Context, string) error
+		Resign(context.Context) error
+	}
+	c, name := cluster.Client(t), harness.LockName(t)
+	ours, theirs := concurrency.NewElection(session(t, c), name), etcds.NewElection(etcdsSession(t, c), name)
+	leader := concurrency.NewElection(session(t, c), name)
+	campaignInVain := func(e election) {
+		require.NoError(t, leader.Campaign(harness.Ctx(t), "leader"))
+		ctx, cancel := context.WithTimeout(harness.Ctx(t), 50*time.Millisecond)
+		defer cancel()
+		require.Equal(t, context.DeadlineExceeded, e.Campaign(ctx, "in vain"))
+		require.NoError(t, leader.Resign(harness.Ctx(t)))
+	}
+	require.NoError(t, ours.Campaign(harness.Ctx(t), "a"))
+	require.NoError(t, ours.Proclaim(harness.Ctx(t), "b"))
+	header, rev := ours.Header(), ours.Rev()
+	require.NoError(t, ours.Resign(harness.Ctx(t)))
+	campaignInVain(ours)
+	require.Equal(t, header, ours.Header())
+	require.Equal(t, rev, ours.Rev())
+
+	require.NoError(t, theirs.Campaign(harness.Ctx(t), "a"))
+	header, rev = theirs.Header(), theirs.Rev()
+	require.NoError(t, theirs.Resign(harness.Ctx(t)))
+	require.NotEqual(t, header, theirs.Header())
+	campaignInVain(theirs)
+	require.NotEqual(t, rev, theirs.Rev())
+
+	for _, e := range []interface {
+		election
+		Key() string
+	}{ours, theirs} {
+		require.NoError(t, e.Campaign(harness.Ctx(t), "a"))
+		_, err := c.Delete(harness.Ctx(t), e.Key())
+		require.NoError(t, err)
+		require.EqualError(t, e.Proclaim(harness.Ctx(t), "b"), etcds.ErrElectionNotLeader.Error())
+		again, resigned := e.Proclaim(harness.Ctx(t), "b"), e.Resign(harness.Ctx(t))
+		if e == ours {
+			require.Equal(t, concurrency.ErrElectionNotLeader, again)
+			require.NoError(t, resigned)
+		} else {
+			require.Equal(t, rpctypes.ErrEmptyKey, again)
+			require.Equal(t, rpctypes.ErrEmptyKey, resigned)
+		}
+	}
+}
