@@ -65,8 +65,7 @@ func (l *lock) run(ctx context.Context, op string, h *Held, fn func(context.Cont
 	return err
 }
 
-// nests reports whether a Do of l may run inside the hold: the hold must have exactly the names of l, and must not only
-// read what l would write.
+// nests reports whether a Do of l may run inside the hold. The hold must have exactly l's names, and write what l would write.
 func (h *Held) nests(l *lock) bool {
 	h.mu.Lock() // for the kinds
 	defer h.mu.Unlock()

@@ -137,8 +137,7 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *
 	return l.wrap("run elector", err)
 }
 
-// campaign waits for a term. If ctx ends first, it returns when etcd has confirmed that the place in the queue is
-// gone, or after a TTL.
+// campaign waits for a term. If ctx ends first, campaign returns when etcd has confirmed that the place is gone, or after a TTL.
 func (e *Elector) campaign(ctx context.Context) (*Held, error) {
 	return acquire(ctx, e.lock, "campaign for", ErrWouldDeadlock, func(ctx context.Context, h *Held) (*Held, error) {
 		if h.s.lease.Adopted {

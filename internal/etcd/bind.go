@@ -23,7 +23,7 @@ func Bind(ctx, life context.Context) (context.Context, func()) {
 // ctx as their life. Without that, each of them would end on a goroutine of its own: of 2,000 the last one 300 ms later.
 func WithEnd(parent context.Context) (ctx context.Context, end context.CancelCauseFunc) {
 	own, cancel := context.WithCancelCause(parent)
-	e := &endsAll{Context: own, bound: make(map[context.Context]context.CancelCauseFunc)}
+	e := &endsAll{Context: own}
 	return e, func(cause error) {
 		cancel(cause)
 		e.mu.Lock()
@@ -38,12 +38,15 @@ func WithEnd(parent context.Context) (ctx context.Context, end context.CancelCau
 type endsAll struct {
 	context.Context
 	mu    sync.Mutex
-	bound map[context.Context]context.CancelCauseFunc
+	bound map[context.Context]context.CancelCauseFunc // nil before the first
 }
 
 func (e *endsAll) bind(ctx context.Context, cancel context.CancelCauseFunc) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.bound == nil {
+		e.bound = make(map[context.Context]context.CancelCauseFunc)
+	}
 	e.bound[ctx] = cancel
 	if e.Err() != nil {
 		cancel(context.Cause(e))
