@@ -50,13 +50,18 @@ func (l *Lease) refused(err error) {
 	}
 }
 
-// refusedInstead is err. But if etcd has denied permission, refusedInstead renews the lease to find out why. If the renewals
-// are refused too, the use of the lease has ended, and the error is the cause of Ctx.
-func (l *Lease) refusedInstead(ctx context.Context, err error) error {
-	if errors.Is(err, rpctypes.ErrPermissionDenied) && l.Refresh(ctx) != nil && l.Ctx.Err() != nil {
-		return context.Cause(l.Ctx)
+// refusedInstead is err. But if etcd has denied permission, refusedInstead renews the lease to find out why. If etcd refuses the
+// renewals too, until the use of the lease has ended, the error is the cause of Ctx. If etcd refuses them only for a while, passed is
+// true: etcd may have refused the request because of the lease, and not for its own sake.
+func (l *Lease) refusedInstead(ctx context.Context, err error) (passed bool, _ error) {
+	if !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		return false, err
 	}
-	return err
+	refused, failed := l.refresh(ctx)
+	if failed != nil && l.Ctx.Err() != nil {
+		return false, context.Cause(l.Ctx)
+	}
+	return refused && failed == nil, err
 }
 
 // manyKeys is the least number of keys that the log speaks of.

@@ -8,6 +8,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
 // An etcd that refuses all renewals for a second ends the use of the lease, long before the deadline. Refusals that are over
@@ -33,8 +34,9 @@ func TestFault_J13_RefusedForAWhile(t *testing.T) {
 					return 9, nil
 				}
 				l.Record(began, 9)
-				err := l.refusedInstead(t.Context(), rpctypes.ErrPermissionDenied) // as a Lock that comes in between
+				passed, err := l.refusedInstead(t.Context(), rpctypes.ErrPermissionDenied) // as a Lock that comes in between
 				require.Greater(t, n, 1)
+				require.Equal(t, tc.lives, passed)
 				if tc.lives {
 					require.Equal(t, rpctypes.ErrPermissionDenied, err)
 					l.Run()
@@ -51,13 +53,53 @@ func TestFault_J13_RefusedForAWhile(t *testing.T) {
 	}
 }
 
+// A request that was refused while etcd refused the lease is sent again, unless ctx ends before etcd takes the lease again.
+func TestLease_RefusedForAMoment(t *testing.T) {
+	for name, tc := range map[string]struct {
+		patience    time.Duration
+		sent, doubt int // how often, and which is ambiguous
+	}{"the first": {time.Minute, 2, 1}, "the second": {time.Minute, 2, 2}, "gives up": {refusedFor / 4, 1, 1}} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := newLease(t, 9*time.Second)
+				l.InTheWay = func(context.Context) string { return "k" }
+				began, sent := time.Now(), 0
+				refused := func() error {
+					if time.Since(began) < refusedFor/2 {
+						return rpctypes.ErrPermissionDenied
+					}
+					return nil
+				}
+				l.KeepAlive = func(context.Context) (int64, error) { return 9, refused() }
+				l.Record(began, 9)
+				ctx, cancel := context.WithTimeout(t.Context(), tc.patience)
+				defer cancel()
+				ambiguous, err := l.Put(ctx, clientv3.OpPut("a", ""), func() (ambiguous bool, err error) {
+					sent++
+					return sent == tc.doubt, refused()
+				})
+				require.True(t, ambiguous)
+				require.Equal(t, tc.sent, sent)
+				if sent == 1 {
+					require.Equal(t, rpctypes.ErrPermissionDenied, err)
+				} else {
+					require.NoError(t, err)
+				}
+				finish(l)
+			})
+		})
+	}
+}
+
 // That a request is refused for its own sake ends nothing.
 func TestLease_RefusedForItsOwnSake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := newLease(t, 9*time.Second)
 		l.KeepAlive = func(context.Context) (int64, error) { return 9, nil }
 		l.Record(time.Now(), 9)
-		require.ErrorIs(t, l.refusedInstead(t.Context(), rpctypes.ErrPermissionDenied), rpctypes.ErrPermissionDenied)
+		passed, err := l.refusedInstead(t.Context(), rpctypes.ErrPermissionDenied)
+		require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+		require.False(t, passed)
 		require.NoError(t, l.Err())
 		finish(l)
 	})

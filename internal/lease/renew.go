@@ -188,11 +188,19 @@ func (l *Lease) ended(unrenewed error) {
 
 // Refresh renews the lease now, until etcd has confirmed that or ctx or l.Ctx ends.
 func (l *Lease) Refresh(ctx context.Context) error {
-	return l.renewUntil(ctx, func(ctx context.Context) error {
+	_, err := l.refresh(ctx)
+	return err
+}
+
+// refresh is Refresh. refused says that etcd has refused an attempt for want of rights.
+func (l *Lease) refresh(ctx context.Context) (refused bool, err error) {
+	err = l.renewUntil(ctx, func(ctx context.Context) error {
 		took, _, err := l.sendRenewal(ctx)
 		l.renewed(took, err)
+		refused = refused || errors.Is(err, errRefused)
 		return err
 	})
+	return refused, err
 }
 
 // renewUntil calls renew until it succeeds, or ctx or l.Ctx ends.

@@ -37,7 +37,12 @@ func (l *Lease) Put(ctx context.Context, put clientv3.Op, send func() (ambiguous
 		l.Confirm(ctx)
 	}
 	l.Outages.Answered(before, key, err)
-	return ambiguous, l.Translate(l.refusedInstead(ctx, err))
+	passed, err := l.refusedInstead(ctx, err)
+	if passed {
+		again, err := l.Put(ctx, put, send)
+		return ambiguous || again, err
+	}
+	return ambiguous, l.Translate(err)
 }
 
 // written reports whether etcd has, or may have, carried out put. Etcd answers the request by which it becomes full with a

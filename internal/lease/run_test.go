@@ -217,7 +217,8 @@ func TestLease_RefusedAndGivenUp(t *testing.T) {
 	l.KeepAlive = func(context.Context) (int64, error) { return 0, errors.New("unavailable") }
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	require.ErrorIs(t, l.refusedInstead(ctx, rpctypes.ErrPermissionDenied), rpctypes.ErrPermissionDenied)
+	_, err := l.refusedInstead(ctx, rpctypes.ErrPermissionDenied)
+	require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
 	finish(l)
 }
 
@@ -228,7 +229,7 @@ func TestLease_RefusedForAnotherKey(t *testing.T) {
 		l.InTheWay = func(context.Context) string { return "k" }
 		l.KeepAlive = func(context.Context) (int64, error) { return 0, rpctypes.ErrPermissionDenied }
 		l.Record(time.Now(), 9)
-		err := l.refusedInstead(t.Context(), rpctypes.ErrPermissionDenied)
+		_, err := l.refusedInstead(t.Context(), rpctypes.ErrPermissionDenied)
 		require.ErrorIs(t, err, errExpired)
 		require.ErrorContains(t, err, `"k"`)
 		l.NotFound()
