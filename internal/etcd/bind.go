@@ -4,6 +4,7 @@ package etcd
 
 import (
 	"context"
+	"fmt"
 	"sync"
 )
 
@@ -40,6 +41,9 @@ type endsAll struct {
 	mu    sync.Mutex
 	bound map[context.Context]context.CancelCauseFunc // nil before the first
 }
+
+// String is for whoever prints ctxs: fmt would read what mu guards.
+func (e *endsAll) String() string { return fmt.Sprint(e.Context) }
 
 func (e *endsAll) bind(ctx context.Context, cancel context.CancelCauseFunc) {
 	e.mu.Lock()

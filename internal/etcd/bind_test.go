@@ -3,6 +3,7 @@ package etcd
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -27,4 +28,5 @@ func TestWithEnd(t *testing.T) {
 	unbind()
 	unbindLate()
 	require.Empty(t, life.(*endsAll).bound)
+	require.Equal(t, fmt.Sprint(t.Context())+".WithCancel", fmt.Sprint(life))
 }
