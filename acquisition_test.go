@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -147,16 +148,16 @@ func TestLock_FoundAndWrittenAgain(t *testing.T) {
 // memory, and nobody asks for them any more.
 func TestLock_ForbiddenInDoubt(t *testing.T) {
 	onStage(t, func(st *stage) {
-		requests := 0
+		var requests atomic.Int64 // two at once may be of a Lock and of a search for what it may have left
 		st.f.Step = func(_ context.Context, what string) error {
 			switch what {
 			case "Txn":
-				if requests++; requests%2 == 1 {
+				if requests.Add(1)%2 == 1 {
 					return errLostReply
 				}
 				return rpctypes.ErrGRPCPermissionDenied
 			case "Range":
-				requests += 2
+				requests.Add(2)
 				return rpctypes.ErrGRPCPermissionDenied
 			}
 			return nil
@@ -167,8 +168,8 @@ func TestLock_ForbiddenInDoubt(t *testing.T) {
 		}
 		<-time.After(time.Minute)
 		require.False(st, st.s.keys.InUse())
-		requests = 0
+		requests.Store(0)
 		<-time.After(time.Hour)
-		require.Zero(st, requests)
+		require.Zero(st, requests.Load())
 	})
 }
