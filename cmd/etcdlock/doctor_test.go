@@ -433,6 +433,10 @@ func TestDoctor_MemberHangs(t *testing.T) {
 	_, _, says := askAt(t, silent.Addr().String(), "doctor", "x", "--dial-timeout=300ms")
 	require.Contains(t, says, ", but there was no answer): stop those that hang (kill -9), and start them again; more than half")
 	require.NotContains(t, says, "etcdlock doctor")
+	const others = "name all members with --endpoints (or ETCDCTL_ENDPOINTS): the others may be well"
+	require.Contains(t, says, others)
+	_, _, says = askAt(t, silent.Addr().String()+",127.0.0.1:1", "doctor", "x", "--dial-timeout=300ms")
+	require.NotContains(t, says, others)
 	_, _, says = askAt(t, silent.Addr().String(), "show", "x", "--dial-timeout=300ms")
 	require.Contains(t, says, "etcdlock doctor says which of them answer")
 }

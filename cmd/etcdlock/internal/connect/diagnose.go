@@ -53,6 +53,9 @@ func (c *Config) diagnose(err error) (reason, advice string) {
 		reasons = slices.Insert(reasons, 0, what)
 		if advice == "" {
 			advice = cmp.Or(c.NoAnswer, "more than half of etcd's members must run and reach each other; etcdlock doctor says which of them answer")
+			if len(endpoints) == 1 {
+				advice += "; name all members with " + option("endpoints") + ": the others may be well"
+			}
 		}
 	}
 	return strings.Join(reasons, "; "), advice
