@@ -254,11 +254,11 @@ func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 			return
 		}
 		first, last := true, Entry{}
-		for leader, err := range watch(ctx, e.client, l.label(), leaderOf) {
+		for leader, err := range inspect.Follow(ctx, inspect.NewFollower(e.client.etcd, l.label()), leaderOf) {
 			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token && leader.ModRevision == last.ModRevision {
 				continue // something changed behind it
 			}
-			if !yield(leader, err) {
+			if !yield(leader, wrapNeeding("read", l.label()+"/", "watch", l.label(), err)) {
 				return
 			}
 			first, last = false, leader

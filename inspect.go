@@ -148,18 +148,13 @@ func (c *Client) Inspect(ctx context.Context, name string) (_ Queue, err error) 
 // It needs no session, and read rights on the prefix name + "/" only. It costs a watch and a read (see [Client.Inspect], but no
 // TTLs are read), one small read each five seconds, and a goroutine that has ended when the loop has.
 func (c *Client) Watch(ctx context.Context, name string) iter.Seq2[Queue, error] {
-	return watch(ctx, c, name, newQueue)
-}
-
-// watch is Watch that yields what view makes of the queue.
-func watch[T any](ctx context.Context, c *Client, name string, view func(*queue.Snapshot) T) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
+	return func(yield func(Queue, error) bool) {
 		if err := c.checkLook(name); err != nil {
-			yield(*new(T), wrapNeeding("read", name+"/", "watch", name, err))
+			yield(Queue{}, wrapNeeding("read", name+"/", "watch", name, err))
 			return
 		}
-		for v, err := range inspect.Follow(ctx, inspect.NewFollower(c.etcd, name), view) {
-			if !yield(v, wrapNeeding("read", name+"/", "watch", name, err)) {
+		for q, err := range inspect.Follow(ctx, inspect.NewFollower(c.etcd, name), newQueue) {
+			if !yield(q, wrapNeeding("read", name+"/", "watch", name, err)) {
 				return
 			}
 		}

@@ -58,18 +58,17 @@ func (s *Snapshot) Remove(key string) bool {
 
 // First is the snapshot of the oldest entry alone: all keys of its revision.
 func (s *Snapshot) First() *Snapshot {
-	first := NewSnapshot(s.Name)
-	first.Rev = MaxRev
+	first, oldest := NewSnapshot(s.Name), int64(MaxRev)
+	first.Rev = s.Rev
 	for key, k := range s.Keys {
-		if k.Rev < first.Rev {
+		if k.Rev < oldest {
 			clear(first.Keys)
-			first.Rev = k.Rev
+			oldest = k.Rev
 		}
-		if k.Rev == first.Rev {
+		if k.Rev == oldest {
 			first.Keys[key] = k
 		}
 	}
-	first.Rev = s.Rev
 	return first
 }
 

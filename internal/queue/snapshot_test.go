@@ -46,6 +46,8 @@ func TestSnapshot_HoldersProperty(t *testing.T) {
 		}
 		q := s.Acquisitions()
 		require.Len(t, q, len(s.Keys)-writes, "seed %d", seed)
+		s.Rev = int64(1 + seed)
+		require.Equal(t, s.Rev, s.First().Rev)
 		first := s.First().Acquisitions()
 		require.Equal(t, q[:len(first)], first, "seed %d", seed)
 		require.Equal(t, len(q) > 0, len(first) > 0)
