@@ -126,7 +126,6 @@ func (l *List) Saw(s *Step, seen *Listing) (lost []*Part) {
 	}
 	lost = l.applyLocked(seen, s.force)
 	s.endLocked(l)
-	l.grantLocked()
 	return lost
 }
 
@@ -140,7 +139,6 @@ func (l *List) Fail(s *Step, err error) {
 		s.For.state, l.refusal = refused, err
 		s.For.wakeUp()
 	}
-	l.grantLocked()
 }
 
 // Dropped says that a step was given up, since nobody waits any more.
@@ -149,7 +147,6 @@ func (l *List) Dropped(s *Step) {
 	defer l.unlock()
 	s.endLocked(l)
 	l.stale = l.stale || s.force
-	l.grantLocked() // somebody may wait by now
 }
 
 // Refresh has the list asked anew, since its watches may be silent, or what it believes is wrong. If the agent has not
@@ -165,7 +162,6 @@ func (l *List) refreshLocked() {
 		l.dismissLocked()
 	}
 	l.stale = l.frontLocked() != nil
-	l.grantLocked()
 }
 
 // Awaited are other sessions' keys that the front-most waiter waits for. While one of them is there, with its revision, it

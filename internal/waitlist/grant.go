@@ -115,7 +115,6 @@ func (p *Part) WhenContended(signal func()) {
 	p.l.lock()
 	defer p.l.unlock()
 	p.contended = signal
-	p.l.contendLocked()
 }
 
 // contendLocked tells those that are waited for.

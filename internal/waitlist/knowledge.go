@@ -52,9 +52,10 @@ func (l *List) lock() {
 	}
 }
 
-// unlock releases the mutex, and then does what must not be done before. What the list knows it forgets if nobody waits, and
-// nothing is on its way: for the next entry it is as if the list was new.
+// unlock judges the list anew, whatever has changed, releases the mutex, and then does what must not be done before. What the list
+// knows it forgets if nobody waits, and nothing is on its way: for the next entry it is as if the list was new.
 func (l *List) unlock() {
+	l.grantLocked()
 	later := l.later
 	l.later = nil
 	if len(l.flights) == 0 && !l.expires && l.ticks == nil && !slices.ContainsFunc(l.parts, (*Part).waits) {

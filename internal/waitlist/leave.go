@@ -24,7 +24,6 @@ func (p *Part) Leave(fence bool) (next []queue.Entry) {
 	case p.state != removing: // which it stays
 		p.state = left
 	}
-	l.grantLocked()
 	return next
 }
 
@@ -53,7 +52,6 @@ func (p *Part) Missing(key string, at int64) (lost []*Part) {
 	if p.keys[0] == key && p.rev > 0 {
 		lost = l.absentLocked(nil, p, at)
 	}
-	l.grantLocked()
 	return lost
 }
 
@@ -89,7 +87,6 @@ func (p *Part) Forget() {
 	defer l.unlock()
 	i, _ := l.findLocked(p.rev)
 	l.parts = slices.Delete(l.parts, i, i+1)
-	l.grantLocked()
 }
 
 // Downgrading says that the entry is known by its shared key from now on.
@@ -154,6 +151,5 @@ func (l *List) checkNextLocked(at int64, next, there []queue.Entry) (lost []*Par
 			lost = l.absentLocked(lost, o, at)
 		}
 	}
-	l.grantLocked()
 	return lost
 }

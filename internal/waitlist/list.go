@@ -113,7 +113,6 @@ func (p *Part) Rekey(key, shared string) {
 	l.landedLocked(flight{of: p})
 	p.keys = [2]string{key, shared}
 	l.fliesLocked(p)
-	l.grantLocked() // keys that were taken for the entry's are others'
 }
 
 // Enqueued says that the entry is in the queue at revision rev. seen is what its txn showed
@@ -149,7 +148,6 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 		lost = append(lost, l.applyLocked(seen, false)...)
 	}
 	l.landedLocked(flight{of: p})
-	l.grantLocked()
 	return lost
 }
 
@@ -183,8 +181,8 @@ func (l *List) ownLocked(q queue.Entry) *Part {
 // BehindMore reports whether more than n keys of the list are in the entry's way: a listing of n would not show them all.
 func (p *Part) BehindMore(n int) bool {
 	l := p.l
-	l.lock()
-	defer l.unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, o := range l.parts {
 		for _, key := range o.Keys() {
 			if !o.over() && queue.Blocks(keyspace.KindOf(l.name, key), p.kind) {
@@ -199,8 +197,8 @@ func (p *Part) BehindMore(n int) bool {
 // Woken tells when that changes.
 func (p *Part) BehindLeft() (behind bool) {
 	l := p.l
-	l.lock()
-	defer l.unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, o := range l.parts {
 		switch {
 		case !queue.Blocks(o.kind, p.kind):

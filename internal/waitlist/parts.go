@@ -18,7 +18,6 @@ func (p *Part) Begin() {
 	defer p.l.unlock()
 	if p.state == idle {
 		p.state = waiting
-		p.l.grantLocked()
 	}
 }
 

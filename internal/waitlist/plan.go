@@ -118,7 +118,6 @@ func (l *List) tick() {
 	l.lock()
 	defer l.unlock()
 	l.guarded, l.ticks = l.ticks, nil
-	l.grantLocked()
 }
 
 // beforeLastRuns is which of the writers, which are in the order of the queue, is the last one before the last Lookahead

@@ -52,7 +52,6 @@ func (l *List) Opened(w *Watch) {
 	if len(l.open) > 2 {
 		l.closeLocked(l.open[0])
 	}
-	l.grantLocked()
 }
 
 // relyLocked has w needed, and no more the watch that was, which is closed unless it stays.
@@ -88,7 +87,6 @@ func (w *Watch) Heard(deletions []Deletion) (lost []*Part) {
 	if wide := l.coveringLocked(l.allLocked()); l.nested && wide != nil {
 		l.closeLocked(wide)
 	}
-	l.grantLocked()
 	return lost
 }
 
@@ -165,7 +163,6 @@ func (l *List) expire() {
 	if !l.expires {
 		l.later = append(l.later, func() { l.Forget(l.name) })
 	}
-	l.grantLocked()
 }
 
 // Broke says that the watch has ended with err, and may have missed something.
@@ -177,7 +174,6 @@ func (w *Watch) Broke(err error) {
 		l.stale, l.broke = true, err
 	}
 	l.forgetLocked(w)
-	l.grantLocked()
 }
 
 // allLocked is the range of all entries.
