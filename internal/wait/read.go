@@ -63,10 +63,10 @@ func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Part) {
 // recheckRequests bounds how many requests one recheck makes.
 const recheckRequests = 8
 
-// Recheck reads whether the entries that these lists wait for are still there, as far as that fits into a few requests:
-// give it the lists in another order each time, so that all of them have their turn. An entry is its key and its revision,
-// since the key may have been written anew, behind the waiter. A list that has missed something reads the present, whatever
-// its agent is doing. Recheck returns true if it has found all of the entries.
+// Recheck reads, for each of these lists, whether an entry that it waits for is still there, as far as that fits into a few
+// requests: give it the lists in another order each time, so that all of them have their turn. An entry is its key and its
+// revision, since the key may have been written anew, behind the waiter. A list that has missed something reads the present,
+// whatever its agent is doing. Recheck returns true if it has found all of the entries.
 func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) (all bool) {
 	type awaited struct {
 		l *waitlist.List
@@ -74,12 +74,12 @@ func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) (all bool)
 	}
 	var awaiting []awaited
 	for _, l := range lists {
-		for _, q := range l.Awaited() {
+		if q, ok := l.Awaited(); ok {
 			awaiting = append(awaiting, awaited{l, q})
 		}
 	}
 	now := awaiting[:min(len(awaiting), recheckRequests*etcd.Batch)]
-	missed := map[*waitlist.List]bool{}
+	all = len(now) == len(awaiting)
 	for some := range slices.Chunk(now, etcd.Batch) {
 		var reads []etcd.Read
 		for _, a := range some {
@@ -91,11 +91,11 @@ func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) (all bool)
 			return false
 		}
 		for i, a := range some {
-			if !missed[a.l] && (refused || !slices.Contains(queue.Entries(got[i].Kvs), a.Entry)) {
-				missed[a.l] = true
+			if refused || !slices.Contains(queue.Entries(got[i].Kvs), a.Entry) {
+				all = false
 				a.l.Refresh()
 			}
 		}
 	}
-	return len(missed) == 0 && len(now) == len(awaiting)
+	return all
 }

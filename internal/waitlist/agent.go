@@ -4,7 +4,6 @@ package waitlist
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/queue"
@@ -164,19 +163,21 @@ func (l *List) refreshLocked() {
 	l.stale = l.frontLocked() != nil
 }
 
-// Awaited are other sessions' keys that the front-most waiter waits for. While one of them is there, with its revision, it
-// waits rightly, whatever else the list believes. If it waits for nobody, the list is asked anew: such an entry either has
-// the lock soon, or never.
-func (l *List) Awaited() (keys []queue.Entry) {
+// Awaited is another session's key that the front-most waiter waits for. While the key is there, with its revision, it waits
+// rightly, whatever else the list believes. If it waits for nobody, the list is asked anew: such an entry either has the lock
+// soon, or never.
+func (l *List) Awaited() (q queue.Entry, ok bool) {
 	l.lock()
 	defer l.unlock()
 	p := l.frontLocked()
 	if p == nil {
-		return nil
+		return q, false
 	}
-	if keys, _ = l.belowLocked(p); len(keys) == 0 && !l.behindOwnLocked(p) {
+	if keys, _ := l.belowLocked(p); len(keys) > 0 {
+		return keys[len(keys)-1], true // the one that leaves last, most often
+	}
+	if !l.behindOwnLocked(p) {
 		l.refreshLocked()
 	}
-	rand.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
-	return keys[:min(len(keys), nextMax)]
+	return q, false
 }

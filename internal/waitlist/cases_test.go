@@ -1017,20 +1017,26 @@ func TestAgentIsReplaced_V1(t *testing.T) {
 // an entry of its own list does not.
 func TestAwaited(t *testing.T) {
 	s := newScene(t)
+	awaited := func() queue.Entry {
+		q, ok := s.l.Awaited()
+		require.Equal(t, ok, q.Key != "")
+		return q
+	}
+	s.put("a/1")
 	at := s.put("a/7")
 	p, second := s.enqueue("a/5"), s.enqueue("a/5-1")
-	require.Equal(t, []queue.Entry{{Key: "a/7", Rev: at}}, s.l.Awaited())
+	require.Equal(t, queue.Entry{Key: "a/7", Rev: at}, awaited(), "which leaves last")
 	require.False(t, s.l.stale)
 	s.ask()
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.open[0], "a/1", "a/7")
 	s.granted(p, true)
 	s.ask()
-	require.Empty(t, s.l.Awaited())
+	require.Empty(t, awaited())
 	require.False(t, s.l.stale, "it waits for its own list")
 	s.remove("a/5", "a/5-1")
 	p.Leave(false)
 	s.granted(second, true)
-	require.Empty(t, s.l.Awaited())
+	require.Empty(t, awaited())
 	require.False(t, s.l.stale, "nobody waits")
 }
 

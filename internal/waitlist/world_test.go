@@ -113,11 +113,8 @@ func (w *world) recheck() bool {
 		}
 	}
 	stale := func() bool { return w.l.knowledge != nil && w.l.stale }
-	was, agents, missed := stale(), len(w.agents), false
-	for _, q := range w.l.Awaited() {
-		missed = missed || w.state()[q.Key] != q.Rev
-	}
-	if missed {
+	was, agents := stale(), len(w.agents)
+	if q, ok := w.l.Awaited(); ok && w.state()[q.Key] != q.Rev {
 		w.l.Refresh()
 	}
 	refreshed := stale() != was || len(w.agents) > agents
