@@ -14,7 +14,7 @@
 //	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
 //	List.at         a revision, for the test of a grant, seen >= at. If an entry passes it, each key below the entry that a view is
 //	                about and does not have had been deleted by seen, whether the view once had the key or never did, except
-//	                keys of own entries that are over
+//	                keys of own entries: these are in the way as long as the entry's state says so
 //	Part.seen       the last revision at which the entry is known to have been in the queue
 //
 // upTo is never beyond listed: a reading shows no key that was created later. So if a view is about a key and does not have

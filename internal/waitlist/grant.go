@@ -29,12 +29,6 @@ func (p *Part) waits() bool { return p.state == waiting || p.state == idle || p.
 // over reports whether the entry is in nobody's way, wherever its key is.
 func (p *Part) over() bool { return p.state == left || p.state == missing }
 
-// overLocked reports whether q is a key of an entry of the list that is over.
-func (l *List) overLocked(q queue.Entry) bool {
-	p := l.ownLocked(q)
-	return p != nil && p.over()
-}
-
 // seenLocked is the last revision at which the entry is known to have been in the queue, also because a watch that
 // would have told of its end did not.
 func (l *List) seenLocked(p *Part) int64 {

@@ -150,7 +150,7 @@ func (l *List) betterLocked(v *view, seen *Listing) bool {
 // that was not certain to be so when the entry was last seen: that a key has gone, or what is below an entry at all.
 func (l *List) newsLocked(v, next *view) bool {
 	return slices.ContainsFunc(v.keys, func(q queue.Entry) bool {
-		return !next.has(q) && !l.overLocked(q)
+		return !next.has(q) && l.ownLocked(q) == nil
 	}) || slices.ContainsFunc(l.parts, func(p *Part) bool {
 		return p.seen < next.listed && p.rev <= next.upTo && (p.rev > v.upTo || v.low > 0)
 	})
