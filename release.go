@@ -46,7 +46,6 @@ func (l *leaver) Removed(r removal.Result) {
 	i := 0
 	for p := range a.all() {
 		gone = append(gone, p.Removed(r.At, r.Removed[i] && !r.Ambiguous, r.Sought, r.There)...)
-		a.s.forgetList(p.Name)
 		i += len(p.Keys())
 	}
 	a.mu.Unlock()
@@ -87,7 +86,6 @@ func (a *acquisition) leaveToAdopt(from *settle.Adopted, cause error) error {
 	a.transition(abandoned)
 	for p := range a.all() {
 		p.Forget()
-		a.s.forgetList(p.Name)
 	}
 	a.mu.Unlock()
 	a.s.keys.Unclaim(from)
@@ -138,9 +136,6 @@ func (a *acquisition) leaveAndHandOverLocked() (next []queue.Entry) {
 	fence := a.state == released && (a.fenced || a.ambiguous) || a.state == abandoned && len(a.parts()) > 1 || a.s.removals.Drains.Load()
 	for p := range a.all() {
 		next = append(next, p.Leave(fence)...)
-		if a.rev == 0 {
-			a.s.forgetList(p.Name)
-		}
 	}
 	return next[:min(len(next), maxLooked)]
 }

@@ -32,10 +32,10 @@ import (
 type scene struct {
 	*testing.T
 	*Waits
-	f       *fakeetcd.Server
-	l       *waitlist.List
-	opened  int
-	expired atomic.Int32
+	f         *fakeetcd.Server
+	l         *waitlist.List
+	opened    int
+	forgotten atomic.Int32
 
 	mu    sync.Mutex // guards what follows
 	steps []string   // the requests and watches that were asked for
@@ -67,7 +67,7 @@ func play(t *testing.T, do func(*scene)) {
 		}
 		s.Life, s.end = context.WithCancelCause(context.Background())
 		s.Outages = &outage.Source{All: &outage.Outages{}, Client: s.Client, Life: s.Life, Log: slog.New(slog.DiscardHandler), Lease: logtest.NoLease{}}
-		s.Forget = func(string) { s.expired.Add(1) }
+		s.Forget = func(string) { s.forgotten.Add(1) }
 		s.l = s.NewList("a")
 		s.f.Step = func(_ context.Context, what string) error {
 			if what[len(what)-1] == '.' {
@@ -137,7 +137,8 @@ func TestWait_Grant(t *testing.T) {
 		bound := &counted{Context: s.Life}
 		s.Life = bound
 		s.f.Write("a/1")
-		ended := s.wait(s.enqueue("a/5"))
+		e := s.enqueue("a/5")
+		ended := s.wait(e)
 		require.Empty(s, ended)
 		require.Equal(s, []string{"Watch"}, s.asked(), "nothing was written since, so nothing is read")
 		require.Equal(s, 1, s.opened)
@@ -146,10 +147,12 @@ func TestWait_Grant(t *testing.T) {
 		s.grants(ended)
 		require.Equal(s, []string{"Watch"}, s.asked())
 		require.Len(s, s.f.Watches(), 1, "it is kept for a while")
-		require.Zero(s, s.expired.Load())
+		e.Leave(false)
+		e.Removed(s.f.Write("x"), true, nil, nil)
+		require.Zero(s, s.forgotten.Load())
 		s.idle()
 		require.Empty(s, s.f.Watches())
-		require.EqualValues(s, 1, s.expired.Load())
+		require.Positive(s, s.forgotten.Load())
 		require.Zero(s, bound.n.Load(), "nothing hangs on Life any more")
 	})
 }

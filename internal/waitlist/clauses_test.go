@@ -492,14 +492,39 @@ func TestBehindLeft_Fence(t *testing.T) {
 	require.Len(t, p.Woken(), 1)
 }
 
-// A list is not forgotten while an entry is about to come.
+// A release looks for the entry behind one that was given up, and is still on its way out.
+func TestNext_BehindOneThatHasLeft(t *testing.T) {
+	s := newScene(t)
+	h, given, p := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/5-2")
+	given.Leave(false)
+	require.Equal(t, []queue.Entry{p.entry()}, h.Leave(false))
+	s.granted(p, true)
+}
+
+// A list is not forgotten while an entry is about to come, or a reply. Whatever was the last of these has it forgotten.
 func TestEmpty(t *testing.T) {
 	s := newScene(t)
+	forgotten := 0
+	s.l.Forget = func(string) {
+		require.True(t, s.l.Empty())
+		forgotten++
+	}
 	require.True(t, s.l.Empty())
 	p := s.register("a/5")
 	require.False(t, s.l.Empty())
 	p.Leave(false)
-	require.True(t, s.l.Empty())
+	require.Equal(t, 1, forgotten)
+	s.leave(s.enqueue("a/5"))
+	require.Equal(t, 2, forgotten)
+	s.enqueue("a/5").Forget()
+	require.Equal(t, 3, forgotten)
+	p = s.blind("a/5-1")
+	step := s.step()
+	s.leave(p)
+	require.False(t, s.l.Empty())
+	require.Equal(t, 3, forgotten)
+	s.l.Dropped(&step)
+	require.Equal(t, 4, forgotten)
 }
 
 // The log keeps what the txn of an entry may not know of. While no request is on its way it keeps nothing.

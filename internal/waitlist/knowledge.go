@@ -63,8 +63,12 @@ func (l *List) unlock() {
 		l.Config.knowledge.Put(l.knowledge)
 		l.knowledge = nil
 	}
+	empty := l.emptyLocked()
 	l.mu.Unlock()
 	for _, f := range later {
 		f()
+	}
+	if empty {
+		l.Forget(l.name)
 	}
 }

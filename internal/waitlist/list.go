@@ -29,9 +29,7 @@ type Config struct {
 	Life context.Context // that of the lists
 	// Ask starts an agent, which calls Next, with ctx, and does what Next says, until it says Rest.
 	Ask func(ctx context.Context, l *List)
-	// Forget is called, some time after the last entry has left, when the list may have become Empty since it keeps no
-	// watch any more.
-	Forget        func(name string)
+	Forget        func(name string)       // is called, at least once, when the list has become Empty
 	After         func(time.Duration, func()) // runs a function later
 	WatchOwnAfter time.Duration               // how long an entry waits for others of its list until they are watched
 	UpLimit       int64                       // of a reading upward
@@ -231,12 +229,14 @@ func (l *List) tellSentLocked() {
 	}
 }
 
-// Empty reports whether the list has no entry and keeps no watch, so that it can be dropped.
+// Empty reports whether the list has no entry and knows nothing, so that it can be dropped.
 func (l *List) Empty() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return len(l.parts) == 0 && (l.knowledge == nil || !l.expires && l.keysLocked() == 0)
+	return l.emptyLocked()
 }
+
+func (l *List) emptyLocked() bool { return len(l.parts) == 0 && l.knowledge == nil }
 
 // Parts are those whose entries are in the queue.
 func (l *List) Parts() []*Part {

@@ -160,9 +160,6 @@ func (l *List) expire() {
 			l.closeLocked(w)
 		}
 	}
-	if !l.expires {
-		l.later = append(l.later, func() { l.Forget(l.name) })
-	}
 }
 
 // Broke says that the watch has ended with err, and may have missed something.
