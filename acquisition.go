@@ -14,7 +14,6 @@ import (
 
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/removal"
-	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -156,7 +155,7 @@ func (a *acquisition) allKeys() []string {
 // anyRemoved reports whether the entry of any part was removed.
 func (a *acquisition) anyRemoved() bool {
 	for p := range a.all() {
-		if _, err := p.Outcome(); errors.Is(err, wait.ErrRemoved) {
+		if _, err := p.Outcome(); errors.Is(err, waitlist.ErrRemoved) {
 			return true
 		}
 	}

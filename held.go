@@ -11,7 +11,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/removal"
-	"github.com/etcdlock/etcdlock/internal/wait"
+	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // A Held is a lock that is held: one acquisition, from its grant to its Unlock or its loss. It is safe for concurrent
@@ -70,7 +70,7 @@ func (h *Held) Check(ctx context.Context) error {
 		life, stop := h.untilOver()
 		err := h.checkKeys(ctx, life, keys...)
 		stop()
-		if errors.Is(err, wait.ErrRemoved) {
+		if errors.Is(err, waitlist.ErrRemoved) {
 			if err = h.markLost(keys[0]); err == nil {
 				continue // downgraded meanwhile
 			}

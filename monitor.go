@@ -15,7 +15,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/loan"
 	"github.com/etcdlock/etcdlock/internal/queue"
-	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -109,12 +108,12 @@ func (a *acquisition) markLostLocked() {
 	}
 }
 
-// checkKeys returns wait.ErrRemoved unless the acquisition is in etcd under these keys at present.
+// checkKeys returns waitlist.ErrRemoved unless the acquisition is in etcd under these keys at present.
 func (a *acquisition) checkKeys(ctx, life context.Context, keys ...string) error {
 	got, _, err := a.s.lease.Read(ctx, life, 0, etcd.ReadKeys(keys)...)
 	for i := range got {
 		if !shows(got[i], queue.Entry{Key: keys[i], Rev: a.rev}) {
-			return wait.ErrRemoved
+			return waitlist.ErrRemoved
 		}
 	}
 	return err

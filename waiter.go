@@ -22,7 +22,6 @@ import (
 	"errors"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
-	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -58,7 +57,7 @@ func (a *acquisition) firstUngranted() *part {
 func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 	s := a.s
 	switch {
-	case errors.Is(err, wait.ErrRemoved):
+	case errors.Is(err, waitlist.ErrRemoved):
 		bound, unbind := etcd.Bind(ctx, s.lease.Ctx)
 		s.lease.Confirm(bound)
 		unbind()
@@ -96,7 +95,7 @@ func (a *acquisition) acceptGrant(ctx context.Context) error {
 		}
 	}
 	if !a.becomeHeld() {
-		return a.waitError(ctx, &a.parts()[0], wait.ErrRemoved)
+		return a.waitError(ctx, &a.parts()[0], waitlist.ErrRemoved)
 	}
 	return nil
 }

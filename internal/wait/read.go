@@ -32,12 +32,7 @@ func (ws *Waits) read(ctx context.Context, at int64, steps ...waitlist.Step) err
 	}
 	for _, step := range steps {
 		n := 1 + len(step.Keys)
-		var keys []queue.Entry
-		for _, g := range got[1:n] {
-			keys = append(keys, queue.Entries(g.Kvs)...)
-		}
-		seen := step.Listing(at, queue.Entries(got[0].Kvs), got[0].More, got[0].Count, keys)
-		ws.Lost(step.For.List().Saw(&step, seen))
+		ws.Lost(step.For.List().Saw(&step, step.Listing(at, got[:n]...)))
 		got = got[n:]
 	}
 	return nil

@@ -37,9 +37,6 @@ type Waits struct {
 	lists *waitlist.Config // see NewList
 }
 
-// ErrRemoved says that an entry was removed from the queue.
-var ErrRemoved = waitlist.ErrRemoved
-
 // NewList makes the list of a name, and runs its agents. Calls must not overlap.
 func (ws *Waits) NewList(name string) *waitlist.List {
 	if ws.lists == nil {
@@ -56,7 +53,7 @@ func (ws *Waits) NewList(name string) *waitlist.List {
 }
 
 // Wait blocks until the entry has the lock, or ctx or Life ends (the error is EndError), or somebody else removes
-// the entry (ErrRemoved), or etcd refuses, or its client is closed. After an error the caller must still give the entry up.
+// the entry (waitlist.ErrRemoved), or etcd refuses, or its client is closed. After an error the caller must still give the entry up.
 //
 // Most goroutines of a long queue block here. Keep their path under 1,248 bytes of stack, callers included: a goroutine
 // then keeps 4 KiB, not 8.
@@ -67,7 +64,7 @@ func (ws *Waits) Wait(ctx context.Context, own *waitlist.Part) error {
 		granted, err := own.Outcome()
 		switch {
 		case ws.Removed(own):
-			return ErrRemoved
+			return waitlist.ErrRemoved
 		case granted, err != nil:
 			return err
 		}

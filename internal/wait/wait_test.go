@@ -248,7 +248,7 @@ func TestWait_Ends(t *testing.T) {
 			s.f.BreakWatches()
 		}, rpctypes.ErrPermissionDenied},
 		"client closed": {func(s *scene, _ *waitlist.Part, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
-		"entry removed": {func(s *scene, _ *waitlist.Part, _ func()) { s.f.Remove("a/5") }, ErrRemoved},
+		"entry removed": {func(s *scene, _ *waitlist.Part, _ func()) { s.f.Remove("a/5") }, waitlist.ErrRemoved},
 		"another is gone": {func(s *scene, e *waitlist.Part, _ func()) {
 			part := register(s.l, keyspace.Exclusive, "a/5-1")
 			part.WakeWith(e)
@@ -256,7 +256,7 @@ func TestWait_Ends(t *testing.T) {
 			part.Enqueued(rev, nil)
 			s.Removed = func(*waitlist.Part) bool { return true }
 			part.Missing("a/5-1", rev)
-		}, ErrRemoved},
+		}, waitlist.ErrRemoved},
 	} {
 		t.Run(name, func(t *testing.T) {
 			play(t, func(s *scene) {

@@ -6,6 +6,8 @@ import (
 	"context"
 	"slices"
 
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
+
 	"github.com/etcdlock/etcdlock/internal/queue"
 )
 
@@ -91,18 +93,18 @@ func (l *List) dismissLocked() {
 	}
 }
 
-// Listing is what was read for the step, at revision at: of From..To range, more if there is more
-// than the limit, size in all; and those of Keys that are there.
-func (s *Step) Listing(at int64, ranged []queue.Entry, more bool, size int64, keys []queue.Entry) *Listing {
-	seen := &Listing{At: at, UpTo: at, Shared: s.shared, More: more, Asked: s.Keys, Keys: slices.Concat(ranged, keys), Size: size}
-	if !s.shared {
-		seen.Size = 0
+// Listing is what was read for the step, at revision at: the range From..To first, and then each of Keys.
+func (s *Step) Listing(at int64, got ...*pb.RangeResponse) *Listing {
+	ranged := queue.Entries(got[0].Kvs)
+	seen := &Listing{At: at, UpTo: at, Shared: s.shared, More: got[0].More, Asked: s.Keys, Size: got[0].Count}
+	for _, g := range got {
+		seen.Keys = append(seen.Keys, queue.Entries(g.Kvs)...)
 	}
 	if !s.Upward {
 		seen.UpTo = s.Max
 	}
 	switch last := len(ranged) - 1; {
-	case !more:
+	case !seen.More:
 	case last < 0:
 		seen.UpTo = 0
 	case s.Upward: // a write lock's other key may be cut off

@@ -183,7 +183,7 @@ func (s *scene) listing(step *Step, at int64) *Listing {
 	if more {
 		ranged = ranged[:step.Limit]
 	}
-	return step.Listing(at, ranged, more, max(s.size, int64(len(s.keys))), asked)
+	return step.Listing(at, reply(ranged, more, max(int(s.size), len(s.keys))), reply(asked, false, 0))
 }
 
 // leave releases or withdraws an entry, and removes it.
@@ -548,18 +548,18 @@ func TestListing(t *testing.T) {
 		low, upTo, size       int64
 		exclusive, shared, of bool // Clear, for an exclusive entry and for a shared one; of shared keys too
 	}{
-		"all":               {up.Listing(9, nil, false, 3, nil), 0, 9, 3, true, true, true},
-		"upward":            {up.Listing(9, q, true, 3, nil), 0, 6, 3, false, false, true},
-		"upward, no key":    {up.Listing(9, nil, true, 3, nil), 0, 0, 3, false, false, true},
-		"downward":          {down.Listing(9, q[:0], false, 3, nil), 0, 8, 3, true, true, true},
-		"downward, in part": {down.Listing(9, []queue.Entry{q[1], q[0]}, true, 3, nil), 5, 8, 3, false, false, true},
-		"exclusive keys":    {(&Step{Max: 8}).Listing(9, nil, false, 3, nil), 0, 8, 0, false, true, false},
+		"all":               {up.Listing(9, reply(nil, false, 3)), 0, 9, 3, true, true, true},
+		"upward":            {up.Listing(9, reply(q, true, 3)), 0, 6, 3, false, false, true},
+		"upward, no key":    {up.Listing(9, reply(nil, true, 3)), 0, 0, 3, false, false, true},
+		"downward":          {down.Listing(9, reply(q[:0], false, 3)), 0, 8, 3, true, true, true},
+		"downward, in part": {down.Listing(9, reply([]queue.Entry{q[1], q[0]}, true, 3)), 5, 8, 3, false, false, true},
+		"exclusive keys":    {(&Step{Max: 8}).Listing(9, reply(nil, false, 3)), 0, 8, 3, false, true, false},
 		"txn":               {listing(Shown(9, 9, &pb.RangeResponse{Count: 3}, true)), 0, 9, 3, true, true, true},
-		"txn of a reader":   {listing(Shown(9, 9, &pb.RangeResponse{Count: 3}, false)), 0, 9, 0, false, true, false},
+		"txn of a reader":   {listing(Shown(9, 9, &pb.RangeResponse{Count: 3}, false)), 0, 9, 3, false, true, false},
 		"txn, in part":      {listing(Shown(9, 9, &pb.RangeResponse{Count: 3, More: true}, true)), 0, 0, 3, false, false, true},
-		"a key that blocks": {up.Listing(9, q, false, 3, nil), 0, 9, 3, false, false, true},
+		"a key that blocks": {up.Listing(9, reply(q, false, 3)), 0, 9, 3, false, false, true},
 		"low":               {&Listing{Low: 1, UpTo: 9, Shared: true}, 1, 9, 0, false, false, true},
-		"a shared key":      {up.Listing(9, []queue.Entry{{Key: "a/r5", Rev: 5}}, false, 3, nil), 0, 9, 3, false, true, true},
+		"a shared key":      {up.Listing(9, reply([]queue.Entry{{Key: "a/r5", Rev: 5}}, false, 3)), 0, 9, 3, false, true, true},
 	} {
 		require.Equal(t, []int64{c.low, c.upTo, c.size}, []int64{c.seen.Low, c.seen.UpTo, c.seen.Size}, name)
 		require.Equal(t, []bool{c.exclusive, c.shared, c.of}, []bool{c.seen.Clear("a", keyspace.Exclusive), c.seen.Clear("a", keyspace.Shared), c.seen.Shared}, name)

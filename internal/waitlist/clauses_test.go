@@ -196,7 +196,7 @@ func TestShownBeyond_V2(t *testing.T) {
 	first, last := queue.Entry{Key: "a/6", Rev: s.put("a/6")}, queue.Entry{Key: "a/7", Rev: s.put("a/7")}
 	s.blind("a/5")
 	step := Step{Upward: true, shared: true}
-	s.l.Saw(&step, step.Listing(s.now, []queue.Entry{first, last}, true, 1000, nil))
+	s.l.Saw(&step, step.Listing(s.now, reply([]queue.Entry{first, last}, true, 1000)))
 	require.Equal(t, []queue.Entry{first}, s.l.views[0].keys)
 }
 
@@ -490,6 +490,17 @@ func TestBehindLeft_Fence(t *testing.T) {
 	require.True(t, p.BehindLeft())
 	s.removed(h, nil, true)
 	require.Len(t, p.Woken(), 1)
+}
+
+// How many exclusive keys there are does not tell how long the queue is.
+func TestSizeOfExclusiveKeys_V6(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	s.blind("a/r5")
+	s.l.Saw(&Step{}, &Listing{At: s.now, UpTo: s.now, Size: 2, Keys: s.keys})
+	require.Zero(t, s.l.size)
+	s.l.Saw(&Step{}, &Listing{At: s.now, UpTo: s.now, Size: 2, Keys: s.keys, Shared: true})
+	require.EqualValues(t, 2, s.l.size)
 }
 
 // A release looks for the entry behind one that was given up, and is still on its way out.

@@ -28,8 +28,8 @@ type List struct {
 type Config struct {
 	Life context.Context // that of the lists
 	// Ask starts an agent, which calls Next, with ctx, and does what Next says, until it says Rest.
-	Ask func(ctx context.Context, l *List)
-	Forget        func(name string)       // is called, at least once, when the list has become Empty
+	Ask           func(ctx context.Context, l *List)
+	Forget        func(name string)           // is called, at least once, when the list has become Empty
 	After         func(time.Duration, func()) // runs a function later
 	WatchOwnAfter time.Duration               // how long an entry waits for others of its list until they are watched
 	UpLimit       int64                       // of a reading upward

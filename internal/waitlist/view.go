@@ -21,18 +21,15 @@ type Listing struct {
 	Shared, More bool
 	Keys         []queue.Entry
 	Asked        []string // keys that were asked for by name; they are in Keys if they are there
-	Size         int64    // keys in the queue, foreign ones included; 0 if that was not counted
+	Size         int64    // how many keys were asked about, foreign ones included; 0 if that was not counted
 }
 
 // Shown is what a request, at revision at, has shown of the queue before the entry of revision rev: its txn, for which both are
 // the same, or a reading. got are the keys that may block the entry. Those that it was not asked for are known to block nothing.
 func Shown(at, rev int64, got *pb.RangeResponse, shared bool) Listing {
-	seen := Listing{At: at, UpTo: rev, Shared: shared, Keys: queue.Entries(got.GetKvs())}
+	seen := Listing{At: at, UpTo: rev, Shared: shared, Keys: queue.Entries(got.GetKvs()), Size: got.GetCount()}
 	if got.GetMore() {
 		seen.UpTo = 0 // these are only some of them
-	}
-	if shared {
-		seen.Size = got.GetCount()
 	}
 	return seen
 }
@@ -100,7 +97,9 @@ func (l *List) goneByLocked(at int64) {
 // view, unless the view was listed later, or reaches further and watches have told of all that left it; force says that
 // watches may have been silent.
 func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
-	l.size = cmp.Or(seen.Size, l.size)
+	if seen.Shared {
+		l.size = cmp.Or(seen.Size, l.size)
+	}
 	l.latest = max(l.latest, seen.At)
 	foreign := func(q queue.Entry) bool { return keyspace.KindOf(l.name, q.Key) == keyspace.Foreign }
 	l.nested = l.nested || slices.ContainsFunc(seen.Keys, foreign)

@@ -456,7 +456,7 @@ func (w *world) read(s Step) func() *Listing {
 		if fails {
 			return nil
 		}
-		return s.Listing(at, ranged, more, int64(len(entries(state, "a/", "a0"))), asked)
+		return s.Listing(at, reply(ranged, more, len(entries(state, "a/", "a0"))), reply(asked, false, 0))
 	}
 }
 
