@@ -128,7 +128,7 @@ func (a *acquisition) all() iter.Seq[*part] {
 
 // names are those of the parts. They are the lists' names, which never change: a part's queue does.
 func (a *acquisition) names() []string {
-	return ofEach(a, func(p *part) string { return p.List().Name() })
+	return ofEach(a, func(p *part) string { return p.List().Name })
 }
 
 func (a *acquisition) label() string { return strings.Join(a.names(), ", ") }

@@ -144,7 +144,7 @@ func takeOver(ctx context.Context, h *Held) (*Held, error) {
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
 	a, err := s.keys.Adopt(bound, h.parts()[0].Name, maxParts, func(name string, rev int64) (own bool) {
-		return slices.ContainsFunc(s.parts(), func(p *waitlist.Part) bool { return p.List().Name() == name && acquisitionOf(p).rev == rev })
+		return slices.ContainsFunc(s.parts(), func(p *waitlist.Part) bool { return p.List().Name == name && acquisitionOf(p).rev == rev })
 	})
 	switch {
 	case err != nil:

@@ -158,7 +158,7 @@ func (a *acquisition) startContentionLocked() {
 				defer a.mu.Unlock()
 				return kind != keyspace.Foreign && queue.Blocks(p.Kind, kind)
 			}
-			if a.s.holdWatches.AwaitWaiter(ctx, p.List().Name(), a.rev, excluded) {
+			if a.s.holdWatches.AwaitWaiter(ctx, p.List().Name, a.rev, excluded) {
 				c.contend()
 			}
 		})

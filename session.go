@@ -95,8 +95,8 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.removals = removal.New(s.lease.Ctx, s.etcd, s.sender, s.lease.Go)
 	s.probes = &etcd.Prober{Client: s.etcd, Life: s.lease.Ctx, Go: s.lease.Go, Silent: s.refreshWatches, Every: func() time.Duration { return s.TTL() / 2 }}
 	s.waits = wait.Waits{
-		Client: s.etcd, Life: s.lease.Ctx, Outages: &s.lease.Outages, WatchOwnAfter: 100 * time.Millisecond,
-		Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError, Forget: s.forgetList,
+		Config: waitlist.Config{Life: s.lease.Ctx, WatchOwnAfter: 100 * time.Millisecond, Forget: s.forgetList},
+		Client: s.etcd, Outages: &s.lease.Outages, Go: s.lease.Go, Opened: s.probes.Attend, Lost: markAllLost, EndError: s.lease.WaitError,
 		Removed: func(own *waitlist.Part) bool { return acquisitionOf(own).anyRemoved() },
 	}
 	s.blockers.KV, s.blockers.Go, s.blockers.Log = client, s.lease.Go, c.log

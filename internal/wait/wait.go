@@ -17,13 +17,10 @@ import (
 
 // Waits are those of a client of etcd. The fields are set before the first wait.
 type Waits struct {
-	Client *etcd.Client
-	// Life ends the waits, the agents and the watches. A list may keep a watch for longer than the wait that it was
-	// opened for.
-	Life    context.Context
+	waitlist.Config // of the lists: see NewList. Life ends the waits and the watches too
+
+	Client  *etcd.Client
 	Outages *outage.Source
-	// WatchOwnAfter is how long an entry waits for others of its list until the list watches them: see waitlist.Config.
-	WatchOwnAfter time.Duration
 	// Go runs f in the background, or returns false if Life is about to end.
 	Go     func(f func(ctx context.Context)) bool
 	Opened func() // is called when a watch was opened
@@ -31,25 +28,19 @@ type Waits struct {
 	Removed  func(own *waitlist.Part) bool
 	EndError func(ctx context.Context) error // the error of a wait whose ctx, or Life, has ended
 	// Lost is told of entries that had the lock and were not in etcd.
-	Lost   func(entries []*waitlist.Part)
-	Forget func(name string) // see waitlist.Config
-
-	lists *waitlist.Config // see NewList
+	Lost func(entries []*waitlist.Part)
 }
 
 // NewList makes the list of a name, and runs its agents. Calls must not overlap.
 func (ws *Waits) NewList(name string) *waitlist.List {
-	if ws.lists == nil {
-		ws.lists = &waitlist.Config{
-			Life: ws.Life, Forget: ws.Forget, WatchOwnAfter: ws.WatchOwnAfter,
-			UpLimit: waitlist.UpLimit, ManyShare: waitlist.ManyShare,
-			After: func(d time.Duration, f func()) { time.AfterFunc(d, f) },
-			Ask: func(ctx context.Context, l *waitlist.List) {
-				ws.Go(func(context.Context) { ws.ask(ctx, l) }) // or Life is about to end, and the waits with it
-			},
+	if ws.Ask == nil {
+		ws.UpLimit, ws.ManyShare = waitlist.UpLimit, waitlist.ManyShare
+		ws.After = func(d time.Duration, f func()) { time.AfterFunc(d, f) }
+		ws.Ask = func(ctx context.Context, l *waitlist.List) {
+			ws.Go(func(context.Context) { ws.ask(ctx, l) }) // or Life is about to end, and the waits with it
 		}
 	}
-	return waitlist.New(name, ws.lists)
+	return waitlist.New(name, &ws.Config)
 }
 
 // Wait blocks until the entry has the lock, or ctx or Life ends (the error is EndError), or somebody else removes
@@ -98,7 +89,7 @@ const maxAsked = 32
 
 // ask is an agent's life, which ends when there is nothing to ask any more, or ctx ends since nobody waits.
 func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
-	a := &agent{Waits: ws, l: l, outage: ws.Outages.Outage(l.Name())}
+	a := &agent{Waits: ws, l: l, outage: ws.Outages.Outage(l.Name)}
 	var err error
 	for ctx.Err() == nil {
 		step := l.Next(ctx)

@@ -56,7 +56,8 @@ func play(t *testing.T, do func(*scene)) {
 		client := clientv3.NewCtxClient(ctx)
 		client.KV, client.Watcher, s.close = clientv3.NewKVFromKVClient(s.f, client), s.f, stop
 		s.Waits = &Waits{
-			Client: etcd.NewClient(client), WatchOwnAfter: 100 * time.Millisecond, Opened: func() { s.opened++ },
+			Config: waitlist.Config{WatchOwnAfter: 100 * time.Millisecond},
+			Client: etcd.NewClient(client), Opened: func() { s.opened++ },
 			Go:      func(f func(context.Context)) bool { go f(nil); return true },
 			Removed: func(*waitlist.Part) bool { return false }, EndError: context.Cause,
 			Lost: func(lost []*waitlist.Part) {

@@ -69,6 +69,6 @@ func (l *List) unlock() {
 		f()
 	}
 	if empty {
-		l.Forget(l.name)
+		l.Forget(l.Name)
 	}
 }

@@ -16,7 +16,7 @@ import (
 // A List is the entries of one session in one queue. It is safe for concurrent use, and calls
 // nobody while its mutex is held, but see WhenContended.
 type List struct {
-	name string
+	Name string // of the lock
 	*Config
 
 	mu    sync.Mutex // locked by lock and released by unlock, where more than a look is needed
@@ -26,7 +26,7 @@ type List struct {
 
 // A Config is what a list needs of its surroundings.
 type Config struct {
-	Life context.Context // that of the lists
+	Life context.Context // ends the agents. A list may keep a watch for longer than the wait that it was opened for
 	// Ask starts an agent, which calls Next, with ctx, and does what Next says, until it says Rest.
 	Ask           func(ctx context.Context, l *List)
 	Forget        func(name string)           // is called, at least once, when the list has become Empty
@@ -69,10 +69,7 @@ const (
 )
 
 // New makes the list of a session's entries in the queue of a name.
-func New(name string, c *Config) *List { return &List{name: name, Config: c} }
-
-// Name is that of the lock.
-func (l *List) Name() string { return l.name }
+func New(name string, c *Config) *List { return &List{Name: name, Config: c} }
 
 // Register adds a part whose entry is about to be written under the keys that Rekey has given it.
 func (l *List) Register(p *Part, kind keyspace.Kind) {
@@ -128,7 +125,7 @@ func (p *Part) Enqueued(rev int64, seen *Listing) (lost []*Part) {
 	l.latest = max(l.latest, rev)
 	i, _ := l.findLocked(rev)
 	l.parts = slices.Insert(l.parts, i, p)
-	if v := l.viewLocked(keyspace.KindOf(l.name, p.keys[0])); v.has(p.entry()) {
+	if v := l.viewLocked(keyspace.KindOf(l.Name, p.keys[0])); v.has(p.entry()) {
 		p.seen = max(p.seen, v.listed)
 	}
 	for _, w := range l.viewsLocked(p) { // of what is below nobody knows when it has gone, but that it had when this was listed
@@ -183,7 +180,7 @@ func (p *Part) BehindMore(n int) bool {
 	defer l.mu.Unlock()
 	for _, o := range l.parts {
 		for _, key := range o.Keys() {
-			if !o.over() && queue.Blocks(keyspace.KindOf(l.name, key), p.kind) {
+			if !o.over() && queue.Blocks(keyspace.KindOf(l.Name, key), p.kind) {
 				n--
 			}
 		}

@@ -61,7 +61,7 @@ func (l *List) hearLocked(h hearsay) (q queue.Entry, had bool) {
 	if len(l.flights) > 0 {
 		l.heard = append(l.heard, h)
 	}
-	kind := keyspace.KindOf(l.name, h.key)
+	kind := keyspace.KindOf(l.Name, h.key)
 	if kind == keyspace.Foreign {
 		l.nested = true
 		return q, false

@@ -76,12 +76,12 @@ func (l *List) nextLocked() Step {
 
 // belowLocked are other sessions' keys that block p, exclusive ones first. exclusive is how many these are.
 func (l *List) belowLocked(p *Part) (targets []queue.Entry, exclusive int) {
-	lease := keyspace.LeaseOf(l.name, p.keys[0])
+	lease := keyspace.LeaseOf(l.Name, p.keys[0])
 	for i, v := range l.viewsLocked(p) {
 		for _, q := range v.keys {
 			// A key of an entry whose reply is on its way is probably there for that entry. These are many when a crowd comes, so other
 			// sessions' keys are not looked for among them.
-			if l.blocksLocked(q, p) && (keyspace.LeaseOf(l.name, q.Key) != lease || !l.sentLocked(q.Key)) {
+			if l.blocksLocked(q, p) && (keyspace.LeaseOf(l.Name, q.Key) != lease || !l.sentLocked(q.Key)) {
 				targets = append(targets, q)
 			}
 		}
@@ -96,7 +96,7 @@ func (l *List) belowLocked(p *Part) (targets []queue.Entry, exclusive int) {
 // asked: of holders, and idle ones. A holder that is being downgraded is known by a shared key, which no reading for a reader shows.
 func (l *List) unaskedLocked(p *Part) (targets []queue.Entry) {
 	for _, o := range l.parts {
-		if o.rev < p.rev && queue.Blocks(keyspace.KindOf(l.name, o.keys[0]), p.kind) && (o.state == held || o.state == idle) {
+		if o.rev < p.rev && queue.Blocks(keyspace.KindOf(l.Name, o.keys[0]), p.kind) && (o.state == held || o.state == idle) {
 			targets = append(targets, o.entry())
 		}
 	}
@@ -123,7 +123,7 @@ func (l *List) tick() {
 // beforeLastRuns is which of the writers, which are in the order of the queue, is the last one before the last Lookahead
 // runs, -1 if there is none. A run is of one session.
 func (l *List) beforeLastRuns(writers []queue.Entry) int {
-	lease := func(i int) string { return keyspace.LeaseOf(l.name, writers[i].Key) }
+	lease := func(i int) string { return keyspace.LeaseOf(l.Name, writers[i].Key) }
 	runs := 0
 	for i := len(writers) - 1; i >= 0; i-- {
 		if i == len(writers)-1 || lease(i) != lease(i+1) {
@@ -147,9 +147,9 @@ func (l *List) rangeLocked(p *Part, targets []queue.Entry, deep bool) (from, to 
 		return from, to
 	}
 	// The exclusive keys of the session, for those of the list behind it.
-	first, end := keyspace.Own(l.name + "/" + keyspace.LeaseOf(l.name, p.keys[0]))
+	first, end := keyspace.Own(l.Name + "/" + keyspace.LeaseOf(l.Name, p.keys[0]))
 	if from, to = min(from, first), max(to, end); p.kind == keyspace.Shared {
-		_, to = keyspace.Shareds(l.name)
+		_, to = keyspace.Shareds(l.Name)
 	}
 	return from, to
 }
@@ -167,11 +167,11 @@ func (l *List) readLocked(p *Part, deep bool) Step {
 	beyond := l.reach > 0 && p.rev > l.reach && 2*l.struck < l.UpLimit
 	far := x.low > 0 && x.more || x.low == 0 && beyond
 	if !far && (l.manyLocked() || l.keysLocked() > int64(len(p.Keys()))) {
-		s.From, s.To = keyspace.All(l.name)
+		s.From, s.To = keyspace.All(l.Name)
 		s.Upward, s.shared, s.Limit = true, true, l.UpLimit
 		return s
 	}
-	s.From, s.To = keyspace.Blocking(l.name, p.kind)
+	s.From, s.To = keyspace.Blocking(l.Name, p.kind)
 	s.Max, s.shared = p.rev, p.kind == keyspace.Exclusive
 	if !s.shared {
 		for _, o := range l.readersLocked(p) {

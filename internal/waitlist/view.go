@@ -101,11 +101,11 @@ func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 		l.size = cmp.Or(seen.Size, l.size)
 	}
 	l.latest = max(l.latest, seen.At)
-	foreign := func(q queue.Entry) bool { return keyspace.KindOf(l.name, q.Key) == keyspace.Foreign }
+	foreign := func(q queue.Entry) bool { return keyspace.KindOf(l.Name, q.Key) == keyspace.Foreign }
 	l.nested = l.nested || slices.ContainsFunc(seen.Keys, foreign)
 	for _, p := range l.parts {
 		q := p.entry()
-		about := seen.Low < p.rev && p.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.name, q.Key) == keyspace.Exclusive)
+		about := seen.Low < p.rev && p.rev <= seen.UpTo && (seen.Shared || keyspace.KindOf(l.Name, q.Key) == keyspace.Exclusive)
 		switch {
 		case p.rev > seen.At || !about && !slices.Contains(seen.Asked, q.Key):
 		case slices.Contains(seen.Keys, q):
@@ -122,7 +122,7 @@ func (l *List) applyLocked(seen *Listing, force bool) (lost []*Part) {
 		next := view{seen.At, seen.Low, seen.UpTo, seen.More, nil}
 		for _, q := range seen.Keys {
 			switch left, at := l.leftSinceLocked(q); {
-			case keyspace.KindOf(l.name, q.Key) != kind:
+			case keyspace.KindOf(l.Name, q.Key) != kind:
 			case left:
 				l.goneByLocked(at)
 			case seen.Low < q.Rev && q.Rev <= seen.UpTo:

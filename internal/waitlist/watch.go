@@ -34,7 +34,7 @@ func (w *Watch) tells(key string, seen int64) bool {
 // untrackedLocked reports whether a key of a view, or of an entry of the list, may have been deleted since it is known to have been
 // there, without a watch that tells.
 func (l *List) untrackedLocked(q queue.Entry) bool {
-	seen := l.viewLocked(keyspace.KindOf(l.name, q.Key)).listed
+	seen := l.viewLocked(keyspace.KindOf(l.Name, q.Key)).listed
 	if p := l.ownLocked(q); p != nil {
 		seen = l.seenLocked(p)
 	}
@@ -175,7 +175,7 @@ func (w *Watch) Broke(err error) {
 
 // allLocked is the range of all entries.
 func (l *List) allLocked() (from, to string) {
-	from, _ = keyspace.Exclusives(l.name)
-	_, to = keyspace.Shareds(l.name)
+	from, _ = keyspace.Exclusives(l.Name)
+	_, to = keyspace.Shareds(l.Name)
 	return from, to
 }
