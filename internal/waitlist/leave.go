@@ -71,7 +71,7 @@ func (p *Part) Removed(at int64, found bool, next, there []queue.Entry) (lost []
 		l.goneByLocked(at)
 	}
 	for _, key := range p.Keys() { // an entry may have the key anew since
-		if q, had := l.hearLocked(hearsay{key, p.rev + 1, at, true}); had && q.Rev < p.rev {
+		if q, had := l.hearLocked(hearsay{key, p.rev + 1, at}); had && q.Rev < p.rev {
 			l.goneByLocked(at) // it was the key of the process before, whose lease was adopted
 		}
 	}

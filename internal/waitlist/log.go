@@ -19,7 +19,6 @@ type Deletion struct {
 type hearsay struct {
 	key        string
 	before, at int64
-	own        bool // the list's own entry was removed, which is in nobody's way
 }
 
 // A flight is a request: the txn of an entry, or a reading. It is carried out at a revision not below since.
@@ -78,11 +77,12 @@ func (l *List) hearLocked(h hearsay) (q queue.Entry, had bool) {
 }
 
 // leftSinceLocked reports whether a key that a reply shows was heard to have left. If it may have been in anybody's way
-// until then, at is the revision at which it left.
+// until then, at is the revision at which it left. It was not if it was created just before: then it is the own entry that was
+// removed (see Removed), or it was deleted at the next revision, so that no entry was ever behind it.
 func (l *List) leftSinceLocked(q queue.Entry) (left bool, at int64) {
 	for _, h := range l.heard {
 		if h.key == q.Key && q.Rev < h.before {
-			if left = true; !h.own || q.Rev < h.before-1 { // see Removed
+			if left = true; q.Rev < h.before-1 {
 				at = h.at
 			}
 		}

@@ -76,7 +76,7 @@ func (w *Watch) Heard(deletions []Deletion) (lost []*Part) {
 	defer l.unlock()
 	for _, d := range deletions {
 		w.told = d.Rev
-		if q, had := l.hearLocked(hearsay{d.Key, d.Rev, d.Rev, false}); had && l.ownLocked(q) == nil {
+		if q, had := l.hearLocked(hearsay{d.Key, d.Rev, d.Rev}); had && l.ownLocked(q) == nil {
 			l.goneByLocked(d.Rev)
 			l.cutLocked(q)
 		}
