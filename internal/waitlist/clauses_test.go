@@ -492,6 +492,17 @@ func TestBehindLeft_Fence(t *testing.T) {
 	require.Len(t, p.Woken(), 1)
 }
 
+// Somebody may come to wait for an entry that was removed meanwhile: he waits in vain.
+func TestBegin_Removed(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	p := s.enqueue("a/5")
+	p.WakeWith(p)
+	p.Missing("a/5", s.now)
+	p.Begin()
+	require.True(t, isGone(p))
+}
+
 // How many exclusive keys there are does not tell how long the queue is.
 func TestSizeOfExclusiveKeys_V6(t *testing.T) {
 	s := newScene(t)

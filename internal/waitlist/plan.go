@@ -29,13 +29,10 @@ const (
 	UpLimit = 128
 )
 
-// nextLocked is what there is to ask, while there is a front: if there is none, agentLocked has dismissed the agent.
+// nextLocked is what there is to ask for the front. If there is none, unlock has dismissed the agent.
 func (l *List) nextLocked() Step {
 	p := l.frontLocked()
-	switch {
-	case p == nil:
-		return Step{}
-	case l.stale, !l.reachedLocked(p):
+	if l.stale || !l.reachedLocked(p) {
 		return l.readLocked(p, false)
 	}
 	targets, exclusive := l.belowLocked(p)
