@@ -1,7 +1,7 @@
 // The wait of an acquisition, from its place in the queue to its grant:
 //
-//  1. enlist puts each part into the session's waitlist of its name, before the txn is sent: the list must tell the keys
-//     of the part from other sessions' keys.
+//  1. enlist puts each part into the session's waitlist of its name, before the txn is sent: a reading for another part may show
+//     its keys before the reply to the txn is there.
 //  2. enter notes the revision of the keys, and what the txn showed of each queue before it wrote them. A part that
 //     nothing blocks there has its lock.
 //  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait reads what blocks,

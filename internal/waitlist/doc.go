@@ -5,17 +5,17 @@
 //
 // # What is known of a queue
 //
-// A list keeps what a request has shown as the request has shown it, for exclusive and for shared keys apart: a view. A
-// reading replaces a view and is never merged into it. From then on keys only leave the view, since nothing is added to a
-// queue but at its end.
+// What a request has shown of the exclusive keys, or of the shared ones, is a view. A reading replaces a view and is never
+// merged into it. From then on keys only leave the view, since nothing is added to a queue but at its end.
 //
 //	view.keys       the keys that were there, less those that have left since
 //	view.listed     the revision of the reading: all of the keys were there at this revision
 //	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
-//	List.at         a revision, for the test of a grant, seen >= at. If an entry passes it, each key below the entry that a view is
-//	                about and does not have had been deleted by seen, whether the view once had the key or never did, except
-//	                keys of own entries: these are in the way as long as the entry's state says so
-//	Part.seen       the last revision at which the entry is known to have been in the queue
+//	Part.seen       the last revision at which the entry is known to have been in the queue. seenLocked is later if a watch on the
+//	                entry's key has told of later deletions, and not of this key's
+//	List.at         what seen must have reached for a grant. An entry that was seen at this revision, or later, was in the queue when
+//	                all those keys below it had been deleted that a view is about and does not have, whether the view once had
+//	                them or never did. Keys of own entries do not count: own entries are in the way as long as their state says so
 //
 // upTo is never beyond listed: a reading shows no key that was created later. So if a view is about a key and does not have
 // it, the key was created and deleted by listed, or was never there.
@@ -29,18 +29,19 @@
 //
 // Of two keys the lower one has the lower create revision. No two entries of a queue share a revision. Each request has a
 // revision of its own, and the sender (package sender) puts at most one enqueue of a name into a request. So a list finds
-// its entry by the revision alone: findLocked. The two keys of a write lock share one, and are one entry.
+// its entry by the revision alone: findLocked. The two keys of a write lock share one, and are one entry. While its txn is on its way
+// an entry has no revision yet. Until then it is not among List.parts, is in nobody's way, and is known as a flight: see log.go.
 //
 // # Which own entries are in the way
 //
-// An entry is over if it is in nobody's way, wherever its key is: method over. There are two such states:
+// An entry is over if it is in nobody's way, wherever its key is: method over. Of the states (list.go) these two are over:
 //
 //   - left: the entry was released or withdrawn, and no transaction of its holder can do harm: there is no fence to wait for.
 //   - missing: somebody else removed the entry while it waited. It never had the lock, so it has no holder and no fence.
 //
-// An entry in the state removing is not over, although it has left or its key is gone. It was released with a fence, or is
-// part of a Multi that was given up, or was lost while it was held: a lost hold hands nothing over. The entries behind wait
-// until Removed says that nothing of the entry is in etcd, and must have been seen at that revision or later.
+// An entry in the state removing is not over, although nobody wants it any more: it was released with a fence, or is part of a Multi
+// that was given up, or was lost while it was held. The entries behind wait until Removed says that nothing of the entry is in etcd,
+// and must have been seen at that revision or later.
 //
 // # Who has the lock
 //
@@ -53,9 +54,9 @@
 // So when an entry of another session is granted, each earlier entry that excludes it has been deleted. Other packages see
 // to it that the holder of the earlier entry no longer believes in its hold by then: a release ends the hold before the
 // removal is sent (release.go of package etcdlock), and a session ends before etcd can have taken its lease away (I4:
-// Record in package lease; whether the lease is still good is looked at after the grant, by acceptGrant in waiter.go). If
-// somebody else deletes the key of a hold, or of a waiter whose list has not heard of that, two sessions may believe that they
-// have the lock until a reply, a watch or a check tells. Until then only the token tells the two apart.
+// Record in package lease; whether the lease is still good is looked at after the grant, by acceptGrant in waiter.go). One case is
+// left: somebody else deletes the key of a hold, or of a waiter whose list grants it before it hears of that. Then two sessions may
+// believe that they have the lock until a reply, a watch or a check tells, and only the token tells the two apart.
 //
 // # What reaches a list late
 //
@@ -71,6 +72,6 @@
 //	V2 a reading replaces a view: applyLocked
 //	V3 each reply is read through the log: log.go
 //	V4 at rises with all that may have gone; who is granted was there at that time: goneByLocked, entitledLocked
-//	V5 what is covered and absent is lost; no reading is older than what is known: absentLocked, readLocked
+//	V5 an own entry that a reading is about and does not show is lost; no reading is older than what is known: absentLocked, readLocked
 //	V6 few clients are told of a release: a watch on all is for a good part of the queue only: plan.go, watch.go
 package waitlist

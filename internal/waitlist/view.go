@@ -68,7 +68,7 @@ func (l *List) completeLocked(p *Part) bool {
 	return l.reachedLocked(p) && !slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.low > 0 })
 }
 
-// blocksLocked reports whether a key of viewsLocked(p) is another session's and blocks p.
+// blocksLocked reports whether a key of viewsLocked(p), which are of kinds that block p, is another session's and below p.
 func (l *List) blocksLocked(q queue.Entry, p *Part) bool {
 	return q.Rev < p.rev && l.ownLocked(q) == nil
 }
@@ -151,7 +151,7 @@ func (l *List) newsLocked(v, next *view) bool {
 	return slices.ContainsFunc(v.keys, func(q queue.Entry) bool {
 		return !next.has(q) && l.ownLocked(q) == nil
 	}) || slices.ContainsFunc(l.parts, func(p *Part) bool {
-		return p.seen < next.listed && p.rev <= next.upTo && (p.rev > v.upTo || v.low > 0)
+		return p.seen < next.listed && (p.rev > v.upTo || v.low > 0)
 	})
 }
 
