@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -501,6 +502,45 @@ func TestBegin_Removed(t *testing.T) {
 	p.Missing("a/5", s.now)
 	p.Begin()
 	require.True(t, isGone(p))
+}
+
+// Where the lock goes from turn to turn there is one timer for the watch that stays, not one for each turn.
+func TestKeptWatch_OneTimer(t *testing.T) {
+	s := newScene(t)
+	timers := 0
+	s.l.After = func(time.Duration, func()) { timers++ }
+	for range 3 {
+		s.put("a/7")
+		p := s.enqueue("a/5")
+		s.ask()
+		s.tell(s.l.open[0], "a/7")
+		s.granted(p, true)
+		s.leave(p)
+	}
+	require.Equal(t, 1, timers)
+}
+
+// What etcd has refused is nothing to an entry that was released meanwhile.
+func TestRefused_Left(t *testing.T) {
+	s := newScene(t)
+	s.put("a/7")
+	p, behind := s.enqueue("a/5"), s.enqueue("a/5-1")
+	step := s.step()
+	p.Leave(false)
+	s.l.Fail(&step, errors.New("refused"))
+	require.Equal(t, left, p.state)
+	require.Equal(t, behind, s.step().For)
+}
+
+// What the list wants asked is asked, though a step is dropped that was begun before.
+func TestDropped_Stale(t *testing.T) {
+	s := newScene(t)
+	s.blind("a/5")
+	step := s.step()
+	require.Equal(t, Read, step.Do)
+	s.l.Refresh()
+	s.l.Dropped(&step)
+	require.Zero(t, s.step().At, "the present is read")
 }
 
 // How many exclusive keys there are does not tell how long the queue is.
