@@ -535,3 +535,27 @@ func TestDo_NestedWithoutAFunction(t *testing.T) {
 		}))
 	})
 }
+
+// A nosyCtx asks after something each time that it is asked.
+type nosyCtx struct {
+	context.Context
+	ask func()
+}
+
+func (c *nosyCtx) Value(key any) any {
+	c.ask()
+	return c.Context.Value(key)
+}
+
+// The ctx that Do is given is the caller's own code. It may ask after the hold when it is asked itself.
+func TestDo_CtxAsksAfterTheHold(t *testing.T) {
+	s := newTestSession(t, cluster.Client(t))
+	ctx := &nosyCtx{testCtx(t), func() {}}
+	done := async(func() error {
+		return NewMutex(s, lockName(t)).Do(ctx, func(_ context.Context, h *Held) error {
+			ctx.ask = func() { _ = h.Err() }
+			return h.Unlock(testCtx(t))
+		})
+	})
+	require.NoError(t, result(t, done))
+}

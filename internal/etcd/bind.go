@@ -11,11 +11,10 @@ import (
 // Bind returns a ctx that ends with ctx and with life, whichever ends first, and has its cause. It ends with ctx at once, and a
 // moment after life, unless WithEnd has made life.
 func Bind(ctx, life context.Context) (context.Context, func()) {
-	ctx, cancel := context.WithCancelCause(ctx)
 	if e, ok := life.(*endsAll); ok {
-		e.bind(ctx, cancel)
-		return ctx, func() { e.unbind(ctx); cancel(nil) }
+		return e.bind(ctx)
 	}
+	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(life, func() { cancel(context.Cause(life)) })
 	return ctx, func() { stop(); cancel(nil) }
 }
@@ -45,16 +44,21 @@ type endsAll struct {
 // String is for whoever prints ctxs: fmt would read what mu guards.
 func (e *endsAll) String() string { return fmt.Sprint(e.Context) }
 
-func (e *endsAll) bind(ctx context.Context, cancel context.CancelCauseFunc) {
+// bind is Bind. The ctx that it is given may be the caller's own code, which cancel would ask, with mutexes of the package held. So
+// a ctx stands in between, which is all that cancel asks.
+func (e *endsAll) bind(ctx context.Context) (context.Context, func()) {
+	between, leave := context.WithCancel(ctx)
+	bound, cancel := context.WithCancelCause(between)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.bound == nil {
 		e.bound = make(map[context.Context]context.CancelCauseFunc)
 	}
-	e.bound[ctx] = cancel
+	e.bound[bound] = cancel
 	if e.Err() != nil {
 		cancel(context.Cause(e))
 	}
+	return bound, func() { e.unbind(bound); leave() }
 }
 
 func (e *endsAll) unbind(ctx context.Context) {
