@@ -93,7 +93,7 @@ type part struct {
 func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition) }
 
 // pending is what an acquisition needs until it is held, and then only if it is ambiguous: see becomeHeld. Most holds do
-// without: with it, 10,000 holds would take half as much memory again.
+// without, so their lock and their value need not stay in memory.
 type pending struct {
 	lock *lock
 	// behind: a part may have had to wait. Another part may have been removed meanwhile: see readAllParts.

@@ -253,12 +253,12 @@ func (e *Elector) Observe(ctx context.Context) iter.Seq2[Entry, error] {
 			yield(Entry{}, l.wrap("observe", l.err))
 			return
 		}
-		first, last := true, Entry{}
-		for leader, err := range inspect.Follow(ctx, inspect.NewFollower(e.client.etcd, l.label()), leaderOf) {
+		first, last, name := true, Entry{}, l.label()
+		for leader, err := range inspect.Follow(ctx, inspect.NewFollower(e.client.etcd, name), leaderOf) {
 			if err == nil && !first && leader.Key == last.Key && leader.Token == last.Token && leader.ModRevision == last.ModRevision {
 				continue // something changed behind it
 			}
-			if !yield(leader, wrapNeeding("read", l.label()+"/", "watch", l.label(), err)) {
+			if !yield(leader, wrapNeeding("read", name+"/", "watch", name, err)) {
 				return
 			}
 			first, last = false, leader

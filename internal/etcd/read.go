@@ -153,12 +153,12 @@ func (c *Client) readPages(ctx context.Context, p Policy, of Read, how ...client
 				how = []clientv3.OpOption{clientv3.WithRev(at)}
 			}
 		}
-		for _, kv := range r.got[0].Kvs {
-			if bare {
+		if bare {
+			for _, kv := range r.got[0].Kvs {
 				kv.Lease = cmp.Or(kv.Lease, UnknownLease)
 			}
-			all.Kvs = append(all.Kvs, kv)
 		}
+		all.Kvs = append(all.Kvs, r.got[0].Kvs...)
 		enough := of.order == clientv3.SortNone && limit > 0 && int64(len(all.Kvs)) >= limit
 		if all.More = r.got[0].More; !all.More || enough {
 			break

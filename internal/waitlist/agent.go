@@ -96,8 +96,8 @@ func (l *List) dismissLocked() {
 // Listing is what was read for the step, at revision at: the range From..To first, and then each of Keys.
 func (s *Step) Listing(at int64, got ...*pb.RangeResponse) *Listing {
 	ranged := queue.Entries(got[0].Kvs)
-	seen := &Listing{At: at, UpTo: at, Shared: s.shared, More: got[0].More, Asked: s.Keys, Size: got[0].Count}
-	for _, g := range got {
+	seen := &Listing{At: at, UpTo: at, Shared: s.shared, More: got[0].More, Keys: ranged, Asked: s.Keys, Size: got[0].Count}
+	for _, g := range got[1:] {
 		seen.Keys = append(seen.Keys, queue.Entries(g.Kvs)...)
 	}
 	if !s.Upward {
