@@ -96,7 +96,7 @@ func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition
 // without, so their lock and their value need not stay in memory.
 type pending struct {
 	lock *lock
-	// behind: a part may have had to wait. Another part may have been removed meanwhile: see readAllParts.
+	// behind: a part may have had to wait. Another part may have been removed meanwhile: see checkAllParts.
 	behind bool
 	value  string // of the keys; its nonce is in no other acquisition's value, if it is not raw
 }

@@ -4,8 +4,8 @@
 //     its keys before the reply to the txn is there.
 //  2. enter notes the revision of the keys, and what the txn showed of each queue before it wrote them. A part that
 //     nothing blocks there has its lock.
-//  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait reads what blocks,
-//     watches that from now on, and reads again behind the watch (I3). Behind entries of the same session alone, the lock
+//  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait watches what
+//     blocks, and reads the queue anew once the watch is open (I3). Behind entries of the same session alone, the lock
 //     is handed over in memory (I1: see package waitlist), and etcd is asked nothing for WatchOwnAfter, 100 ms. Then these
 //     entries are watched, since somebody may delete them.
 //  4. acceptGrant makes the acquisition held, if its caller still wants it and the lease can be vouched for (I4).
@@ -36,7 +36,7 @@ func (h *Held) wait(ctx context.Context) error {
 		}
 		h.s.waits.Survey(ctx, ofEach(&h.acquisition, func(p *part) *waitlist.Part { return &p.Part })...)
 	}
-	if err := h.readAllParts(ctx); err != nil {
+	if err := h.checkAllParts(ctx); err != nil {
 		return err
 	}
 	return h.acceptGrant(ctx)
@@ -74,9 +74,9 @@ func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 	return s.lease.Translate(err)
 }
 
-// readAllParts reads whether all parts are there, after a wait: other sessions may have removed a part while the next one
+// checkAllParts reads whether all parts are there, after a wait: other sessions may have removed a part while the next one
 // waited. Without this read there may be no revision at which the acquisition had them all.
-func (a *acquisition) readAllParts(ctx context.Context) error {
+func (a *acquisition) checkAllParts(ctx context.Context) error {
 	if len(a.parts()) == 1 || !a.pending.behind {
 		return nil
 	}

@@ -228,13 +228,13 @@ func TestEntitled_I1(t *testing.T) {
 		{"it was seen when the last one had gone", func(l *List, _ *Part) { l.at = 20 }, true, true},
 		{"it was not seen since something had gone", func(l *List, _ *Part) { l.at = 21 }, false, false},
 		{"a watch would have told that it is not there", func(l *List, _ *Part) {
-			l.at, l.open = 21, []*Watch{{From: "a/", To: "a0", At: 20, told: 21}}
+			l.at, l.watches = 21, []*Watch{{From: "a/", To: "a0", At: 20, told: 21}}
 		}, true, true},
 		{"a watch that is younger than that would not", func(l *List, _ *Part) {
-			l.at, l.open = 22, []*Watch{{From: "a/", To: "a0", At: 21, told: 22}}
+			l.at, l.watches = 22, []*Watch{{From: "a/", To: "a0", At: 21, told: 22}}
 		}, false, false},
 		{"a watch on others would not", func(l *List, _ *Part) {
-			l.at, l.open = 21, []*Watch{{From: "a/6", To: "a/7", At: 20, told: 21}, {From: "a/4", To: "a/5", At: 20, told: 21}}
+			l.at, l.watches = 21, []*Watch{{From: "a/6", To: "a/7", At: 20, told: 21}, {From: "a/4", To: "a/5", At: 20, told: 21}}
 		}, false, false},
 		{"nobody knows what exclusive keys are far below", func(l *List, _ *Part) { l.views[0].low = 1 }, false, false},
 		{"nobody knows what exclusive keys are next below", func(l *List, _ *Part) { l.views[0].upTo = rev - 1 }, false, false},
@@ -321,7 +321,7 @@ func TestToldDuringAReading_V3(t *testing.T) {
 	s.put("a/7")
 	first := s.enqueue("a/5")
 	s.ask()
-	w := s.l.open[0]
+	w := s.l.watches[0]
 	second := s.blind("a/5-1")
 	s.l.Refresh()
 	step := s.step()
@@ -348,7 +348,7 @@ func TestThereWhenTheToldHadGone_V3(t *testing.T) {
 	h := s.enqueue("a/5")
 	s.put("a/7")
 	s.l.Opened(newWatch("a/7", "a/7\x00", s.now))
-	w := s.l.open[0]
+	w := s.l.watches[0]
 	p := s.blind("a/5-1")
 	step := s.step()
 	seen := s.listing(&step, s.now)
@@ -372,7 +372,7 @@ func TestThereWhenTheLastOfTheToldHadGone_V3(t *testing.T) {
 	step := s.step()
 	s.l.Opened(newWatch("a/6", "a/7\x00", s.now))
 	seen := s.listing(&step, s.now)
-	s.tell(s.l.open[0], "a/7", "a/6")
+	s.tell(s.l.watches[0], "a/7", "a/6")
 	s.l.Saw(&step, seen)
 	require.Equal(t, s.now, s.l.at)
 }
@@ -387,7 +387,7 @@ func TestKeyUsedAnewBehindTheWatch_V3(t *testing.T) {
 	at := s.remove("a/7")
 	s.put("a/7")
 	second := s.enqueue("a/5-1")
-	s.l.open[0].Heard([]Deletion{{"a/7", at}})
+	s.l.watches[0].Heard([]Deletion{{"a/7", at}})
 	s.granted(first, true)
 	s.leave(first)
 	s.granted(second, false)
@@ -427,7 +427,7 @@ func TestThereWhenAWatchTells_V4(t *testing.T) {
 	p := s.enqueue("a/5")
 	s.l.Opened(newWatch("a/7", "a/7\x00", s.now))
 	s.remove("a/5")
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	s.granted(p, false)
 	s.ask()
 	s.gone(p)
@@ -445,7 +445,7 @@ func TestAdoptedAfterItsEndWasTold_V3(t *testing.T) {
 			s.l.Opened(newWatch("a/5", "a/s", 1)) // by a member that lags
 			s.ask()
 			rev, read := s.keys[slices.Index(order, "a/r5")].Rev, s.now
-			s.tell(s.l.open[0], "a/r5")
+			s.tell(s.l.watches[0], "a/r5")
 			p := s.register("a/r5")
 			if rev == 2 { // nothing is before it
 				seen := Shown(read, rev, nil, false)
@@ -453,7 +453,7 @@ func TestAdoptedAfterItsEndWasTold_V3(t *testing.T) {
 			} else {
 				p.Enqueued(rev, nil)
 			}
-			s.tell(s.l.open[0], "a/7")
+			s.tell(s.l.watches[0], "a/7")
 			s.ask()
 			s.gone(p)
 			s.granted(last, true)
@@ -514,7 +514,7 @@ func TestLogOfTwoReadings_V3(t *testing.T) {
 	s.enqueue("a/5")
 	s.ask()
 	first := s.l.fliesLocked(nil)
-	s.tell(s.l.open[0], "a/6")
+	s.tell(s.l.watches[0], "a/6")
 	second := s.l.fliesLocked(nil)
 	s.l.landedLocked(flight{since: second})
 	require.Len(t, s.l.heard, 1)
@@ -532,7 +532,7 @@ func TestLogIsTrimmed_V3(t *testing.T) {
 	for range 1000 { // one is always on its way
 		s.l.fliesLocked(nil)
 		s.l.landedLocked(s.l.flights[0])
-		s.tell(s.l.open[0], "a/6")
+		s.tell(s.l.watches[0], "a/6")
 	}
 	require.Less(t, len(s.l.heard), 200)
 	require.Equal(t, s.now, s.l.heard[len(s.l.heard)-1].at)
@@ -683,7 +683,7 @@ func TestToldBeforeTheReply_V3(t *testing.T) {
 	s.l.Opened(newWatch("a/5", "a/5\x00", s.now))
 	p := s.register("a/5")
 	rev := s.put("a/5")
-	s.tell(s.l.open[0], "a/5")
+	s.tell(s.l.watches[0], "a/5")
 	p.Enqueued(rev, &Listing{At: rev, UpTo: rev, Shared: true})
 	s.gone(p)
 }
@@ -773,13 +773,13 @@ func TestWideWatchIsKept_V6(t *testing.T) {
 		p, second := s.enqueue("a/5"), s.enqueue("a/5-1")
 		if did := s.ask(); turn == 0 {
 			require.Equal(t, []string{"watch a/0..a/s"}, did)
-			s.l.open[0].Close = func() { closed++ }
+			s.l.watches[0].Close = func() { closed++ }
 		} else {
 			require.Empty(t, did)
 		}
 		s.l.expire() // it is needed
 		s.l.expire()
-		s.tell(s.l.open[0], "a/7")
+		s.tell(s.l.watches[0], "a/7")
 		s.granted(p, true)
 		s.leave(p)
 		s.granted(second, true)
@@ -789,7 +789,7 @@ func TestWideWatchIsKept_V6(t *testing.T) {
 		s.l.expire() // it is not, but it was
 	}
 	require.Zero(t, closed)
-	w := s.l.open[0]
+	w := s.l.watches[0]
 	s.l.expire()
 	require.Equal(t, 1, closed)
 	s.l.tick()
@@ -815,17 +815,17 @@ func TestSingleWatchIsKept_V6(t *testing.T) {
 					opens++
 				}
 			}
-			require.LessOrEqual(t, len(s.l.open), 2)
+			require.LessOrEqual(t, len(s.l.watches), 2)
 			at := s.remove(other)
-			for _, w := range s.l.open {
+			for _, w := range s.l.watches {
 				if w.tells(other, w.At) {
 					w.Heard([]Deletion{{other, at}})
 				}
 			}
 		}
 		s.granted(p, true)
-		require.Len(t, s.l.open, 1)
-		require.Equal(t, "a/62", s.l.open[0].From)
+		require.Len(t, s.l.watches, 1)
+		require.Equal(t, "a/62", s.l.watches[0].From)
 		s.leave(p)
 		return opens
 	}
@@ -846,9 +846,9 @@ func TestTwoWatches_V6(t *testing.T) {
 	for _, key := range []string{"a/6", "a/7", "a/8"} {
 		s.l.Opened(newWatch(key, key+"\x00", s.now))
 	}
-	require.Len(t, s.l.open, 2)
-	require.Equal(t, "a/7", s.l.open[0].From)
-	require.Equal(t, s.l.need, s.l.open[1])
+	require.Len(t, s.l.watches, 2)
+	require.Equal(t, "a/7", s.l.watches[0].From)
+	require.Equal(t, s.l.need, s.l.watches[1])
 }
 
 // A session watches all of a queue only if it has a good part of it, so that not too many clients hear of each release;
@@ -870,10 +870,10 @@ func TestWideWatchOfFew_V6(t *testing.T) {
 		s.size = n
 		s.l.Refresh()
 		s.ask()
-		require.Len(t, s.l.open, 1, "nobody closes it while it is in use")
-		s.tell(s.l.open[0], "a/7")
+		require.Len(t, s.l.watches, 1, "nobody closes it while it is in use")
+		s.tell(s.l.watches[0], "a/7")
 		s.granted(p, true)
-		require.Equal(t, kept, len(s.known().open) == 1, n)
+		require.Equal(t, kept, len(s.known().watches) == 1, n)
 	}
 	for _, told := range []bool{false, true} { // by a watch, or by a listing
 		s := newScene(t)
@@ -884,8 +884,8 @@ func TestWideWatchOfFew_V6(t *testing.T) {
 		s.enqueue("a/5")
 		if told {
 			require.Equal(t, []string{"watch a/0..a/s"}, s.ask())
-			s.tell(s.l.open[0], "a/b/1")
-			require.Empty(t, s.l.open)
+			s.tell(s.l.watches[0], "a/b/1")
+			require.Empty(t, s.l.watches)
 		}
 		require.Equal(t, "watch a/5..a/7\x00", s.ask()[0])
 	}
@@ -900,10 +900,10 @@ func TestWatchBreaks(t *testing.T) {
 	s.enqueue("a/5-1")
 	s.ask()
 	broken := errors.New("broken")
-	w := s.l.open[0]
+	w := s.l.watches[0]
 	w.Close = func() { t.Error("who has broken it closes it") }
 	w.Broke(broken)
-	require.Empty(t, s.l.open)
+	require.Empty(t, s.l.watches)
 	step := s.step()
 	require.Equal(t, p, step.For)
 	require.Equal(t, broken, step.Err)
@@ -914,9 +914,9 @@ func TestWatchBreaks(t *testing.T) {
 
 	s.l.expire()
 	s.leave(p)
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	require.True(t, s.l.expires)
-	s.l.open[0].Broke(broken)
+	s.l.watches[0].Broke(broken)
 	require.Empty(t, s.ask())
 }
 
@@ -926,7 +926,7 @@ func TestBrokeForNobody(t *testing.T) {
 	s.put("a/7")
 	p := s.enqueue("a/5")
 	s.ask()
-	s.l.open[0].Broke(errors.New("broken"))
+	s.l.watches[0].Broke(errors.New("broken"))
 	s.leave(p)
 	s.enqueue("a/5-1")
 	require.NotContains(t, s.ask()[0], "pause")
@@ -1028,7 +1028,7 @@ func TestAwaited(t *testing.T) {
 	require.Equal(t, queue.Entry{Key: "a/7", Rev: at}, awaited(), "which leaves last")
 	require.False(t, s.l.stale)
 	s.ask()
-	s.tell(s.l.open[0], "a/1", "a/7")
+	s.tell(s.l.watches[0], "a/1", "a/7")
 	s.granted(p, true)
 	s.ask()
 	require.Empty(t, awaited())
@@ -1063,9 +1063,9 @@ func TestRestsBehindTheWatch(t *testing.T) {
 	s.put("a/7")
 	p := s.enqueue("a/5")
 	require.Equal(t, []string{"watch a/0..a/s"}, s.ask(), "nothing was written since, so nothing is read")
-	s.tell(s.l.open[0], "a/6")
+	s.tell(s.l.watches[0], "a/6")
 	require.Nil(t, s.l.agent)
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	s.granted(p, true)
 }
 
@@ -1148,7 +1148,7 @@ func TestReadsALongRun_V6(t *testing.T) {
 	low := rev("a/6-5")
 	s.l.Opened(newWatch("a/5", "a/7.", s.now))
 	s.l.Saw(&Step{}, &Listing{At: s.now, Low: low - 1, UpTo: s.now, Shared: true, More: true, Size: 1000, Keys: s.keys[4:]})
-	s.tell(s.l.open[0], "a/6-5")
+	s.tell(s.l.watches[0], "a/6-5")
 	require.Equal(t, low, s.l.views[0].low)
 	require.Less(t, len(s.ask()), 4)
 	s.granted(p, false)
@@ -1265,7 +1265,7 @@ func TestPart_Begins(t *testing.T) {
 	part.Begin()
 	require.Equal(t, part, s.step().For)
 	s.ask()
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	s.granted(part, true)
 	s.granted(p, true)
 	require.Len(t, part.Woken(), 1)
@@ -1285,7 +1285,7 @@ func TestPart_ManyBeforeTheyBegin(t *testing.T) {
 	s.put("a/7")
 	p := s.enqueue("a/5")
 	s.ask()
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	s.ask()
 	s.l.tick()
 	for _, part := range parts {
@@ -1309,7 +1309,7 @@ func TestPart_RemovedBeforeItBegins(t *testing.T) {
 	require.Empty(t, s.ask())
 	s.l.tick()
 	require.NotEmpty(t, s.ask())
-	s.tell(s.l.open[0], "a/5")
+	s.tell(s.l.watches[0], "a/5")
 	s.gone(part)
 	s.granted(p, true)
 }
@@ -1382,7 +1382,7 @@ func TestReaders_NotBehindAWriter(t *testing.T) {
 	s.ask()
 	require.Equal(t, []string{"a/r5"}, s.reading.Keys)
 	require.Equal(t, first.rev, s.reading.Max)
-	s.tell(s.l.open[0], "a/1")
+	s.tell(s.l.watches[0], "a/1")
 	s.ask()
 	s.granted(first, true)
 	s.granted(second, false)
@@ -1406,7 +1406,7 @@ func TestReaders_ManyWritersBetween(t *testing.T) {
 		}
 	}
 	ask()
-	s.tell(s.l.open[0], "a/1")
+	s.tell(s.l.watches[0], "a/1")
 	ask()
 	s.granted(first, true)
 	s.granted(second, true)

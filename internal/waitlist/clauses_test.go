@@ -59,7 +59,7 @@ func TestWhenContended(t *testing.T) {
 	left := s.enqueue("a/5-1")
 	left.Leave(false)
 	s.ask()
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	s.granted(p, true)
 	require.False(t, told, "nobody waits any more")
 }
@@ -99,8 +99,8 @@ func TestKeptWatchBreaks_V6(t *testing.T) {
 	s.enqueue("a/5")
 	s.l.Opened(newWatch("a/7", "a/7\x00", s.now)) // which stays
 	s.ask()
-	require.Len(t, s.l.open, 2)
-	s.l.open[0].Broke(errors.New("broken"))
+	require.Len(t, s.l.watches, 2)
+	s.l.watches[0].Broke(errors.New("broken"))
 	require.NotContains(t, strings.Join(s.ask(), " "), "pause")
 }
 
@@ -175,7 +175,7 @@ func TestToldOfOneThatIsOver_V4(t *testing.T) {
 	first, second, p := s.enqueue("a/5"), s.enqueue("a/5-1"), s.enqueue("a/r5")
 	s.l.Opened(newWatch("a/5", "a/5\x00", s.now))
 	first.Leave(false)
-	s.tell(s.l.open[0], "a/5")
+	s.tell(s.l.watches[0], "a/5")
 	second.Leave(false)
 	s.granted(p, true)
 }
@@ -222,7 +222,7 @@ func TestKeyUsedAnewInOneRequest_V3(t *testing.T) {
 		s := newScene(t)
 		rev := s.put("a/7")
 		s.l.Opened(newWatch("a/7", "a/7\x00", 1))
-		w := s.l.open[0]
+		w := s.l.watches[0]
 		p := s.register("a/5")
 		seen := s.shown(p.kind)
 		if pending {
@@ -247,7 +247,7 @@ func TestCut_V6(t *testing.T) {
 	s.put("a/7")
 	p := s.enqueue("a/5-1")
 	s.l.Opened(newWatch("a/5-", "a/8", s.now))
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	h.Leave(false)
 	s.granted(p, true)
 
@@ -256,7 +256,7 @@ func TestCut_V6(t *testing.T) {
 	s.put("a/7")
 	s.enqueue("a/5")
 	s.l.Opened(newWatch("a/7", "a/7\x00", s.now))
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	require.Zero(t, s.l.views[0].low)
 	require.Len(t, s.l.views[1].keys, 1)
 
@@ -266,7 +266,7 @@ func TestCut_V6(t *testing.T) {
 	p = s.blind("a/5")
 	s.l.Saw(&Step{}, &Listing{At: s.now, Low: 1, UpTo: p.rev, Shared: true, More: true, Keys: s.keys})
 	s.l.Opened(newWatch("a/5", "a/8", s.now))
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	require.EqualValues(t, 1, s.l.views[0].low)
 
 	s = narrow()
@@ -275,7 +275,7 @@ func TestCut_V6(t *testing.T) {
 	p = s.blind("a/5")
 	s.l.Saw(&Step{}, &Listing{At: s.now, Low: 2, UpTo: p.rev, Shared: true, More: true, Keys: s.keys[1:]})
 	s.l.Opened(newWatch("a/5", "a/8", s.now))
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	step := s.step()
 	require.Equal(t, Read, step.Do)
 	require.EqualValues(t, downLimit, step.Limit)
@@ -360,7 +360,7 @@ func TestReadsAllReaders_V6(t *testing.T) {
 	p := s.blind("a/5")
 	require.Len(t, s.ask(), 3, "a reading in part, one of all, and the watch")
 	for _, key := range readers {
-		s.tell(s.l.open[0], key)
+		s.tell(s.l.watches[0], key)
 		require.Empty(t, s.ask())
 	}
 	s.granted(p, true)
@@ -377,7 +377,7 @@ func TestPart_LooksInVain(t *testing.T) {
 	_, ok := part.Look()
 	require.False(t, ok, "another one is in front")
 	s.ask()
-	s.tell(s.l.open[0], "a/7")
+	s.tell(s.l.watches[0], "a/7")
 	s.granted(front, true)
 	_, ok = part.Look()
 	require.False(t, ok, "it waits for its own list")
@@ -421,8 +421,8 @@ func TestWideWatchAlone_V6(t *testing.T) {
 	s.enqueue("a/5")
 	s.l.Opened(newWatch("a/7", "a/7\x00", s.now))
 	s.l.Opened(newWatch("a/0", "a/s", s.now))
-	require.Len(t, s.l.open, 1)
-	require.Equal(t, "a/s", s.l.open[0].To)
+	require.Len(t, s.l.watches, 1)
+	require.Equal(t, "a/s", s.l.watches[0].To)
 }
 
 // What a watch has told stays true when it has ended.
@@ -432,8 +432,8 @@ func TestToldByAWatchThatHasEnded_V4(t *testing.T) {
 	s.put("a/7")
 	p := s.enqueue("a/5")
 	s.ask()
-	s.tell(s.l.open[0], "a/6")
-	s.l.open[0].Broke(errors.New("broken"))
+	s.tell(s.l.watches[0], "a/6")
+	s.l.watches[0].Broke(errors.New("broken"))
 	require.Equal(t, s.now, p.seen)
 }
 
@@ -449,10 +449,10 @@ func TestKeptWatchIsClosed_V6(t *testing.T) {
 	s.remove("a/6")
 	s.l.Opened(newWatch("a/5", "a/6\x00", s.now))
 	require.NotEmpty(t, s.ask())
-	require.Len(t, s.l.open, 2) // and before the first one tells, it is closed
+	require.Len(t, s.l.watches, 2) // and before the first one tells, it is closed
 	s.l.expire()
 	s.l.expire()
-	require.Len(t, s.l.open, 1)
+	require.Len(t, s.l.watches, 1)
 	require.NotEmpty(t, s.ask())
 	s.granted(p, true)
 }
@@ -513,7 +513,7 @@ func TestKeptWatch_OneTimer(t *testing.T) {
 		s.put("a/7")
 		p := s.enqueue("a/5")
 		s.ask()
-		s.tell(s.l.open[0], "a/7")
+		s.tell(s.l.watches[0], "a/7")
 		s.granted(p, true)
 		s.leave(p)
 	}
@@ -595,10 +595,10 @@ func TestLogOfATxn_V3(t *testing.T) {
 	s.put("a/7")
 	s.enqueue("a/5")
 	s.ask()
-	s.tell(s.l.open[0], "a/6")
+	s.tell(s.l.watches[0], "a/6")
 	require.Empty(t, s.l.heard)
 	pending := s.register("a/5-1")
-	s.tell(s.l.open[0], "a/6")
+	s.tell(s.l.watches[0], "a/6")
 	s.l.landedLocked(flight{since: s.l.fliesLocked(nil)})
 	require.Len(t, s.l.heard, 1)
 	pending.Leave(false)

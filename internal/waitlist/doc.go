@@ -11,7 +11,7 @@
 //	view.keys       the keys that were there, less those that have left since
 //	view.listed     the revision of the reading: all of the keys were there at this revision
 //	view.low, upTo  which keys the view is about: those that were created above low and up to upTo
-//	Part.seen       the last revision at which the entry is known to have been in the queue. seenLocked is later if a watch on the
+//	Part.seen       the last revision at which the entry is known to have been in the queue. lastSeenLocked is later if a watch on the
 //	                entry's key has told of later deletions, and not of this key's
 //	List.at         what seen must have reached for a grant. An entry that was seen at this revision, or later, was in the queue when
 //	                all those keys below it had been deleted that a view is about and does not have, whether the view once had

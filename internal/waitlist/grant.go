@@ -14,7 +14,7 @@ import (
 // blocks p; no entry of the list does; and p was in the queue when all that is not there had gone. See the package's comment for
 // why this is enough.
 func (l *List) entitledLocked(p *Part) bool {
-	return l.completeLocked(p) && l.clearLocked(p) && !l.behindOwnLocked(p) && l.seenLocked(p) >= l.at
+	return l.completeLocked(p) && !l.behindOthersLocked(p) && !l.behindOwnLocked(p) && l.lastSeenLocked(p) >= l.at
 }
 
 // behindOwnLocked reports whether p waits for an entry of the list.
@@ -29,11 +29,11 @@ func (p *Part) waits() bool { return p.state == waiting || p.state == idle || p.
 // over reports whether the entry is in nobody's way, wherever its key is.
 func (p *Part) over() bool { return p.state == left || p.state == missing }
 
-// seenLocked is the last revision at which the entry is known to have been in the queue, also because a watch that
+// lastSeenLocked is the last revision at which the entry is known to have been in the queue, also because a watch that
 // would have told of its end did not.
-func (l *List) seenLocked(p *Part) int64 {
+func (l *List) lastSeenLocked(p *Part) int64 {
 	seen := p.seen
-	for _, w := range l.open {
+	for _, w := range l.watches {
 		if w.tells(p.keys[0], p.seen) {
 			seen = max(seen, w.told)
 		}

@@ -22,14 +22,14 @@ type knowledge struct {
 	flights []flight  // the requests on their way: fliesLocked, landedLocked
 
 	// Of watches: see watch.go.
-	open    []*Watch // at most two: the one that is needed, and one that stays for the entries to come: Opened, forgetLocked
+	watches []*Watch // at most two: the one that is needed, and one that stays for the entries to come: Opened, forgetLocked
 	need    *Watch   // the agent relies on it: relyLocked, forgetLocked
 	expires bool     // expire will be called: expireLaterLocked, expire
 
 	// Of what is asked: see agent.go, plan.go.
 	agent   context.Context // what the agent's requests end with; nil if no agent is at work: agentLocked, dismissLocked
 	dismiss func()          // ends agent
-	stale   bool            // watches may have missed something, and no reading of the present was sent since
+	stale   bool            // watches may have missed something, and no reading of the present was sent since: refreshLocked, Broke, Fail, Dropped; Next
 	broke   error           // what ended the watch that was needed: Broke, Next
 	refusal error           // what etcd has refused with last: Fail
 	reach   int64           // how far the last reading upward came, 0 for the end of the queue: Saw
@@ -37,7 +37,7 @@ type knowledge struct {
 	guarded *Part           // has waited for WatchOwnAfter for others of its own list: tick
 	ticks   *Part           // waited so when the timer for that was set; nil if no timer is set: guardsLocked, tick
 
-	later []func() // to be called when the mutex is released
+	later []func() // to be called when the mutex is released: agentLocked, dismissLocked, closeLocked; unlock
 }
 
 func (l *List) lock() {

@@ -62,7 +62,7 @@ func TestUsedThoughAWatchHasToldMore_V2(t *testing.T) {
 	require.Equal(t, Read, step.Do)
 	require.False(t, step.Upward)
 	seen := s.listing(&step, s.now)
-	s.tell(s.l.open[0], "a/6")
+	s.tell(s.l.watches[0], "a/6")
 	s.l.Saw(&step, seen)
 	s.granted(p, true)
 }
@@ -78,7 +78,7 @@ func TestAdoptedBeforeItsEndIsTold_V3(t *testing.T) {
 		s.ask()
 		read := s.now
 		if told {
-			s.tell(s.l.open[0], "a/5-1")
+			s.tell(s.l.watches[0], "a/5-1")
 		}
 		p := s.register("a/5-1")
 		seen := Shown(read, rev, nil, true)

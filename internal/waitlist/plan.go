@@ -42,7 +42,7 @@ func (l *List) nextLocked() Step {
 	last := l.beforeLastRuns(writers)
 	deep := last >= 0 || more && exclusive > 0
 	switch {
-	case len(targets) == 0 && (!complete || l.seenLocked(p) < l.at), // was it there when the last one had gone?
+	case len(targets) == 0 && (!complete || l.lastSeenLocked(p) < l.at), // was it there when the last one had gone?
 		len(writers) == 0 && more && !many:
 		s := l.readLocked(p, false)
 		if more && l.views[0].low <= p.rev { // the last reading has shown nobody below p, or only readers
@@ -78,7 +78,7 @@ func (l *List) belowLocked(p *Part) (targets []queue.Entry, exclusive int) {
 		for _, q := range v.keys {
 			// A key of an entry whose reply is on its way is probably there for that entry. These are many when a crowd comes, so other
 			// sessions' keys are not looked for among them.
-			if l.blocksLocked(q, p) && (keyspace.LeaseOf(l.Name, q.Key) != lease || !l.sentLocked(q.Key)) {
+			if l.inWayLocked(q, p) && (keyspace.LeaseOf(l.Name, q.Key) != lease || !l.sentLocked(q.Key)) {
 				targets = append(targets, q)
 			}
 		}
@@ -176,7 +176,7 @@ func (l *List) readLocked(p *Part, deep bool) Step {
 			s.Max = o.rev
 		}
 	}
-	if deep || !l.completeLocked(p) && (!l.nested || !l.clearLocked(p)) {
+	if deep || !l.completeLocked(p) && (!l.nested || l.behindOthersLocked(p)) {
 		s.Limit = downLimit // unless the newest keys of the range are probably of other names, as are those that were seen
 	}
 	return s

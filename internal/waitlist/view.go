@@ -68,15 +68,15 @@ func (l *List) completeLocked(p *Part) bool {
 	return l.reachedLocked(p) && !slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.low > 0 })
 }
 
-// blocksLocked reports whether a key of viewsLocked(p), which are of kinds that block p, is another session's and below p.
-func (l *List) blocksLocked(q queue.Entry, p *Part) bool {
+// inWayLocked reports whether a key of viewsLocked(p), which are of kinds that block p, is another session's and below p.
+func (l *List) inWayLocked(q queue.Entry, p *Part) bool {
 	return q.Rev < p.rev && l.ownLocked(q) == nil
 }
 
-// clearLocked reports whether the views have no key of another session that blocks p.
-func (l *List) clearLocked(p *Part) bool {
-	return !slices.ContainsFunc(l.viewsLocked(p), func(v view) bool {
-		return slices.ContainsFunc(v.keys, func(q queue.Entry) bool { return l.blocksLocked(q, p) })
+// behindOthersLocked reports whether the views have a key of another session that blocks p.
+func (l *List) behindOthersLocked(p *Part) bool {
+	return slices.ContainsFunc(l.viewsLocked(p), func(v view) bool {
+		return slices.ContainsFunc(v.keys, func(q queue.Entry) bool { return l.inWayLocked(q, p) })
 	})
 }
 

@@ -317,8 +317,8 @@ func (w *world) rest() bool {
 		return false
 	}
 	k := *cmp.Or(w.l.knowledge, &knowledge{}) // it need not know anything
-	if len(w.watches) > 2 || len(w.watches) != len(k.open) {
-		w.fail("watches: %v, and the list knows %v", w.watches, k.open)
+	if len(w.watches) > 2 || len(w.watches) != len(k.watches) {
+		w.fail("watches: %v, and the list knows %v", w.watches, k.watches)
 	}
 	if k.ticks == nil {
 		w.checkNobodyForgotten()

@@ -36,9 +36,9 @@ func (w *Watch) tells(key string, seen int64) bool {
 func (l *List) untrackedLocked(q queue.Entry) bool {
 	seen := l.viewLocked(keyspace.KindOf(l.Name, q.Key)).listed
 	if p := l.ownLocked(q); p != nil {
-		seen = l.seenLocked(p)
+		seen = l.lastSeenLocked(p)
 	}
-	return !slices.ContainsFunc(l.open, func(w *Watch) bool { return w.tells(q.Key, seen) })
+	return !slices.ContainsFunc(l.watches, func(w *Watch) bool { return w.tells(q.Key, seen) })
 }
 
 // Opened says that a watch was opened.
@@ -47,10 +47,10 @@ func (l *List) Opened(w *Watch) {
 	defer l.unlock()
 	w.l, w.told = l, w.At
 	l.latest = max(l.latest, w.At)
-	l.open = append(l.open, w)
+	l.watches = append(l.watches, w)
 	l.relyLocked(w)
-	if len(l.open) > 2 {
-		l.closeLocked(l.open[0])
+	if len(l.watches) > 2 {
+		l.closeLocked(l.watches[0])
 	}
 }
 
@@ -113,7 +113,7 @@ func (l *List) keepsLocked(w *Watch) bool {
 
 // coveringLocked is a watch that covers the range, nil if there is none.
 func (l *List) coveringLocked(from, to string) *Watch {
-	for _, w := range l.open {
+	for _, w := range l.watches {
 		if w.From <= from && to <= w.To {
 			return w
 		}
@@ -130,9 +130,9 @@ func (l *List) closeLocked(w *Watch) {
 // forgetLocked forgets a watch, which has ended or will be closed. Up to then it would have told.
 func (l *List) forgetLocked(w *Watch) {
 	for _, p := range l.parts {
-		p.seen = l.seenLocked(p)
+		p.seen = l.lastSeenLocked(p)
 	}
-	l.open = slices.DeleteFunc(l.open, func(o *Watch) bool { return o == w })
+	l.watches = slices.DeleteFunc(l.watches, func(o *Watch) bool { return o == w })
 	if l.need == w {
 		l.need = nil
 	}
@@ -150,7 +150,7 @@ func (l *List) expire() {
 	l.lock()
 	defer l.unlock()
 	l.expires = false
-	for _, w := range slices.Clone(l.open) {
+	for _, w := range slices.Clone(l.watches) {
 		switch {
 		case w == l.need:
 		case w.used:

@@ -561,11 +561,11 @@ func (w *world) checkExclusion() {
 func (l *List) dump() (s string) {
 	l.knowledge = cmp.Or(l.knowledge, &knowledge{})
 	s = fmt.Sprintf("at %d latest %d size %d nested %v stale %v heard %v flights %v views %+v\n", l.at, l.latest, l.size, l.nested, l.stale, l.heard, l.flights, l.views)
-	for _, w := range l.open {
+	for _, w := range l.watches {
 		s += fmt.Sprintf("watch %s..%s at %d told %d needed %v\n", w.From, w.To, w.At, w.told, w == l.need)
 	}
 	for _, p := range l.parts {
-		s += fmt.Sprintf("%v at %d state %d seen %d %d\n", p.keys, p.rev, p.state, p.seen, l.seenLocked(p))
+		s += fmt.Sprintf("%v at %d state %d seen %d %d\n", p.keys, p.rev, p.state, p.seen, l.lastSeenLocked(p))
 	}
 	return s
 }
