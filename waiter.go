@@ -1,14 +1,15 @@
 // The wait of an acquisition, from its place in the queue to its grant:
 //
-//  1. enlist puts each part into the session's waitlist of its name, before the txn is sent: a reading for another part may show
-//     its keys before the reply to the txn is there.
+//  1. enlist registers each part with the session's waitlist of its name, before the txn is sent, since a reading for another
+//     part may show its keys before the reply to the txn is there.
 //  2. enter notes the revision of the keys, and what the txn showed of each queue before it wrote them. A part that
 //     nothing blocks there has its lock.
 //  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait watches what
 //     blocks, and reads the queue anew once the watch is open (I3). Behind entries of the same session alone, the lock
 //     is handed over in memory (I1: see package waitlist), and etcd is asked nothing for WatchOwnAfter, 100 ms. Then these
 //     entries are watched, since somebody may delete them.
-//  4. acceptGrant makes the acquisition held, if its caller still wants it and the lease can be vouched for (I4).
+//  4. acceptGrant makes the acquisition held, if its caller still wants it and the lease can be vouched for (I4). Up to then
+//     nobody believes in the lock: a part that is granted is no hold yet.
 //
 // An error of any step leads to abandon, in release.go, which removes the keys.
 //
@@ -75,7 +76,7 @@ func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 }
 
 // checkAllParts reads whether all parts are there, after a wait: other sessions may have removed a part while the next one
-// waited. Without this read there may be no revision at which the acquisition had them all.
+// waited. The read shows one revision at which the acquisition had them all.
 func (a *acquisition) checkAllParts(ctx context.Context) error {
 	if len(a.parts()) == 1 || !a.pending.behind {
 		return nil
@@ -100,8 +101,9 @@ func (a *acquisition) acceptGrant(ctx context.Context) error {
 	return nil
 }
 
-// becomeHeld tells the hooks of the grant before anybody else can tell them of its loss. The session may have ended since
-// acceptGrant has looked: then the hold is lost already. It returns false if a part had its lock, and lost it.
+// becomeHeld makes the acquisition held, and tells the hooks of the grant before anybody else can tell them of its loss. It returns
+// false if a part lost its lock before. The session may have ended since acceptGrant has looked: then the hold is lost already, as its
+// Context and Err say, and becomeHeld returns true.
 func (a *acquisition) becomeHeld() bool {
 	a.mu.Lock()
 	defer a.unlockAndNotify()

@@ -225,16 +225,16 @@ func TestEntitled_I1(t *testing.T) {
 		exclusive, shared bool // entitled all the same
 	}{
 		{"all is well", func(*List, *Part) {}, true, true},
-		{"it was seen when the last one had gone", func(l *List, _ *Part) { l.at = 20 }, true, true},
-		{"it was not seen since something had gone", func(l *List, _ *Part) { l.at = 21 }, false, false},
+		{"it was seen when the last one had gone", func(l *List, _ *Part) { l.goneBy = 20 }, true, true},
+		{"it was not seen since something had gone", func(l *List, _ *Part) { l.goneBy = 21 }, false, false},
 		{"a watch would have told that it is not there", func(l *List, _ *Part) {
-			l.at, l.watches = 21, []*Watch{{From: "a/", To: "a0", At: 20, told: 21}}
+			l.goneBy, l.watches = 21, []*Watch{{From: "a/", To: "a0", At: 20, told: 21}}
 		}, true, true},
 		{"a watch that is younger than that would not", func(l *List, _ *Part) {
-			l.at, l.watches = 22, []*Watch{{From: "a/", To: "a0", At: 21, told: 22}}
+			l.goneBy, l.watches = 22, []*Watch{{From: "a/", To: "a0", At: 21, told: 22}}
 		}, false, false},
 		{"a watch on others would not", func(l *List, _ *Part) {
-			l.at, l.watches = 21, []*Watch{{From: "a/6", To: "a/7", At: 20, told: 21}, {From: "a/4", To: "a/5", At: 20, told: 21}}
+			l.goneBy, l.watches = 21, []*Watch{{From: "a/6", To: "a/7", At: 20, told: 21}, {From: "a/4", To: "a/5", At: 20, told: 21}}
 		}, false, false},
 		{"nobody knows what exclusive keys are far below", func(l *List, _ *Part) { l.views[0].low = 1 }, false, false},
 		{"nobody knows what exclusive keys are next below", func(l *List, _ *Part) { l.views[0].upTo = rev - 1 }, false, false},
@@ -257,16 +257,16 @@ func TestEntitled_I1(t *testing.T) {
 		}, true, true},
 		{"that was lost while it waited", func(l *List, _ *Part) { own(l, "a/5", missing) }, true, true},
 		{"that waits", func(l *List, _ *Part) { own(l, "a/5", waiting) }, false, false},
-		{"that has the lock", func(l *List, _ *Part) { own(l, "a/5", held) }, false, false},
+		{"that has the lock", func(l *List, _ *Part) { own(l, "a/5", granted) }, false, false},
 		{"that left with a fence", func(l *List, _ *Part) { own(l, "a/5", removing) }, false, false},
-		{"a reader that has the lock", func(l *List, _ *Part) { own(l, "a/r5", held) }, false, true},
+		{"a reader that has the lock", func(l *List, _ *Part) { own(l, "a/r5", granted) }, false, true},
 	}
 	for _, c := range clauses {
 		for _, kind := range []keyspace.Kind{keyspace.Exclusive, keyspace.Shared} {
 			l := newList()
 			l.knowledge = &knowledge{}
 			p := &Part{l: l, keys: [2]string{"a/5-1"}, kind: kind, rev: rev, seen: 20, state: waiting}
-			l.parts, l.at = []*Part{p}, 20
+			l.parts, l.goneBy = []*Part{p}, 20
 			l.views = [2]view{{listed: 15, upTo: rev}, {listed: 15, upTo: rev}}
 			c.change(l, p)
 			require.Equal(t, map[keyspace.Kind]bool{keyspace.Exclusive: c.exclusive, keyspace.Shared: c.shared}[kind], l.entitledLocked(p), "%s, kind %v", c.name, kind)
@@ -355,7 +355,7 @@ func TestThereWhenTheToldHadGone_V3(t *testing.T) {
 	s.remove("a/5-1")
 	s.tell(w, "a/7")
 	s.l.Saw(&step, seen)
-	require.Equal(t, s.now, s.l.at)
+	require.Equal(t, s.now, s.l.goneBy)
 	h.Leave(false)
 	s.granted(p, false)
 	s.ask()
@@ -374,7 +374,7 @@ func TestThereWhenTheLastOfTheToldHadGone_V3(t *testing.T) {
 	seen := s.listing(&step, s.now)
 	s.tell(s.l.watches[0], "a/7", "a/6")
 	s.l.Saw(&step, seen)
-	require.Equal(t, s.now, s.l.at)
+	require.Equal(t, s.now, s.l.goneBy)
 }
 
 // A watch may be behind what a request has shown: what it tells of a key says nothing about an entry that was written
@@ -575,7 +575,7 @@ func TestKnowledge_OfAnotherList(t *testing.T) {
 	s.granted(p, true)
 	s.l.lock()
 	known := s.l.knowledge
-	known.at, known.size, known.latest, known.struck, known.reach, known.nested = 1, 2, 3, 4, 5, true
+	known.goneBy, known.size, known.latest, known.struck, known.reach, known.nested = 1, 2, 3, 4, 5, true
 	known.views[0].keys, known.heard = []queue.Entry{{Key: "a/5", Rev: 5}}, []hearsay{{key: "a/5"}}
 	known.guarded, known.stale, known.broke = p, true, errors.New("broken")
 	s.l.unlock()
@@ -646,7 +646,7 @@ func TestAbsent_V5(t *testing.T) {
 	s.gone(h)
 	s.granted(r, false)
 	require.Len(t, p.Woken(), 1)
-	require.Equal(t, at, s.l.at, "who is seen before that may have been removed with them")
+	require.Equal(t, at, s.l.goneBy, "who is seen before that may have been removed with them")
 	s.ask()
 	s.gone(r)
 }

@@ -133,7 +133,7 @@ func TestReaders_OnlyThoseThatWait(t *testing.T) {
 	for i := range 3 {
 		readers = append(readers, s.enqueue(fmt.Sprintf("a/r5-%x", i+1)))
 	}
-	readers[1].state = held // it was seen later
+	readers[1].state = granted // it was seen later
 	require.Equal(t, []*Part{readers[0], readers[2]}, s.l.readersLocked(readers[0]))
 }
 

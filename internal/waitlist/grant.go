@@ -11,13 +11,13 @@ import (
 )
 
 // entitledLocked decides whether p has the lock (I1): the views are about all that may block p; no key of another session there
-// blocks p; no entry of the list does; and p was in the queue when all that is not there had gone. See the package's comment for
-// why this is enough.
+// blocks p; nor does an entry of the list that is not over; and p was still in the queue at a revision by which every key that is
+// missing from the views had been deleted. See the package's comment for why this is enough.
 func (l *List) entitledLocked(p *Part) bool {
-	return l.completeLocked(p) && !l.behindOthersLocked(p) && !l.behindOwnLocked(p) && l.lastSeenLocked(p) >= l.at
+	return l.completeLocked(p) && !l.behindOthersLocked(p) && !l.behindOwnLocked(p) && l.lastSeenLocked(p) >= l.goneBy
 }
 
-// behindOwnLocked reports whether p waits for an entry of the list.
+// behindOwnLocked reports whether an entry of the list that is not over blocks p.
 func (l *List) behindOwnLocked(p *Part) bool {
 	inWay := func(o *Part) bool { return o.rev < p.rev && !o.over() && queue.Blocks(o.kind, p.kind) }
 	return slices.ContainsFunc(l.parts, inWay)
@@ -45,7 +45,7 @@ func (l *List) lastSeenLocked(p *Part) int64 {
 func (l *List) grantLocked() {
 	for _, p := range l.parts {
 		if p.waits() && l.entitledLocked(p) {
-			p.state = held
+			p.state = granted
 			p.wakeUp()
 		}
 		if p.kind == keyspace.Exclusive && !p.over() {
@@ -88,11 +88,11 @@ func (p *Part) Granted() bool {
 }
 
 // Outcome reports whether the entry has the lock, or why it waits in vain: ErrRemoved, or what etcd has refused with.
-func (p *Part) Outcome() (granted bool, err error) {
+func (p *Part) Outcome() (bool, error) {
 	p.l.mu.Lock()
 	defer p.l.mu.Unlock()
 	switch p.state {
-	case held:
+	case granted:
 		return true, nil
 	case missing, removing: // the latter before its owner knew that it had the lock
 		return false, ErrRemoved
@@ -115,7 +115,7 @@ func (p *Part) WhenContended(signal func()) {
 func (l *List) contendLocked() {
 	for i, p := range l.parts {
 		waits := func(o *Part) bool { return o.waits() && queue.Blocks(p.kind, o.kind) }
-		if p.contended != nil && p.state == held && slices.ContainsFunc(l.parts[i+1:], waits) {
+		if p.contended != nil && p.state == granted && slices.ContainsFunc(l.parts[i+1:], waits) {
 			p.contended()
 			p.contended = nil
 		}

@@ -12,7 +12,7 @@ import (
 type knowledge struct {
 	// Of the queue: see the package's comment.
 	views  [2]view // of the exclusive keys, and of the shared ones: applyLocked; keys leave by hearLocked, cutLocked
-	at     int64   // goneByLocked
+	goneBy int64   // goneByLocked
 	latest int64   // the highest revision that anything is known of: what is sent now is carried out at it, or later
 	size   int64   // of the queue, in keys, as it was last read: applyLocked
 	nested bool    // keys of other names lie among those of the queue: applyLocked, hearLocked

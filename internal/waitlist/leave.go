@@ -32,7 +32,7 @@ func (p *Part) Leave(fence bool) (next []queue.Entry) {
 func (p *Part) OwnWriterHolds() bool {
 	p.l.mu.Lock()
 	defer p.l.mu.Unlock()
-	return slices.ContainsFunc(p.l.parts, func(o *Part) bool { return o.state == held && o.kind == keyspace.Exclusive })
+	return slices.ContainsFunc(p.l.parts, func(o *Part) bool { return o.state == granted && o.kind == keyspace.Exclusive })
 }
 
 // Lost says that the entry, which was held, is not in etcd any more. Nothing is handed over: the lease may be gone, so

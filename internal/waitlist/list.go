@@ -62,7 +62,7 @@ const (
 	waiting  state = iota // its txn is on its way, or it is in the queue
 	idle                  // likewise, and nobody waits for it yet: WakeWith, until Begin
 	refused               // likewise, and etcd has refused what was asked for it: Fail
-	held                  // it has the lock: grantLocked, and nobody else
+	granted               // it has the lock: grantLocked, and nobody else
 	left                  // released or withdrawn: over, wherever its key is: Leave
 	removing              // likewise, or lost when it was held, but in the way until etcd has removed it: Leave, Lost, absentLocked
 	missing               // its key was lost while it waited, and its owner must be told: absentLocked

@@ -42,7 +42,7 @@ func (l *List) nextLocked() Step {
 	last := l.beforeLastRuns(writers)
 	deep := last >= 0 || more && exclusive > 0
 	switch {
-	case len(targets) == 0 && (!complete || l.lastSeenLocked(p) < l.at), // was it there when the last one had gone?
+	case len(targets) == 0 && (!complete || l.lastSeenLocked(p) < l.goneBy), // was it there when the last one had gone?
 		len(writers) == 0 && more && !many:
 		s := l.readLocked(p, false)
 		if more && l.views[0].low <= p.rev { // the last reading has shown nobody below p, or only readers
@@ -93,7 +93,7 @@ func (l *List) belowLocked(p *Part) (targets []queue.Entry, exclusive int) {
 // asked: of holders, and idle ones. A holder that is being downgraded is known by a shared key, which no reading for a reader shows.
 func (l *List) unaskedLocked(p *Part) (targets []queue.Entry) {
 	for _, o := range l.parts {
-		if o.rev < p.rev && queue.Blocks(keyspace.KindOf(l.Name, o.keys[0]), p.kind) && (o.state == held || o.state == idle) {
+		if o.rev < p.rev && queue.Blocks(keyspace.KindOf(l.Name, o.keys[0]), p.kind) && (o.state == granted || o.state == idle) {
 			targets = append(targets, o.entry())
 		}
 	}

@@ -89,7 +89,7 @@ func (v *view) has(q queue.Entry) bool {
 
 // goneByLocked notes that by a revision something had gone that the views are about.
 func (l *List) goneByLocked(at int64) {
-	l.at = max(l.at, at)
+	l.goneBy = max(l.goneBy, at)
 	l.latest = max(l.latest, at)
 }
 
@@ -181,7 +181,7 @@ func (l *List) cutLocked(q queue.Entry) {
 // added to those that are lost. One that has left was removed by its own request.
 func (l *List) absentLocked(lost []*Part, p *Part, at int64) []*Part {
 	switch p.state {
-	case held:
+	case granted:
 		p.state = removing
 		lost = append(lost, p)
 	case waiting, idle, refused:

@@ -560,7 +560,7 @@ func (w *world) checkExclusion() {
 // dump is all of a list, for who looks for what went wrong.
 func (l *List) dump() (s string) {
 	l.knowledge = cmp.Or(l.knowledge, &knowledge{})
-	s = fmt.Sprintf("at %d latest %d size %d nested %v stale %v heard %v flights %v views %+v\n", l.at, l.latest, l.size, l.nested, l.stale, l.heard, l.flights, l.views)
+	s = fmt.Sprintf("at %d latest %d size %d nested %v stale %v heard %v flights %v views %+v\n", l.goneBy, l.latest, l.size, l.nested, l.stale, l.heard, l.flights, l.views)
 	for _, w := range l.watches {
 		s += fmt.Sprintf("watch %s..%s at %d told %d needed %v\n", w.From, w.To, w.At, w.told, w == l.need)
 	}
