@@ -301,6 +301,35 @@ func TestMutex_Dropped(t *testing.T) {
 	require.NoError(t, harness.Result(t, other))
 }
 
+// A copy of a Mutex keeps the lock as the Mutex does, since etcd's Mutex may be copied too.
+func TestMutex_CopyIsNotDropped(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	m := concurrency.NewMutex(s, name)
+	service := struct{ concurrency.Mutex }{*m}
+	require.NoError(t, service.Lock(harness.Ctx(t)))
+	runtime.KeepAlive(m) // and no longer
+	next := concurrency.NewMutex(s, name)
+	ctx, cancel := context.WithCancel(harness.Ctx(t))
+	defer cancel()
+	locking := harness.Async(func() error { return next.Lock(ctx) })
+	harness.QueueIs(t, c, name, 2)
+	for i := range 2 { // what nobody could reach before has been dropped when these have
+		name := fmt.Sprint(name, ".dropped", i)
+		require.NoError(t, concurrency.NewMutex(s, name).Lock(harness.Ctx(t)))
+		other := harness.Async(func() error { return concurrency.NewMutex(s, name).Lock(harness.Ctx(t)) })
+		require.Eventually(t, func() bool {
+			runtime.GC()
+			return len(other) == 1
+		}, harness.Hang, harness.Tick)
+		require.NoError(t, <-other)
+	}
+	require.Empty(t, locking, "two have the lock")
+	require.NoError(t, service.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, locking))
+	require.NoError(t, next.Unlock(harness.Ctx(t)))
+}
+
 // Of those who wait in a session, one takes over what was dropped. All others keep their places.
 func TestMutex_DroppedWakesOne(t *testing.T) {
 	c, name := cluster.Client(t), harness.LockName(t)

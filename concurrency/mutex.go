@@ -20,15 +20,15 @@ const noKey = "\x00"
 
 // A Mutex is a lock that sessions take one at a time. Two Mutexes of one session exclude each other too. But a Lock of
 // the Mutex that has the lock already does not wait, so goroutines that must exclude each other need a Mutex each,
-// or one Locker. It is safe for concurrent use, and must not be copied.
+// or one Locker. It is safe for concurrent use. A copy is the same Mutex: one has the lock that the other has taken.
 type Mutex struct {
 	s     *Session
-	inner *etcdlock.Mutex
+	inner *etcdlock.Mutex // all copies refer to it, and nothing else does
 	name  string
 	st    *mutexState
 }
 
-// mutexState is what outlives a Mutex that nobody can reach any more.
+// mutexState is what outlives a Mutex that nobody can reach any more, nor a copy of it.
 type mutexState struct {
 	turn chan struct{} // held by a Lock or TryLock
 
@@ -44,7 +44,7 @@ type mutexState struct {
 // NewMutex makes a Mutex. It makes no request. The name may end in "/".
 func NewMutex(s *Session, pfx string) *Mutex {
 	m := &Mutex{s: s, inner: etcdlock.NewMutex(s.inner, pfx), name: pfx, st: &mutexState{turn: make(chan struct{}, 1)}}
-	runtime.AddCleanup(m, func(st *mutexState) { s.drop(pfx, st) }, m.st)
+	runtime.AddCleanup(m.inner, func(st *mutexState) { s.drop(pfx, st) }, m.st)
 	return m
 }
 
