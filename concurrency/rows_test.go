@@ -51,6 +51,31 @@ func TestMutex_KeyAfterAFailure(t *testing.T) {
 	}
 }
 
+// What docs/coming-from.md says of Header while programs with either package are left: the next holder may have the lower revision.
+func TestMutex_HeadersOfBoth(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	first := concurrency.NewMutex(session(t, c), name)
+	require.NoError(t, first.Lock(harness.Ctx(t)))
+	theirs, ours := etcds.NewMutex(etcdsSession(t, c), name), concurrency.NewMutex(session(t, c), name)
+	second := harness.Async(func() error { return theirs.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 2)
+	third := harness.Async(func() error { return ours.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 3)
+	created := func(key string) int64 {
+		got, err := c.Get(harness.Ctx(t), key)
+		require.NoError(t, err)
+		return got.Kvs[0].CreateRevision
+	}
+	require.NoError(t, first.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, second))
+	before := created(theirs.Key())
+	require.NoError(t, theirs.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, third))
+	require.Greater(t, theirs.Header().Revision, ours.Header().Revision)
+	require.Less(t, before, created(ours.Key()))
+	require.NoError(t, ours.Unlock(harness.Ctx(t)))
+}
+
 // What docs/coming-from.md says of Header, of Rev, and of calls after the loss of a term, of both packages.
 func TestElection_AfterATerm(t *testing.T) {
 	type election interface {
