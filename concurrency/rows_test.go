@@ -8,7 +8,9 @@ import (
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	etcds "go.etcd.io/etcd/client/v3/concurrency"
+	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/concurrency"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
@@ -74,6 +76,19 @@ func TestMutex_HeadersOfBoth(t *testing.T) {
 	require.Greater(t, theirs.Header().Revision, ours.Header().Revision)
 	require.Less(t, before, created(ours.Key()))
 	require.NoError(t, ours.Unlock(harness.Ctx(t)))
+}
+
+// What docs/coming-from.md says of etcd's RWMutex: it has other keys.
+func TestRecipes_RWMutexIsAnotherLock(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	theirs := recipe.NewRWMutex(etcdsSession(t, c), name)
+	require.NoError(t, theirs.Lock())
+	locks := etcdlock.New(c)
+	defer func() { _ = locks.Close() }()
+	h, err := locks.RWMutex(name).TryLock(harness.Ctx(t))
+	require.NoError(t, err, "both have the lock")
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	require.NoError(t, theirs.Unlock())
 }
 
 // What docs/coming-from.md says of Header, of Rev, and of calls after the loss of a term, of both packages.
