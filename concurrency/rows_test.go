@@ -91,6 +91,26 @@ func TestRecipes_RWMutexIsAnotherLock(t *testing.T) {
 	require.NoError(t, theirs.Unlock())
 }
 
+// What docs/coming-from.md says of a lease that a program with etcd's package takes over: of two entries it takes one for
+// its own, and waits for the other one, which its session keeps alive.
+func TestMutex_LeaseGoesBackToEtcds(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	s := session(t, c)
+	first, second := concurrency.NewMutex(s, name), concurrency.NewMutex(s, name)
+	require.NoError(t, first.Lock(harness.Ctx(t)))
+	locking := harness.Async(func() error { return second.Lock(harness.Ctx(t)) })
+	harness.QueueIs(t, c, name, 2)
+	require.NoError(t, first.Unlock(harness.Ctx(t)))
+	require.NoError(t, harness.Result(t, locking))
+	require.Equal(t, harness.ExclusiveKey(name, s.Lease())+"-1", second.Key())
+	s.Orphan()
+	back, err := etcds.NewSession(c, etcds.WithLease(s.Lease()))
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = back.Close() })
+	waitsFor(t, etcds.NewMutex(back, name).Lock, 100*time.Millisecond)
+	require.Equal(t, []string{second.Key()}, harness.Entries(t, c, name))
+}
+
 // What docs/coming-from.md says of Header, of Rev, and of calls after the loss of a term, of both packages.
 func TestElection_AfterATerm(t *testing.T) {
 	type election interface {
