@@ -111,6 +111,26 @@ func TestMutex_LeaseGoesBackToEtcds(t *testing.T) {
 	require.Equal(t, []string{second.Key()}, harness.Entries(t, c, name))
 }
 
+// What docs/coming-from.md says of a name that ends in "/": without that it is the name of another lock. The error says so.
+func TestMutex_NameWithoutItsSlash(t *testing.T) {
+	c, name := cluster.Client(t), harness.LockName(t)
+	theirs := etcds.NewMutex(etcdsSession(t, c), name+"/")
+	require.NoError(t, theirs.Lock(harness.Ctx(t)))
+	locks := etcdlock.New(c)
+	defer func() { _ = locks.Close() }()
+	_, err := locks.Mutex(name + "/").TryLock(harness.Ctx(t))
+	require.ErrorIs(t, err, etcdlock.ErrInvalidName)
+	require.ErrorContains(t, err, "another lock")
+	h, err := locks.Mutex(name).TryLock(harness.Ctx(t))
+	require.NoError(t, err, "both are in")
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	same := etcdlock.New(c, etcdlock.WithTrailingSlash())
+	defer func() { _ = same.Close() }()
+	_, err = same.Mutex(name + "/").TryLock(harness.Ctx(t))
+	require.ErrorIs(t, err, etcdlock.ErrLocked)
+	require.NoError(t, theirs.Unlock(harness.Ctx(t)))
+}
+
 // What docs/coming-from.md says of Header, of Rev, and of calls after the loss of a term, of both packages.
 func TestElection_AfterATerm(t *testing.T) {
 	type election interface {

@@ -61,7 +61,7 @@ func TestElect_CommandEnds(t *testing.T) {
 	require.Equal(t, 127, r.wait(t))
 	r = start(t, env, "elect", "svc/", "--", "true")
 	require.Equal(t, 125, r.wait(t))
-	require.Equal(t, `etcdlock: run elector "svc/": invalid lock name: it ends in "/"`+"\n", r.stderr.String(), "the name once")
+	require.Equal(t, `etcdlock: run elector "svc/": invalid lock name: it ends in "/", and without that it is the name of another lock`+"\n", r.stderr.String(), "the name once")
 	noKeys(t, client)
 
 	leader := candidate(t, cluster.Endpoints())

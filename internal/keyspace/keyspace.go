@@ -114,7 +114,7 @@ func CheckName(name string) error {
 	case name == "":
 		return errors.New("it is empty")
 	case strings.HasSuffix(name, "/"):
-		return errors.New(`it ends in "/"`)
+		return errors.New(`it ends in "/", and without that it is the name of another lock`)
 	case !utf8.ValidString(name):
 		return errors.New("it is not UTF-8")
 	case strings.ContainsFunc(name, unicode.IsControl):
