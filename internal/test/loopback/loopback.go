@@ -2,6 +2,7 @@
 package loopback
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
@@ -14,18 +15,19 @@ import (
 // port before the server listens on it, or while the server restarts.
 //
 // FreeAddrs gives out ports in order: if it chose them at random, about one in some
-// thousand would be chosen again before its server listens. Each process has its own band
-// of ports, because tests of several packages run side by side.
+// thousand would be chosen again before its server listens. Each process has its own bands
+// of ports, because tests of several packages run side by side: one, and another one when all
+// ports are in use, as by 125 servers of etcd on a machine of many processors.
 const (
 	from, bands, band = 12000, 80, 250
 )
 
 var ports struct {
 	sync.Mutex
-	first int          // the first port of this process's band
-	guard net.Listener // listens on the first port while the process lives, so that others see that the band is taken
-	given int          // how many ports were given out
-	kept  map[string]bool
+	firsts []int          // the first ports of this process's bands
+	guards []net.Listener // each listens on a first port while the process lives, so that others see that the band is taken
+	given  int            // how many ports were given out
+	kept   map[string]bool
 }
 
 // FreeAddrs returns n different addresses on which nothing listens, and which it has not
@@ -33,20 +35,34 @@ var ports struct {
 func FreeAddrs(n int) ([]string, error) {
 	ports.Lock()
 	defer ports.Unlock()
-	if ports.guard == nil {
-		takeBand()
+	for {
+		addrs, err := freeIn(ports.firsts, n)
+		switch {
+		case err == nil:
+			return addrs, nil
+		case takeBand():
+		case len(ports.firsts) > 0:
+			return nil, err
+		default: // there is none, so this process shares a band until the next call
+			return freeIn([]int{from + rand.IntN(bands)*band}, n)
+		}
 	}
-	var addrs []string
-	var err error
-	for range band - 1 {
-		addr := local(ports.first + 1 + ports.given%(band-1))
+}
+
+// freeIn is FreeAddrs for the bands that begin with these ports.
+func freeIn(firsts []int, n int) (addrs []string, err error) {
+	err = errors.New("all are in use")
+	for range len(firsts) * (band - 1) {
+		i := ports.given % (len(firsts) * (band - 1))
 		ports.given++
+		addr := local(firsts[i/(band-1)] + 1 + i%(band-1))
 		if ports.kept[addr] {
 			continue
 		}
-		var l net.Listener
-		if l, err = net.Listen("tcp", addr); err != nil {
-			continue // the port is taken
+		l, taken := net.Listen("tcp", addr)
+		if taken != nil {
+			err = taken
+			continue
 		}
 		_ = l.Close()
 		if addrs = append(addrs, addr); len(addrs) == n {
@@ -77,16 +93,16 @@ func Keep(addrs []string) (release func()) {
 	return func() { set(false) }
 }
 
-// takeBand takes a band that no other process has. If there is none, this process shares
-// a band until the next call of FreeAddrs.
-func takeBand() {
-	var err error
+// takeBand takes a band that no process has, and reports whether there is one.
+func takeBand() bool {
 	for _, i := range rand.Perm(bands) {
-		ports.first = from + i*band
-		if ports.guard, err = net.Listen("tcp", local(ports.first)); err == nil {
-			return
+		first := from + i*band
+		if guard, err := net.Listen("tcp", local(first)); err == nil {
+			ports.firsts, ports.guards = append(ports.firsts, first), append(ports.guards, guard)
+			return true
 		}
 	}
+	return false
 }
 
 func local(port int) string { return net.JoinHostPort("127.0.0.1", strconv.Itoa(port)) }
