@@ -149,12 +149,15 @@ func (l *lister) print(queues []etcdlock.Queue, prefix string) error {
 		_, err := fmt.Print(table(rows))
 		return written(err)
 	case prefix == "":
-		fmt.Fprintln(os.Stderr, "nobody holds or waits for a lock")
+		fmt.Fprintln(os.Stderr, "nobody holds or waits for a lock"+unlisted)
 	default:
-		fmt.Fprintf(os.Stderr, "nobody holds or waits for a lock whose name starts with %q\n", prefix)
+		fmt.Fprintf(os.Stderr, "nobody holds or waits for a lock whose name starts with %q%s\n", prefix, unlisted)
 	}
 	return nil
 }
+
+// unlisted follows what would be false otherwise.
+const unlisted = `; names that end in "/" are not listed`
 
 // readers is how many queues are read at the same time.
 const readers = 8

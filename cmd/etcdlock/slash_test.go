@@ -48,10 +48,10 @@ func TestTrailingSlash(t *testing.T) {
 
 	_, out, says = ask(t, cluster, "ls", "jobs/")
 	require.Empty(t, out)
-	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"jobs/\"\nleft out jobs/ itself, because the name ends in \"/\": held, 1 waiting; etcdlock show jobs/\n", says)
+	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"jobs/\""+unlisted+"\nleft out jobs/ itself, because the name ends in \"/\": held, 1 waiting; etcdlock show jobs/\n", says)
 	status, _, says = ask(t, cluster, "ls", "/")
 	require.Zero(t, status)
-	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"/\"\n", says)
+	require.Equal(t, "nobody holds or waits for a lock whose name starts with \"/\""+unlisted+"\n", says)
 
 	watched := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "show", "--watch", "jobs/")
 	watched.until(t, `^jobs/: held, 1 waiting$`)
@@ -81,6 +81,9 @@ func TestTrailingSlash_NobodyUsesIt(t *testing.T) {
 	watched.until(t, `^holds .* ann `)
 	require.NoError(t, watched.cmd.Process.Signal(os.Interrupt))
 	require.Equal(t, 130, watched.wait(t))
+
+	_, _, listed := ask(t, cluster, "ls")
+	require.Equal(t, "nobody holds or waits for a lock; names that end in \"/\" are not listed\n", listed, "ann has one")
 
 	enqueued(t, client, "bob", "x")
 	_, out, _ = ask(t, cluster, "show", "x/")
