@@ -100,7 +100,7 @@ etcdlock: svc: sh has ended after the lead was lost \(lock lost\): waiting to le
 }
 
 // SIGHUP and SIGQUIT do not ask elect to end if its command handles them. It campaigns
-// again when it loses the lead later.
+// again when it loses the lead later. While it waits, they end it.
 func TestElect_HandledSignals(t *testing.T) {
 	t.Parallel()
 	cluster := etcdtest.Start(t)
@@ -116,6 +116,14 @@ func TestElect_HandledSignals(t *testing.T) {
 		_, next := r.inSection(t)
 		require.Greater(t, next, token)
 		token = next
+	}
+	// An elect that waits has no command to pass them on to.
+	for sig, status := range map[syscall.Signal]int{syscall.SIGHUP: 129, syscall.SIGQUIT: 131} {
+		standby := start(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0]}, "elect", "svc", "--", "true")
+		waiters(t, client, "svc", 2)
+		require.NoError(t, standby.cmd.Process.Signal(sig))
+		require.Equal(t, status, standby.wait(t))
+		waiters(t, client, "svc", 1)
 	}
 	require.NoError(t, r.cmd.Process.Signal(syscall.SIGTERM))
 	require.Equal(t, 143, r.wait(t))
