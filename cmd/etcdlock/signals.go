@@ -31,7 +31,7 @@ func interruptible(f func(cmd *cobra.Command, args []string) error) func(*cobra.
 		ctx, cancel := context.WithCancelCause(cmd.Context())
 		defer cancel(nil)
 		c := make(chan os.Signal, 1)
-		supervise.NotifyUnlessIgnored(c, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+		supervise.NotifyUnlessIgnored(c, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGQUIT)
 		pipesBreak()
 		go func() {
 			select {
