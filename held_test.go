@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -483,6 +485,31 @@ func TestSetValue_SeveralKeys(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, m.SetValue(testCtx(t), "lost"), ErrLost)
 	requireGone(t, c, name+".1")
+}
+
+// A Downgrade begins while SetValue reads what is in the keys. The race detector sees that both had the same memory.
+func TestSetValue_BesideADowngrade(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(NewRWMutex(st.s, "a").Lock)
+		step := st.f.Step
+		st.f.Step = func(ctx context.Context, what string) error {
+			if what == "Range" {
+				<-time.After(time.Second)
+			}
+			return step(ctx, what)
+		}
+		var both sync.WaitGroup
+		both.Go(func() { assert.NoError(st, h.SetValue(st.Context(), "v")) })
+		both.Go(func() {
+			<-time.After(time.Second / 2) // nothing else may make one wait for the other
+			assert.NoError(st, h.Downgrade(st.Context()))
+		})
+		both.Wait()
+		kvs := st.f.Keys("a/")
+		require.Len(st, kvs, 1)
+		require.Equal(st, "v", settle.ParseValue(string(kvs[0].Value), 1).Published)
+		require.NoError(st, h.Unlock(st.Context()))
+	})
 }
 
 // fn unlocks with the ctx that Do gave it, etcd does not answer, and the caller's ctx ends.

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"unicode/utf8"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -106,7 +107,7 @@ func (h *Held) setValue(ctx context.Context, value string) error {
 	var pause etcd.Backoff
 	for sent := false; ; sent = true {
 		h.mu.Lock()
-		keys := h.allKeys()
+		keys := slices.Clone(h.allKeys()) // which are the part's own, and a Downgrade changes them
 		h.mu.Unlock()
 		kvs, err := h.s.etcd.ReadValues(ctx, life, keys...)
 		if err != nil {
