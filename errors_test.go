@@ -176,6 +176,33 @@ func TestErrors_Outage(t *testing.T) {
 	}
 }
 
+// Etcd denies the rights on a lock that is held, and so its watch. Who gives up the wait for another lock is not told of that.
+func TestErrors_RightsOnAnotherLock(t *testing.T) {
+	t.Parallel()
+	_, as := authCluster(t)
+	root, worker := as("root"), as("worker")
+	_, err := root.RoleGrantPermission(testCtx(t), "worker", "a/1/", clientv3.GetPrefixRangeEnd("a/1/"), clientv3.PermissionType(clientv3.PermReadWrite))
+	require.NoError(t, err)
+	var log logtest.Log
+	locks := newTestClient(t, worker, WithTTL(time.Minute), WithLogger(log.Logger()))
+	mustLock(t, newTestSession(t, worker), "a/1")
+	h, err := locks.Mutex("a/2").Lock(testCtx(t))
+	require.NoError(t, err)
+	ctx, cancel := context.WithCancel(testCtx(t))
+	defer cancel()
+	left := async(func() error { _, err := locks.Mutex("a/1").Lock(ctx); return err })
+	queueIs(t, worker, "a/1", 2)
+	_, err = root.RoleRevokePermission(testCtx(t), "worker", "a/", clientv3.GetPrefixRangeEnd("a/"))
+	require.NoError(t, err)
+	h.Context() // it would be watched from now on
+	require.Eventually(t, func() bool { return slices.Contains(log.Messages(), "WARN etcd refuses this client") }, hang, tick)
+	cancel()
+	err = result(t, left)
+	require.ErrorIs(t, err, context.Canceled)
+	require.NotErrorIs(t, err, rpctypes.ErrPermissionDenied)
+	require.NotContains(t, err.Error(), "etcd does not answer")
+}
+
 // A test of a caller's may make a WaitError, which has no text then.
 func TestWaitError_OfACaller(t *testing.T) {
 	require.NotPanics(t, func() { _ = (&WaitError{Ahead: 1, Holder: "a"}).Error() })

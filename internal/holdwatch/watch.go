@@ -47,6 +47,7 @@ func (w *watch[H]) run(context.Context) {
 			refusals = 0
 		} else if failed := w.ws.verify(w.ctx, w.all(), 0); failed != nil {
 			err = failed
+			out.Start(w.ctx, err) // which may say more: that etcd denies the rights on the hold
 		} else if !errors.Is(err, etcd.ErrWatchLate) { // which says that a member hangs, while others answer
 			if refusals++; refusals == 2 { // etcd answers, and may not let us watch that much
 				w.split()

@@ -28,7 +28,7 @@ type Source struct {
 type Outage struct {
 	of    *Source
 	lock  string
-	open  bool
+	in    *Outages // that it is counted in, nil if it is not open
 	stall etcd.Stall
 }
 
@@ -39,17 +39,19 @@ func (s *Source) Outage(lock string) Outage { return Outage{of: s, lock: lock} }
 // hold or the session keeps trying. The end of ctx, of the session or of the client is no outage.
 func (o *Outage) Start(ctx context.Context, err error) {
 	s := o.of
-	if o.open || ctx.Err() != nil || s.Life.Err() != nil || s.Client.Ctx().Err() != nil {
+	in := s.All.of(err)
+	if o.in != nil && (in == s.All || in == o.in) || ctx.Err() != nil || s.Life.Err() != nil || s.Client.Ctx().Err() != nil {
 		return
 	}
-	o.open, o.stall.Client = true, s.Client
-	o.stall.Set(true)
+	o.Stop(true) // if etcd was away: it answers now
+	o.in, o.stall.Client = in, s.Client
+	o.stall.Set(in == s.All)
 	if !s.Log.Enabled(ctx, slog.LevelWarn) {
-		s.All.begin(err, nil)
+		in.begin(err, nil)
 		return
 	}
 	lease, lock := s.Lease.String(), o.lock // now: while a lease is granted, its ID changes with each attempt
-	s.All.begin(err, func() func() { return s.line(lease, lock, err) })
+	in.begin(err, func() func() { return s.line(lease, lock, err) })
 }
 
 // line makes the first line of an outage. It waits a moment for the connection's own error, which says more.
@@ -95,13 +97,13 @@ func (s *Source) Refused(op string, err error, wrap func(op string, err error) e
 
 // Stop is called when the wait, the hold or the session gets on again, or ends before that.
 func (o *Outage) Stop(recovered bool) {
-	if !o.open {
+	if o.in == nil {
 		return
 	}
-	o.open = false
 	o.stall.Set(false)
 	s := o.of
-	lasted, over, all := s.All.end(recovered, o.lock != "" && s.Life.Err() == nil)
+	lasted, over, all := o.in.end(recovered, o.lock != "" && s.Life.Err() == nil)
+	o.in = nil
 	switch {
 	case over && all:
 		s.Log.Info("etcd outage is over", "lease", s.Lease.String(), "lasted", lasted)

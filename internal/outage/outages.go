@@ -3,10 +3,13 @@
 package outage
 
 import (
+	"errors"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 )
 
 // Blip is how long a broken connection or a new leader may keep etcd away without a line in the log. It is less than
@@ -27,6 +30,21 @@ type Outages struct {
 	told      bool      // the log has its first line
 	timer     *time.Timer
 	refused   time.Time // when the log was last told that etcd refuses rights
+	denied    *Outages  // of the locks on which etcd denies rights: see of
+}
+
+// of are the outages that one with this error is part of. If etcd denies the rights on a lock, that may last for as long as the lock is
+// held, and all others get on: an outage of etcd must have its lines, and its cause, beside that.
+func (o *Outages) of(err error) *Outages {
+	if !errors.Is(err, rpctypes.ErrPermissionDenied) {
+		return o
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.denied == nil {
+		o.denied = &Outages{Blip: o.Blip}
+	}
+	return o.denied
 }
 
 // begin counts one more user that can't get on. line makes the first line of the log, which write writes when the outage has

@@ -2,6 +2,7 @@ package outage
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"sync/atomic"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/test/logtest"
 )
@@ -76,6 +78,34 @@ func TestOutages_BlipOfNobody(t *testing.T) {
 		pass(2 * Blip)
 		require.Empty(t, lines())
 		lease.Stop(false)
+	})
+}
+
+// Etcd denies the rights on a lock for as long as that is held. An outage has its cause and its lines beside that, and is over for all.
+func TestOutages_BesideADenial(t *testing.T) {
+	denied := fmt.Errorf("no watch: %w", rpctypes.ErrPermissionDenied)
+	blips(t, func(s *Source, lock, lease *Outage, lines func() []string) {
+		lock.Start(t.Context(), errAway) // it loses its watch
+		require.ErrorIs(t, s.All.Why(), errAway)
+		lock.Start(t.Context(), denied)
+		require.NoError(t, s.All.Why(), "others get on")
+		require.False(t, s.Client.Stalled())
+		pass(2 * Blip)
+		lock.Start(t.Context(), denied) // again and again
+		want := []string{"WARN etcd refuses this client"}
+		require.Equal(t, want, lines())
+		lease.Start(t.Context(), errAway)
+		lock.Start(t.Context(), errAway)
+		require.ErrorIs(t, s.All.Why(), errAway)
+		pass(2 * Blip)
+		want = append(want, logtest.Outage)
+		require.Equal(t, want, lines())
+		lease.Stop(true)
+		require.NoError(t, s.All.Why())
+		want = append(want, logtest.Over)
+		require.Equal(t, want, lines())
+		lock.Stop(false)
+		require.Len(t, lines(), 4)
 	})
 }
 
