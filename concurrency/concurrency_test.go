@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	etcds "go.etcd.io/etcd/client/v3/concurrency"
@@ -245,6 +246,48 @@ func TestMutex_UnlockAgain(t *testing.T) {
 	require.NoError(t, m.Unlock(harness.Ctx(t)))
 	require.Equal(t, concurrency.ErrLockReleased, m.Unlock(harness.Ctx(t)))
 	harness.RequireGone(t, c, name)
+}
+
+// While an Unlock waits for etcd, another goroutine takes the lock with the same Mutex, and releases it. What becomes of the first entry
+// then says nothing of the second one.
+func TestMutex_UnlockBesideTheNextHold(t *testing.T) {
+	t.Parallel()
+	for _, confirmed := range []bool{false, true} {
+		client, wire := harness.WiredClient(t, cluster)
+		m := concurrency.NewMutex(session(t, client), fmt.Sprint(harness.LockName(t), confirmed))
+		require.NoError(t, m.Lock(harness.Ctx(t)))
+		key, sent, goOn := m.Key(), make(chan struct{}, 100), make(chan struct{})
+		wire.OnUnary(func(ctx context.Context, _ string, req any, send func(context.Context) error) error {
+			if r, ok := req.(*pb.TxnRequest); ok && len(r.Success) == 1 && string(r.Success[0].GetRequestDeleteRange().GetKey()) == key {
+				sent <- struct{}{}
+				select {
+				case <-ctx.Done():
+					return ctx.Err()
+				case <-goOn:
+				}
+			}
+			return send(ctx)
+		})
+		ctx, cancel := context.WithCancel(harness.Ctx(t))
+		first := harness.Async(func() error { return m.Unlock(ctx) })
+		<-sent
+		require.NoError(t, m.Lock(harness.Ctx(t)))
+		if confirmed {
+			ended, end := context.WithCancel(harness.Ctx(t))
+			end()
+			require.Equal(t, context.Canceled, m.Unlock(ended))
+			close(goOn)
+			require.NoError(t, harness.Result(t, first))
+			require.NoError(t, m.Unlock(harness.Ctx(t)))
+		} else {
+			require.NoError(t, m.Unlock(harness.Ctx(t)))
+			cancel()
+			require.Equal(t, context.Canceled, harness.Result(t, first))
+			close(goOn)
+		}
+		cancel()
+		require.Equal(t, concurrency.ErrLockReleased, m.Unlock(harness.Ctx(t)))
+	}
 }
 
 // Etcd answers neither an Unlock nor its repetition: neither says that the lock is released.

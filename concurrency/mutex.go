@@ -136,12 +136,17 @@ func (m *Mutex) acquire(ctx context.Context, way func(context.Context) (*etcdloc
 	return nil
 }
 
-// released notes that etcd has confirmed an Unlock, after which no Lock of the Mutex has returned.
-func (st *mutexState) released() {
+// left notes what has become of the entry of that token: etcd has confirmed its release, or that goes on. A later entry of the Mutex
+// counts for itself.
+func (st *mutexState) left(token int64, confirmed bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if st.hold == nil {
+	switch {
+	case st.token != token:
+	case confirmed:
 		st.key = noKey
+	default:
+		st.leaving = true
 	}
 }
 
@@ -189,16 +194,14 @@ func (m *Mutex) Unlock(ctx context.Context) error {
 	}
 	switch {
 	case err == nil:
-		st.released()
+		st.left(entry.Token, true)
 		return nil
 	case errors.Is(err, etcdlock.ErrLost) && m.s.inner.Err() == nil:
 		return ErrLockReleased
 	}
 	err = plain(ctx, err)
 	if !errors.Is(err, ErrSessionExpired) {
-		st.mu.Lock()
-		defer st.mu.Unlock()
-		st.leaving = st.hold == nil
+		st.left(entry.Token, false)
 	}
 	return err
 }
