@@ -57,6 +57,16 @@ func TestSession_BadInput(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// That the etcd client is closed says nothing of the lease.
+func TestSession_AdoptsWithAClosedClient(t *testing.T) {
+	t.Parallel()
+	c := cluster.Client(t)
+	require.NoError(t, c.Close())
+	_, err := NewSession(testCtx(t), c, WithLease(1))
+	require.ErrorContains(t, err, "the etcd client is closed")
+	require.NotErrorIs(t, err, rpctypes.ErrLeaseNotFound)
+}
+
 func TestSession_TTLIsRoundedUpAndGranted(t *testing.T) {
 	s := newTestSession(t, cluster.Client(t), WithTTL(20100*time.Millisecond), WithOwner("me <\"ö\">\n"))
 	require.Equal(t, 21*time.Second, s.TTL())

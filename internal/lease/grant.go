@@ -85,7 +85,7 @@ func (l *Lease) Adopt(ctx context.Context) error {
 	switch {
 	case err == nil:
 		return nil
-	case errors.Is(err, l.Expired) && !errors.Is(err, errRefused):
+	case errors.Is(err, l.Expired) && !errors.Is(err, errRefused) && !errors.Is(err, etcd.ErrClientClosed):
 		err = rpctypes.ErrLeaseNotFound
 	default:
 		l.End(l.Expired, "not adopted")
