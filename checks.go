@@ -4,6 +4,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"slices"
 
@@ -35,18 +36,25 @@ func (s *Session) startChecks() {
 func (s *Session) checkEntries(ctx context.Context) error {
 	entries := inQueue(s.parts())
 	there, err := s.keys.Sweep(ctx)
-	if err != nil && !etcd.ReplyTooLarge(err) {
+	if err != nil && !etcd.Refused(err) {
 		return err
 	}
 	s.lease.HasKeys(len(there))
-	// If the list of keys is too large for one reply, each entry is read by itself, and late writes stay unseen.
+	// If the list of keys is too large for one reply, or etcd denies the rights on a key, each entry is read, and late writes stay unseen.
 	entries = settle.Unsure(entries, there, func(p placed) (key string, copied bool) { return p.Entry.Key, p.copied })
-	for some := range slices.Chunk(entries, etcd.Batch) {
-		if err := s.loseMissing(ctx, some, 0); err != nil {
-			return err
-		}
+	if etcd.ReplyTooLarge(err) {
+		err = nil
 	}
-	return nil
+	denials := settle.MaxDenials
+	for some := range slices.Chunk(entries, etcd.Batch) {
+		err = cmp.Or(s.loseSome(ctx, some, 0, &denials), err)
+	}
+	return err
+}
+
+// loseSome is loseMissing that goes around entries on which etcd denies the rights: see settle.Apart.
+func (s *Session) loseSome(ctx context.Context, some []placed, at int64, denials *int) error {
+	return settle.Apart(some, denials, func(some []placed) error { return s.loseMissing(ctx, some, at) })
 }
 
 // placed is a part in the queue, as it was known at some moment.
@@ -98,7 +106,8 @@ func watchesOf(s *Session) *holdwatch.Watches[*waitlist.Part] {
 			if len(parts) > etcd.Batch { // a watch is open anew
 				return s.checkEntries(ctx)
 			}
-			return s.loseMissing(ctx, inQueue(parts), at)
+			denials := settle.MaxDenials
+			return s.loseSome(ctx, inQueue(parts), at, &denials)
 		},
 		Ended: func(p *waitlist.Part) {
 			a := acquisitionOf(p)

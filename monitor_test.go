@@ -259,6 +259,24 @@ func TestChecks_LateCopyWritesTheKeyAnew(t *testing.T) {
 	})
 }
 
+// The role has lost the rights on one lock, and etcd renews the lease all the same, as it does before 3.6.9. Another hold, which nobody
+// watches, learns of its loss.
+func TestChecks_OneIsForbidden(t *testing.T) {
+	t.Parallel()
+	_, as := authCluster(t)
+	root, end := as("root"), clientv3.GetPrefixRangeEnd
+	_, err := root.RoleGrantPermission(testCtx(t), "worker", "a/2/", end("a/2/"), clientv3.PermissionType(clientv3.PermReadWrite))
+	require.NoError(t, err)
+	s := newTestSession(t, as("worker"), WithTTL(2*time.Second))
+	mustLock(t, s, "a/1")
+	h := mustLock(t, s, "a/2")
+	_, err = root.RoleRevokePermission(testCtx(t), "worker", "a/", end("a/"))
+	require.NoError(t, err)
+	_, err = root.Delete(testCtx(t), h.Key())
+	require.NoError(t, err)
+	require.Eventually(t, func() bool { return h.Err() != nil }, hang, tick)
+}
+
 // That costs nothing for entries whose request was sent once, and at most one request for all others.
 func TestChecks_Cost(t *testing.T) {
 	for copied, want := range map[int]int{0: 0, 1: 1, 3 * etcd.Batch: 1} {

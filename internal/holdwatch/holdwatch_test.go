@@ -346,6 +346,25 @@ func TestDirectoryRefused(t *testing.T) {
 	})
 }
 
+// Etcd refuses the shared watch, and to read all holds together, since it denies the rights on one. Each hold has a watch then.
+func TestDirectoryRefused_ForOneHold(t *testing.T) {
+	play(t, func(s *scene) {
+		s.Verify = func(ctx context.Context, holds []queue.Entry, at int64) error {
+			if len(holds) > 1 {
+				return rpctypes.ErrPermissionDenied
+			}
+			return s.verify(ctx, holds, at)
+		}
+		s.refuseDirectory(2, func(int) {})
+		holds := s.holds("dir/", maxSingles+3)
+		<-time.After(2 * refusedMax)
+		s.requireWatches(maxSingles + 3)
+		s.f.Remove(holds[maxSingles].Key)
+		s.requireTold(holds[maxSingles])
+		s.unwatch(holds...)
+	})
+}
+
 // A watch that etcd did not open now and then, since it was away, is not refused. Holds are asked after meanwhile.
 func TestNotOpenedAtTimes(t *testing.T) {
 	play(t, func(s *scene) {

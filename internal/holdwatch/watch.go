@@ -45,12 +45,17 @@ func (w *watch[H]) run(context.Context) {
 		out.Start(w.ctx, err)
 		if !errors.Is(err, errNotOpened) {
 			refusals = 0
-		} else if failed := w.ws.verify(w.ctx, w.all(), 0); failed != nil {
-			err = failed
-			out.Start(w.ctx, err) // which may say more: that etcd denies the rights on the hold
-		} else if !errors.Is(err, etcd.ErrWatchLate) { // which says that a member hangs, while others answer
-			if refusals++; refusals == 2 { // etcd answers, and may not let us watch that much
-				w.split()
+		} else {
+			failed := w.ws.verify(w.ctx, w.all(), 0)
+			answers := failed == nil || etcd.Refused(failed)   // in the second case etcd denies the rights on one of the holds, perhaps
+			if answers && !errors.Is(err, etcd.ErrWatchLate) { // which says that a member hangs, while others answer
+				if refusals++; refusals == 2 { // etcd may not let us watch that much
+					w.split()
+				}
+			}
+			if failed != nil {
+				err = failed
+				out.Start(w.ctx, err) // which may say more
 			}
 		}
 		pauses.pause(w.ctx, lasted, err)

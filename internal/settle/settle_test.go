@@ -1,8 +1,10 @@
 package settle
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -675,4 +677,49 @@ func TestAdopt_Requests(t *testing.T) {
 		adopt("a", 1)
 		adopt("c", 1)
 	})
+}
+
+// Etcd denies the rights on some entries. What is done for the others is done, and of thousands that are denied few are asked for.
+func TestApart(t *testing.T) {
+	all := make([]int, 3000)
+	for i := range all {
+		all[i] = i
+	}
+	for name, denied := range map[string]func(int) bool{
+		"none": func(int) bool { return false },
+		"one":  func(i int) bool { return i == 5 },
+		"two":  func(i int) bool { return i == 1000 || i == 2999 },
+		"all":  func(int) bool { return true },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var done, want []int
+			refusals, denials, err := 0, MaxDenials, error(nil)
+			for some := range slices.Chunk(all, etcd.Batch) {
+				err = cmp.Or(Apart(some, &denials, func(some []int) error {
+					if slices.ContainsFunc(some, denied) {
+						refusals++
+						return rpctypes.ErrPermissionDenied
+					}
+					done = append(done, some...)
+					return nil
+				}), err)
+			}
+			for _, i := range all {
+				if !denied(i) {
+					want = append(want, i)
+				}
+			}
+			require.Equal(t, want, done)
+			require.LessOrEqual(t, refusals, MaxDenials)
+			if refusals == 0 {
+				require.NoError(t, err)
+			} else {
+				require.ErrorIs(t, err, rpctypes.ErrPermissionDenied)
+			}
+		})
+	}
+	denials := 1
+	require.ErrorIs(t, Apart(all, &denials, func([]int) error { return context.Canceled }), context.Canceled)
+	require.Equal(t, 1, denials)
+	require.ErrorIs(t, Apart(all, &denials, func([]int) error { return rpctypes.ErrPermissionDenied }), rpctypes.ErrPermissionDenied)
 }

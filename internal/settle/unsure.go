@@ -3,6 +3,7 @@
 package settle
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -25,4 +26,25 @@ func Unsure[E any](entries []E, there map[string]struct{}, of func(E) (key strin
 		}
 		return listed && (!copied || left < 0)
 	})
+}
+
+// MaxDenials is how many requests for its entries a session makes at a time that etcd refuses.
+const MaxDenials = 64
+
+// Apart does f for some entries, and if etcd refuses that, for each half of them: it may deny the rights on one. denials is how many
+// refusals there may be. Then Apart does nothing more, since etcd may deny the rights on thousands; entries come in any order, so the
+// next time others are first.
+func Apart[E any](some []E, denials *int, f func(some []E) error) error {
+	if *denials == 0 {
+		return nil
+	}
+	err := f(some)
+	if !etcd.Refused(err) {
+		return err
+	}
+	*denials--
+	if n := len(some) / 2; n > 0 && *denials > 0 {
+		return cmp.Or(Apart(some[:n], denials, f), Apart(some[n:], denials, f))
+	}
+	return err
 }
