@@ -111,6 +111,8 @@ func Refused(err error) bool {
 		return true // until somebody mends etcd and disarms the alarm
 	case errors.Is(e, rpctypes.ErrAuthOldRevision):
 		return false // users or roles changed meanwhile, more than once: the client asks again once
+	case notServed(e):
+		return false
 	}
 	switch e.Code().String() { // by name: the library does not import gRPC
 	case "PermissionDenied", "Unauthenticated", "InvalidArgument", "NotFound",
@@ -141,6 +143,13 @@ func NotCarriedOut(err error) bool {
 
 // notProposed reports whether etcd says that it has not even proposed the request.
 func notProposed(err error) bool {
-	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) ||
+	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) || notServed(err) ||
 		err != nil && !IsCtxError(err) && strings.Contains(err.Error(), "raft proposal dropped") // which has no type of its own
+}
+
+// notServed reports whether the member that was asked serves no requests yet: it is a learner, or its cluster has only just
+// begun. Another member may serve them, and so may this one later: a learner is promoted.
+func notServed(err error) bool {
+	var e rpctypes.EtcdError
+	return errors.As(err, &e) && (errors.Is(e, rpctypes.ErrNotCapable) || e.Error() == "etcdserver: rpc not supported for learner")
 }

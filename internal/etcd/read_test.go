@@ -14,6 +14,8 @@ import (
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
@@ -202,15 +204,18 @@ func TestDo_ClientClosed(t *testing.T) {
 }
 
 func TestRefused(t *testing.T) {
+	learner := rpctypes.Error(status.Error(codes.FailedPrecondition, "etcdserver: rpc not supported for learner"))
 	for err, want := range map[error]bool{
 		rpctypes.ErrPermissionDenied: true, rpctypes.ErrNoSpace: true, rpctypes.ErrCompacted: true, rpctypes.ErrLeaseNotFound: true,
 		rpctypes.ErrNoLeader: false, rpctypes.ErrAuthOldRevision: false, rpctypes.ErrTooManyRequests: false,
 		context.DeadlineExceeded: false, errors.New("transport is closing"): false,
+		rpctypes.ErrNotCapable: false, learner: false,
 	} {
 		require.Equal(t, want, Refused(err), err)
 	}
 	require.True(t, notProposed(rpctypes.ErrNoLeader))
 	require.True(t, notProposed(errors.New("raft proposal dropped")))
+	require.True(t, notProposed(learner))
 	require.False(t, notProposed(fmt.Errorf("%w: raft proposal dropped", context.Canceled)), "the cause of a ctx may say anything")
 	require.False(t, notProposed(errors.New("transport is closing")))
 }

@@ -183,3 +183,53 @@ func TestFault_C8_NoOldAnswers(t *testing.T) {
 	require.ErrorIs(t, err, etcdlock.ErrLost)
 	require.NoError(t, s.Err())
 }
+
+// What stands between leads a client to a learner, and to no other member. The learner refuses all requests until it is promoted, or
+// the client is led to another member. A wait and a Lock go on then.
+func TestFault_C1_OnlyALearner(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t, etcdtest.WithConfig(func(c *embed.Config) { c.StrictReconfigCheck = false }))
+	proxy, tap, admin := own.Proxy(t, 0), etcdtest.NewTap(), own.Client(t)
+	c := own.Client(t, tap, proxy)
+	s, others := newSession(t, c, etcdlock.WithTTL(time.Minute)), newSession(t, admin, etcdlock.WithTTL(time.Minute))
+	holder := mustLock(t, others, "a")
+	waits, err := etcdlock.NewMutex(s, "a").Enqueue(harness.Ctx(t))
+	require.NoError(t, err)
+	_, endpoint := addLearner(t, own, admin)
+	var seen atomic.Int32
+	tap.Every("Txn", func(ctx context.Context, call *etcdtest.Call) error {
+		err := call.Send(ctx)
+		if err != nil && strings.Contains(err.Error(), "learner") {
+			seen.Add(1)
+		}
+		return err
+	})
+	refused := func(n int32) {
+		t.Helper()
+		n += seen.Load()
+		require.Eventually(t, func() bool { return seen.Load() >= n }, harness.Hang, harness.Tick)
+	}
+	c.SetEndpoints(endpoint)
+	proxy.Refuse()
+	proxy.Reset() // and with it the watch of the wait
+	refused(2)
+	locked := make(chan error)
+	go func() {
+		h, err := etcdlock.NewMutex(s, "b").Lock(harness.Ctx(t))
+		if err == nil {
+			err = h.Unlock(harness.Ctx(t))
+		}
+		locked <- err
+	}()
+	refused(5)
+	proxy.Accept()
+	c.SetEndpoints(proxy.Endpoints()...)
+	require.NoError(t, <-locked)
+	require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	<-waits.Done()
+	h, err := waits.Wait(harness.Ctx(t))
+	require.NoError(t, err)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	require.NoError(t, s.Close())
+	require.NoError(t, c.Close()) // the learner would wait until the client disconnects
+}
