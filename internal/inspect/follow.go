@@ -99,7 +99,7 @@ func (f *Follower) Run(ctx context.Context) error {
 	}
 }
 
-// errSilent: a watch did not deliver what has happened.
+// errSilent: a watch did not deliver what has happened, or delivers it much later.
 var errSilent = errors.New("watch is silent")
 
 // follow applies what w delivers until that ends. Now and then it asks whether there would have been
@@ -107,7 +107,7 @@ var errSilent = errors.New("watch is silent")
 func (f *Follower) follow(ctx context.Context, w *etcd.Watch) error {
 	check := time.NewTimer(f.Every)
 	defer check.Stop()
-	heard := false // since the last check
+	owed := int64(0) // a change that the last check has shown, and w had not told of
 	for {
 		select {
 		case <-ctx.Done():
@@ -117,28 +117,28 @@ func (f *Follower) follow(ctx context.Context, w *etcd.Watch) error {
 				return err
 			}
 			f.Apply(etcd.Events(&wr))
-			heard = true
 		case <-check.C:
+			at, _ := f.At()
 			missed, err := f.Missed(ctx)
 			switch {
 			case err != nil && etcd.Refused(err):
 				return err // the read that follows tells whether for good
-			case missed && !heard:
-				return errSilent
-			case missed: // it may be on its way
-				check.Reset(min(f.Every, time.Second))
-			default: // or etcd does not answer, and nothing happens
+			case missed == 0: // or etcd does not answer, and nothing happens
 				check.Reset(f.Every*3/4 + rand.N(f.Every/2))
+			case at < owed:
+				return errSilent
+			default: // it may be on its way
+				check.Reset(min(f.Every, time.Second))
 			}
-			heard = false
+			owed = missed
 		}
 	}
 }
 
 // Missed asks etcd, linearizably, whether the range has changed since the snapshot's revision: by a key
 // that was written later, or by the count, if keys were only deleted. If etcd has gone back, everything
-// has changed.
-func (f *Follower) Missed(ctx context.Context) (bool, error) {
+// has changed. change is the revision of one that is missing, or the lowest that it can have; 0 if none is.
+func (f *Follower) Missed(ctx context.Context) (change int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*etcd.AttemptMin)
 	defer cancel()
 	rev, keys := f.At()
@@ -146,8 +146,13 @@ func (f *Follower) Missed(ctx context.Context) (bool, error) {
 	resp, _, err := etcd.Do(ctx, f.Etcd, etcd.Policy{}, func(ctx context.Context) (*clientv3.GetResponse, error) {
 		return f.Etcd.Get(ctx, from, clientv3.WithRange(to), clientv3.WithKeysOnly(), clientv3.WithLimit(1), clientv3.WithMinModRev(rev+1))
 	})
-	if err != nil {
-		return false, err
+	switch {
+	case err != nil:
+		return 0, err
+	case len(resp.Kvs) > 0:
+		return resp.Kvs[0].ModRevision, nil
+	case resp.Count != int64(keys) || resp.Header.Revision < rev:
+		return rev + 1, nil
 	}
-	return len(resp.Kvs) > 0 || resp.Count != int64(keys) || resp.Header.Revision < rev, nil
+	return 0, nil
 }

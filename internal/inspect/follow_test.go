@@ -439,7 +439,7 @@ func TestFollowMissed(t *testing.T) {
 				continue
 			}
 			require.NoError(t, err)
-			return missed
+			return missed > 0
 		}
 	}
 	h := newHistory(t, c, name, 2)
@@ -498,5 +498,80 @@ func TestFollowWithoutWatches(t *testing.T) {
 		cancel()
 		_, open := <-states
 		require.False(t, open)
+	})
+}
+
+// lag is how far behind the watches of a lagging are.
+const lag = time.Minute
+
+// A lagging delivers each change late, as a member does that lags behind the others and goes on lagging.
+type lagging struct {
+	clientv3.Watcher
+	mu      sync.Mutex
+	changes []*clientv3.Event // one a second
+}
+
+// late is the change that the watch tells of now, nil if there is none.
+func (l *lagging) late() *clientv3.Event {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if i := len(l.changes) - int(lag/time.Second); i >= 0 {
+		return l.changes[i]
+	}
+	return nil
+}
+
+func (l *lagging) Watch(ctx context.Context, _ string, _ ...clientv3.OpOption) clientv3.WatchChan {
+	ch := make(chan clientv3.WatchResponse, 1)
+	ch <- fakeetcd.Response(1, clientv3.WatchResponse{Created: true})
+	go func() {
+		defer close(ch)
+		for ctx.Err() == nil {
+			if ev := l.late(); ev != nil {
+				select {
+				case ch <- fakeetcd.Response(ev.Kv.ModRevision, clientv3.WatchResponse{Events: []*clientv3.Event{ev}}):
+				case <-ctx.Done():
+				}
+			}
+			_ = etcd.Sleep(ctx, time.Second)
+		}
+	}()
+	return ch
+}
+
+// A follower does not stay behind with a member that lags, although its watch always has something to tell.
+func TestFollowMemberThatLags(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		server := fakeetcd.New()
+		client, watcher := server.Client(nil), &lagging{Watcher: server}
+		client.Watcher = watcher
+		change := func() int64 {
+			rev := server.WriteOn(5, "", "a/1f")
+			watcher.mu.Lock()
+			defer watcher.mu.Unlock()
+			watcher.changes = append(watcher.changes, &clientv3.Event{Type: clientv3.EventTypePut, Kv: server.Keys("a/1f")[0]})
+			return rev
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		var shown atomic.Int64
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			for s, err := range Follow(ctx, NewFollower(client, "a"), view) {
+				if err == nil {
+					shown.Store(s.Keys["a/1f"].Mod)
+				}
+			}
+		}()
+		most := int64(0) // how many changes it was behind, so how many seconds
+		for range 600 {
+			now := change()
+			synctest.Wait()
+			most = max(most, now-shown.Load())
+			<-time.After(time.Second)
+		}
+		require.Less(t, most, int64(15))
+		cancel()
+		<-ended
 	})
 }

@@ -54,7 +54,7 @@ func (f *Server) rangeIn(state map[string]*mvccpb.KeyValue, r *pb.RangeRequest) 
 	for _, key := range slices.Sorted(maps.Keys(state)) {
 		if kv := state[key]; within(key, string(r.Key), string(r.RangeEnd)) {
 			resp.Count++
-			if kv.CreateRevision >= r.MinCreateRevision && (r.MaxCreateRevision == 0 || kv.CreateRevision <= r.MaxCreateRevision) {
+			if kv.ModRevision >= r.MinModRevision && kv.CreateRevision >= r.MinCreateRevision && (r.MaxCreateRevision == 0 || kv.CreateRevision <= r.MaxCreateRevision) {
 				if r.KeysOnly { // etcd 3.7 leaves out the lease, too
 					kv = &mvccpb.KeyValue{Key: kv.Key, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
 				}
