@@ -12,15 +12,17 @@ import (
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/settle"
+	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// refreshWatches has all that relies on watches ask etcd: they are silent.
+// refreshWatches has all that relies on watches ask etcd: they are silent. A proxy's are silent at rest too, so what is asked must cost
+// little: of the waits only those read their queues that wait for a key which is not there.
 func (s *Session) refreshWatches() {
-	for _, l := range s.allLists() {
-		l.Refresh()
-	}
 	s.holdWatches.Refresh()
+	for some := range slices.Chunk(s.allLists(), wait.RecheckMost) {
+		s.waits.Recheck(s.lease.Ctx, some)
+	}
 }
 
 // startChecks has the session check its entries for as long as it lives: see lease.StartChecks.

@@ -15,6 +15,7 @@ import (
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
+	"github.com/etcdlock/etcdlock/internal/wait"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -303,6 +304,43 @@ func TestWaitlist_SilentWatcherOfTheUser(t *testing.T) {
 			require.LessOrEqual(st, time.Since(start), st.s.lease.TTL)
 			h.Release()
 		}
+	})
+}
+
+// At rest such a Watcher, or a proxy's, is silent too. Then a session that waits for many names asks etcd seldom, and for all of them.
+func TestWaitlist_SilentWatcherOfManyNames(t *testing.T) {
+	onStage(t, func(st *stage) {
+		st.s.etcd.UseWatcher(deaf{st.f})
+		const names, ttls = 4*wait.RecheckMost + 1, 2
+		var tickets []*Ticket
+		var others []string
+		for i := range names {
+			others = append(others, fmt.Sprint("b", i, "/1"))
+		}
+		st.f.writeAll(strings.Join(others, " "))
+		for i := range names {
+			tk, err := NewMutex(st.s, fmt.Sprint("b", i)).Enqueue(st.Context())
+			require.NoError(st, err)
+			tickets = append(tickets, tk)
+		}
+		<-time.After(2 * time.Second) // each name is read once for the error of a wait that is given up
+		var reads atomic.Int32
+		st.change(func() {
+			st.seen = func(what string) {
+				if strings.HasSuffix(what, "Range") {
+					reads.Add(1)
+				}
+			}
+		})
+		<-time.After(ttls * st.s.TTL())
+		require.Less(st, int(reads.Load()), names/2, "it asks for each name by itself")
+		st.f.Remove(others...)
+		start := time.Now()
+		for _, tk := range tickets {
+			_, err := tk.Wait(st.Context())
+			require.NoError(st, err)
+		}
+		require.LessOrEqual(st, time.Since(start), st.s.TTL())
 	})
 }
 

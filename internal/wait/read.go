@@ -55,8 +55,8 @@ func (ws *Waits) Survey(ctx context.Context, parts ...*waitlist.Part) {
 	}
 }
 
-// recheckRequests bounds how many requests one recheck makes.
-const recheckRequests = 8
+// RecheckMost is how many lists one recheck asks for, in eight requests.
+const RecheckMost = 8 * etcd.Batch
 
 // Recheck reads, for each of these lists, whether an entry that it waits for is still there, as far as that fits into a few
 // requests: give it the lists in another order each time, so that all of them have their turn. An entry is its key and its
@@ -73,7 +73,7 @@ func (ws *Waits) Recheck(ctx context.Context, lists []*waitlist.List) (all bool)
 			awaiting = append(awaiting, awaited{l, q})
 		}
 	}
-	now := awaiting[:min(len(awaiting), recheckRequests*etcd.Batch)]
+	now := awaiting[:min(len(awaiting), RecheckMost)]
 	all = len(now) == len(awaiting)
 	for some := range slices.Chunk(now, etcd.Batch) {
 		var reads []etcd.Read

@@ -51,15 +51,21 @@ func (f *Server) rangeLocked(r *pb.RangeRequest) *pb.RangeResponse {
 
 func (f *Server) rangeIn(state map[string]*mvccpb.KeyValue, r *pb.RangeRequest) *pb.RangeResponse {
 	resp := &pb.RangeResponse{Header: &pb.ResponseHeader{Revision: f.rev}}
-	for _, key := range slices.Sorted(maps.Keys(state)) {
-		if kv := state[key]; within(key, string(r.Key), string(r.RangeEnd)) {
-			resp.Count++
-			if kv.ModRevision >= r.MinModRevision && kv.CreateRevision >= r.MinCreateRevision && (r.MaxCreateRevision == 0 || kv.CreateRevision <= r.MaxCreateRevision) {
-				if r.KeysOnly { // etcd 3.7 leaves out the lease, too
-					kv = &mvccpb.KeyValue{Key: kv.Key, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
-				}
-				resp.Kvs = append(resp.Kvs, kv)
+	var keys []string
+	for key := range state {
+		if within(key, string(r.Key), string(r.RangeEnd)) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
+	resp.Count = int64(len(keys))
+	for _, key := range keys {
+		kv := state[key]
+		if kv.ModRevision >= r.MinModRevision && kv.CreateRevision >= r.MinCreateRevision && (r.MaxCreateRevision == 0 || kv.CreateRevision <= r.MaxCreateRevision) {
+			if r.KeysOnly { // etcd 3.7 leaves out the lease, too
+				kv = &mvccpb.KeyValue{Key: kv.Key, CreateRevision: kv.CreateRevision, ModRevision: kv.ModRevision, Version: kv.Version}
 			}
+			resp.Kvs = append(resp.Kvs, kv)
 		}
 	}
 	switch r.SortOrder {
