@@ -5,6 +5,7 @@ package wait
 import (
 	"context"
 	"slices"
+	"sync"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -12,6 +13,22 @@ import (
 	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
+
+// maxReading is how many agents read the present at a time. If etcd has no leader, the watches of all lists end, and all agents read, and
+// send again what is late. What etcd would only queue waits here, where it is in nobody else's way.
+const maxReading = 256
+
+// turn waits until few enough agents read. The turn ends with ctx too: the request of an agent that was replaced may never return.
+func (ws *Waits) turn(ctx context.Context) (done func(), err error) {
+	select {
+	case ws.reading <- struct{}{}:
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	over := sync.OnceFunc(func() { <-ws.reading })
+	stop := context.AfterFunc(ctx, over)
+	return func() { stop(); over() }, nil
+}
 
 // read makes the readings of these steps, in one request at revision at, 0 for the present, and tells their lists.
 func (ws *Waits) read(ctx context.Context, at int64, steps ...waitlist.Step) error {
@@ -25,6 +42,13 @@ func (ws *Waits) read(ctx context.Context, at int64, steps ...waitlist.Step) err
 		for _, key := range step.Keys {
 			reads = append(reads, etcd.ReadKey(key))
 		}
+	}
+	if at == 0 { // which all want at once, and which needs a leader
+		done, err := ws.turn(ctx)
+		if err != nil {
+			return err
+		}
+		defer done()
 	}
 	got, at, err := ws.Client.ReadAt(ctx, ws.Life, at, reads...)
 	if err != nil {

@@ -2,13 +2,19 @@ package wait
 
 import (
 	"context"
+	"fmt"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock/internal/etcd"
+	"github.com/etcdlock/etcdlock/internal/keyspace"
+	"github.com/etcdlock/etcdlock/internal/queue"
 	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
@@ -108,4 +114,74 @@ func TestRecheck_AgentHangs(t *testing.T) {
 			})
 		})
 	}
+}
+
+// crowd has entries of many lists wait, each for a key of another session.
+func (s *scene) crowd(n int) (lists []*waitlist.List, ended []<-chan error) {
+	s.Opened = func() {} // by many at once
+	for i := range n {
+		s.l = s.NewList(fmt.Sprint("a", i))
+		s.f.Write(s.l.Name + "/1")
+		key := s.l.Name + "/5"
+		e := register(s.l, keyspace.Exclusive, key)
+		before := queue.Entries(s.f.Keys(s.l.Name + "/"))
+		rev := s.f.Write(key)
+		e.Enqueued(rev, &waitlist.Listing{At: rev, UpTo: rev, Shared: true, Keys: before, Size: int64(len(before))})
+		lists, ended = append(lists, s.l), append(ended, s.wait(e))
+	}
+	return lists, ended
+}
+
+// hangs has the reads of the crowd hang, whatever their ctxs do, until goOn is called. asked is how many there are.
+func (s *scene) hangs() (asked *atomic.Int32, goOn func()) {
+	asked, goesOn, step := &atomic.Int32{}, make(chan struct{}), s.f.Step
+	s.f.Step = func(ctx context.Context, what string) error {
+		if what == "Range" {
+			asked.Add(1)
+			<-goesOn
+		}
+		return step(ctx, what)
+	}
+	return asked, func() { close(goesOn) }
+}
+
+// However many lists lose their watches at once, as when etcd has no leader, few of them read at a time.
+func TestRead_NoStorm(t *testing.T) {
+	play(t, func(s *scene) {
+		lists, ended := s.crowd(2 * maxReading)
+		asked, goOn := s.hangs()
+		s.f.BreakWatches()
+		<-time.After(etcd.HedgeMin / 2) // later each is sent again
+		together := int(asked.Load())
+		goOn()
+		for _, l := range lists {
+			s.f.Remove(l.Name + "/1")
+		}
+		for i := range ended {
+			require.NoError(s, <-ended[i])
+		}
+		require.LessOrEqual(s, together, maxReading)
+	})
+}
+
+// Agents that were replaced, and whose requests never return, keep no others from reading.
+func TestRead_AgentsHang(t *testing.T) {
+	play(t, func(s *scene) {
+		lists, ended := s.crowd(maxReading + 1)
+		asked, goOn := s.hangs()
+		s.Client.NeverHedge()
+		for range 4 {
+			for _, l := range lists {
+				l.Refresh()
+			}
+			synctest.Wait()
+		}
+		all := int(asked.Load())
+		goOn()
+		for i, l := range lists {
+			s.f.Remove(l.Name + "/1")
+			s.grants(ended[i])
+		}
+		require.Greater(s, all, maxReading)
+	})
 }

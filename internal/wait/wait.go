@@ -29,11 +29,14 @@ type Waits struct {
 	EndError func(ctx context.Context) error // the error of a wait whose ctx, or Life, has ended
 	// Lost is told of entries that had the lock and were not in etcd.
 	Lost func(entries []*waitlist.Part)
+
+	reading chan struct{} // turns: see turn
 }
 
 // NewList makes the list of a name, and runs its agents. Calls must not overlap.
 func (ws *Waits) NewList(name string) *waitlist.List {
 	if ws.Ask == nil {
+		ws.reading = make(chan struct{}, maxReading)
 		ws.UpLimit, ws.ManyShare = waitlist.UpLimit, waitlist.ManyShare
 		ws.After = func(d time.Duration, f func()) { time.AfterFunc(d, f) }
 		ws.Ask = func(ctx context.Context, l *waitlist.List) {
