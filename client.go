@@ -156,9 +156,12 @@ func (c *Client) goesOn(ctx context.Context, s *Session, err error) bool {
 		return false
 	case s.Err() != nil:
 		return true
+	case removed: // and perhaps a thousand more, at the same moment
+		s.lease.AwaitConfirmed(ctx)
+		return s.Err() != nil || ctx.Err() != nil
 	}
 	rerr := s.Refresh(ctx)
-	return s.Err() != nil || ctx.Err() != nil || rerr == nil && !removed
+	return s.Err() != nil || ctx.Err() != nil || rerr == nil
 }
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. Calls that wait

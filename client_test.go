@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -267,7 +268,7 @@ func TestClient_EntryRemoved(t *testing.T) {
 	require.Len(t, entries(t, c, name), 1)
 	require.EqualValues(t, 1, grants.answered.Load())
 
-	// The session itself asks once, and gets no answer.
+	// The session itself asks once, and gets no answer. Nor is the next request answered.
 	key, left = lock()
 	asked := false
 	tap.Next("LeaseTimeToLive", func(ctx context.Context, _ *etcdtest.Call) error {
@@ -275,6 +276,7 @@ func TestClient_EntryRemoved(t *testing.T) {
 		<-ctx.Done()
 		return ctx.Err()
 	})
+	again := tap.Next("LeaseTimeToLive", etcdtest.FailBefore)
 	_, err = c.Revoke(testCtx(t), locks.liveSession().Lease())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick, "Lock must go on in another session")
@@ -282,6 +284,36 @@ func TestClient_EntryRemoved(t *testing.T) {
 	require.NoError(t, before.Unlock(testCtx(t)))
 	require.NoError(t, result(t, left))
 	require.True(t, asked)
+	<-again
+}
+
+// Another client removes the entries of many Locks that wait. They ask after the lease together.
+func TestClient_ManyEntriesRemoved(t *testing.T) {
+	t.Parallel()
+	c, tap, renewals, name := cluster.Client(t), etcdtest.NewTap(), atomic.Int32{}, lockName(t)
+	tap.OnKeepAliveRequest(func(context.Context, *pb.LeaseKeepAliveRequest) error { renewals.Add(1); return nil })
+	locks := newTestClient(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	s, err := locks.Session(testCtx(t))
+	require.NoError(t, err)
+	_, err = NewMutex(newTestSession(t, c), name).Lock(testCtx(t))
+	require.NoError(t, err)
+	const n = 500
+	ended := make(chan error, n)
+	for range n {
+		go func() {
+			_, err := locks.Mutex(name).Lock(testCtx(t))
+			ended <- err
+		}()
+	}
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == n+1 }, hang, tick)
+	before := tap.Calls("LeaseTimeToLive")
+	_, err = c.Delete(testCtx(t), exclusiveBase(name, s.Lease()), clientv3.WithPrefix())
+	require.NoError(t, err)
+	for range n {
+		require.ErrorIs(t, <-ended, ErrLost)
+	}
+	require.Less(t, int(renewals.Load()), n/5)
+	require.Less(t, tap.Calls("LeaseTimeToLive")-before, n/5)
 }
 
 // A session whose deadline had passed, but whose lease lives, is renewed before it is used

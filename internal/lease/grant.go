@@ -107,23 +107,34 @@ func (l *Lease) Confirm(ctx context.Context) {
 	start := time.Now()
 	ctx, cancel := context.WithDeadline(ctx, start.Add(confirmTimeout))
 	defer cancel()
+	_ = l.confirm(ctx, start) // after an error nothing is known. The next renewal tells; the deadline stays as it is.
+}
+
+// AwaitConfirmed is Confirm that goes on until etcd has answered or refused, or ctx or l.Ctx ends.
+func (l *Lease) AwaitConfirmed(ctx context.Context) {
+	start := time.Now()
+	_ = l.renewUntil(ctx, func(ctx context.Context) error { return l.confirm(ctx, start) })
+}
+
+// confirm asks once whether the lease exists, unless etcd has said so since start.
+func (l *Lease) confirm(ctx context.Context, start time.Time) error {
 	select {
 	case l.confirmTurn <- struct{}{}:
 		defer func() { <-l.confirmTurn }()
 	case <-ctx.Done():
-		return
+		return ctx.Err()
 	}
 	if l.confirmedAt.After(start) || l.Ctx.Err() != nil {
-		return
+		return nil
 	}
 	asked := time.Now()
 	lease, err := l.Client.TimeToLive(ctx, l.ID, false)
 	switch {
 	case err != nil:
-		// Nothing is known. The next renewal tells; the deadline stays as it is.
 	case lease.GrantedTTL == 0:
 		l.NotFound()
 	default:
 		l.confirmedAt = asked
 	}
+	return err
 }
