@@ -6,7 +6,10 @@ package etcdlock
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/holdwatch"
@@ -38,7 +41,7 @@ func (s *Session) startChecks() {
 func (s *Session) checkEntries(ctx context.Context) error {
 	entries := inQueue(s.parts())
 	there, err := s.keys.Sweep(ctx)
-	if err != nil && !etcd.Refused(err) {
+	if err != nil && !etcd.ReplyTooLarge(err) && !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return err
 	}
 	s.lease.HasKeys(len(there))
@@ -47,16 +50,7 @@ func (s *Session) checkEntries(ctx context.Context) error {
 	if etcd.ReplyTooLarge(err) {
 		err = nil
 	}
-	denials := settle.MaxDenials
-	for some := range slices.Chunk(entries, etcd.Batch) {
-		err = cmp.Or(s.loseSome(ctx, some, 0, &denials), err)
-	}
-	return err
-}
-
-// loseSome is loseMissing that goes around entries on which etcd denies the rights: see settle.Apart.
-func (s *Session) loseSome(ctx context.Context, some []placed, at int64, denials *int) error {
-	return settle.Apart(some, denials, func(some []placed) error { return s.loseMissing(ctx, some, at) })
+	return cmp.Or(s.loseMissing(ctx, entries, 0), err)
 }
 
 // placed is a part in the queue, as it was known at some moment.
@@ -79,23 +73,23 @@ func inQueue(some []*waitlist.Part) (all []placed) {
 	return all
 }
 
-// loseMissing reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that are not.
-func (s *Session) loseMissing(ctx context.Context, some []placed, at int64) error {
-	if len(some) == 0 { // all have been released meanwhile
-		return nil
-	}
-	var reads []etcd.Read
-	for _, p := range some {
-		reads = append(reads, etcd.ReadKey(p.Entry.Key))
-	}
-	got, at, err := s.lease.Read(ctx, s.lease.Gone, at, reads...)
-	for i := range got {
-		if p := some[i]; !shows(got[i], p.Entry) {
-			markAllLost(p.Missing(p.Entry.Key, at))
-			_ = acquisitionOf(p.Part).markLost(p.Entry.Key)
+// loseMissing reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that are not. It
+// goes around entries on which etcd denies the rights.
+func (s *Session) loseMissing(ctx context.Context, entries []placed, at int64) error {
+	return settle.Apart(entries, func(some []placed) error {
+		var reads []etcd.Read
+		for _, p := range some {
+			reads = append(reads, etcd.ReadKey(p.Entry.Key))
 		}
-	}
-	return err
+		got, at, err := s.lease.Read(ctx, s.lease.Gone, at, reads...)
+		for i := range got {
+			if p := some[i]; !shows(got[i], p.Entry) {
+				markAllLost(p.Missing(p.Entry.Key, at))
+				_ = acquisitionOf(p.Part).markLost(p.Entry.Key)
+			}
+		}
+		return err
+	})
 }
 
 // watchesOf are the watches of a session's holds.
@@ -108,8 +102,7 @@ func watchesOf(s *Session) *holdwatch.Watches[*waitlist.Part] {
 			if len(parts) > etcd.Batch { // a watch is open anew
 				return s.checkEntries(ctx)
 			}
-			denials := settle.MaxDenials
-			return s.loseSome(ctx, inQueue(parts), at, &denials)
+			return s.loseMissing(ctx, inQueue(parts), at)
 		},
 		Ended: func(p *waitlist.Part) {
 			a := acquisitionOf(p)

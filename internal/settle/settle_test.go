@@ -1,7 +1,6 @@
 package settle
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -693,24 +692,23 @@ func TestApart(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			var done, want []int
-			refusals, denials, err := 0, MaxDenials, error(nil)
-			for some := range slices.Chunk(all, etcd.Batch) {
-				err = cmp.Or(Apart(some, &denials, func(some []int) error {
-					if slices.ContainsFunc(some, denied) {
-						refusals++
-						return rpctypes.ErrPermissionDenied
-					}
-					done = append(done, some...)
-					return nil
-				}), err)
-			}
+			refusals := 0
+			err := Apart(all, func(some []int) error {
+				require.LessOrEqual(t, len(some), etcd.Batch)
+				if slices.ContainsFunc(some, denied) {
+					refusals++
+					return rpctypes.ErrPermissionDenied
+				}
+				done = append(done, some...)
+				return nil
+			})
 			for _, i := range all {
 				if !denied(i) {
 					want = append(want, i)
 				}
 			}
 			require.Equal(t, want, done)
-			require.LessOrEqual(t, refusals, MaxDenials)
+			require.LessOrEqual(t, refusals, maxDenials)
 			if refusals == 0 {
 				require.NoError(t, err)
 			} else {
@@ -718,8 +716,9 @@ func TestApart(t *testing.T) {
 			}
 		})
 	}
-	denials := 1
-	require.ErrorIs(t, Apart(all, &denials, func([]int) error { return context.Canceled }), context.Canceled)
-	require.Equal(t, 1, denials)
-	require.ErrorIs(t, Apart(all, &denials, func([]int) error { return rpctypes.ErrPermissionDenied }), rpctypes.ErrPermissionDenied)
+	for _, err := range []error{context.Canceled, rpctypes.ErrCorrupt} { // which would be so of each half
+		asked := 0
+		require.ErrorIs(t, Apart(all[:etcd.Batch], func([]int) error { asked++; return err }), err)
+		require.Equal(t, 1, asked)
+	}
 }

@@ -4,7 +4,10 @@ package settle
 
 import (
 	"cmp"
+	"errors"
 	"slices"
+
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
@@ -28,23 +31,31 @@ func Unsure[E any](entries []E, there map[string]struct{}, of func(E) (key strin
 	})
 }
 
-// MaxDenials is how many requests for its entries a session makes at a time that etcd refuses.
-const MaxDenials = 64
+// maxDenials bounds the requests of an Apart for which etcd denies the rights.
+const maxDenials = 64
 
-// Apart does f for some entries, and if etcd refuses that, for each half of them: it may deny the rights on one. denials is how many
-// refusals there may be. Then Apart does nothing more, since etcd may deny the rights on thousands; entries come in any order, so the
-// next time others are first.
-func Apart[E any](some []E, denials *int, f func(some []E) error) error {
-	if *denials == 0 {
+// Apart does f for entries, as many at a time as one request reads. If etcd denies the rights on one of them, which it does not name,
+// Apart does f for each half. Etcd may deny the rights on thousands, so after maxDenials denials Apart does nothing more. Entries come in
+// any order, so the next time others are first.
+func Apart[E any](entries []E, f func(some []E) error) (err error) {
+	denials := 0
+	for some := range slices.Chunk(entries, etcd.Batch) {
+		err = cmp.Or(apart(some, &denials, f), err)
+	}
+	return err
+}
+
+func apart[E any](some []E, denials *int, f func(some []E) error) error {
+	if *denials == maxDenials {
 		return nil
 	}
 	err := f(some)
-	if !etcd.Refused(err) {
+	if !errors.Is(err, rpctypes.ErrPermissionDenied) {
 		return err
 	}
-	*denials--
-	if n := len(some) / 2; n > 0 && *denials > 0 {
-		return cmp.Or(Apart(some[:n], denials, f), Apart(some[n:], denials, f))
+	*denials++
+	if n := len(some) / 2; n > 0 && *denials < maxDenials {
+		return cmp.Or(apart(some[:n], denials, f), apart(some[n:], denials, f))
 	}
 	return err
 }
