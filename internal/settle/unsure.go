@@ -54,7 +54,7 @@ func apart[E any](some []E, denials *int, f func(some []E) error) error {
 		return err
 	}
 	*denials++
-	if n := len(some) / 2; n > 0 && *denials < maxDenials {
+	if n := len(some) / 2; n > 0 {
 		return cmp.Or(apart(some[:n], denials, f), apart(some[n:], denials, f))
 	}
 	return err
