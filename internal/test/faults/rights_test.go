@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -79,17 +80,26 @@ func TestFault_J13_RightsTakenAwayForAMoment(t *testing.T) {
 	if _, refused := as("worker").KeepAliveOnce(harness.Ctx(t), h.Session().Lease()); refused == nil { // etcd before 3.6.9
 		return
 	}
-	renewed := make(chan struct{}, 100)
-	tap.OnKeepAliveRequest(func(context.Context, *pb.LeaseKeepAliveRequest) error {
-		renewed <- struct{}{}
+	var renewals atomic.Int32
+	again, granted := make(chan struct{}), make(chan struct{})
+	tap.OnKeepAliveRequest(func(ctx context.Context, _ *pb.LeaseKeepAliveRequest) error {
+		switch renewals.Add(1) {
+		case 1:
+			return nil // and it is refused
+		case 2:
+			close(again)
+		}
+		select { // so that a slow machine does not have etcd refuse for longer than it may
+		case <-granted:
+		case <-ctx.Done():
+		}
 		return nil
 	})
 	locked := harness.InBackground(t, locks.Mutex("a/2").Lock)
-	for range 3 { // so two were refused
-		<-renewed
-	}
+	<-again
 	_, err = root.RoleGrantPermission(harness.Ctx(t), "worker", "a/", end, clientv3.PermissionType(clientv3.PermReadWrite))
 	require.NoError(t, err)
+	close(granted)
 	require.Same(t, h.Session(), (<-locked).Session())
 	require.NoError(t, h.Check(harness.Ctx(t)))
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
