@@ -8,6 +8,7 @@ import (
 	"errors"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
@@ -84,6 +85,7 @@ type agent struct {
 	pauses pauses
 	front  *waitlist.Part // for which it has asked last
 	asked  int            // so often in a row, without a failure
+	denied bool           // etcd has denied it the rights on the lock
 }
 
 // maxAsked is how often an agent asks for an entry without a pause. If an entry needs more answers, etcd's answers do not
@@ -120,12 +122,20 @@ func (ws *Waits) ask(ctx context.Context, l *waitlist.List) {
 	a.outage.Stop(err == nil)
 }
 
-// handleErr tells the list of a step that failed, and pauses before the next one, unless etcd has refused.
+// roleChange is how long a role may be without rights on a lock that somebody waits for: it may be changed in two steps, in one script.
+const roleChange = time.Second
+
+// handleErr tells the list of a step that failed, and pauses before the next one, unless etcd has refused. If etcd denies the rights
+// on the lock for the first time, the agent asks again after roleChange: the wait must not lose its place between the two steps.
 func (a *agent) handleErr(ctx context.Context, step *waitlist.Step, err error) {
 	switch {
 	case err == nil:
 	case ctx.Err() != nil:
 		a.l.Dropped(step)
+	case !a.denied && errors.Is(err, rpctypes.ErrPermissionDenied):
+		a.denied = true
+		a.l.Fail(step, nil)
+		_ = etcd.Sleep(ctx, roleChange)
 	case errors.Is(err, etcd.ErrClientClosed),
 		etcd.Refused(err) && !errors.Is(err, etcd.ErrWatch): // if a watch is refused, the next read is too
 		a.l.Fail(step, err)

@@ -245,9 +245,9 @@ func TestWait_Ends(t *testing.T) {
 		"ctx":  {func(_ *scene, _ *waitlist.Part, cancel func()) { cancel() }, context.Canceled},
 		"life": {func(s *scene, _ *waitlist.Part, _ func()) { s.end(why) }, why},
 		"refused": {func(s *scene, _ *waitlist.Part, _ func()) {
-			s.fail = rpctypes.ErrGRPCPermissionDenied
+			s.fail = rpctypes.ErrGRPCInvalidAuthToken
 			s.f.BreakWatches()
-		}, rpctypes.ErrPermissionDenied},
+		}, rpctypes.ErrInvalidAuthToken},
 		"client closed": {func(s *scene, _ *waitlist.Part, _ func()) { s.close(); s.f.BreakWatches() }, etcd.ErrClientClosed},
 		"entry removed": {func(s *scene, _ *waitlist.Part, _ func()) { s.f.Remove("a/5") }, waitlist.ErrRemoved},
 		"another is gone": {func(s *scene, e *waitlist.Part, _ func()) {
@@ -275,6 +275,47 @@ func TestWait_Ends(t *testing.T) {
 				s.idle()
 				require.Empty(s, s.f.Watches())
 			})
+		})
+	}
+}
+
+// If a role is without rights for a moment, the wait goes on. If the rights stay away, all waits end, and each list asks twice.
+func TestWait_Denied(t *testing.T) {
+	for _, passes := range []bool{true, false} {
+		play(t, func(s *scene) {
+			s.f.Write("a/1")
+			first, second := s.wait(s.enqueue("a/5")), s.wait(s.enqueue("a/6"))
+			s.asked()
+			var granted atomic.Bool
+			step := s.f.Step
+			s.f.Step = func(ctx context.Context, what string) error {
+				_ = step(ctx, what)
+				if !granted.Load() && strings.HasSuffix(what, "Range") {
+					return rpctypes.ErrGRPCPermissionDenied
+				}
+				return nil
+			}
+			s.f.BreakWatches()
+			<-time.After(roleChange / 2)
+			require.Empty(s, first)
+			granted.Store(passes)
+			<-time.After(roleChange)
+			require.LessOrEqual(s, len(s.asked()), 4)
+			if passes { // and once more
+				granted.Store(false)
+				s.f.BreakWatches()
+				<-time.After(roleChange / 2)
+				require.Empty(s, first)
+				granted.Store(true)
+				<-time.After(roleChange)
+			} else {
+				require.ErrorIs(s, <-first, rpctypes.ErrPermissionDenied)
+				require.ErrorIs(s, <-second, rpctypes.ErrPermissionDenied)
+				return
+			}
+			s.f.Remove("a/1")
+			s.grants(first)
+			require.Empty(s, second)
 		})
 	}
 }

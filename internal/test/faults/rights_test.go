@@ -3,6 +3,7 @@ package faults
 import (
 	"context"
 	"errors"
+	"io"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -102,6 +103,50 @@ func TestFault_J13_RightsTakenAwayForAMoment(t *testing.T) {
 	close(granted)
 	require.Same(t, h.Session(), (<-locked).Session())
 	require.NoError(t, h.Check(harness.Ctx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+}
+
+// The two steps come while a Lock waits, and its queue is read in between: the Lock keeps its place.
+func TestFault_J13_RightsTakenAwayForAMomentOfAWait(t *testing.T) {
+	t.Parallel()
+	_, as := harness.StartWithAuth(t)
+	root, end := as("root"), clientv3.GetPrefixRangeEnd("a/")
+	h, err := etcdlock.NewMutex(newSession(t, root), "a/1").Lock(harness.Ctx(t))
+	require.NoError(t, err)
+	tap := etcdtest.NewTap()
+	locked := harness.InBackground(t, enqueued(t, newSession(t, as("worker", tap), etcdlock.WithTTL(time.Minute)), tap, "a/1").Wait)
+	_, err = root.RoleRevokePermission(harness.Ctx(t), "worker", "a/", end)
+	require.NoError(t, err)
+	var reads atomic.Int32
+	denied, granted := make(chan struct{}), make(chan struct{})
+	tap.Every("Txn", func(ctx context.Context, c *etcdtest.Call) error {
+		if c.Request.(*pb.TxnRequest).Success[0].GetRequestRange().GetSerializable() { // for the log
+			return c.Send(ctx)
+		}
+		if reads.Add(1) == 1 {
+			defer close(denied)
+			return c.Send(ctx)
+		}
+		select { // so that a slow machine has its time
+		case <-granted:
+		case <-ctx.Done():
+		}
+		return c.Send(ctx)
+	})
+	var broken atomic.Bool
+	tap.OnWatchResponse(func(context.Context, *pb.WatchResponse) error {
+		if broken.Swap(true) {
+			return nil
+		}
+		return io.EOF
+	})
+	<-denied
+	_, err = root.RoleGrantPermission(harness.Ctx(t), "worker", "a/", end, clientv3.PermissionType(clientv3.PermReadWrite))
+	require.NoError(t, err)
+	close(granted)
+	require.NoError(t, h.Unlock(harness.Ctx(t)))
+	h = <-locked
+	require.NotNil(t, h)
 	require.NoError(t, h.Unlock(harness.Ctx(t)))
 }
 
