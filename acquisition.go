@@ -77,7 +77,7 @@ type acquisition struct {
 	multi                        bool         // it is of a Multi; never changes
 	fenced                       bool         // its holder may have sent a transaction that compares a key
 	report                       *report      // to the hooks, nil without; set by newAcquisition
-	pending                      *pending     // nil of a hold that does without
+	pending                      *pending     // nil of a hold
 	holdCtx                      *holdContext // nil until asked for
 }
 
@@ -92,8 +92,7 @@ type part struct {
 // acquisitionOf is whose part p is.
 func acquisitionOf(p *waitlist.Part) *acquisition { return p.Owner.(*acquisition) }
 
-// pending is what an acquisition needs until it is held, and then only if it is ambiguous: see becomeHeld. Most holds do
-// without, so their lock and their value need not stay in memory.
+// pending is what an acquisition needs until it is held. Then its lock and its value need not stay in memory.
 type pending struct {
 	lock *lock
 	// behind: a part may have had to wait. Another part may have been removed meanwhile: see checkAllParts.
