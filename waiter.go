@@ -1,7 +1,7 @@
 // The wait of an acquisition, from its place in the queue to its grant:
 //
-//  1. enlist registers each part with the session's waitlist of its name, before the txn is sent, since a reading for another
-//     part may show its keys before the reply to the txn is there.
+//  1. enlist registers each part with the session's waitlist of its name, before the txn is sent. From then on the list keeps the
+//     deletions that it hears of until the reply to the txn is read.
 //  2. enter notes the revision of the keys, and what the txn showed of each queue before it wrote them. A part that
 //     nothing blocks there has its lock.
 //  3. wait blocks until the waitlist grants each part. Behind other sessions' entries, internal/wait watches what
@@ -26,7 +26,7 @@ import (
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
-// wait waits for what is before the acquisition, for one part after the other, and grants it.
+// wait waits until each part has its lock, for one part after the other, and makes the acquisition held.
 func (h *Held) wait(ctx context.Context) error {
 	for p := h.firstUngranted(); p != nil; p = h.firstUngranted() {
 		h.s.blockers.Enter(ctx, p.Name, h.rev)
@@ -90,7 +90,7 @@ func (a *acquisition) acceptGrant(ctx context.Context) error {
 		if ctx.Err() != nil {
 			return a.s.lease.WaitError(ctx)
 		}
-		// The wall clock was set forward, or a renewal is late: the place is kept until there is one.
+		// The wall clock was set forward, or a renewal is late: the place is kept until a renewal succeeds.
 		if err := a.s.lease.Refresh(ctx); err != nil {
 			return err
 		}
@@ -110,7 +110,7 @@ func (a *acquisition) becomeHeld() bool {
 	if a.firstUngranted() != nil {
 		return false
 	}
-	if a.transition(held) && !a.ambiguous {
+	if a.transition(held) {
 		a.pending = nil
 	}
 	a.notifyGranted()

@@ -11,8 +11,8 @@ import (
 )
 
 // entitledLocked decides whether p has the lock (I1): the views are about all that may block p; no key of another session there
-// blocks p; nor does an entry of the list that is not over; and p was still in the queue at a revision by which every key that is
-// missing from the views had been deleted. See the package's comment for why this is enough.
+// blocks p; nor does an entry of the list that is not over; and p was still in the queue when every key that is missing from the
+// views had been deleted. See the package's comment for why this is enough.
 func (l *List) entitledLocked(p *Part) bool {
 	return l.completeLocked(p) && !l.behindOthersLocked(p) && !l.behindOwnLocked(p) && l.lastSeenLocked(p) >= l.goneBy
 }
@@ -23,14 +23,14 @@ func (l *List) behindOwnLocked(p *Part) bool {
 	return slices.ContainsFunc(l.parts, inWay)
 }
 
-// waits reports whether the entry does not have the lock yet, and may have it.
+// waits reports whether the entry does not have the lock yet, and can still get it.
 func (p *Part) waits() bool { return p.state == waiting || p.state == idle || p.state == refused }
 
 // over reports whether the entry is in nobody's way, wherever its key is.
 func (p *Part) over() bool { return p.state == left || p.state == missing }
 
 // lastSeenLocked is the last revision at which the entry is known to have been in the queue, also because a watch that
-// would have told of its end did not.
+// would have told of the deletion of its key has told of a later one.
 func (l *List) lastSeenLocked(p *Part) int64 {
 	seen := p.seen
 	for _, w := range l.watches {
@@ -94,7 +94,7 @@ func (p *Part) Outcome() (bool, error) {
 	switch p.state {
 	case granted:
 		return true, nil
-	case missing, removing: // the latter before its owner knew that it had the lock
+	case missing, removing: // removing: the entry was granted, and lost before its owner has asked
 		return false, ErrRemoved
 	case refused:
 		return false, p.l.refusal
@@ -102,9 +102,8 @@ func (p *Part) Outcome() (bool, error) {
 	return false, nil
 }
 
-// WhenContended has signal called as soon as another entry of the list waits for what the entry excludes,
-// which has the lock. It is called once or more, with the list's mutex held: it is only to close a channel,
-// or the like.
+// WhenContended has signal called, at most once, as soon as the entry has the lock and another entry of the list waits behind it.
+// signal is called with the list's mutex held: it must only close a channel, or the like.
 func (p *Part) WhenContended(signal func()) {
 	p.l.lock()
 	defer p.l.unlock()
