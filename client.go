@@ -146,22 +146,13 @@ func (s *Session) finish() error {
 }
 
 // goesOn reports whether an acquisition that failed in s with err, and left nothing, begins anew in another
-// session: only the session failed it, because it has expired, or because its clock said so for a moment. An entry
-// that is gone may have gone with the lease or not; if asking after the lease had no answer in time, etcd is asked
-// until there is one. The end of ctx, and Close, are for session to see.
+// session: only the session failed it, because it has expired, or because its clock said so for a moment. The end of ctx,
+// and Close, are for session to see.
 func (c *Client) goesOn(ctx context.Context, s *Session, err error) bool {
-	removed := errors.Is(err, ErrLost)
-	switch {
-	case !removed && !errors.Is(err, ErrSessionExpired):
-		return false
-	case s.Err() != nil:
-		return true
-	case removed: // and perhaps a thousand more, at the same moment
-		s.lease.AwaitConfirmed(ctx)
-		return s.Err() != nil || ctx.Err() != nil
+	if !errors.Is(err, ErrSessionExpired) {
+		return errors.Is(err, ErrLost) && (s.Err() != nil || ctx.Err() != nil)
 	}
-	rerr := s.Refresh(ctx)
-	return s.Err() != nil || ctx.Err() != nil || rerr == nil
+	return s.Err() != nil || s.Refresh(ctx) == nil || s.Err() != nil || ctx.Err() != nil
 }
 
 // Close ends the session at once and revokes its lease, which removes all its entries in one commit. Calls that wait

@@ -22,7 +22,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
@@ -59,9 +58,7 @@ func (a *acquisition) waitError(ctx context.Context, p *part, err error) error {
 	s := a.s
 	switch {
 	case errors.Is(err, waitlist.ErrRemoved):
-		bound, unbind := etcd.Bind(ctx, s.lease.Ctx)
-		s.lease.Confirm(bound)
-		unbind()
+		s.lease.AwaitConfirmed(ctx) // nobody had the lock, so the cause is worth more than the time
 		if ctx.Err() != nil {
 			return s.lease.WaitError(ctx)
 		}
