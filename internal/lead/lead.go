@@ -34,8 +34,8 @@ type Lead[T Term] struct {
 	lost time.Time // when the term was lost, as far as this process knows, zero before
 }
 
-// Begin says that the function leads for a term. The caller calls end when the function has returned; end waits for a call
-// of Overrun.
+// Begin says that the function leads for a term. The caller calls end when the function has returned: from then on nothing
+// leads. end waits for a call of Overrun.
 func (l *Lead[T]) Begin(term T) (end func()) {
 	l.set(term)
 	returned := make(chan struct{})
@@ -43,9 +43,9 @@ func (l *Lead[T]) Begin(term T) (end func()) {
 	watching.Go(func() { l.watch(term, returned) })
 	return func() {
 		close(returned)
-		watching.Wait()
 		var none T
-		l.set(none)
+		l.set(none) // before Overrun has returned, which may take its time
+		watching.Wait()
 	}
 }
 

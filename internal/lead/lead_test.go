@@ -189,3 +189,25 @@ func TestOver_CountsFromTheLoss(t *testing.T) {
 		end()
 	})
 }
+
+// What has returned goes on no more, however long the call of Overrun takes that its end waits for.
+func TestOver_BesideAnOverrunThatBlocks(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		told, release := make(chan struct{}), make(chan struct{})
+		l := Lead[*term]{Lost: errLost, Released: errReleased, Grace: time.Second, Overrun: func(*term) {
+			close(told)
+			<-release
+		}}
+		one := newTerm(time.Hour)
+		end := l.Begin(one)
+		one.lose(errLost)
+		<-told
+		_, over := l.Over()
+		require.Equal(t, time.Second, over)
+		defer close(release)
+		go end()
+		<-time.After(time.Minute)
+		_, over = l.Over()
+		require.Zero(t, over, "it has returned")
+	})
+}
