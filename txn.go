@@ -26,8 +26,8 @@ import (
 // After any other error nothing was carried out. There is one exception: if etcd or a proxy answers Canceled or
 // DeadlineExceeded, clientv3 itself repeats the transaction, and it may be carried out twice.
 //
-// Give Txn a ctx with a deadline. On a member that hangs, Commit waits for as long as ctx and the hold live, or until
-// the keepalive of the client's connection ends it: see clientv3.Config.DialKeepAliveTime. A log line says so after 5 s.
+// Give Txn a ctx with a deadline. On a member that hangs, Commit waits for as long as ctx and the hold live, or until the keepalive
+// of the client's connection ends it: see clientv3.Config.DialKeepAliveTime. After 5 s a log line says so, once a minute for all.
 func (h *Held) Txn(ctx context.Context) clientv3.Txn {
 	h.useFence()
 	return etcd.Build(func(t *etcd.Txn) (*clientv3.TxnResponse, error) {

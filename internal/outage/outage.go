@@ -73,24 +73,17 @@ func (s *Source) line(lease, lock string, err error) (write func()) {
 
 func (s *Source) refuses(args []any) { s.Log.Warn("etcd refuses this client", args...) }
 
-// refusedAgain is after how long the log says again that etcd refuses rights.
-const refusedAgain = time.Minute
+// again is after how long the log says again that etcd refuses rights, or that a transaction is late.
+const again = time.Minute
 
 // Refused is called with the error of a call that has ended. If etcd has refused rights, the log has a line, once for
-// all calls in refusedAgain: what op, and the names that wrap knows, are the first call's.
+// all calls in that time: what op, and the names that wrap knows, are the first call's.
 func (s *Source) Refused(op string, err error, wrap func(op string, err error) error) {
 	var refusal rpctypes.EtcdError
 	if !errors.As(err, &refusal) || whatToCheck(refusal) != access {
 		return
 	}
-	o := s.All
-	o.mu.Lock()
-	told := !o.refused.IsZero() && time.Since(o.refused) < refusedAgain
-	if !told {
-		o.refused = time.Now()
-	}
-	o.mu.Unlock()
-	if !told { // as text: the caller has the error
+	if s.All.due(&s.All.refused) { // as text: the caller has the error
 		s.refuses([]any{"lease", s.Lease.String(), "endpoints", s.Client.Endpoints(), "user", s.Client.Username, "error", wrap(op, err).Error(), "check", access})
 	}
 }
@@ -115,9 +108,13 @@ func (o *Outage) Stop(recovered bool) {
 // LateAfter is how long a transaction under a lock goes on before the log has a line: it is sent once, to one member.
 const LateAfter = 5 * time.Second
 
-// Late is called when a transaction under a lock is sent, and stop when it has ended.
+// Late is called when a transaction under a lock is sent, and stop when it has ended. The log has a line once in a minute for all
+// transactions: on a member that hangs all of them are late.
 func (s *Source) Late(lock string, token int64) (stop func() bool) {
 	return time.AfterFunc(LateAfter, func() {
+		if !s.All.due(&s.All.late) {
+			return
+		}
 		s.Log.Warn("a transaction under a lock has no answer from etcd yet", "lock", lock, "token", token, "waits", LateAfter,
 			"endpoints", s.Client.Endpoints(), "check", "whether a member hangs: stop it; and the client's DialKeepAliveTime")
 	}).Stop

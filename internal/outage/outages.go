@@ -30,6 +30,7 @@ type Outages struct {
 	told      bool      // the log has its first line
 	timer     *time.Timer
 	refused   time.Time // when the log was last told that etcd refuses rights
+	late      time.Time // when the log was last told of a transaction that is late
 	denied    *Outages  // of the locks on which etcd denies rights: see of
 }
 
@@ -77,6 +78,17 @@ func (o *Outages) begin(why error, line func() (write func())) {
 	if now {
 		line()()
 	}
+}
+
+// due reports whether the log must have a line again that it last had at that time, and if so, notes that it has the line now.
+func (o *Outages) due(last *time.Time) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if time.Since(*last) < again {
+		return false
+	}
+	*last = time.Now()
+	return true
 }
 
 // hushLocked stops the timer. Called with o.mu.
