@@ -28,13 +28,15 @@
 //	error.type        the outcome, if the span's status is an error
 //
 // The outcomes "locked", "cancelled" and "session_closed" are what the caller asked
-// for, so they leave the status unset. The event "enqueued" of a wait has the time at
-// which the entry was in the queue.
+// for, so they leave the status unset. A status that is an error has the error's text,
+// with what is not UTF-8 replaced. The event "enqueued" of a wait has the time at which
+// the entry was in the queue.
 package otellock
 
 import (
 	"context"
 	"strconv"
+	"strings"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -144,7 +146,7 @@ func end(span trace.Span, at time.Time, word string, err error) {
 	switch word {
 	case outcome.Granted, outcome.Released, outcome.Locked, outcome.Cancelled, outcome.SessionClosed:
 	default:
-		span.SetStatus(codes.Error, err.Error())
+		span.SetStatus(codes.Error, strings.ToValidUTF8(err.Error(), "\uFFFD"))
 		span.SetAttributes(attribute.String("error.type", word))
 	}
 	span.End(trace.WithTimestamp(at))

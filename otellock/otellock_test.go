@@ -2,6 +2,7 @@ package otellock_test
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -271,4 +272,15 @@ func TestSpans_GlobalProvider(t *testing.T) {
 		require.NoError(t, s.Close())
 		require.Len(t, spans.GetSpans(), 2)
 	}
+}
+
+// The cause of a ctx is the caller's, and its text may be anything. An exporter drops a whole batch for one text that is not UTF-8.
+func TestSpans_ErrorThatIsNotUTF8(t *testing.T) {
+	provider, spans := tracing()
+	hooks := otellock.Hooks(otellock.WithTracerProvider(provider))
+	err := fmt.Errorf("%w: order \xff", context.DeadlineExceeded)
+	hooks.Abandoned(testCtx(t), etcdlock.AbandonedInfo{Acquisition: etcdlock.Acquisition{Name: "a"}, Err: err})
+	got := spans.GetSpans()
+	require.Len(t, got, 1)
+	require.Equal(t, "context deadline exceeded: order \uFFFD", got[0].Status.Description)
 }
