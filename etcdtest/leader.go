@@ -23,6 +23,7 @@ const (
 
 // Leader waits until a majority of the members agrees on a leader, and returns it. An
 // isolated member does not count as the leader, even while it still believes that it is.
+// After [Cluster.Close], Leader, MoveLeader and Compact fail.
 func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
 	if slices.ContainsFunc(c.members, func(m *Member) bool { return m.config == nil }) {
 		return nil, errAttached
@@ -30,6 +31,9 @@ func (c *Cluster) Leader(ctx context.Context) (*Member, error) {
 	tick := time.NewTicker(leaderPoll)
 	defer tick.Stop()
 	for {
+		if c.closed.Load() {
+			return nil, fmt.Errorf("etcdtest: no leader: %w", errClosed)
+		}
 		if m := c.leader(); m != nil {
 			return m, nil
 		}

@@ -209,6 +209,8 @@ func TestRestartAfterClose(t *testing.T) {
 	cluster.Close()
 	require.ErrorContains(t, m.Restart(short(t, patience)), "the cluster is closed")
 	require.Nil(t, m.Etcd())
+	_, err = cluster.Leader(short(t, patience))
+	require.ErrorContains(t, err, "the cluster is closed", "nobody leads any more")
 }
 
 func TestRestartBesideClose(t *testing.T) {
