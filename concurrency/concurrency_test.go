@@ -758,3 +758,32 @@ func TestErrorsAreEtcds(t *testing.T) {
 	require.ErrorIs(t, concurrency.ErrElectionNotLeader, etcds.ErrElectionNotLeader)
 	require.ErrorIs(t, concurrency.ErrElectionNoLeader, etcds.ErrElectionNoLeader)
 }
+
+// What is made without a session, or with no client, says so when it is used, and panics nowhere. An unlocked Mutex of etcd's
+// package needs no session either.
+func TestWithoutASession(t *testing.T) {
+	_, err := concurrency.NewSession(nil)
+	require.ErrorContains(t, err, "the client is nil")
+	const want = "the session is nil"
+	for _, m := range []*concurrency.Mutex{concurrency.NewMutex(nil, "a"), {}} {
+		require.ErrorContains(t, m.Lock(harness.Ctx(t)), want)
+		require.ErrorContains(t, m.TryLock(harness.Ctx(t)), want)
+		require.Equal(t, concurrency.ErrLockReleased, m.Unlock(harness.Ctx(t)))
+		require.Empty(t, m.Key())
+		require.Nil(t, m.Header())
+		resp, err := cluster.Client(t).Txn(harness.Ctx(t)).If(m.IsOwner()).Then(clientv3.OpGet("x")).Commit()
+		require.NoError(t, err)
+		require.False(t, resp.Succeeded)
+	}
+	e := concurrency.NewElection(nil, "a")
+	require.ErrorContains(t, e.Campaign(harness.Ctx(t), "x"), want)
+	_, err = e.Leader(harness.Ctx(t))
+	require.ErrorContains(t, err, want)
+	_, open := <-e.Observe(harness.Ctx(t))
+	require.False(t, open)
+	require.Equal(t, concurrency.ErrElectionNotLeader, e.Proclaim(harness.Ctx(t), "x"))
+	require.NoError(t, e.Resign(harness.Ctx(t)))
+	e = concurrency.ResumeElection(nil, "a", "a/694d", 7)
+	require.ErrorContains(t, e.Proclaim(harness.Ctx(t), "x"), want)
+	require.ErrorContains(t, e.Resign(harness.Ctx(t)), want)
+}

@@ -43,7 +43,7 @@ func newTerm(h *etcdlock.Held) *term {
 	return t
 }
 
-// NewElection makes an Election. It makes no request. The name may end in "/".
+// NewElection makes an Election. It makes no request. The name may end in "/". A nil session is an error of every call.
 func NewElection(s *Session, pfx string) *Election { return &Election{s: s, name: pfx} }
 
 // ResumeElection makes an Election whose leader is known: Proclaim and Resign go to that key. The name is leaderKey's, "a" of
@@ -61,6 +61,9 @@ func ResumeElection(s *Session, pfx string, leaderKey string, leaderRev int64) *
 // that hangs on the lease. When Campaign returns an error, the candidacy is withdrawn in the background, also one that it took up.
 // But a session that led before the call goes on leading, with the old value or the new, until Resign.
 func (e *Election) Campaign(ctx context.Context, val string) error {
+	if e.s == nil {
+		return errNilSession
+	}
 	c, done := e.s.candidacy(e.name)
 	defer done()
 	select {
@@ -162,8 +165,11 @@ func (e *Election) Proclaim(ctx context.Context, val string) error {
 	e.mu.Lock()
 	leads, t, key, rev := e.leads, e.term, e.key, e.rev
 	e.mu.Unlock()
-	if !leads {
+	switch {
+	case !leads:
 		return ErrElectionNotLeader
+	case e.s == nil:
+		return errNilSession
 	}
 	if t == nil {
 		t = e.resumed(rev)
@@ -224,8 +230,11 @@ func (e *Election) Resign(ctx context.Context) error {
 	leads, t, key, rev := e.leads, e.term, e.key, e.rev
 	e.leads, e.term, e.key = false, nil, ""
 	e.mu.Unlock()
-	if !leads {
+	switch {
+	case !leads:
 		return nil
+	case e.s == nil:
+		return errNilSession
 	}
 	if t == nil {
 		t = e.resumed(rev)

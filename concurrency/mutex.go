@@ -41,17 +41,31 @@ type mutexState struct {
 	leaving bool
 }
 
-// NewMutex makes a Mutex. It makes no request. The name may end in "/".
+// NewMutex makes a Mutex. It makes no request. The name may end in "/". A nil session is an error of Lock and TryLock.
 func NewMutex(s *Session, pfx string) *Mutex {
+	if s == nil {
+		return &Mutex{name: pfx}
+	}
 	m := &Mutex{s: s, inner: etcdlock.NewMutex(s.inner, pfx), name: pfx, st: &mutexState{turn: make(chan struct{}, 1)}}
 	runtime.AddCleanup(m.inner, func(st *mutexState) { s.drop(pfx, st) }, m.st)
 	return m
+}
+
+// state is the state of the Mutex. A Mutex without a session has no lock.
+func (m *Mutex) state() *mutexState {
+	if m.st == nil {
+		return &mutexState{}
+	}
+	return m.st
 }
 
 // Lock takes the lock, and waits for it. If this Mutex has the lock, Lock returns once etcd has confirmed that. When Lock
 // returns an error, for example since ctx has ended, its entry in the queue is removed in the background. In a session with
 // WithLease, Lock takes up the entry that hangs on the lease, at three requests more if the lock is not free.
 func (m *Mutex) Lock(ctx context.Context) error {
+	if m.s == nil {
+		return errNilSession
+	}
 	select {
 	case m.st.turn <- struct{}{}:
 		return m.acquire(ctx, m.lock)
@@ -64,6 +78,9 @@ func (m *Mutex) Lock(ctx context.Context) error {
 // Mutex waits for the lock. In a session with WithLease, TryLock takes up the entry that hangs on the lease if that entry has
 // the lock.
 func (m *Mutex) TryLock(ctx context.Context) error {
+	if m.s == nil {
+		return errNilSession
+	}
 	select {
 	case m.st.turn <- struct{}{}:
 		return m.acquire(ctx, m.try)
@@ -174,18 +191,18 @@ func stillHas(ctx context.Context, h *etcdlock.Held) (bool, error) {
 // entry, and ErrSessionExpired if the lock was lost with its session. If ctx ends first the release goes on in the
 // background, and another Unlock waits for etcd's word on it.
 func (m *Mutex) Unlock(ctx context.Context) error {
-	st := m.st
+	st := m.state()
 	st.mu.Lock()
 	h, leaving, entry := st.hold, st.leaving, etcdlock.Entry{Name: m.name, Key: st.key, Token: st.token}
 	st.hold, st.leaving = nil, false
 	st.mu.Unlock()
 	var err error
-	switch ended := m.s.inner.Err() != nil; {
+	switch {
 	case h != nil:
 		err = h.Unlock(ctx)
 	case !leaving:
 		return ErrLockReleased
-	case ended:
+	case m.s.inner.Err() != nil:
 		return ErrSessionExpired
 	default: // the release goes on, and nobody can be asked for its end: so this does the same, beside it
 		if err = m.s.looks.Break(ctx, entry); errors.Is(err, etcdlock.ErrNotFound) {
@@ -208,7 +225,7 @@ func (m *Mutex) Unlock(ctx context.Context) error {
 
 // IsOwner is a comparison that is true in a transaction exactly while this Mutex has the lock.
 func (m *Mutex) IsOwner() clientv3.Cmp {
-	if h := m.st.held(); h != nil {
+	if h := m.state().held(); h != nil {
 		return h.IsOwner()
 	}
 	// No key has the create revision -1, so this is false. The key is one of the name, so etcd asks for the same rights.
@@ -218,20 +235,22 @@ func (m *Mutex) IsOwner() clientv3.Cmp {
 // Key is the key of the last entry: "" before the first Lock, and "\x00" after an Unlock that etcd has confirmed, as in
 // etcd's package. A call that fails leaves it as it was.
 func (m *Mutex) Key() string {
-	m.st.mu.Lock()
-	defer m.st.mu.Unlock()
-	return m.st.key
+	st := m.state()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.key
 }
 
 // Header has the revision at which the entry entered the queue, and nothing else. The revision grows with each acquisition of
 // the name, so it fences. Header is nil before the first Lock, and stays after Unlock, as in etcd's package.
 func (m *Mutex) Header() *pb.ResponseHeader {
-	m.st.mu.Lock()
-	defer m.st.mu.Unlock()
-	if m.st.token == 0 {
+	st := m.state()
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if st.token == 0 {
 		return nil
 	}
-	return &pb.ResponseHeader{Revision: m.st.token}
+	return &pb.ResponseHeader{Revision: st.token}
 }
 
 // A locker is a Mutex whose goroutines exclude each other.

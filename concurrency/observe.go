@@ -16,6 +16,9 @@ import (
 // Leader reads the leader's key and value: the response has one key. It returns ErrElectionNoLeader if nobody leads.
 // Keys below the name that are no entries lead nobody. It costs two reads.
 func (e *Election) Leader(ctx context.Context) (*clientv3.GetResponse, error) {
+	if e.s == nil {
+		return nil, errNilSession
+	}
 	elector := e.s.looks.Elector(e.name)
 	for {
 		leader, err := elector.Leader(ctx)
@@ -49,6 +52,9 @@ func (e *Election) Observe(ctx context.Context) <-chan *clientv3.GetResponse {
 
 func (e *Election) observe(ctx context.Context, ch chan<- *clientv3.GetResponse) {
 	defer close(ch)
+	if e.s == nil {
+		return
+	}
 	var last etcdlock.Entry
 	for q, err := range e.s.looks.Watch(ctx, e.name) {
 		if err != nil {

@@ -37,6 +37,9 @@ type Session struct {
 // NewSession grants a lease and keeps it alive. It blocks until etcd has answered, or the ctx of WithContext or of the
 // client ends.
 func NewSession(client *clientv3.Client, opts ...SessionOption) (*Session, error) {
+	if client == nil {
+		return nil, errors.New("the client is nil: make one with clientv3.New")
+	}
 	o := sessionOptions{ttl: defaultSessionTTL, ctx: client.Ctx()}
 	for _, opt := range opts {
 		opt(&o)
