@@ -204,6 +204,9 @@ func (f *Server) call(ctx context.Context, what string, effect func()) error {
 
 // readsOf returns the reads of a transaction, or none if it does anything else.
 func readsOf(r *pb.TxnRequest) (reads []*pb.RangeRequest) {
+	if len(r.Compare) > 0 {
+		return nil
+	}
 	for _, op := range slices.Concat(r.Success, r.Failure) {
 		if op.GetRequestRange() == nil {
 			return nil

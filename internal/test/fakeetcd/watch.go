@@ -2,6 +2,7 @@ package fakeetcd
 
 import (
 	"context"
+	"reflect"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -10,6 +11,7 @@ import (
 // A Watch is one that a client has opened, or asked for.
 type Watch struct {
 	From, To string // its range
+	puts     bool   // it tells of them too
 	ch       chan clientv3.WatchResponse
 	closed   bool
 }
@@ -45,11 +47,11 @@ func (f *Server) BreakWatches() {
 	}
 }
 
-// tell sends the deletions among events: puts are filtered, as the library asks for.
+// tell sends the events that the watch asks for.
 func (w *Watch) tell(rev int64, events []*clientv3.Event) {
 	var wr clientv3.WatchResponse
 	for _, ev := range events {
-		if ev.Type == clientv3.EventTypeDelete && within(string(ev.Kv.Key), w.From, w.To) {
+		if (w.puts || ev.Type == clientv3.EventTypeDelete) && within(string(ev.Kv.Key), w.From, w.To) {
 			wr.Events = append(wr.Events, ev)
 		}
 	}
@@ -79,7 +81,8 @@ func (w *Watch) close() {
 // Watch implements clientv3.Watcher. It begins at the current revision.
 func (f *Server) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
 	op := clientv3.OpGet(key, opts...)
-	w := &Watch{From: key, To: string(op.RangeBytes()), ch: make(chan clientv3.WatchResponse, 1000)}
+	filtered := reflect.ValueOf(op).FieldByName("filterPut").Bool() // clientv3 tells in no other way
+	w := &Watch{From: key, To: string(op.RangeBytes()), puts: !filtered, ch: make(chan clientv3.WatchResponse, 1000)}
 	err := f.call(ctx, "Watch", func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()

@@ -1,14 +1,20 @@
 // Package world is a test only: random worlds of processes that take the same locks in every way there is, on a fake of etcd in
-// a synctest bubble. Requests are slow, get lost, and are carried out late or twice; processes are killed or call Orphan, and
-// their successors adopt what is left; two sessions live on one lease; connections stand still for longer than a TTL, so that
-// leases expire; and in every second world somebody removes entries. What must be so in all of them:
+// a synctest bubble. Requests are slow, get lost, and are carried out late or twice, and watches are late or silent; processes are
+// killed or call Orphan, and their successors adopt what is left; two sessions live on one lease; connections stand still for longer
+// than a TTL, so that leases expire; in every second world somebody removes entries and leases; and in every third world etcd refuses
+// requests for a while. Users are processes whose goroutines make every call of the API, on each other's holds too, with ctxs that
+// end at any moment, and that close their sessions beside these calls. What must be so in all worlds:
 //
 //   - No two holders, as the processes see it, have what excludes the other (I1, I2).
 //   - A write that is guarded by a hold does not come after that of a later holder.
 //   - No hold is lost while its entry and its session live, and no hold is valid when its lease expires (I4).
-//   - Each call returns when its ctx ends.
+//   - Each call returns when its ctx ends, or its session.
+//   - Each error of a user's call is one that the library documents for that call, and after the end of a hold all methods say
+//     how the hold has ended. The hooks are told of the end of each hold.
+//   - When nothing goes wrong any more, all calls return. Then nothing of a user is in the queues, though its session lives.
+//   - When all processes have ended, no lease and no entry is left, and no goroutine.
 //
-// A hold whose entry somebody has removed counts for none of these: its holder is told, and until then others may be in.
+// A hold whose entry somebody has removed counts for none of the first three: its holder is told, and until then others may be in.
 //
 //	go test ./internal/test/world                          a few worlds
 //	go test ./internal/test/world -args -worlds=1000       many

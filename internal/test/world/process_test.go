@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -23,13 +24,17 @@ type process struct {
 	client *clientv3.Client
 	wire   *wire
 	kill   func()
+	turns  context.Context // of its locks
 	work   sync.WaitGroup
-	dead   bool // world.mu guards it
+	adopts sync.WaitGroup
+	writes sync.WaitGroup // of the work and the adopted holds
+	done   atomic.Bool    // the work
+	dead   bool           // world.mu guards it
 }
 
 // start starts a process, which takes over the lease if that is there still.
 func (w *world) start(id string, lease clientv3.LeaseID) *process {
-	p := &process{world: w, id: id}
+	p := &process{world: w, id: id, turns: context.Background()}
 	for p.client, p.wire, p.kill = w.connect(); ; lease = clientv3.NoLease {
 		var err error
 		p.s, err = etcdlock.NewSession(context.Background(), p.client, etcdlock.WithLease(lease), etcdlock.WithTTL(ttl*time.Second), etcdlock.WithOwner(id))
@@ -43,7 +48,7 @@ func (w *world) start(id string, lease clientv3.LeaseID) *process {
 // lease, and do not adopt.
 func (w *world) successors(line int) {
 	var lease clientv3.LeaseID
-	for generation := 1; !w.over.Load(); generation++ {
+	for generation := 1; !w.resting(); generation++ {
 		p := w.start(fmt.Sprintf("p%d.%d", line, generation), lease)
 		lease, p.sole = p.s.Lease(), true
 		all := []*process{p}
@@ -57,8 +62,8 @@ func (w *world) successors(line int) {
 
 // clients are processes one after the other which have a Client.
 func (w *world) clients() {
-	for generation := 1; !w.over.Load(); generation++ {
-		p := &process{world: w, id: fmt.Sprintf("c%d", generation)}
+	for generation := 1; !w.resting(); generation++ {
+		p := &process{world: w, id: fmt.Sprintf("c%d", generation), turns: context.Background()}
 		p.client, p.wire, p.kill = w.connect()
 		p.locks = etcdlock.New(p.client, etcdlock.WithTTL(ttl*time.Second), etcdlock.WithOwner(p.id))
 		w.run(p)
@@ -67,10 +72,13 @@ func (w *world) clients() {
 
 // run has processes take locks until they end.
 func (w *world) run(all ...*process) {
+	turns, stop := context.WithCancel(context.Background())
+	defer stop()
 	for _, p := range all {
+		p.turns = turns
 		for range 3 {
 			p.work.Go(func() {
-				for !w.over.Load() && !p.ended() {
+				for !w.resting() && !p.ended() {
 					p.turn()
 					_ = elapse(context.Background(), w.dice.upTo(50*time.Millisecond))
 				}
@@ -78,11 +86,11 @@ func (w *world) run(all ...*process) {
 		}
 		for range 2 {
 			if p.sole {
-				p.work.Go(p.adopt)
+				p.adopts.Go(p.adopt)
 			}
 		}
 	}
-	for end := time.Now().Add(w.dice.upTo(30 * time.Second)); !w.over.Load() && time.Now().Before(end) && !all[0].ended(); {
+	for end := time.Now().Add(w.dice.upTo(w.span)); !w.resting() && time.Now().Before(end) && !all[0].ended(); {
 		_ = elapse(context.Background(), 100*time.Millisecond)
 		if w.dice.oneIn(50) {
 			w.f.BreakWatches()
@@ -96,18 +104,27 @@ func (w *world) run(all ...*process) {
 		if w.breaks && w.dice.oneIn(8) {
 			w.breakOne()
 		}
+		if w.breaks && w.dice.oneIn(200) {
+			w.breakLease()
+		}
 	}
-	over := w.over.Load()
+	rests := w.resting()
 	for _, p := range all {
-		if !over {
+		if !rests {
 			p.crash()
 		}
 	}
-	for _, p := range all {
-		p.work.Wait()
+	if len(all) > 1 { // nobody adopts what is left on their lease, and what waits for that waits until they close
+		stop()
 	}
 	for _, p := range all {
-		if over && p.s != nil {
+		p.work.Wait()
+		p.done.Store(true)
+		p.adopts.Wait()
+		p.writes.Wait()
+	}
+	for _, p := range all {
+		if rests && p.s != nil {
 			_ = p.s.Close()
 		}
 		if p.locks != nil {
@@ -155,7 +172,7 @@ func (p *process) ctx() (context.Context, context.CancelFunc) {
 	if p.dice.oneIn(3) {
 		patience = p.dice.upTo(2 * time.Second)
 	}
-	return context.WithTimeout(context.Background(), patience)
+	return context.WithTimeout(p.turns, patience)
 }
 
 // use does what holders do, and releases the hold.
@@ -185,9 +202,7 @@ func (p *process) use(h *etcdlock.Held, names map[string]bool, downgrades bool) 
 		cancel()
 		_ = elapse(context.Background(), d.upTo(100*time.Millisecond))
 	}
-	if d.oneIn(20) {
-		_ = elapse(context.Background(), d.upTo(3*time.Second))
-	}
+	p.dwell()
 	own.leaves()
 	if d.oneIn(2) {
 		h.Release()
@@ -203,6 +218,17 @@ func (p *process) use(h *etcdlock.Held, names map[string]bool, downgrades bool) 
 	}
 }
 
+// dwell has a holder keep its lock, most often while the process does not reach etcd: its lease may expire.
+func (p *process) dwell() {
+	most := 3 * time.Second
+	if p.wire.unblocked() > 0 && p.dice.oneIn(2) {
+		most = 20 * time.Second
+	} else if !p.dice.oneIn(25) {
+		return
+	}
+	_ = elapse(context.Background(), p.dice.upTo(most))
+}
+
 // write writes the token, guarded by the hold: by Txn, or by a request that may be sent after the release.
 func (p *process) write(h *etcdlock.Held, name string) {
 	key := data + name
@@ -214,7 +240,7 @@ func (p *process) write(h *etcdlock.Held, name string) {
 		return
 	}
 	owner := h.IsOwner()
-	p.work.Go(func() {
+	p.writes.Go(func() {
 		defer cancel()
 		_ = elapse(ctx, p.dice.upTo(100*time.Millisecond))
 		_, _ = p.client.Txn(ctx).If(owner).Then(get, put).Commit()
@@ -304,8 +330,9 @@ func (p *process) refused(err error) {
 
 // adopt adopts what the process before has left, and what of that comes late.
 func (p *process) adopt() {
-	for !p.over.Load() && !p.ended() {
-		ctx, cancel := p.ctx()
+	for !p.done.Load() && !p.ended() {
+		// Not for long: an entry may wait for an entry of another lease, which waits for an entry of this lease to be adopted.
+		ctx, cancel := context.WithTimeout(context.Background(), p.dice.upTo(3*time.Second))
 		name := p.names[p.dice.n(len(p.names))]
 		h, err := p.s.Adopt(ctx, name)
 		p.returned(ctx, "adopt "+name)

@@ -1,6 +1,7 @@
 package world
 
 import (
+	"bytes"
 	"context"
 	"math/rand/v2"
 	"slices"
@@ -53,6 +54,8 @@ type wire struct {
 	*world
 	cut     atomic.Bool  // the process is dead
 	blocked atomic.Int64 // nothing gets through until then, in ns
+	trouble atomic.Pointer[trouble]
+	refused atomic.Bool // something, for that trouble
 }
 
 var errLost = status.Error(codes.Unavailable, "transport is closing")
@@ -61,17 +64,34 @@ var errLost = status.Error(codes.Unavailable, "transport is closing")
 func (w *world) connect() (c *clientv3.Client, e *wire, kill func()) {
 	ctx, end := context.WithCancel(context.Background())
 	c, e = clientv3.NewCtxClient(ctx), &wire{world: w}
-	c.KV, c.Lease, c.Watcher = clientv3.NewKVFromKVClient(e, c), e, w.f
+	c.KV, c.Lease, c.Watcher = clientv3.NewKVFromKVClient(e, c), e, e
 	return c, e, func() { e.cut.Store(true); end() }
 }
+
+// lateness is how long a message is on its way.
+func (e *wire) lateness() time.Duration {
+	switch {
+	case !e.resting() && e.dice.oneIn(30):
+		return max(e.dice.upTo(3*time.Second), e.unblocked())
+	default:
+		return max(e.dice.upTo(4*time.Millisecond), e.unblocked())
+	}
+}
+
+// unblocked is when something gets through again.
+func (e *wire) unblocked() time.Duration {
+	if e.resting() {
+		return 0
+	}
+	return time.Until(time.Unix(0, e.blocked.Load()))
+}
+
+// mishap is true once in n times, and never when the world rests.
+func (e *wire) mishap(n int) bool { return e.dice.oneIn(n) && !e.resting() }
 
 // carry carries out a request. copied, if not nil, carries out another copy of it, which comes late.
 func (e *wire) carry(ctx context.Context, do, copied func() error) error {
 	d := e.dice
-	pause := d.upTo(4 * time.Millisecond)
-	if d.oneIn(30) {
-		pause = d.upTo(3 * time.Second)
-	}
 	sendCopy := func() {
 		late := d.upTo(30 * time.Second)
 		e.late.Go(func() {
@@ -79,29 +99,87 @@ func (e *wire) carry(ctx context.Context, do, copied func() error) error {
 			_ = copied()
 		})
 	}
-	if copied != nil && d.oneIn(120) { // instead of the request
+	if copied != nil && e.mishap(120) { // instead of the request
 		sendCopy()
-		<-ctx.Done()
-		return ctx.Err()
-	}
-	for _, pause := range []time.Duration{pause, time.Until(time.Unix(0, e.blocked.Load()))} {
-		if err := elapse(ctx, pause); err != nil {
+		if err := elapse(ctx, 15*time.Second); err != nil { // until the connection breaks, since a member hangs
 			return err
 		}
-	}
-	if e.cut.Load() || d.oneIn(40) {
 		return errLost
+	}
+	if err := elapse(ctx, e.lateness()); err != nil {
+		return err
+	}
+	if e.cut.Load() || e.mishap(40) {
+		return errLost
+	}
+	if e.mishap(60) { // which etcd has not even proposed
+		return []error{rpctypes.ErrGRPCNoLeader, rpctypes.ErrGRPCRequestTooManyRequests}[d.n(2)]
 	}
 	if err := do(); err != nil {
 		return err
 	}
-	if copied != nil && d.oneIn(120) { // after it, as if clientv3 had repeated the request
+	if copied != nil && e.mishap(120) { // after it, as if clientv3 had repeated the request
 		sendCopy()
 	}
-	if d.oneIn(30) {
+	switch {
+	case e.mishap(30):
 		return errLost
+	case e.mishap(120):
+		return rpctypes.ErrGRPCTimeout
 	}
 	return elapse(ctx, d.upTo(4*time.Millisecond))
+}
+
+// trouble is what etcd refuses to a process for a while.
+type trouble struct {
+	full   bool   // all that puts
+	few    bool   // more than eight operations
+	denied string // what touches keys below that name
+}
+
+// refuse is the error of a request that etcd refuses.
+func (e *wire) refuse(r *pb.TxnRequest) (err error) {
+	t := e.trouble.Load()
+	switch {
+	case t == nil || e.resting():
+		return nil
+	case t.few && operations(r) > 8:
+		err = rpctypes.ErrGRPCTooManyOps
+	case t.denied != "" && touches(r, t.denied+"/"):
+		err = rpctypes.ErrGRPCPermissionDenied
+	case t.full && puts(r):
+		err = rpctypes.ErrGRPCNoSpace
+	default:
+		return nil
+	}
+	e.refused.Store(true)
+	return err
+}
+
+// operations are as many as etcd counts.
+func operations(r *pb.TxnRequest) int {
+	most := 0
+	for _, op := range slices.Concat(r.Success, r.Failure) {
+		if inner := op.GetRequestTxn(); inner != nil {
+			most = max(most, operations(inner))
+		}
+	}
+	return max(len(r.Compare), len(r.Success), len(r.Failure)) + most
+}
+
+func touches(r *pb.TxnRequest, prefix string) bool {
+	below := func(key []byte) bool { return bytes.HasPrefix(key, []byte(prefix)) }
+	return slices.ContainsFunc(r.Compare, func(c *pb.Compare) bool { return below(c.Key) }) ||
+		slices.ContainsFunc(slices.Concat(r.Success, r.Failure), func(o *pb.RequestOp) bool {
+			return below(o.GetRequestRange().GetKey()) || below(o.GetRequestPut().GetKey()) || below(o.GetRequestDeleteRange().GetKey()) ||
+				o.GetRequestTxn() != nil && touches(o.GetRequestTxn(), prefix)
+		})
+}
+
+func puts(r *pb.TxnRequest) bool {
+	return slices.ContainsFunc(slices.Concat(r.Success, r.Failure), func(o *pb.RequestOp) bool {
+		return o.GetRequestPut() != nil || o.GetRequestTxn() != nil && puts(o.GetRequestTxn())
+	})
 }
 
 // removes reports whether operations remove something. If such a request of a process that was killed comes late, it removes what the
@@ -119,10 +197,13 @@ func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) 
 		if e.cut.Load() && removes(r.Success) {
 			return nil, errLost
 		}
+		if err := e.refuse(r); err != nil {
+			return nil, err
+		}
 		if e.leaselessLocked(r.Success) {
 			return nil, rpctypes.ErrGRPCLeaseNotFound
 		}
-		if pinned := len(r.Success) > 0 && r.Success[0].GetRequestRange().GetRevision() > 0; pinned && e.dice.oneIn(20) {
+		if pinned := len(r.Success) > 0 && r.Success[0].GetRequestRange().GetRevision() > 0; pinned && e.mishap(20) {
 			return nil, rpctypes.ErrGRPCCompacted
 		}
 		got, err := e.f.Txn(ctx, r)
@@ -136,8 +217,57 @@ func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) 
 }
 
 func (e *wire) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (resp *pb.RangeResponse, err error) {
-	err = e.carry(ctx, func() (err error) { resp, err = e.f.Range(ctx, r); return err }, nil)
+	err = e.carry(ctx, func() (err error) {
+		if err = e.refuse(&pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: r}}}}); err == nil {
+			resp, err = e.f.Range(ctx, r)
+		}
+		return err
+	}, nil)
 	return resp, err
+}
+
+// Watch passes on what a watch of the fake tells, in its order. Now and then the watch tells nothing any more.
+func (e *wire) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
+	in, out := e.f.Watch(ctx, key, opts...), make(chan clientv3.WatchResponse)
+	go func() {
+		defer close(out)
+		var queue []clientv3.WatchResponse
+		var due <-chan time.Time
+		var to chan<- clientv3.WatchResponse
+		for silent := false; in != nil || len(queue) > 0; {
+			var first clientv3.WatchResponse
+			if len(queue) > 0 {
+				first = queue[0]
+			}
+			select {
+			case wr, ok := <-in:
+				silent = silent || e.mishap(300)
+				if !ok {
+					in = nil
+				} else if !silent {
+					queue = append(queue, wr)
+				}
+			case <-due:
+				due, to = nil, out
+			case to <- first:
+				queue, to = queue[1:], nil
+			case <-ctx.Done():
+				return
+			}
+			if len(queue) > 0 && due == nil && to == nil {
+				due = time.After(e.lateness())
+			}
+		}
+	}()
+	return out
+}
+
+// RequestProgress asks all watches of the fake.
+func (e *wire) RequestProgress(ctx context.Context) error {
+	if e.cut.Load() {
+		return errLost
+	}
+	return e.f.RequestProgress(ctx)
 }
 
 // header has the revision of now.
@@ -154,7 +284,7 @@ func (e *wire) Grant(ctx context.Context, _ int64) (resp *clientv3.LeaseGrantRes
 		resp = &clientv3.LeaseGrantResponse{ResponseHeader: e.header(), ID: e.grant(), TTL: ttl}
 		return nil
 	}, nil)
-	return resp, err
+	return resp, rpctypes.Error(err)
 }
 
 func (e *wire) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv3.LeaseOption) (resp *clientv3.LeaseTimeToLiveResponse, err error) {
@@ -171,7 +301,7 @@ func (e *wire) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv
 		}
 		return nil
 	}, nil)
-	return resp, err
+	return resp, rpctypes.Error(err)
 }
 
 func (e *wire) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (resp *clientv3.LeaseKeepAliveResponse, err error) {
@@ -182,7 +312,7 @@ func (e *wire) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (resp *cl
 		resp = &clientv3.LeaseKeepAliveResponse{ResponseHeader: e.header(), ID: id, TTL: ttl}
 		return nil
 	}, nil)
-	return resp, err
+	return resp, rpctypes.Error(err)
 }
 
 func (e *wire) Revoke(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseRevokeResponse, error) {
@@ -192,7 +322,7 @@ func (e *wire) Revoke(ctx context.Context, id clientv3.LeaseID) (*clientv3.Lease
 		e.revokeLocked(id)
 		return nil
 	}, nil)
-	return &clientv3.LeaseRevokeResponse{}, err
+	return &clientv3.LeaseRevokeResponse{}, rpctypes.Error(err)
 }
 
 func (e *wire) Close() error { return nil }

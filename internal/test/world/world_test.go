@@ -5,7 +5,9 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -35,13 +37,16 @@ const ttl = 10 // of each lease, in seconds
 // A world is processes that take the same locks.
 type world struct {
 	*testing.T
-	seed   uint64
-	f      *fakeetcd.Server
-	dice   *dice
-	names  []string
-	breaks bool           // somebody removes entries
-	late   sync.WaitGroup // requests that are carried out late
-	over   atomic.Bool
+	seed    uint64
+	span    time.Duration // that a process lives, at most
+	f       *fakeetcd.Server
+	dice    *dice
+	names   []string
+	refuses bool           // etcd refuses requests of users
+	breaks  bool           // somebody removes entries, and leases
+	late    sync.WaitGroup // requests that are carried out late
+	rests   atomic.Bool    // nothing begins any more, and nothing goes wrong
+	over    atomic.Bool    // it has failed
 
 	mu        sync.Mutex
 	begun     time.Time
@@ -52,10 +57,14 @@ type world struct {
 	removed   map[string]bool           // by entryOf, the entries that somebody has removed
 	adopted   map[int64]bool            // by token: a process before had no time to remove what it had released
 	killed    map[clientv3.LeaseID]bool // likewise, of a process with that lease
+	pending   map[*call]bool
 	failed    bool
 
-	took, guarded int
+	took, guarded, called int
 }
+
+// resting reports whether nothing is to begin any more.
+func (w *world) resting() bool { return w.rests.Load() || w.over.Load() }
 
 func (w *world) noteLocked(format string, args ...any) {
 	w.log = append(w.log, fmt.Sprintf("%v ", time.Since(w.begun))+fmt.Sprintf(format, args...))
@@ -66,7 +75,7 @@ func (w *world) failLocked(format string, args ...any) {
 	w.noteLocked(format, args...)
 	if w.over.Store(true); !w.failed {
 		w.failed = true
-		w.Errorf("-seed=%d:\n%s", w.seed, strings.Join(w.log[max(0, len(w.log)-100):], "\n"))
+		w.Errorf("-seed=%d:\n%s", w.seed, strings.Join(w.log[max(0, len(w.log)-200):], "\n"))
 	}
 }
 
@@ -171,6 +180,23 @@ func (w *world) brokenLocked(h *etcdlock.Held) bool {
 
 func nameOf(key string) string { return key[:strings.LastIndexByte(key, '/')] }
 
+// breakLease revokes a lease.
+func (w *world) breakLease() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	ids := slices.Sorted(maps.Keys(w.leases))
+	if len(ids) == 0 {
+		return
+	}
+	id := ids[w.dice.n(len(ids))]
+	for _, kv := range w.f.Keys("") {
+		if kv.Lease == int64(id) {
+			w.removed[entryOf(string(kv.Key), kv.CreateRevision)] = true
+		}
+	}
+	w.revokeLocked(id)
+}
+
 // breakOne removes an entry of one name, with all of its keys there.
 func (w *world) breakOne() {
 	w.mu.Lock()
@@ -196,8 +222,10 @@ func (w *world) breakOne() {
 // A hold is a Held, as its process sees it.
 type hold struct {
 	*etcdlock.Held
-	p     *process
-	names map[string]bool // true: it excludes everybody
+	p          *process
+	names      map[string]bool // true: it excludes everybody
+	left       int             // how often somebody of the process was about to release it
+	downgrades bool            // a user may downgrade it
 }
 
 func (h *hold) String() string { return fmt.Sprintf("%v@%d of %s", h.Keys(), h.Token(), h.p.id) }
@@ -206,7 +234,7 @@ func (h *hold) String() string { return fmt.Sprintf("%v@%d of %s", h.Keys(), h.T
 func (p *process) granted(h *etcdlock.Held, names map[string]bool) *hold {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own := &hold{h, p, names}
+	own := &hold{Held: h, p: p, names: names}
 	if p.dead {
 		return own
 	}
@@ -231,21 +259,28 @@ func (h *hold) leaves() {
 		h.p.failLocked("%v is lost, and nobody has removed it: %v", h, err)
 	}
 	h.p.noteLocked("%v is released", h)
+	h.left++
 	delete(h.p.holds, h)
 }
 
 // play plays a world.
 func play(t *testing.T, seed uint64) {
-	w := &world{seed: seed, dice: &dice{r: rand.New(rand.NewPCG(seed, 1))}, names: []string{"a", "b", "a/x"}, breaks: seed%2 == 0, lastLease: 15}
+	w := &world{seed: seed, dice: &dice{r: rand.New(rand.NewPCG(seed, 1))}, names: []string{"a", "b", "a/x"}, breaks: seed%2 == 0, refuses: seed%3 == 0, lastLease: 15}
 	synctest.Test(t, func(t *testing.T) {
 		w.T, w.f, w.begun = t, fakeetcd.New(), time.Now()
 		w.leases, w.holds, w.removed, w.adopted = map[clientv3.LeaseID]time.Time{}, map[*hold]bool{}, map[string]bool{}, map[int64]bool{}
-		w.killed = map[clientv3.LeaseID]bool{}
+		w.span = []time.Duration{30 * time.Second, 2 * time.Minute}[w.dice.n(2)]
+		w.killed, w.pending = map[clientv3.LeaseID]bool{}, map[*call]bool{}
 		var lives sync.WaitGroup
-		for i := range 3 {
+		for i := range w.dice.n(4) {
 			lives.Go(func() { w.successors(i) })
 		}
-		lives.Go(w.clients)
+		if w.dice.oneIn(2) {
+			lives.Go(w.clients)
+		}
+		for i := range 2 {
+			lives.Go(func() { w.users(i) })
+		}
 		ctx, cancel := context.WithCancel(context.Background())
 		w.late.Go(func() { w.expire(ctx) })
 		for range 120 {
@@ -253,13 +288,55 @@ func play(t *testing.T, seed uint64) {
 				_ = elapse(ctx, time.Second)
 			}
 		}
-		w.over.Store(true)
-		lives.Wait()
+		w.rests.Store(true)
+		ended := make(chan struct{})
+		go func() { lives.Wait(); close(ended) }()
+		select {
+		case <-ended:
+		case <-time.After(4 * time.Minute):
+			w.hangs()
+			<-ended
+		}
+		w.leavesNothing()
 		cancel()
 		w.late.Wait()
 	})
 	require.Positive(t, w.took)
-	t.Logf("-seed=%d: %d holds, %d of them adopted, and %d guarded writes", seed, w.took, len(w.adopted), w.guarded)
+	t.Logf("-seed=%d: %d holds, %d of them adopted, %d guarded writes, and %d calls of users", seed, w.took, len(w.adopted), w.guarded, w.called)
+}
+
+// hangs fails the world since calls are still pending.
+func (w *world) hangs() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for c := range w.pending {
+		w.noteLocked("pending since %v: %s", c.began.Sub(w.begun), c.what)
+	}
+	for _, kv := range w.f.Keys("") {
+		w.noteLocked("there is %s", entryOf(string(kv.Key), kv.CreateRevision))
+	}
+	stacks := make([]byte, 1<<20)
+	for s := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+		if strings.Contains(s, "internal/test/world.") {
+			w.noteLocked("%s", s)
+		}
+	}
+	w.failLocked("processes hang, although nothing goes wrong any more")
+}
+
+// leavesNothing waits until the leases of the killed have expired. Nobody renews a lease, and nothing is left.
+func (w *world) leavesNothing() {
+	_ = elapse(context.Background(), 2*ttl*time.Second)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for id := range w.leases {
+		w.failLocked("lease %x lives, and all processes have ended", int64(id))
+	}
+	for _, kv := range w.f.Keys("") {
+		if kv.Lease != 0 {
+			w.failLocked("%s is left", entryOf(string(kv.Key), kv.CreateRevision))
+		}
+	}
 }
 
 func TestWorld_I1_I2_I4(t *testing.T) {
