@@ -26,6 +26,8 @@ type Server struct {
 	Step func(ctx context.Context, what string) error
 	// Refuse, if set, says which watches are not opened.
 	Refuse func(*Watch) bool
+	// TellPuts has watches tell of puts, too, if they ask for them. It is set before the first watch.
+	TellPuts bool
 
 	mu      sync.Mutex
 	rev     int64

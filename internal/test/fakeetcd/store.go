@@ -21,6 +21,28 @@ func (f *Server) txnLocked(r *pb.TxnRequest) *pb.TxnResponse {
 	return resp
 }
 
+// Puts are the puts that the server would carry out for a transaction now.
+func (f *Server) Puts(r *pb.TxnRequest) []*pb.PutRequest {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.putsLocked(r)
+}
+
+func (f *Server) putsLocked(r *pb.TxnRequest) (puts []*pb.PutRequest) {
+	ops := r.Success
+	if slices.ContainsFunc(r.Compare, func(c *pb.Compare) bool { return !f.holdsLocked(c) }) {
+		ops = r.Failure
+	}
+	for _, op := range ops {
+		if op.GetRequestPut() != nil {
+			puts = append(puts, op.GetRequestPut())
+		} else if op.GetRequestTxn() != nil {
+			puts = append(puts, f.putsLocked(op.GetRequestTxn())...)
+		}
+	}
+	return puts
+}
+
 func (f *Server) holdsLocked(c *pb.Compare) bool {
 	kvs := f.rangeLocked(&pb.RangeRequest{Key: c.Key, RangeEnd: c.RangeEnd}).Kvs
 	if len(kvs) == 0 {

@@ -11,7 +11,7 @@ import (
 // A Watch is one that a client has opened, or asked for.
 type Watch struct {
 	From, To string // its range
-	puts     bool   // it tells of them too
+	puts     bool   // it tells of them, too
 	ch       chan clientv3.WatchResponse
 	closed   bool
 }
@@ -47,7 +47,7 @@ func (f *Server) BreakWatches() {
 	}
 }
 
-// tell sends the events that the watch asks for.
+// tell sends the deletions among events, and the puts if the watch tells of them.
 func (w *Watch) tell(rev int64, events []*clientv3.Event) {
 	var wr clientv3.WatchResponse
 	for _, ev := range events {
@@ -82,7 +82,7 @@ func (w *Watch) close() {
 func (f *Server) Watch(ctx context.Context, key string, opts ...clientv3.OpOption) clientv3.WatchChan {
 	op := clientv3.OpGet(key, opts...)
 	filtered := reflect.ValueOf(op).FieldByName("filterPut").Bool() // clientv3 tells in no other way
-	w := &Watch{From: key, To: string(op.RangeBytes()), puts: !filtered, ch: make(chan clientv3.WatchResponse, 1000)}
+	w := &Watch{From: key, To: string(op.RangeBytes()), puts: f.TellPuts && !filtered, ch: make(chan clientv3.WatchResponse, 1000)}
 	err := f.call(ctx, "Watch", func() {
 		f.mu.Lock()
 		defer f.mu.Unlock()

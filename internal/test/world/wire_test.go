@@ -200,7 +200,7 @@ func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) 
 		if err := e.refuse(r); err != nil {
 			return nil, err
 		}
-		if e.leaselessLocked(r.Success) {
+		if e.leaselessLocked(r) {
 			return nil, rpctypes.ErrGRPCLeaseNotFound
 		}
 		if pinned := len(r.Success) > 0 && r.Success[0].GetRequestRange().GetRevision() > 0; pinned && e.mishap(20) {

@@ -63,7 +63,7 @@ type world struct {
 	took, guarded, called int
 }
 
-// resting reports whether nothing is to begin any more.
+// resting reports whether nothing begins any more.
 func (w *world) resting() bool { return w.rests.Load() || w.over.Load() }
 
 func (w *world) noteLocked(format string, args ...any) {
@@ -133,12 +133,11 @@ func (w *world) expire(ctx context.Context) {
 	}
 }
 
-// leaselessLocked reports whether a key is put on a lease that is gone.
-func (w *world) leaselessLocked(ops []*pb.RequestOp) bool {
-	return slices.ContainsFunc(ops, func(o *pb.RequestOp) bool {
-		id := clientv3.LeaseID(o.GetRequestPut().GetLease())
-		_, lives := w.leases[id]
-		return id != 0 && !lives || w.leaselessLocked(o.GetRequestTxn().GetSuccess())
+// leaselessLocked reports whether a transaction would put a key on a lease that is gone.
+func (w *world) leaselessLocked(r *pb.TxnRequest) bool {
+	return slices.ContainsFunc(w.f.Puts(r), func(p *pb.PutRequest) bool {
+		_, lives := w.leases[clientv3.LeaseID(p.Lease)]
+		return p.Lease != 0 && !lives
 	})
 }
 
@@ -268,6 +267,7 @@ func play(t *testing.T, seed uint64) {
 	w := &world{seed: seed, dice: &dice{r: rand.New(rand.NewPCG(seed, 1))}, names: []string{"a", "b", "a/x"}, breaks: seed%2 == 0, refuses: seed%3 == 0, lastLease: 15}
 	synctest.Test(t, func(t *testing.T) {
 		w.T, w.f, w.begun = t, fakeetcd.New(), time.Now()
+		w.f.TellPuts = true
 		w.leases, w.holds, w.removed, w.adopted = map[clientv3.LeaseID]time.Time{}, map[*hold]bool{}, map[string]bool{}, map[int64]bool{}
 		w.span = []time.Duration{30 * time.Second, 2 * time.Minute}[w.dice.n(2)]
 		w.killed, w.pending = map[clientv3.LeaseID]bool{}, map[*call]bool{}
