@@ -159,8 +159,12 @@ func (w *world) fencedLocked(r *pb.TxnRequest, resp *pb.TxnResponse) {
 		case put != nil && bytes.HasPrefix(put.Key, []byte(data)):
 			w.guarded++
 			// Adopt may find an entry that the process before had released, and handed over, when it was killed.
-			if token, _ := strconv.ParseInt(string(put.Value), 10, 64); token < before && !w.adopted[token] {
+			token, _ := strconv.ParseInt(string(put.Value), 10, 64)
+			if token < before && !w.adopted[token] {
 				w.failLocked("token %d has written %s after token %d", token, put.Key, before)
+			}
+			if !slices.ContainsFunc(w.f.Keys(""), func(kv *mvccpb.KeyValue) bool { return kv.CreateRevision == token }) {
+				w.failLocked("token %d has written %s, and has no entry", token, put.Key)
 			}
 		}
 	}
