@@ -4,7 +4,8 @@
 //	c.AddJob("@hourly", cron.NewChain(once).Then(job))
 //
 // A job that is quick ends before the clock of the next replica strikes, and would run there again. So a lock is kept
-// for at least a while: choose more than the clocks differ, and less than the time between two runs.
+// for at least a while: choose more than the clocks differ, and less than the time between two runs. But no lock outlives
+// its session: if a process ends within that time after a quick job, a replica whose clock is behind may run the job again.
 package cronlock
 
 import (

@@ -34,7 +34,8 @@ type Locker struct {
 //
 // A job that is quick ends before the clock of the next replica strikes, and would run there again. So the Locker keeps a
 // lock for at least the time holdFor from its grant: choose more than the clocks differ, and less than the time between two
-// runs. With 0 a quick job runs in every replica, one after the other.
+// runs. With 0 a quick job runs in every replica, one after the other. But no lock outlives its session: if a process ends
+// within holdFor after a quick job, a replica whose clock is behind may run the job again.
 func NewLocker(locks *etcdlock.Client, prefix string, holdFor time.Duration) *Locker {
 	return &Locker{locks: locks, prefix: prefix, holdFor: holdFor, holds: map[string]*etcdlock.Held{}}
 }
