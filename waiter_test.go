@@ -397,6 +397,25 @@ func (c counted) RequestProgress(ctx context.Context) error {
 	return c.fakeEtcd.RequestProgress(ctx)
 }
 
+// The lease of a wait is revoked, and etcd takes its time to say so: the wait's error says so even then.
+func TestWait_CauseThatComesLate(t *testing.T) {
+	t.Parallel()
+	c, tap, name := cluster.Client(t), etcdtest.NewTap(), lockName(t)
+	h := harness.Take(t, NewMutex(newTestSession(t, c), name).Lock)
+	s := newTestSession(t, cluster.Client(t, tap), WithTTL(time.Minute))
+	left := async(func() error {
+		_, err := NewMutex(s, name).Lock(testCtx(t))
+		return err
+	})
+	require.Eventually(t, func() bool { return len(entries(t, c, name)) == 2 }, hang, tick)
+	late := tap.Next("LeaseTimeToLive", etcdtest.Before(func() { harness.Elapse(500 * time.Millisecond) }))
+	_, err := c.Revoke(testCtx(t), s.Lease())
+	require.NoError(t, err)
+	require.ErrorIs(t, result(t, left), ErrSessionExpired)
+	<-late
+	require.NoError(t, h.Unlock(testCtx(t)))
+}
+
 // A wall clock that is set forward by more than a TTL is no reason to lose a place while the session
 // lives: the entry is granted when a renewal has confirmed that.
 func TestFault_I7_WallClockSetForward(t *testing.T) {
