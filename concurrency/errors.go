@@ -16,8 +16,6 @@ var (
 	ErrLockReleased   = errors.New("mutex: lock has already been released") // client 3.5 has none
 )
 
-var errNilSession = errors.New("the session is nil: make one with NewSession, and the Mutex or Election with it")
-
 // The errors of an Election.
 var (
 	ErrElectionNotLeader = concurrency.ErrElectionNotLeader

@@ -34,6 +34,8 @@ type Session struct {
 	calls       map[chan struct{}]context.Context // the ctx of each call that is inQueue, by what is closed when the call has returned
 }
 
+var errNilSession = errors.New("the session is nil: make one with NewSession, and the Mutex or Election with it")
+
 // NewSession grants a lease and keeps it alive. It blocks until etcd has answered, or the ctx of WithContext or of the
 // client ends.
 func NewSession(client *clientv3.Client, opts ...SessionOption) (*Session, error) {
