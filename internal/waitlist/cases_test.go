@@ -255,7 +255,7 @@ func TestEntitled_I1(t *testing.T) {
 			own(l, "a/5", left)
 			l.views[0].keys = []queue.Entry{{Key: "a/5", Rev: 5}}
 		}, true, true},
-		{"that was lost while it waited", func(l *List, _ *Part) { own(l, "a/5", missing) }, true, true},
+		{"that was lost while it waited", func(l *List, _ *Part) { own(l, "a/5", evicted) }, true, true},
 		{"that waits", func(l *List, _ *Part) { own(l, "a/5", waiting) }, false, false},
 		{"that has the lock", func(l *List, _ *Part) { own(l, "a/5", granted) }, false, false},
 		{"that left with a fence", func(l *List, _ *Part) { own(l, "a/5", removing) }, false, false},
@@ -472,7 +472,7 @@ func TestAbsentWhileItWaited_V4(t *testing.T) {
 	s.gone(second)
 }
 
-// A waiter that is missing keeps nobody. One that is known by its other key by now, since it was downgraded, is not missing.
+// A waiter that was evicted keeps nobody. One that is known by its other key by now, since it was downgraded, is not missing.
 func TestMissing(t *testing.T) {
 	s := newScene(t)
 	h, w, r := s.enqueue("a/r5"), s.enqueue("a/5"), s.enqueue("a/r5-1")

@@ -54,7 +54,7 @@
 // An entry is over if it is in nobody's way, wherever its key is: method over. Of the states (list.go) these two are over:
 //
 //   - left: the entry was released or withdrawn, and its holder has used no fence.
-//   - missing: somebody else removed the entry while it waited. It never had the lock, so it has no holder and no fence.
+//   - evicted: somebody else removed the entry while it waited. It never had the lock, so it has no holder and no fence.
 //
 // An entry in the state removing is not over, although nobody wants it any more: it was released with a fence, or is part of a Multi
 // that was given up, or was lost while it had the lock. With a fence, a transaction of the former holder that compares the entry's key

@@ -27,7 +27,7 @@ func (l *List) behindOwnLocked(p *Part) bool {
 func (p *Part) waits() bool { return p.state == waiting || p.state == idle || p.state == refused }
 
 // over reports whether the entry is in nobody's way, wherever its key is.
-func (p *Part) over() bool { return p.state == left || p.state == missing }
+func (p *Part) over() bool { return p.state == left || p.state == evicted }
 
 // lastSeenLocked is the last revision at which the entry is known to have been in the queue, also because a watch that
 // would have told of the deletion of its key has told of a later one.
@@ -94,7 +94,7 @@ func (p *Part) Outcome() (bool, error) {
 	switch p.state {
 	case granted:
 		return true, nil
-	case missing, removing: // removing: the entry was granted, and lost before its owner has asked
+	case evicted, removing: // removing: the entry was granted, and lost before its owner has asked
 		return false, ErrRemoved
 	case refused:
 		return false, p.l.refusal

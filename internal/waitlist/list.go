@@ -65,7 +65,7 @@ const (
 	granted               // it has the lock: grantLocked, and nobody else
 	left                  // released or withdrawn: over, wherever its key is: Leave
 	removing              // likewise, or lost when it was held, but in the way until etcd has removed it: Leave, Lost, absentLocked
-	missing               // its key was lost while it waited, and its owner must be told: absentLocked
+	evicted               // its key was lost while it waited, and its owner must be told: absentLocked
 )
 
 // New makes the list of a session's entries in the queue of a name.

@@ -185,7 +185,7 @@ func (l *List) absentLocked(lost []*Part, p *Part, at int64) []*Part {
 		p.state = removing
 		lost = append(lost, p)
 	case waiting, idle, refused:
-		p.state = missing
+		p.state = evicted
 	default:
 		return lost
 	}
