@@ -14,7 +14,7 @@ import (
 // blocks p; nor does an entry of the list that is not over; and p was still in the queue when every key that is missing from the
 // views had been deleted. See the package's comment for why this is enough.
 func (l *List) entitledLocked(p *Part) bool {
-	return l.completeLocked(p) && !l.behindOthersLocked(p) && !l.behindOwnLocked(p) && l.lastSeenLocked(p) >= l.goneBy
+	return l.viewsCoverLocked(p) && !l.behindOthersLocked(p) && !l.behindOwnLocked(p) && l.lastSeenLocked(p) >= l.goneBy
 }
 
 // behindOwnLocked reports whether an entry of the list that is not over blocks p.

@@ -28,7 +28,7 @@ func (p *Part) Look() (s Step, ok bool) {
 	l.lock()
 	defer l.unlock()
 	front := l.frontLocked()
-	if !p.waits() || front != nil && front.rev < p.rev || l.completeLocked(p) && !l.behindOthersLocked(p) {
+	if !p.waits() || front != nil && front.rev < p.rev || l.viewsCoverLocked(p) && !l.behindOthersLocked(p) {
 		return s, false
 	}
 	s = l.readLocked(p, false)

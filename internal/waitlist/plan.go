@@ -36,7 +36,7 @@ func (l *List) nextLocked() Step {
 		return l.readLocked(p, false)
 	}
 	targets, exclusive := l.belowLocked(p)
-	complete, many := l.completeLocked(p), l.manyLocked()
+	complete, many := l.viewsCoverLocked(p), l.manyLocked()
 	more := !complete && slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.more })
 	writers := targets[:exclusive]
 	last := l.beforeLastRuns(writers)
@@ -176,7 +176,7 @@ func (l *List) readLocked(p *Part, deep bool) Step {
 			s.Max = o.rev
 		}
 	}
-	if deep || !l.completeLocked(p) && (!l.nested || l.behindOthersLocked(p)) {
+	if deep || !l.viewsCoverLocked(p) && (!l.nested || l.behindOthersLocked(p)) {
 		s.Limit = downLimit // unless the newest keys of the range are probably of other names, as are those that were seen
 	}
 	return s

@@ -63,8 +63,8 @@ func (l *List) reachedLocked(p *Part) bool {
 	return !slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.upTo < p.rev })
 }
 
-// completeLocked reports whether the views are about all that may block p.
-func (l *List) completeLocked(p *Part) bool {
+// viewsCoverLocked reports whether the views are about all that may block p.
+func (l *List) viewsCoverLocked(p *Part) bool {
 	return l.reachedLocked(p) && !slices.ContainsFunc(l.viewsLocked(p), func(v view) bool { return v.low > 0 })
 }
 
