@@ -5,9 +5,9 @@
 //
 // # What must not happen
 //
-// Of two entries that exclude each other, the later one must not have the lock while the earlier one may. A new key comes to the
-// end of the queue. So once a list has read all keys below an entry, and each one that blocks has gone since, nobody else can be
-// in the way. That is not enough, since the entry itself may have gone before its turn:
+// Two entries that exclude each other must never have the lock at once. A new key comes to the end of the queue. So once a list has
+// read all keys below an entry, and each one that blocks has gone since, nobody else can be in the way. That is not enough, since
+// the entry itself may have gone before its turn:
 //
 //	revision 15   session X enqueues, and has the lock
 //	         18   session P enqueues behind X
@@ -37,8 +37,8 @@
 //   - when a key leaves a view, to the revision that has deleted the key, or else to that of the reading that does not show it;
 //   - when etcd confirms the removal of an own entry that was in the way, or that somebody else may have removed;
 //   - when a reply shows that an own entry is not in the queue any more;
-//   - to listed, when a view is about keys below an entry that the view before was not about, and the entry was last seen before
-//     listed: such a key may have gone in between. Likewise when the reply to an entry's own txn comes later than such a view.
+//   - to listed, when a new view is about keys below an entry that the old view was not about, and the entry was last seen before
+//     listed: such a key may have gone since then. Likewise when the reply to an entry's own txn comes later than such a view.
 //
 // When nobody waits and no request is on its way, the list forgets views, goneBy and log: see unlock. The next entry finds the
 // list as new.
@@ -66,9 +66,8 @@
 // Invariant (I1): if an entry is granted, there was a revision at which the entry was in the queue, and each lower key that blocked
 // it was of an entry of its own list that is over by now. entitledLocked decides this, and that revision is the one at which the
 // entry was last seen. If the views of what blocks the entry have low 0, and an upTo that is not below the entry, they are about all
-// keys that may block it. Each of these that was in the queue at that revision is in a view still, or is that of an own entry: the
-// others had been deleted by goneBy, which is not later. entitledLocked refuses if a blocking key of another session is in a view, and
-// if an own entry that blocks is not over.
+// keys that may block it. If such a key is in no view and is not an own entry's, it was deleted by goneBy, and so by that revision.
+// entitledLocked refuses if a blocking key of another session is in a view, and if an own entry that blocks is not over.
 //
 // So, of two entries that exclude each other, the later one is granted
 //
@@ -79,10 +78,13 @@
 // the hold before the removal is sent (release.go of package etcdlock), and a session ends before etcd can have taken its lease away
 // (I4: Record in package lease; whether the lease is still good is looked at after the grant, by acceptGrant in waiter.go).
 //
-// One case is left. Somebody else deletes the key of an entry after the revision that has entitled the entry. Until a reply, a
+// One case is left. Somebody else deletes the key of an entry after the revision at which the entry was last seen. Until a reply, a
 // watch or a check tells the list, it may grant the entry, or leave it its lock, and two may believe that they have the lock; their
-// tokens tell them apart. What no lock can rule out, a process that is paused, a clock that runs wrong, or a restored snapshot, is
-// in the comment of package etcdlock.
+// tokens tell them apart. Behind an entry of another session a watch tells in time. Behind one of the same session nothing is
+// watched for the first 100 ms (guardsLocked): if X and P above are of one session, P may get the lock at 20, beside C.
+//
+// What no lock can rule out, a process that is paused, a clock that runs wrong, or a restored snapshot, is in the comment of package
+// etcdlock.
 //
 // # What reaches a list late
 //
@@ -98,6 +100,7 @@
 //	V2 a reading replaces a view: applyLocked
 //	V3 each reply is read through the log: log.go
 //	V4 goneBy rises with all that may have gone; who is granted was there at that time: goneByLocked, entitledLocked
-//	V5 an own entry that a reading is about and does not show is lost; none is made older than what is known: absentLocked, readLocked
+//	V5 an own entry that a reading is about and does not show is lost; no reading is asked for that is older than what is known:
+//	   absentLocked, readLocked
 //	V6 the whole queue is watched only by a session that has a good part of it, so that a release wakes few clients: plan.go, watch.go
 package waitlist

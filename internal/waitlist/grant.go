@@ -23,14 +23,15 @@ func (l *List) behindOwnLocked(p *Part) bool {
 	return slices.ContainsFunc(l.parts, inWay)
 }
 
-// waits reports whether the entry does not have the lock yet, and can still get it.
+// waits reports whether the entry does not have the lock yet, and can still get it: also one for which etcd has refused a request
+// gets it if another entry of the list hands it over.
 func (p *Part) waits() bool { return p.state == waiting || p.state == idle || p.state == refused }
 
 // over reports whether the entry is in nobody's way, wherever its key is.
 func (p *Part) over() bool { return p.state == left || p.state == evicted }
 
 // lastSeenLocked is the last revision at which the entry is known to have been in the queue, also because a watch that
-// would have told of the deletion of its key has told of a later one.
+// would have told of the deletion of its key has told of a later one. Of a write lock's keys that is the exclusive one.
 func (l *List) lastSeenLocked(p *Part) int64 {
 	seen := p.seen
 	for _, w := range l.watches {
