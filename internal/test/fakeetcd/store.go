@@ -12,13 +12,18 @@ import (
 )
 
 func (f *Server) txnLocked(r *pb.TxnRequest) *pb.TxnResponse {
-	resp := &pb.TxnResponse{Succeeded: !slices.ContainsFunc(r.Compare, func(c *pb.Compare) bool { return !f.holdsLocked(c) })}
-	ops := r.Failure
-	if resp.Succeeded {
-		ops = r.Success
-	}
+	succeeded, ops := f.branchLocked(r)
+	resp := &pb.TxnResponse{Succeeded: succeeded}
 	f.applyLocked(ops, resp)
 	return resp
+}
+
+// branchLocked says which operations of a transaction are carried out.
+func (f *Server) branchLocked(r *pb.TxnRequest) (succeeded bool, ops []*pb.RequestOp) {
+	if slices.ContainsFunc(r.Compare, func(c *pb.Compare) bool { return !f.holdsLocked(c) }) {
+		return false, r.Failure
+	}
+	return true, r.Success
 }
 
 // Puts are the puts that the server would carry out for a transaction now.
@@ -29,10 +34,7 @@ func (f *Server) Puts(r *pb.TxnRequest) []*pb.PutRequest {
 }
 
 func (f *Server) putsLocked(r *pb.TxnRequest) (puts []*pb.PutRequest) {
-	ops := r.Success
-	if slices.ContainsFunc(r.Compare, func(c *pb.Compare) bool { return !f.holdsLocked(c) }) {
-		ops = r.Failure
-	}
+	_, ops := f.branchLocked(r)
 	for _, op := range ops {
 		if op.GetRequestPut() != nil {
 			puts = append(puts, op.GetRequestPut())
