@@ -759,8 +759,8 @@ func TestErrorsAreEtcds(t *testing.T) {
 	require.ErrorIs(t, concurrency.ErrElectionNoLeader, etcds.ErrElectionNoLeader)
 }
 
-// What is made without a session, or with no client, says so when it is used, and panics nowhere. An unlocked Mutex of etcd's
-// package needs no session either.
+// What is made without a session, or with no client, says so when it is used. An unlocked Mutex of etcd's package needs no
+// session either.
 func TestWithoutASession(t *testing.T) {
 	_, err := concurrency.NewSession(nil)
 	require.ErrorContains(t, err, "the client is nil")
@@ -786,4 +786,8 @@ func TestWithoutASession(t *testing.T) {
 	e = concurrency.ResumeElection(nil, "a", "a/694d", 7)
 	require.ErrorContains(t, e.Proclaim(harness.Ctx(t), "x"), want)
 	require.ErrorContains(t, e.Resign(harness.Ctx(t)), want)
+
+	l := concurrency.NewLocker(nil, "a") // whose methods return no error
+	require.PanicsWithError(t, want+": make one with NewSession, and the Mutex or Election with it", l.Lock)
+	require.PanicsWithError(t, concurrency.ErrLockReleased.Error(), l.Unlock)
 }

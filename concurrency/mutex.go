@@ -264,17 +264,25 @@ type locker struct {
 // Unlock of a lock that was lost does nothing.
 func NewLocker(s *Session, pfx string) sync.Locker { return &locker{m: NewMutex(s, pfx)} }
 
+// ctx is that of the session's client. Without a session, Lock and Unlock say so.
+func (l *locker) ctx() context.Context {
+	if l.m.s == nil {
+		return context.Background()
+	}
+	return l.m.s.Client().Ctx()
+}
+
 func (l *locker) Lock() {
 	l.turn.Lock()
-	if err := l.m.Lock(l.m.s.Client().Ctx()); err != nil {
+	if err := l.m.Lock(l.ctx()); err != nil {
 		l.turn.Unlock()
 		panic(err)
 	}
 }
 
 func (l *locker) Unlock() {
-	held := l.m.st.held() != nil
-	if err := l.m.Unlock(l.m.s.Client().Ctx()); err != nil && (!held || !errors.Is(err, ErrLockReleased) && !errors.Is(err, ErrSessionExpired)) {
+	held := l.m.state().held() != nil
+	if err := l.m.Unlock(l.ctx()); err != nil && (!held || !errors.Is(err, ErrLockReleased) && !errors.Is(err, ErrSessionExpired)) {
 		panic(err)
 	}
 	l.turn.Unlock()
