@@ -141,6 +141,12 @@ func NotCarriedOut(err error) bool {
 	return Refused(err) && !ReplyTooLarge(err) && !errors.Is(err, rpctypes.ErrNoSpace) || notProposed(err)
 }
 
+// RevisionGone reports whether etcd has no state of the revision that was asked for any more: the revision was compacted, or a
+// restore has brought etcd back to before it.
+func RevisionGone(err error) bool {
+	return errors.Is(err, rpctypes.ErrCompacted) || errors.Is(err, rpctypes.ErrFutureRev)
+}
+
 // notProposed reports whether etcd says that it has not even proposed the request.
 func notProposed(err error) bool {
 	return errors.Is(err, rpctypes.ErrNoLeader) || errors.Is(err, rpctypes.ErrTooManyRequests) || notServed(err) ||

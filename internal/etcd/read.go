@@ -5,12 +5,10 @@ package etcd
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
 	"go.etcd.io/etcd/api/v3/mvccpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 )
 
@@ -95,7 +93,7 @@ func (c *Client) ReadAt(ctx, life context.Context, rev int64, reads ...Read) (go
 	}
 	for {
 		got, at, err = c.readOrSplit(ctx, Policy{Life: life, Hedge: true}, reads)
-		if !errors.Is(err, rpctypes.ErrCompacted) { // the revision of the first piece, before the last one
+		if !RevisionGone(err) { // that of the first piece, before the last one
 			return got, at, err
 		}
 	}

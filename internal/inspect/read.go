@@ -4,12 +4,10 @@ package inspect
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"time"
 
 	pb "go.etcd.io/etcd/api/v3/etcdserverpb"
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"golang.org/x/sync/errgroup"
 
@@ -26,10 +24,9 @@ func Read(ctx context.Context, client *etcd.Client, name string) (*queue.Snapsho
 	for {
 		s := queue.NewSnapshot(name)
 		err := readPages(ctx, client, s)
-		if !errors.Is(err, rpctypes.ErrCompacted) {
+		if !etcd.RevisionGone(err) { // between two pages
 			return s, err
 		}
-		// The revision was compacted between two pages.
 	}
 }
 

@@ -77,3 +77,20 @@ func TestReadOneRevision(t *testing.T) {
 	require.Len(t, q.Keys, n+1) // a/1 was deleted, two keys were added
 	require.Greater(t, q.Rev, rev)
 }
+
+// A restore that comes between two pages takes their revision away. The queue is read again, as it is then.
+func TestReadWhileRestored(t *testing.T) {
+	t.Parallel()
+	own := etcdtest.Start(t)
+	direct := own.Client(t)
+	tap := etcdtest.NewTap()
+	c := own.Client(t, tap)
+	const n = Page + 5
+	deepQueue(t, direct, "a", n)
+	restore := harness.Snapshot(t, own)
+	deepQueue(t, direct, "b", 1)
+	tap.Next("Txn", etcdtest.After(func() { restore(0) }))
+	q := read(t, c, "a")
+	require.Len(t, q.Keys, n)
+	require.Equal(t, harness.Revision(t, direct), q.Rev)
+}
