@@ -3,9 +3,12 @@
 // killed or call Orphan, and their successors adopt what is left; two sessions live on one lease; connections stand still for longer
 // than a TTL, so that leases expire; in every second world somebody removes entries and leases; and in every third world etcd refuses
 // requests for a while. Users are processes whose goroutines make every call of the API, on each other's holds too, with ctxs that
-// end at any moment, and that close their sessions beside these calls. What must be so in all worlds:
+// end at any moment, and that close their sessions beside these calls. Some make more calls at once than a session sends requests. What
+// must be so in all worlds:
 //
 //   - No two holders, as the processes see it, have what excludes the other (I1, I2).
+//   - Nobody passes anybody, and no goroutine another one of its session: locks are granted in the order of their entries, and a session
+//     sends the entries of a name in the order of the calls. No request removes after it has written, or writes two entries of a name.
 //   - A write that is guarded by a hold does not come after that of a later holder.
 //   - No hold is lost while its entry and its session live, and no hold is valid when its lease expires (I4).
 //   - Each call returns when its ctx ends, or its session.

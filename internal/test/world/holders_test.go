@@ -42,8 +42,31 @@ func (p *process) granted(h *etcdlock.Held, names map[string]bool) *hold {
 			}
 		}
 	}
+	p.inTurnLocked(own)
 	p.holds[own] = true
 	return own
+}
+
+// A mode is a way to have the lock of a name.
+type mode struct {
+	name   string
+	writes bool
+}
+
+// inTurnLocked fails the world if an entry behind h, which h excludes, has had the lock before h. Nobody passes anybody, and no
+// goroutine another one of its session. Two come out of turn and do no harm: a holder who has not been told yet that its entry was
+// removed, and one who has adopted what the process before had released.
+func (w *world) inTurnLocked(h *hold) {
+	late := h.Err() != nil || w.brokenLocked(h.Held) || w.adopted[h.Token()]
+	for name, writes := range h.names {
+		for _, o := range []mode{{name, true}, {name, false}} {
+			if token := w.latest[o]; token > h.Token() && (o.writes || writes) && !late {
+				w.failLocked("%v was passed: token %d has had %s before", h, token, name)
+			}
+		}
+		m := mode{name, writes}
+		w.latest[m] = max(w.latest[m], h.Token())
+	}
 }
 
 // leaves is called before a hold is released.

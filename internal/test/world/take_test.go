@@ -112,6 +112,34 @@ func (u *user) act() {
 	}
 }
 
+// crowds has more calls made at the same time than the session sends requests, while none is answered. Those that wait to be sent
+// must be sent in the order in which they were made: see leavesInTurnLocked.
+func (u *user) crowds() {
+	_ = elapse(context.Background(), u.dice.upTo(20*time.Second))
+	u.wire.blocked.Store(time.Now().Add(time.Second).UnixNano())
+	var calls sync.WaitGroup
+	for range 400 {
+		if u.stops() {
+			break
+		}
+		_ = elapse(context.Background(), time.Millisecond)
+		name := u.names[u.dice.n(len(u.names))]
+		m, _, _ := u.made(name, nil)
+		calls.Go(func() {
+			c := u.begin(context.Background(), "lock in a crowd "+name, true)
+			h, err := m.Lock(c)
+			c.returned(0, time.Time{})
+			c.judge(err, u.wordsOfTaking(false)...)
+			if err == nil {
+				own := u.granted(h, map[string]bool{name: true})
+				own.leaves()
+				h.Release()
+			}
+		})
+	}
+	calls.Wait()
+}
+
 // ticket takes a place in the queue, and waits for it, or gives it up.
 func (u *user) ticket(w *way) {
 	c := u.begin(context.Background(), "enqueue "+w.what, true)

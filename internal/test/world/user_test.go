@@ -75,6 +75,9 @@ func (u *user) live() {
 		})
 	}
 	u.work.Go(u.leads)
+	if u.dice.oneIn(6) {
+		u.work.Go(u.crowds)
+	}
 	for end := time.Now().Add(u.dice.upTo(u.span)); time.Now().Before(end) && !u.stops(); {
 		_ = elapse(context.Background(), 100*time.Millisecond)
 		u.suffer()

@@ -191,6 +191,7 @@ func removes(ops []*pb.RequestOp) bool {
 }
 
 func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (resp *pb.TxnResponse, err error) {
+	e.sent(r)
 	do := func(ctx context.Context) (*pb.TxnResponse, error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()

@@ -52,6 +52,8 @@ type world struct {
 	leases    map[clientv3.LeaseID]time.Time // when it was last renewed
 	lastLease clientv3.LeaseID
 	holds     map[*hold]bool
+	latest    map[mode]int64            // the highest token that has had the lock
+	lines     map[string]*line          // by session and name
 	removed   map[string]bool           // by entryOf, the entries that somebody has removed
 	adopted   map[int64]bool            // by token: a process before had no time to remove what it had released
 	killed    map[clientv3.LeaseID]bool // likewise, of a process with that lease
@@ -194,6 +196,7 @@ func play(t *testing.T, seed uint64) {
 		w.f.TellPuts = true
 		w.leases, w.holds, w.removed, w.adopted = map[clientv3.LeaseID]time.Time{}, map[*hold]bool{}, map[string]bool{}, map[int64]bool{}
 		w.span = []time.Duration{30 * time.Second, 2 * time.Minute}[w.dice.n(2)]
+		w.latest, w.lines = map[mode]int64{}, map[string]*line{}
 		w.killed, w.pending = map[clientv3.LeaseID]bool{}, map[*call]bool{}
 		var lives sync.WaitGroup
 		for i := range w.dice.n(4) {
