@@ -9,6 +9,7 @@
 //   - No two holders, as the processes see it, have what excludes the other (I1, I2).
 //   - Nobody passes anybody, and no goroutine another one of its session: locks are granted in the order of their entries, and a session
 //     sends the entries of a name in the order of the calls. No request removes after it has written, or writes two entries of a name.
+//   - No entry has the lock that was removed while another session's entry blocked it, and a hold that was lost hands nothing over (I1).
 //   - A write that is guarded by a hold does not come after that of a later holder.
 //   - No hold is lost while its entry and its session live, and no hold is valid when its lease expires (I4).
 //   - Each call returns when its ctx ends, or its session.
@@ -17,7 +18,7 @@
 //   - When nothing goes wrong any more, all calls return. Then nothing of a user is in the queues, though its session lives.
 //   - When all processes have ended, no lease and no entry is left, and no goroutine.
 //
-// A hold whose entry somebody has removed counts for none of the first three: its holder is told, and until then others may be in.
+// If somebody has removed the entry of a hold, others may be in until its holder is told: other sessions' holders, not those of its own.
 //
 //	go test ./internal/test/world                          a few worlds
 //	go test ./internal/test/world -args -worlds=1000       many

@@ -4,6 +4,7 @@ package world
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -35,16 +36,33 @@ func (p *process) granted(h *etcdlock.Held, names map[string]bool) *hold {
 	}
 	p.took++
 	p.noteLocked("%v is held", own)
-	for o := range p.holds {
-		for name, writes := range names {
-			if others, both := o.names[name]; both && (writes || others) && o.Err() == nil && h.Err() == nil && !p.brokenLocked(o.Held) && !p.brokenLocked(h) {
-				p.failLocked("%s has two holders: %v and %v (I1)", name, own, o)
-			}
+	p.aloneLocked(own)
+	p.inTurnLocked(own)
+	p.entitledLocked(own)
+	p.holds[own] = true
+	p.of[h.Session()] = append(p.of[h.Session()], own)
+	return own
+}
+
+// shared is a name that both holds have, and only one of them may have; "" if there is none.
+func (h *hold) shared(o *hold) string {
+	for name, writes := range h.names {
+		if others, both := o.names[name]; both && (writes || others) {
+			return name
 		}
 	}
-	p.inTurnLocked(own)
-	p.holds[own] = true
-	return own
+	return ""
+}
+
+// aloneLocked fails the world if another holder has what h excludes (I1). If somebody has removed an entry, its holder may not have
+// been told yet when another session has the lock. A session tells its own holder first.
+func (w *world) aloneLocked(h *hold) {
+	for o := range w.holds {
+		told := o.Session() == h.Session() || !w.brokenLocked(o.Held) && !w.brokenLocked(h.Held)
+		if name := h.shared(o); name != "" && told && o.Err() == nil && h.Err() == nil {
+			w.failLocked("%s has two holders: %v and %v (I1)", name, h, o)
+		}
+	}
 }
 
 // A mode is a way to have the lock of a name.
@@ -79,6 +97,66 @@ func (h *hold) leaves() {
 	h.p.noteLocked("%v is released", h)
 	h.left++
 	delete(h.p.holds, h)
+}
+
+// A removal is that of an entry.
+type removal struct {
+	turn   int    // its number among all removals; those of one revision have the same
+	behind string // an entry of another lease that blocked it then
+}
+
+// removingLocked carries out a change that may remove entries.
+func (w *world) removingLocked(change func()) {
+	before := w.f.Keys("")
+	change()
+	w.turn++
+	there := make(map[string]bool)
+	for _, kv := range w.f.Keys("") {
+		there[entryOf(string(kv.Key), kv.CreateRevision)] = true
+	}
+	for _, kv := range before {
+		if entry := entryOf(string(kv.Key), kv.CreateRevision); kv.Lease != 0 && !there[entry] {
+			w.gone[entry] = removal{w.turn, blocker(kv, before)}
+		}
+	}
+}
+
+// blocker is one of the keys that blocks kv and is of another lease, "" if there is none.
+func blocker(kv *mvccpb.KeyValue, keys []*mvccpb.KeyValue) string {
+	key := string(kv.Key)
+	for _, o := range keys {
+		other := string(o.Key)
+		if o.Lease != 0 && o.Lease != kv.Lease && o.CreateRevision < kv.CreateRevision && nameOf(other) == nameOf(key) && (writes(other) || writes(key)) {
+			return entryOf(other, o.CreateRevision)
+		}
+	}
+	return ""
+}
+
+// writes reports whether a key is an exclusive one.
+func writes(key string) bool { return key[len(nameOf(key))+1] != 'r' }
+
+// entitledLocked fails the world if h can't have got the lock, since its entry was removed before (I1): while the entry of another
+// session blocked it; or not after the entry of a hold of its own session which was lost, as such a hold hands nothing over.
+func (w *world) entitledLocked(h *hold) {
+	for _, key := range h.Keys() {
+		gone, is := w.gone[entryOf(key, h.Token())]
+		if !is {
+			continue
+		}
+		if gone.behind != "" {
+			w.failLocked("%v has the lock, and was removed while it waited for %s (I1)", h, gone.behind)
+		}
+		for _, o := range w.of[h.Session()] {
+			i := slices.IndexFunc(o.Keys(), func(other string) bool { return nameOf(other) == nameOf(key) })
+			if i < 0 || o.Token() > h.Token() || h.shared(o) == "" {
+				continue
+			}
+			if before, is := w.gone[entryOf(o.Keys()[i], o.Token())]; is && before.turn >= gone.turn && errors.Is(o.Err(), etcdlock.ErrLost) {
+				w.failLocked("%v was lost, and has handed the lock over to %v, which was removed already (I1)", o, h)
+			}
+		}
+	}
 }
 
 // brokenLocked reports whether somebody has removed the entry of a hold.

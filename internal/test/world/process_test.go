@@ -343,8 +343,7 @@ func (p *process) adopt() {
 			p.mu.Unlock()
 			names := make(map[string]bool)
 			for _, key := range h.Keys() {
-				name := nameOf(key)
-				names[name] = key[len(name)+1] != 'r'
+				names[nameOf(key)] = writes(key)
 			}
 			p.use(h, names, len(names) == 1)
 		case ctx.Err() == nil && !errors.Is(err, etcdlock.ErrNotFound) && (!p.breaks || !errors.Is(err, etcdlock.ErrLost)):

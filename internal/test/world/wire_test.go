@@ -192,7 +192,7 @@ func removes(ops []*pb.RequestOp) bool {
 
 func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (resp *pb.TxnResponse, err error) {
 	e.sent(r)
-	do := func(ctx context.Context) (*pb.TxnResponse, error) {
+	do := func(ctx context.Context) (resp *pb.TxnResponse, err error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.cut.Load() && removes(r.Success) {
@@ -207,11 +207,16 @@ func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) 
 		if pinned := len(r.Success) > 0 && r.Success[0].GetRequestRange().GetRevision() > 0; pinned && e.mishap(20) {
 			return nil, rpctypes.ErrGRPCCompacted
 		}
-		got, err := e.f.Txn(ctx, r)
-		if err == nil {
-			e.fencedLocked(r, got)
+		change := func() { resp, err = e.f.Txn(ctx, r) }
+		if removes(r.Success) {
+			e.removingLocked(change)
+		} else {
+			change()
 		}
-		return got, err
+		if err == nil {
+			e.fencedLocked(r, resp)
+		}
+		return resp, err
 	}
 	err = e.carry(ctx, func() (err error) { resp, err = do(ctx); return err }, func() error { _, err := do(context.Background()); return err })
 	return resp, err

@@ -21,6 +21,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/internal/test/fakeetcd"
 	"github.com/etcdlock/etcdlock/internal/test/sample"
 )
@@ -52,9 +53,12 @@ type world struct {
 	leases    map[clientv3.LeaseID]time.Time // when it was last renewed
 	lastLease clientv3.LeaseID
 	holds     map[*hold]bool
-	latest    map[mode]int64            // the highest token that has had the lock
-	lines     map[string]*line          // by session and name
-	removed   map[string]bool           // by entryOf, the entries that somebody has removed
+	latest    map[mode]int64     // the highest token that has had the lock
+	lines     map[string]*line   // by session and name
+	removed   map[string]bool    // by entryOf, the entries that somebody has removed
+	gone      map[string]removal // by entryOf
+	turn      int                // of the last removal
+	of        map[*etcdlock.Session][]*hold
 	adopted   map[int64]bool            // by token: a process before had no time to remove what it had released
 	killed    map[clientv3.LeaseID]bool // likewise, of a process with that lease
 	pending   map[*call]bool
@@ -102,7 +106,7 @@ func (w *world) lives(id clientv3.LeaseID, renew bool) bool {
 func (w *world) revokeLocked(id clientv3.LeaseID) {
 	w.noteLocked("lease %x is gone", int64(id))
 	delete(w.leases, id)
-	w.f.Update("", func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) {
+	w.updateLocked(func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) {
 		for _, kv := range kvs {
 			if kv.Lease == int64(id) {
 				ops = append(ops, fakeetcd.RemoveOp(string(kv.Key)))
@@ -110,6 +114,11 @@ func (w *world) revokeLocked(id clientv3.LeaseID) {
 		}
 		return ops
 	})
+}
+
+// updateLocked removes keys.
+func (w *world) updateLocked(which func([]*mvccpb.KeyValue) []*pb.RequestOp) {
+	w.removingLocked(func() { w.f.Update("", which) })
 }
 
 // expire revokes the leases that nobody renews.
@@ -170,7 +179,7 @@ func (w *world) breakLease() {
 func (w *world) breakOne() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.f.Update("", func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) {
+	w.updateLocked(func(kvs []*mvccpb.KeyValue) (ops []*pb.RequestOp) {
 		kvs = slices.DeleteFunc(kvs, func(kv *mvccpb.KeyValue) bool { return kv.Lease == 0 })
 		if len(kvs) == 0 {
 			return nil
@@ -196,6 +205,7 @@ func play(t *testing.T, seed uint64) {
 		w.f.TellPuts = true
 		w.leases, w.holds, w.removed, w.adopted = map[clientv3.LeaseID]time.Time{}, map[*hold]bool{}, map[string]bool{}, map[int64]bool{}
 		w.span = []time.Duration{30 * time.Second, 2 * time.Minute}[w.dice.n(2)]
+		w.gone, w.of = map[string]removal{}, map[*etcdlock.Session][]*hold{}
 		w.latest, w.lines = map[mode]int64{}, map[string]*line{}
 		w.killed, w.pending = map[clientv3.LeaseID]bool{}, map[*call]bool{}
 		var lives sync.WaitGroup
