@@ -11,7 +11,8 @@
 //     sends the entries of a name in the order of the calls. No request removes after it has written, or writes two entries of a name.
 //   - No entry has the lock that was removed while another session's entry blocked it, and a hold that was lost hands nothing over (I1).
 //   - A write that is guarded by a hold does not come after that of a later holder.
-//   - No hold is lost while its entry and its session live, and no hold is valid when its lease expires (I4).
+//   - No hold is lost while its entry and its session live. When a lease expires its session has ended, with the Contexts of its holds,
+//     and no hold on it is valid (I4).
 //   - Each call returns when its ctx ends, or its session.
 //   - Each error of a user's call is one that the library documents for that call, and after the end of a hold all methods say
 //     how the hold has ended. The hooks are told of the end of each hold.

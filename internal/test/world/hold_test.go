@@ -13,6 +13,9 @@ import (
 
 // uses does what holders do, with the hold and beside that with recent ones.
 func (u *user) uses(own *hold) {
+	if u.dice.oneIn(4) {
+		own.looksAt(own.Context())
+	}
 	for range u.dice.n(4) {
 		_ = elapse(context.Background(), u.dice.upTo(50*time.Millisecond)*time.Duration(u.dice.n(2)))
 		if u.dice.oneIn(2) {

@@ -4,6 +4,7 @@ package world
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -22,9 +23,17 @@ type hold struct {
 	names      map[string]bool // true: it excludes everybody
 	left       int             // how often somebody of the process was about to release it
 	downgrades bool            // a user may downgrade it
+	ctx        context.Context // its Context, nil if nobody has asked for it
 }
 
 func (h *hold) String() string { return fmt.Sprintf("%v@%d of %s", h.Keys(), h.Token(), h.p.id) }
+
+// looksAt takes note of the Context of the hold.
+func (h *hold) looksAt(ctx context.Context) {
+	h.p.mu.Lock()
+	defer h.p.mu.Unlock()
+	h.ctx = ctx
+}
 
 // granted is called when a process has a hold.
 func (p *process) granted(h *etcdlock.Held, names map[string]bool) *hold {

@@ -159,11 +159,11 @@ func (p *process) crash() {
 	p.mu.Unlock()
 }
 
-// ended reports whether the process takes no locks any more.
+// ended reports whether the process takes no locks any more. It does not call Err, which would end a session whose deadline has passed.
 func (p *process) ended() bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.dead || p.s != nil && p.s.Err() != nil
+	return p.dead || p.s != nil && p.s.Context().Err() != nil
 }
 
 // ctx is that of a call.
@@ -179,7 +179,7 @@ func (p *process) ctx() (context.Context, context.CancelFunc) {
 func (p *process) use(h *etcdlock.Held, names map[string]bool, downgrades bool) {
 	own, d := p.granted(h, names), p.dice
 	if d.oneIn(4) {
-		h.Context()
+		own.looksAt(h.Context())
 	}
 	for range d.n(3) {
 		_ = elapse(context.Background(), d.upTo(50*time.Millisecond)*time.Duration(d.n(2)))

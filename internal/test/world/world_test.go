@@ -131,8 +131,13 @@ func (w *world) expire(ctx context.Context) {
 			if time.Since(renewed) < ttl*time.Second {
 				continue
 			}
+			for s := range w.of { // before anybody calls Valid, which would end it
+				if s.Lease() == id && s.Context().Err() == nil {
+					w.failLocked("lease %x expires, and its session goes on", int64(id))
+				}
+			}
 			for h := range w.holds {
-				if h.Session().Lease() == id && h.Valid() {
+				if h.Session().Lease() == id && (h.ctx != nil && h.ctx.Err() == nil || h.Valid()) {
 					w.failLocked("the lease of %v expires, and the hold is valid", h)
 				}
 			}
