@@ -149,7 +149,7 @@ func (u *user) leads() {
 			}
 			return errOwn
 		})
-		c.returned(ttl*time.Second+time.Second, busy)
+		c.returned(u.ttl+time.Second, busy)
 		may := []error{errOwn}
 		if u.s != nil && u.s.Err() != nil {
 			may = append(may, u.s.Err())

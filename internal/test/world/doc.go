@@ -16,10 +16,14 @@
 //   - Each call returns when its ctx ends, or its session.
 //   - Each error of a user's call is one that the library documents for that call, and after the end of a hold all methods say
 //     how the hold has ended. The hooks are told of the end of each hold.
-//   - When nothing goes wrong any more, all calls return. Then nothing of a user is in the queues, though its session lives.
+//   - When nothing goes wrong any more, all calls return. Then nothing of a user is in the queues, though its session lives: what is
+//     written late is removed within seconds, and then the session uses its keys again (I6).
 //   - When all processes have ended, no lease and no entry is left, and no goroutine.
 //
 // If somebody has removed the entry of a hold, others may be in until its holder is told: other sessions' holders, not those of its own.
+//
+// In every third world the TTL is a minute: then no lease expires while a connection stands still, and a session finds a late write
+// because it looks for it, and not soon by the list of its lease's keys.
 //
 //	go test ./internal/test/world                          a few worlds
 //	go test ./internal/test/world -args -worlds=1000       many

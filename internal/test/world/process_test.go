@@ -37,7 +37,7 @@ func (w *world) start(id string, lease clientv3.LeaseID) *process {
 	p := &process{world: w, id: id, turns: context.Background()}
 	for p.client, p.wire, p.kill = w.connect(); ; lease = clientv3.NoLease {
 		var err error
-		p.s, err = etcdlock.NewSession(context.Background(), p.client, etcdlock.WithLease(lease), etcdlock.WithTTL(ttl*time.Second), etcdlock.WithOwner(id))
+		p.s, err = etcdlock.NewSession(context.Background(), p.client, etcdlock.WithLease(lease), etcdlock.WithTTL(w.ttl), etcdlock.WithOwner(id))
 		if err == nil {
 			return p
 		}
@@ -65,7 +65,7 @@ func (w *world) clients() {
 	for generation := 1; !w.resting(); generation++ {
 		p := &process{world: w, id: fmt.Sprintf("c%d", generation), turns: context.Background()}
 		p.client, p.wire, p.kill = w.connect()
-		p.locks = etcdlock.New(p.client, etcdlock.WithTTL(ttl*time.Second), etcdlock.WithOwner(p.id))
+		p.locks = etcdlock.New(p.client, etcdlock.WithTTL(w.ttl), etcdlock.WithOwner(p.id))
 		w.run(p)
 	}
 }

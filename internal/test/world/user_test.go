@@ -4,6 +4,8 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -31,7 +33,7 @@ func (w *world) users(line int) {
 	for generation := 1; !w.resting(); generation++ {
 		u := &user{process: &process{world: w, id: fmt.Sprintf("u%d.%d", line, generation), turns: context.Background()}}
 		u.client, u.wire, u.kill = w.connect()
-		opts := []etcdlock.Option{etcdlock.WithTTL(ttl * time.Second), etcdlock.WithOwner(u.id), etcdlock.WithHooks(u.hooks())}
+		opts := []etcdlock.Option{etcdlock.WithTTL(w.ttl), etcdlock.WithOwner(u.id), etcdlock.WithHooks(u.hooks())}
 		if w.dice.oneIn(2) {
 			u.locks = etcdlock.New(u.client, opts...)
 		} else {
@@ -186,26 +188,73 @@ func (u *user) allEnd() {
 // leavesNothing fails the world if something of the process stays in the queues when all of its calls have ended, nothing goes wrong
 // and no late copy of a request is on its way.
 func (u *user) leavesNothing() {
-	_ = elapse(context.Background(), 31*time.Second)
-	var left []string
-	for range 40 {
-		left = nil
+	u.writesLate()
+	began, late := time.Now(), make(map[string]int)
+	for {
+		_ = elapse(context.Background(), time.Second)
 		u.mu.Lock()
+		var left []string
 		for _, kv := range u.f.Keys("") {
+			entry := entryOf(string(kv.Key), kv.CreateRevision)
 			// A raw value that comes late stays: see "A lease that another process takes over" in docs/protocol.md.
-			if raw := string(kv.Value) == u.id; !raw && slices.Contains(u.leases, clientv3.LeaseID(kv.Lease)) {
-				left = append(left, fmt.Sprintf("%s (%s)", entryOf(string(kv.Key), kv.CreateRevision), kv.Value))
+			if raw := string(kv.Value) == u.id; raw || !slices.Contains(u.leases, clientv3.LeaseID(kv.Lease)) {
+				continue
+			}
+			left = append(left, fmt.Sprintf("%s (%s)", entry, kv.Value))
+			// The session looks for it every 4 s. After a refusal it waits longer.
+			if late[entry]++; late[entry] > 12 && u.lates[entry] && !u.refuses {
+				u.failLocked("%s does not remove %s, which was written late", u.id, entry)
 			}
 		}
-		u.mu.Unlock()
-		if left == nil {
-			return
+		// What comes after the session has looked for it is removed when the session lists the keys of its lease.
+		copies := time.Since(began) < 31*time.Second
+		if left != nil && time.Since(began) > 41*time.Second+u.ttl {
+			u.failLocked("%s has ended all calls, and left %v", u.id, left)
 		}
-		_ = elapse(context.Background(), time.Second)
+		u.mu.Unlock()
+		if left == nil && !copies || u.over.Load() {
+			break
+		}
 	}
-	u.mu.Lock()
-	defer u.mu.Unlock()
-	u.failLocked("%s has ended all calls, and left %v", u.id, left)
+	u.freesKeys()
+}
+
+// writesLate has calls that get no answer, and whose entries are written late.
+func (u *user) writesLate() {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	u.wire.hangs.Store(true)
+	defer u.wire.hangs.Store(false)
+	var calls sync.WaitGroup
+	for _, name := range slices.Concat(u.names, u.names) {
+		m, _, _ := u.made(name, nil)
+		calls.Go(func() {
+			if h, err := m.Lock(ctx); err == nil {
+				h.Release()
+			}
+		})
+	}
+	calls.Wait()
+}
+
+// freesKeys fails the world if a session does not use its keys again, although nothing of its entries is left or to come. It leaves a
+// key alone for good where it found something that it had not awaited any more: that is seldom.
+func (u *user) freesKeys() {
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for _, name := range u.names {
+		m, _, _ := u.made(name, nil)
+		h, err := m.Lock(ctx)
+		if err != nil { // a raw value that came late may be in the way
+			continue
+		}
+		if _, n, _ := strings.Cut(h.Key(), "-"); n > "4" || len(n) > 1 {
+			u.mu.Lock()
+			u.failLocked("nobody uses a lower key than %s", h.Key())
+			u.mu.Unlock()
+		}
+		h.Release()
+	}
 }
 
 // countHooks fails the world if the hooks were not told how each hold has ended.

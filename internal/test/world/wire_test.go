@@ -54,6 +54,7 @@ type wire struct {
 	*world
 	cut     atomic.Bool  // the process is dead
 	blocked atomic.Int64 // nothing gets through until then, in ns
+	hangs   atomic.Bool  // what writes is carried out late, and gets no answer
 	trouble atomic.Pointer[trouble]
 	refused atomic.Bool // something, for that trouble
 }
@@ -89,18 +90,19 @@ func (e *wire) unblocked() time.Duration {
 // mishap is true once in n times, and never when the world rests.
 func (e *wire) mishap(n int) bool { return e.dice.oneIn(n) && !e.resting() }
 
-// carry carries out a request. copied, if not nil, carries out another copy of it, which comes late.
-func (e *wire) carry(ctx context.Context, do, copied func() error) error {
+// carry carries out a request. copied, if not nil, carries out another copy of it, which comes late. awaited says that the sender knows
+// of the copy, and looks for what it may write, for 20 s at least.
+func (e *wire) carry(ctx context.Context, do func() error, copied func(awaited bool)) error {
 	d := e.dice
-	sendCopy := func() {
+	sendCopy := func(known bool) {
 		late := d.upTo(30 * time.Second)
 		e.late.Go(func() {
 			_ = elapse(context.Background(), late)
-			_ = copied()
+			copied(known && late < 20*time.Second)
 		})
 	}
-	if copied != nil && e.mishap(120) { // instead of the request
-		sendCopy()
+	if copied != nil && (e.hangs.Load() || e.mishap(120)) { // instead of the request
+		sendCopy(true)
 		if err := elapse(ctx, 15*time.Second); err != nil { // until the connection breaks, since a member hangs
 			return err
 		}
@@ -119,7 +121,7 @@ func (e *wire) carry(ctx context.Context, do, copied func() error) error {
 		return err
 	}
 	if copied != nil && e.mishap(120) { // after it, as if clientv3 had repeated the request
-		sendCopy()
+		sendCopy(false)
 	}
 	switch {
 	case e.mishap(30):
@@ -192,7 +194,7 @@ func removes(ops []*pb.RequestOp) bool {
 
 func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) (resp *pb.TxnResponse, err error) {
 	e.sent(r)
-	do := func(ctx context.Context) (resp *pb.TxnResponse, err error) {
+	do := func(ctx context.Context, awaited bool) (resp *pb.TxnResponse, err error) {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		if e.cut.Load() && removes(r.Success) {
@@ -215,11 +217,25 @@ func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) 
 		}
 		if err == nil {
 			e.fencedLocked(r, resp)
+			if awaited {
+				e.lateLocked(r, resp, resp.Header.Revision)
+			}
 		}
 		return resp, err
 	}
-	err = e.carry(ctx, func() (err error) { resp, err = do(ctx); return err }, func() error { _, err := do(context.Background()); return err })
+	err = e.carry(ctx, func() (err error) { resp, err = do(ctx, false); return err }, func(awaited bool) { _, _ = do(context.Background(), awaited) })
 	return resp, err
+}
+
+// lateLocked takes note of what a late copy of a request has written.
+func (w *world) lateLocked(r *pb.TxnRequest, resp *pb.TxnResponse, rev int64) {
+	for i, op := range r.Success {
+		if inner := op.GetRequestTxn(); resp.Succeeded && inner != nil {
+			w.lateLocked(inner, resp.Responses[i].GetResponseTxn(), rev)
+		} else if put := op.GetRequestPut(); resp.Succeeded && put != nil {
+			w.lates[entryOf(string(put.Key), rev)] = true
+		}
+	}
 }
 
 func (e *wire) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (resp *pb.RangeResponse, err error) {
@@ -287,7 +303,7 @@ func (e *wire) header() *pb.ResponseHeader {
 
 func (e *wire) Grant(ctx context.Context, _ int64) (resp *clientv3.LeaseGrantResponse, err error) {
 	err = e.carry(ctx, func() error {
-		resp = &clientv3.LeaseGrantResponse{ResponseHeader: e.header(), ID: e.grant(), TTL: ttl}
+		resp = &clientv3.LeaseGrantResponse{ResponseHeader: e.header(), ID: e.grant(), TTL: int64(e.ttl / time.Second)}
 		return nil
 	}, nil)
 	return resp, rpctypes.Error(err)
@@ -299,7 +315,8 @@ func (e *wire) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv
 		if !e.lives(id, false) {
 			return nil
 		}
-		resp.TTL, resp.GrantedTTL = ttl, ttl
+		resp.TTL = int64(e.ttl / time.Second)
+		resp.GrantedTTL = resp.TTL
 		for _, kv := range e.f.Keys("") {
 			if kv.Lease == int64(id) {
 				resp.Keys = append(resp.Keys, kv.Key)
@@ -315,7 +332,7 @@ func (e *wire) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (resp *cl
 		if !e.lives(id, true) {
 			return rpctypes.ErrLeaseNotFound
 		}
-		resp = &clientv3.LeaseKeepAliveResponse{ResponseHeader: e.header(), ID: id, TTL: ttl}
+		resp = &clientv3.LeaseKeepAliveResponse{ResponseHeader: e.header(), ID: id, TTL: int64(e.ttl / time.Second)}
 		return nil
 	}, nil)
 	return resp, rpctypes.Error(err)

@@ -31,13 +31,12 @@ var (
 	worldsFlag = flag.Int("worlds", 0, "how many worlds to play, 0 for the usual number")
 )
 
-const ttl = 10 // of each lease, in seconds
-
 // A world is processes that take the same locks.
 type world struct {
 	*testing.T
 	seed    uint64
 	span    time.Duration // that a process lives, at most
+	ttl     time.Duration // of each lease
 	f       *fakeetcd.Server
 	dice    *dice
 	names   []string
@@ -57,6 +56,7 @@ type world struct {
 	lines     map[string]*line   // by session and name
 	removed   map[string]bool    // by entryOf, the entries that somebody has removed
 	gone      map[string]removal // by entryOf
+	lates     map[string]bool    // by entryOf, what a session should look for that did not hear of it in time
 	turn      int                // of the last removal
 	of        map[*etcdlock.Session][]*hold
 	adopted   map[int64]bool            // by token: a process before had no time to remove what it had released
@@ -128,7 +128,7 @@ func (w *world) expire(ctx context.Context) {
 	for elapse(ctx, 10*time.Millisecond) == nil {
 		w.mu.Lock()
 		for id, renewed := range w.leases {
-			if time.Since(renewed) < ttl*time.Second {
+			if time.Since(renewed) < w.ttl {
 				continue
 			}
 			for s := range w.of { // before anybody calls Valid, which would end it
@@ -209,8 +209,9 @@ func play(t *testing.T, seed uint64) {
 		w.T, w.f, w.begun = t, fakeetcd.New(), time.Now()
 		w.f.TellPuts = true
 		w.leases, w.holds, w.removed, w.adopted = map[clientv3.LeaseID]time.Time{}, map[*hold]bool{}, map[string]bool{}, map[int64]bool{}
+		w.ttl = []time.Duration{10 * time.Second, 10 * time.Second, time.Minute}[w.dice.n(3)]
 		w.span = []time.Duration{30 * time.Second, 2 * time.Minute}[w.dice.n(2)]
-		w.gone, w.of = map[string]removal{}, map[*etcdlock.Session][]*hold{}
+		w.gone, w.lates, w.of = map[string]removal{}, map[string]bool{}, map[*etcdlock.Session][]*hold{}
 		w.latest, w.lines = map[mode]int64{}, map[string]*line{}
 		w.killed, w.pending = map[clientv3.LeaseID]bool{}, map[*call]bool{}
 		var lives sync.WaitGroup
@@ -268,7 +269,7 @@ func (w *world) hangs() {
 
 // leavesNothing waits until the leases of the killed have expired. Nobody renews a lease, and nothing is left.
 func (w *world) leavesNothing() {
-	_ = elapse(context.Background(), 2*ttl*time.Second)
+	_ = elapse(context.Background(), 2*w.ttl)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for id := range w.leases {
