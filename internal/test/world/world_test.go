@@ -256,7 +256,7 @@ func (w *world) hangs() {
 		w.noteLocked("pending since %v: %s", c.began.Sub(w.begun), c.what)
 	}
 	for _, kv := range w.f.Keys("") {
-		w.noteLocked("there is %s", entryOf(string(kv.Key), kv.CreateRevision))
+		w.noteLocked("there is %s (%s)", entryOf(string(kv.Key), kv.CreateRevision), kv.Value)
 	}
 	stacks := make([]byte, 1<<20)
 	for s := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
