@@ -196,8 +196,7 @@ func (u *user) leavesNothing() {
 		var left []string
 		for _, kv := range u.f.Keys("") {
 			entry := entryOf(string(kv.Key), kv.CreateRevision)
-			// A raw value that comes late stays: see "A lease that another process takes over" in docs/protocol.md.
-			if raw := string(kv.Value) == u.id; raw || !slices.Contains(u.leases, clientv3.LeaseID(kv.Lease)) {
+			if !slices.Contains(u.leases, clientv3.LeaseID(kv.Lease)) {
 				continue
 			}
 			left = append(left, fmt.Sprintf("%s (%s)", entry, kv.Value))
@@ -245,7 +244,7 @@ func (u *user) freesKeys() {
 	for _, name := range u.names {
 		m, _, _ := u.made(name, nil)
 		h, err := m.Lock(ctx)
-		if err != nil { // a raw value that came late may be in the way
+		if err != nil { // somebody else has it
 			continue
 		}
 		if _, n, _ := strings.Cut(h.Key(), "-"); n > "4" || len(n) > 1 {

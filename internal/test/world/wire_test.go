@@ -90,15 +90,22 @@ func (e *wire) unblocked() time.Duration {
 // mishap is true once in n times, and never when the world rests.
 func (e *wire) mishap(n int) bool { return e.dice.oneIn(n) && !e.resting() }
 
+// lookedFor is for how long a session looks for what a request may write that it has no answer to.
+const lookedFor = 20 * time.Second
+
 // carry carries out a request. copied, if not nil, carries out another copy of it, which comes late. awaited says that the sender knows
-// of the copy, and looks for what it may write, for 20 s at least.
-func (e *wire) carry(ctx context.Context, do func() error, copied func(awaited bool)) error {
+// of the copy, and looks for what it may write. raw says that the request writes a raw value, which stays if nobody looks for it:
+// see "A lease that another process takes over" in docs/protocol.md.
+func (e *wire) carry(ctx context.Context, raw bool, do func() error, copied func(awaited bool)) error {
 	d := e.dice
 	sendCopy := func(known bool) {
 		late := d.upTo(30 * time.Second)
+		if raw {
+			late %= lookedFor
+		}
 		e.late.Go(func() {
 			_ = elapse(context.Background(), late)
-			copied(known && late < 20*time.Second)
+			copied(known && late < lookedFor)
 		})
 	}
 	if copied != nil && (e.hangs.Load() || e.mishap(120)) { // instead of the request
@@ -120,7 +127,7 @@ func (e *wire) carry(ctx context.Context, do func() error, copied func(awaited b
 	if err := do(); err != nil {
 		return err
 	}
-	if copied != nil && e.mishap(120) { // after it, as if clientv3 had repeated the request
+	if copied != nil && !raw && e.mishap(120) { // after it, as if clientv3 had repeated the request
 		sendCopy(false)
 	}
 	switch {
@@ -184,6 +191,14 @@ func puts(r *pb.TxnRequest) bool {
 	})
 }
 
+// writesRaw reports whether a request writes an entry with a raw value.
+func writesRaw(r *pb.TxnRequest) bool {
+	return slices.ContainsFunc(r.Success, func(o *pb.RequestOp) bool {
+		put := o.GetRequestPut()
+		return put.GetLease() != 0 && !bytes.HasPrefix(put.Value, []byte("{")) || o.GetRequestTxn() != nil && writesRaw(o.GetRequestTxn())
+	})
+}
+
 // removes reports whether operations remove something. If such a request of a process that was killed comes late, it removes what the
 // successor has adopted: "A lease that another process takes over" in docs/protocol.md.
 func removes(ops []*pb.RequestOp) bool {
@@ -223,7 +238,7 @@ func (e *wire) Txn(ctx context.Context, r *pb.TxnRequest, _ ...grpc.CallOption) 
 		}
 		return resp, err
 	}
-	err = e.carry(ctx, func() (err error) { resp, err = do(ctx, false); return err }, func(awaited bool) { _, _ = do(context.Background(), awaited) })
+	err = e.carry(ctx, writesRaw(r), func() (err error) { resp, err = do(ctx, false); return err }, func(awaited bool) { _, _ = do(context.Background(), awaited) })
 	return resp, err
 }
 
@@ -239,7 +254,7 @@ func (w *world) lateLocked(r *pb.TxnRequest, resp *pb.TxnResponse, rev int64) {
 }
 
 func (e *wire) Range(ctx context.Context, r *pb.RangeRequest, _ ...grpc.CallOption) (resp *pb.RangeResponse, err error) {
-	err = e.carry(ctx, func() (err error) {
+	err = e.carry(ctx, false, func() (err error) {
 		if err = e.refuse(&pb.TxnRequest{Success: []*pb.RequestOp{{Request: &pb.RequestOp_RequestRange{RequestRange: r}}}}); err == nil {
 			resp, err = e.f.Range(ctx, r)
 		}
@@ -302,7 +317,7 @@ func (e *wire) header() *pb.ResponseHeader {
 }
 
 func (e *wire) Grant(ctx context.Context, _ int64) (resp *clientv3.LeaseGrantResponse, err error) {
-	err = e.carry(ctx, func() error {
+	err = e.carry(ctx, false, func() error {
 		resp = &clientv3.LeaseGrantResponse{ResponseHeader: e.header(), ID: e.grant(), TTL: int64(e.ttl / time.Second)}
 		return nil
 	}, nil)
@@ -310,7 +325,7 @@ func (e *wire) Grant(ctx context.Context, _ int64) (resp *clientv3.LeaseGrantRes
 }
 
 func (e *wire) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv3.LeaseOption) (resp *clientv3.LeaseTimeToLiveResponse, err error) {
-	err = e.carry(ctx, func() error {
+	err = e.carry(ctx, false, func() error {
 		resp = &clientv3.LeaseTimeToLiveResponse{ResponseHeader: e.header(), ID: id, TTL: -1}
 		if !e.lives(id, false) {
 			return nil
@@ -328,7 +343,7 @@ func (e *wire) TimeToLive(ctx context.Context, id clientv3.LeaseID, _ ...clientv
 }
 
 func (e *wire) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (resp *clientv3.LeaseKeepAliveResponse, err error) {
-	err = e.carry(ctx, func() error {
+	err = e.carry(ctx, false, func() error {
 		if !e.lives(id, true) {
 			return rpctypes.ErrLeaseNotFound
 		}
@@ -339,7 +354,7 @@ func (e *wire) KeepAliveOnce(ctx context.Context, id clientv3.LeaseID) (resp *cl
 }
 
 func (e *wire) Revoke(ctx context.Context, id clientv3.LeaseID) (*clientv3.LeaseRevokeResponse, error) {
-	err := e.carry(ctx, func() error {
+	err := e.carry(ctx, false, func() error {
 		e.mu.Lock()
 		defer e.mu.Unlock()
 		e.revokeLocked(id)
