@@ -76,13 +76,8 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did
 	stall := Stall{Client: c}
 	defer stall.Set(false)
 	for limit := c.patience(); ; limit = min(2*limit, attemptMax) {
-		switch {
-		case ctx.Err() != nil:
-			return v, ambiguous, c.CtxError(ctx, last)
-		case life.Err() != nil:
-			return v, ambiguous, context.Cause(life)
-		case c.Ctx().Err() != nil:
-			return v, ambiguous, ErrClientClosed
+		if err := c.Ended(ctx, life, last); err != nil {
+			return v, ambiguous, err
 		}
 		more, began, connected := hedges, time.Now(), c.Connected()
 		if !connected {
@@ -124,6 +119,20 @@ func DoFirst[T any](ctx context.Context, c *Client, p Policy, op Request[T], did
 		}
 		cancel()
 	}
+}
+
+// Ended is why nobody waits for an answer any more: ctx, life or the client has ended. It is nil if none has. last is the last error of
+// the request.
+func (c *Client) Ended(ctx, life context.Context, last error) error {
+	switch {
+	case ctx.Err() != nil:
+		return c.CtxError(ctx, last)
+	case life.Err() != nil:
+		return context.Cause(life)
+	case c.Ctx().Err() != nil:
+		return ErrClientClosed
+	}
+	return nil
 }
 
 // patience is the time that the first attempt of a request gets. If all members are slow, an attempt that ends before its

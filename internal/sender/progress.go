@@ -3,6 +3,7 @@
 package sender
 
 import (
+	"cmp"
 	"container/list"
 	"context"
 	"time"
@@ -75,10 +76,10 @@ func (s *Sender) awaitLocked(ctx, life context.Context, c *Command) (Reply, bool
 	default:
 		s.giveUpLocked(c)
 	}
-	// Without the mutex: ended calls the caller's ctx, and asks for 20 ms why there is no connection. Else in an outage each caller
+	// Without the mutex: Ended calls the caller's ctx, and asks for 20 ms why there is no connection. Else in an outage each caller
 	// whose ctx ends would wait for all others.
 	s.mu.Unlock()
-	return Reply{}, ambiguous, s.ended(ctx, life, last)
+	return Reply{}, ambiguous, cmp.Or(s.etcd.Ended(ctx, life, nil), last)
 }
 
 // forgetLocked forgets a command that was not sent, and that its caller has given up.
@@ -99,19 +100,6 @@ func (s *Sender) giveUpLocked(c *Command) {
 			f.cancel()
 		}
 	}
-}
-
-// ended is why a command has no answer.
-func (s *Sender) ended(ctx, life context.Context, err error) error {
-	switch {
-	case ctx.Err() != nil:
-		return s.etcd.CtxError(ctx, nil)
-	case life.Err() != nil:
-		return context.Cause(life)
-	case s.etcd.Ctx().Err() != nil:
-		return etcd.ErrClientClosed
-	}
-	return err
 }
 
 // overLocked ends a command that its caller has not given up. If the reply says that the command has changed something,

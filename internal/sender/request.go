@@ -216,7 +216,7 @@ func (s *Sender) allDid(b []*Command) bool {
 }
 
 // errUnsent is the error of a command that nobody sends any more, since the session is at its end. Its caller is told of that
-// end: see ended.
+// end: see etcd.Client.Ended.
 var errUnsent = errors.New("not sent: the session has ended")
 
 // apartLocked sends each command of a refused request by itself, all at the same time, but for those that find no seat: etcd may
