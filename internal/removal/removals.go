@@ -81,11 +81,15 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	}
 	r.mu.Unlock()
 	l.name, l.by = name, r
-	c := command(&l.command, l.Keys, l.Rev, l.Next)
-	c.To(name)
-	c.Patient, c.Crowd, c.Through, c.Owner = !l.Now, l.Crowd, !l.late, l
-	l.offered = r.sender.Offer(c)
+	l.offer(&l.command)
 	return l
+}
+
+// offer has the removal wait for company, as the command c, which is empty.
+func (l *Leaving) offer(c *sender.Command) {
+	command(c, l.Keys, l.Rev, l.Next).To(l.name)
+	c.Patient, c.Crowd, c.Through, c.Owner = !l.Now, l.Crowd, !l.late, l
+	l.offered = l.by.sender.Offer(c)
 }
 
 // command makes c, which is empty, the command that deletes the keys of an entry as far as they are at rev, and looks for the
@@ -154,12 +158,15 @@ func (r *Removals) RemoveLater(l *Leaving) (done <-chan struct{}) {
 }
 
 // remove sends a removal, unless another request has taken the removal along. Etcd may refuse a removal because it looks for
-// many entries: then it is sent anew, without them.
+// many entries: then it is sent anew, without them. Whoever waits behind reads what is there.
 func (r *Removals) remove(ctx, life context.Context, l *Leaving) error {
 	_, ambiguous, err := r.sender.Await(ctx, life, l.offered)
-	l.ambiguous = err != nil && ambiguous
-	if len(l.Next) > 0 && etcd.Refused(err) {
-		err = r.again(ctx, life, l)
+	if err == nil {
+		return nil
+	}
+	if l.ambiguous = l.ambiguous || ambiguous; len(l.Next) > 0 && etcd.Refused(err) {
+		l.Next = nil
+		return r.again(ctx, life, l)
 	}
 	return err
 }
@@ -185,23 +192,10 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 	}
 }
 
-// again sends a removal anew, and then looks for the entries next by a read.
+// again sends a removal anew.
 func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
-	c := command(&sender.Command{}, l.Keys, l.Rev, nil)
-	c.To(l.name)
-	c.Through = !l.late
-	reply, ambiguous, err := r.sender.Do(ctx, life, c)
-	got := resultOf(reply, len(l.Keys), 0, ambiguous)
-	if err == nil {
-		r.answer(l)
-	}
-	if err == nil && len(l.Next) > 0 {
-		err = got.look(ctx, life, r.etcd, l.Next)
-	}
-	if l.ambiguous = l.ambiguous || got.Ambiguous; err == nil {
-		r.finish(l, got)
-	}
-	return err
+	l.offer(&sender.Command{})
+	return r.remove(ctx, life, l)
 }
 
 func (r *Removals) finish(l *Leaving, got Result) {

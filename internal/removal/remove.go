@@ -113,20 +113,6 @@ func result(at int64, replies []*pb.ResponseOp, next int) Result {
 	return r
 }
 
-// look looks for entries at the revision of the removal, which has not done so.
-func (r *Result) look(ctx, life context.Context, c *etcd.Client, next []queue.Entry) error {
-	reads := make([]etcd.Read, 0, len(next))
-	for _, q := range next {
-		reads = append(reads, etcd.ReadKey(q.Key))
-	}
-	got, at, err := c.ReadAt(ctx, life, r.At, reads...)
-	r.At, r.Ambiguous = max(r.At, at), r.Ambiguous || err != nil // if it has failed, all is done again
-	for _, g := range got {
-		r.There = append(r.There, queue.Entries(g.Kvs)...)
-	}
-	return err
-}
-
 // find are operations that look for entries.
 func find(next []queue.Entry) []clientv3.Op {
 	gets := make([]clientv3.Op, 0, len(next))
