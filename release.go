@@ -31,7 +31,7 @@ func (a *acquisition) offerRemoval(next []queue.Entry, now bool) *removal.Leavin
 // A leaver is an acquisition that is told what becomes of its removal.
 type leaver acquisition
 
-func (l *leaver) Refused() {
+func (l *leaver) Refused(error) {
 	for p := range (*acquisition)(l).all() {
 		p.Stuck()
 	}

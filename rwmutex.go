@@ -9,7 +9,6 @@ import (
 	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/keyspace"
 	"github.com/etcdlock/etcdlock/internal/removal"
-	"github.com/etcdlock/etcdlock/internal/waitlist"
 )
 
 // An RWMutex is a [Mutex] that any number of readers may hold together, like [sync.RWMutex]. Readers and writers
@@ -76,7 +75,11 @@ func (m *RWMutex) RDo(ctx context.Context, fn func(ctx context.Context, h *Held)
 func (h *Held) Downgrade(ctx context.Context) error {
 	d, err := h.beginDowngrade(ctx)
 	if d != nil {
-		err = d.Wait(ctx, h.s.lease.WaitError)
+		life, stop := h.untilOver()
+		defer stop()
+		either, end := etcd.Bind(ctx, life)
+		defer end()
+		err = d.Wait(either, h.s.lease.WaitError)
 	}
 	return h.wrap("downgrade", h.preferLoss(err))
 }
@@ -108,35 +111,33 @@ func (h *Held) beginDowngrade(ctx context.Context) (*removal.Outcome, error) {
 	p.Queue, h.fenced = &keyspace.Queue{Name: p.Name, Kind: reading}, true
 	p.Downgrading()
 	key, exclusive := p.Key(), p.Keys()[1]
-	c, d := h.holdContextLocked(), removal.NewOutcome()
-	if c.downgrade = d; c.watched {
+	c, d := h.holdContextLocked(), &downgrade{removal.NewOutcome(), h}
+	if c.downgrade = d.Outcome; c.watched {
 		h.watchLocked()
 	}
-	if !h.s.lease.Go(func(context.Context) { h.runDowngrade(key, exclusive, d) }) {
-		h.checkSessionLocked()
-		return nil, h.causeLocked()
-	}
-	return d, nil
+	h.s.removals.RemoveLater(h.s.removals.Add(p.Name, &removal.Leaving{
+		Keys: []string{exclusive}, Kept: key, Rev: h.rev, Next: p.Behind(), Now: true, Owner: d,
+	}))
+	return d.Outcome, nil
 }
 
-// runDowngrade removes the exclusive entry, and lets readers of the session in that wait behind. It ends when etcd has
-// confirmed the removal, or the hold has ended.
-func (h *Held) runDowngrade(key, exclusive string, d *removal.Outcome) {
-	life, stop := h.untilOver()
-	defer stop()
-	p := &h.parts()[0]
-	r, there, err := h.s.removals.RemoveBeside(life, p.Name, key, exclusive, h.rev, p.Behind(), d.Refused)
-	var gone []*waitlist.Part
-	switch {
-	case err != nil:
-		err = h.s.lease.Translate(err)
-	case !there || !r.Ambiguous && !r.Removed[0]: // the exclusive entry was not there up to now: others may have been in
-		err = h.markLost(key)
-	default:
-		h.mu.Lock()
-		gone = p.Downgraded(r.At, r.Sought, r.There)
-		h.mu.Unlock()
+// A downgrade is told what becomes of the removal of a hold's exclusive entry. The removal goes on until etcd has confirmed it, also
+// if the hold has ended.
+type downgrade struct {
+	*removal.Outcome
+	h *Held
+}
+
+// Removed lets readers of the session in that wait behind.
+func (d *downgrade) Removed(r removal.Result) {
+	h := d.h
+	if len(r.Removed) == 0 || !r.Found(true) { // the exclusive entry was not there up to now: others may have been in
+		d.End(h.markLost(h.Key()))
+		return
 	}
+	h.mu.Lock()
+	gone := h.parts()[0].Downgraded(r.At, r.Sought, r.There)
+	h.mu.Unlock()
 	markAllLost(gone)
-	d.End(err)
+	d.End(nil)
 }

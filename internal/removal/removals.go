@@ -4,7 +4,6 @@ package removal
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -38,6 +37,9 @@ type Removals struct {
 // A Leaving is an entry on its way out of the queue.
 type Leaving struct {
 	Keys []string
+	// Kept is another key of the entry, which stays, or empty. If it is not there, the request removes nothing, and the Result has no
+	// Removed.
+	Kept string
 	Rev  int64
 	Next []queue.Entry // those that the request is to look for
 	// Now: another session may have the lock as soon as the entry is removed, or somebody waits for the removal.
@@ -47,7 +49,7 @@ type Leaving struct {
 
 	name      string
 	by        *Removals
-	command   sender.Command // the first one, that of Offer; a request may have it for longer than the Leaving is used
+	first     sender.Command // that of Add; a request may have it for longer than the Leaving is used
 	offered   sender.Offered
 	ambiguous bool          // an earlier request may have removed it
 	late      bool          // it came after Drain
@@ -62,7 +64,7 @@ type Owner interface {
 	// Removed is called once, when etcd has confirmed the removal.
 	Removed(r Result)
 	// Refused is called when etcd refuses the removal, which goes on even so.
-	Refused()
+	Refused(err error)
 }
 
 // New makes the Removals of a session. life ends what waits in Remove. background runs a function in
@@ -81,39 +83,54 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 	}
 	r.mu.Unlock()
 	l.name, l.by = name, r
-	l.offer(&l.command)
+	l.offer(&l.first)
 	return l
 }
 
 // offer has the removal wait for company, as the command c, which is empty.
 func (l *Leaving) offer(c *sender.Command) {
-	command(c, l.Keys, l.Rev, l.Next).To(l.name)
+	l.command(c).To(l.name)
 	c.Patient, c.Crowd, c.Through, c.Owner = !l.Now, l.Crowd, !l.late, l
 	l.offered = l.by.sender.Offer(c)
 }
 
-// command makes c, which is empty, the command that deletes the keys of an entry as far as they are at rev, and looks for the
-// entries next.
-func command(c *sender.Command, keys []string, rev int64, next []queue.Entry) *sender.Command {
-	if c.Did = removed; len(keys) == 1 { // not nested, the most frequent case: etcd takes 3 % less for a cycle of Lock and Unlock
-		c.Else = find(next)
-		c.If(CreatedAt(keys[0], rev))
-		c.Add(c.Else...)
-		c.Add(deleteOp(keys[0]))
-	} else {
-		c.Add(removeOps(keys, rev, next...)...)
+// command makes c, which is empty, the command that deletes the keys of the entry as far as they are at Rev, and looks for the
+// entries Next.
+func (l *Leaving) command(c *sender.Command) *sender.Command {
+	next := find(l.Next)
+	switch c.Did = removed; {
+	case l.single(): // not nested, the most frequent case: etcd takes 3 % less for a cycle of Lock and Unlock
+		c.Else = next
+		c.If(CreatedAt(l.Keys[0], l.Rev))
+		c.Add(next...)
+		c.Add(deleteOp(l.Keys[0]))
+		return c
+	case l.Kept != "":
+		c.If(CreatedAt(l.Kept, l.Rev))
 	}
+	c.Add(append(next, DeleteOps(l.Keys, l.Rev)...)...)
 	return c
 }
 
-// resultOf is what etcd has answered to it.
-func resultOf(reply sender.Reply, keys, next int, ambiguous bool) Result {
-	r := result(reply.At, reply.Responses, next)
-	if r.Ambiguous = ambiguous; keys == 1 {
-		r.Removed = wasThere[:]
-		if !reply.Succeeded {
-			r.Removed = wasNot[:]
+func (l *Leaving) single() bool { return len(l.Keys) == 1 && l.Kept == "" }
+
+// resultOf is what etcd has answered to the command.
+func (l *Leaving) resultOf(reply sender.Reply, ambiguous bool) Result {
+	r := Result{At: reply.At, Ambiguous: ambiguous, Sought: l.Next}
+	for i, reply := range reply.Responses {
+		switch deleted := reply.GetResponseTxn(); {
+		case i < len(l.Next):
+			r.There = append(r.There, queue.Entries(reply.GetResponseRange().Kvs)...)
+		case deleted != nil:
+			r.Removed = append(r.Removed, deleted.Succeeded)
 		}
+	}
+	switch {
+	case !l.single():
+	case reply.Succeeded:
+		r.Removed = wasThere[:]
+	default:
+		r.Removed = wasNot[:]
 	}
 	return r
 }
@@ -130,7 +147,7 @@ func removed(reply sender.Reply) bool {
 
 // Answered is told of the reply to the command: see sender.Owner.
 func (l *Leaving) Answered(reply sender.Reply, ambiguous bool) {
-	l.by.finish(l, resultOf(reply, len(l.Keys), len(l.Next), ambiguous))
+	l.by.finish(l, l.resultOf(reply, ambiguous || l.ambiguous))
 }
 
 // Remove removes an entry that was added, and returns what etcd has answered. It blocks until etcd has confirmed
@@ -184,7 +201,7 @@ func (r *Removals) insist(ctx context.Context, l *Leaving, err error) {
 		if etcd.Refused(err) {
 			r.answer(l)
 			if l.Owner != nil {
-				l.Owner.Refused()
+				l.Owner.Refused(err)
 			}
 		}
 		_ = etcd.Sleep(ctx, pause) // ctx is looked at by the request
@@ -199,7 +216,6 @@ func (r *Removals) again(ctx, life context.Context, l *Leaving) error {
 }
 
 func (r *Removals) finish(l *Leaving, got Result) {
-	got.Ambiguous, got.Sought = got.Ambiguous || l.ambiguous, l.Next
 	if l.result = got; l.Owner != nil {
 		l.Owner.Removed(got)
 	}
@@ -237,34 +253,6 @@ func (r *Removals) Drain() <-chan struct{} {
 		}
 	}
 	return r.drained
-}
-
-// RemoveBeside removes one of the two keys of an entry, provided that kept, the other key, is there. It looks for the entries
-// next, as Remove does, and goes on until etcd has confirmed the removal, or life or the client ends. Each time that etcd
-// refuses, RemoveBeside tells refused, and sends the request again after a pause, which grows: the refusal may pass, and an
-// earlier attempt may have been carried out.
-func (r *Removals) RemoveBeside(life context.Context, name, kept, key string, rev int64, next []queue.Entry, refused func(error)) (got Result, there bool, err error) {
-	pause := etcd.RetryMax
-	for ambiguous := false; ; {
-		c := &sender.Command{Did: removed}
-		c.To(name)
-		c.If(CreatedAt(kept, rev))
-		c.Add(removeOps([]string{key}, rev, next...)...)
-		reply, again, err := r.sender.Do(context.Background(), life, c)
-		ambiguous = ambiguous || again
-		got = result(reply.At, reply.Responses, len(next))
-		got.Ambiguous, got.Sought = ambiguous, next
-		switch {
-		case err == nil, life.Err() != nil, errors.Is(err, etcd.ErrClientClosed):
-			return got, reply.Succeeded, err
-		case len(next) > 0: // etcd may allow no more operations than the removal itself needs
-			next = nil
-		default:
-			refused(err)
-			_ = etcd.Sleep(life, pause) // life is looked at next
-			pause = min(2*pause, refusedMax)
-		}
-	}
 }
 
 // Any reports whether a removal waits or is on its way. It is for tests.

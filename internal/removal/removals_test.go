@@ -128,7 +128,7 @@ type owner struct {
 }
 
 func (o *owner) Removed(got Result) { o.removed(got) }
-func (o *owner) Refused()           { o.refused++ }
+func (o *owner) Refused(error)      { o.refused++ }
 
 // enqueue has another goroutine send the enqueue of an entry of "a".
 func (r *row) enqueue(key string) {

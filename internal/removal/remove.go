@@ -68,8 +68,9 @@ func DeleteOps(keys []string, rev int64) (ops []clientv3.Op) {
 // Remove deletes the keys of an entry as far as they are at rev, until etcd has confirmed it or ctx or p.Life ends.
 // It sends the request without a Sender. After an error only Ambiguous is known.
 func Remove(ctx context.Context, c *etcd.Client, p etcd.Policy, keys []string, rev int64) (Result, error) {
-	reply, ambiguous, err := sender.Send(ctx, c, p, command(&sender.Command{}, keys, rev, nil))
-	return resultOf(reply, len(keys), 0, ambiguous), err
+	l := Leaving{Keys: keys, Rev: rev}
+	reply, ambiguous, err := sender.Send(ctx, c, p, l.command(&sender.Command{}))
+	return l.resultOf(reply, ambiguous), err
 }
 
 // RemoveAny removes an entry of any session, known by its keys, and skips empty keys. found is false if none of the
@@ -91,26 +92,6 @@ func RemoveAny(ctx context.Context, c *etcd.Client, name string, rev int64, keys
 
 func notEntry(key string, rev int64) error {
 	return fmt.Errorf("key %q with token %d is no entry: take one from Inspect or Watch", key, rev)
-}
-
-// removeOps delete the keys as far as they are at rev, and look for the entries next, for the command of a removal or of more
-// than that. result has the replies to them.
-func removeOps(keys []string, rev int64, next ...queue.Entry) []clientv3.Op {
-	return append(find(next), DeleteOps(keys, rev)...)
-}
-
-// result is what a txn, carried out at revision at, has answered to removeOps with that many next.
-func result(at int64, replies []*pb.ResponseOp, next int) Result {
-	r := Result{At: at}
-	for i, reply := range replies {
-		switch deleted := reply.GetResponseTxn(); {
-		case i < next:
-			r.There = append(r.There, queue.Entries(reply.GetResponseRange().Kvs)...)
-		case deleted != nil:
-			r.Removed = append(r.Removed, deleted.Succeeded)
-		}
-	}
-	return r
 }
 
 // find are operations that look for entries.

@@ -7,7 +7,6 @@ import (
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -55,20 +54,20 @@ func TestRemove_I5(t *testing.T) {
 		require.Equal(t, []bool{false, true}, remove(rev, "a/5", "a/r5"))
 		require.Equal(t, []string{"a/6", "a/8"}, w.There("a/"))
 
-		beside := func(rev int64) ([]bool, bool) {
-			r, there, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, nil)
-			require.NoError(t, err)
-			require.Equal(t, next, r.Sought)
-			return r.Removed, there
+		beside := func(rev int64, next ...queue.Entry) (Result, error) {
+			return removals.Remove(t.Context(), removals.Add("a", &Leaving{Keys: []string{"a/5"}, Kept: "a/r5", Rev: rev, Next: next, Now: true}))
 		}
 		rev = w.WriteOn(5, "", "a/5", "a/r5")
-		removed, there := beside(rev - 1)
-		require.Empty(t, removed)
-		require.False(t, there)
+		r, err := beside(rev-1, next...)
+		require.NoError(t, err)
+		require.Empty(t, r.Removed)
+		require.Contains(t, w.There("a/"), "a/5")
 		for _, was := range []bool{true, false} {
-			removed, there = beside(rev)
-			require.Equal(t, []bool{was}, removed)
-			require.True(t, there)
+			r, err = beside(rev, next...)
+			require.NoError(t, err)
+			require.Equal(t, []bool{was}, r.Removed)
+			require.Equal(t, seen, r.There)
+			require.Equal(t, next, r.Sought)
 		}
 		require.Equal(t, []string{"a/6", "a/8", "a/r5"}, w.There("a/"))
 
@@ -78,13 +77,13 @@ func TestRemove_I5(t *testing.T) {
 			w.Step = func(context.Context, string) error { return nil }
 			return rpctypes.ErrGRPCTooManyOps
 		}
-		r, _, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, next, func(err error) { require.NoError(t, err) })
+		r, err = beside(rev, next...)
 		require.NoError(t, err)
 		require.Empty(t, r.Sought)
 
 		// An attempt before a refusal may have been carried out.
 		w.WriteOn(5, "", "a/5")
-		told, steps := 0, 0
+		steps := 0
 		w.Step = func(_ context.Context, what string) error {
 			switch steps++; steps {
 			case 2:
@@ -94,10 +93,10 @@ func TestRemove_I5(t *testing.T) {
 			}
 			return nil
 		}
-		r, _, err = removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, nil, func(error) { told++ })
-		require.NoError(t, err)
+		o := &owner{removed: func(got Result) { r = got }}
+		<-removals.RemoveLater(removals.Add("a", &Leaving{Keys: []string{"a/5"}, Kept: "a/r5", Rev: rev, Owner: o}))
 		require.True(t, r.Ambiguous)
-		require.Equal(t, 1, told)
+		require.Equal(t, 1, o.refused)
 
 		lost := false
 		w.Step = func(_ context.Context, what string) error {
@@ -110,29 +109,6 @@ func TestRemove_I5(t *testing.T) {
 		r, err = Remove(t.Context(), w.etcd, etcd.Policy{}, []string{"a/r5"}, rev)
 		require.NoError(t, err)
 		require.Equal(t, Result{At: w.Do(), Removed: []bool{false}, Ambiguous: true}, r)
-	})
-}
-
-// Etcd refuses for a while to remove one key of an entry beside the other: it is asked less and less often, and after a pause of
-// refusedMax at the latest.
-func TestRemoveBeside_Refused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		w := newWorld(t)
-		removals := New(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
-		rev := w.WriteOn(5, "", "a/5", "a/r5")
-		last, pauses := time.Now(), []time.Duration(nil)
-		w.Step = func(_ context.Context, what string) error {
-			if pauses = append(pauses, time.Since(last)); len(pauses) > 7 {
-				return nil
-			}
-			last = time.Now()
-			return rpctypes.ErrGRPCPermissionDenied
-		}
-		r, there, err := removals.RemoveBeside(t.Context(), "a", "a/r5", "a/5", rev, nil, func(err error) { require.ErrorIs(t, err, rpctypes.ErrPermissionDenied) })
-		require.NoError(t, err)
-		require.True(t, there && r.Removed[0])
-		const s = time.Second
-		require.Equal(t, []time.Duration{0, s / 2, s, 2 * s, 4 * s, 8 * s, 10 * s, 10 * s}, pauses[:8])
 	})
 }
 
