@@ -136,7 +136,7 @@ func (a *acquisition) enqueue(ctx context.Context, since ...int64) error {
 			a.enter(rev, rev)
 			return nil
 		}
-		a.s.keys.Skip(keys, there) // somebody else has them
+		a.s.keys.Settle(keys...) // somebody else has them
 		a.mu.Lock()
 		a.reserveKeys()
 		a.mu.Unlock()

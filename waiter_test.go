@@ -597,9 +597,10 @@ func TestAdopt_EndsAfterItsClaim(t *testing.T) {
 			}
 			s.lease.KeepAlive = func(ctx context.Context) (int64, error) { <-ctx.Done(); return 0, ctx.Err() }
 			s.etcd.Lease = f.Client(func(context.Context) (int64, error) { return 10, nil }).Lease
+			reads.Store(1000)
 			tk, err := NewMutex(s, "a").Enqueue(t.Context())
 			require.NoError(t, err)
-			synctest.Wait()
+			harness.Elapse(30 * time.Second) // the search for late writes under the key that the entry has is over
 			reads.Store(0)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 			defer cancel()

@@ -39,12 +39,9 @@ func (k *Keys) Unclaim(a *Adopted) {
 		}
 	}
 	for _, key := range a.keys() {
-		switch u, vacant := a.vacant[key]; {
-		case !vacant:
+		if a.vacant[key] == nil {
 			k.inUse.Free(key)
-		case u == nil: // left to others by Skip
-			k.vacant[key] = nil
-		default:
+		} else {
 			again = append(again, key)
 		}
 	}

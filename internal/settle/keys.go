@@ -33,8 +33,7 @@ type Keys struct {
 	inUse keyspace.InUse
 	// entering are the keys in use that may not be written yet: see Entered.
 	entering map[string]struct{}
-	// vacant are the keys in use that no entry of the session has. The value is what settles the key, nil if Skip left the key
-	// to others.
+	// vacant are the keys in use that no entry of the session has. The value is what settles the key.
 	vacant  map[string]*unsettled
 	raw     map[string]rawValue      // by key, the value there that has no nonce of the session, see WriteRaw and claim
 	changed map[string]chan struct{} // by key, closed when an entry has come to the key or left it; only keys that an Adopt waits for

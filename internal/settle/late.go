@@ -51,7 +51,8 @@ func (u *unsettled) pause(searched time.Time) time.Duration {
 
 // Settle is Free for keys of an entry if the outcome of an attempt to write them is unknown: a request that was given up may
 // still be on its way. So Settle first looks for a late write, again and again for settleFor, and removes what it finds. Then
-// the keys are free.
+// the keys are free. It is also for keys that somebody else has, another user of an adopted lease for example, or a late write: whoever
+// takes them after settleFor looks anew.
 //
 // Invariant (I6): no key is used anew while a write of its last user may yet come. So a key of the
 // session that holds another entry's nonce is a late write and never a neighbour.
@@ -60,7 +61,7 @@ func (k *Keys) Settle(keys ...string) {
 	defer k.mu.Unlock()
 	k.doubted = true
 	now := time.Now()
-	u := &unsettled{keys: keys, since: now, due: now}
+	u := &unsettled{keys: slices.Clone(keys), since: now, due: now} // the part that they are of may take others
 	k.unsettled = append(k.unsettled, u)
 	for _, key := range keys {
 		k.vacant[key] = u
@@ -259,21 +260,4 @@ func (k *Keys) attached(ctx context.Context) (keys []string, err error) {
 		keys = append(keys, string(key))
 	}
 	return keys, nil
-}
-
-// Skip leaves an entry's keys to another user of an adopted lease, or to a late write of this session that came after the keys
-// were settled. Skip removes such a late write. The session does not use these keys again; Sweep finds what a late request may
-// yet write there. kvs are what was read there.
-func (k *Keys) Skip(keys []string, kvs []*mvccpb.KeyValue) {
-	k.mu.Lock()
-	// What Adopt takes from now on is no late write.
-	late := slices.DeleteFunc(slices.Clone(kvs), func(kv *mvccpb.KeyValue) bool { return !k.wroteLocked(kv) })
-	for _, key := range keys {
-		k.vacant[key] = nil
-	}
-	k.tellLocked(keys)
-	k.mu.Unlock()
-	if len(late) > 0 {
-		k.background(func(ctx context.Context) { _, _ = k.remove(ctx, late) })
-	}
 }

@@ -426,14 +426,16 @@ func TestNone(t *testing.T) {
 	})
 }
 
-// Keys that somebody else has are left to them, for good.
-func TestSkip_I6(t *testing.T) {
+// Keys that somebody else has are left to them, and are asked for again after a while.
+func TestSettle_OthersKeys_I6(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := newWorld(t)
 		keys, value := w.take("a")
 		w.WriteOn(5, "a value of another user of the lease", keys[0])
 		w.WriteOn(5, value, keys[1]) // of an entry before it
-		w.Skip(keys, w.Server.Keys("a/"))
+		given := slices.Clone(keys)
+		w.Settle(given...)
+		clear(given) // whoever had them takes others
 		synctest.Wait()
 		require.Equal(t, []string{"a/5"}, w.There("a/"))
 		require.Equal(t, "a/5-1", w.Take("a", keyspace.Exclusive))
@@ -442,6 +444,9 @@ func TestSkip_I6(t *testing.T) {
 		_, err := w.Sweep(t.Context())
 		require.NoError(t, err)
 		require.Equal(t, []string{"a/5"}, w.There("a/"))
+		elapse(settleFor + settleMax)
+		require.Equal(t, []string{"a/5"}, w.There("a/"))
+		require.Equal(t, "a/5", w.Take("a", keyspace.Exclusive), "the other user may have left")
 	})
 }
 
@@ -532,6 +537,25 @@ func TestUnclaim_RawValues(t *testing.T) {
 				require.Equal(t, late, len(w.There("a/")) == 0, value)
 			}
 		}
+	})
+}
+
+// An entry is claimed under keys that are being settled, and left to the next Adopt. The keys are settled again from the start.
+func TestUnclaim_KeysToSettle_I6(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		keys, _ := w.take("a")
+		w.WriteOn(5, "of the process before", keys...)
+		w.Settle(keys...)
+		elapse(settleFor / 2)
+		a := &Adopted{Rev: 2, Value: "of the process before", Parts: []Part{{"a", queue.Acquisition{Key: keys[0], SharedKey: keys[1]}}}}
+		require.Nil(t, w.claim(a))
+		w.Unclaim(a)
+		elapse(settleFor - settleMax)
+		require.True(t, w.InUse())
+		elapse(3 * settleMax)
+		require.False(t, w.InUse())
+		require.Equal(t, keys, w.There("a/"))
 	})
 }
 
