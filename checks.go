@@ -76,7 +76,7 @@ func inQueue(some []*waitlist.Part) (all []placed) {
 // loseMissing reads whether entries are in etcd at revision at, or with 0 at present, and tells the owners of those that are not. It
 // goes around entries on which etcd denies the rights.
 func (s *Session) loseMissing(ctx context.Context, entries []placed, at int64) error {
-	return settle.Apart(entries, func(some []placed) error {
+	return settle.Apart(entries, settle.MaxDenials, func(some []placed) error {
 		var reads []etcd.Read
 		for _, p := range some {
 			reads = append(reads, etcd.ReadKey(p.Entry.Key))

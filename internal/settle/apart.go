@@ -4,39 +4,35 @@ package settle
 
 import (
 	"cmp"
-	"errors"
 	"slices"
-
-	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
 
 	"github.com/etcdlock/etcdlock/internal/etcd"
 )
 
-// maxDenials bounds the requests of an Apart for which etcd denies the rights.
-const maxDenials = 64
+// MaxDenials bounds the requests of an Apart that are refused, where there may be thousands of entries.
+const MaxDenials = 64
 
-// Apart does f for entries, as many at a time as one request reads. If etcd denies the rights on one of them, which it does not name,
-// Apart does f for each half. Etcd may deny the rights on thousands, so after maxDenials denials Apart does nothing more. Entries come in
-// any order, so the next time others are first.
-func Apart[E any](entries []E, f func(some []E) error) (err error) {
-	denials := 0
-	for some := range slices.Chunk(entries, etcd.Batch) {
-		err = cmp.Or(apart(some, &denials, f), err)
+// Apart does f for entries, as many at a time as one request reads. Etcd may refuse what f asks because of one of them, which it does
+// not name, or because they are many: then Apart does f for each half. After that many refusals Apart does nothing more. Entries come
+// in any order, so the next time others are first.
+func Apart[E any](entries []E, refusals int, f func(some []E) error) (err error) {
+	for some := range slices.Chunk(entries, 2*etcd.Batch) { // most are those of write locks, two each
+		err = cmp.Or(apart(some, &refusals, f), err)
 	}
 	return err
 }
 
-func apart[E any](some []E, denials *int, f func(some []E) error) error {
-	if *denials == maxDenials {
+func apart[E any](some []E, refusals *int, f func(some []E) error) error {
+	if *refusals == 0 {
 		return nil
 	}
 	err := f(some)
-	if !errors.Is(err, rpctypes.ErrPermissionDenied) {
+	if !etcd.Refused(err) || etcd.RefusesAll(err) {
 		return err
 	}
-	*denials++
+	*refusals--
 	if n := len(some) / 2; n > 0 {
-		return cmp.Or(apart(some[:n], denials, f), apart(some[n:], denials, f))
+		return cmp.Or(apart(some[:n], refusals, f), apart(some[n:], refusals, f))
 	}
 	return err
 }

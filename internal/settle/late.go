@@ -5,7 +5,7 @@ package settle
 import (
 	"cmp"
 	"context"
-	"errors"
+	"math"
 	"slices"
 	"time"
 
@@ -102,30 +102,26 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 		return due
 	})
 	k.mu.Unlock()
-	var left []*unsettled
-	for some := range slices.Chunk(some, etcd.Batch) {
-		began := time.Now()
-		var keys []string
-		for _, u := range some {
-			keys = append(keys, u.keys...)
-		}
-		unknown, _ := k.removeLateWrites(ctx, keys) // while the client and the lease live, only a refusal leaves any: see etcd.Do
-		for _, u := range some {
-			u.refused = slices.ContainsFunc(u.keys, func(key string) bool { return slices.Contains(unknown, key) })
-			if !u.refused && began.Sub(u.since) >= settleFor {
-				k.settled(u)
-			} else {
-				left = append(left, u)
-			}
-		}
+	var keys []string
+	for _, u := range some {
+		keys = append(keys, u.keys...)
 	}
+	known, _ := k.removeLateWrites(ctx, keys) // while the client and the lease live, only a refusal leaves any: see etcd.Do
+	some = slices.DeleteFunc(some, func(u *unsettled) bool {
+		u.refused = slices.ContainsFunc(u.keys, func(key string) bool { return !known[key] })
+		over := !u.refused && now.Sub(u.since) >= settleFor
+		if over {
+			k.settled(u)
+		}
+		return over
+	})
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.searching, k.searched = false, time.Now()
-	for _, u := range left {
+	for _, u := range some {
 		u.due = k.searched.Add(u.pause(k.searched))
 	}
-	k.unsettled = append(k.unsettled, left...)
+	k.unsettled = append(k.unsettled, some...)
 	if len(k.unsettled) > 0 && ctx.Err() == nil {
 		k.searchLocked(slices.MinFunc(k.unsettled, func(u, v *unsettled) int { return u.due.Compare(v.due) }).due)
 	}
@@ -143,60 +139,44 @@ func (k *Keys) settled(u *unsettled) {
 	}
 }
 
-// removeLateWrites removes what there is of keys that no entry uses: two requests, or a few more if the keys are those of Multis.
-// unknown are the keys that may have a late write even so, because of err.
-func (k *Keys) removeLateWrites(ctx context.Context, keys []string) (unknown []string, err error) {
-	there, err := k.etcd.ReadValues(ctx, k.life, keys...)
-	switch n := len(keys); {
-	case n > 1 && etcd.Refused(err):
-		// One of the keys may be forbidden by now. That must not keep the others from their removal.
-		return inHalves(keys, func(some []string) ([]string, error) { return k.removeLateWrites(ctx, some) })
-	case err != nil:
-		return keys, err
-	}
+// removeLateWrites removes what there is of keys that no entry uses: two requests, or a few more if there are many, or etcd refuses
+// some. known are the keys that have no late write now; the others may have one because of err.
+func (k *Keys) removeLateWrites(ctx context.Context, keys []string) (known map[string]bool, err error) {
+	known = make(map[string]bool, len(keys))
 	var late []*mvccpb.KeyValue
-	for _, kv := range there {
-		// This entry has written it; or an earlier entry of the session has, and a restore has brought it back. Nobody uses the
-		// key now. uses is asked last, since an entry may have taken the key meanwhile, and an adopted entry counts as written by
-		// the session from its adoption on.
-		if k.wrote(kv) && !k.uses(string(kv.Key)) {
-			late = append(late, kv)
+	err = Apart(keys, math.MaxInt, func(some []string) error {
+		there, err := k.etcd.ReadValues(ctx, k.life, some...)
+		if err != nil {
+			return err
 		}
-	}
-	for some := range slices.Chunk(late, 2*etcd.Batch) {
-		left, failed := k.remove(ctx, some)
-		unknown, err = append(unknown, left...), errors.Join(err, failed)
-	}
-	return unknown, err
-}
-
-// remove removes late writes. They need not be removed together: etcd may refuse some of the removals, or all because they are
-// many.
-func (k *Keys) remove(ctx context.Context, late []*mvccpb.KeyValue) (unknown []string, err error) {
-	var keys []string
-	var ops []clientv3.Op
-	for _, kv := range late {
-		keys = append(keys, string(kv.Key))
-		ops = append(ops, removal.DeleteOps(keys[len(keys)-1:], kv.CreateRevision)...)
-	}
-	_, _, err = etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
-		return k.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
+		for _, key := range some {
+			known[key] = true
+		}
+		for _, kv := range there {
+			// This entry has written it; or an earlier entry of the session has, and a restore has brought it back. Nobody uses the
+			// key now. uses is asked last, since an entry may have taken the key meanwhile, and an adopted entry counts as written
+			// by the session from its adoption on.
+			if k.wrote(kv) && !k.uses(string(kv.Key)) {
+				late = append(late, kv)
+			}
+		}
+		return nil
 	})
-	switch {
-	case err == nil:
-		return nil, nil
-	case len(late) > 1 && etcd.Refused(err):
-		return inHalves(late, func(some []*mvccpb.KeyValue) ([]string, error) { return k.remove(ctx, some) })
-	}
-	return keys, err
-}
-
-// inHalves does f for each half of all, which are two at least, and returns what both return.
-func inHalves[T any](all []T, f func(some []T) ([]string, error)) ([]string, error) {
-	n := len(all) / 2
-	unknown, err := f(all[:n])
-	rest, failed := f(all[n:])
-	return append(unknown, rest...), errors.Join(err, failed)
+	// They need not be removed together.
+	failed := Apart(late, math.MaxInt, func(some []*mvccpb.KeyValue) error {
+		var ops []clientv3.Op
+		for _, kv := range some {
+			ops = append(ops, removal.DeleteOps([]string{string(kv.Key)}, kv.CreateRevision)...)
+		}
+		_, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.TxnResponse, error) {
+			return k.etcd.Txn(ctx, func(t clientv3.Txn) clientv3.Txn { return t.Then(ops...) })
+		})
+		for _, kv := range some {
+			known[string(kv.Key)] = err == nil
+		}
+		return err
+	})
+	return known, cmp.Or(err, failed)
 }
 
 // Sweep reads which keys hang on the lease, and removes those of the session that no entry uses. They are
@@ -218,13 +198,9 @@ func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error)
 		}
 	}
 	k.settleUnlisted(began, there)
-	var failed error
-	for some := range slices.Chunk(unused, 2*etcd.Batch) {
-		_, err := k.removeLateWrites(ctx, some)
-		failed = cmp.Or(failed, err)
-	}
+	_, err = k.removeLateWrites(ctx, unused)
 	k.mu.Lock()
-	k.unswept = failed != nil
+	k.unswept = err != nil
 	k.mu.Unlock()
 	return there, nil
 }

@@ -5,7 +5,7 @@ package settle
 import (
 	"context"
 	"errors"
-	"slices"
+	"math"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -49,22 +49,22 @@ func (k *Keys) inTheWay(ctx context.Context) (key string) {
 		return !entering && k.usesLocked(key)
 	})
 	k.mu.Unlock()
-	for some := range slices.Chunk(keys, etcd.Batch) {
-		if !k.forbidden(ctx, some) {
-			continue
+	// etcd may also refuse many keys for their number.
+	_ = Apart(keys, math.MaxInt, func(some []string) error {
+		if key != "" {
+			return nil
 		}
-		for _, key := range some {
-			if k.forbidden(ctx, []string{key}) {
-				return key
-			}
+		err := k.writable(ctx, some)
+		if len(some) == 1 && errors.Is(err, rpctypes.ErrPermissionDenied) {
+			key = some[0]
 		}
-	}
-	return ""
+		return err
+	})
+	return key
 }
 
-// forbidden reports whether etcd refuses to write these keys for want of rights. Of many keys it may refuse the number, and says
-// nothing of the rights: then each must be tried.
-func (k *Keys) forbidden(ctx context.Context, keys []string) bool {
+// writable has etcd say whether the client has the rights to write these keys.
+func (k *Keys) writable(ctx context.Context, keys []string) error {
 	ops := make([]clientv3.Op, 0, len(keys))
 	for _, key := range keys {
 		ops = append(ops, clientv3.OpPut(key, ""))
@@ -74,5 +74,5 @@ func (k *Keys) forbidden(ctx context.Context, keys []string) bool {
 			return t.If(clientv3.Compare(clientv3.Version(keys[0]), "<", 0)).Then(ops...) // never
 		})
 	})
-	return errors.Is(err, rpctypes.ErrPermissionDenied) || etcd.TooLarge(err)
+	return err
 }

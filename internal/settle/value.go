@@ -88,10 +88,6 @@ func inJSON[T string | []string](v T) []byte {
 func (k *Keys) wrote(kv *mvccpb.KeyValue) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.wroteLocked(kv)
-}
-
-func (k *Keys) wroteLocked(kv *mvccpb.KeyValue) bool {
 	raw, ok := k.raw[string(kv.Key)]
 	return ok && raw.value == string(kv.Value) && kv.CreateRevision > raw.since || strings.Contains(string(kv.Value), `"`+k.nonce)
 }
