@@ -50,7 +50,7 @@ type Leaving struct {
 	name      string
 	by        *Removals
 	first     sender.Command // that of Add; a request may have it for longer than the Leaving is used
-	offered   sender.Offered
+	offered   *sender.Command
 	ambiguous bool          // an earlier request may have removed it
 	late      bool          // it came after Drain
 	answered  bool          // etcd has confirmed or refused it
@@ -91,7 +91,8 @@ func (r *Removals) Add(name string, l *Leaving) *Leaving {
 func (l *Leaving) offer(c *sender.Command) {
 	l.command(c).To(l.name)
 	c.Patient, c.Crowd, c.Through, c.Owner = !l.Now, l.Crowd, !l.late, l
-	l.offered = l.by.sender.Offer(c)
+	l.by.sender.Offer(c)
+	l.offered = c
 }
 
 // command makes c, which is empty, the command that deletes the keys of the entry as far as they are at Rev, and looks for the

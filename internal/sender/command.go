@@ -45,7 +45,7 @@ type room struct {
 	names [1]string
 	cmps  [1]clientv3.Cmp
 	ops   [2]clientv3.Op
-	self  [1]*Command // of the offers of its name, if it is the only one
+	self  [1]*Command // of the lines that it is the only one of
 }
 
 // To adds a queue that the command writes to.

@@ -18,7 +18,6 @@ import (
 
 // A removal is one that was offered, and what became of it.
 type removal struct {
-	Offered
 	*Command
 	told   []bool  // what it was told as an Owner: whether it is ambiguous
 	failed []error // of later
@@ -38,7 +37,7 @@ func (p *post) offer(patient bool, key string) *removal {
 	r := &removal{Command: remove(key, rev)}
 	r.Patient = patient
 	r.Owner = owner(func(_ Reply, ambiguous bool) { p.set(func() { r.told = append(r.told, ambiguous) }) })
-	r.Offered = p.Offer(r.Command)
+	p.Offer(r.Command)
 	return r
 }
 
@@ -46,7 +45,7 @@ func (p *post) offer(patient bool, key string) *removal {
 func (p *post) await(ctx context.Context, r *removal) {
 	p.calls.Go(func() {
 		key := string(r.Then[0].KeyBytes())
-		reply, ambiguous, err := p.Await(ctx, context.Background(), r.Offered)
+		reply, ambiguous, err := p.Await(ctx, context.Background(), r.Command)
 		p.set(func() {
 			p.got["-"+key], p.doubt["-"+key], p.errs["-"+key] = reply, ambiguous, err
 			if err == nil && len(r.told) != 1 {
@@ -60,7 +59,7 @@ func (p *post) await(ctx context.Context, r *removal) {
 // later awaits a removal in the background.
 func (p *post) later(r *removal) {
 	p.background(func(ctx context.Context) {
-		if _, _, err := p.Await(ctx, ctx, r.Offered); err != nil {
+		if _, _, err := p.Await(ctx, ctx, r.Command); err != nil {
 			p.set(func() { r.failed = append(r.failed, err) })
 		}
 	})
@@ -455,7 +454,7 @@ func TestOffer_Ends(t *testing.T) {
 			all = append(all, p.offer(patient, fmt.Sprintf("a/%d", i+1)))
 			if i < 2 {
 				p.calls.Go(func() {
-					_, _, err := p.Await(context.Background(), life, all[i].Offered)
+					_, _, err := p.Await(context.Background(), life, all[i].Command)
 					p.set(func() { p.errs[fmt.Sprint(i)] = err })
 				})
 				synctest.Wait()
@@ -467,7 +466,7 @@ func TestOffer_Ends(t *testing.T) {
 		require.ErrorIs(t, p.errs["0"], over)
 		require.ErrorIs(t, p.errs["1"], over)
 		p.later(all[2])
-		_, _, err := p.Await(context.Background(), life, all[3].Offered)
+		_, _, err := p.Await(context.Background(), life, all[3].Command)
 		require.ErrorIs(t, err, over)
 		p.close()
 		for _, r := range all {

@@ -4,7 +4,6 @@ package sender
 
 import (
 	"cmp"
-	"container/list"
 	"context"
 	"time"
 
@@ -17,13 +16,11 @@ type progress struct {
 	apart     bool // a request that it shared was refused, so it goes by itself
 	changed   bool // Did is true of reply
 	ambiguous bool
-	told      bool            // its Owner was, if there is one
-	since     time.Time       // when it began to wait for a request
-	turn      int             // its number in the order of arrival
-	at        int             // in the heap of those that may go, if it may
-	places    []*list.Element // in the queues of its names
-	flight    *flight         // nil before it is sent
-	calls     int             // how many calls had the command
+	told      bool      // its Owner was, if there is one
+	since     time.Time // when it came
+	turn      int       // its number in the order of arrival
+	flight    *flight   // nil before it is sent
+	calls     int       // how many calls had the command
 	reply     Reply
 	err       error
 	done      chan struct{} // closed when it is told; nil if nobody waits
@@ -40,9 +37,15 @@ const (
 	givenUp              // by its caller: no request that begins now has it
 )
 
+// comeLocked takes note of a command that comes.
+func (s *Sender) comeLocked(c *Command, as state) {
+	c.progress = progress{state: as, since: time.Now()}
+	s.queue.number(c)
+}
+
 // queueLocked has a command wait for the next request.
 func (s *Sender) queueLocked(c *Command) {
-	c.state, c.since = waits, time.Now()
+	c.state = waits
 	s.queue.add(c)
 	s.tickLocked()
 }
@@ -85,7 +88,7 @@ func (s *Sender) awaitLocked(ctx, life context.Context, c *Command) (Reply, bool
 // forgetLocked forgets a command that was not sent, and that its caller has given up.
 func (s *Sender) forgetLocked(c *Command) {
 	if c.state == offered {
-		s.offers.remove(c)
+		s.offers.remove(c.Names[0], c)
 		c.state = givenUp
 		return
 	}

@@ -3,8 +3,7 @@
 package sender
 
 import (
-	"container/heap"
-	"container/list"
+	"cmp"
 	"slices"
 )
 
@@ -27,44 +26,65 @@ const (
 // first, so nobody waits behind a crowd that wants another name. Removals, and whatever else is no enqueue, may go at once, and
 // before all enqueues: a crowd must not keep a lock from whoever waits for its removal.
 type queue struct {
-	removals, enqueues ready
-	names              map[string]*list.List // the enqueues of each name, in the order in which they came
+	removals, enqueues line  // those that may go
+	names              lines // the enqueues of each name
 	came, waiting      int
 }
 
-// ready is the commands that may go, as a heap: the first is the one that has waited longest.
-type ready []*Command
+// A line is commands in the order in which they came. A burst may make it long: to find one takes a few steps, and all that is moved are
+// pointers.
+type line []*Command
 
-func (r ready) Len() int           { return len(r) }
-func (r ready) Less(i, j int) bool { return r[i].turn < r[j].turn }
-
-func (r ready) Swap(i, j int) {
-	r[i], r[j] = r[j], r[i]
-	r[i].at, r[j].at = i, j
+func (l line) find(c *Command) (i int, there bool) {
+	return slices.BinarySearchFunc(l, c, func(a, b *Command) int { return cmp.Compare(a.turn, b.turn) })
 }
 
-func (r *ready) Push(c any) {
-	c.(*Command).at = len(*r)
-	*r = append(*r, c.(*Command))
-}
-
-func (r *ready) Pop() any {
-	last := len(*r) - 1
-	c := (*r)[last]
-	(*r)[last] = nil
-	if *r = (*r)[:last]; last == 0 {
-		*r = nil // and with it what a burst took
+func (l *line) add(c *Command) {
+	if i, there := l.find(c); !there {
+		*l = slices.Insert(*l, i, c)
 	}
-	return c
+}
+
+func (l *line) remove(c *Command) {
+	if i, there := l.find(c); there {
+		*l = slices.Delete(*l, i, i+1)
+	}
+}
+
+// lines are a line for each name. None is empty.
+type lines map[string]line
+
+func (ls lines) add(name string, c *Command) {
+	l := ls[name]
+	if l == nil {
+		l = c.room.self[:0] // most have a name of their own
+	}
+	l.add(c)
+	ls[name] = l
+}
+
+func (ls lines) remove(name string, c *Command) {
+	if l := ls[name]; len(l) > 1 {
+		l.remove(c)
+		ls[name] = l
+	} else {
+		delete(ls, name)
+	}
 }
 
 func (q *queue) len() int { return q.waiting }
 
-func (q *queue) lane(c *Command) *ready {
+func (q *queue) lane(c *Command) *line {
 	if c.Enqueue {
 		return &q.enqueues
 	}
 	return &q.removals
+}
+
+// number gives a command that comes its place in the order.
+func (q *queue) number(c *Command) {
+	q.came++
+	c.turn = q.came
 }
 
 // first is the command that has waited longest. There must be one. It may go: whatever it would wait for came before it.
@@ -80,19 +100,15 @@ func (q *queue) behind(c *Command) bool {
 	return slices.ContainsFunc(c.Names, func(name string) bool { return q.names[name] != nil })
 }
 
+// add has a command wait. If it was on its way before, it is the first of its names again.
 func (q *queue) add(c *Command) {
-	q.came++
 	q.waiting++
-	c.turn = q.came
 	if c.Enqueue {
-		if q.names == nil {
-			q.names = make(map[string]*list.List)
-		}
 		for _, name := range c.Names {
-			if q.names[name] == nil {
-				q.names[name] = list.New()
+			if l := q.names[name]; l != nil && c.turn < l[0].turn {
+				q.enqueues.remove(l[0])
 			}
-			c.places = append(c.places, q.names[name].PushBack(c))
+			q.names.add(name, c)
 		}
 	}
 	q.mayGo(c)
@@ -100,38 +116,31 @@ func (q *queue) add(c *Command) {
 
 // mayGo has a command go if it is the first of its names.
 func (q *queue) mayGo(c *Command) {
-	for i, place := range c.places {
-		if q.names[c.Names[i]].Front() != place {
-			return
-		}
+	if !c.Enqueue || !slices.ContainsFunc(c.Names, func(name string) bool { return q.names[name][0] != c }) {
+		q.lane(c).add(c)
 	}
-	heap.Push(q.lane(c), c)
 }
 
 // forget forgets a command that waits, and that its caller has given up.
 func (q *queue) forget(c *Command) {
 	c.state = givenUp
-	if l := q.lane(c); c.at < len(*l) && (*l)[c.at] == c {
-		heap.Remove(l, c.at)
-	}
+	q.lane(c).remove(c)
 	q.gone(c)
 }
 
-// gone takes a command that does not wait any more, and is not among the ready, out of its names. Then the command behind it
+// gone takes a command that does not wait any more, and is not among those that may go, out of its names. Then the command behind it
 // may go.
 func (q *queue) gone(c *Command) {
-	q.waiting--
-	for i, place := range c.places {
-		name := c.Names[i]
-		l := q.names[name]
-		first := l.Front() == place
-		if l.Remove(place); l.Len() == 0 {
-			delete(q.names, name)
-		} else if first {
-			q.mayGo(l.Front().Value.(*Command))
+	if c.Enqueue {
+		for _, name := range c.Names {
+			if q.names.remove(name, c); q.names[name] != nil {
+				q.mayGo(q.names[name][0])
+			}
 		}
 	}
-	c.places = nil
+	if q.waiting--; q.waiting == 0 {
+		q.removals, q.enqueues = nil, nil // and with them what a burst took
+	}
 }
 
 // take takes the commands of the next request, as many as it may have: removals, and then enqueues, each in the order in
@@ -153,7 +162,7 @@ func (q *queue) take(l *limits, drains bool) (b []*Command) {
 		first = q.removals[0]
 	}
 	if l.alone(first) {
-		heap.Pop(q.lane(first))
+		q.lane(first).remove(first)
 		b = []*Command{first}
 	} else if b = q.removals.take(l, nil, l.most-min(1, enqueues)); enqueues > 0 {
 		b = q.enqueues.take(l, b, l.most)
@@ -164,21 +173,19 @@ func (q *queue) take(l *limits, drains bool) (b []*Command) {
 	return b
 }
 
-// take adds to b the commands that go with it in a request of at most most.
-func (r *ready) take(l *limits, b []*Command, most int) []*Command {
+// take moves to b the commands that go with it in a request of at most most.
+func (l *line) take(by *limits, b []*Command, most int) []*Command {
 	var left []*Command
-	bytes := 0
-	for len(*r) > 0 && len(b) < most && len(left) < maxPassed {
-		c := heap.Pop(r).(*Command)
-		if l.alone(c) || bytes+c.bytes() > l.size() {
+	bytes, n := 0, 0
+	for ; n < len(*l) && len(b) < most && len(left) < maxPassed; n++ {
+		if c := (*l)[n]; by.alone(c) || bytes+c.bytes() > by.size() {
 			left = append(left, c)
-			continue
+		} else {
+			bytes += c.bytes()
+			b = append(b, c)
 		}
-		bytes += c.bytes()
-		b = append(b, c)
 	}
-	for _, c := range left {
-		heap.Push(r, c)
-	}
+	copy((*l)[n-len(left):], left)
+	*l = (*l)[n-len(left):]
 	return b
 }

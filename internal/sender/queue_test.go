@@ -23,6 +23,12 @@ func removalOf(name string) *Command {
 	return &Command{Names: []string{name}, Then: ops(1)}
 }
 
+// come has a command come and wait.
+func (q *queue) come(c *Command) {
+	q.number(c)
+	q.add(c)
+}
+
 // takeAll takes requests until nothing waits.
 func (q *queue) takeAll(l *limits) (all [][]*Command) {
 	for q.len() > 0 {
@@ -42,6 +48,9 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 	large, huge := enqueueOf("d"), enqueueOf("e")
 	large.Then = ops(maxOps + 1)
 	huge.Then[0] = clientv3.OpPut("e", string(make([]byte, maxBytes)))
+	half, rest := enqueueOf("f"), enqueueOf("g")
+	half.Then[0] = clientv3.OpPut("f", string(make([]byte, maxBytes/2)))
+	rest.Then[0] = clientv3.OpPut("g", string(make([]byte, maxBytes/2)))
 	for name, tc := range map[string]struct {
 		waiting []*Command
 		limits  *limits
@@ -57,15 +66,16 @@ func TestQueue_WhatGoesTogether(t *testing.T) {
 		"one of many operations goes alone":   {[]*Command{a1, large, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {large}}},
 		"at once, if nobody came before":      {[]*Command{large, a1, b1}, &limits{most: 64}, [][]*Command{{large}, {a1, b1}}},
 		"so does one that puts much":          {[]*Command{a1, huge, b1}, &limits{most: 64}, [][]*Command{{a1, b1}, {huge}}},
+		"no more than a request puts":         {[]*Command{half, rest, c1}, &limits{most: 64}, [][]*Command{{half, c1}, {rest}}},
 		"what was refused, stays by itself":   {[]*Command{a1, b1, c1}, refusing("b"), [][]*Command{{a1, c1}, {b1}}},
 		"a crowd on one name delays no other": {[]*Command{a1, a2, a3, ab, a4, c1, b2}, &limits{most: 64}, [][]*Command{{a1, c1}, {a2}, {a3}, {ab}, {a4, b2}}},
 		"and keeps the order with its names":  {[]*Command{a1, ab, b2, c1}, refusing("a"), [][]*Command{{a1}, {ab}, {b2, c1}}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			var q queue
+			q := queue{names: lines{}}
 			for _, c := range tc.waiting {
 				c.state = waits
-				q.add(c)
+				q.come(c)
 			}
 			require.Equal(t, labels(tc.want), labels(q.takeAll(tc.limits)))
 			require.Empty(t, q.names)
@@ -98,7 +108,7 @@ func TestQueue_Random(t *testing.T) {
 	for seed := range uint64(100) {
 		r := rand.New(rand.NewPCG(seed, 0))
 		l := &limits{most: 1 + r.IntN(8)}
-		var q queue
+		q := queue{names: lines{}}
 		var came, gone []*Command
 		for len(gone) < 200 {
 			for range r.IntN(max(1, min(12, 50-q.len()))) {
@@ -112,7 +122,7 @@ func TestQueue_Random(t *testing.T) {
 				if r.IntN(10) == 0 {
 					c.Then = ops(maxOps + 1)
 				}
-				q.add(c)
+				q.come(c)
 				came = append(came, c)
 			}
 			for range r.IntN(3) {
@@ -170,13 +180,13 @@ func btoi(b bool) int {
 // A burst costs few requests, whether all stay or most give up, and leaves nothing.
 func TestQueue_Burst(t *testing.T) {
 	for _, leave := range []bool{false, true} {
-		var q queue
+		q := queue{names: lines{}}
 		l := &limits{most: maxCommands}
 		var all []*Command
 		for i := range 10_000 {
 			c := enqueueOf(fmt.Sprint(i))
 			all = append(all, c)
-			q.add(c)
+			q.come(c)
 		}
 		want := 157
 		if leave {
@@ -196,15 +206,15 @@ func TestQueue_Burst(t *testing.T) {
 
 // Of many that go by themselves, a request looks at some only.
 func TestQueue_ManyByThemselves(t *testing.T) {
-	var q queue
+	q := queue{names: lines{}}
 	l := refusing("refused")
-	q.add(enqueueOf("a"))
+	q.come(enqueueOf("a"))
 	for range 2 * maxPassed {
-		q.add(enqueueOf("refused"))
-		q.add(removalOf("refused"))
+		q.come(enqueueOf("refused"))
+		q.come(removalOf("refused"))
 	}
-	q.add(enqueueOf("b"))
-	q.add(removalOf("c"))
+	q.come(enqueueOf("b"))
+	q.come(removalOf("c"))
 	taken := q.take(l, false)
 	require.Len(t, taken, 2, "the removal of c is behind too many")
 	require.Equal(t, []string{"a", "b"}, []string{taken[0].Names[0], taken[1].Names[0]})

@@ -97,8 +97,8 @@ func TestSender_Random(t *testing.T) {
 			for key, rev := range there {
 				c := remove(key, rev)
 				c.Patient, c.Crowd = e.draw(2) == 0, e.draw(2) == 0
-				offered := p.Offer(c)
-				call(key, func(ctx context.Context) (Reply, bool, error) { return p.Await(ctx, life, offered) })
+				p.Offer(c)
+				call(key, func(ctx context.Context) (Reply, bool, error) { return p.Await(ctx, life, c) })
 			}
 			if seed%3 == 0 {
 				<-time.After(time.Duration(e.draw(500)) * time.Millisecond)

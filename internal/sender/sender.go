@@ -30,7 +30,7 @@ type Sender struct {
 
 	mu      sync.Mutex // only background is called while it is held
 	queue   queue
-	offers  offers
+	offers  lines          // the removals that wait for a request of their name, by its first name, until a request takes them along or they queue
 	flying  map[string]int // commands of each name that are on their way
 	freed   bool           // removals wait that only waited for a reply, which is here: send without yielding
 	aboard  int            // commands that are on their way
@@ -46,7 +46,10 @@ type Sender struct {
 // New makes the Sender of a session. background runs a function in the background until the lease is gone, or returns
 // false: then the session is at its end, and so are all ctxs of those that wait.
 func New(client *etcd.Client, background func(f func(ctx context.Context)) bool) *Sender {
-	return &Sender{etcd: client, background: background, flying: make(map[string]int), offers: make(offers), limits: limits{most: maxCommands}}
+	return &Sender{
+		etcd: client, background: background, flying: make(map[string]int), offers: make(lines),
+		queue: queue{names: make(lines)}, limits: limits{most: maxCommands},
+	}
 }
 
 // Sent is how many requests were sent, and how many of them carried more than one command.
@@ -62,7 +65,7 @@ func (s *Sender) Sent() (requests, packed int) {
 // command. A command that shares its request has none of the values of its ctx there.
 func (s *Sender) Do(ctx, life context.Context, c *Command) (r Reply, ambiguous bool, err error) {
 	s.mu.Lock()
-	c.progress = progress{} // of the time before
+	s.comeLocked(c, waits)
 	return s.doLocked(ctx, life, c)
 }
 
@@ -121,38 +124,3 @@ func (s *Sender) mustWaitLocked(c *Command) bool {
 func (s *Sender) hastyLocked(c *Command) bool {
 	return s.limits.alone(c) || !c.Crowd && slices.ContainsFunc(c.Names, func(name string) bool { return s.flying[name] > 0 })
 }
-
-// An Offered is a removal that waits for a request of its name.
-type Offered struct{ c *Command }
-
-// Offer has a removal wait for company: the next request of its name takes it along. Await follows.
-func (s *Sender) Offer(c *Command) Offered {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c.state = offered
-	s.offers.add(c)
-	return Offered{c}
-}
-
-// Await is Do for a removal that was offered: it sends the removal if nobody has taken that along.
-func (s *Sender) Await(ctx, life context.Context, o Offered) (r Reply, ambiguous bool, err error) {
-	s.mu.Lock()
-	if !s.claimLocked(o.c) {
-		return s.awaitLocked(ctx, life, o.c)
-	}
-	return s.doLocked(ctx, life, o.c)
-}
-
-// claimLocked returns true if the caller must send the removal now: no request has it, and it has no reply to wait for. A
-// removal that must go by itself waits for no reply: there may be a request of its name at each moment, and none takes it along.
-func (s *Sender) claimLocked(c *Command) bool {
-	if c.state != offered || c.Patient && s.flying[c.Names[0]] > 0 && s.joins(c) {
-		return false
-	}
-	s.offers.remove(c)
-	return true
-}
-
-// joins reports whether the removals and the other requests of c's names go together. They do not if c goes by itself, nor while the
-// Client drains, which lets the removals through and may hold the others back.
-func (s *Sender) joins(c *Command) bool { return !s.limits.alone(c) && !s.etcd.Draining() }
