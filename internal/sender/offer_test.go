@@ -339,6 +339,28 @@ func TestOffer_TheEnqueueIsGivenUp(t *testing.T) {
 	}
 }
 
+// The same while all seats are taken: the removals are sent anew at once.
+func TestOffer_TheEnqueueIsGivenUpBesideOthers(t *testing.T) {
+	onPost(t, func(p *post) {
+		p.enter("a/1")
+		p.etcd.NeverHedge()
+		goOn := p.holdBack()
+		gone := p.offer(true, "a/1")
+		ctx, leave := context.WithCancel(p.Context())
+		p.send(ctx, "a/2", put("a/2"))
+		for i := range minSeats + 1 {
+			p.put(fmt.Sprintf("n/%d", i))
+		}
+		p.later(gone)
+		p.requests()
+		leave()
+		synctest.Wait()
+		require.Equal(t, []string{"-a/1"}, p.requests())
+		goOn()
+		require.Equal(t, []bool{false}, gone.told)
+	})
+}
+
 // The caller of a removal leaves. If the removal waits, nobody sends it; if another's request has it, that goes on without it.
 func TestOffer_TheRemovalIsGivenUp(t *testing.T) {
 	onPost(t, func(p *post) {
@@ -482,7 +504,7 @@ func TestOffer_EndsWithARefusal(t *testing.T) {
 	over := errors.New("over")
 	onPost(t, func(p *post) {
 		p.enter("a/1")
-		p.offer(true, "a/1")
+		gone := p.offer(true, "a/1")
 		life, end := context.WithCancelCause(context.Background())
 		p.set(func() {
 			p.before = func(context.Context, *pb.TxnRequest) error {
@@ -493,7 +515,10 @@ func TestOffer_EndsWithARefusal(t *testing.T) {
 		})
 		_, ambiguous, err := p.Do(context.Background(), life, put("a/2"))
 		require.ErrorIs(t, err, over)
-		require.True(t, ambiguous)
+		require.False(t, ambiguous, "it was refused, and not sent again")
 		require.Equal(t, []string{"(-a/1) (a/2)"}, p.requests())
+		_, ambiguous, err = p.Await(context.Background(), life, gone.Command)
+		require.ErrorIs(t, err, over)
+		require.False(t, ambiguous, "it was refused, and not sent again")
 	})
 }

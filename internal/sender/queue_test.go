@@ -162,7 +162,14 @@ func TestQueue_Random(t *testing.T) {
 				full := len(b) == l.most || l.alone(b[0]) || !c.Enqueue && len(b) == l.most-1
 				require.False(t, c.state == waits && !behind && !full && !l.alone(c), "seed %d: %v could go", seed, c.Names)
 			}
-			gone = append(gone, b...)
+			for _, c := range b {
+				if r.IntN(10) == 0 { // it waits again
+					c.state = waits
+					q.add(c)
+				} else {
+					gone = append(gone, c)
+				}
+			}
 		}
 		q.takeAll(l)
 		require.Empty(t, q.names)
@@ -175,6 +182,22 @@ func btoi(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+// An enqueue that was on its way and waits again goes before those of its names that came later, and not together with them.
+func TestQueue_Again(t *testing.T) {
+	q, l := queue{names: lines{}}, &limits{most: 64}
+	a1, ab, a2 := enqueueOf("a"), enqueueOf("a", "b"), enqueueOf("a")
+	q.come(a1)
+	require.Equal(t, []*Command{a1}, q.take(l, false))
+	q.come(ab)
+	q.come(a2)
+	require.Equal(t, []*Command{ab}, q.take(l, false))
+	q.add(ab)
+	q.add(a1)
+	require.Same(t, a1, q.first())
+	require.Equal(t, labels([][]*Command{{a1}, {ab}, {a2}}), labels(q.takeAll(l)))
+	require.Empty(t, q.names)
 }
 
 // A burst costs few requests, whether all stay or most give up, and leaves nothing.

@@ -4,7 +4,6 @@ package sender
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -104,12 +103,16 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 // endLocked decides what becomes of the commands of a request.
 func (s *Sender) endLocked(b []*Command, leader *Command, ambiguous bool, err error) {
 	switch {
-	case len(b) > 1 && etcd.Refused(err):
-		s.apartLocked(b, ambiguous, err)
+	case len(b) > 1 && etcd.Refused(err): // etcd may have refused one of them, or their number, and that must not harm the others
+		if etcd.TooLarge(err) {
+			s.limits.tooMany(b, err)
+		}
+		s.againLocked(b, true, ambiguous || !etcd.NotCarriedOut(err))
 		return
 	case err != nil && leader != nil:
 		leader.overLocked(true, err)
-		s.againLocked(b)
+		s.againLocked(b, false, true)
+		s.freed = true
 		return
 	case len(b) == 1:
 		s.limits.answeredAlone(b[0], err)
@@ -126,26 +129,17 @@ func (s *Sender) endLocked(b []*Command, leader *Command, ambiguous bool, err er
 	}
 }
 
-// againLocked sends the commands of a request anew, after its leader has left. If all seats are taken, they wait: the leader gives
-// its seat up only after this, and then to what waits.
-func (s *Sender) againLocked(b []*Command) {
-	var rest []*Command
+// againLocked has the commands of a request wait again, unless there is a reply to a copy of them. They are the first of those that wait.
+func (s *Sender) againLocked(b []*Command, apart, ambiguous bool) {
 	for _, c := range b {
-		if c.state == sent {
-			c.ambiguous, c.calls, c.flight = true, 0, nil
-			rest = append(rest, c)
-		}
-	}
-	switch {
-	case len(rest) == 0:
-	case s.seats >= maxSeats:
-		for _, c := range rest {
+		switch {
+		case c.state != sent:
+		case c.reply.At != 0:
+			c.overLocked(c.calls > 1, nil)
+		default:
+			c.apart, c.ambiguous, c.calls, c.flight = apart, c.ambiguous || ambiguous, 0, nil
 			s.queueLocked(c)
 		}
-	default:
-		s.beginLocked(rest...)
-		s.seats++
-		s.startLocked(rest)
 	}
 }
 
@@ -213,36 +207,4 @@ func (s *Sender) allDid(b []*Command) bool {
 		}
 	}
 	return true
-}
-
-// errUnsent is the error of a command that nobody sends any more, since the session is at its end. Its caller is told of that
-// end: see etcd.Client.Ended.
-var errUnsent = errors.New("not sent: the session has ended")
-
-// apartLocked sends each command of a refused request by itself, all at the same time, but for those that find no seat: etcd may
-// have refused one of them, or their number, and that must not harm the others.
-func (s *Sender) apartLocked(b []*Command, ambiguous bool, err error) {
-	if etcd.TooLarge(err) {
-		s.limits.tooMany(b, err)
-	}
-	ambiguous = ambiguous || !etcd.NotCarriedOut(err)
-	for _, c := range b {
-		if c.reply.At != 0 { // to another copy
-			c.overLocked(c.calls > 1, nil)
-			continue
-		}
-		c.apart, c.ambiguous, c.calls, c.flight = true, c.ambiguous || ambiguous, 0, nil
-		if c.state != sent {
-			continue
-		}
-		if s.seats >= maxSeats {
-			s.queueLocked(c)
-			continue
-		}
-		s.beginLocked(c)
-		s.seats++
-		if !s.startLocked([]*Command{c}) {
-			c.overLocked(false, errUnsent)
-		}
-	}
 }

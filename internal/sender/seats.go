@@ -67,8 +67,7 @@ func (s *Sender) arriveLocked(c *Command) {
 
 // landLocked gives a seat to what waits.
 func (s *Sender) landLocked() {
-	if s.queue.len() == 0 {
-		s.seats--
+	if s.seats--; s.queue.len() == 0 {
 		return
 	}
 	var b []*Command
@@ -78,17 +77,16 @@ func (s *Sender) landLocked() {
 	s.startLocked(b)
 }
 
-// startLocked sends a request, and after it what waits. Its seat is taken. It returns false if the session is at its end,
-// and so are the ctxs of those that wait.
-func (s *Sender) startLocked(b []*Command) bool {
-	if s.background(func(ctx context.Context) { s.run(ctx, b) }) {
-		return true
+// startLocked takes a seat, and sends a request, if there is one, and after it what waits. If the session is at its end, so are the ctxs of
+// those that wait.
+func (s *Sender) startLocked(b []*Command) {
+	s.seats++
+	if !s.background(func(ctx context.Context) { s.run(ctx, b) }) {
+		for _, c := range b {
+			s.arriveLocked(c)
+		}
+		s.seats--
 	}
-	for _, c := range b {
-		s.arriveLocked(c)
-	}
-	s.seats--
-	return false
 }
 
 // run sends a request, if there is one, and what waits after it, one request after the other, until nothing waits or
@@ -112,7 +110,6 @@ func (s *Sender) run(ctx context.Context, b []*Command) {
 			b = s.takeLocked()
 		}
 		if len(b) > 0 && s.queue.len() > 0 && s.seats < maxSeats && s.hastyLocked(s.queue.first()) { // it follows at once
-			s.seats++
 			s.startLocked(nil)
 		}
 		if len(b) == 0 {
@@ -146,7 +143,6 @@ func (s *Sender) tick() {
 		if len(b) == 0 { // the Client drains
 			break
 		}
-		s.seats++
 		s.startLocked(b)
 	}
 	if s.queue.len() > 0 {

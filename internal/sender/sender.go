@@ -14,7 +14,6 @@ package sender
 
 import (
 	"context"
-	"errors"
 	"runtime"
 	"slices"
 	"sync"
@@ -76,7 +75,6 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	}
 	if c.Enqueue && s.queue.behind(c) && s.seats < maxSeats {
 		// An enqueue of the same name waits, and c can't be in its request. So that request goes now, and c follows it.
-		s.seats++
 		s.startLocked(s.takeLocked())
 		s.mu.Unlock()
 		runtime.Gosched()
@@ -101,7 +99,7 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	s.fly(ctx, life, b, c)
 	s.mu.Lock()
 	s.landLocked()
-	if !c.told || errors.Is(c.err, errUnsent) { // it was taken apart
+	if !c.told { // it waits again
 		return s.awaitLocked(ctx, life, c)
 	}
 	defer s.mu.Unlock()
