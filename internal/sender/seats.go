@@ -30,19 +30,14 @@ func (s *Sender) takeLocked() []*Command {
 func (s *Sender) beginLocked(b ...*Command) {
 	for _, c := range b {
 		c.state = sent
-		s.departLocked(c)
+		s.aboard++
+		for _, name := range c.Names {
+			s.flying[name]++
+		}
 	}
 	s.requests++
 	if len(b) > 1 {
 		s.packed++
-	}
-}
-
-// departLocked takes note that a command is on its way.
-func (s *Sender) departLocked(c *Command) {
-	s.aboard++
-	for _, name := range c.Names {
-		s.flying[name]++
 	}
 }
 

@@ -87,8 +87,7 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	s.seats++
 	along := s.alongLocked(nil, c, 1)
 	if len(along) == 0 {
-		s.departLocked(c)
-		s.requests++
+		s.beginLocked(c)
 		aboard := s.aboard
 		s.mu.Unlock()
 		return s.alone(ctx, life, c, aboard)

@@ -107,30 +107,25 @@ func (k *Keys) findLateWrites(ctx context.Context) {
 		keys = append(keys, u.keys...)
 	}
 	known, _ := k.removeLateWrites(ctx, keys) // while the client and the lease live, only a refusal leaves any: see etcd.Do
-	some = slices.DeleteFunc(some, func(u *unsettled) bool {
-		u.refused = slices.ContainsFunc(u.keys, func(key string) bool { return !known[key] })
-		over := !u.refused && now.Sub(u.since) >= settleFor
-		if over {
-			k.settled(u)
-		}
-		return over
-	})
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.searching, k.searched = false, time.Now()
 	for _, u := range some {
+		u.refused = slices.ContainsFunc(u.keys, func(key string) bool { return !known[key] })
+		if !u.refused && now.Sub(u.since) >= settleFor {
+			k.settledLocked(u)
+			continue
+		}
 		u.due = k.searched.Add(u.pause(k.searched))
+		k.unsettled = append(k.unsettled, u)
 	}
-	k.unsettled = append(k.unsettled, some...)
 	if len(k.unsettled) > 0 && ctx.Err() == nil {
 		k.searchLocked(slices.MinFunc(k.unsettled, func(u, v *unsettled) int { return u.due.Compare(v.due) }).due)
 	}
 }
 
-// settled frees the keys of an entry, except for those that were adopted meanwhile.
-func (k *Keys) settled(u *unsettled) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
+// settledLocked frees the keys of an entry, except for those that were adopted meanwhile.
+func (k *Keys) settledLocked(u *unsettled) {
 	for _, key := range u.keys {
 		if k.vacant[key] == u {
 			delete(k.vacant, key)
@@ -208,20 +203,16 @@ func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error)
 // settleUnlisted frees keys that etcd refuses to show, if they are not there: among the keys of the lease, as etcd has listed them
 // since began. Else a name on which the client has no rights would have more such keys with each Lock whose request had no answer.
 func (k *Keys) settleUnlisted(began time.Time, there map[string]struct{}) {
-	var over []*unsettled
 	k.mu.Lock()
+	defer k.mu.Unlock()
 	k.unsettled = slices.DeleteFunc(k.unsettled, func(u *unsettled) bool {
 		listed := slices.ContainsFunc(u.keys, func(key string) bool { _, is := there[key]; return is })
-		if !u.refused || listed || began.Sub(u.since) < settleFor {
-			return false
+		over := u.refused && !listed && began.Sub(u.since) >= settleFor
+		if over {
+			k.settledLocked(u)
 		}
-		over = append(over, u)
-		return true
+		return over
 	})
-	k.mu.Unlock()
-	for _, u := range over {
-		k.settled(u)
-	}
 }
 
 // attached are the keys that hang on the lease.
