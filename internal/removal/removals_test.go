@@ -132,7 +132,7 @@ func (o *owner) Refused(error)      { o.refused++ }
 
 // enqueue has another goroutine send the enqueue of an entry of "a".
 func (r *row) enqueue(key string) {
-	c := &sender.Command{Names: []string{"a"}, Enqueue: true, Cmps: []clientv3.Cmp{CreatedAt(key, 0)}, Then: []clientv3.Op{clientv3.OpPut(key, "")}}
+	c := &sender.Command{Names: []string{"a"}, Cmps: []clientv3.Cmp{CreatedAt(key, 0)}, Then: []clientv3.Op{clientv3.OpPut(key, "")}}
 	go func() {
 		reply, _, err := r.Removals.sender.Do(context.Background(), r.Removals.life, c)
 		if err != nil || !reply.Succeeded {

@@ -9,13 +9,13 @@ import (
 
 // A Command is a txn that writes keys of the session. It is safe to repeat, and to run beside itself: a repetition changes
 // nothing that an earlier attempt has done.
+//
+// There are two kinds. An enqueue puts an entry into the queues of its names. Two enqueues of a name in one request would have one
+// revision, so a request has at most one. Enqueues of a name leave in the order in which they came; if two of them are under way
+// together, etcd decides. Any other command is a removal.
 type Command struct {
 	// Names are the queues that the command writes to.
-	Names []string
-	// Enqueue: the command puts an entry into the queues of its names. Two enqueues of a name in one request would have one
-	// revision, so a request has at most one. Enqueues of a name leave in the order in which they came; if two of them are
-	// under way together, etcd decides.
-	Enqueue    bool
+	Names      []string
 	Cmps       []clientv3.Cmp
 	Then, Else []clientv3.Op
 	// Did reports whether a reply to a removal says that the removal has changed something: only the first attempt that etcd
@@ -47,6 +47,8 @@ type room struct {
 	ops   [2]clientv3.Op
 	self  [1]*Command // of the lines that it is the only one of
 }
+
+func (c *Command) enqueues() bool { return c.Did == nil }
 
 // To adds a queue that the command writes to.
 func (c *Command) To(name string) { c.Names = append(within(c.Names, c.room.names[:]), name) }

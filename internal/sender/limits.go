@@ -29,7 +29,7 @@ type limits struct {
 // out a put in a nested transaction all the same, so locks would be granted and refused by turns. Nor does one that puts more than a
 // request of several may: take relies on that, or such a command would never be sent.
 func (l *limits) alone(c *Command) bool {
-	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || c.bytes() > l.size() || l.alarm && c.Enqueue || l.refused.Has(c.Names)
+	return l.most == 1 || c.apart || c.ops() > cmp.Or(l.ops, maxOps) || c.bytes() > l.size() || l.alarm && c.enqueues() || l.refused.Has(c.Names)
 }
 
 // size is the most that a request of several commands puts.
@@ -38,7 +38,7 @@ func (l *limits) size() int { return cmp.Or(l.bytes, maxBytes) }
 // answeredAlone takes note of err, the error of a command that went by itself, nil if there is none. If etcd is full, or the
 // lease is gone, the error says nothing of the command's names.
 func (l *limits) answeredAlone(c *Command, err error) {
-	if c.Enqueue && (err == nil || etcd.Alarm(err)) {
+	if c.enqueues() && (err == nil || etcd.Alarm(err)) {
 		l.alarm = err != nil
 	}
 	if err != nil && etcd.Refused(err) && !etcd.Alarm(err) && !errors.Is(err, rpctypes.ErrLeaseNotFound) {

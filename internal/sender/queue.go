@@ -23,8 +23,8 @@ const (
 
 // A queue holds the commands that wait. Enqueues of one name go in the order in which they came, and each request has one of
 // them at most: so an enqueue may go if it is the first of each of its names. Of those that may go, the one that has waited longest goes
-// first, so nobody waits behind a crowd that wants another name. Removals, and whatever else is no enqueue, may go at once, and
-// before all enqueues: a crowd must not keep a lock from whoever waits for its removal.
+// first, so nobody waits behind a crowd that wants another name. Removals may go at once, and before all
+// enqueues: a crowd must not keep a lock from whoever waits for its removal.
 type queue struct {
 	removals, enqueues line  // those that may go
 	names              lines // the enqueues of each name
@@ -75,7 +75,7 @@ func (ls lines) remove(name string, c *Command) {
 func (q *queue) len() int { return q.waiting }
 
 func (q *queue) lane(c *Command) *line {
-	if c.Enqueue {
+	if c.enqueues() {
 		return &q.enqueues
 	}
 	return &q.removals
@@ -103,7 +103,7 @@ func (q *queue) behind(c *Command) bool {
 // add has a command wait. If it was on its way before, it is the first of its names again.
 func (q *queue) add(c *Command) {
 	q.waiting++
-	if c.Enqueue {
+	if c.enqueues() {
 		for _, name := range c.Names {
 			if l := q.names[name]; l != nil && c.turn < l[0].turn {
 				q.enqueues.remove(l[0])
@@ -116,7 +116,7 @@ func (q *queue) add(c *Command) {
 
 // mayGo has a command go if it is the first of its names.
 func (q *queue) mayGo(c *Command) {
-	if !c.Enqueue || !slices.ContainsFunc(c.Names, func(name string) bool { return q.names[name][0] != c }) {
+	if !c.enqueues() || !slices.ContainsFunc(c.Names, func(name string) bool { return q.names[name][0] != c }) {
 		q.lane(c).add(c)
 	}
 }
@@ -131,7 +131,7 @@ func (q *queue) forget(c *Command) {
 // gone takes a command that does not wait any more, and is not among those that may go, out of its names. Then the command behind it
 // may go.
 func (q *queue) gone(c *Command) {
-	if c.Enqueue {
+	if c.enqueues() {
 		for _, name := range c.Names {
 			if q.names.remove(name, c); q.names[name] != nil {
 				q.mayGo(q.names[name][0])

@@ -16,12 +16,14 @@ import (
 func ops(n int) []clientv3.Op { return make([]clientv3.Op, n) }
 
 func enqueueOf(names ...string) *Command {
-	return &Command{Names: names, Enqueue: true, Then: ops(2)}
+	return &Command{Names: names, Then: ops(2)}
 }
 
 func removalOf(name string) *Command {
-	return &Command{Names: []string{name}, Then: ops(1)}
+	return &Command{Names: []string{name}, Then: ops(1), Did: neverDid}
 }
+
+func neverDid(Reply) bool { return false }
 
 // come has a command come and wait.
 func (q *queue) come(c *Command) {
@@ -89,7 +91,7 @@ func labels(all [][]*Command) (s []string) {
 	for _, b := range all {
 		text := ""
 		for _, c := range b {
-			text += fmt.Sprintf("%p %v %t, ", c, c.Names, c.Enqueue)
+			text += fmt.Sprintf("%p %v %t, ", c, c.Names, c.enqueues())
 		}
 		s = append(s, text)
 	}
@@ -115,7 +117,7 @@ func TestQueue_Random(t *testing.T) {
 				c := enqueueOf(string(rune('a' + r.IntN(5))))
 				switch r.IntN(4) {
 				case 0:
-					c.Enqueue = false
+					c.Did = neverDid
 				case 1:
 					c.Names = append(c.Names, string(rune('f'+r.IntN(5))), string(rune('k'+r.IntN(2))))
 				}
@@ -139,15 +141,15 @@ func TestQueue_Random(t *testing.T) {
 			require.Equal(t, before-len(b), q.len(), "seed %d", seed)
 			require.Contains(t, b, first, "seed %d", seed)
 			require.LessOrEqual(t, len(b), l.most)
-			require.True(t, slices.IsSortedFunc(b, func(x, y *Command) int { return btoi(x.Enqueue) - btoi(y.Enqueue) }))
+			require.True(t, slices.IsSortedFunc(b, func(x, y *Command) int { return btoi(x.enqueues()) - btoi(y.enqueues()) }))
 			names := map[string]bool{}
 			for _, c := range b {
 				require.Equal(t, waits, c.state, "seed %d", seed)
 				require.True(t, len(b) == 1 || c.ops() <= maxOps)
 				c.state = sent
 				for _, name := range c.Names {
-					require.False(t, c.Enqueue && names[name], "seed %d: two enqueues of %s", seed, name)
-					names[name] = names[name] || c.Enqueue
+					require.False(t, c.enqueues() && names[name], "seed %d: two enqueues of %s", seed, name)
+					names[name] = names[name] || c.enqueues()
 				}
 			}
 			for i, c := range came {
@@ -156,10 +158,10 @@ func TestQueue_Random(t *testing.T) {
 				}
 				behind := slices.ContainsFunc(came[:i], func(o *Command) bool {
 					waited := o.state == waits || slices.Contains(b, o)
-					return waited && c.Enqueue && o.Enqueue && slices.ContainsFunc(o.Names, func(n string) bool { return slices.Contains(c.Names, n) })
+					return waited && c.enqueues() && o.enqueues() && slices.ContainsFunc(o.Names, func(n string) bool { return slices.Contains(c.Names, n) })
 				})
 				require.False(t, behind && slices.Contains(b, c), "seed %d: an enqueue was passed", seed)
-				full := len(b) == l.most || l.alone(b[0]) || !c.Enqueue && len(b) == l.most-1
+				full := len(b) == l.most || l.alone(b[0]) || !c.enqueues() && len(b) == l.most-1
 				require.False(t, c.state == waits && !behind && !full && !l.alone(c), "seed %d: %v could go", seed, c.Names)
 			}
 			for _, c := range b {

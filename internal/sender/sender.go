@@ -73,7 +73,7 @@ func (s *Sender) doLocked(ctx, life context.Context, c *Command) (r Reply, ambig
 	if life == nil {
 		life = context.Background()
 	}
-	if c.Enqueue && s.queue.behind(c) && s.seats < maxSeats {
+	if c.enqueues() && s.queue.behind(c) && s.seats < maxSeats {
 		// An enqueue of the same name waits, and c can't be in its request. So that request goes now, and c follows it.
 		s.startLocked(s.takeLocked())
 		s.mu.Unlock()
@@ -111,7 +111,7 @@ func (s *Sender) mustWaitLocked(c *Command) bool {
 	switch {
 	case s.seats >= maxSeats:
 		return true
-	case c.Enqueue && s.queue.behind(c):
+	case c.enqueues() && s.queue.behind(c):
 		return true // behind it, in its order
 	}
 	return !s.hastyLocked(c) && (s.queue.len() > 0 || s.seats >= s.pace.seats(s.limits.most))

@@ -129,7 +129,7 @@ func keysOf(r *pb.TxnRequest) (keys []string) {
 
 // put is an enqueue of the names before the slashes in these keys.
 func put(keys ...string) *Command {
-	c := &Command{Enqueue: true}
+	c := &Command{}
 	for _, key := range keys {
 		name, _, _ := strings.Cut(key, "/")
 		c.Names = append(c.Names, name)

@@ -14,7 +14,7 @@ import (
 // Write makes the command that writes the keys of an entry, if none of them is there. If limit is not 0, it lists before that, for each queue,
 // at most limit of the keys that may block the entry, or all that came after the revision since.
 func Write(queues []keyspace.Queue, keys []string, value string, lease clientv3.LeaseID, limit int64, since ...int64) *sender.Command {
-	c := &sender.Command{Enqueue: true}
+	c := &sender.Command{}
 	for i, p := range queues {
 		c.To(p.Name)
 		switch {
