@@ -108,10 +108,8 @@ func (s *Sender) giveUpLocked(c *Command) {
 // overLocked ends a command that its caller has not given up. If the reply says that the command has changed something,
 // nothing is in doubt: the reply is that to the first attempt that etcd has carried out.
 func (c *Command) overLocked(ambiguous bool, err error) {
-	if c.state == sent {
-		c.state, c.err = over, err
-		c.ambiguous = (c.ambiguous || ambiguous) && (err != nil || !c.changed)
-	}
+	c.state, c.err = over, err
+	c.ambiguous = (c.ambiguous || ambiguous) && (err != nil || !c.changed)
 }
 
 // tell tells of the end of a command.

@@ -100,45 +100,29 @@ func (s *Sender) fly(ctx, life context.Context, b []*Command, leader *Command) {
 	}
 }
 
-// endLocked decides what becomes of the commands of a request.
+// endLocked decides what becomes of the commands of a request. What etcd has refused together waits again, to go by itself: etcd may
+// have refused one of the commands, or their number, and that must not harm the others. If the leader has left, the others wait again.
 func (s *Sender) endLocked(b []*Command, leader *Command, ambiguous bool, err error) {
+	apart := len(b) > 1 && etcd.Refused(err)
 	switch {
-	case len(b) > 1 && etcd.Refused(err): // etcd may have refused one of them, or their number, and that must not harm the others
-		if etcd.TooLarge(err) {
-			s.limits.tooMany(b, err)
-		}
-		s.againLocked(b, true, ambiguous || !etcd.NotCarriedOut(err))
-		return
-	case err != nil && leader != nil:
-		leader.overLocked(true, err)
-		s.againLocked(b, false, true)
-		s.freed = true
-		return
 	case len(b) == 1:
 		s.limits.answeredAlone(b[0], err)
+	case etcd.TooLarge(err):
+		s.limits.tooMany(b, err)
 	}
-	for _, c := range b {
-		switch {
-		case err != nil:
-			c.overLocked(ambiguous || !etcd.Refused(err), err)
-		case c.Did != nil:
-			c.overLocked(ambiguous, nil)
-		default: // an attempt may have been carried out after somebody has removed what an earlier attempt wrote
-			c.overLocked(c.calls > 1, nil)
-		}
-	}
-}
-
-// againLocked has the commands of a request wait again, unless there is a reply to a copy of them. They are the first of those that wait.
-func (s *Sender) againLocked(b []*Command, apart, ambiguous bool) {
 	for _, c := range b {
 		switch {
 		case c.state != sent:
-		case c.reply.At != 0:
+		case c.reply.At != 0 && c.Did != nil && err == nil:
+			c.overLocked(ambiguous, nil)
+		case c.reply.At != 0: // an attempt may have been carried out after somebody has removed what an earlier attempt wrote
 			c.overLocked(c.calls > 1, nil)
-		default:
-			c.apart, c.ambiguous, c.calls, c.flight = apart, c.ambiguous || ambiguous, 0, nil
+		case apart, leader != nil && c != leader:
+			c.apart, c.ambiguous = apart, c.ambiguous || ambiguous || !etcd.NotCarriedOut(err)
+			c.calls, c.flight, s.freed = 0, nil, s.freed || !apart
 			s.queueLocked(c)
+		default:
+			c.overLocked(ambiguous || !etcd.Refused(err), err)
 		}
 	}
 }
