@@ -41,12 +41,10 @@ func (o *Outcome) Wait(ctx context.Context, ended func(context.Context) error) e
 
 // Refused tells those who wait. Who comes later waits for the answer after this one.
 func (o *Outcome) Refused(err error) {
+	o.End(err)
 	o.mu.Lock()
-	a := o.next
+	defer o.mu.Unlock()
 	o.next = &answer{come: make(chan struct{})}
-	o.mu.Unlock()
-	a.err = err
-	close(a.come)
 }
 
 // End is the last answer.

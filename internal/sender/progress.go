@@ -39,8 +39,8 @@ const (
 
 // comeLocked takes note of a command that comes.
 func (s *Sender) comeLocked(c *Command, as state) {
-	c.progress = progress{state: as, since: time.Now()}
-	s.queue.number(c)
+	s.queue.came++
+	c.progress = progress{state: as, since: time.Now(), turn: s.queue.came}
 }
 
 // queueLocked has a command wait for the next request.
@@ -68,41 +68,28 @@ func (s *Sender) awaitLocked(ctx, life context.Context, c *Command) (Reply, bool
 		<-c.done
 		s.mu.Lock()
 	}
-	ambiguous, last := true, c.err
-	switch {
-	case c.state == over && (c.err == nil || etcd.Refused(c.err)):
+	if c.state == over && (c.err == nil || etcd.Refused(c.err)) {
 		defer s.mu.Unlock()
 		return c.reply, c.ambiguous, c.err
-	case c.state == waits, c.state == offered:
-		s.forgetLocked(c)
-		ambiguous = c.ambiguous
-	default:
-		s.giveUpLocked(c)
 	}
-	// Without the mutex: Ended calls the caller's ctx, and asks for 20 ms why there is no connection. Else in an outage each caller
-	// whose ctx ends would wait for all others.
-	s.mu.Unlock()
-	return Reply{}, ambiguous, cmp.Or(s.etcd.Ended(ctx, life, nil), last)
-}
-
-// forgetLocked forgets a command that was not sent, and that its caller has given up.
-func (s *Sender) forgetLocked(c *Command) {
-	if c.state == offered {
+	ambiguous, last := true, c.err
+	switch f := c.flight; {
+	case c.state == offered:
 		s.offers.remove(c.Names[0], c)
-		c.state = givenUp
-		return
-	}
-	s.queue.forget(c)
-}
-
-// giveUpLocked gives up a command that is on its way, and the request if nobody else waits for that.
-func (s *Sender) giveUpLocked(c *Command) {
-	c.state = givenUp
-	if f := c.flight; f != nil {
+		ambiguous = c.ambiguous
+	case c.state == waits:
+		s.queue.forget(c)
+		ambiguous = c.ambiguous
+	case f != nil: // with the last command that somebody waits for the request ends
 		if f.wanted--; f.wanted == 0 {
 			f.cancel()
 		}
 	}
+	c.state = givenUp
+	// Without the mutex: Ended calls the caller's ctx, and asks for 20 ms why there is no connection. Else in an outage each caller
+	// whose ctx ends would wait for all others.
+	s.mu.Unlock()
+	return Reply{}, ambiguous, cmp.Or(s.etcd.Ended(ctx, life, nil), last)
 }
 
 // overLocked ends a command that its caller has not given up. If the reply says that the command has changed something,

@@ -81,12 +81,6 @@ func (q *queue) lane(c *Command) *line {
 	return &q.removals
 }
 
-// number gives a command that comes its place in the order.
-func (q *queue) number(c *Command) {
-	q.came++
-	c.turn = q.came
-}
-
 // first is the command that has waited longest. There must be one. It may go: whatever it would wait for came before it.
 func (q *queue) first() *Command {
 	if len(q.removals) == 0 || len(q.enqueues) > 0 && q.enqueues[0].turn < q.removals[0].turn {

@@ -27,7 +27,8 @@ func neverDid(Reply) bool { return false }
 
 // come has a command come and wait.
 func (q *queue) come(c *Command) {
-	q.number(c)
+	q.came++
+	c.turn = q.came
 	q.add(c)
 }
 
