@@ -92,7 +92,7 @@ func makeSession(client *clientv3.Client, c config) *Session {
 	s.keys = settle.New(s.lease.Gone, s.etcd, s.lease.ID, c.owner, s.lease.Go)
 	s.lease.InTheWay = s.keys.InTheWay
 	s.sender = sender.New(s.etcd, s.lease.Go)
-	s.removals = removal.New(s.lease.Ctx, s.etcd, s.sender, s.lease.Go)
+	s.removals = removal.New(s.lease.Ctx, s.sender, s.lease.Go)
 	s.probes = &etcd.Prober{Client: s.etcd, Life: s.lease.Ctx, Go: s.lease.Go, Silent: s.refreshWatches, Every: func() time.Duration { return s.TTL() / 2 }}
 	s.waits = wait.Waits{
 		Config: waitlist.Config{Life: s.lease.Ctx, WatchOwnAfter: 100 * time.Millisecond, Forget: s.forgetList},

@@ -19,7 +19,6 @@ import (
 // Removals removes entries of one session from their queues, each until etcd has confirmed it or the lease is gone. The
 // sender decides which requests the removals share; what etcd refuses is repeated here. It is safe for concurrent use.
 type Removals struct {
-	etcd       *etcd.Client
 	sender     *sender.Sender
 	life       context.Context // of Remove
 	background func(f func(ctx context.Context)) bool
@@ -69,8 +68,8 @@ type Owner interface {
 
 // New makes the Removals of a session. life ends what waits in Remove. background runs a function in
 // the background until the lease is gone, or returns false.
-func New(life context.Context, client *etcd.Client, s *sender.Sender, background func(f func(ctx context.Context)) bool) *Removals {
-	return &Removals{etcd: client, sender: s, life: life, background: background}
+func New(life context.Context, s *sender.Sender, background func(f func(ctx context.Context)) bool) *Removals {
+	return &Removals{sender: s, life: life, background: background}
 }
 
 // Add has an entry of the name wait for its removal. Remove or RemoveLater follows; the next request of the name may take

@@ -54,8 +54,8 @@ func newRow(t *testing.T) *row {
 			f(bound)
 		})
 	}
-	c := etcd.NewClient(client)
-	r.Removals = New(life, c, sender.New(c, background), background)
+	w.etcd = etcd.NewClient(client)
+	r.Removals = New(life, sender.New(w.etcd, background), background)
 	w.Step = func(ctx context.Context, what string) error {
 		r.mu.Lock()
 		held := r.held
@@ -580,7 +580,7 @@ func TestDrain(t *testing.T) {
 			}
 			l := r.leave(early, true, next...)
 			var resume func()
-			go func() { resume = r.Removals.etcd.Drain(time.Minute, r.Drain(), nil) }()
+			go func() { resume = r.etcd.Drain(time.Minute, r.Drain(), nil) }()
 			synctest.Wait()
 			r.RemoveLater(r.Add("b", &Leaving{Keys: []string{late.Key}, Rev: late.Rev, Now: true}))
 			synctest.Wait()

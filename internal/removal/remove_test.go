@@ -37,7 +37,7 @@ func TestRemove_I5(t *testing.T) {
 		w := newWorld(t)
 		next := []queue.Entry{{Key: "a/6", Rev: w.WriteOn(5, "", "a/6")}, {Key: "a/7", Rev: 1}, {Key: "a/8", Rev: w.WriteOn(5, "", "a/8")}}
 		seen := []queue.Entry{next[0], next[2]}
-		removals := New(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
+		removals := New(t.Context(), sender.New(w.etcd, w.background), w.background)
 		remove := func(rev int64, keys ...string) []bool {
 			r, err := removals.Remove(t.Context(), removals.Add("a", &Leaving{Keys: keys, Rev: rev, Next: next}))
 			require.NoError(t, err)
@@ -116,7 +116,7 @@ func TestRemove_I5(t *testing.T) {
 // The race detector tells.
 func TestRemove_BesideItself(t *testing.T) {
 	w := newWorld(t)
-	removals := New(t.Context(), w.etcd, sender.New(w.etcd, w.background), w.background)
+	removals := New(t.Context(), sender.New(w.etcd, w.background), w.background)
 	var next []queue.Entry
 	for i := range 3 { // where append makes room for four
 		next = append(next, queue.Entry{Key: fmt.Sprintf("a/%d", i+6), Rev: 1})
