@@ -180,13 +180,16 @@ func (k *Keys) removeLateWrites(ctx context.Context, keys []string) (known map[s
 func (k *Keys) Sweep(ctx context.Context) (there map[string]struct{}, err error) {
 	k.forgetRaw()
 	began := time.Now()
-	attached, err := k.attached(ctx)
+	lease, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
+		return k.etcd.TimeToLive(ctx, k.lease, true)
+	})
 	if err != nil {
 		return nil, err
 	}
-	there = make(map[string]struct{}, len(attached))
+	there = make(map[string]struct{}, len(lease.Keys))
 	var unused []string
-	for _, key := range attached {
+	for _, b := range lease.Keys {
+		key := string(b)
 		there[key] = struct{}{}
 		if keyspace.IsKeyOf(key, int64(k.lease)) && !k.uses(key) {
 			unused = append(unused, key)
@@ -213,18 +216,4 @@ func (k *Keys) settleUnlisted(began time.Time, there map[string]struct{}) {
 		}
 		return over
 	})
-}
-
-// attached are the keys that hang on the lease.
-func (k *Keys) attached(ctx context.Context) (keys []string, err error) {
-	lease, _, err := etcd.Do(ctx, k.etcd, etcd.Policy{Life: k.life, Hedge: true}, func(ctx context.Context) (*clientv3.LeaseTimeToLiveResponse, error) {
-		return k.etcd.TimeToLive(ctx, k.lease, true)
-	})
-	if err != nil {
-		return nil, err
-	}
-	for _, key := range lease.Keys {
-		keys = append(keys, string(key))
-	}
-	return keys, nil
 }
