@@ -776,3 +776,37 @@ func TestApart(t *testing.T) {
 		require.Equal(t, 1, asked)
 	}
 }
+
+// A key is unsettled after the timer of a search has fired and before the search begins, so the timer fires again. One search is at
+// work all the same, and the second one does not end it.
+func TestSettle_OneSearchAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		begun := make(chan func(context.Context), 4)
+		w.background = func(f func(context.Context)) bool {
+			begun <- f
+			return true
+		}
+		w.Settle(w.Take("a", keyspace.Exclusive))
+		first := <-begun
+		w.Settle(w.Take("b", keyspace.Exclusive))
+		second := <-begun
+		answer := make(chan struct{})
+		w.Step = func(_ context.Context, what string) error {
+			if what == "Range" {
+				<-answer
+			}
+			return nil
+		}
+		go first(t.Context())
+		synctest.Wait()
+		second(t.Context())
+		w.Settle(w.Take("c", keyspace.Exclusive))
+		elapse(2 * settleFirst)
+		beside := len(begun)
+		close(answer)
+		require.Zero(t, beside, "a search beside the first one")
+		elapse(2 * settleFirst)
+		require.Len(t, begun, 1)
+	})
+}

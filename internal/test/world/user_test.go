@@ -236,8 +236,7 @@ func (u *user) writesLate() {
 	calls.Wait()
 }
 
-// freesKeys fails the world if a session does not use its keys again, although nothing of its entries is left or to come. It leaves a
-// key alone for good where it found something that it had not awaited any more: that is seldom.
+// freesKeys fails the world if a session does not use its keys again, although nothing of its entries is left or to come.
 func (u *user) freesKeys() {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
