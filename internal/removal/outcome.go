@@ -41,9 +41,9 @@ func (o *Outcome) Wait(ctx context.Context, ended func(context.Context) error) e
 
 // Refused tells those who wait. Who comes later waits for the answer after this one.
 func (o *Outcome) Refused(err error) {
-	o.End(err)
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.endLocked(err)
 	o.next = &answer{come: make(chan struct{})}
 }
 
@@ -51,6 +51,10 @@ func (o *Outcome) Refused(err error) {
 func (o *Outcome) End(err error) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	o.endLocked(err)
+}
+
+func (o *Outcome) endLocked(err error) {
 	o.next.err = err
 	close(o.next.come)
 }
