@@ -41,14 +41,17 @@ func deepQueue(t *testing.T, c *clientv3.Client, name string, n int) {
 	}
 }
 
+// tapped is an etcd of the test's own, a client, and another client whose calls tap sees.
+func tapped(t *testing.T) (own *etcdtest.Cluster, direct, c *clientv3.Client, tap *etcdtest.Tap) {
+	own, tap = etcdtest.Start(t), etcdtest.NewTap()
+	return own, own.Client(t), own.Client(t, tap), tap
+}
+
 // A queue of many pages is read at one revision, even if it changes between the reads. If
 // that revision is compacted, the queue is read again at another one.
 func TestReadOneRevision(t *testing.T) {
 	t.Parallel()
-	own := etcdtest.Start(t)
-	direct := own.Client(t)
-	tap := etcdtest.NewTap()
-	c := own.Client(t, tap)
+	own, direct, c, tap := tapped(t)
 	const n = 2*Page + 5
 	deepQueue(t, direct, "a", n)
 
@@ -81,10 +84,7 @@ func TestReadOneRevision(t *testing.T) {
 // A restore that comes between two pages takes their revision away. The queue is read again, as it is then.
 func TestReadWhileRestored(t *testing.T) {
 	t.Parallel()
-	own := etcdtest.Start(t)
-	direct := own.Client(t)
-	tap := etcdtest.NewTap()
-	c := own.Client(t, tap)
+	own, direct, c, tap := tapped(t)
 	const n = Page + 5
 	deepQueue(t, direct, "a", n)
 	restore := harness.Snapshot(t, own)
