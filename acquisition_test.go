@@ -66,6 +66,35 @@ func TestUnlock_CtxAndSessionEnd(t *testing.T) {
 	})
 }
 
+// endsLate is a ctx that ends as it is asked once more whether it has ended, after the session has.
+type endsLate struct {
+	context.Context
+	s   *Session
+	end context.CancelFunc
+}
+
+func (c *endsLate) Err() error {
+	if err := c.Context.Err(); err != nil || c.s.lease.Ctx.Err() == nil {
+		return err
+	}
+	defer c.end()
+	return nil
+}
+
+// The ctx of an Unlock ends a moment after the session, when the request has ended with the session.
+func TestUnlock_CtxEndsAfterTheSession(t *testing.T) {
+	onStage(t, func(st *stage) {
+		h := st.lock(st.mutex().Lock)
+		st.f.Step = func(context.Context, string) error { return errors.New("no leader") }
+		ctx, cancel := context.WithCancel(st.Context())
+		defer cancel()
+		time.AfterFunc(450*time.Millisecond, func() { st.s.lease.End(ErrSessionExpired, "test") })
+		err := h.Unlock(&endsLate{ctx, st.s, cancel})
+		require.ErrorIs(st, err, ErrSessionExpired)
+		require.ErrorIs(st, err, ErrLost)
+	})
+}
+
 // A proxy passes a removal on, and answers Unavailable or Canceled. The session repeats the removal after the first, and knows that
 // it did. After the second, clientv3 repeats the removal by itself, and the session can't know, so Unlock says that the hold was
 // lost: to say nothing would hide the losses that are real.

@@ -60,7 +60,7 @@ func (h *Held) finishRelease(ctx context.Context, l *removal.Leaving) error {
 	switch cause := h.s.Err(); {
 	case err == nil && !r.Found(len(h.parts()) > 1):
 		return ErrLost
-	case err != nil && cause != nil && ctx.Err() == nil:
+	case err != nil && cause != nil && !etcd.IsCtxError(err):
 		return lossOf(cause)
 	}
 	return err
