@@ -20,6 +20,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
+	"github.com/etcdlock/etcdlock/internal/etcd"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
@@ -385,6 +386,29 @@ func TestHooks_AskedBeforeTheSession(t *testing.T) {
 	i := <-granted
 	require.False(t, i.Asked.After(began), "the call began before it asked for a lease")
 	require.Equal(t, i.Granted.Sub(i.Asked), i.Wait)
+}
+
+// The wait of an Adopt begins with the call, and not when etcd has shown the entry.
+func TestHooks_AskedBeforeAdoptReads(t *testing.T) {
+	toAdopt(t, func(t *testing.T, f *fakeEtcd, s *Session) {
+		r := &recorder{}
+		s.config.hooks = []*Hooks{r.hooks()}
+		f.Step = func(ctx context.Context, what string) error {
+			if what == "Range" {
+				return etcd.Sleep(ctx, 100*time.Millisecond)
+			}
+			return nil
+		}
+		began := time.Now()
+		h, err := s.Adopt(t.Context(), "a")
+		require.NoError(t, err)
+		synctest.Wait()
+		granted := r.events[1]
+		require.Equal(t, "granted", granted.what)
+		require.Equal(t, began, granted.about.Asked)
+		require.Equal(t, 200*time.Millisecond, granted.took, "two reads")
+		require.NoError(t, h.Unlock(t.Context()))
+	})
 }
 
 // Each call of a Client that gets no session is reported, with why. What could not even begin is not.

@@ -140,7 +140,7 @@ func adoptEntry(ctx context.Context, h *Held) (*Held, error) {
 
 // takeOver adopts an entry. If it returns an acquisition together with an error, the caller must give the acquisition up.
 func takeOver(ctx context.Context, h *Held) (*Held, error) {
-	s := h.s
+	s, asked := h.s, time.Now()
 	bound, stop := etcd.Bind(ctx, s.lease.Ctx)
 	defer stop()
 	a, err := s.keys.Adopt(bound, h.parts()[0].Name, maxParts, func(name string, rev int64) (own bool) {
@@ -152,7 +152,7 @@ func takeOver(ctx context.Context, h *Held) (*Held, error) {
 	case a == nil:
 		return nil, ErrNotFound
 	}
-	h = newAcquisition(ctx, s, &lock{multi: a.Multi, elect: h.pending.lock.elect, queues: a.Queues()}, time.Now())
+	h = newAcquisition(ctx, s, &lock{multi: a.Multi, elect: h.pending.lock.elect, queues: a.Queues()}, asked)
 	for i, p := range a.Parts {
 		h.parts()[i].Rekey(p.Key, p.SharedKey)
 	}
