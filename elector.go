@@ -47,7 +47,8 @@ func (c *Client) Elector(name string, opts ...ElectorOption) *Elector {
 
 // NewElector makes an Elector whose terms are in that session. It makes no request. Its Run returns when the session
 // has ended, with ErrSessionExpired or ErrSessionClosed. In a session with WithLease, Run begins with
-// [Session.Adopt]: if the process before led, this one goes on with its term and Token.
+// [Session.Adopt]: if the process before led, this one goes on with its term and Token. If that process had the lock for
+// reading, or in a [Multi], Run releases it and returns an error.
 func NewElector(s *Session, name string, opts ...ElectorOption) *Elector {
 	if s == nil {
 		return &Elector{lock: &lock{queues: []keyspace.Queue{{Name: name}}, err: errNilSession}}
@@ -174,8 +175,8 @@ func (e *Elector) adopt(ctx context.Context, h *Held) (*Held, error) {
 		return nil, err
 	case err != nil:
 		return term.orLeave(ctx, err)
-	case term.parts()[0].Kind == reading:
-		err = errors.New("the process before had the lock for reading")
+	case term.multi, term.parts()[0].Kind == reading:
+		err = errors.New("the process before had the lock for reading, or in a Multi")
 	case e.lock.published.value != "":
 		err = term.setValue(ctx, e.lock.published.value)
 	}

@@ -812,13 +812,19 @@ func TestElector_Adopts(t *testing.T) {
 	require.Greater(t, <-next, term.Token())
 	require.NoError(t, e.Run(testCtx(t), func(context.Context, *Held) error { return nil }), "nothing is left to adopt")
 
-	_, err := NewRWMutex(s, name).RLock(testCtx(t))
-	require.NoError(t, err)
-	s = succeed(t, s, c)
-	led := false
-	err = NewElector(s, name).Run(testCtx(t), func(context.Context, *Held) error { led = true; return nil })
-	require.ErrorContains(t, err, "for reading")
-	require.False(t, led)
+	for _, reads := range []func(*Session) func(context.Context) (*Held, error){ // which does not exclude others that read
+		func(s *Session) func(context.Context) (*Held, error) { return NewRWMutex(s, name).RLock },
+		func(s *Session) func(context.Context) (*Held, error) {
+			return NewMulti(s, Write(name+"-other"), Read(name)).Lock
+		},
+	} {
+		harness.Take(t, reads(s))
+		s = succeed(t, s, c)
+		led := false
+		err := NewElector(s, name).Run(testCtx(t), func(context.Context, *Held) error { led = true; return nil })
+		require.ErrorContains(t, err, "for reading")
+		require.False(t, led)
+	}
 }
 
 // A full etcd can't publish the value of a term that was adopted, and Leader would show the address of the process before.
