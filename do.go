@@ -3,6 +3,7 @@
 package etcdlock
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -12,11 +13,13 @@ import (
 	"github.com/etcdlock/etcdlock/internal/loan"
 )
 
-// lend returns ctx with the hold, which is found by its session and by the Client of that: a Client's hold is its
-// caller's own whatever session the next acquisition would be in. outer is the caller's ctx, which ctx is made of.
+// lend returns ctx with the hold, which is found by all locks of its lender. outer is the caller's ctx, which ctx is made of.
 func (h *Held) lend(ctx, outer context.Context, lead bool) (context.Context, *loan.Loan[*Held]) {
-	return loan.Lend(loan.Ending(ctx, outer, &h.acquisition), h, lead, h.names(), h.s, h.s.config.client)
+	return loan.Lend(loan.Ending(ctx, outer, &h.acquisition), h, lead, h.names(), h.s.lender())
 }
+
+// lender is the session, or its Client: a Client's hold is its caller's own whatever session the next acquisition would be in.
+func (s *Session) lender() any { return cmp.Or(s.config.client, any(s)) }
 
 func (l *lock) do(ctx context.Context, op string, fn func(context.Context, *Held) error) error {
 	l = l.made()

@@ -79,7 +79,11 @@ func (l *lock) start(ctx context.Context, asked time.Time, errNested error) (*He
 
 // loanIn is the hold of this name, or of one of the names, that ctx runs under: nil if it was released.
 func (l *lock) loanIn(ctx context.Context) *loan.Loan[*Held] {
-	return loan.In(ctx, any(l.from), l.names, func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
+	from := any(l.from)
+	if s, ok := from.(*Session); ok && s != nil {
+		from = s.lender()
+	}
+	return loan.In(ctx, from, l.names, func(h *Held) bool { return !errors.Is(h.Err(), ErrNotHeld) })
 }
 
 // newAcquisition makes an acquisition of the lock: the Held that its caller gets if it is granted.

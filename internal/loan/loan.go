@@ -31,16 +31,12 @@ type (
 	ending struct{}
 )
 
-// Lend returns ctx with the hold of these names, to be found by each of what it is from that is not nil.
-func Lend[H any](ctx context.Context, hold H, lead bool, names []string, from ...any) (context.Context, *Loan[H]) {
+// Lend returns ctx with the hold of these names, to be found by what it is from.
+func Lend[H any](ctx context.Context, hold H, lead bool, names []string, from any) (context.Context, *Loan[H]) {
 	n := &Loan[H]{Hold: hold, Lead: lead}
 	ctx = context.WithValue(ctx, lent{}, true)
 	for _, name := range names {
-		for _, f := range from {
-			if f != nil {
-				ctx = context.WithValue(ctx, key{f, name}, n)
-			}
-		}
+		ctx = context.WithValue(ctx, key{from, name}, n)
 	}
 	return ctx, n
 }

@@ -12,10 +12,10 @@ func names(all ...string) func() []string { return func() []string { return all 
 
 func lasts(string) bool { return true }
 
-// A ctx finds its loan by each name, and from each source that has lent it, and from no other.
+// A ctx finds its loan by each name, from the source that has lent it, and from no other.
 func TestIn(t *testing.T) {
 	from, other := new(int), new(int)
-	ctx, n := Lend(t.Context(), "hold", false, []string{"a", "b"}, any(from), nil)
+	ctx, n := Lend(t.Context(), "hold", false, []string{"a", "b"}, from)
 	require.Same(t, n, In(ctx, any(from), names("a"), lasts))
 	require.Same(t, n, In(ctx, any(from), names("c", "b"), lasts))
 	require.Nil(t, In(ctx, any(from), names("c"), lasts))
