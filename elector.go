@@ -104,15 +104,17 @@ func WithValue(value string) ElectorOption {
 //   - lead panics: Run resigns, and the panic goes on.
 //
 // If ctx ends while this process does not lead, Run returns ctx's error. Otherwise Run returns for lead's own reasons only, or
-// with etcd's error if etcd refuses for good, for example for rights, but not while etcd is away, or has no space.
+// with etcd's error if etcd refuses for good, for example for rights, but not while etcd is away, or has no space, or with
+// ErrSessionClosed once the Client is closed.
 //
 // Run never calls lead again before the last call has returned, in this process. A lead that ignores the end of its
 // ctx keeps Run from campaigning; if its term was lost, somebody else leads beside it. WithOverrun and Check report
 // that. If ctx ended and the term was not lost, the process leads until lead returns.
 //
 // To resign is to unlock, so that the next candidate leads at once. Run blocks until etcd has confirmed the resignation, or
-// that the place in the queue is gone, for a TTL at the most; if lead has unlocked term itself, Run does not block. So a process
-// that ends should wait for Run, and then close the Client. An Elector has one Run at a time: another Run is an error.
+// that the place in the queue is gone, for a TTL at the most. Run does not block if lead has unlocked term itself, or if ctx ends
+// before etcd has answered that there is a place: what is left of it is removed in the background, or by Close. So a process that ends
+// should wait for Run, and then close the Client. An Elector has one Run at a time: another Run is an error.
 //
 // A campaign costs what [Mutex.Lock] does.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term *Held) error) error {

@@ -27,7 +27,7 @@ var (
 	// ErrLost: the entry was removed from the queue, and not by its owner. Somebody else may be in the section already.
 	ErrLost error = etcd.Word("lock lost")
 	// ErrOutcomeUnknown: etcd may have carried out a transaction of [Held.Txn], or may yet: no answer came, or etcd is full.
-	// Test for it first: ctx's error or ErrLost is in the same error, and by itself would say that nothing was carried out.
+	// Test for it first: ctx's error, ErrLost or ErrNotHeld is in the same error, and by itself would say that nothing was carried out.
 	ErrOutcomeUnknown error = etcd.Word("outcome unknown")
 	// ErrNotHeld: the hold was released before, or its ticket cancelled.
 	ErrNotHeld error = etcd.Word("lock not held")

@@ -46,7 +46,7 @@ type Hooks struct {
 	// NoSession: a call of a Client got no session, as etcd was away until ctx ended, or refused to grant one.
 	NoSession func(ctx context.Context, info NoSessionInfo)
 	// Released: Unlock or Release has released the lock, or a Ticket its unclaimed grant: when Unlock returns, also
-	// with an error of ctx.
+	// with an error of ctx. The next acquisition of the session may be Granted before that.
 	Released func(ctx context.Context, info ReleasedInfo)
 	// Lost: the lock was lost, which is when Held.Err or Unlock say so. A session that ends reports at once all that it held,
 	// whether somebody looks or not. If somebody else removed the entry while the session lives, that is reported within an

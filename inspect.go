@@ -135,8 +135,8 @@ func (c *Client) Inspect(ctx context.Context, name string) (_ Queue, err error) 
 	return q, nil
 }
 
-// Watch yields the queue of a lock as it is, then again whenever an entry has come, gone or been downgraded, each
-// time the newest state there is. A loop that is slow misses states in between, and costs no more memory than one
+// Watch yields the queue of a lock as it is, then again whenever an entry has come, gone, been downgraded or got another
+// value, each time the newest state there is. A loop that is slow misses states in between, and costs no more memory than one
 // queue. Every state is one that the lock had at its Revision, and is newer than the one before (unless etcd itself
 // was restored from a snapshot). The queue of a lock that nobody uses is empty, and is yielded too.
 //

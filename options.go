@@ -93,7 +93,8 @@ func WithOwner(owner string) Option { return option(func(c *config) { c.owner = 
 
 // WithLease adopts a lease that was granted elsewhere, instead of granting one. WithTTL has no effect then. The
 // session keeps the lease alive, and Close revokes it. Entries that others made with the lease are theirs, until
-// [Session.Adopt]. An ID that is negative, which etcd never chooses by itself, is an error. It is for NewSession only.
+// [Session.Adopt]. If the lease is gone, the error is etcd's rpctypes.ErrLeaseNotFound. An ID that is negative, which etcd never
+// chooses by itself, is an error, and clientv3.NoLease is no lease to adopt: one is granted. WithLease is for NewSession only.
 func WithLease(id clientv3.LeaseID) Option { return option(func(c *config) { c.lease = id }) }
 
 // WithLogger sets where sessions log; the default is nowhere. In good times a session logs one line, when it is up. It logs one

@@ -146,9 +146,9 @@ func (a *acquisition) awaitedLocked() bool {
 	return len(a.parts()) > 1 || !a.parts()[0].OwnWriterHolds()
 }
 
-// Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or ctx ends. Then it returns
-// ctx's error and the release goes on in the background, until etcd has confirmed it or the lease is gone. With a ctx that has
-// ended it returns at once. Where the lock goes from one goroutine of the session to the next faster than etcd commits, the
+// Unlock releases the lock. It blocks until etcd has confirmed that, one request and one commit, or refuses it, or ctx ends. After
+// an error of etcd or of ctx the release goes on in the background, until etcd has confirmed it or the lease is gone. With a ctx that
+// has ended Unlock returns at once. Where the lock goes from one goroutine of the session to the next faster than etcd commits, the
 // releases share requests with each other and with the next Lock, and a release may wait for a commit more.
 //
 // From the first call on the lock is not Valid. A further call returns ErrNotHeld. If the hold was lost before, Unlock returns
@@ -156,7 +156,7 @@ func (a *acquisition) awaitedLocked() bool {
 // ErrSessionExpired, although nobody else had the lock up to the session's deadline. If a reply was lost and the entry is not there,
 // nobody can tell who removed it, and Unlock returns nil. There is one exception: if a proxy passes the release on and answers
 // Canceled or DeadlineExceeded, clientv3 itself repeats the release unseen, and Unlock returns ErrLost even if nobody else has
-// removed the entry. ctx may be the hold's own.
+// removed the entry. ctx may be the hold's own, or made of it: the ctx that Do was called with, or ctx's deadline, ends Unlock then.
 func (h *Held) Unlock(ctx context.Context) error {
 	return h.wrap("unlock", h.unlock(ctx))
 }

@@ -52,6 +52,7 @@ func TestSession_BadInput(t *testing.T) {
 		require.ErrorContains(t, err, text)
 		require.ErrorContains(t, err, "etcdlock: new session")
 	}
+	require.ErrorIs(t, second(NewSession(testCtx(t), c, WithLease(12345))), rpctypes.ErrLeaseNotFound)
 	require.Empty(t, leases(t, c, before...))
 	_, err = c.Revoke(testCtx(t), negative)
 	require.NoError(t, err)

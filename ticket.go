@@ -125,8 +125,9 @@ func (a *acquisition) ahead(ctx context.Context) (int, error) {
 }
 
 // Cancel withdraws the place, or releases the grant that nobody has claimed. It blocks until etcd has confirmed that or the
-// lease is gone, or ctx ends; then it returns ctx's error and the removal goes on in the background. After Wait has
-// returned the hold, Cancel does nothing, so it may be deferred.
+// lease is gone, or ctx ends; then it returns ctx's error and the removal goes on in the background. If the session has ended
+// before, it returns nil at once: the place goes with the lease. After Wait has returned the hold, Cancel does nothing, so it may
+// be deferred.
 func (t *Ticket) Cancel(ctx context.Context) error {
 	t.cancel()
 	<-t.done // at once, as the wait has ended

@@ -22,7 +22,7 @@ import (
 //
 // It costs one request. Commit repeats what etcd has certainly not carried out, until ctx or the hold ends. If a reply is lost,
 // etcd is full, or ctx or the hold ends before the answer, the outcome is open, and Commit repeats nothing: the caller's
-// operations need not be safe to repeat. Such an error is [ErrOutcomeUnknown], and also etcd's, ErrLost or ctx's.
+// operations need not be safe to repeat. Such an error is [ErrOutcomeUnknown], and also etcd's, ErrLost, ErrNotHeld or ctx's.
 // After any other error nothing was carried out. There is one exception: if etcd or a proxy answers Canceled or
 // DeadlineExceeded, clientv3 itself repeats the transaction, and it may be carried out twice.
 //
