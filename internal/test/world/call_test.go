@@ -108,6 +108,17 @@ func (c *call) judge(err error, may ...error) {
 	}
 }
 
+// tellsOfTheLoss fails the world if the error of a call about a hold says that the session has ended, and not that the hold was lost
+// with it.
+func (c *call) tellsOfTheLoss(err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ended := errors.Is(err, etcdlock.ErrSessionExpired) || errors.Is(err, etcdlock.ErrSessionClosed)
+	if ended && !errors.Is(err, etcdlock.ErrLost) && !c.dead {
+		c.failLocked("%s must return ErrLost with %v", c.what, err)
+	}
+}
+
 // errOwn is what functions return that users pass to Do and Run.
 var errOwn = errors.New("the caller's own error")
 

@@ -10,12 +10,13 @@
 //   - Nobody passes anybody, and no goroutine another one of its session: locks are granted in the order of their entries, and a session
 //     sends the entries of a name in the order of the calls. No request removes after it has written, or writes two entries of a name.
 //   - No entry has the lock that was removed while another session's entry blocked it, and a hold that was lost hands nothing over (I1).
-//   - A write that is guarded by a hold does not come after that of a later holder.
+//   - A write that is guarded by a hold does not come after that of a later holder. If Txn says that etcd has carried it out, etcd has;
+//     and after an error without ErrOutcomeUnknown, etcd never does.
 //   - No hold is lost while its entry and its session live. When a lease expires its session has ended, with the Contexts of its holds,
 //     and no hold on it is valid (I4).
 //   - Each call returns when its ctx ends, or its session.
 //   - Each error of a user's call is one that the library documents for that call, and after the end of a hold all methods say
-//     how the hold has ended. The hooks are told of the end of each hold.
+//     how the hold has ended. With the end of its session they say that the hold was lost. The hooks are told of the end of each hold.
 //   - When nothing goes wrong any more, all calls return. Then nothing of a user is in the queues, though its session lives: what is
 //     written late is removed within seconds, and then the session uses its keys again (I6).
 //   - When all processes have ended, no lease and no entry is left, and no goroutine.

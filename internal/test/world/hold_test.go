@@ -59,6 +59,7 @@ func (u *user) releases(own *hold) {
 		}
 		u.mu.Unlock()
 		c.judge(err, may...)
+		c.tellsOfTheLoss(err)
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -141,6 +142,9 @@ func (u *user) poke(own *hold) {
 	}
 	c.returned(0, time.Time{})
 	c.judge(err, append(may, u.lossesOf(own)...)...)
+	if way != 11 {
+		c.tellsOfTheLoss(err)
+	}
 	if before == nil || !asks {
 		return
 	}

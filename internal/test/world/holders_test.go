@@ -188,6 +188,11 @@ func (w *world) fencedLocked(r *pb.TxnRequest, resp *pb.TxnResponse) {
 			for _, kv := range resp.Responses[i].GetResponseRange().Kvs {
 				before, _ = strconv.ParseInt(string(kv.Value), 10, 64)
 			}
+		case put != nil && bytes.HasPrefix(put.Key, []byte(marks)):
+			if may, told := w.marked[string(put.Key)]; told && !may {
+				w.failLocked("a Txn has returned an error without ErrOutcomeUnknown, and is carried out: %s", put.Key)
+			}
+			w.marked[string(put.Key)] = true
 		case put != nil && bytes.HasPrefix(put.Key, []byte(data)):
 			w.guarded++
 			// Adopt may find an entry that the process before had released, and handed over, when it was killed.

@@ -235,8 +235,21 @@ func (p *process) write(h *etcdlock.Held, name string) {
 	get, put := clientv3.OpGet(key), clientv3.OpPut(key, strconv.FormatInt(h.Token(), 10))
 	ctx, cancel := p.ctx()
 	if len(h.Keys()) > 1 || p.dice.oneIn(2) { // the comparison of IsOwner is about one key only
-		_, _ = h.Txn(ctx).Then(get, put).Commit()
+		p.mu.Lock()
+		p.txns++
+		mark := fmt.Sprint(marks, p.txns)
+		p.mu.Unlock()
+		resp, err := h.Txn(ctx).Then(get, put, clientv3.OpPut(mark, "")).Commit()
 		cancel()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if _, done := p.marked[mark]; err == nil && resp.Succeeded != done {
+			p.failLocked("Txn of %v says %v, and etcd has carried it out: %v", h.Token(), resp.Succeeded, done)
+		} else if err != nil && !errors.Is(err, etcdlock.ErrOutcomeUnknown) {
+			if p.marked[mark] = false; done {
+				p.failLocked("Txn of %v says %v, and etcd has carried it out", h.Token(), err)
+			}
+		}
 		return
 	}
 	owner := h.IsOwner()

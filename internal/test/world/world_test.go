@@ -64,6 +64,8 @@ type world struct {
 	pending   map[*call]bool
 	failed    bool
 
+	marked                map[string]bool // by key: a Txn has written it, or, if false, must not
+	txns                  int
 	took, guarded, called int
 }
 
@@ -158,6 +160,9 @@ func (w *world) leaselessLocked(r *pb.TxnRequest) bool {
 // data begins the keys of what holders write.
 const data = "data/"
 
+// marks begins the keys that Txns write. Each Txn has a key of its own.
+const marks = "marks/"
+
 // entryOf names an entry under one of its keys.
 func entryOf(key string, rev int64) string { return key + "@" + strconv.FormatInt(rev, 10) }
 
@@ -209,6 +214,7 @@ func play(t *testing.T, seed uint64) {
 		w.T, w.f, w.begun = t, fakeetcd.New(), time.Now()
 		w.f.TellPuts = true
 		w.leases, w.holds, w.removed, w.adopted = map[clientv3.LeaseID]time.Time{}, map[*hold]bool{}, map[string]bool{}, map[int64]bool{}
+		w.marked = map[string]bool{}
 		w.ttl = []time.Duration{10 * time.Second, 10 * time.Second, time.Minute}[w.dice.n(3)]
 		w.span = []time.Duration{30 * time.Second, 2 * time.Minute}[w.dice.n(2)]
 		w.gone, w.lates, w.of = map[string]removal{}, map[string]bool{}, map[*etcdlock.Session][]*hold{}
