@@ -80,7 +80,9 @@ func (c *Client) Ready(ctx context.Context) error {
 	}
 	had := "no session yet"
 	if c.usable() == nil {
-		if last, _ := c.sessions.Last(); last != nil {
+		if last, lives := c.sessions.Last(); lives {
+			had = "no session in time"
+		} else if last != nil {
 			had = "the last session is lost"
 		}
 	}

@@ -460,6 +460,32 @@ func TestHooks_NoSession(t *testing.T) {
 	}
 }
 
+// A call that waits for a session is reported, also if its ctx ends as the session comes. Ready calls no such session lost.
+func TestHooks_CtxEndsAsTheSessionComes(t *testing.T) {
+	t.Parallel()
+	r := &recorder{}
+	call := func(f func(context.Context, *Client) error) error {
+		tap := etcdtest.NewTap()
+		locks := New(cluster.Client(t, tap), WithHooks(r.hooks()))
+		ctx, cancel := context.WithCancel(testCtx(t))
+		tap.Next("LeaseGrant", func(ctx context.Context, call *etcdtest.Call) error {
+			defer cancel()
+			return call.Send(ctx)
+		})
+		err := f(ctx, locks)
+		require.ErrorIs(t, err, context.Canceled)
+		require.NoError(t, locks.Close())
+		return err
+	}
+	_ = call(func(ctx context.Context, locks *Client) error { return second(locks.Mutex(lockName(t)).Lock(ctx)) })
+	err := call(func(ctx context.Context, locks *Client) error { return locks.Ready(ctx) })
+	require.ErrorContains(t, err, "not ready, no session in time: ")
+	all := r.acquisitions()
+	require.Len(t, all, 1)
+	require.Equal(t, "no session", all[0].what)
+	require.ErrorIs(t, all[0].err, context.Canceled)
+}
+
 func second[T any](_ T, err error) error { return err }
 
 func noFn(context.Context, *Held) error { return nil }

@@ -48,31 +48,35 @@ func New[S comparable](c Config[S]) *Keeper[S] {
 }
 
 // Session returns the current session, or grants one. The caller's ctx bounds only its own attempt: others that wait
-// try for themselves then.
+// try for themselves then. A call that has waited, and whose ctx has ended by then, returns the error of ctx.
 func (k *Keeper[S]) Session(ctx context.Context) (S, error) {
 	if s, lives := k.Last(); lives {
 		return s, nil
 	}
 	var none S
-	ctx, unbind := etcd.Bind(ctx, k.ctx)
+	bound, unbind := etcd.Bind(ctx, k.ctx)
 	defer unbind()
 	select {
 	case k.granting <- struct{}{}:
 		defer func() { <-k.granting }()
-	case <-ctx.Done():
+	case <-bound.Done():
+		return none, k.closedError(k.CtxError(bound))
+	}
+	s, lives := k.Last() // it may have been granted while this call waited
+	if !lives {
+		granted, left, err := k.Grant(bound)
+		if err != nil {
+			if left != nil {
+				k.finishing.Go(func() { left(k.ctx) })
+			}
+			return none, k.closedError(err)
+		}
+		s = granted
+		k.set(s)
+	}
+	if ctx.Err() != nil {
 		return none, k.closedError(k.CtxError(ctx))
 	}
-	if s, lives := k.Last(); lives {
-		return s, nil // it was granted while this call waited
-	}
-	s, left, err := k.Grant(ctx)
-	if err != nil {
-		if left != nil {
-			k.finishing.Go(func() { left(k.ctx) })
-		}
-		return none, k.closedError(err)
-	}
-	k.set(s)
 	return s, nil
 }
 
