@@ -119,6 +119,15 @@ func (c *call) tellsOfTheLoss(err error) {
 	}
 }
 
+// requires fails the world if the call has returned nil, and etcd shows that it must not.
+func (c *call) requires(ok bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !ok {
+		c.failLocked("%s must not return nil, by what is in etcd", c.what)
+	}
+}
+
 // errOwn is what functions return that users pass to Do and Run.
 var errOwn = errors.New("the caller's own error")
 

@@ -17,6 +17,8 @@
 //   - Each call returns when its ctx ends, or its session.
 //   - Each error of a user's call is one that the library documents for that call, and after the end of a hold all methods say
 //     how the hold has ended. With the end of its session they say that the hold was lost. The hooks are told of the end of each hold.
+//   - If Unlock returns nil, nothing of the hold is in etcd; after Downgrade, no key that excludes everybody; and Check does not return
+//     nil of an entry that was not there when the call began.
 //   - When nothing goes wrong any more, all calls return. Then nothing of a user is in the queues, though its session lives: what is
 //     written late is removed within seconds, and then the session uses its keys again (I6).
 //   - When all processes have ended, no lease and no entry is left, and no goroutine.

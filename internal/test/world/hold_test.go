@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -60,6 +61,7 @@ func (u *user) releases(own *hold) {
 		u.mu.Unlock()
 		c.judge(err, may...)
 		c.tellsOfTheLoss(err)
+		c.requires(err != nil || own.inEtcd() == nil)
 	}
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -79,7 +81,9 @@ func (u *user) poke(own *hold) {
 	may := []error{}
 	switch way {
 	case 0:
+		there := own.inEtcd()
 		err = h.Check(c)
+		c.requires(err != nil || there != nil)
 	case 1:
 		err = h.SetValue(c, u.id)
 		may = append(may, etcdlock.ErrOutcomeUnknown)
@@ -95,6 +99,7 @@ func (u *user) poke(own *hold) {
 			u.noteLocked("%v is downgraded", own)
 			u.mu.Unlock()
 			err = h.Downgrade(c)
+			c.requires(err != nil || !slices.ContainsFunc(own.inEtcd(), writes))
 		} else {
 			asks = false
 		}
@@ -121,6 +126,7 @@ func (u *user) poke(own *hold) {
 		if asks = d.oneIn(4); asks {
 			own.leaves()
 			err = h.Unlock(c)
+			c.requires(err != nil || own.inEtcd() == nil)
 		}
 	case 10:
 		if asks = false; d.oneIn(4) {

@@ -96,6 +96,19 @@ func (w *world) inTurnLocked(h *hold) {
 	}
 }
 
+// inEtcd are the keys of the hold that are in etcd.
+func (h *hold) inEtcd() (keys []string) {
+	for _, known := range h.Keys() {
+		name := nameOf(known)
+		for _, kv := range h.p.f.Keys(name + "/") {
+			if key := string(kv.Key); nameOf(key) == name && kv.CreateRevision == h.Token() && kv.Lease == int64(h.Session().Lease()) {
+				keys = append(keys, key)
+			}
+		}
+	}
+	return keys
+}
+
 // leaves is called before a hold is released.
 func (h *hold) leaves() {
 	h.p.mu.Lock()
