@@ -17,6 +17,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 	etcds "go.etcd.io/etcd/client/v3/concurrency"
 
+	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/concurrency"
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
@@ -674,6 +675,43 @@ func TestElection_Restart(t *testing.T) {
 	require.NoError(t, harness.Result(t, second))
 	require.Equal(t, []string{place}, harness.Entries(t, c, name))
 	require.Equal(t, place, again.Key())
+}
+
+// What the process before had for reading, or in a Multi, is no Mutex's, and excludes no others of its kind.
+func TestSession_AdoptsNoReader(t *testing.T) {
+	c := cluster.Client(t)
+	for what, reads := range map[string]func(s *etcdlock.Session, name string) func(context.Context) (*etcdlock.Held, error){
+		"RLock": func(s *etcdlock.Session, name string) func(context.Context) (*etcdlock.Held, error) {
+			return etcdlock.NewRWMutex(s, name).RLock
+		},
+		"Multi": func(s *etcdlock.Session, name string) func(context.Context) (*etcdlock.Held, error) {
+			return etcdlock.NewMulti(s, etcdlock.Write(name+"-other"), etcdlock.Read(name)).Lock
+		},
+	} {
+		for call, take := range map[string]func(s *concurrency.Session, name string) error{
+			"Lock": func(s *concurrency.Session, name string) error {
+				return concurrency.NewMutex(s, name).Lock(harness.Ctx(t))
+			},
+			"TryLock": func(s *concurrency.Session, name string) error {
+				return concurrency.NewMutex(s, name).TryLock(harness.Ctx(t))
+			},
+			"Campaign": func(s *concurrency.Session, name string) error {
+				return concurrency.NewElection(s, name).Campaign(harness.Ctx(t), "v")
+			},
+		} {
+			t.Run(what+", "+call, func(t *testing.T) {
+				name := harness.LockName(t)
+				before, err := etcdlock.NewSession(harness.Ctx(t), c)
+				require.NoError(t, err)
+				harness.Take(t, reads(before, name))
+				before.Orphan()
+				s := session(t, c, concurrency.WithLease(before.Lease()))
+				require.ErrorContains(t, take(s, name), "for reading")
+				harness.RequireGone(t, c, name)
+				require.NoError(t, take(s, name))
+			})
+		}
+	}
 }
 
 // A process that is restarted takes its lock again, while it has it and while it waits: nobody else could release it. A

@@ -90,7 +90,7 @@ func (c *candidacy) campaign(ctx context.Context, s *Session, name, val string) 
 		t = nil
 	}
 	if t == nil && s.adopted {
-		h, err := s.inner.Adopt(ctx, name)
+		h, err := s.adopt(ctx, name)
 		switch {
 		case err == nil:
 			t, adopted = newTerm(h), true

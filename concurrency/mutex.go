@@ -103,7 +103,7 @@ func (m *Mutex) lock(ctx context.Context) (*etcdlock.Held, error) {
 	}
 	h, err := m.inner.TryLock(ctx)
 	if errors.Is(err, etcdlock.ErrLocked) {
-		h, err = m.s.inner.Adopt(ctx, m.name)
+		h, err = m.s.adopt(ctx, m.name)
 	}
 	if errors.Is(err, etcdlock.ErrNotFound) {
 		h, err = m.inner.Lock(ctx)
@@ -129,7 +129,7 @@ func (m *Mutex) try(ctx context.Context) (*etcdlock.Held, error) {
 	if len(mine) != 1 || !mine[0].Holds {
 		return nil, err
 	}
-	if h, found := m.s.inner.Adopt(ctx, m.name); !errors.Is(found, etcdlock.ErrNotFound) {
+	if h, found := m.s.adopt(ctx, m.name); !errors.Is(found, etcdlock.ErrNotFound) {
 		return h, found
 	}
 	return nil, err

@@ -5,7 +5,9 @@ package concurrency
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
+	"strings"
 	"sync"
 	"time"
 
@@ -127,7 +129,8 @@ func WithTTL(ttl int) SessionOption {
 }
 
 // WithLease takes a lease that was granted elsewhere, for example to this process before it was restarted. A Lock then
-// takes up the entry that hangs on the lease, and a Campaign the candidacy, with what the process before had.
+// takes up the entry that hangs on the lease, and a Campaign the candidacy, with what the process before had. If that process was one
+// of etcdlock, and had the lock for reading or in a Multi, they release it and return an error.
 // An entry that nobody takes up blocks other sessions for as long as this session lives. If the lease is gone, NewSession
 // returns etcd's error, where etcd's package returns a session that ends at once.
 func WithLease(id clientv3.LeaseID) SessionOption {
@@ -138,6 +141,16 @@ func WithLease(id clientv3.LeaseID) SessionOption {
 // session. The lease stays until its TTL has passed, or Close has revoked it.
 func WithContext(ctx context.Context) SessionOption {
 	return func(o *sessionOptions) { o.ctx = ctx }
+}
+
+// adopt takes up what the process before had or waited for, if that excludes all others.
+func (s *Session) adopt(ctx context.Context, name string) (*etcdlock.Held, error) {
+	h, err := s.inner.Adopt(ctx, name)
+	if err == nil && (len(h.Keys()) > 1 || strings.HasPrefix(h.Key(), name+"/r")) {
+		h.Release()
+		return nil, fmt.Errorf("etcdlock: adopt %q: the process before had the lock for reading, or in a Multi", name)
+	}
+	return h, err
 }
 
 // plain is an error as etcd's package has it: callers compare the errors of their ctx and of this package with ==.
