@@ -48,12 +48,13 @@ func (d *doctor) slashed(ctx context.Context, q etcdlock.Queue) error {
 }
 
 // read reads the queue of a name. If nobody uses that name, it may be the label of a Multi in metrics, errors and the
-// log: its names, with ", " between them. Then read reads the queues of these names.
+// log: its names, with ", " between them. Then read reads the queues of these names. The right to lock them does not
+// include the label.
 func (d *doctor) read(ctx context.Context, name string) ([]etcdlock.Queue, error) {
-	q, err := d.inspect(ctx, name)
+	q, unread := d.inspect(ctx, name)
 	own, names := []etcdlock.Queue{q}, strings.Split(name, ", ")
-	if err != nil || len(q.Entries) > 0 || len(names) == 1 || slices.ContainsFunc(names, endsInSlash) { // which a Multi refuses
-		return own, err
+	if unread != nil && !errors.Is(unread, rpctypes.ErrPermissionDenied) || len(q.Entries) > 0 || len(names) == 1 || slices.ContainsFunc(names, endsInSlash) { // which a Multi refuses
+		return own, unread
 	}
 	var parts []etcdlock.Queue
 	used := false
@@ -61,14 +62,14 @@ func (d *doctor) read(ctx context.Context, name string) ([]etcdlock.Queue, error
 		q, err := d.inspect(ctx, name)
 		switch {
 		case errors.Is(err, etcdlock.ErrInvalidName):
-			return own, nil // it is one name with a comma
+			return own, unread // it is one name with a comma
 		case err != nil:
 			return own, err
 		}
 		parts, used = append(parts, q), used || len(q.Entries) > 0
 	}
 	if !used {
-		return own, nil
+		return own, unread
 	}
 	return parts, nil
 }

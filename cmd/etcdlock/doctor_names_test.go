@@ -110,6 +110,25 @@ note +ann \(with z\) is first in a/1, and locks z too, which this user may not r
 	}
 }
 
+// A user who may read the names of a Multi may have no right on its label.
+func TestDoctor_LabelOfOtherRights(t *testing.T) {
+	t.Parallel()
+	own, as := harness.StartWithAuth(t)
+	_, err := as("root").RoleGrantPermission(bounded(t), "reader", "z/", clientv3.GetPrefixRangeEnd("z/"), clientv3.PermissionType(clientv3.PermRead))
+	require.NoError(t, err)
+	multi(t, as("root"), "ann", 30*time.Second, "a", "z")
+	status, out, says := ask(t, own, "doctor", "--user=reader:secret", "a, z")
+	require.Zero(t, status, says)
+	require.Regexp(t, `^a: held, .*\nz: held, `, out)
+	status, _, says = ask(t, own, "doctor", "--user=reader:secret", "z, a/1")
+	require.Zero(t, status, says)
+	status, _, says = ask(t, own, "doctor", "--user=reader:secret", "a, y")
+	require.Equal(t, 1, status)
+	require.Contains(t, says, `needs read on the prefix "y/"`)
+	status, _, says = ask(t, own, "doctor", "--user=reader:secret", "a/1, a/2") // which the role includes, and nobody uses
+	require.Zero(t, status, says)
+}
+
 // A comma may be a part of a name, and what is no name stays a part of one.
 func TestDoctor_NameWithComma(t *testing.T) {
 	t.Parallel()
