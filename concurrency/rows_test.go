@@ -7,11 +7,13 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
+	clientv3 "go.etcd.io/etcd/client/v3"
 	etcds "go.etcd.io/etcd/client/v3/concurrency"
 	recipe "go.etcd.io/etcd/client/v3/experimental/recipes"
 
 	"github.com/etcdlock/etcdlock"
 	"github.com/etcdlock/etcdlock/concurrency"
+	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/harness"
 )
 
@@ -51,6 +53,28 @@ func TestMutex_KeyAfterAFailure(t *testing.T) {
 		waitsFor(t, m.Lock, 50*time.Millisecond)
 		require.Equal(t, after(key), m.Key(), "Lock")
 		require.NoError(t, holder.Unlock(harness.Ctx(t)))
+	}
+}
+
+// What docs/coming-from.md says of an etcd that answers, as a ctx of WithRequireLeader asks for, that it has no leader.
+func TestWithRequireLeader(t *testing.T) {
+	tap := etcdtest.NewTap()
+	c, name := cluster.Client(t, tap), harness.LockName(t)
+	s, other := session(t, c), etcdsSession(t, c)
+	refuse := func(context.Context, *etcdtest.Call) error { return rpctypes.ErrGRPCNoLeader }
+	defer tap.Every("Txn", refuse)()
+	defer tap.Every("Range", refuse)()
+	ours, theirs := concurrency.NewElection(s, name), etcds.NewElection(other, name)
+	for _, calls := range [][2]func(context.Context) error{
+		{concurrency.NewMutex(s, name).Lock, etcds.NewMutex(other, name).Lock},
+		{concurrency.NewMutex(s, name).TryLock, etcds.NewMutex(other, name).TryLock},
+		{
+			func(ctx context.Context) error { return ours.Campaign(ctx, "") },
+			func(ctx context.Context) error { return theirs.Campaign(ctx, "") },
+		},
+	} {
+		waitsFor(t, func(ctx context.Context) error { return calls[0](clientv3.WithRequireLeader(ctx)) }, 100*time.Millisecond)
+		require.Equal(t, rpctypes.ErrNoLeader, calls[1](clientv3.WithRequireLeader(harness.Ctx(t))))
 	}
 }
 
