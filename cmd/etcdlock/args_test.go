@@ -3,7 +3,11 @@
 package main
 
 import (
+	"os"
+	"path/filepath"
+	"regexp"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +15,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/etcdlock/etcdlock"
+	"github.com/etcdlock/etcdlock/cmd/etcdlock/internal/connect"
 	"github.com/etcdlock/etcdlock/etcdtest"
 )
 
@@ -82,6 +87,36 @@ func TestArgs_NameWithADash(t *testing.T) {
 	status, out, says := ask(t, cluster, "show", "--", "-x")
 	require.Zero(t, status, says)
 	require.Equal(t, "-x: free", out)
+}
+
+// Anybody may write a name that looks like a flag. What the command advises, and the example of ls, take it for a name.
+func TestArgs_AdviceForANameLikeAFlag(t *testing.T) {
+	t.Parallel()
+	cluster := etcdtest.Start(t)
+	client := cluster.Client(t)
+	const name = "--endpoints=127.0.0.1:1"
+	_, err := client.Put(bounded(t), name+"/4711", "data")
+	require.NoError(t, err)
+	enqueued(t, client, "ann", name, etcdlock.WithTTL(time.Minute))
+	shell := func(line string) (status int, out, says string) {
+		r := command(t, []string{"ETCDCTL_ENDPOINTS=" + cluster.Endpoints()[0], "PATH=" + filepath.Dir(binary) + ":" + os.Getenv("PATH")})
+		r.cmd.Path, r.cmd.Args = "/bin/sh", []string{"sh", "-c", line}
+		r.launch(t)
+		return r.wait(t), r.output(), r.stderr.String()
+	}
+	examples := strings.Split(listCommand(&connect.Config{}).Example, "\n")
+	_, out, says := shell(examples[len(examples)-1]) // the status is xargs' own
+	require.Contains(t, out, name+": held, 1 waiting", says)
+	advice := regexp.MustCompile(`(etcdlock break .*), which deletes it`).FindStringSubmatch(out)
+	require.NotNil(t, advice, out)
+	status, _, says := shell(advice[1])
+	require.Zero(t, status, says)
+	status, out, says = shell("etcdlock doctor -- " + name)
+	require.Zero(t, status, says)
+	require.Contains(t, out, name+": held, nobody waits")
+
+	require.Equal(t, "etcdlock doctor -- "+name+" says what to do", doctorHint(name))
+	require.Equal(t, "if its owner does not run: etcdlock break -- "+name+" "+name+"/1@7", breakHint(etcdlock.Entry{Name: name, Key: name + "/1", Token: 7}))
 }
 
 // -w is etcdctl's --write-out.

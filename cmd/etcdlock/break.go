@@ -122,7 +122,7 @@ func notQueued(q etcdlock.Queue, key string, token int64) error {
 	i := slices.IndexFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Key == key })
 	switch {
 	case i >= 0:
-		return fmt.Errorf("%s: that key has token %d now, so it is another entry; etcdlock show %s has the queue as it is", at, q.Entries[i].Token, quote(q.Name))
+		return fmt.Errorf("%s: that key has token %d now, so it is another entry; etcdlock show %s has the queue as it is", at, q.Entries[i].Token, argument(q.Name))
 	case !strings.HasPrefix(key, q.Name+"/"):
 		return fmt.Errorf("%s: it is no entry of this lock; copy NAME and KEY@TOKEN from the same etcdlock show", at)
 	}
@@ -134,7 +134,7 @@ func (b *breaker) remove(ctx context.Context, client *clientv3.Client, e etcdloc
 	defer cancel()
 	if err := looks(client).Break(ctx, e); err != nil {
 		if ctx.Err() != nil { // etcd may carry it out, or has
-			err = fmt.Errorf("%w; whether %s was removed is not known: etcdlock show %s says it", context.Cause(ctx), shown(ref(e)), quote(e.Name))
+			err = fmt.Errorf("%w; whether %s was removed is not known: etcdlock show %s says it", context.Cause(ctx), shown(ref(e)), argument(e.Name))
 		}
 		return err
 	}

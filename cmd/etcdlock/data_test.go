@@ -32,7 +32,7 @@ func TestData(t *testing.T) {
 	status, out, _ := ask(t, cluster, "doctor", "orders")
 	require.Equal(t, 2, status)
 	require.Contains(t, out, "ATTENTION  "+hint+" (holds, value "+value+")\n"+
-		"           give the lock or the data another name; only if nobody needs the key: etcdlock break orders "+entry+" --delete-data orders/4711, which deletes it\n")
+		"           give the lock or the data another name; only if nobody needs the key: etcdlock break --delete-data orders/4711 orders "+entry+", which deletes it\n")
 	status, out, _ = ask(t, cluster, "show", "orders")
 	require.Zero(t, status)
 	require.Regexp(t, `holds +exclusive +\? +\? +none +what looks like data: `+regexp.QuoteMeta(value)+` +`+entry+`\n`, out)

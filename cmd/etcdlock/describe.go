@@ -66,6 +66,14 @@ func quote(s string) string {
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }
 
+// argument writes a name as the argument of a command: one that begins with "-", which anybody may have written, is no flag.
+func argument(name string) string {
+	if strings.HasPrefix(name, "-") {
+		return "-- " + quote(name)
+	}
+	return quote(name)
+}
+
 // age writes a duration for people, in at most two units and whole seconds.
 func age(d time.Duration) string {
 	d = d.Round(time.Second)

@@ -42,7 +42,7 @@ func (d *doctor) slashed(ctx context.Context, q etcdlock.Queue) error {
 	}
 	other, err := d.inspect(ctx, name)
 	if err == nil && len(other.Entries) > 0 {
-		d.note(`%s, with a "/" at its end, is another lock, and %s: etcdlock doctor %s`, shown(name), standing(other), quote(name))
+		d.note(`%s, with a "/" at its end, is another lock, and %s: etcdlock doctor %s`, shown(name), standing(other), argument(name))
 	}
 	return err
 }
@@ -95,7 +95,7 @@ func (d *doctor) multis(ctx context.Context, q etcdlock.Queue, now time.Time) er
 				continue
 			}
 			stands := fmt.Sprintf("%s is first in %s, and does not work yet: it waits for %s", party(e), shown(q.Name), shown(name))
-			do := "etcdlock doctor " + quote(name)
+			do := "etcdlock doctor " + argument(name)
 			switch first := other.Entries[0]; {
 			case stuck(other.Entries[:i]) != "":
 				d.attention(do, "%s, where %s", stands, stuck(other.Entries[:i]))
@@ -138,7 +138,7 @@ func (d *doctor) itself(ctx context.Context, name string) (bool, error) {
 	if dir := name[:max(0, strings.LastIndexByte(name, '/'))]; dir != "" {
 		q, err := d.inspect(ctx, dir)
 		i := slices.IndexFunc(q.Entries, func(e etcdlock.Entry) bool { return e.Key == name || e.SharedKey == name })
-		do := "etcdlock doctor " + quote(dir)
+		do := "etcdlock doctor " + argument(dir)
 		switch {
 		case errors.Is(err, rpctypes.ErrPermissionDenied), errors.Is(err, etcdlock.ErrInvalidName):
 		case err != nil:
@@ -190,17 +190,17 @@ func (d *doctor) below(ctx context.Context, q etcdlock.Queue, now time.Time) boo
 			continue
 		}
 		if found++; found <= some {
-			d.attention("etcdlock doctor "+quote(q.Name), "%s: %s; %s", shown(q.Name), standing(q), what)
+			d.attention("etcdlock doctor "+argument(q.Name), "%s: %s; %s", shown(q.Name), standing(q), what)
 		}
 	}
 	if found > some {
-		d.attention("etcdlock ls "+quote(prefix), "%s more below %s wait for an entry that has no lease or is too old", count(found-some, "lock"), shown(prefix))
+		d.attention("etcdlock ls "+argument(prefix), "%s more below %s wait for an entry that has no lease or is too old", count(found-some, "lock"), shown(prefix))
 	}
 	longest := ""
 	if q, waits := longestWait(queues); !waits.IsZero() {
-		longest = fmt.Sprintf("; the longest wait is for %s, for %s (etcdlock doctor %s)", shown(q.Name), age(now.Sub(waits)), quote(q.Name))
+		longest = fmt.Sprintf("; the longest wait is for %s, for %s (etcdlock doctor %s)", shown(q.Name), age(now.Sub(waits)), argument(q.Name))
 	}
-	d.note("nobody uses %s itself. Metrics may call all locks below it so (WithName): %s (etcdlock ls %s)%s", shown(q.Name), count(len(queues), "lock"), quote(prefix), longest)
+	d.note("nobody uses %s itself. Metrics may call all locks below it so (WithName): %s (etcdlock ls %s)%s", shown(q.Name), count(len(queues), "lock"), argument(prefix), longest)
 	if len(names) > most {
 		d.note("only the first %d of %d names below %s were looked at", most, len(names), shown(prefix))
 	}

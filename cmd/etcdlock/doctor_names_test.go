@@ -47,7 +47,7 @@ func TestDoctor_MultiStuck(t *testing.T) {
 	multi(t, client, "fay", time.Minute, "x/e", "x/f") // behind eva, who works
 
 	const blocks = `ATTENTION  x/b/4711 has no lease: it looks like data; .* \(holds, value "an order"\)
- +give the lock or the data another name; only if nobody needs the key: etcdlock break x/b x/b/4711@\d+ --delete-data x/b/4711, which deletes it\n`
+ +give the lock or the data another name; only if nobody needs the key: etcdlock break --delete-data x/b/4711 x/b x/b/4711@\d+, which deletes it\n`
 	const stuck = `ATTENTION  ann \(with x/b\) is first in x/a, and does not work yet: it waits for x/b, where x/b/4711 has no lease: it looks like data; keep data and lock names apart
  +etcdlock doctor x/b\n`
 	for name, want := range map[string]string{

@@ -48,7 +48,7 @@ func (d *doctor) queues(ctx context.Context, queues []etcdlock.Queue) (now time.
 		d.foreign(q)
 		if len(q.Entries) == 0 && len(queues) == 1 && !is { // else it is one name of a Multi
 			dir := q.Name[:strings.LastIndexByte(q.Name, '/')+1]
-			d.note("nobody holds or waits for %s now. If somebody should, see whether the name is right: etcdlock ls%s", shown(q.Name), strings.TrimSuffix(" "+quote(dir), " ''"))
+			d.note("nobody holds or waits for %s now. If somebody should, see whether the name is right: etcdlock ls%s", shown(q.Name), strings.TrimSuffix(" "+argument(dir), " ''"))
 		}
 	}
 	return now, nil
@@ -58,7 +58,7 @@ func (d *doctor) noLease(q etcdlock.Queue) {
 	for i, e := range q.Entries {
 		switch {
 		case e.Data:
-			d.attention(fmt.Sprintf("give the lock or the data another name; only if nobody needs the key: etcdlock break %s %s --delete-data %s, which deletes it", quote(e.Name), quote(ref(e)), quote(e.Key)),
+			d.attention(fmt.Sprintf("give the lock or the data another name; only if nobody needs the key: etcdlock break --delete-data %s %s %s, which deletes it", quote(e.Key), argument(e.Name), quote(ref(e))),
 				"%s (%s, value %s)", looksLikeData(e), state(q, i), data(e))
 		case !hasLease(e):
 			d.attention(breakHint(e), "%s (%s) %s", shown(ref(e)), state(q, i), stays)
@@ -67,7 +67,7 @@ func (d *doctor) noLease(q etcdlock.Queue) {
 }
 
 func breakHint(e etcdlock.Entry) string {
-	return fmt.Sprintf("if its owner does not run: etcdlock break %s %s", quote(e.Name), quote(ref(e)))
+	return fmt.Sprintf("if its owner does not run: etcdlock break %s %s", argument(e.Name), quote(ref(e)))
 }
 
 func (d *doctor) tooOld(q etcdlock.Queue, now time.Time) {

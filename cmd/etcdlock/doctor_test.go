@@ -63,7 +63,7 @@ ok +nothing needs attention$`, out)
 	require.Regexp(t, `^etcdlock: looking for \d+s whether the leases are renewed\.\.\.\n$`, says, "it takes seconds, and somebody waits")
 	require.Regexp(t, `^x: held, 4 waiting; first is what looks like data: ""
 ATTENTION  x/abc has no lease: it looks like data; keep data and lock names apart \(holds, value ""\)
- +give the lock or the data another name; only if nobody needs the key: etcdlock break x x/abc@2 --delete-data x/abc, which deletes it
+ +give the lock or the data another name; only if nobody needs the key: etcdlock break --delete-data x/abc x x/abc@2, which deletes it
 ATTENTION  x/def@3 \(place 1\) has no lease: it stays until somebody removes it, even when its owner has ended
  +if its owner does not run: etcdlock break x x/def@3
 note +etcd 3\.\S+ \(1 of 1 members\)

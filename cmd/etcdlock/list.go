@@ -40,7 +40,7 @@ ls reads all keys that start with PREFIX, and the queue of each lock. Give a PRE
 holds much else, or where the user's role covers only a part of the keys.`,
 		Example: `  etcdlock ls jobs/
   etcdlock ls -o json jobs/ | jq -r 'select((.entries | length) > 10) | .name'
-  etcdlock ls -0 | xargs -0 -n1 etcdlock doctor`,
+  etcdlock ls -0 | xargs -0 -n1 etcdlock doctor --`,
 		Args: func(cmd *cobra.Command, args []string) error {
 			if len(args) > 1 {
 				return misused(cmd, "%q is one argument too many", args[1])
@@ -105,7 +105,7 @@ func (l *lister) list(ctx context.Context, client *clientv3.Client, prefix strin
 	}
 	if endsInSlash(prefix) { // whose own lock is no more listed than others whose names end so
 		if q, err := glance(ctx, client, prefix); err == nil && slices.ContainsFunc(q.Entries, hasLease) {
-			fmt.Fprintf(os.Stderr, "left out %s itself, because the name ends in \"/\": %s; etcdlock show %s\n", shown(prefix), standing(q), quote(prefix))
+			fmt.Fprintf(os.Stderr, "left out %s itself, because the name ends in \"/\": %s; etcdlock show %s\n", shown(prefix), standing(q), argument(prefix))
 		}
 	}
 	return nil

@@ -35,7 +35,7 @@ func suggestPrefix(ctx context.Context, client *clientv3.Client, user, prefix st
 	const some = 3
 	var try []string
 	for _, p := range may[:min(len(may), some)] {
-		try = append(try, "etcdlock ls "+quote(p))
+		try = append(try, "etcdlock ls "+argument(p))
 	}
 	switch {
 	case len(try) == 0:

@@ -77,7 +77,7 @@ func partsOf(q etcdlock.Queue) string {
 	lines := ""
 	for _, e := range q.Holders() {
 		if len(others(e)) > 0 {
-			lines += fmt.Sprintf("%s works only when it has all of its names: etcdlock doctor %s says whether it has\n", who(e), quote(q.Name))
+			lines += fmt.Sprintf("%s works only when it has all of its names: etcdlock doctor %s says whether it has\n", who(e), argument(q.Name))
 		}
 	}
 	return lines
@@ -88,7 +88,7 @@ func several(q etcdlock.Queue) string {
 	if !strings.Contains(q.Name, ", ") && len(q.Foreign) == 0 {
 		return ""
 	}
-	return fmt.Sprintf("if metrics or the log call several locks so: etcdlock doctor %s looks at them\n", quote(q.Name))
+	return fmt.Sprintf("if metrics or the log call several locks so: etcdlock doctor %s looks at them\n", argument(q.Name))
 }
 
 // showQueue writes a queue for people.

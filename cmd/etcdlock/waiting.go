@@ -262,4 +262,4 @@ func heldBy(q etcdlock.Queue, own leases) string {
 	return who + strings.TrimSuffix(strings.ReplaceAll("\n"+dataIn(q), "\n", "; "), "; ")
 }
 
-func doctorHint(name string) string { return "etcdlock doctor " + quote(name) + " says what to do" }
+func doctorHint(name string) string { return "etcdlock doctor " + argument(name) + " says what to do" }
