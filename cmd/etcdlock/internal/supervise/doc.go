@@ -8,7 +8,8 @@
 //     the deadline. At the end of the grace period it gets SIGKILL.
 //   - The guard, a process that knows the group and the deadline. It kills the group
 //     at the deadline unless Run tells it a later one: Run's process may be
-//     stopped. It kills the group at once when Run's process dies.
+//     stopped. It kills the group at once when Run's process dies. On Linux it finds the
+//     group by itself if Run was stopped when it had just started the command.
 //   - The kernel, on Linux. When Run's process dies it kills the command, but not the
 //     processes that the command has started. The guard may have been killed too.
 //

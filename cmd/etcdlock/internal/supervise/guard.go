@@ -109,7 +109,7 @@ func (g *guard) listens() error {
 // failed reports whether it is known that the guard is none. It does not block.
 func (g *guard) failed() bool { return len(g.answer) > 0 && g.listens() != nil }
 
-// tell tells the guard which group to kill, and when.
+// tell tells the guard which group to kill, and when. With group 0 it is that of a command that is about to start.
 func (g *guard) tell(group int, deadline time.Time) error {
 	// Read the wall clock first. If this process is stopped right here, the time left
 	// is too long when it is sent.
@@ -146,6 +146,7 @@ func Guard() int {
 	// These signals are meant for the command.
 	signal.Ignore(syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGTERM, syscall.SIGPIPE)
 	nameSelf()
+	parent := os.Getppid()
 	_, _ = os.Stdout.WriteString(guardAnswer) // if nobody reads it, the input is at its end too
 	_ = os.Stdout.Close()
 	type order struct {
@@ -171,13 +172,24 @@ func Guard() int {
 		}
 	}()
 	var o order
+	kill := func() {
+		groups := []int{o.group}
+		if o.group == 0 {
+			groups = startedBy(parent)
+		}
+		for _, group := range groups {
+			if group > 1 { // -1 would be all processes
+				_ = syscall.Kill(-group, syscall.SIGKILL) // the group may have ended by itself
+			}
+		}
+	}
 	timer := time.NewTimer(lookEach)
 	for {
 		select {
 		case next, ok := <-orders:
 			if !ok {
-				if o.group > 1 {
-					_ = syscall.Kill(-o.group, syscall.SIGKILL) // the group may have ended by itself
+				if !o.wall.IsZero() {
+					kill()
 				}
 				return 0
 			}
@@ -185,11 +197,11 @@ func Guard() int {
 		case <-timer.C:
 		}
 		left := lookEach
-		if o.group > 1 {
+		if !o.wall.IsZero() {
 			left = min(left, time.Until(o.deadline), time.Until(o.wall))
 		}
 		if left <= 0 {
-			_ = syscall.Kill(-o.group, syscall.SIGKILL)
+			kill()
 			left = lookEach // until it is reaped, no other group can have its number
 		}
 		timer.Reset(left)

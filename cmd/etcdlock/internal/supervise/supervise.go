@@ -75,6 +75,10 @@ func Run(lock Lock, sigs chan os.Signal, c Command) (Outcome, error) {
 	if err := lock.Err(); err != nil { // lost while the guard was started
 		return Outcome{}, err
 	}
+	// Until look tells the guard the group, this process may be stopped, and the command run.
+	if err := s.guard.tell(0, lock.Deadline()); err != nil {
+		return Outcome{}, fmt.Errorf("tell the guard process: %w", err)
+	}
 	if err := s.start(); err != nil {
 		return Outcome{}, err
 	}

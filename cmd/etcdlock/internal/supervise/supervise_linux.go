@@ -1,12 +1,13 @@
 package supervise
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -30,11 +31,33 @@ var self = "/proc/self/exe" // a variable for the test
 // nameSelf gives a guard the name of the command. Its own would be "exe", after its path.
 func nameSelf() { _ = os.WriteFile("/proc/self/comm", []byte("etcdlock"), 0) } // only for who looks at the processes
 
+// startedBy lists the process groups that children of a process lead in its session: a command that it has just started is
+// there. It lists none if /proc does not tell.
+func startedBy(parent int) (groups []int) {
+	session, err := unix.Getsid(parent)
+	if err != nil || !numbered() {
+		return nil
+	}
+	all, _ := filepath.Glob("/proc/[0-9]*/stat") // the pattern is right
+	for _, path := range all {
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(path))) // digits
+		if stat, err := readStat(path); err == nil && stat.parent == parent && stat.group == pid && stat.session == session {
+			groups = append(groups, pid)
+		}
+	}
+	return groups
+}
+
+// numbered reports whether /proc has the numbers of processes that this process sees.
+func numbered() bool {
+	own, err := os.Readlink("/proc/self")
+	return err == nil && own == strconv.Itoa(os.Getpid())
+}
+
 // onlyDead reports whether a process group has nothing but dead processes that nobody has reaped. It is false also if /proc does
 // not tell.
 func onlyDead(group int) bool {
-	own, err := os.Readlink("/proc/self")
-	if err != nil || own != strconv.Itoa(os.Getpid()) { // it numbers the processes otherwise
+	if !numbered() {
 		return false
 	}
 	if _, err := os.ReadFile("/proc/1/stat"); err != nil { // it hides other users' processes
@@ -46,12 +69,12 @@ func onlyDead(group int) bool {
 	}
 	found := false
 	for _, path := range all {
-		switch state, of, err := readStat(path); {
+		switch stat, err := readStat(path); {
 		case gone(err):
 		case err != nil:
 			return false
-		case of != group:
-		case !isDead(state) || !threadsDead(filepath.Dir(path)):
+		case stat.group != group:
+		case !isDead(stat.state) || !threadsDead(filepath.Dir(path)):
 			return false
 		default:
 			found = true
@@ -64,7 +87,7 @@ func onlyDead(group int) bool {
 func threadsDead(process string) bool {
 	threads, err := filepath.Glob(process + "/task/[0-9]*/stat")
 	for _, path := range threads {
-		if state, _, err := readStat(path); !gone(err) && (err != nil || !isDead(state)) {
+		if stat, err := readStat(path); !gone(err) && (err != nil || !isDead(stat.state)) {
 			return false
 		}
 	}
@@ -76,17 +99,20 @@ func isDead(state string) bool { return state == "Z" || state == "X" }
 // gone reports whether an error says that a process has been reaped.
 func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ESRCH) }
 
-// readStat reads the state of a process or thread, and its process group.
-func readStat(path string) (state string, group int, err error) {
-	stat, err := os.ReadFile(path)
+// A stat is the state of a process or thread, its parent, process group and session.
+type stat struct {
+	state                  string
+	parent, group, session int
+}
+
+func readStat(path string) (s stat, err error) {
+	text, err := os.ReadFile(path)
 	if err != nil {
-		return "", 0, err
+		return s, err
 	}
-	text := string(stat) // the name before these fields may hold anything
-	fields := strings.Fields(text[strings.LastIndexByte(text, ')')+1:])
-	if len(fields) < 3 {
-		return "", 0, errors.New(path + " has another form")
+	text = text[bytes.LastIndexByte(text, ')')+1:] // the name before these fields may hold anything
+	if n, _ := fmt.Sscan(string(text), &s.state, &s.parent, &s.group, &s.session); n < 4 {
+		return s, errors.New(path + " has another form")
 	}
-	group, err = strconv.Atoi(fields[2])
-	return fields[0], group, err
+	return s, nil
 }

@@ -1,8 +1,10 @@
 package supervise
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -66,6 +68,53 @@ func TestRun_GuardReplaced(t *testing.T) {
 	s.guard.end()
 }
 
+// A stoppingLock stops this process when Run has just started the command.
+type stoppingLock struct{}
+
+func (stoppingLock) Deadline() time.Time { return time.Now().Add(2 * time.Second) }
+func (stoppingLock) Err() error          { return nil }
+func (stoppingLock) Done() <-chan struct{} {
+	woken := make(chan os.Signal, 1)
+	signal.Notify(woken, syscall.SIGCONT)
+	defer signal.Stop(woken)
+	_ = syscall.Kill(os.Getpid(), syscall.SIGSTOP)
+	<-woken
+	return nil
+}
+
+// Also a command that has just been started, and whose group the guard was not told yet, does not outlive the lock. A process
+// that has left the session goes on.
+func TestRun_StoppedAtOnce(t *testing.T) {
+	const stops = "TEST_STOPS_AT_ONCE"
+	if os.Getenv(stops) != "" {
+		script := "setsid sleep 1000 & echo $!; sleep 1000 & echo $$; wait"
+		c := Command{Path: "/bin/sh", Args: []string{"sh", "-c", script}, Env: os.Environ(), Grace: time.Second, Say: t.Logf}
+		o, err := Run(stoppingLock{}, make(chan os.Signal), c)
+		require.NoError(t, err)
+		require.Equal(t, 128+int(syscall.SIGKILL), o.Status)
+		return
+	}
+	c := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
+	c.Env = append(os.Environ(), stops+"=1")
+	out, err := c.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, c.Start())
+	var left, group int
+	_, err = fmt.Fscan(out, &left, &group)
+	require.NoError(t, err)
+	defer func() { _ = syscall.Kill(left, syscall.SIGKILL) }()
+	require.Eventually(t, func() bool { return onlyDead(group) }, time.Minute, time.Millisecond)
+	state := func(pid int) string {
+		s, err := readStat(fmt.Sprintf("/proc/%d/stat", pid))
+		require.NoError(t, err)
+		return s.state
+	}
+	require.Equal(t, "T", state(c.Process.Pid))
+	require.Equal(t, "S", state(left))
+	require.NoError(t, c.Process.Signal(syscall.SIGCONT))
+	require.NoError(t, c.Wait())
+}
+
 // A group counts as dead only if all that is left of it was seen, and is dead.
 func TestOnlyDead(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a) Z 1 1") // a name like the fields after it
@@ -84,6 +133,6 @@ func TestOnlyDead(t *testing.T) {
 
 	stat := filepath.Join(t.TempDir(), "stat")
 	require.NoError(t, os.WriteFile(stat, []byte("7 (x) Z"), 0o600))
-	_, _, err = readStat(stat)
+	_, err = readStat(stat)
 	require.ErrorContains(t, err, "has another form")
 }
