@@ -7,6 +7,9 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/etcdlock/etcdlock/etcdtest"
 	"github.com/etcdlock/etcdlock/internal/test/leaks"
@@ -35,7 +38,8 @@ func Main(cluster **etcdtest.Cluster, run func() int) (code int) {
 	return code
 }
 
-// Parallel has more parallel tests run at the same time than there are processors: most of them only wait.
+// Parallel has more parallel tests run at the same time than there are processors: most of them only wait. Where the machine has
+// less than a processor left for them, fewer run at the same time: else they would miss their times because of each other.
 func Parallel() error { return atOnce(parallel) }
 
 // ParallelWaits is Parallel for a package whose tests wait for longer than they compute.
@@ -43,7 +47,30 @@ func ParallelWaits() error { return atOnce(waiting) }
 
 func atOnce(tests int) error {
 	flag.Parse()
-	return flag.Set("test.parallel", strconv.Itoa(max(tests, runtime.GOMAXPROCS(0))))
+	least := max(tests/8, runtime.GOMAXPROCS(0))
+	return flag.Set("test.parallel", strconv.Itoa(max(least, int(float64(tests)*min(processors(), 1)))))
+}
+
+// processors is how many processors this process gets now. Goroutines look at the clock again and again: when they do not for a
+// while, something else runs.
+func processors() float64 {
+	const lasts, look = 200 * time.Millisecond, time.Millisecond
+	var ran atomic.Int64
+	var wg sync.WaitGroup
+	began := time.Now()
+	for range runtime.GOMAXPROCS(0) {
+		wg.Go(func() {
+			for last := began; last.Sub(began) < lasts; {
+				now := time.Now()
+				if d := now.Sub(last); d < look {
+					ran.Add(int64(d))
+				}
+				last = now
+			}
+		})
+	}
+	wg.Wait()
+	return float64(ran.Load()) / float64(lasts)
 }
 
 func runOn(cluster **etcdtest.Cluster, run func() int) (code int, err error) {
