@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"testing"
 	"time"
@@ -61,9 +62,11 @@ func seconds(t testing.TB) time.Duration {
 	return time.Duration(n) * time.Second
 }
 
+// newSession makes a session that a machine which stalls does not lose, unless the options give it another TTL.
 func newSession(t testing.TB, client *clientv3.Client, opts ...etcdlock.Option) *etcdlock.Session {
 	t.Helper()
-	s, err := etcdlock.NewSession(harness.Ctx(t), client, append(traced(t), opts...)...)
+	opts = slices.Concat([]etcdlock.Option{etcdlock.WithTTL(2 * harness.Hang)}, traced(t), opts)
+	s, err := etcdlock.NewSession(harness.Ctx(t), client, opts...)
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
