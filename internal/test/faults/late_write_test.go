@@ -19,11 +19,10 @@ import (
 // released: the key was not used again, and the late write is removed.
 func TestFault_A1_I6_HedgedRequestComesLate(t *testing.T) {
 	t.Parallel()
-	tap := etcdtest.NewTap()
 	c := cluster.Client(t)
-	s := newSession(t, cluster.Client(t, tap))
 	for _, kind := range []string{"Mutex", "RWMutex", "RWMutex read", "Try"} {
-		name := harness.LockName(t)
+		tap, name := etcdtest.NewTap(), harness.LockName(t)
+		s := newSession(t, cluster.Client(t, tap)) // that looks for no other late write
 		late := tap.Postpone("Txn", 1)
 		h, err := lockFuncs(s, name)[kind](harness.Ctx(t))
 		require.NoError(t, err, kind)
@@ -41,27 +40,39 @@ func TestFault_A1_I6_HedgedRequestComesLate(t *testing.T) {
 }
 
 // The reply to an Unlock is late, and its repetition finds nothing to remove: that is not a
-// loss.
+// loss. Also if the Lock was sent twice, and its other request writes the key again after the Unlock.
 func TestFault_A2_HedgedUnlock(t *testing.T) {
 	t.Parallel()
-	tap := etcdtest.NewTap()
-	c := cluster.Client(t)
-	s := newSession(t, cluster.Client(t, tap))
-	for kind, lock := range lockFuncs(s, harness.LockName(t)) {
-		h, err := lock(harness.Ctx(t))
-		require.NoError(t, err, kind)
-		sent := tap.Next("Txn", func(ctx context.Context, c *etcdtest.Call) error {
-			if err := c.Send(ctx); err != nil {
-				return err
-			}
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		require.NoError(t, h.Unlock(harness.Ctx(t)), kind)
-		<-sent
-		got, err := c.Get(harness.Ctx(t), h.Key(), clientv3.WithCountOnly())
-		require.NoError(t, err)
-		require.Zero(t, got.Count)
+	for kind := range lockFuncs(nil, "") {
+		for what, twice := range map[string]bool{kind: false, kind + " twice": true} {
+			t.Run(what, func(t *testing.T) {
+				t.Parallel()
+				tap, name := etcdtest.NewTap(), harness.LockName(t)
+				s := newSession(t, cluster.Client(t, tap))
+				var late *etcdtest.Postponed
+				if twice {
+					late = tap.Postpone("Txn", 1)
+				}
+				h := harness.Take(t, lockFuncs(s, name)[kind])
+				sent := tap.NextKey("Txn", h.Key(), func(ctx context.Context, c *etcdtest.Call) error {
+					if err := c.Send(ctx); err != nil {
+						return err
+					}
+					<-ctx.Done()
+					return ctx.Err()
+				})
+				require.NoError(t, h.Unlock(harness.Ctx(t)))
+				select {
+				case <-sent:
+				case <-time.After(harness.Hang):
+					t.Fatal("Unlock has returned before its request was sent")
+				}
+				if twice {
+					require.NoError(t, late.Send(harness.Ctx(t)))
+				}
+				harness.RequireReleased(t, cluster.Client(t), name+"/", h.Token())
+			})
+		}
 	}
 }
 
