@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"log/slog"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -61,6 +62,16 @@ func (l *Log) Messages() []string {
 		out = append(out, m[1]+" "+m[2])
 	}
 	return out
+}
+
+// Forget waits for a line with this message and forgets the lines so far. So an outage that a stalled machine brings about
+// while a test sets up is not in the lines that follow.
+func (l *Log) Forget(t testing.TB, message string) {
+	t.Helper()
+	require.Eventually(t, func() bool { return slices.Contains(l.Messages(), message) }, hang, tick)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.buf.Reset()
 }
 
 // Require waits for as many messages as are wanted and compares them.
