@@ -369,14 +369,21 @@ func TestDropIn_F3_RevokedByAnother(t *testing.T) {
 
 func TestDropIn_F5_KeyDeleted(t *testing.T) {
 	t.Parallel()
-	c, name := cluster.Client(t), harness.LockName(t)
-	m := dropInHolds(t, c, name)
+	tap, name := etcdtest.NewTap(), harness.LockName(t)
+	c := cluster.Client(t)
+	m := dropInHolds(t, cluster.Client(t, tap), name)
 	_, err := c.Delete(harness.Ctx(t), m.Key())
 	require.NoError(t, err)
 	resp, err := c.Txn(harness.Ctx(t)).If(m.IsOwner()).Then(clientv3.OpGet(name)).Commit()
 	require.NoError(t, err)
 	require.False(t, resp.Succeeded)
-	require.Equal(t, concurrency.ErrLockReleased, m.Unlock(harness.Ctx(t)))
+	sent := tap.Calls("Txn")
+	err = m.Unlock(harness.Ctx(t))
+	if err == nil {
+		require.Greater(t, tap.Calls("Txn"), sent+1, "only a request that was sent twice may have removed the key itself")
+	} else {
+		require.Equal(t, concurrency.ErrLockReleased, err)
+	}
 	changed(t, "the holder is not told at once, as with etcd's package; Unlock says it")
 }
 
