@@ -217,7 +217,7 @@ func TestFault_F13_PasswordChanged(t *testing.T) {
 	t.Parallel()
 	own, as := harness.StartWithAuth(t)
 	root, proxy := as("root"), own.Proxy(t)
-	locks := newClient(t, as("worker", proxy), etcdlock.WithTTL(4*time.Second))
+	locks := newClient(t, as("worker", proxy), etcdlock.WithTTL(10*time.Second))
 	h, err := locks.Mutex("a/1").Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	require.NoError(t, locks.Ready(harness.Ctx(t)))

@@ -58,58 +58,57 @@ func TestFault_J19_NoSpace(t *testing.T) {
 	var log logtest.Log
 	var counted atomic.Int64
 	locks := newClient(t, c, etcdlock.WithTTL(time.Minute), etcdlock.WithLogger(log.Logger()), countErrors(&counted))
-	ctx := harness.Ctx(t)
-	h, err := locks.Mutex("held").Lock(ctx)
+	h, err := locks.Mutex("held").Lock(harness.Ctx(t))
 	require.NoError(t, err)
 	count := requests(wire)
 	asksNothing := func() bool { // beside what the session may ask for after a request that was sent twice
 		before := count()
-		require.NoError(t, locks.Ready(ctx))
+		require.NoError(t, locks.Ready(harness.Ctx(t)))
 		return count() == before
 	}
 	require.Eventually(t, asksNothing, harness.Hang, harness.Tick, "in good times Ready asks nothing")
 
 	for err = nil; err == nil; {
-		_, err = admin.Put(ctx, "filler", strings.Repeat("x", 256<<10))
+		_, err = admin.Put(harness.Ctx(t), "filler", strings.Repeat("x", 256<<10))
 	}
 	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
 	for range 3 {
 		for _, lock := range []func(context.Context) (*etcdlock.Held, error){
 			locks.Mutex("a").Lock, locks.Mutex("a").TryLock, locks.RWMutex("a").Lock, locks.Multi(etcdlock.Write("a"), etcdlock.Read("b")).Lock,
 		} {
-			_, err = lock(ctx)
+			_, err = lock(harness.Ctx(t))
 			require.ErrorIs(t, err, rpctypes.ErrNoSpace)
 			require.ErrorContains(t, err, "etcdctl alarm disarm")
 		}
 		rev := harness.Revision(t, admin)
-		err = locks.Ready(ctx)
+		err = locks.Ready(harness.Ctx(t))
 		require.ErrorIs(t, err, rpctypes.ErrNoSpace)
 		require.ErrorContains(t, err, "not ready, etcd has refused new locks: ")
 		require.ErrorContains(t, err, "etcdctl alarm disarm")
 		require.Equal(t, rev, harness.Revision(t, admin))
 	}
 	require.Eventually(t, func() bool { return counted.Load() == 12 }, harness.Hang, harness.Tick)
-	require.NoError(t, h.Session().Refresh(ctx))
-	require.NoError(t, h.Unlock(ctx), "what is held can be released")
-	require.ErrorIs(t, locks.Ready(ctx), rpctypes.ErrNoSpace, "a release says nothing of new locks")
-	err = newClient(t, own.Client(t), etcdlock.WithTTL(time.Minute), etcdlock.WithLogger(log.Logger())).Ready(ctx)
+	require.NoError(t, h.Session().Refresh(harness.Ctx(t)))
+	require.NoError(t, h.Unlock(harness.Ctx(t)), "what is held can be released")
+	require.ErrorIs(t, locks.Ready(harness.Ctx(t)), rpctypes.ErrNoSpace, "a release says nothing of new locks")
+	err = newClient(t, own.Client(t), etcdlock.WithTTL(time.Minute), etcdlock.WithLogger(log.Logger())).Ready(harness.Ctx(t))
 	require.ErrorIs(t, err, rpctypes.ErrNoSpace)
 	require.ErrorContains(t, err, "not ready, no session yet: ")
 	log.Require(t, logtest.Up, logRefuses, logRefuses)
 
-	_, err = admin.Compact(ctx, harness.Revision(t, admin), clientv3.WithCompactPhysical())
+	_, err = admin.Compact(harness.Ctx(t), harness.Revision(t, admin), clientv3.WithCompactPhysical())
 	require.NoError(t, err)
-	_, err = admin.Defragment(ctx, own.Endpoints()[0])
+	_, err = admin.Defragment(harness.Ctx(t), own.Endpoints()[0])
 	require.NoError(t, err)
-	require.ErrorIs(t, locks.Ready(ctx), rpctypes.ErrNoSpace, "until the alarm is lifted")
-	_, err = admin.AlarmDisarm(ctx, &clientv3.AlarmMember{})
+	require.ErrorIs(t, locks.Ready(harness.Ctx(t)), rpctypes.ErrNoSpace, "until the alarm is lifted")
+	_, err = admin.AlarmDisarm(harness.Ctx(t), &clientv3.AlarmMember{})
 	require.NoError(t, err)
 	rev, before := harness.Revision(t, admin), count()
-	require.NoError(t, locks.Ready(ctx))
+	require.NoError(t, locks.Ready(harness.Ctx(t)))
 	require.Greater(t, count(), before)
 	require.Eventually(t, asksNothing, harness.Hang, harness.Tick, "once it is over, Ready asks nothing")
 	require.Equal(t, rev, harness.Revision(t, admin), "Ready has written nothing")
-	require.NoError(t, harness.Take(t, locks.Mutex("a").Lock).Unlock(ctx))
+	require.NoError(t, harness.Take(t, locks.Mutex("a").Lock).Unlock(harness.Ctx(t)))
 	log.Require(t, logtest.Up, logRefuses, logRefuses, logTakes)
 }
 

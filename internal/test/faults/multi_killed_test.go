@@ -150,17 +150,19 @@ func (r *multiRun) holder() (c *multiChild, lease int64) {
 	}
 }
 
-// progress waits until n more acquisitions are granted: nobody waits in a circle, nor for somebody
+// progress waits until n more acquisitions are granted, each soon after the one before: nobody waits in a circle, nor for somebody
 // who was killed.
 func (r *multiRun) progress(n int) {
 	r.Helper()
 	before, _ := r.count()
-	require.Eventually(r, func() bool {
-		now, odd := r.count()
-		return now >= before+n || len(odd) > 0
-	}, harness.Hang, harness.Tick, "nobody gets in any more")
-	_, odd := r.count()
-	require.Empty(r, odd)
+	for granted := before + 1; granted <= before+n; granted++ {
+		require.Eventually(r, func() bool {
+			now, odd := r.count()
+			return now >= granted || len(odd) > 0
+		}, harness.Hang, harness.Tick, "nobody gets in any more")
+		_, odd := r.count()
+		require.Empty(r, odd)
+	}
 }
 
 // end takes the steps of a process that was told to end, or was killed at a time. What a killed process had

@@ -110,7 +110,7 @@ func TestFault_C2_QueueThroughCompactionsAndResets(t *testing.T) {
 		s := newSession(t, clients[i%len(clients)], etcdlock.WithTTL(time.Minute))
 		lock := []func(context.Context) (*etcdlock.Held, error){etcdlock.NewMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").Lock, etcdlock.NewRWMutex(s, "a").RLock}[i%3]
 		waiters.Go(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), lasts+harness.Hang)
+			ctx, cancel := context.WithTimeout(context.Background(), lasts+4*harness.Hang) // for all fifty, one after the other
 			defer cancel()
 			h, err := lock(ctx)
 			if err != nil {
