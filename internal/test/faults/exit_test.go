@@ -164,7 +164,11 @@ func main() {
 	log.Print(run(ctx, client))
 }
 `), 0o600))
-	out, err := exec.Command("go", "build", "-o", program, source).CombinedOutput()
+	build := []string{"build", "-o", program}
+	if harness.Race { // as the packages that go test has built: to build all of them anew takes minutes on a busy machine
+		build = append(build, "-race")
+	}
+	out, err := exec.Command("go", append(build, source)...).CombinedOutput()
 	require.NoError(t, err, string(out))
 
 	own := etcdtest.Start(t)
