@@ -47,13 +47,16 @@ func ParallelWaits() error { return atOnce(waiting) }
 
 func atOnce(tests int) error {
 	flag.Parse()
-	least := max(tests/8, runtime.GOMAXPROCS(0))
-	return flag.Set("test.parallel", strconv.Itoa(max(least, int(float64(tests)*min(processors(), 1)))))
+	n := max(tests/8, runtime.GOMAXPROCS(0))
+	if n < tests {
+		n = max(n, int(float64(tests)*min(processors(), 1)))
+	}
+	return flag.Set("test.parallel", strconv.Itoa(n))
 }
 
-// processors is how many processors this process gets now. Goroutines look at the clock again and again: when they do not for a
-// while, something else runs.
-func processors() float64 {
+// processors is how many processors this process got when it was first asked. Goroutines look at the clock again and again: when
+// they do not for a while, something else runs.
+var processors = sync.OnceValue(func() float64 {
 	const lasts, look = 200 * time.Millisecond, time.Millisecond
 	var ran atomic.Int64
 	var wg sync.WaitGroup
@@ -71,7 +74,7 @@ func processors() float64 {
 	}
 	wg.Wait()
 	return float64(ran.Load()) / float64(lasts)
-}
+})
 
 func runOn(cluster **etcdtest.Cluster, run func() int) (code int, err error) {
 	if err := Parallel(); err != nil {

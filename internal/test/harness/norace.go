@@ -5,7 +5,7 @@ package harness
 // Race is true in a test binary that was built with the race detector.
 const Race = false
 
-// parallel is the minimum number of tests that run at the same time. Most parallel tests only wait
+// parallel is how many tests run at the same time if the machine has a processor for them. Most parallel tests only wait
 // for etcd's clocks, so several can run at once. With the race detector they need so much CPU time
 // that too many at once would miss their times.
 const parallel = 32
