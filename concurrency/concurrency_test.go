@@ -249,21 +249,6 @@ func TestMutex_UnlockAgain(t *testing.T) {
 	harness.RequireGone(t, c, name)
 }
 
-// lockOnce has m take the lock by a request that was not sent a second time beside itself: else the next hold would wait until
-// etcd has confirmed the Unlock.
-func lockOnce(t *testing.T, m *concurrency.Mutex) {
-	t.Helper()
-	for first := time.Now(); ; {
-		began := time.Now()
-		require.NoError(t, m.Lock(harness.Ctx(t)))
-		if harness.Quick(began) {
-			return
-		}
-		require.NoError(t, m.Unlock(harness.Ctx(t)))
-		require.Less(t, time.Since(first), harness.Hang, "each request is slow")
-	}
-}
-
 // While an Unlock waits for etcd, another goroutine takes the lock with the same Mutex, and releases it. What becomes of the first entry
 // then says nothing of the second one.
 func TestMutex_UnlockBesideTheNextHold(t *testing.T) {
@@ -271,7 +256,8 @@ func TestMutex_UnlockBesideTheNextHold(t *testing.T) {
 	for _, confirmed := range []bool{false, true} {
 		client, wire := harness.WiredClient(t, cluster)
 		m := concurrency.NewMutex(session(t, client), fmt.Sprint(harness.LockName(t), confirmed))
-		lockOnce(t, m)
+		// By a request that was not sent again: else the next hold waits until etcd has confirmed the Unlock.
+		harness.Quickly(t, func(ctx context.Context) (*concurrency.Mutex, error) { return m, m.Lock(ctx) }, (*concurrency.Mutex).Unlock)
 		key, sent, goOn := m.Key(), make(chan struct{}, 100), make(chan struct{})
 		wire.OnUnary(func(ctx context.Context, _ string, req any, send func(context.Context) error) error {
 			if r, ok := req.(*pb.TxnRequest); ok && len(r.Success) == 1 && string(r.Success[0].GetRequestDeleteRange().GetKey()) == key {

@@ -88,28 +88,13 @@ func mustLock(t testing.TB, s *etcdlock.Session, name string) *etcdlock.Held {
 // expects a late write of it, so its key is free at once after it, and its hold has no fence.
 func unhedged(t testing.TB, lock harness.Lock[*etcdlock.Held]) *etcdlock.Held {
 	t.Helper()
-	return quickly(t, lock, (*etcdlock.Held).Unlock)
+	return harness.Quickly(t, lock, (*etcdlock.Held).Unlock)
 }
 
 // unhedgedTicket is a place in the queue that was taken like that: its grant needs no request to learn what etcd wrote.
 func unhedgedTicket(t testing.TB, enqueue harness.Lock[*etcdlock.Ticket]) *etcdlock.Ticket {
 	t.Helper()
-	return quickly(t, enqueue, (*etcdlock.Ticket).Cancel)
-}
-
-// quickly undoes what took so long that a request of it may have been sent again, and does it anew.
-func quickly[T any](t testing.TB, do harness.Lock[T], undo func(T, context.Context) error) (got T) {
-	t.Helper()
-	for end := time.Now().Add(harness.Hang); time.Now().Before(end); { // other tests may keep the machine busy for a while
-		began := time.Now()
-		got = harness.Take(t, do)
-		if harness.Quick(began) {
-			return got
-		}
-		require.NoError(t, undo(got, harness.Ctx(t)))
-	}
-	t.Fatal("each request is slow")
-	return got
+	return harness.Quickly(t, enqueue, (*etcdlock.Ticket).Cancel)
 }
 
 // lockFuncs are the ways to take a lock of this name.

@@ -147,6 +147,21 @@ func Take[H any](t testing.TB, lock Lock[H]) H {
 	return h
 }
 
+// Quickly undoes what took so long that a request of it may have been sent again, and does it anew.
+func Quickly[T any](t testing.TB, do Lock[T], undo func(T, context.Context) error) (got T) {
+	t.Helper()
+	for end := time.Now().Add(Hang); time.Now().Before(end); { // other tests may keep the machine busy for a while
+		began := time.Now()
+		got = Take(t, do)
+		if Quick(began) {
+			return got
+		}
+		require.NoError(t, undo(got, Ctx(t)))
+	}
+	t.Fatal("each request is slow")
+	return got
+}
+
 // InBackground calls lock and sends the hold when it is granted, or nil after an error, which it
 // reports to the test.
 func InBackground[H any](t testing.TB, lock Lock[H]) <-chan H {
