@@ -114,6 +114,10 @@ func TestArgs_AdviceForANameLikeAFlag(t *testing.T) {
 	status, out, says = shell("etcdlock doctor -- " + name)
 	require.Zero(t, status, says)
 	require.Contains(t, out, name+": held, nobody waits")
+	_, err = client.Put(bounded(t), name, "data")
+	require.NoError(t, err)
+	_, out, says = shell("etcdlock doctor -- " + name)
+	require.Contains(t, out, name+" is itself a key in etcd. It is no entry of a lock, and blocks none: etcdctl get -- "+name+" shows its value", says)
 
 	require.Equal(t, "etcdlock doctor -- "+name+" says what to do", doctorHint(name))
 	require.Equal(t, "if its owner does not run: etcdlock break -- "+name+" "+name+"/1@7", breakHint(etcdlock.Entry{Name: name, Key: name + "/1", Token: 7}))

@@ -155,7 +155,7 @@ func (d *doctor) itself(ctx context.Context, name string) (bool, error) {
 			return true, nil
 		}
 	}
-	d.note("%s. It is no entry of a lock, and blocks none: etcdctl get %s shows its value", is, quote(name))
+	d.note("%s. It is no entry of a lock, and blocks none: etcdctl get %s shows its value", is, argument(name))
 	return true, nil
 }
 
