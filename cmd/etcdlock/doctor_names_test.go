@@ -116,6 +116,11 @@ func TestDoctor_LabelOfOtherRights(t *testing.T) {
 	own, as := harness.StartWithAuth(t)
 	_, err := as("root").RoleGrantPermission(bounded(t), "reader", "z/", clientv3.GetPrefixRangeEnd("z/"), clientv3.PermissionType(clientv3.PermRead))
 	require.NoError(t, err)
+	for _, label := range []string{"a, z", "a, "} { // which nobody uses, and which is one name
+		status, _, says := ask(t, own, "doctor", "--user=reader:secret", label)
+		require.Equal(t, 1, status)
+		require.Contains(t, says, `needs read on the prefix "`+label+`/"`)
+	}
 	multi(t, as("root"), "ann", 30*time.Second, "a", "z")
 	status, out, says := ask(t, own, "doctor", "--user=reader:secret", "a, z")
 	require.Zero(t, status, says)
